@@ -1,0 +1,84 @@
+"""Speculative decoding for edge machines: the same text, sooner.
+
+    import outrider
+
+    engine = outrider.load("my-pair")
+    for chunk in engine.stream("Why is the sky blue?", max_new_tokens=200):
+        print(chunk.text, end="", flush=True)
+    print(chunk.stats)
+
+Importing the package loads nothing heavy: names are fetched from their modules when they are first used (PEP 562).
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from outrider.bundle import read_bundle
+    from outrider.config import Config, DeviceConfig, GenerationConfig, SchedulerConfig
+    from outrider.engine import Engine, Result, load
+    from outrider.errors import (
+        BundleError,
+        DeviceError,
+        ExportError,
+        OptionError,
+        OutriderError,
+        RequestError,
+        VocabularyMismatch,
+    )
+    from outrider.metrics import Stats
+    from outrider.request_queue import TextChunk
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "BundleError",
+    "Config",
+    "DeviceConfig",
+    "DeviceError",
+    "Engine",
+    "ExportError",
+    "GenerationConfig",
+    "OptionError",
+    "OutriderError",
+    "RequestError",
+    "Result",
+    "SchedulerConfig",
+    "Stats",
+    "TextChunk",
+    "VocabularyMismatch",
+    "load",
+    "read_bundle",
+]
+
+_MODULES = {
+    "bundle": ("read_bundle",),
+    "config": ("Config", "DeviceConfig", "GenerationConfig", "SchedulerConfig"),
+    "engine": ("Engine", "Result", "load"),
+    "errors": (
+        "BundleError",
+        "DeviceError",
+        "ExportError",
+        "OptionError",
+        "OutriderError",
+        "RequestError",
+        "VocabularyMismatch",
+    ),
+    "metrics": ("Stats",),
+    "request_queue": ("TextChunk",),
+}
+_MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module 'outrider' has no attribute '{name}'")
+    value = getattr(importlib.import_module(f"outrider.{_MODULE_OF[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

@@ -1,0 +1,270 @@
+"""OpenVINO with paged attention, on CPU and GPU.
+
+GPU: written against the documented interface and openvino-genai's cache manager; not verified on hardware.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import openvino as ov
+
+from outrider.backends.paged_graph import ROWS, gather_rows, to_paged_attention
+from outrider.errors import BundleError, DeviceError, OptionError
+from outrider.kv import BlockPool
+from outrider.types import Capabilities
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from collections.abc import Sequence as Seq
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+    from outrider.types import Chunk, Logits
+
+# A row alone takes another kernel than two rows, and differs by up to 0.7 in the logits. From two rows on, every row
+# has the same bits however many ran with it (measured on CPU; see tests/runtime/test_bit_exact.py).
+_MIN_ROWS = 2
+
+
+class PagedSlot:
+    """A sequence's blocks in the cache. `length` tokens of them hold keys and values."""
+
+    def __init__(self, pool: BlockPool, blocks: list[int]) -> None:
+        self.length = 0
+        self.blocks = np.array(blocks, dtype=np.int32)
+        self._pool = pool
+        self._held = blocks
+
+    def trim(self, length: int) -> None:
+        """Drop the newest tokens until `length` are left. What they wrote is overwritten next."""
+        self.length = min(self.length, length)
+
+    def close(self) -> None:
+        """Give the blocks back."""
+        self._pool.give_back(self._held)
+        self._held = []
+
+
+@dataclass(frozen=True, slots=True)
+class PagedStep:
+    """Rows of logits, in the output tensor of the request: valid until the next call."""
+
+    _logits: NDArray[np.float32]  # [rows, vocab_size]
+
+    def logits(self, i: int) -> Logits:
+        """Row i, cut to the real vocabulary."""
+        row: Logits = self._logits[i]
+        return row
+
+
+class PagedPending:
+    """A call under way since `began`, in seconds of `time.perf_counter`."""
+
+    def __init__(self, backend: OpenVINOPaged, began: float) -> None:
+        self._backend = backend
+        self._began = began
+
+    def wait(self) -> PagedStep:
+        """Block until the rows are there.
+
+        Raises:
+            DeviceError: when the device failed.
+        """
+        return self._backend.finish(self._began)
+
+
+class OpenVINOPaged:
+    """One model, compiled for one device, with a KV cache in blocks.
+
+        backend = OpenVINOPaged(path, device="CPU", vocab_size=49_152)
+        backend.allocate(max_tokens=8_192)
+        slot = backend.open(max_tokens=200)
+        step = backend.submit([Chunk(slot, token_ids, num_rows=1)]).wait()
+        step.logits(0)    # float32 [vocab_size]
+
+    Several sequences of any lengths go in one call. Calls do not overlap: a step is read before the next `submit`.
+
+    Raises:
+        OptionError: for a device that is not there.
+        BundleError: when the model cannot be read or is not a stateful decoder.
+        DeviceError: when the device cannot compile it.
+    """
+
+    def __init__(
+        self,
+        model_path: Path,
+        *,
+        vocab_size: int,
+        device: str = "CPU",
+        precision: str = "auto",
+        cache_precision: str = "auto",
+        num_threads: int = 0,
+        properties: Mapping[str, Any] | None = None,
+        exact: bool = True,
+    ) -> None:
+        core = ov.Core()
+        check_device(core, device)
+        try:
+            model = core.read_model(model_path)
+        except RuntimeError as error:
+            raise BundleError(f"{model_path} cannot be read by OpenVINO: {error}. Export the bundle again.") from error
+        to_paged_attention(model)
+        self.logits_width = gather_rows(model)
+        self.device = device
+        self.precision, self.cache_precision = _precisions(core, device, precision, cache_precision)
+        hints: dict[str, Any] = {
+            "PERFORMANCE_HINT": "LATENCY",
+            "INFERENCE_PRECISION_HINT": self.precision,
+            "KV_CACHE_PRECISION": self.cache_precision,
+        }
+        if num_threads and device.startswith("CPU"):
+            hints["INFERENCE_NUM_THREADS"] = num_threads
+        try:
+            self._compiled = core.compile_model(model, device, {**hints, **(properties or {})})
+        except (RuntimeError, TypeError) as error:
+            raise DeviceError(f"{device} cannot compile {model_path.parent.name}: {_one_line(error)}") from error
+        self._request = self._compiled.create_infer_request()
+        self._vocab_size = vocab_size
+        self._caches = {port.get_any_name(): port for port in self._compiled.inputs if "_cache." in port.get_any_name()}
+        # Tokens a block: 32 on CPU, 16 on GPU. Only values keep it in one place, [blocks, heads, block_size, head].
+        self.block_size: int = self._caches["value_cache.0"].partial_shape[2].get_length()
+        self._pool = BlockPool(0, self.block_size)
+        self._inputs: dict[str, NDArray[Any]] = {}  # views of the bound tensors
+        self.seconds = 0.0
+        unquantised = self.cache_precision != "u8"
+        self.capabilities = Capabilities(
+            # On GPU nothing is claimed until `outrider verify` has measured it there.
+            bit_exact_batching=exact and unquantised and device.startswith("CPU"),
+            min_rows=_MIN_ROWS if exact else 1,
+        )
+
+    @property
+    def num_layers(self) -> int:
+        """Layers that have a cache."""
+        return len(self._caches) // 2
+
+    @property
+    def bytes_per_token(self) -> float:
+        """Bytes that one token takes in the cache, over all layers."""
+        return sum(_bytes_of(port, 1) for port in self._caches.values()) / self.block_size
+
+    @property
+    def max_tokens(self) -> int:
+        """Tokens that the cache holds in all, the padding of one short chunk for each sequence included."""
+        return self._pool.max_tokens
+
+    def allocate(self, max_tokens: int) -> None:
+        """Make the cache. Pages that were never written take no memory where the system commits lazily."""
+        num_blocks = max(1, max_tokens // self.block_size)
+        context = None if self.device.startswith("CPU") else self._compiled.get_context()
+        for name, port in self._caches.items():
+            shape = ov.Shape([num_blocks, *(port.partial_shape[axis].get_length() for axis in (1, 2, 3))])
+            kind = port.get_element_type()
+            try:
+                tensor = ov.Tensor(kind, shape) if context is None else context.create_tensor(kind, shape, {})
+            except (RuntimeError, MemoryError) as error:
+                raise DeviceError(
+                    f"{self.device} has no room for a cache of {max_tokens:,} tokens "
+                    f"({max_tokens * self.bytes_per_token / 1e9:.2f} GB). Lower cache_size."
+                ) from error
+            self._request.set_tensor(name, tensor)
+        self._pool = BlockPool(num_blocks, self.block_size)
+
+    def open(self, max_tokens: int) -> PagedSlot | None:
+        """A slot with room for `max_tokens`; None while other slots hold the room."""
+        blocks = self._pool.take(max_tokens + self.capabilities.min_rows - 1)
+        return None if blocks is None else PagedSlot(self._pool, blocks)
+
+    def submit(self, chunks: Seq[Chunk]) -> PagedPending:
+        """Evaluate chunks of one or several sequences in one call. A slot appears once at most.
+
+        Chunks shorter than `min_rows` are padded; the padding's place in the cache is the next to be overwritten.
+        """
+        min_rows = self.capabilities.min_rows
+        token_ids: list[int] = []
+        positions: list[NDArray[np.int64]] = []
+        rows: list[int] = []
+        past_lens: list[int] = []
+        begins, block_begins = [0], [0]
+        for chunk in chunks:
+            past, count = chunk.slot.length, len(chunk.token_ids)
+            padded = max(count, min_rows)
+            token_ids.extend(chunk.token_ids)
+            token_ids.extend([0] * (padded - count))
+            positions.append(np.arange(past, past + padded, dtype=np.int64))
+            past_lens.append(past)
+            rows.extend(range(begins[-1] + count - chunk.num_rows, begins[-1] + count))
+            begins.append(begins[-1] + padded)
+            num_blocks = -(-(past + padded) // self.block_size)
+            block_begins.append(block_begins[-1] + num_blocks)
+        blocks = [chunk.slot.blocks[:n] for chunk, n in zip(chunks, np.diff(block_begins), strict=True)]
+        longest = max(past + n for past, n in zip(past_lens, np.diff(begins), strict=True))
+        self._set("input_ids", np.array(token_ids, dtype=np.int64))
+        self._set("position_ids", np.concatenate(positions))
+        self._set("past_lens", np.array(past_lens, dtype=np.int32))
+        self._set("subsequence_begins", np.array(begins, dtype=np.int32))
+        self._set("block_indices_begins", np.array(block_begins, dtype=np.int32))
+        self._set("block_indices", np.concatenate(blocks))
+        self._set("max_context_len", np.array(longest, dtype=np.int32))
+        self._set(ROWS, np.array(rows, dtype=np.int64))
+        began = time.perf_counter()
+        try:
+            self._request.start_async()
+        except RuntimeError as error:
+            raise DeviceError(f"{self.device} failed: {_one_line(error)}") from error
+        for chunk in chunks:
+            chunk.slot.length += len(chunk.token_ids)
+        return PagedPending(self, began)
+
+    def finish(self, began: float) -> PagedStep:
+        """Wait for the call that began at `began`."""
+        try:
+            self._request.wait()
+        except RuntimeError as error:
+            raise DeviceError(f"{self.device} failed: {_one_line(error)}") from error
+        self.seconds += time.perf_counter() - began
+        return PagedStep(self._request.get_output_tensor(0).data[:, 0, : self._vocab_size])
+
+    def _set(self, name: str, values: NDArray[Any]) -> None:
+        # Rounds repeat their shapes: writing into a bound tensor costs a tenth of binding a new one.
+        bound = self._inputs.get(name)
+        if bound is not None and bound.shape == values.shape:
+            bound[...] = values
+        else:
+            tensor = ov.Tensor(values)
+            self._request.set_tensor(name, tensor)
+            self._inputs[name] = tensor.data
+
+
+def check_device(core: ov.Core, device: str) -> None:
+    """Raise OptionError unless `device` is there and runs paged attention."""
+    found = core.available_devices
+    if device.split(".")[0] == "NPU":
+        raise OptionError(f"Device '{device}' has no backend in this version: use one of {', '.join(found)}.")
+    if device not in found and not any(name.startswith(f"{device}.") for name in found):
+        raise OptionError(f"There is no device '{device}' here. Found: {', '.join(found)}.")
+
+
+def _precisions(core: ov.Core, device: str, precision: str, cache_precision: str) -> tuple[str, str]:
+    """What to calculate and what to store in: "auto" is the device's own choice, and the same for the cache."""
+    if precision == "auto":
+        names = {ov.Type.bf16: "bf16", ov.Type.f16: "f16", ov.Type.f32: "f32"}
+        precision = names.get(core.get_property(device, "INFERENCE_PRECISION_HINT"), "f32")
+    return precision, precision if cache_precision == "auto" else cache_precision
+
+
+def _bytes_of(port: ov.ConstOutput, num_blocks: int) -> int:
+    elements = num_blocks
+    for axis in (1, 2, 3):
+        elements *= port.partial_shape[axis].get_length()
+    bits: int = elements * port.get_element_type().bitwidth
+    return -(-bits // 8)
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())[:300]

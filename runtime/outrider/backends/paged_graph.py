@@ -1,0 +1,66 @@
+"""Rewrites of a model's graph before it is compiled.
+
+Both work in place on the stateful IR that optimum-intel and openvino-genai write.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+from openvino import opset13 as ops
+from openvino._offline_transformations import paged_attention_transformation
+
+from outrider.errors import BundleError
+
+if TYPE_CHECKING:
+    import openvino as ov
+
+ROWS = "rows"  # the input that `gather_rows` adds
+
+
+def to_paged_attention(model: ov.Model) -> None:
+    """Replace the cache inside the model with blocks that the caller owns.
+
+    Inputs become input_ids [n], position_ids [n] (int64), past_lens [s], subsequence_begins [s+1],
+    block_indices_begins [s+1], block_indices [b], max_context_len [] (int32), and key_cache.i, value_cache.i for each
+    layer, for n tokens of s sequences end to end (Kwon et al. 2023; OpenVINO's SDPAToPagedAttention).
+
+    Raises:
+        BundleError: when the graph is not a stateful decoder.
+    """
+    try:
+        paged_attention_transformation(model)
+    except RuntimeError as error:
+        raise BundleError(
+            f"The model cannot be given a paged cache: {_first_line(error)}. Export it again with 'outrider export'."
+        ) from error
+
+
+def gather_rows(model: ov.Model) -> int:
+    """Compute logits for chosen rows only; returns their width.
+
+    Puts a Gather with a new input `rows` (int64 [r]) before the product with the output matrix. Logits [n, 1, width]
+    become [r, 1, width]. All rows of a prompt of 4,000 tokens would be 2.4 GB at 152,000 columns.
+
+    Raises:
+        BundleError: when the output is not made by a matrix product.
+    """
+    node = model.output("logits").get_node().input_value(0).get_node()
+    while node.get_type_name() != "MatMul":  # past conversions, scales and soft caps
+        if not node.inputs():
+            raise BundleError("The model's output 'logits' is not made by a MatMul. Export it again.")
+        node = node.input_value(0).get_node()
+    rows = ops.parameter([-1], dtype=np.int64, name=ROWS)
+    rows.output(0).set_names({ROWS})
+    chosen = ops.gather(node.input_value(0), rows, ops.constant(np.int64(0)))
+    node.input(0).replace_source_output(chosen.output(0))
+    model.add_parameters([rows])
+    model.validate_nodes_and_infer_types()
+    width: int = model.output("logits").get_partial_shape()[2].get_length()
+    return width
+
+
+def _first_line(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[-1] if lines else type(error).__name__

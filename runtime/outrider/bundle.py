@@ -1,0 +1,255 @@
+"""The bundle: a folder with a main model, its drafters, a tokenizer and `outrider.json`, which describes them.
+
+::
+
+    my-pair/
+      outrider.json        the manifest, as `Manifest` below
+      main/                openvino_model.xml and .bin
+      draft/               the same; further drafters have folders of their own
+      tokenizer/           openvino_tokenizer and openvino_detokenizer (.xml, .bin), tokenizer.json
+
+`read_bundle` refuses a folder whose parts are missing, cut short or do not fit, and says which. It compares sizes
+only; `Bundle.check_hashes` reads every byte.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Annotated
+
+import msgspec
+
+from outrider import __version__
+from outrider.errors import BundleError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+MANIFEST_NAME = "outrider.json"
+SCHEMA_VERSION = 1
+
+Positive = Annotated[int, msgspec.Meta(ge=1)]
+NonNegative = Annotated[int, msgspec.Meta(ge=0)]
+Sha256 = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
+Name = Annotated[str, msgspec.Meta(pattern="^[A-Za-z0-9][A-Za-z0-9._-]*$")]
+
+
+class Geometry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What the runtime needs to know of a model's shape before it compiles it."""
+
+    architecture: str  # "llama", "qwen2", … as in config.json's model_type or GGUF's general.architecture
+    num_layers: Positive
+    num_heads: Positive
+    num_kv_heads: Positive
+    head_size: Positive
+    hidden_size: Positive
+    context_length: Positive  # tokens the model was trained to attend to
+    logits_width: Positive  # columns of the output matrix; ≥ the vocabulary where it is padded
+
+
+class Source(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Where a model came from and how it was converted."""
+
+    id: str  # hub id, or the name of the folder or file (never a full path)
+    kind: str  # "hub", "folder" or "gguf"
+    revision: str | None = None  # resolved commit of a hub id
+    sha256: Sha256 | None = None  # of a GGUF file
+    recipe: dict[str, str] = {}  # route and the versions of the packages that converted it
+
+
+class ModelEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One model of the bundle."""
+
+    folder: Name
+    format: str  # "openvino"
+    weights: str  # "int8", "int4", "fp16", "fp32", or GGUF's own, such as "Q4_1"
+    geometry: Geometry
+    vocab_size: Positive  # real tokens; logits at and above this id are masked
+    vocab_sha256: Sha256
+    source: Source
+
+
+class DrafterEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A named drafter that needs files. Drafters without files (n-gram) are always available."""
+
+    name: Name
+    kind: str  # "draft_model"
+    model: ModelEntry
+
+
+class TokenizerEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The tokenizer that all models of the bundle share."""
+
+    folder: Name
+    eos_token_ids: tuple[NonNegative, ...]  # every id that ends an answer
+    special_token_ids: tuple[NonNegative, ...] = ()
+    bos_token_id: NonNegative | None = None
+    pad_token_id: NonNegative | None = None
+    chat_template: bool = False  # whether the tokenizer carries one
+
+
+class FileEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One file below the bundle's folder, with forward slashes."""
+
+    path: str
+    size: NonNegative
+    sha256: Sha256
+
+
+class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The content of `outrider.json`."""
+
+    schema_version: Positive
+    minimum_runtime: str
+    created_by: str
+    main: ModelEntry
+    drafters: tuple[DrafterEntry, ...]
+    tokenizer: TokenizerEntry
+    files: tuple[FileEntry, ...]
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """A bundle's folder and its manifest."""
+
+    folder: Path
+    manifest: Manifest
+
+    def model_path(self, model: ModelEntry) -> Path:
+        """The file that the backend of `model.format` opens."""
+        return self.folder / model.folder / "openvino_model.xml"
+
+    @property
+    def tokenizer_path(self) -> Path:
+        """The folder of the tokenizer."""
+        return self.folder / self.manifest.tokenizer.folder
+
+    def check_hashes(self, progress: Callable[[int], None] | None = None) -> None:
+        """Read every file again and compare its sha256 with the manifest.
+
+        `progress` is called with the number of bytes read since the last call.
+
+        Raises:
+            BundleError: naming the first file that differs.
+        """
+        for entry in self.manifest.files:
+            if sha256_of(self.folder / entry.path, progress) != entry.sha256:
+                raise BundleError(
+                    f"{self.folder / entry.path} is not the file that was exported: its sha256 differs from "
+                    f"{MANIFEST_NAME}. Export the bundle again."
+                )
+
+
+def read_bundle(folder: str | Path) -> Bundle:
+    """Open a bundle: read its manifest and check that its parts are there, whole and fit together.
+
+    Raises:
+        BundleError: naming the folder, file or field, and what to do.
+    """
+    folder = Path(folder).expanduser()
+    path = folder / MANIFEST_NAME
+    if not folder.is_dir():
+        raise BundleError(f"There is no folder {folder}. Make a bundle with 'outrider export MODEL -o {folder}'.")
+    if not path.is_file():
+        raise BundleError(f"{folder} is not a bundle: it has no {MANIFEST_NAME}. Make one with 'outrider export'.")
+    try:
+        raw = path.read_bytes()
+        header = msgspec.json.decode(raw)
+    except (OSError, msgspec.DecodeError) as error:
+        raise BundleError(f"{path} cannot be read: {error}. Export the bundle again.") from error
+    if isinstance(header, dict):  # a newer schema is told from a damaged file before its fields are judged
+        _check_version(path, header.get("schema_version"), header.get("minimum_runtime"))
+    try:
+        manifest = msgspec.json.decode(raw, type=Manifest)
+    except msgspec.DecodeError as error:
+        raise BundleError(f"{path} is damaged: {error}. Export the bundle again.") from error
+    bundle = Bundle(folder, manifest)
+    _check_files(bundle)
+    _check_fit(bundle)
+    return bundle
+
+
+def write_manifest(folder: Path, manifest: Manifest) -> None:
+    """Write `outrider.json` into `folder`, which holds everything that the manifest lists."""
+    text = msgspec.json.format(msgspec.json.encode(manifest), indent=2)
+    (folder / MANIFEST_NAME).write_bytes(text + b"\n")
+
+
+def list_files(folder: Path, progress: Callable[[int], None] | None = None) -> tuple[FileEntry, ...]:
+    """Size and sha256 of every file below `folder`, the manifest excepted, sorted by path."""
+    paths = sorted(p for p in folder.rglob("*") if p.is_file() and p != folder / MANIFEST_NAME)
+    return tuple(FileEntry(p.relative_to(folder).as_posix(), p.stat().st_size, sha256_of(p, progress)) for p in paths)
+
+
+def sha256_of(path: Path, progress: Callable[[int], None] | None = None) -> str:
+    """The sha256 of a file, read in pieces; `progress` is called with each piece's length in bytes."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while piece := file.read(1 << 22):
+            digest.update(piece)
+            if progress:
+                progress(len(piece))
+    return digest.hexdigest()
+
+
+def vocabulary_sha256(tokens: Iterable[str]) -> str:
+    """One hash for a vocabulary: the token strings in id order, byte-level pieces in their raw spelling."""
+    return hashlib.sha256("\0".join(tokens).encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def _check_version(path: Path, schema: object, minimum: object) -> None:
+    newer = isinstance(schema, int) and schema > SCHEMA_VERSION
+    if isinstance(minimum, str) and re.fullmatch(r"\d+(\.\d+)*", minimum):
+        newer |= _version(minimum) > _version(__version__)
+    if newer:
+        raise BundleError(
+            f"{path} was written for outrider {minimum} or later and this is {__version__}. "
+            "Upgrade with 'pip install --upgrade outrider'."
+        )
+
+
+def _version(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in text.split("."))
+
+
+def _check_files(bundle: Bundle) -> None:
+    for entry in bundle.manifest.files:
+        relative = PurePosixPath(entry.path)
+        if relative.is_absolute() or ".." in relative.parts or "\\" in entry.path or ":" in entry.path:
+            raise BundleError(f"{MANIFEST_NAME} lists {entry.path!r}, which is not inside {bundle.folder}.")
+        path = bundle.folder / entry.path
+        if not path.is_file():
+            raise BundleError(f"{path} is missing. Export the bundle again.")
+        if (size := path.stat().st_size) != entry.size:
+            raise BundleError(f"{path} has {size:,} bytes instead of {entry.size:,}. Export the bundle again.")
+
+
+def _check_fit(bundle: Bundle) -> None:
+    """Whether the manifest's parts fit one another and the folders they name."""
+    manifest = bundle.manifest
+    listed = {entry.path for entry in manifest.files}
+    names = [drafter.name for drafter in manifest.drafters]
+    if len(set(names)) != len(names):
+        raise BundleError(f"{MANIFEST_NAME} names a drafter twice: {', '.join(names)}.")
+    for role, model in [("main", manifest.main), *((d.name, d.model) for d in manifest.drafters)]:
+        if model.format != "openvino":
+            raise BundleError(f"The {role} model's format is {model.format!r}; this runtime reads 'openvino'.")
+        for name in ("openvino_model.xml", "openvino_model.bin"):
+            if f"{model.folder}/{name}" not in listed:
+                raise BundleError(f"{MANIFEST_NAME} lists no {model.folder}/{name} for the {role} model.")
+        if model.vocab_size > model.geometry.logits_width:
+            raise BundleError(
+                f"The {role} model gives {model.geometry.logits_width:,} logits for {model.vocab_size:,} tokens; "
+                f"{MANIFEST_NAME} is damaged. Export the bundle again."
+            )
+        if model.vocab_sha256 != manifest.main.vocab_sha256 or model.vocab_size != manifest.main.vocab_size:
+            raise BundleError(
+                f"The vocabulary of drafter '{role}' is not the main model's, so it cannot draft for it. "
+                "Export the pair again."
+            )
+    for token_id in manifest.tokenizer.eos_token_ids:
+        if token_id >= manifest.main.vocab_size:
+            raise BundleError(f"eos_token_id {token_id} is outside the vocabulary of {manifest.main.vocab_size:,}.")

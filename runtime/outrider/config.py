@@ -1,0 +1,212 @@
+"""What a user can choose: how to generate, how to use memory, where to run.
+
+    engine = outrider.load("my-pair", config="gpu", num_threads=4)
+    engine.generate("Hello", temperature=0.7, seed=1)
+
+Options come from a preset or a TOML file, then from keywords, which win. All are checked when they are set; an
+unknown name fails with the nearest known one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.resources
+import math
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from numbers import Integral, Real
+from pathlib import Path
+from typing import Any
+
+from outrider.errors import OptionError, nearest
+
+DEFAULT_MAX_NEW_TOKENS = 512
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenerationConfig:
+    """How one request is decoded. The default is greedy.
+
+    Processors run in the order repetition penalty, presence and frequency penalty, temperature, top-k, top-p, min-p
+    (see `outrider.sampling`).
+    """
+
+    max_new_tokens: int | None = None  # None: 512, or as many as still fit
+    drafter: str | None = "auto"  # one of the engine's drafters; "auto": the bundle's own, else "ngram"; None: none
+    num_assistant_tokens: int | None = None  # draft tokens a round; None: the drafter's default; 0: plain decoding
+    max_ngram_size: int = 3  # tokens of context that prompt lookup matches at most
+    temperature: float = 0.0  # 0: greedy
+    top_k: int = 0  # 0: off
+    top_p: float = 1.0  # 1: off
+    min_p: float = 0.0  # 0: off
+    repetition_penalty: float = 1.0  # over prompt and answer, as Transformers; 1: off
+    presence_penalty: float = 0.0  # over the answer, as OpenAI's API; 0: off
+    frequency_penalty: float = 0.0  # over the answer, as OpenAI's API; 0: off
+    seed: int | None = None  # None: one is drawn, and reported with the result
+    stop: tuple[str, ...] = ()  # strings that end the answer; cut from the text
+    ignore_eos: bool = False  # decode past the end of the answer (for benchmarks)
+
+    def __post_init__(self) -> None:
+        if isinstance(self.stop, str):
+            object.__setattr__(self, "stop", (self.stop,))
+        elif isinstance(self.stop, list):
+            object.__setattr__(self, "stop", tuple(self.stop))
+        _check(self, "max_new_tokens", None, Integral, lambda n: n >= 1, "an integer of at least 1")
+        _check(self, "drafter", None, str, bool, "a drafter's name, 'auto', or None")
+        _check(self, "num_assistant_tokens", None, Integral, lambda n: 0 <= n <= 64, "an integer from 0 to 64")
+        _check(self, "max_ngram_size", ..., Integral, lambda n: 1 <= n <= 16, "an integer from 1 to 16")
+        _check(self, "temperature", ..., Real, lambda t: 0 <= t < math.inf, "a number of at least 0 (0 is greedy)")
+        _check(self, "top_k", ..., Integral, lambda k: k >= 0, "an integer of at least 0 (0 is off)")
+        _check(self, "top_p", ..., Real, lambda p: 0 < p <= 1, "a number above 0 and at most 1 (1 is off)")
+        _check(self, "min_p", ..., Real, lambda p: 0 <= p <= 1, "a number from 0 (off) to 1")
+        _check(self, "repetition_penalty", ..., Real, lambda r: 0 < r < math.inf, "a number above 0 (1 is off)")
+        for name in ("presence_penalty", "frequency_penalty"):
+            _check(self, name, ..., Real, lambda x: -2 <= x <= 2, "a number from -2 to 2 (0 is off)")
+        _check(self, "seed", None, Integral, lambda s: 0 <= s < 2**64, "an integer from 0 to 2**64 - 1")
+        _check(self, "stop", ..., tuple, _are_texts, "a text or a list of texts, none of them empty")
+        _check(self, "ignore_eos", ..., bool, lambda _: True, "true or false")
+
+    def replace(self, **options: Any) -> GenerationConfig:
+        """A copy with some options changed.
+
+        Raises:
+            OptionError: for an unknown name, an option that belongs to `outrider.load`, or a value out of range.
+        """
+        for name in options:
+            section = _SECTION_OF.get(name)
+            if section is None:
+                known = [option.name for option in dataclasses.fields(self)]
+                raise OptionError(f"There is no generation option '{name}'. {nearest(name, known)}")
+            if section != "generation":
+                raise OptionError(f"{name} is chosen when the engine is made: outrider.load(..., {name}=...).")
+        return dataclasses.replace(self, **options)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SchedulerConfig:
+    """How memory and calls are shared out."""
+
+    cache_size: float = 2.0  # GB (10^9 bytes) for the keys and values of main and draft model together
+    max_num_batched_tokens: int = 512  # prompt tokens that one call reads at most
+
+    def __post_init__(self) -> None:
+        _check(self, "cache_size", ..., Real, lambda s: 0 < s < math.inf, "a number of GB above 0")
+        _check(self, "max_num_batched_tokens", ..., Integral, lambda n: n >= 32, "an integer of at least 32")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceConfig:
+    """Where the models run and how they are compiled.
+
+    A precision of "auto" leaves the choice to the device for calculations, and takes the same precision for the
+    cache: a quantised cache would be faster to read but makes the text depend on the draft (8-bit blocks are
+    quantised again with whatever was written, rejected tokens included).
+    """
+
+    main_device: str = "CPU"
+    draft_device: str | None = None  # None: the main device
+    precision: str = "auto"  # "auto", "f32", "bf16" or "f16"
+    cache_precision: str = "auto"  # the same, or "u8": smaller, not exact
+    num_threads: int = 0  # CPU threads; 0: the device's choice
+    properties: Mapping[str, Any] = field(default_factory=dict)  # passed to OpenVINO as they are, for both devices
+
+    def __post_init__(self) -> None:
+        _check(self, "main_device", ..., str, bool, "a device such as 'CPU', 'GPU' or 'GPU.1'")
+        _check(self, "draft_device", None, str, bool, "a device such as 'CPU', 'GPU' or 'GPU.1'")
+        precisions = ("auto", "f32", "bf16", "f16")
+        _check(self, "precision", ..., str, precisions.__contains__, f"one of {', '.join(precisions)}")
+        _check(
+            self, "cache_precision", ..., str, (*precisions, "u8").__contains__, f"one of {', '.join(precisions)}, u8"
+        )
+        _check(self, "num_threads", ..., Integral, lambda n: n >= 0, "an integer of at least 0 (0: all that pay)")
+        _check(self, "properties", ..., Mapping, lambda _: True, "a table of OpenVINO properties")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """All options, in the sections that a TOML file has."""
+
+    generation: GenerationConfig = field(default_factory=GenerationConfig)
+    scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
+    device: DeviceConfig = field(default_factory=DeviceConfig)
+
+    def replace(self, **options: Any) -> Config:
+        """A copy with some options changed, whichever section they belong to.
+
+        Raises:
+            OptionError: for an unknown name or a value out of range.
+        """
+        changed: dict[str, dict[str, Any]] = {}
+        for name, value in options.items():
+            if name not in _SECTION_OF:
+                raise OptionError(f"There is no option '{name}'. {nearest(name, _SECTION_OF)}")
+            changed.setdefault(_SECTION_OF[name], {})[name] = value
+        sections = {name: dataclasses.replace(getattr(self, name), **values) for name, values in changed.items()}
+        return dataclasses.replace(self, **sections)
+
+
+_SECTIONS = {"generation": GenerationConfig, "scheduler": SchedulerConfig, "device": DeviceConfig}
+_SECTION_OF = {option.name: name for name, cls in _SECTIONS.items() for option in dataclasses.fields(cls)}
+
+
+def load_config(source: str | Path | Config | None) -> Config:
+    """Options from a preset's name, a TOML file or a `Config`; None is the defaults.
+
+    Raises:
+        OptionError: when there is no such preset or file, it is not TOML, or it holds an unknown key or a bad value.
+    """
+    if source is None:
+        return Config()
+    if isinstance(source, Config):
+        return source
+    presets = find_presets()
+    path = presets.get(str(source)) or Path(source).expanduser()
+    try:
+        tables = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise OptionError(f"There is no config '{source}', preset or file. {nearest(str(source), presets)}") from error
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise OptionError(f"Config {path} cannot be read: {error}.") from error
+    options = {}
+    for section, table in tables.items():
+        if section not in _SECTIONS or not isinstance(table, dict):
+            raise OptionError(f"Config {path} has no section '{section}'. {nearest(section, _SECTIONS)}")
+        for key, value in table.items():
+            if _SECTION_OF.get(key) != section:
+                raise OptionError(f"Config {path} has an unknown key '{section}.{key}'. {_where(key, section)}")
+            options[key] = None if value == "none" else value  # TOML has no null
+    try:
+        return Config().replace(**options)
+    except OptionError as error:
+        raise OptionError(f"Config {path}: {error}") from error
+
+
+def find_presets() -> dict[str, Path]:
+    """The presets that ship with Outrider, by name."""
+    package = Path(str(importlib.resources.files("outrider")))
+    # An installed wheel has them inside the package; a checkout has them at its top.
+    for folder in (package / "configs", package.parents[1] / "configs"):
+        if folder.is_dir():
+            return {path.stem: path for path in sorted(folder.glob("*.toml"))}
+    return {}
+
+
+def _where(key: str, section: str) -> str:
+    if key in _SECTION_OF:
+        return f"It belongs to section [{_SECTION_OF[key]}]."
+    return nearest(key, [name for name, place in _SECTION_OF.items() if place == section])
+
+
+def _are_texts(values: tuple[object, ...]) -> bool:
+    return all(isinstance(value, str) and value for value in values)
+
+
+def _check(config: Any, name: str, absent: object, kind: Any, rule: Callable[[Any], bool], says: str) -> None:
+    """Raise OptionError unless the option is `absent` (... for never), or of a kind and within its rule."""
+    value = getattr(config, name)
+    if value is absent:
+        return
+    numeric_bool = isinstance(value, bool) and kind is not bool
+    if numeric_bool or not isinstance(value, kind) or not rule(value):
+        raise OptionError(f"{name}={value!r} is not {says}.")

@@ -1,0 +1,77 @@
+"""Drafts copied from the context."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from outrider.types import NO_DRAFT, Draft
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence as Seq
+
+    from outrider.types import DraftRequest, Sequence
+
+
+class Ngram:
+    """Prompt lookup: when the last n tokens stood in the context before, propose what followed them there.
+
+    The longest n of at most `max_ngram_size` wins, and of its occurrences the latest. A copy that reaches the end of
+    the context goes on with its own beginning, so that repetition is drafted at full length. Costs no model call.
+
+    Source: Saxena 2023, "Prompt Lookup Decoding" (which takes the earliest occurrence); Transformers'
+    `PromptLookupCandidateGenerator`. The context is indexed once, not scanned every round.
+    """
+
+    num_assistant_tokens = 5
+    seconds = 0.0  # there is no model to call
+
+    def __init__(self, max_ngram_size: int = 3) -> None:
+        self.max_ngram_size = max_ngram_size
+        self._indexes: dict[Sequence, _Index] = {}
+
+    def reserve(self, sequence: Sequence, max_tokens: int) -> bool:  # noqa: ARG002
+        """Start an index; there is always room for one."""
+        self._indexes[sequence] = _Index(self.max_ngram_size)
+        return True
+
+    def propose(self, requests: Seq[DraftRequest]) -> list[Draft]:
+        """A draft for each request; empty where nothing matches."""
+        return [self._propose_one(request.sequence, request.limit) for request in requests]
+
+    def observe(self, sequence: Sequence, num_accepted: int) -> None:
+        """Nothing to learn: the context holds committed tokens only."""
+
+    def release(self, sequence: Sequence) -> None:
+        """Forget a sequence."""
+        self._indexes.pop(sequence, None)
+
+    def _propose_one(self, sequence: Sequence, limit: int) -> Draft:
+        if limit < 1:
+            return NO_DRAFT
+        token_ids = sequence.token_ids
+        source = self._indexes[sequence].find(token_ids)
+        if source is None:
+            return NO_DRAFT
+        period = len(token_ids) - source
+        return Draft([token_ids[source + i % period] for i in range(limit)])
+
+
+class _Index:
+    """For every n-gram of a growing context, the position behind its latest occurrence."""
+
+    def __init__(self, max_ngram_size: int) -> None:
+        self._max_ngram_size = max_ngram_size
+        self._next: dict[tuple[int, ...], int] = {}
+        self._num_indexed = 0
+
+    def find(self, token_ids: list[int]) -> int | None:
+        """The position behind the latest earlier occurrence of the context's end, for the longest n that has one."""
+        # The n-grams at the very end have nothing behind them yet: they are looked up, not entered.
+        for end in range(max(1, self._num_indexed), len(token_ids)):
+            for n in range(1, min(self._max_ngram_size, end) + 1):
+                self._next[tuple(token_ids[end - n : end])] = end
+        self._num_indexed = len(token_ids)
+        for n in range(min(self._max_ngram_size, len(token_ids)), 0, -1):
+            if (found := self._next.get(tuple(token_ids[len(token_ids) - n :]))) is not None:
+                return found
+        return None

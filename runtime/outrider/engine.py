@@ -1,0 +1,227 @@
+"""The one place where the parts are wired together."""
+
+from __future__ import annotations
+
+import math
+import secrets
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from outrider.backends.openvino_paged import OpenVINOPaged
+from outrider.bundle import Bundle, read_bundle
+from outrider.config import DEFAULT_MAX_NEW_TOKENS, Config, GenerationConfig, load_config
+from outrider.drafters import DraftModel, Ngram
+from outrider.errors import BundleError, OptionError, RequestError, nearest
+from outrider.request import Request
+from outrider.request_queue import RequestQueue
+from outrider.sampling import LogitsSampler
+from outrider.text import TextStream, Tokenizer
+from outrider.types import Noise, Sequence
+from outrider.verifiers import Greedy, Rejection
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from collections.abc import Sequence as Seq
+    from pathlib import Path
+
+    from outrider.bundle import ModelEntry
+    from outrider.metrics import Stats
+    from outrider.request_queue import TextChunk
+    from outrider.types import Drafter
+
+
+def load(bundle: str | Path, config: str | Path | Config | None = None, **options: Any) -> Engine:
+    """Open a bundle and compile its models.
+
+        engine = outrider.load("my-pair", main_device="GPU", cache_size=1.5)
+
+    `config` names a preset or a TOML file; `options` are those of `GenerationConfig`, `SchedulerConfig` and
+    `DeviceConfig`, and win over it. Generation options become the engine's defaults. With `drafter=None` or "ngram"
+    the bundle's draft model is left on disk.
+
+    Raises:
+        OptionError: for an unknown option, a bad value or a device that is not there.
+        BundleError: when the bundle is missing, damaged or does not fit together.
+        DeviceError: when a device cannot compile a model or has no room for the cache.
+    """
+    return Engine(read_bundle(bundle), load_config(config).replace(**options))
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """A whole answer. token_ids ends with the end-of-sequence id if the model gave one."""
+
+    text: str
+    token_ids: list[int]
+    finish_reason: str
+    stats: Stats
+    seed: int | None  # what the noise was made from; None when greedy
+
+
+class Engine:
+    """A bundle, compiled and ready.
+
+        engine.generate("Why is the sky blue?", max_new_tokens=200).text
+        for chunk in engine.stream(messages, temperature=0.7, seed=1): ...
+
+    A prompt is text, a list of chat messages, or token ids. Text goes through the chat template unless
+    `chat_template=False`. Both calls are thread-safe: requests that run at the same time share the main model's calls.
+    """
+
+    def __init__(self, bundle: Bundle, config: Config | None = None) -> None:
+        self.bundle = bundle
+        self.config = config or Config()
+        self.tokenizer = Tokenizer(bundle.tokenizer_path)
+        device = self.config.device
+        self._main = self._compile(bundle.manifest.main, device.main_device, exact=True)
+        self._drafters: dict[str, Drafter] = {}
+        draft_backends = []
+        if self.config.generation.drafter not in (None, "ngram"):
+            for entry in bundle.manifest.drafters:
+                backend = self._compile(entry.model, device.draft_device or device.main_device, exact=False)
+                draft_backends.append(backend)
+                batch = self.config.scheduler.max_num_batched_tokens
+                self._drafters[entry.name] = DraftModel(backend, batch)
+        self._bytes_per_token = sum(backend.bytes_per_token for backend in (self._main, *draft_backends))
+        max_tokens = int(self.config.scheduler.cache_size * 1e9 / self._bytes_per_token)
+        for backend in (self._main, *draft_backends):
+            backend.allocate(max_tokens)
+        self._queue = RequestQueue(self._main, self.config.scheduler.max_num_batched_tokens)
+
+    @property
+    def drafters(self) -> tuple[str, ...]:
+        """The names that `drafter` can have, besides "auto" and None."""
+        return (*self._drafters, "ngram")
+
+    @property
+    def max_tokens(self) -> int:
+        """Tokens that prompt and answer of one request may have: the model's context or what fits in the cache."""
+        return min(self.bundle.manifest.main.geometry.context_length, self._main.max_tokens - 1)
+
+    def generate(
+        self,
+        prompt: str | Seq[Mapping[str, Any]] | Seq[int],
+        config: GenerationConfig | None = None,
+        *,
+        chat_template: bool = True,
+        **options: Any,
+    ) -> Result:
+        """Answer a prompt.
+
+        `config` replaces the engine's generation defaults; `options` are fields of `GenerationConfig` and win over
+        both.
+
+        Raises:
+            OptionError: for an unknown option or a bad value.
+            RequestError: when the prompt is empty, or too long for the model's context or the cache.
+            DeviceError: when a device fails.
+        """
+        request, seed = self._prepare(prompt, config, chat_template, options)
+        text = "".join(chunk.text for chunk in self._queue.run(request))
+        return Result(text, request.answer_token_ids, request.finish_reason or "cancelled", request.stats, seed)
+
+    def stream(
+        self,
+        prompt: str | Seq[Mapping[str, Any]] | Seq[int],
+        config: GenerationConfig | None = None,
+        *,
+        chat_template: bool = True,
+        **options: Any,
+    ) -> Iterator[TextChunk]:
+        """Answer a prompt piece by piece; as `generate`. To cancel, stop iterating (or close the iterator)."""
+        request, _ = self._prepare(prompt, config, chat_template, options)
+        return self._queue.run(request)
+
+    def _compile(self, model: ModelEntry, device: str, *, exact: bool) -> OpenVINOPaged:
+        """Compile one model of the bundle and compare it with what the manifest says."""
+        options = self.config.device
+        backend = OpenVINOPaged(
+            self.bundle.model_path(model),
+            vocab_size=model.vocab_size,
+            device=device,
+            precision=options.precision,
+            cache_precision=options.cache_precision,
+            num_threads=options.num_threads,
+            properties=options.properties,
+            exact=exact,
+        )
+        found = (backend.num_layers, backend.logits_width)
+        if found != (model.geometry.num_layers, model.geometry.logits_width):
+            raise BundleError(
+                f"The model in {self.bundle.folder / model.folder} has {found[0]} layers and {found[1]:,} logits; "
+                f"outrider.json says {model.geometry.num_layers} and {model.geometry.logits_width:,}. "
+                "Export the bundle again."
+            )
+        return backend
+
+    def _prepare(
+        self,
+        prompt: str | Seq[Mapping[str, Any]] | Seq[int],
+        config: GenerationConfig | None,
+        chat_template: bool,
+        options: dict[str, Any],
+    ) -> tuple[Request, int | None]:
+        """Check a request before anything runs; with it comes the seed of its noise, None when greedy."""
+        created = time.perf_counter()
+        config = (config or self.config.generation).replace(**options)
+        token_ids = self.tokenizer.encode_prompt(prompt, chat_template=chat_template)
+        vocab_size = self.bundle.manifest.main.vocab_size
+        if unknown := [token_id for token_id in token_ids if not 0 <= token_id < vocab_size]:
+            raise RequestError(f"The prompt has token id {unknown[0]}; the vocabulary ends at {vocab_size - 1:,}.")
+        max_new_tokens = self._room(len(token_ids), config.max_new_tokens)
+        drafter = self._drafter(config)
+        greedy = config.temperature == 0
+        seed = None if greedy else secrets.randbits(63) if config.seed is None else int(config.seed)
+        request = Request(
+            sequence=Sequence(token_ids, len(token_ids)),
+            sampler=LogitsSampler(config, token_ids),
+            verifier=Greedy() if greedy else Rejection(),
+            noise=Noise(seed or 0),
+            text=TextStream(self.tokenizer.decode, config.stop),
+            max_new_tokens=max_new_tokens,
+            eos_token_ids=frozenset(() if config.ignore_eos else self.bundle.manifest.tokenizer.eos_token_ids),
+            drafter=drafter,
+            num_assistant_tokens=_num_assistant_tokens(config, drafter),
+            created=created,
+        )
+        request.stats.num_prompt_tokens = len(token_ids)
+        return request, seed
+
+    def _drafter(self, config: GenerationConfig) -> Drafter | None:
+        name = config.drafter
+        if name is None or config.num_assistant_tokens == 0:
+            return None
+        if name == "auto":
+            name = self.drafters[0]  # the bundle's own, else "ngram"
+        if name == "ngram":
+            return Ngram(config.max_ngram_size)
+        if name in self._drafters:
+            return self._drafters[name]
+        if name in {entry.name for entry in self.bundle.manifest.drafters}:
+            raise OptionError(
+                f"drafter='{name}' was left on disk, as this engine was loaded with "
+                f"drafter={self.config.generation.drafter!r}. Load it with drafter='{name}' or 'auto'."
+            )
+        raise OptionError(f"There is no drafter '{name}' here. {nearest(name, ['auto', *self.drafters])}")
+
+    def _room(self, num_prompt_tokens: int, max_new_tokens: int | None) -> int:
+        """How many tokens the answer may have; refuses what cannot fit."""
+        context, cache = self.bundle.manifest.main.geometry.context_length, self._main.max_tokens - 1
+        wanted = num_prompt_tokens + (max_new_tokens or 1)
+        asked = f"{num_prompt_tokens:,} prompt tokens and max_new_tokens={max_new_tokens or 1:,}"
+        if wanted > context:
+            raise RequestError(f"{asked} exceed the model's context of {context:,} tokens. Shorten one of them.")
+        if wanted > cache:
+            size = (wanted + 2 * 32) * self._bytes_per_token / 1e9
+            raise RequestError(
+                f"cache_size={self.config.scheduler.cache_size:g} GB holds {cache:,} tokens; {asked} need more. "
+                f"Raise cache_size to at least {math.ceil(size * 1000) / 1000:g}."
+            )
+        return max_new_tokens or min(DEFAULT_MAX_NEW_TOKENS, min(context, cache) - num_prompt_tokens)
+
+
+def _num_assistant_tokens(config: GenerationConfig, drafter: Drafter | None) -> int:
+    if drafter is None:
+        return 0
+    return drafter.num_assistant_tokens if config.num_assistant_tokens is None else config.num_assistant_tokens

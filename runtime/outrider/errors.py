@@ -1,0 +1,61 @@
+"""Everything Outrider raises on purpose.
+
+::
+
+    OutriderError                exit code 1
+    ├── OptionError              exit code 2   an option, a name or a value that cannot be meant
+    ├── RequestError             1             a prompt that is empty, too long for the context or for the cache
+    ├── BundleError              1             a bundle is missing, damaged, too new, or its parts do not fit
+    ├── ExportError              1             a checkpoint cannot be turned into a bundle
+    │   └── VocabularyMismatch   1             main and draft model do not share a vocabulary
+    └── DeviceError              1             a device failed to compile or to run a model
+
+A message names the value, the rule it breaks and the next step, in one line: the command line prints it as it is.
+"""
+
+from __future__ import annotations
+
+import difflib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+
+class OutriderError(Exception):
+    """Base of all errors that Outrider raises on purpose."""
+
+    exit_code = 1
+
+
+class OptionError(OutriderError, ValueError):
+    """An option, a name or a value that cannot be meant."""
+
+    exit_code = 2
+
+
+class RequestError(OutriderError, ValueError):
+    """A prompt that is empty, or too long for the model's context or for the cache."""
+
+
+class BundleError(OutriderError):
+    """A bundle is missing, damaged, made by a newer version, or its parts do not fit together."""
+
+
+class ExportError(OutriderError):
+    """A checkpoint cannot be turned into a bundle."""
+
+
+class VocabularyMismatch(ExportError):
+    """Main and draft model do not share a vocabulary."""
+
+
+class DeviceError(OutriderError):
+    """A device failed to compile or to run a model."""
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """End a message about an unknown `name`: the nearest known one if there is any, else the whole list."""
+    known = sorted(known)
+    close = difflib.get_close_matches(name, known, n=1)
+    return f"Did you mean '{close[0]}'?" if close else f"Known: {', '.join(known) or 'none'}."

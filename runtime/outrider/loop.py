@@ -1,0 +1,62 @@
+"""The speculative loop."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from outrider.request import RequestRows
+from outrider.types import NO_DRAFT, Chunk, Draft, DraftRequest
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence as Seq
+
+    from outrider.request import Request
+    from outrider.types import Backend
+
+
+def step(main: Backend, requests: Seq[Request], max_num_batched_tokens: int) -> None:
+    """One round for every request: propose, check, commit (Leviathan et al. 2022, algorithm 1).
+
+    A request whose prompt is not read yet reads its next piece instead; all go through the main model in one call.
+    Plain decoding is a round with an empty draft. After an interruption at any point it can be called again: a slot
+    may then be ahead of its sequence, and is trimmed first.
+    """
+    for request in requests:
+        request.slot.trim(len(request.sequence) - 1)
+    drafts = propose(requests)
+
+    piece = max(max_num_batched_tokens // len(requests), 2)
+    chunks = []
+    for request, draft in zip(requests, drafts, strict=True):
+        unread = request.sequence.token_ids[request.slot.length :]
+        if len(unread) > piece:
+            chunks.append(Chunk(request.slot, unread[:piece], num_rows=0))
+        else:
+            chunks.append(Chunk(request.slot, unread + draft.token_ids, num_rows=len(draft) + 1))
+    checked = main.submit(chunks).wait()
+
+    row = 0
+    for request, draft, chunk in zip(requests, drafts, chunks, strict=True):
+        if chunk.num_rows:
+            rows = RequestRows(checked, row, request.sampler, draft.token_ids)
+            outcome = request.verifier.verify(draft, rows, request.noise, len(request.sequence))
+            if request.drafter:
+                request.drafter.observe(request.sequence, outcome.num_accepted)
+            request.commit(draft.token_ids, outcome)
+            request.slot.trim(len(request.sequence) - 1)  # drops the rejected tokens
+            row += chunk.num_rows
+
+
+def propose(requests: Seq[Request]) -> list[Draft]:
+    """A draft for every request; each drafter is called once for all that use it."""
+    began = time.perf_counter()
+    drafts = [NO_DRAFT] * len(requests)
+    for drafter in {request.drafter for request in requests if request.drafter}:
+        mine = [i for i, request in enumerate(requests) if request.drafter is drafter and request.limit > 0]
+        wanted = [DraftRequest(r.sequence, r.limit, r.sampler, r.noise) for r in (requests[i] for i in mine)]
+        for i, draft in zip(mine, drafter.propose(wanted), strict=True):
+            drafts[i] = draft
+    for request in requests:
+        request.stats.draft_seconds += time.perf_counter() - began
+    return drafts

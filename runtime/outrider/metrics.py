@@ -1,0 +1,67 @@
+"""What a request cost and what speculation earned it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(slots=True)
+class Stats:
+    """What happened in one request.
+
+    Definitions follow vLLM's `SpecDecodingStats`: a draft is a round in which tokens were proposed. Seconds are wall
+    time; a round that several sequences share counts in full for each of them.
+    """
+
+    num_prompt_tokens: int = 0
+    num_generated_tokens: int = 0
+    num_rounds: int = 0  # calls of the main model after the prompt was read
+    num_drafts: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
+    num_accepted_tokens_per_position: list[int] = field(default_factory=list)
+    time_to_first_token: float = 0.0  # from the request's start, waiting included
+    decode_seconds: float = 0.0  # from the first token to the last
+    draft_seconds: float = 0.0  # proposing, the draft model's own calls included
+    check_seconds: float = 0.0  # the main model's calls
+    host_seconds: float = 0.0  # all time of decoding rounds in which no model ran
+
+    @property
+    def acceptance_rate(self) -> float:
+        """Accepted share of the draft tokens; 0 when there were none."""
+        return self.num_accepted_tokens / self.num_draft_tokens if self.num_draft_tokens else 0.0
+
+    @property
+    def mean_acceptance_length(self) -> float:
+        """Tokens a drafted round yields: 1 + accepted tokens / drafts."""
+        return 1 + self.num_accepted_tokens / self.num_drafts if self.num_drafts else 1.0
+
+    @property
+    def tokens_per_round(self) -> float:
+        """Tokens per call of the main model, after the first token."""
+        return (self.num_generated_tokens - 1) / self.num_rounds if self.num_rounds else 1.0
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Decoded tokens per second after the first token; 0 for a single token."""
+        return (self.num_generated_tokens - 1) / self.decode_seconds if self.decode_seconds else 0.0
+
+    def count_round(self, num_draft_tokens: int, num_accepted_tokens: int) -> None:
+        """Count one call of the main model and what became of its draft."""
+        self.num_rounds += 1
+        if not num_draft_tokens:
+            return
+        self.num_drafts += 1
+        self.num_draft_tokens += num_draft_tokens
+        self.num_accepted_tokens += num_accepted_tokens
+        positions = self.num_accepted_tokens_per_position
+        positions.extend([0] * (num_draft_tokens - len(positions)))
+        for i in range(num_accepted_tokens):
+            positions[i] += 1
+
+    def as_dict(self) -> dict[str, float | list[int]]:
+        """All counts and the figures derived from them, for JSON."""
+        return {name: getattr(self, name) for name in (*self.__dataclass_fields__, *_DERIVED)}
+
+
+_DERIVED = ("acceptance_rate", "mean_acceptance_length", "tokens_per_round", "tokens_per_second")

@@ -1,0 +1,162 @@
+"""One request on its way through the loop."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from outrider.metrics import Stats
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence as Seq
+
+    from outrider.text import TextStream
+    from outrider.types import (
+        Backend,
+        Distribution,
+        Drafter,
+        Logits,
+        Noise,
+        Outcome,
+        Sampler,
+        Sequence,
+        Slot,
+        Step,
+        Verifier,
+    )
+
+
+@dataclass(eq=False, slots=True)
+class Request:
+    """A sequence with all that is needed to continue it, and the text that has become of it.
+
+    finish_reason: None while it runs, then "stop", "length" or "cancelled".
+    """
+
+    sequence: Sequence
+    sampler: Sampler
+    verifier: Verifier
+    noise: Noise
+    text: TextStream
+    max_new_tokens: int
+    eos_token_ids: frozenset[int]
+    drafter: Drafter | None = None
+    num_assistant_tokens: int = 0
+    slot: Slot = field(init=False)  # from `admit` on
+    cancelled: bool = False  # nobody wants the rest
+    finish_reason: str | None = None
+    stats: Stats = field(default_factory=Stats)
+    pieces: deque[str] = field(default_factory=deque)  # text that nobody has fetched yet
+    created: float = field(default_factory=time.perf_counter)
+    first_token_at: float = 0.0
+
+    @property
+    def limit(self) -> int:
+        """How many draft tokens this round may use: none while the prompt is read, none past the end.
+
+        The bonus token is always generated, so the last of max_new_tokens is never drafted.
+        """
+        sequence = self.sequence
+        if self.drafter is None or len(sequence) == sequence.num_prompt_tokens:
+            return 0
+        left = sequence.num_prompt_tokens + self.max_new_tokens - len(sequence)
+        return min(self.num_assistant_tokens, left - 1)
+
+    @property
+    def has_news(self) -> bool:
+        """Whether there is text to fetch, or none to wait for."""
+        return any(self.pieces) or bool(self.finish_reason)
+
+    @property
+    def answer_token_ids(self) -> list[int]:
+        """The committed tokens, without those of a stop string."""
+        return self.sequence.generated_token_ids[: self.text.num_tokens_kept]
+
+    def fetch_text(self) -> str:
+        """The text that has become certain since the last call."""
+        pieces = [self.pieces.popleft() for _ in range(len(self.pieces))]
+        return "".join(pieces)
+
+    def admit(self, main: Backend) -> bool:
+        """Take places in the caches of main and draft model; False, and nothing taken, while there is no room."""
+        max_tokens = self.sequence.num_prompt_tokens + self.max_new_tokens
+        slot = main.open(max_tokens)
+        if slot is None:
+            return False
+        if self.drafter and not self.drafter.reserve(self.sequence, max_tokens):
+            slot.close()
+            return False
+        self.slot = slot
+        return True
+
+    def release(self) -> None:
+        """Give the places back."""
+        self.slot.close()
+        if self.drafter:
+            self.drafter.release(self.sequence)
+
+    def commit(self, draft_token_ids: Seq[int], outcome: Outcome) -> None:
+        """Append what a round yields, up to the end of the answer. Nothing past it is counted anywhere."""
+        if not self.first_token_at:
+            self.first_token_at = time.perf_counter()
+        token_ids = self._until_end([*draft_token_ids[: outcome.num_accepted], outcome.next_token_id])
+        self.sequence.token_ids.extend(token_ids)
+        self.sampler.commit(token_ids)
+        stats = self.stats
+        if stats.num_generated_tokens:  # the first token comes with the prompt
+            ended_inside = len(token_ids) <= outcome.num_accepted
+            num_judged = len(token_ids) if ended_inside else len(draft_token_ids)
+            stats.count_round(num_judged, min(len(token_ids), outcome.num_accepted))
+        stats.num_generated_tokens += len(token_ids)
+        if token_ids[-1] in self.eos_token_ids or self.text.stopped:
+            self.finish("stop")
+        elif stats.num_generated_tokens == self.max_new_tokens:
+            self.finish("length")
+
+    def _until_end(self, token_ids: list[int]) -> list[int]:
+        """The tokens up to the end of the answer; their text is queued."""
+        left = self.max_new_tokens - self.stats.num_generated_tokens
+        eos = next((i for i, token_id in enumerate(token_ids) if token_id in self.eos_token_ids), len(token_ids))
+        token_ids = token_ids[: min(left, eos + 1)]
+        # Finding the token that completes a stop string takes one at a time; else a round is decoded in one go.
+        for i in range(len(token_ids)) if self.text.stop else ():
+            self.pieces.append(self.text.push(token_ids[i : i + 1]))
+            if self.text.stopped:
+                return token_ids[: i + 1]
+        if not self.text.stop:
+            self.pieces.append(self.text.push(token_ids))
+        return token_ids
+
+    def finish(self, reason: str) -> None:
+        """End the answer and release the text that was held back."""
+        if self.finish_reason:
+            return
+        self.finish_reason = reason
+        self.pieces.append(self.text.finish())
+        now = time.perf_counter()
+        first = self.first_token_at or now
+        self.stats.time_to_first_token = first - self.created
+        self.stats.decode_seconds = now - first
+
+
+@dataclass(frozen=True, slots=True)
+class RequestRows:
+    """The main model's rows for one request's draft: `TargetRows` over a step, from row `first` on."""
+
+    step: Step
+    first: int
+    sampler: Sampler
+    draft_token_ids: Seq[int]
+
+    def best(self, i: int) -> int:
+        """The main model's token at row i when decoding greedily."""
+        return self.sampler.best(self._logits(i), self.draft_token_ids[:i])
+
+    def distribution(self, i: int) -> Distribution:
+        """target_probs at row i."""
+        return self.sampler.distribution(self._logits(i), self.draft_token_ids[:i])
+
+    def _logits(self, i: int) -> Logits:
+        return self.step.logits(self.first + i)

@@ -1,0 +1,57 @@
+"""Temperature, top-k, top-p and min-p, computed on the few tokens that can survive them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from outrider.types import Distribution
+
+if TYPE_CHECKING:
+    from outrider.types import Logits
+
+
+def truncated_softmax(logits: Logits, temperature: float, top_k: int, top_p: float, min_p: float) -> Distribution:
+    """The distribution that is left of float32 logits [vocab_size].
+
+    - top-k keeps every token whose logit is at least the k-th largest (so more than k when they tie).
+    - top-p keeps the likeliest tokens until their mass, after top-k, reaches p; the lower id first among equals.
+    - min-p keeps tokens of at least min_p times the highest probability.
+
+    At least one token is always left. The result is exact: candidates are dropped early only where they provably
+    cannot be kept, so that a vocabulary of 150,000 costs one pass and no sort.
+    """
+    if 0 < top_k < len(logits):
+        smallest = np.partition(logits, len(logits) - top_k)[len(logits) - top_k]
+        token_ids = np.flatnonzero(logits >= smallest)
+        logits = logits[token_ids]
+    else:
+        token_ids = None
+    # Subtracting first keeps exp within range at any temperature.
+    weights = np.exp((logits - logits.max()) * np.float32(1 / temperature))
+    if top_p < 1:
+        # Tokens below this weight have a joint mass under 1 - p, so top-p drops every one of them. The factor leaves
+        # room for rounding; a candidate too many costs nothing.
+        total = weights.sum(dtype=np.float64)
+        weights, token_ids = _keep(weights, token_ids, weights > 0.999 * (1 - top_p) * total / len(weights))
+        order = np.lexsort((token_ids, -weights))
+        mass = np.cumsum(weights[order], dtype=np.float64)
+        num_kept = int(np.searchsorted(mass, top_p * total)) + 1
+        kept = np.sort(order[:num_kept])  # token_ids ascend, so positions in order keep them ascending
+        weights, token_ids = weights[kept], token_ids[kept]
+    if min_p > 0:
+        weights, token_ids = _keep(weights, token_ids, weights >= np.float32(min_p))  # the highest weight is 1
+    if token_ids is None:
+        weights, token_ids = _keep(weights, token_ids, weights > 0)
+    probs = weights.astype(np.float64)
+    return Distribution(token_ids, probs / probs.sum())
+
+
+def _keep(
+    weights: np.ndarray[tuple[int], np.dtype[np.float32]],
+    token_ids: np.ndarray[tuple[int], np.dtype[np.int64]] | None,
+    mask: np.ndarray[tuple[int], np.dtype[np.bool_]],
+) -> tuple[np.ndarray[tuple[int], np.dtype[np.float32]], np.ndarray[tuple[int], np.dtype[np.int64]]]:
+    kept = np.flatnonzero(mask)
+    return weights[kept], kept if token_ids is None else token_ids[kept]

@@ -1,0 +1,88 @@
+"""Text from tokens, as they come."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from collections.abc import Sequence as Seq
+
+
+class TextStream:
+    """Turns one answer's tokens into pieces of text that never break a character.
+
+        stream = TextStream(tokenizer.decode, stop=("\\n\\n",))
+        stream.push([token_id])    # text that is certain now, often one word, sometimes ""
+        stream.finish()            # what was held back
+
+    The pieces add up to `decode(all tokens)`, cut before the first stop string. Held back are the bytes of a character
+    that is not complete, and text that may be the beginning of a stop string.
+
+    What a token looks like depends on its neighbours (the space before a word, the bytes of one character), so a
+    window of tokens is decoded together. It moves on as the answer grows, and always starts some tokens back, as in
+    Hugging Face TGI's `decode_token`.
+    """
+
+    _WINDOW = 32  # tokens; decoding costs the same for one as for these
+
+    def __init__(self, decode: Callable[[Seq[int]], str], stop: Seq[str] = ()) -> None:
+        self.stop = tuple(stop)
+        self.stopped = False  # whether a stop string came up
+        self._decode = decode
+        self._token_ids: list[int] = []
+        self._start = 0  # where the window starts
+        self._shown = 0  # tokens whose text has been taken
+        self._known = ""  # the text of those of them that are in the window
+        self._text = ""  # all text that is certain
+        self._released = 0  # characters of it that push and finish have returned
+
+    @property
+    def num_tokens_kept(self) -> int:
+        """Tokens that end before the stop string, or all of them."""
+        kept = len(self._token_ids)
+        while self.stopped and len(self._decode(self._token_ids[:kept])) > len(self._text):
+            kept -= 1
+        return kept
+
+    def push(self, token_ids: Seq[int]) -> str:
+        """Add tokens; returns the text that has become certain.
+
+        Where a stop string is set, push tokens one by one: `stopped` then tells which of them completed it.
+        """
+        self._token_ids.extend(token_ids)
+        text = self._decode(self._token_ids[self._start :])
+        # An incomplete character decodes to U+FFFD or to nothing, depending on the tokenizer.
+        if len(text) > len(self._known) and not text.endswith("\ufffd"):
+            self._take(text)
+        certain = len(self._text)
+        return self._release(certain if self.stopped else certain - self._num_held_back())
+
+    def finish(self) -> str:
+        """The text that was held back, once no token follows."""
+        if not self.stopped:
+            self._take(self._decode(self._token_ids[self._start :]))
+        return self._release(len(self._text))
+
+    def _take(self, text: str) -> None:
+        """Accept the window's text as certain, up to the first stop string."""
+        searched = max(0, len(self._text) - max(map(len, self.stop), default=0) + 1)
+        self._text += text[len(self._known) :]
+        if len(self._token_ids) - self._start > self._WINDOW:
+            self._start = self._shown
+            text = self._decode(self._token_ids[self._start :])
+        self._known, self._shown = text, len(self._token_ids)
+        found = [at for at in (self._text.find(stop, searched) for stop in self.stop) if at >= 0]
+        if found:
+            self._text = self._text[: min(found)]
+            self.stopped = True
+
+    def _num_held_back(self) -> int:
+        """Characters at the end that may be the beginning of a stop string."""
+        sizes = (n for stop in self.stop for n in range(1, len(stop)) if self._text.endswith(stop[:n]))
+        return max(sizes, default=0)
+
+    def _release(self, end: int) -> str:
+        piece = self._text[self._released : end]
+        self._released = max(self._released, end)
+        return piece

@@ -1,0 +1,86 @@
+"""The bundle's tokenizer, through openvino-genai's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from outrider.errors import BundleError, OptionError, RequestError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from collections.abc import Sequence as Seq
+    from pathlib import Path
+
+
+class Tokenizer:
+    """Text to tokens and back.
+
+        tokenizer = Tokenizer(bundle.tokenizer_path)
+        token_ids = tokenizer.encode_prompt("Why is the sky blue?")
+        tokenizer.decode(token_ids)
+
+    Raises:
+        BundleError: when the tokenizer's models cannot be read.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        import openvino_genai
+
+        try:
+            self._tokenizer = openvino_genai.Tokenizer(str(folder))
+        except RuntimeError as error:
+            raise BundleError(f"The tokenizer in {folder} cannot be read: {error}. Export the bundle again.") from error
+
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether messages can be laid out for this model."""
+        return bool(self._tokenizer.chat_template)
+
+    def encode_prompt(
+        self, prompt: str | Seq[Mapping[str, Any]] | Seq[int], *, chat_template: bool = True
+    ) -> list[int]:
+        """The token ids of a prompt: text, chat messages, or token ids, which are used as they are.
+
+        Text counts as one user message when the model has a chat template, unless `chat_template` is False.
+
+        Raises:
+            RequestError: when the prompt is empty.
+            OptionError: when it is none of the three kinds, or messages meet a model without a chat template.
+        """
+        if isinstance(prompt, str):
+            if not prompt.strip():
+                raise RequestError("The prompt is empty. Give at least one word.")
+            if chat_template and self.has_chat_template:
+                return self._encode_messages([{"role": "user", "content": prompt}])
+            return self._encode(prompt, add_special_tokens=True)
+        items: list[Any] = list(prompt)
+        if not items:
+            raise RequestError("The prompt is empty. Give text, at least one message, or at least one token id.")
+        if all(hasattr(item, "__index__") for item in items):
+            return [int(item) for item in items]
+        for i, item in enumerate(items):
+            if not isinstance(item, Mapping) or not {"role", "content"} <= set(item):
+                raise OptionError(f"Message {i} of the prompt is {item!r}: it needs a 'role' and a 'content'.")
+        if not chat_template or not self.has_chat_template:
+            raise OptionError("Messages need a chat template, and there is none. Give the prompt as text.")
+        return self._encode_messages([dict(item) for item in items])
+
+    def decode(self, token_ids: Seq[int]) -> str:
+        """The text of tokens, without special tokens."""
+        if not token_ids:
+            return ""
+        text: str = self._tokenizer.decode(list(token_ids))
+        return text
+
+    def _encode_messages(self, messages: list[dict[str, Any]]) -> list[int]:
+        try:
+            text = self._tokenizer.apply_chat_template(messages, add_generation_prompt=True)
+        except RuntimeError as error:
+            raise RequestError(f"The model's chat template refuses these messages: {error}") from error
+        return self._encode(text, add_special_tokens=False)  # the template writes them
+
+    def _encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        encoded = self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
+        token_ids: list[int] = encoded.input_ids.data[0].tolist()
+        return token_ids

@@ -1,0 +1,249 @@
+"""The values that travel between the parts of the runtime, and the roles that the parts play.
+
+One round, for one sequence::
+
+    Drafter.propose ──Draft──▶ Backend.submit ──Step (rows of logits)──▶ Verifier.verify ──Outcome──▶ commit
+
+The roles know these types and not each other; `outrider.engine` wires them together.
+"""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence as Seq
+
+    from numpy.typing import NDArray
+
+Logits: TypeAlias = "NDArray[np.float32]"  # [vocab_size], unnormalised
+
+
+@dataclass(eq=False, slots=True)
+class Sequence:
+    """One request's tokens: the prompt, then what was committed. Unverified tokens never enter."""
+
+    token_ids: list[int]
+    num_prompt_tokens: int
+
+    def __len__(self) -> int:
+        return len(self.token_ids)
+
+    @property
+    def generated_token_ids(self) -> list[int]:
+        """The committed tokens behind the prompt."""
+        return self.token_ids[self.num_prompt_tokens :]
+
+
+@dataclass(frozen=True, slots=True)
+class Distribution:
+    """Probabilities over the tokens that have any.
+
+    token_ids: int64 [n], ascending. probs: float64 [n], summing to 1.
+    """
+
+    token_ids: NDArray[np.int64]
+    probs: NDArray[np.float64]
+
+    def prob(self, token_id: int) -> float:
+        """The probability of one token, 0 outside the support."""
+        at = int(np.searchsorted(self.token_ids, token_id))
+        if at < len(self.token_ids) and self.token_ids[at] == token_id:
+            return float(self.probs[at])
+        return 0.0
+
+    def draw(self, uniform: float) -> int:
+        """The token at `uniform` in [0, 1) of the cumulative distribution."""
+        cumulative = np.cumsum(self.probs)
+        # Scaling by the last sum, which may be 1 ± 1e-16, keeps the draw inside the support.
+        at = int(np.searchsorted(cumulative, uniform * cumulative[-1], side="right"))
+        return int(self.token_ids[min(at, len(self.token_ids) - 1)])
+
+
+@dataclass(frozen=True, slots=True)
+class Noise:
+    """Random numbers as a function of where they are used, with no hidden state.
+
+    Counter-based (Philox 4x64-10; Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3"): the same key
+    gives the same numbers on every platform.
+    """
+
+    seed: int
+    sample: int = 0
+
+    def uniforms(self, position: int, purpose: str, count: int) -> NDArray[np.float64]:
+        """`count` independent numbers in [0, 1) for one purpose of the round that begins at `position`.
+
+        Rounds begin at different positions, so no two rounds share a number. Block-wise acceptance would be biased
+        if they did.
+        """
+        bits = np.random.Philox(
+            key=self.seed + (self.sample << 64), counter=(position << 128) + (zlib.crc32(purpose.encode()) << 64)
+        ).random_raw(count)
+        return (bits >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A chain of tokens that a drafter proposes.
+
+    probs: for each token the distribution it was drawn from, or None where the tokens were chosen without looking at
+    the round's noise (greedy and n-gram drafts).
+    """
+
+    token_ids: list[int]
+    probs: list[Distribution] | None = None
+
+    def __len__(self) -> int:
+        return len(self.token_ids)
+
+
+NO_DRAFT = Draft([])
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What the main model makes of a draft.
+
+    num_accepted: how many draft tokens are kept, from the first on. next_token_id: the recovered token in place of
+    the first rejected one, or the bonus token behind a draft that was kept whole.
+    """
+
+    num_accepted: int
+    next_token_id: int
+
+
+class Sampler(Protocol):
+    """Turns rows of logits of one sequence into decisions: all processors, in their fixed order.
+
+    `prefix` holds the tokens between the committed ones and the row: draft tokens that are accepted if it matters.
+    """
+
+    @property
+    def greedy(self) -> bool:
+        """Whether the token with the highest processed logit is always taken."""
+
+    def best(self, logits: Logits, prefix: Seq[int]) -> int:
+        """The token with the highest processed logit; the lowest id among equals."""
+
+    def distribution(self, logits: Logits, prefix: Seq[int]) -> Distribution:
+        """The probabilities after all processors."""
+
+    def commit(self, token_ids: Seq[int]) -> None:
+        """Take tokens into the state that penalties look at."""
+
+
+class TargetRows(Protocol):
+    """The main model's answers for one draft: row i follows i draft tokens. A row is computed when it is asked for."""
+
+    def best(self, i: int) -> int:
+        """The main model's token at row i when decoding greedily."""
+
+    def distribution(self, i: int) -> Distribution:
+        """target_probs at row i."""
+
+
+class Verifier(Protocol):
+    """Decides how much of a draft the main model keeps."""
+
+    def verify(self, draft: Draft, rows: TargetRows, noise: Noise, position: int) -> Outcome:
+        """Judge a draft that begins at `position`; reads rows from left to right, none after a rejection."""
+
+
+@dataclass(frozen=True, slots=True)
+class DraftRequest:
+    """One sequence for which up to `limit` tokens are wanted."""
+
+    sequence: Sequence
+    limit: int
+    sampler: Sampler
+    noise: Noise
+
+
+class Drafter(Protocol):
+    """Proposes tokens. Keeps what it needs per sequence until `release`."""
+
+    num_assistant_tokens: int  # how many tokens a round it proposes unless the request says otherwise
+
+    @property
+    def seconds(self) -> float:
+        """Time spent in model calls so far."""
+
+    def reserve(self, sequence: Sequence, max_tokens: int) -> bool:
+        """Take room for a sequence that may grow to `max_tokens`; False while there is none."""
+
+    def propose(self, requests: Seq[DraftRequest]) -> list[Draft]:
+        """A draft for each request, in order. An empty draft costs nothing."""
+
+    def observe(self, sequence: Sequence, num_accepted: int) -> None:
+        """Hear how many tokens of the last draft were kept, before they are committed."""
+
+    def release(self, sequence: Sequence) -> None:
+        """Forget a sequence and give its room back. Harmless for one that is not known."""
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """What a backend can do, for the parts that would otherwise have to assume it."""
+
+    bit_exact_batching: bool  # with min_rows rows a sequence, logits do not depend on what else is in the call
+    min_rows: int  # shorter chunks are padded to this many rows
+
+
+class Slot(Protocol):
+    """A sequence's place in one model's KV cache."""
+
+    @property
+    def length(self) -> int:
+        """Tokens whose keys and values are in the cache."""
+
+    def trim(self, length: int) -> None:
+        """Drop the newest tokens until `length` are left; no effect on a shorter slot. O(1)."""
+
+    def close(self) -> None:
+        """Give the place back. Closing twice does no harm."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Tokens to append to a slot. The logits of the last `num_rows` of them are wanted."""
+
+    slot: Any  # the backend's own kind of Slot
+    token_ids: Seq[int]
+    num_rows: int
+
+
+class Step(Protocol):
+    """The rows that a call was asked for, chunk after chunk. Valid until the backend's next call."""
+
+    def logits(self, i: int) -> Logits:
+        """Row i, cut to the real vocabulary."""
+
+
+class Pending(Protocol):
+    """A call under way."""
+
+    def wait(self) -> Step:
+        """Block until the rows are there."""
+
+
+class Backend(Protocol):
+    """Evaluates tokens for one model on one device."""
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What this backend can do with this model on this device."""
+
+    @property
+    def seconds(self) -> float:
+        """Time spent in the device's calls so far."""
+
+    def open(self, max_tokens: int) -> Slot | None:
+        """A slot with room for `max_tokens`; None while other slots hold the room."""
+
+    def submit(self, chunks: Seq[Chunk]) -> Pending:
+        """Evaluate chunks of one or several sequences in one call. A slot appears once at most."""
