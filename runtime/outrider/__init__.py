@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from outrider.bundle import read_bundle
     from outrider.config import Config, DeviceConfig, GenerationConfig, SchedulerConfig
-    from outrider.engine import Engine, Result, load
+    from outrider.engine import Engine, load
     from outrider.errors import (
         BundleError,
         DeviceError,
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
         VocabularyMismatch,
     )
     from outrider.metrics import Stats
-    from outrider.request_queue import TextChunk
+    from outrider.results import Result, TextChunk
 
 __version__ = "0.1.0"
 
@@ -56,7 +56,7 @@ __all__ = [
 _MODULES = {
     "bundle": ("read_bundle",),
     "config": ("Config", "DeviceConfig", "GenerationConfig", "SchedulerConfig"),
-    "engine": ("Engine", "Result", "load"),
+    "engine": ("Engine", "load"),
     "errors": (
         "BundleError",
         "DeviceError",
@@ -67,7 +67,7 @@ _MODULES = {
         "VocabularyMismatch",
     ),
     "metrics": ("Stats",),
-    "request_queue": ("TextChunk",),
+    "results": ("Result", "TextChunk"),
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 

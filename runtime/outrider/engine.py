@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import secrets
 import time
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from outrider.backends.openvino_paged import OpenVINOPaged
@@ -26,8 +25,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from outrider.bundle import ModelEntry
-    from outrider.metrics import Stats
-    from outrider.request_queue import TextChunk
+    from outrider.results import Result, TextChunk
     from outrider.types import Drafter
 
 
@@ -48,17 +46,6 @@ def load(bundle: str | Path, config: str | Path | Config | None = None, **option
     return Engine(read_bundle(bundle), load_config(config).replace(**options))
 
 
-@dataclass(frozen=True, slots=True)
-class Result:
-    """A whole answer. token_ids ends with the end-of-sequence id if the model gave one."""
-
-    text: str
-    token_ids: list[int]
-    finish_reason: str
-    stats: Stats
-    seed: int | None  # what the noise was made from; None when greedy
-
-
 class Engine:
     """A bundle, compiled and ready.
 
@@ -75,17 +62,16 @@ class Engine:
         self.tokenizer = Tokenizer(bundle.tokenizer_path)
         device = self.config.device
         self._main = self._compile(bundle.manifest.main, device.main_device, exact=True)
+        self._backends = {"main_device": self._main}
         self._drafters: dict[str, Drafter] = {}
-        draft_backends = []
         if self.config.generation.drafter not in (None, "ngram"):
             for entry in bundle.manifest.drafters:
                 backend = self._compile(entry.model, device.draft_device or device.main_device, exact=False)
-                draft_backends.append(backend)
-                batch = self.config.scheduler.max_num_batched_tokens
-                self._drafters[entry.name] = DraftModel(backend, batch)
-        self._bytes_per_token = sum(backend.bytes_per_token for backend in (self._main, *draft_backends))
+                self._backends[f"{entry.name}_device"] = backend
+                self._drafters[entry.name] = DraftModel(backend, self.config.scheduler.max_num_batched_tokens)
+        self._bytes_per_token = sum(backend.bytes_per_token for backend in self._backends.values())
         max_tokens = int(self.config.scheduler.cache_size * 1e9 / self._bytes_per_token)
-        for backend in (self._main, *draft_backends):
+        for backend in self._backends.values():
             backend.allocate(max_tokens)
         self._queue = RequestQueue(self._main, self.config.scheduler.max_num_batched_tokens)
 
@@ -93,6 +79,11 @@ class Engine:
     def drafters(self) -> tuple[str, ...]:
         """The names that `drafter` can have, besides "auto" and None."""
         return (*self._drafters, "ngram")
+
+    @property
+    def setting(self) -> dict[str, str]:
+        """Where and how precisely the models run."""
+        return {role: f"{b.device} {b.precision}, cache {b.cache_precision}" for role, b in self._backends.items()}
 
     @property
     def max_tokens(self) -> int:
@@ -117,9 +108,10 @@ class Engine:
             RequestError: when the prompt is empty, or too long for the model's context or the cache.
             DeviceError: when a device fails.
         """
-        request, seed = self._prepare(prompt, config, chat_template, options)
-        text = "".join(chunk.text for chunk in self._queue.run(request))
-        return Result(text, request.answer_token_ids, request.finish_reason or "cancelled", request.stats, seed)
+        request = self._prepare(prompt, config, chat_template, options)
+        for _ in self._queue.run(request):
+            pass
+        return request.result()
 
     def stream(
         self,
@@ -130,8 +122,7 @@ class Engine:
         **options: Any,
     ) -> Iterator[TextChunk]:
         """Answer a prompt piece by piece; as `generate`. To cancel, stop iterating (or close the iterator)."""
-        request, _ = self._prepare(prompt, config, chat_template, options)
-        return self._queue.run(request)
+        return self._queue.run(self._prepare(prompt, config, chat_template, options))
 
     def _compile(self, model: ModelEntry, device: str, *, exact: bool) -> OpenVINOPaged:
         """Compile one model of the bundle and compare it with what the manifest says."""
@@ -161,8 +152,8 @@ class Engine:
         config: GenerationConfig | None,
         chat_template: bool,
         options: dict[str, Any],
-    ) -> tuple[Request, int | None]:
-        """Check a request before anything runs; with it comes the seed of its noise, None when greedy."""
+    ) -> Request:
+        """Check a request before anything runs."""
         created = time.perf_counter()
         config = (config or self.config.generation).replace(**options)
         token_ids = self.tokenizer.encode_prompt(prompt, chat_template=chat_template)
@@ -172,12 +163,12 @@ class Engine:
         max_new_tokens = self._room(len(token_ids), config.max_new_tokens)
         drafter = self._drafter(config)
         greedy = config.temperature == 0
-        seed = None if greedy else secrets.randbits(63) if config.seed is None else int(config.seed)
+        seed = secrets.randbits(63) if config.seed is None else int(config.seed)
         request = Request(
             sequence=Sequence(token_ids, len(token_ids)),
             sampler=LogitsSampler(config, token_ids),
             verifier=Greedy() if greedy else Rejection(),
-            noise=Noise(seed or 0),
+            noise=Noise(seed),
             text=TextStream(self.tokenizer.decode, config.stop),
             max_new_tokens=max_new_tokens,
             eos_token_ids=frozenset(() if config.ignore_eos else self.bundle.manifest.tokenizer.eos_token_ids),
@@ -186,7 +177,7 @@ class Engine:
             created=created,
         )
         request.stats.num_prompt_tokens = len(token_ids)
-        return request, seed
+        return request
 
     def _drafter(self, config: GenerationConfig) -> Drafter | None:
         name = config.drafter

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from outrider.metrics import Stats
+from outrider.results import Result
 
 if TYPE_CHECKING:
     from collections.abc import Sequence as Seq
@@ -48,7 +48,7 @@ class Request:
     cancelled: bool = False  # nobody wants the rest
     finish_reason: str | None = None
     stats: Stats = field(default_factory=Stats)
-    pieces: deque[str] = field(default_factory=deque)  # text that nobody has fetched yet
+    num_fetched: int = 0  # characters of the text that somebody has taken
     created: float = field(default_factory=time.perf_counter)
     first_token_at: float = 0.0
 
@@ -67,17 +67,23 @@ class Request:
     @property
     def has_news(self) -> bool:
         """Whether there is text to fetch, or none to wait for."""
-        return any(self.pieces) or bool(self.finish_reason)
-
-    @property
-    def answer_token_ids(self) -> list[int]:
-        """The committed tokens, without those of a stop string."""
-        return self.sequence.generated_token_ids[: self.text.num_tokens_kept]
+        return bool(self.finish_reason) or len(self.text.text) > self.num_fetched
 
     def fetch_text(self) -> str:
         """The text that has become certain since the last call."""
-        pieces = [self.pieces.popleft() for _ in range(len(self.pieces))]
-        return "".join(pieces)
+        new = self.text.text[self.num_fetched :]
+        self.num_fetched += len(new)
+        return new
+
+    def result(self) -> Result:
+        """The answer, once it is finished; without the tokens of a stop string."""
+        return Result(
+            text=self.text.text,
+            token_ids=self.sequence.generated_token_ids[: self.text.num_tokens_kept],
+            finish_reason=self.finish_reason or "cancelled",
+            stats=self.stats,
+            seed=None if self.sampler.greedy else self.noise.seed,
+        )
 
     def admit(self, main: Backend) -> bool:
         """Take places in the caches of main and draft model; False, and nothing taken, while there is no room."""
@@ -116,17 +122,17 @@ class Request:
             self.finish("length")
 
     def _until_end(self, token_ids: list[int]) -> list[int]:
-        """The tokens up to the end of the answer; their text is queued."""
+        """The tokens up to the end of the answer; their text is taken."""
         left = self.max_new_tokens - self.stats.num_generated_tokens
         eos = next((i for i, token_id in enumerate(token_ids) if token_id in self.eos_token_ids), len(token_ids))
         token_ids = token_ids[: min(left, eos + 1)]
         # Finding the token that completes a stop string takes one at a time; else a round is decoded in one go.
         for i in range(len(token_ids)) if self.text.stop else ():
-            self.pieces.append(self.text.push(token_ids[i : i + 1]))
+            self.text.push(token_ids[i : i + 1])
             if self.text.stopped:
                 return token_ids[: i + 1]
         if not self.text.stop:
-            self.pieces.append(self.text.push(token_ids))
+            self.text.push(token_ids)
         return token_ids
 
     def finish(self, reason: str) -> None:
@@ -134,7 +140,7 @@ class Request:
         if self.finish_reason:
             return
         self.finish_reason = reason
-        self.pieces.append(self.text.finish())
+        self.text.finish()
         now = time.perf_counter()
         first = self.first_token_at or now
         self.stats.time_to_first_token = first - self.created

@@ -5,26 +5,16 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from outrider.loop import step
+from outrider.results import TextChunk
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from outrider.metrics import Stats
     from outrider.request import Request
     from outrider.types import Backend
-
-
-@dataclass(frozen=True, slots=True)
-class TextChunk:
-    """What a round or two added to the text. The last one has the finish_reason."""
-
-    text: str
-    finish_reason: str | None  # None, then "stop", "length" or "cancelled"
-    stats: Stats  # of the request so far
 
 
 class RequestQueue:
@@ -50,8 +40,8 @@ class RequestQueue:
             while not request.finish_reason:
                 self._await_text(request)
                 if not request.finish_reason and (text := request.fetch_text()):
-                    yield TextChunk(text, None, request.stats)
-            yield TextChunk(request.fetch_text(), request.finish_reason, request.stats)
+                    yield TextChunk(text, request.stats)
+            yield TextChunk(request.fetch_text(), request.stats, request.result())
         finally:
             # Whoever leads next takes the slot back. Nothing is locked here, as this may run in garbage collection.
             request.cancelled = True

@@ -10,14 +10,15 @@ if TYPE_CHECKING:
 
 
 class TextStream:
-    """Turns one answer's tokens into pieces of text that never break a character.
+    """Turns one answer's tokens into a text that only ever grows, and never by half a character.
 
         stream = TextStream(tokenizer.decode, stop=("\\n\\n",))
-        stream.push([token_id])    # text that is certain now, often one word, sometimes ""
-        stream.finish()            # what was held back
+        stream.push([token_id])
+        stream.text                # what is certain now
+        stream.finish()            # no token follows: what was held back is certain too
 
-    The pieces add up to `decode(all tokens)`, cut before the first stop string. Held back are the bytes of a character
-    that is not complete, and text that may be the beginning of a stop string.
+    In the end the text is `decode(all tokens)`, cut before the first stop string. Held back are the bytes of a
+    character that is not complete, and text that may be the beginning of a stop string.
 
     What a token looks like depends on its neighbours (the space before a word, the bytes of one character), so a
     window of tokens is decoded together. It moves on as the answer grows, and always starts some tokens back, as in
@@ -34,8 +35,13 @@ class TextStream:
         self._start = 0  # where the window starts
         self._shown = 0  # tokens whose text has been taken
         self._known = ""  # the text of those of them that are in the window
-        self._text = ""  # all text that is certain
-        self._released = 0  # characters of it that push and finish have returned
+        self._text = ""  # all text that has been taken
+        self._certain = 0  # characters of it that cannot become part of a stop string
+
+    @property
+    def text(self) -> str:
+        """The text that is certain."""
+        return self._text[: self._certain]
 
     @property
     def num_tokens_kept(self) -> int:
@@ -45,8 +51,8 @@ class TextStream:
             kept -= 1
         return kept
 
-    def push(self, token_ids: Seq[int]) -> str:
-        """Add tokens; returns the text that has become certain.
+    def push(self, token_ids: Seq[int]) -> None:
+        """Add tokens.
 
         Where a stop string is set, push tokens one by one: `stopped` then tells which of them completed it.
         """
@@ -55,17 +61,16 @@ class TextStream:
         # An incomplete character decodes to U+FFFD or to nothing, depending on the tokenizer.
         if len(text) > len(self._known) and not text.endswith("\ufffd"):
             self._take(text)
-        certain = len(self._text)
-        return self._release(certain if self.stopped else certain - self._num_held_back())
+        self._certain = len(self._text) - (0 if self.stopped else self._num_held_back())
 
-    def finish(self) -> str:
-        """The text that was held back, once no token follows."""
+    def finish(self) -> None:
+        """Add what was held back, as no token follows."""
         if not self.stopped:
             self._take(self._decode(self._token_ids[self._start :]))
-        return self._release(len(self._text))
+        self._certain = len(self._text)
 
     def _take(self, text: str) -> None:
-        """Accept the window's text as certain, up to the first stop string."""
+        """Accept the window's text, up to the first stop string."""
         searched = max(0, len(self._text) - max(map(len, self.stop), default=0) + 1)
         self._text += text[len(self._known) :]
         if len(self._token_ids) - self._start > self._WINDOW:
@@ -81,8 +86,3 @@ class TextStream:
         """Characters at the end that may be the beginning of a stop string."""
         sizes = (n for stop in self.stop for n in range(1, len(stop)) if self._text.endswith(stop[:n]))
         return max(sizes, default=0)
-
-    def _release(self, end: int) -> str:
-        piece = self._text[self._released : end]
-        self._released = max(self._released, end)
-        return piece

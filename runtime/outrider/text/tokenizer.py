@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 from outrider.errors import BundleError, OptionError, RequestError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
     from collections.abc import Sequence as Seq
     from pathlib import Path
 

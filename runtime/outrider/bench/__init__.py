@@ -1,0 +1,1 @@
+"""Measures decoding in several modes, within one run, on the same prompts."""

@@ -1,0 +1,75 @@
+"""The command line: `outrider COMMAND`."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from typing import Any
+
+import click
+
+from outrider import __version__
+from outrider.errors import OptionError, OutriderError, nearest
+
+COMMANDS = ("bench", "demo", "export", "generate", "inspect", "tune")
+
+
+class _Commands(click.Group):
+    """Loads a command's module when the command is used, so that `outrider --help` is quick."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command:  # noqa: ARG002
+        if cmd_name not in COMMANDS:
+            raise OptionError(f"There is no command '{cmd_name}'. {nearest(cmd_name, COMMANDS)}")
+        module = importlib.import_module(f"outrider.cli.{cmd_name}")
+        command: click.Command = getattr(module, cmd_name)
+        return command
+
+
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
+@click.version_option(__version__, prog_name="outrider")
+def root() -> None:
+    """Speculative decoding for edge machines: the same text, sooner."""
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run a command and exit: 0 when it worked, 1 when it failed, 2 when it was asked wrongly, 130 on Ctrl-C.
+
+    Whatever goes wrong is said in one line on standard error. OUTRIDER_DEBUG=1 shows tracebacks.
+    """
+    sys.exit(run(arguments))
+
+
+def run(arguments: list[str] | None = None) -> int:
+    """As `main`, but returns the exit code."""
+    try:
+        result: Any = root.main(arguments, prog_name="outrider", standalone_mode=False)
+    except OutriderError as error:
+        return _fail(error, str(error), error.exit_code)
+    except click.ClickException as error:
+        return _fail(error, _usage(error), error.exit_code)
+    except (KeyboardInterrupt, click.Abort) as error:
+        return _fail(error, "Cancelled.", 130)
+    except BrokenPipeError:  # whoever read our output has had enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except Exception as error:
+        text = " ".join(f"{type(error).__name__}: {error}".split())
+        return _fail(error, f"{text} (unexpected: set OUTRIDER_DEBUG=1 for the traceback, and report it)", 1)
+    return result if isinstance(result, int) else 0
+
+
+def _usage(error: click.ClickException) -> str:
+    command = getattr(getattr(error, "ctx", None), "command_path", None)
+    hint = f" See '{command} --help'." if command else ""
+    return " ".join(error.format_message().split()) + hint
+
+
+def _fail(error: BaseException, message: str, exit_code: int) -> int:
+    if os.environ.get("OUTRIDER_DEBUG"):
+        raise error
+    print(f"outrider: {message}", file=sys.stderr)
+    return exit_code

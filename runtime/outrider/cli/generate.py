@@ -1,0 +1,120 @@
+"""`outrider generate`."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from outrider.cli.console import out, print_json, table
+from outrider.cli.options import generation_options, json_option, load_options, read_options
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from rich.table import Table
+
+    from outrider.metrics import Stats
+    from outrider.results import Result, TextChunk
+
+
+@click.command()
+@click.argument("bundle")
+@click.argument("prompt")
+@click.option("--system", metavar="TEXT", help="System message before the prompt.")
+@click.option("--no-chat-template", is_flag=True, help="Use the prompt as it is.")
+@click.option("--compare", is_flag=True, help="Run the same request plainly too, and print both speeds.")
+@load_options
+@generation_options
+@json_option
+def generate(
+    bundle: str,
+    prompt: str,
+    system: str | None,
+    no_chat_template: bool,
+    compare: bool,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Answer PROMPT with the main model of BUNDLE; "-" reads the prompt from standard input."""
+    from outrider.engine import load
+
+    config = read_options(options)
+    if system is not None and no_chat_template:
+        raise click.UsageError("--system needs the chat template: leave out --no-chat-template.")
+    text = sys.stdin.read() if prompt == "-" else prompt
+    request: Any = text
+    if system is not None:
+        request = [{"role": "system", "content": system}, {"role": "user", "content": text}]
+    arguments: dict[str, Any] = {"chat_template": not no_chat_template}
+    engine = load(bundle, config)
+    if compare:  # the first calls of each shape compile kernels: neither side should pay for them
+        for drafter in (config.generation.drafter, None):
+            engine.generate(request, **arguments, drafter=drafter, max_new_tokens=16)
+
+    result = engine.generate(request, **arguments) if as_json else print_stream(engine.stream(request, **arguments))
+    plain = engine.generate(request, **arguments, drafter=None, seed=result.seed) if compare else None
+    if as_json:
+        print_json(result.as_dict() | ({"compare": compare_as_dict(result, plain)} if plain else {}))
+        return
+    if plain:
+        out.print()
+        out.print(comparison(result, plain))
+        out.print(verdict(result, plain))
+
+
+def print_stream(chunks: Iterator[TextChunk]) -> Result:
+    """Print text as it comes; returns the whole answer."""
+    for chunk in chunks:
+        sys.stdout.write(chunk.text)
+        sys.stdout.flush()
+        if chunk.result:
+            sys.stdout.write("\n")
+            return chunk.result
+    raise AssertionError("a stream ends with a result")
+
+
+def speed_up(result: Result, plain: Result) -> float:
+    """Decoded tokens per second against plain decoding's; 1 where there was nothing to decode."""
+    slow = plain.stats.tokens_per_second
+    return result.stats.tokens_per_second / slow if slow else 1.0
+
+
+def compare_as_dict(result: Result, plain: Result) -> dict[str, Any]:
+    """Plain decoding beside the result, for JSON."""
+    return {
+        "identical": result.token_ids == plain.token_ids,
+        "speed_up": speed_up(result, plain),
+        "plain": plain.as_dict(),
+    }
+
+
+def comparison(result: Result, plain: Result) -> Table:
+    """Both runs side by side."""
+    made = table("", "plain", "speculative")
+    rows: dict[str, Callable[[Stats], str]] = {
+        "tokens per second": lambda s: f"{s.tokens_per_second:.1f}",
+        "time to first token": lambda s: f"{s.time_to_first_token * 1e3:.0f} ms",
+        "tokens per round": lambda s: f"{s.tokens_per_round:.2f}",
+        "draft tokens": lambda s: f"{s.num_draft_tokens}",
+        "accepted": lambda s: f"{s.num_accepted_tokens}",
+        "acceptance rate": lambda s: f"{s.acceptance_rate:.0%}" if s.num_draft_tokens else "-",
+        "drafting": lambda s: f"{s.draft_seconds:.2f} s",
+        "checking": lambda s: f"{s.check_seconds:.2f} s",
+        "on the host": lambda s: f"{s.host_seconds:.2f} s",
+    }
+    for label, row in rows.items():
+        made.add_row(label, row(plain.stats), row(result.stats))
+    return made
+
+
+def verdict(result: Result, plain: Result) -> str:
+    """One line: whether the text is the same, and how much sooner it was there."""
+    times = f"{speed_up(result, plain):.2f}× the speed of plain decoding"
+    if result.token_ids == plain.token_ids:
+        return f"The same {len(plain.token_ids)} tokens, at {times}."
+    if result.seed is not None:
+        return f"Sampled twice from the same distribution, so the texts differ; {times}. Plain text:\n{plain.text}"
+    at = next((i for i, (a, b) in enumerate(zip(result.token_ids, plain.token_ids, strict=False)) if a != b), 0)
+    return f"The texts differ from token {at} on, at {times}. Plain text:\n{plain.text}"

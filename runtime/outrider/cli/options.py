@@ -1,0 +1,70 @@
+"""Options that several commands share; their names are those of `outrider.config`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from outrider.config import find_presets, load_config
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from outrider.config import Config
+
+_LOAD = [
+    click.option("--config", metavar="NAME|FILE", help=f"Preset ({', '.join(find_presets())}) or TOML file."),
+    click.option("--main-device", metavar="DEVICE", help="Device of the main model.  [default: CPU]"),
+    click.option("--draft-device", metavar="DEVICE", help="Device of the draft model.  [default: the main device]"),
+    click.option("--precision", metavar="TYPE", help="Calculate in auto, f32, bf16 or f16."),
+    click.option("--cache-precision", metavar="TYPE", help="Store keys and values in auto, f32, bf16, f16 or u8."),
+    click.option("--num-threads", type=int, help="CPU threads."),
+    click.option("--cache-size", type=float, help="GB for keys and values.  [default: 2]"),
+]
+
+_GENERATION = [
+    click.option("--max-new-tokens", type=int, help="Longest answer.  [default: 512]"),
+    click.option("--drafter", metavar="NAME", help="auto, draft, ngram or none.  [default: auto]"),
+    click.option("--num-assistant-tokens", type=int, help="Draft tokens a round; 0 is plain decoding."),
+    click.option("--max-ngram-size", type=int, help="Tokens that n-gram drafting matches at most.  [default: 3]"),
+    click.option("--temperature", type=float, help="0 is greedy.  [default: 0]"),
+    click.option("--top-k", type=int, help="Sample from the k likeliest tokens."),
+    click.option("--top-p", type=float, help="Sample from the likeliest tokens that make up p."),
+    click.option("--min-p", type=float, help="Sample from tokens of at least this share of the likeliest one."),
+    click.option("--repetition-penalty", type=float, help="Over prompt and answer; 1 is off."),
+    click.option("--presence-penalty", type=float, help="Over the answer; 0 is off."),
+    click.option("--frequency-penalty", type=float, help="Over the answer; 0 is off."),
+    click.option("--seed", type=int, help="Makes sampling repeatable."),
+    click.option("--stop", multiple=True, metavar="TEXT", help="End the answer here. Can be given several times."),
+    click.option("--ignore-eos", is_flag=True, default=None, help="Go on past the end of the answer."),
+]
+
+
+def load_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options of loading a bundle."""
+    return _apply(_LOAD, function)
+
+
+def generation_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options of a request."""
+    return _apply(_GENERATION, function)
+
+
+def json_option(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add `--json`."""
+    return click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead.")(function)
+
+
+def read_options(options: dict[str, Any]) -> Config:
+    """A config from `--config` and the options that were given, which win."""
+    given = {name: value for name, value in options.items() if name != "config" and value not in (None, ())}
+    if given.get("drafter") == "none":
+        given["drafter"] = None
+    return load_config(options.get("config")).replace(**given)
+
+
+def _apply(decorators: list[Any], function: Callable[..., Any]) -> Callable[..., Any]:
+    for decorator in reversed(decorators):
+        function = decorator(function)
+    return function

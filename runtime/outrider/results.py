@@ -1,0 +1,46 @@
+"""What a request gives back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from outrider.metrics import Stats
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """A whole answer.
+
+    text: without special tokens, cut before a stop string. token_ids: ends with the end-of-sequence id if the model
+    gave one. finish_reason: "stop", "length" or "cancelled". seed: what the noise was made from; None when greedy.
+    """
+
+    text: str
+    token_ids: list[int]
+    finish_reason: str
+    stats: Stats
+    seed: int | None
+
+    def as_dict(self) -> dict[str, Any]:
+        """All of it, for JSON."""
+        return {
+            "text": self.text,
+            "token_ids": self.token_ids,
+            "finish_reason": self.finish_reason,
+            "seed": self.seed,
+            "stats": self.stats.as_dict(),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class TextChunk:
+    """What a round or two added to an answer.
+
+    stats: of the request so far. result: None until the last chunk, whose text may be empty.
+    """
+
+    text: str
+    stats: Stats
+    result: Result | None = None
