@@ -1,0 +1,31 @@
+"""Turn checkpoints into a bundle that outrider runs.
+
+    from outrider_export import export_bundle
+
+    bundle = export_bundle("Qwen/Qwen2.5-Coder-1.5B-Instruct", "Qwen/Qwen2.5-Coder-0.5B-Instruct", output="my-pair")
+
+A model is a Hugging Face hub id, a local checkpoint folder, or a .gguf file. Checkpoints get int8 weights unless
+`weights` says otherwise (int8, int4, fp16, fp32); they need the packages of `pip install "outrider[export]"`. GGUF
+files keep their weights, without torch and in seconds; where openvino-genai's reader does not know the file's
+quantisation, or a weight format is asked for, they are dequantised and converted like checkpoints.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from outrider_export.export import export_bundle
+    from outrider_export.progress import Progress, Silent
+
+__all__ = ["Progress", "Silent", "export_bundle"]
+
+_MODULE_OF = {"Progress": "progress", "Silent": "progress", "export_bundle": "export"}
+
+
+def __getattr__(name: str) -> object:
+    # Lazily (PEP 562), because the conversions run as modules of this package in processes of their own.
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module 'outrider_export' has no attribute '{name}'")
+    return getattr(importlib.import_module(f"outrider_export.{_MODULE_OF[name]}"), name)

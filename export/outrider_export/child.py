@@ -1,0 +1,170 @@
+"""Run one conversion in a Python process of its own.
+
+The libraries print to stdout, hold the interpreter for minutes, keep gigabytes after they are done and may crash.
+In a child they do none of this to the caller: `run_child` relays its progress, turns its failure into an
+`ExportError`, and kills it when the caller is interrupted. A child whose parent has died ends itself.
+
+The parent writes the job to the child's stdin as one line of JSON and keeps the pipe open. The child answers on its
+stdout in lines of JSON; whatever libraries print goes to its stderr, which is kept for the error's cause.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import queue
+import subprocess
+import sys
+import tempfile
+import threading
+import traceback
+from typing import IO, TYPE_CHECKING, Any
+
+from outrider.errors import ExportError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from outrider_export.progress import Progress
+
+_QUIET = {
+    "HF_HUB_OFFLINE": "1",  # everything has been downloaded before; a child fetches nothing
+    "TRANSFORMERS_OFFLINE": "1",
+    "HF_HUB_DISABLE_TELEMETRY": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+    "TQDM_DISABLE": "1",
+    "PYTHONIOENCODING": "utf-8",
+    "PYTHONUTF8": "1",
+}
+
+
+class ChildFailed(Exception):
+    """What a failed child wrote to stderr: the cause of an `ExportError`, for those who print it."""
+
+
+def run_child(module: str, job: dict[str, Any], what: str, progress: Progress) -> dict[str, Any]:
+    """Run `python -m module` on `job`; what its work function returned.
+
+    `what` begins the message of a failure: "The main model cannot be converted".
+
+    Raises:
+        ExportError: if the child fails or crashes; its cause holds what the child wrote to stderr.
+    """
+    with tempfile.TemporaryFile() as log:
+        child = subprocess.Popen(  # noqa: S603 - our own interpreter and module
+            [sys.executable, "-m", module],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            env={**os.environ, **_QUIET},
+            encoding="utf-8",
+            # Ctrl-C is for the parent alone: it ends the child and cleans up.
+            start_new_session=True,
+            creationflags=getattr(subprocess, "CREATE_NO_WINDOW", 0),
+        )
+        try:
+            final = _listen(child, job, progress)
+            code = child.wait()
+        finally:
+            child.kill()
+            child.wait()
+            for pipe in (child.stdin, child.stdout):
+                with contextlib.suppress(OSError):
+                    pipe.close()  # type: ignore[union-attr]
+        if "result" in final:
+            return dict(final["result"])
+        log.seek(0)
+        text = log.read().decode("utf-8", "replace").strip()
+        last = text.splitlines()[-1][:300] if text else "it said nothing"
+        reason = final.get("error") or f"its process ended with code {code}: {last}"
+        raise ExportError(f"{what}: {reason}") from ChildFailed(text)
+
+
+def _listen(child: subprocess.Popen[str], job: dict[str, Any], progress: Progress) -> dict[str, Any]:
+    """Send the job, relay progress until the child is done; its last message."""
+    if child.stdin is None or child.stdout is None:
+        raise AssertionError("Popen was asked for pipes")
+    lines: queue.Queue[str | None] = queue.Queue()
+
+    def read(stream: IO[str]) -> None:
+        for line in stream:
+            lines.put(line)
+        lines.put(None)
+
+    # A thread, because a blocking read cannot be interrupted by Ctrl-C on Windows.
+    threading.Thread(target=read, args=(child.stdout,), daemon=True).start()
+    with contextlib.suppress(OSError):  # a child that has died already is told by its silence
+        child.stdin.write(json.dumps(job) + "\n")
+        child.stdin.flush()
+    final: dict[str, Any] = {}
+    while True:
+        try:
+            line = lines.get(timeout=0.2)
+        except queue.Empty:
+            continue
+        if line is None:
+            return final
+        kind, *rest = json.loads(line)
+        if kind in ("result", "error"):
+            final = {kind: rest[0]}
+        else:
+            getattr(progress, kind)(*rest)
+
+
+class _Relay:
+    """The child's end: a `Progress` that sends what it is told to the parent."""
+
+    def __init__(self, channel: IO[str]) -> None:
+        self.channel = channel
+
+    def send(self, *message: object) -> None:
+        self.channel.write(json.dumps(message) + "\n")
+        self.channel.flush()
+
+    def phase(self, name: str, total: int | None = None) -> None:
+        self.send("phase", name, total)
+
+    def advance(self, count: int) -> None:
+        self.send("advance", count)
+
+    def note(self, text: str) -> None:
+        self.send("note", text)
+
+
+def serve(work: Callable[[dict[str, Any], Progress], dict[str, Any]]) -> None:
+    """Be the child: take the job from stdin, call `work(job, progress)`, send what it returns, end the process."""
+    relay = _Relay(os.fdopen(os.dup(1), "w", encoding="utf-8"))
+    os.dup2(2, 1)  # from here on, whatever prints to stdout prints to the log
+    job = json.loads(_read_line())
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    try:
+        relay.send("result", work(job, relay))
+        code = 0
+    except BaseException as error:  # the parent is told, whatever it was
+        traceback.print_exc()
+        relay.send("error", _one_line(error))
+        code = 1
+    sys.stderr.flush()
+    os._exit(code)  # nothing is left to do, and the libraries' own teardown may hang or crash
+
+
+def _read_line() -> str:
+    """One line of stdin, unbuffered, so that the thread which watches for its end owns the rest."""
+    line = bytearray()
+    while (byte := os.read(0, 1)) not in (b"", b"\n"):
+        line += byte
+    return line.decode("utf-8")
+
+
+def _end_with_parent() -> None:
+    while os.read(0, 1):
+        pass
+    os._exit(3)
+
+
+def _one_line(error: BaseException) -> str:
+    if isinstance(error, ExportError):
+        return str(error)
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text[:400]}" if text else type(error).__name__

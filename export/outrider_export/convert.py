@@ -1,0 +1,137 @@
+"""Child process: a checkpoint folder or a GGUF file to stateful OpenVINO IR, by way of torch.
+
+Job: `model`, the checkpoint folder or the GGUF file; `gguf`, whether it is one; `weights`; `output`, the folder for
+openvino_model; `scratch`, a folder for the uncompressed IR; `trust_remote_code`; and, for the model that brings the
+tokenizer, `tokenizer`: the folder with tokenizer.json, which gets openvino_tokenizer and openvino_detokenizer.
+
+int8 is 8 bits, asymmetric, one scale per output channel, as optimum-intel's int8. int4 is 4 bits, asymmetric,
+groups of 64, with embedding and output matrix in int8: the smallest groups that openvino's kernels run at full speed.
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from outrider_export.gguf_file import write_slim_copy
+from outrider_export.keep import remove_all_but_model
+from outrider_export.tokenizer_check import check_tokenizer_ir
+from outrider_export.tokenizer_ir import write_tokenizer_ir
+
+if TYPE_CHECKING:
+    from outrider_export.progress import Progress
+
+INT4_GROUP_SIZE = 64
+
+
+def convert(job: dict[str, Any], progress: Progress) -> dict[str, Any]:
+    """Convert the model that `job` describes; the files are in place when this returns."""
+    output, scratch = Path(job["output"]), Path(job["scratch"])
+    scratch.mkdir(parents=True, exist_ok=True)
+    weights: str = job["weights"]
+    progress.phase("read")
+    model = _load(job)
+    progress.phase("convert")
+    compressed = weights in ("int8", "int4")
+    _to_ir(model, scratch / "ir" if compressed else output, weights)
+    tied = bool(model.get_output_embeddings().weight is model.get_input_embeddings().weight)
+    del model
+    if compressed:
+        progress.phase("compress")
+        _compress(scratch / "ir" / "openvino_model.xml", output / "openvino_model.xml", weights)
+        shutil.rmtree(scratch / "ir")
+    remove_all_but_model(output)
+    if "tokenizer" in job:
+        progress.phase("tokenizer")
+        folder = Path(job["tokenizer"])
+        if not write_tokenizer_ir(folder):
+            _convert_tokenizer(Path(job["model"]), folder, job["trust_remote_code"])
+        check_tokenizer_ir(folder)
+    return {"tied_embeddings": tied}
+
+
+def _load(job: dict[str, Any]) -> Any:
+    """The torch model, in the precision in which it is converted."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    path = Path(job["model"])
+    if job["gguf"]:
+        # transformers reads the tokenizer's 150,000 strings twice, 10 s each time, and we have built one already.
+        path = Path(job["scratch"]) / "slim.gguf"
+        write_slim_copy(Path(job["model"]), path)
+    if job["weights"] == "fp32":
+        dtype: Any = torch.float32
+    else:
+        # A GGUF file's weights come out of their blocks as float32; half is exact enough for what has 8 bits at
+        # most and takes half the memory. Checkpoints stay in their own precision.
+        dtype = torch.float16 if job["gguf"] else "auto"
+    where = {"gguf_file": path.name} if job["gguf"] else {"use_safetensors": True}
+    folder = path.parent if job["gguf"] else path
+    model = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=dtype, local_files_only=True, trust_remote_code=job["trust_remote_code"], **where
+    )
+    if job["gguf"]:
+        path.unlink()
+    return model
+
+
+def _to_ir(model: Any, folder: Path, weights: str) -> None:
+    import torch
+    from optimum.exporters.openvino import export_from_model
+    from optimum.intel.openvino import OVConfig, OVWeightQuantizationConfig
+
+    # Naming the quantisation only keeps a KV cache precision out of the IR; the weights are compressed afterwards.
+    config = (
+        OVConfig(dtype=weights)
+        if weights in ("fp16", "fp32")
+        else OVConfig(quantization_config=OVWeightQuantizationConfig(bits=8, sym=False))
+    )
+    export_from_model(
+        model,
+        folder,
+        task="text-generation-with-past",
+        ov_config=config,
+        stateful=True,
+        patch_16bit_model=model.dtype in (torch.float16, torch.bfloat16),
+    )
+
+
+def _compress(source: Path, target: Path, weights: str) -> None:
+    import nncf
+    import openvino
+
+    model = openvino.Core().read_model(source)
+    if weights == "int8":
+        model = nncf.compress_weights(model, mode=nncf.CompressWeightsMode.INT8_ASYM)
+    else:
+        model = nncf.compress_weights(
+            model,
+            mode=nncf.CompressWeightsMode.INT4_ASYM,
+            group_size=INT4_GROUP_SIZE,
+            ratio=1.0,
+            advanced_parameters=nncf.AdvancedCompressionParameters(
+                group_size_fallback_mode=nncf.GroupSizeFallbackMode.ADJUST
+            ),
+        )
+    target.parent.mkdir(parents=True, exist_ok=True)
+    openvino.save_model(model, target, compress_to_fp16=False)
+
+
+def _convert_tokenizer(source: Path, folder: Path, trust_remote_code: bool) -> None:
+    """Tokenizers of another kind than `tokenizer_ir` knows: openvino_tokenizers' own way."""
+    import openvino
+    from openvino_tokenizers import convert_tokenizer
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(source, local_files_only=True, trust_remote_code=trust_remote_code)
+    encoder, decoder = convert_tokenizer(tokenizer, with_detokenizer=True)
+    openvino.save_model(encoder, folder / "openvino_tokenizer.xml")
+    openvino.save_model(decoder, folder / "openvino_detokenizer.xml")
+
+
+if __name__ == "__main__":
+    from outrider_export.child import serve
+
+    serve(convert)

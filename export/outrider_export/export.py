@@ -1,0 +1,187 @@
+"""The whole export, top to bottom: find, look, compare, convert, describe, give it its name."""
+
+from __future__ import annotations
+
+import shutil
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from outrider import __version__
+from outrider.bundle import (
+    SCHEMA_VERSION,
+    Bundle,
+    DrafterEntry,
+    Manifest,
+    ModelEntry,
+    Source,
+    TokenizerEntry,
+    list_files,
+    read_bundle,
+    sha256_of,
+    write_manifest,
+)
+from outrider.errors import ExportError
+from outrider_export.child import run_child
+from outrider_export.geometry import check_ir
+from outrider_export.gguf_tokenizer import write_tokenizer
+from outrider_export.plan import Plan, check_extra, check_weights, make_plan, needs_torch, space_needed
+from outrider_export.progress import Silent
+from outrider_export.sources import fetch, locate, read_json
+from outrider_export.special_tokens import eos_of_folder, eos_of_gguf, token_of_config
+from outrider_export.target import Target, check_space
+from outrider_export.vocabulary import check_same
+
+if TYPE_CHECKING:
+    from outrider_export.progress import Progress
+
+_CHAT_TEMPLATES = ("chat_template.jinja", "chat_template.json")
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", *_CHAT_TEMPLATES)
+_PACKAGES = {
+    "keep": ("openvino", "openvino-genai", "openvino-tokenizers"),
+    "convert": ("openvino", "openvino-tokenizers", "optimum-intel", "nncf", "transformers", "torch"),
+}
+
+
+def export_bundle(
+    main: str | Path,
+    draft: str | Path | None = None,
+    *,
+    output: str | Path,
+    weights: str | None = None,
+    draft_weights: str | None = None,
+    revision: str | None = None,
+    draft_revision: str | None = None,
+    trust_remote_code: bool = False,
+    overwrite: bool = False,
+    progress: Progress | None = None,
+) -> Bundle:
+    """Export a main model, and a draft model for it, to a bundle at `output`; see the package's docstring.
+
+    Raises:
+        OptionError: if an option cannot be meant.
+        VocabularyMismatch: if the draft model has another vocabulary than the main model.
+        ExportError: if a model cannot be found, read or converted, or the bundle cannot be written.
+    """
+    progress = progress or Silent()
+    named = [("main", locate(main, revision), weights)]
+    if draft is not None:
+        named.append(("draft", locate(draft, draft_revision), draft_weights))
+    for _, source, asked in named:
+        check_weights(asked)
+        if needs_torch(source, asked):
+            check_extra(f"Exporting {source.id}")
+    try:
+        with Target(Path(output), overwrite) as target:
+            for leftover in target.leftovers:
+                progress.note(f"{leftover} was left behind by an export that was killed; it can be deleted.")
+            plans = [
+                make_plan(role, fetch(source, trust_remote_code, progress), asked, progress)
+                for role, source, asked in named
+            ]
+            for plan in plans[1:]:
+                check_same(plans[0].vocabulary, plan.vocabulary, plans[0].source.id, plan.source.id)
+            check_space(target.new, space_needed(plans))
+            entries = [_convert(plan, target, trust_remote_code, progress) for plan in plans]
+            tokenizer = _describe_tokenizer(plans[0], target.new / "tokenizer")
+            progress.phase("hash", sum(p.stat().st_size for p in target.new.rglob("*") if p.is_file()))
+            write_manifest(
+                target.new,
+                Manifest(
+                    schema_version=SCHEMA_VERSION,
+                    minimum_runtime=__version__,
+                    created_by=f"outrider {__version__}",
+                    main=entries[0],
+                    drafters=tuple(DrafterEntry("draft", "draft_model", entry) for entry in entries[1:]),
+                    tokenizer=tokenizer,
+                    files=list_files(target.new, progress.advance),
+                ),
+            )
+            read_bundle(target.new)
+            target.commit()
+    except OSError as error:
+        raise ExportError(f"{output} cannot be written: {error}.") from error
+    return read_bundle(target.output)
+
+
+def _convert(plan: Plan, target: Target, trust_remote_code: bool, progress: Progress) -> ModelEntry:
+    """Convert one model into the bundle's folder for it; the main model brings the tokenizer."""
+    folder, tokenizer = target.new / plan.role, target.new / "tokenizer"
+    if plan.role == "main":
+        _copy_tokenizer(plan, tokenizer)
+    what = f"The {plan.role} model {plan.source.id} cannot be converted"
+    job: dict[str, Any] = {"output": str(folder)}
+    if plan.role == "main":
+        job["tokenizer"] = str(tokenizer)
+    if plan.weights == "keep":
+        recipe = {"route": "keep"}
+        run_child("outrider_export.keep", job | {"gguf": str(plan.path.resolve())}, what, progress)
+    else:
+        job |= {
+            "model": str(plan.path.resolve()),
+            "gguf": plan.header is not None,
+            "weights": plan.weights,
+            "scratch": str(target.scratch / plan.role),
+            "trust_remote_code": trust_remote_code,
+        }
+        done = run_child("outrider_export.convert", job, what, progress)
+        route = "checkpoint" if plan.header is None else f"dequantise {plan.header.quantisation}"
+        recipe = {"route": route, "tied_embeddings": str(done["tied_embeddings"]).lower()}
+    check_ir(folder / "openvino_model.xml", plan.geometry)
+    return ModelEntry(
+        folder=plan.role,
+        format="openvino",
+        weights=plan.header.quantisation if plan.header and plan.weights == "keep" else plan.weights,
+        geometry=plan.geometry,
+        vocab_size=len(plan.vocabulary),
+        vocab_sha256=plan.vocabulary.sha256,
+        source=_describe_source(plan, recipe, progress),
+    )
+
+
+def _copy_tokenizer(plan: Plan, folder: Path) -> None:
+    if plan.header is not None:
+        write_tokenizer(plan.header, folder)
+        return
+    folder.mkdir()
+    for name in _TOKENIZER_FILES:
+        if (plan.path / name).is_file():
+            shutil.copyfile(plan.path / name, folder / name)
+
+
+def _describe_source(plan: Plan, recipe: dict[str, str], progress: Progress) -> Source:
+    packages = _PACKAGES["keep" if plan.weights == "keep" else "convert"]
+    digest = None
+    if plan.header is not None:
+        progress.phase("read", plan.path.stat().st_size)
+        digest = sha256_of(plan.path, progress.advance)
+    return Source(
+        id=plan.source.id,
+        kind=plan.source.kind,
+        revision=plan.source.revision,
+        sha256=digest,
+        recipe=recipe | {name: _version(name) for name in packages},
+    )
+
+
+def _describe_tokenizer(plan: Plan, folder: Path) -> TokenizerEntry:
+    config = read_json(folder / "tokenizer_config.json")
+    if plan.header is not None:
+        eos = eos_of_gguf(plan.header, plan.vocabulary)
+    else:
+        eos = eos_of_folder(plan.path, plan.config, plan.vocabulary)
+    return TokenizerEntry(
+        folder=folder.name,
+        eos_token_ids=eos,
+        special_token_ids=plan.vocabulary.special_token_ids,
+        bos_token_id=token_of_config(config, "bos", plan.vocabulary),
+        pad_token_id=token_of_config(config, "pad", plan.vocabulary),
+        chat_template="chat_template" in config or any((folder / name).exists() for name in _CHAT_TEMPLATES),
+    )
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "unknown"

@@ -1,0 +1,84 @@
+"""A model's shape: read from its configuration before the work, held against the written IR after it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from outrider.bundle import Geometry
+from outrider.errors import ExportError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from outrider_export.gguf_file import GGUFHeader
+
+
+def geometry_of_config(config: dict[str, Any], where: Path) -> Geometry:
+    """From a checkpoint's `config.json`.
+
+    Raises:
+        ExportError: naming the key that is missing.
+    """
+    try:
+        heads = config["num_attention_heads"]
+        return Geometry(
+            architecture=config["model_type"],
+            num_layers=config["num_hidden_layers"],
+            num_heads=heads,
+            num_kv_heads=config.get("num_key_value_heads") or heads,
+            head_size=config.get("head_dim") or config["hidden_size"] // heads,
+            hidden_size=config["hidden_size"],
+            context_length=config["max_position_embeddings"],
+            logits_width=config["vocab_size"],
+        )
+    except KeyError as error:
+        raise ExportError(f"{where}/config.json has no {error}, so its model's shape is not known.") from error
+
+
+def geometry_of_gguf(header: GGUFHeader) -> Geometry:
+    """From a GGUF file's metadata.
+
+    Raises:
+        ExportError: naming the key or tensor that is missing, or what differs from layer to layer.
+    """
+    of = header.of_architecture
+    heads, hidden = of("attention.head_count"), of("embedding_length")
+    kv_heads = of("attention.head_count_kv", heads)
+    if not all(isinstance(number, int) for number in (heads, kv_heads, hidden)):
+        raise ExportError(f"{header.path} has layers with different numbers of heads, which is not supported yet.")
+    matrix = header.tensors.get("output.weight") or header.tensors.get("token_embd.weight")
+    if matrix is None or len(matrix.shape) != 2:
+        raise ExportError(f"{header.path} has no token_embd.weight, so it is not a language model.")
+    return Geometry(
+        architecture=header.architecture,
+        num_layers=of("block_count"),
+        num_heads=heads,
+        num_kv_heads=kv_heads,
+        head_size=of("attention.key_length", hidden // heads),
+        hidden_size=hidden,
+        context_length=of("context_length"),
+        logits_width=matrix.shape[0],
+    )
+
+
+def check_ir(path: Path, geometry: Geometry) -> None:
+    """Whether the IR at `path` can be read and has the shape that its source promised.
+
+    Raises:
+        ExportError: naming what differs.
+    """
+    import openvino
+
+    try:
+        model = openvino.Core().read_model(path)
+    except RuntimeError as error:
+        raise ExportError(f"The converted model cannot be read back: {' '.join(str(error).split())[:300]}") from error
+    logits = model.output("logits").get_partial_shape()[-1]
+    states = sum(node.get_type_name() == "ReadValue" for node in model.get_ops())
+    found = {"logits": logits.get_length() if logits.is_static else str(logits), "states": states}
+    promised = {"logits": geometry.logits_width, "states": 2 * geometry.num_layers}
+    if found != promised:
+        raise ExportError(
+            f"The converted model has {found['logits']} logits and {found['states']} cache tensors where its "
+            f"configuration promises {promised['logits']} and {promised['states']}: Outrider does not run such a model."
+        )

@@ -1,0 +1,242 @@
+"""Read the header of a GGUF file: metadata, and the names, types and shapes of the tensors.
+
+    header = read_header(Path("model.gguf"))
+    header.metadata["general.architecture"], header.tensors["token_embd.weight"].type
+
+Nothing but the header is read (0.2 s for a vocabulary of 151,936), and no package is needed for it. Every length in
+the file is checked before it is believed, so a cut or damaged file ends in an `ExportError`, not in a crash.
+
+Source: the GGUF specification, ggml/docs/gguf.md, versions 2 and 3, little-endian.
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+import shutil
+import struct
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from outrider.errors import ExportError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+# id: name, weights per block, bytes per block
+TENSOR_TYPES = {
+    0: ("F32", 1, 4), 1: ("F16", 1, 2), 2: ("Q4_0", 32, 18), 3: ("Q4_1", 32, 20), 6: ("Q5_0", 32, 22),
+    7: ("Q5_1", 32, 24), 8: ("Q8_0", 32, 34), 9: ("Q8_1", 32, 40), 10: ("Q2_K", 256, 84), 11: ("Q3_K", 256, 110),
+    12: ("Q4_K", 256, 144), 13: ("Q5_K", 256, 176), 14: ("Q6_K", 256, 210), 15: ("Q8_K", 256, 292),
+    16: ("IQ2_XXS", 256, 66), 17: ("IQ2_XS", 256, 74), 18: ("IQ3_XXS", 256, 98), 19: ("IQ1_S", 256, 50),
+    20: ("IQ4_NL", 32, 18), 21: ("IQ3_S", 256, 110), 22: ("IQ2_S", 256, 82), 23: ("IQ4_XS", 256, 136),
+    24: ("I8", 1, 1), 25: ("I16", 1, 2), 26: ("I32", 1, 4), 27: ("I64", 1, 8), 28: ("F64", 1, 8),
+    29: ("IQ1_M", 256, 56), 30: ("BF16", 1, 2), 34: ("TQ1_0", 256, 54), 35: ("TQ2_0", 256, 66),
+    39: ("MXFP4", 32, 17),
+}  # fmt: skip
+# general.file_type: the name under which people know a mixture of tensor types
+FILE_TYPES = {
+    0: "F32", 1: "F16", 2: "Q4_0", 3: "Q4_1", 7: "Q8_0", 8: "Q5_0", 9: "Q5_1", 10: "Q2_K", 11: "Q3_K_S",
+    12: "Q3_K_M", 13: "Q3_K_L", 14: "Q4_K_S", 15: "Q4_K_M", 16: "Q5_K_S", 17: "Q5_K_M", 18: "Q6_K", 32: "BF16",
+}  # fmt: skip
+
+_SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+_STRING, _ARRAY = 8, 9
+_MAX_DEPTH = 4  # arrays in arrays; real files have at most two
+
+
+@dataclass(frozen=True)
+class TensorInfo:
+    """One tensor of the file."""
+
+    type: str  # "F32", "Q4_K", …
+    shape: tuple[int, ...]  # rows first, as NumPy has it; GGUF stores it the other way round
+
+    @property
+    def num_weights(self) -> int:
+        """How many numbers the tensor stands for."""
+        return math.prod(self.shape)
+
+
+@dataclass(frozen=True)
+class GGUFHeader:
+    """What `read_header` found."""
+
+    path: Path
+    metadata: dict[str, Any]
+    tensors: dict[str, TensorInfo]
+    entries: dict[str, tuple[int, int]]  # where each key with its value lies in the file: first byte, one past the last
+    infos: tuple[int, int]  # the same for the list of tensors
+
+    @property
+    def data_start(self) -> int:
+        """The position of the first tensor's data."""
+        return _aligned(self.infos[1], self.metadata.get("general.alignment", 32))
+
+    @property
+    def architecture(self) -> str:
+        """`general.architecture`: llama, qwen2, …"""
+        return str(self.require("general.architecture"))
+
+    def require(self, key: str) -> Any:
+        """The metadata under `key`.
+
+        Raises:
+            ExportError: if the file has none.
+        """
+        if key not in self.metadata:
+            raise ExportError(f"{self.path} has no {key} in its metadata, so it is not a whole language model.")
+        return self.metadata[key]
+
+    def of_architecture(self, key: str, default: Any = None) -> Any:
+        """The metadata under `<architecture>.<key>`; required where there is no default."""
+        full = f"{self.architecture}.{key}"
+        return self.require(full) if default is None else self.metadata.get(full, default)
+
+    @property
+    def quantisation(self) -> str:
+        """The file's quantisation as people name it: "Q4_K_M", or the type that most weights have."""
+        named = FILE_TYPES.get(self.metadata.get("general.file_type", -1))
+        if named:
+            return named
+        weights: dict[str, int] = {}
+        for tensor in self.tensors.values():
+            weights[tensor.type] = weights.get(tensor.type, 0) + tensor.num_weights
+        return max(weights, key=lambda name: weights[name])
+
+
+def read_header(path: Path) -> GGUFHeader:
+    """Read the header of the GGUF file at `path`.
+
+    Raises:
+        ExportError: if it is not a GGUF file, is damaged or cut short, or is one part of several.
+    """
+    try:
+        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            header = _Reader(path, data).header()
+    except (OSError, ValueError) as error:  # mmap refuses an empty file with ValueError
+        raise ExportError(f"{path} cannot be read: {error}.") from error
+    if (parts := header.metadata.get("split.count", 0)) and parts > 1:
+        raise ExportError(f"{path} is one of {parts} parts. Merge them first with 'llama-gguf-split --merge'.")
+    return header
+
+
+def write_slim_copy(source: Path, target: Path) -> None:
+    """Copy a GGUF file without its tokenizer's lists, whose length goes into `<architecture>.vocab_size`."""
+    header = read_header(source)
+    size_key = f"{header.architecture}.vocab_size".encode()
+    vocab_size = len(header.metadata.get("tokenizer.ggml.tokens", ()))
+    kept = [span for key, span in header.entries.items() if not isinstance(header.metadata[key], list)]
+    with source.open("rb") as old, target.open("wb") as new:
+
+        def copy(first: int, end: int) -> None:
+            old.seek(first)
+            new.write(old.read(end - first))
+
+        add_size = vocab_size > 0 and size_key.decode() not in header.entries
+        new.write(b"GGUF" + struct.pack("<IQQ", 3, len(header.tensors), len(kept) + add_size))
+        for span in kept:
+            copy(*span)
+        if add_size:
+            new.write(struct.pack("<Q", len(size_key)) + size_key + struct.pack("<II", 4, vocab_size))
+        copy(*header.infos)
+        new.write(b"\0" * (_aligned(new.tell(), header.metadata.get("general.alignment", 32)) - new.tell()))
+        old.seek(header.data_start)
+        shutil.copyfileobj(old, new, 1 << 24)
+
+
+def _aligned(position: int, alignment: int) -> int:
+    return -(-position // alignment) * alignment
+
+
+class _Reader:
+    """Walks the file from the front; every read is checked against the file's end."""
+
+    def __init__(self, path: Path, data: mmap.mmap) -> None:
+        self.path = path
+        self.data = data
+        self.at = 0
+
+    def header(self) -> GGUFHeader:
+        if self.data[:4] != b"GGUF":
+            raise ExportError(f"{self.path} is not a GGUF file: it starts with {bytes(self.data[:4])!r}.")
+        self.at = 4
+        version = self.scalar("I")
+        if version not in (2, 3):
+            raise ExportError(f"{self.path} has GGUF version {version}; versions 2 and 3 (little-endian) are read.")
+        num_tensors, num_keys = self.count(12), self.count(12)
+        metadata: dict[str, Any] = {}
+        entries: dict[str, tuple[int, int]] = {}
+        for _ in range(num_keys):
+            entry = self.at
+            key = self.string()
+            metadata[key] = self.value(self.scalar("I"))
+            entries[key] = (entry, self.at)
+        infos = self.at
+        tensors: dict[str, TensorInfo] = {}
+        end = 0
+        for _ in range(num_tensors):
+            name = self.string()
+            dimensions = self.scalar("I")
+            if dimensions > 8:
+                raise self.damaged(f"tensor {name!r} has {dimensions} dimensions")
+            shape = tuple(self.scalar("Q") for _ in range(dimensions))[::-1]
+            type_id, offset = self.scalar("I"), self.scalar("Q")
+            if type_id not in TENSOR_TYPES:
+                raise ExportError(f"{self.path} stores {name} in tensor type {type_id}, which is not known here.")
+            type_name, block, size = TENSOR_TYPES[type_id]
+            tensors[name] = TensorInfo(type_name, shape)
+            end = max(end, offset + math.prod(shape) // block * size)
+        if not tensors:
+            raise ExportError(f"{self.path} holds no tensors, so it is not a model.")
+        alignment = metadata.get("general.alignment", 32)
+        if not isinstance(alignment, int) or alignment < 1:
+            raise self.damaged(f"its alignment is {alignment!r}")
+        start = _aligned(self.at, alignment)
+        if start + end > len(self.data):
+            raise ExportError(
+                f"{self.path} is cut short: it has {len(self.data):,} bytes and its header promises "
+                f"{start + end:,}. Fetch it again."
+            )
+        return GGUFHeader(self.path, metadata, tensors, entries, (infos, self.at))
+
+    def damaged(self, why: str) -> ExportError:
+        return ExportError(f"{self.path} is damaged: {why} (at byte {self.at:,}). Fetch it again.")
+
+    def take(self, size: int) -> int:
+        """Move on by `size` bytes; the position before."""
+        if size > len(self.data) - self.at:
+            raise self.damaged("its header goes on past the end of the file")
+        self.at += size
+        return self.at - size
+
+    def scalar(self, code: str) -> Any:
+        return struct.unpack_from("<" + code, self.data, self.take(struct.calcsize("<" + code)))[0]
+
+    def count(self, least: int) -> int:
+        """A number of items that take at least `least` bytes each."""
+        count = int(self.scalar("Q"))
+        if count * least > len(self.data) - self.at:
+            raise self.damaged(f"it promises {count:,} items where {len(self.data) - self.at:,} bytes are left")
+        return count
+
+    def string(self) -> str:
+        size = self.count(1)
+        start = self.take(size)
+        return self.data[start : start + size].decode("utf-8", "surrogateescape")
+
+    def value(self, type_id: int, depth: int = 0) -> Any:
+        if type_id == _STRING:
+            return self.string()
+        if type_id == _ARRAY:
+            item, depth = self.scalar("I"), depth + 1
+            if depth > _MAX_DEPTH:
+                raise self.damaged("its metadata nests arrays too deeply")
+            if item in _SCALARS:
+                count = self.count(struct.calcsize("<" + _SCALARS[item]))
+                code = f"<{count}{_SCALARS[item]}"
+                return list(struct.unpack_from(code, self.data, self.take(struct.calcsize(code))))
+            return [self.value(item, depth) for _ in range(self.count(8))]
+        if type_id not in _SCALARS:
+            raise self.damaged(f"its metadata has a value of type {type_id}")
+        return self.scalar(_SCALARS[type_id])

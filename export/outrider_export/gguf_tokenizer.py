@@ -1,0 +1,165 @@
+"""Build a tokenizer from what a GGUF file says of it: `tokenizer.json` and `tokenizer_config.json`.
+
+    write_tokenizer(header, folder)
+
+The file holds vocabulary, merges and token types, but names its pre-tokenizer only (`tokenizer.ggml.pre`); the
+expressions behind the names known here are those of the models' own `tokenizer.json`. Any other name is refused:
+a wrong pre-tokenizer gives plausible, wrong tokens. (transformers 5.5 saves a GGUF's tokenizer as CodeLlama's.)
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import TYPE_CHECKING, Any
+
+from outrider.errors import ExportError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from outrider_export.gguf_file import GGUFHeader
+
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6  # tokenizer.ggml.token_type
+
+_CONTRACTIONS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+_WORDS = r"[^\r\n\p{L}\p{N}]?\p{L}+"
+_MARKS_AND_SPACE = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+
+
+def _byte_level(use_regex: bool) -> dict[str, Any]:
+    return {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": use_regex}
+
+
+def _split(pattern: str) -> dict[str, Any]:
+    return {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
+
+
+# name: normalizer, the steps before the byte level, whether a whole word in the vocabulary skips the merges,
+# whether a text begins with the BOS token unless the file says otherwise
+PRE_TOKENIZERS: dict[str, tuple[dict[str, str] | None, list[dict[str, Any]], bool, bool]] = {
+    "smollm": (None, [{"type": "Digits", "individual_digits": True}, _byte_level(True)], False, False),
+    "qwen2": (
+        {"type": "NFC"},
+        [_split(rf"{_CONTRACTIONS}|{_WORDS}|\p{{N}}|{_MARKS_AND_SPACE}"), _byte_level(False)],
+        False,
+        False,
+    ),
+    "llama-bpe": (
+        None,
+        [_split(rf"{_CONTRACTIONS}|{_WORDS}|\p{{N}}{{1,3}}|{_MARKS_AND_SPACE}"), _byte_level(False)],
+        True,
+        True,
+    ),
+}
+
+
+def check_tokenizer(header: GGUFHeader) -> None:
+    """Refuse a tokenizer that cannot be rebuilt exactly.
+
+    Raises:
+        ExportError: naming what the file has and what is known.
+    """
+    model, pre = header.require("tokenizer.ggml.model"), header.metadata.get("tokenizer.ggml.pre", "default")
+    known = ", ".join(PRE_TOKENIZERS)
+    instead = "Export the original checkpoint instead."
+    if model != "gpt2":
+        raise ExportError(
+            f"{header.path} has a {model!r} tokenizer; byte-level BPE ('gpt2') is the one that can be rebuilt "
+            f"from a GGUF file. {instead}"
+        )
+    if pre not in PRE_TOKENIZERS:
+        raise ExportError(f"{header.path} has the pre-tokenizer {pre!r}; known are {known}. {instead}")
+    tokens, types = header.require("tokenizer.ggml.tokens"), header.require("tokenizer.ggml.token_type")
+    header.require("tokenizer.ggml.merges")
+    if len(tokens) != len(types):
+        raise ExportError(f"{header.path} is damaged: {len(tokens):,} tokens and {len(types):,} token types.")
+
+
+def is_padding(token: str, token_type: int, token_id: int) -> bool:
+    """Whether an entry only fills the vocabulary up to the width of the output matrix."""
+    return token_type == UNUSED or re.fullmatch(rf"\[PAD{token_id}\]", token) is not None
+
+
+def write_tokenizer(header: GGUFHeader, folder: Path) -> None:
+    """Write `tokenizer.json` and `tokenizer_config.json` into `folder`.
+
+    Raises:
+        ExportError: as `check_tokenizer`.
+    """
+    check_tokenizer(header)
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, content in (("tokenizer.json", _tokenizer(header)), ("tokenizer_config.json", _config(header))):
+        text = json.dumps(content, ensure_ascii=False, indent=1)
+        (folder / name).write_text(text, encoding="utf-8", errors="surrogatepass", newline="\n")
+
+
+def _tokenizer(header: GGUFHeader) -> dict[str, Any]:
+    normalizer, steps, ignore_merges, default_bos = PRE_TOKENIZERS[header.metadata["tokenizer.ggml.pre"]]
+    tokens, types = header.metadata["tokenizer.ggml.tokens"], header.metadata["tokenizer.ggml.token_type"]
+    real = [(i, t, k) for i, (t, k) in enumerate(zip(tokens, types, strict=True)) if not is_padding(t, k, i)]
+    added = [
+        {
+            "id": token_id, "content": token, "single_word": False, "lstrip": False, "rstrip": False,
+            "normalized": False, "special": token_type != USER_DEFINED,
+        }
+        for token_id, token, token_type in real
+        if token_type in (CONTROL, USER_DEFINED, UNKNOWN)
+    ]  # fmt: skip
+    post: dict[str, Any] = _byte_level(True)
+    if header.metadata.get("tokenizer.ggml.add_bos_token", default_bos):
+        post = {"type": "Sequence", "processors": [post, _begin_with(header)]}
+    return {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": added,
+        "normalizer": normalizer,
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": steps},
+        "post_processor": post,
+        "decoder": _byte_level(True),
+        "model": {
+            "type": "BPE",
+            "dropout": None,
+            "unk_token": None,
+            "continuing_subword_prefix": None,
+            "end_of_word_suffix": None,
+            "fuse_unk": False,
+            "byte_fallback": False,
+            "ignore_merges": ignore_merges,
+            # Added tokens are listed here too: it is what keeps their ids when there are gaps in the vocabulary.
+            "vocab": {token: token_id for token_id, token, _ in real},
+            "merges": [merge.split(" ", 1) for merge in header.metadata["tokenizer.ggml.merges"]],
+        },
+    }
+
+
+def _begin_with(header: GGUFHeader) -> dict[str, Any]:
+    """The post-processor that puts the BOS token in front of a text."""
+    token_id = header.require("tokenizer.ggml.bos_token_id")
+    token = header.metadata["tokenizer.ggml.tokens"][token_id]
+    bos = {"SpecialToken": {"id": token, "type_id": 0}}
+    first, second = ({"Sequence": {"id": name, "type_id": 0}} for name in ("A", "B"))
+    return {
+        "type": "TemplateProcessing",
+        "single": [bos, first],
+        "pair": [bos, first, bos, second],
+        "special_tokens": {token: {"id": token, "ids": [token_id], "tokens": [token]}},
+    }
+
+
+def _config(header: GGUFHeader) -> dict[str, Any]:
+    tokens = header.metadata["tokenizer.ggml.tokens"]
+    config: dict[str, Any] = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "clean_up_tokenization_spaces": False,
+        "model_max_length": header.of_architecture("context_length"),
+        "padding_side": "left",
+    }
+    for name, key in (("bos", "bos"), ("eos", "eos"), ("pad", "padding"), ("unk", "unknown")):
+        token_id = header.metadata.get(f"tokenizer.ggml.{key}_token_id")
+        if isinstance(token_id, int) and token_id < len(tokens):
+            config[f"{name}_token"] = tokens[token_id]
+    if template := header.metadata.get("tokenizer.chat_template"):
+        config["chat_template"] = template
+    return config

@@ -1,0 +1,163 @@
+"""Download a checkpoint from the Hugging Face hub: configuration, tokenizer and safetensors, nothing else.
+
+    folder, commit = download("Qwen/Qwen2.5-0.5B-Instruct", None, trust_remote_code=False, progress=progress)
+
+Files land in the hub's own cache, where other programs find them too. Tokens for gated models are huggingface_hub's
+business: `hf auth login`, or HF_TOKEN.
+"""
+
+from __future__ import annotations
+
+import importlib
+import queue
+import shutil
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from outrider.errors import ExportError
+
+if TYPE_CHECKING:
+    from outrider_export.progress import Progress
+
+# An allow-list: pickled weights (*.bin, *.pt, *.pth, *.ckpt) are not even fetched.
+ALLOWED = ("*.json", "*.jinja", "*.model", "*.safetensors")
+ALLOWED_WITH_CODE = (*ALLOWED, "*.py")
+ELSEWHERE = ("*/*",)  # sub-folders hold other formats: onnx/, openvino/, original/
+
+
+Advance = Callable[[int], None]  # so many bytes more
+Begin = Callable[[int | None], None]  # the download begins; its size in bytes, if known
+
+
+class _Cancelled(Exception):
+    """Ends the download's own threads after Ctrl-C."""
+
+
+def download(repo_id: str, revision: str | None, trust_remote_code: bool, progress: Progress) -> tuple[Path, str]:
+    """The folder that holds the checkpoint, and the commit that `revision` stands for.
+
+    Raises:
+        ExportError: in one line, whether the id is unknown, gated, or the hub out of reach.
+    """
+    try:
+        import huggingface_hub
+        from huggingface_hub.errors import DryRunError
+    except ImportError as error:
+        raise ExportError(
+            f"Fetching {repo_id} from the hub needs packages that are not installed. "
+            'Install them with: pip install "outrider[export]"'
+        ) from error
+    options: dict[str, Any] = {
+        "revision": revision,
+        "allow_patterns": list(ALLOWED_WITH_CODE if trust_remote_code else ALLOWED),
+        "ignore_patterns": list(ELSEWHERE),
+    }
+
+    def fetch(advance: Advance, begin: Begin) -> Path:
+        size = None
+        try:
+            files = huggingface_hub.snapshot_download(repo_id, dry_run=True, tqdm_class=_bar(None), **options)
+        except DryRunError:
+            pass  # the hub is out of reach: the call below finds the files in the cache, or says what is wrong
+        else:
+            size = sum(file.file_size for file in files if file.will_download)
+            _check_space(repo_id, size)
+            if files:  # a branch that moves meanwhile must not mix two versions
+                options["revision"] = files[0].commit_hash
+        begin(size)
+        return Path(huggingface_hub.snapshot_download(repo_id, tqdm_class=_bar(advance), **options))
+
+    try:
+        folder = _interruptible(fetch, progress)
+    except ExportError:
+        raise
+    except Exception as error:
+        raise ExportError(_explain(repo_id, revision, error)) from error
+    return folder, folder.name
+
+
+def _interruptible(work: Callable[[Advance, Begin], Path], progress: Progress) -> Path:
+    """Run `work` in a thread and relay its progress, so that Ctrl-C need not wait for the file in hand."""
+    events: queue.Queue[tuple[str, Any]] = queue.Queue()
+    cancelled = threading.Event()
+
+    def advance(count: int) -> None:
+        if cancelled.is_set():
+            raise _Cancelled
+        events.put(("advance", count))
+
+    def run() -> None:
+        try:
+            events.put(("done", work(advance, lambda size: events.put(("begin", size)))))
+        except BaseException as error:  # raised again by the caller's thread
+            events.put(("failed", error))
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    try:
+        while True:
+            try:
+                kind, value = events.get(timeout=0.2)
+            except queue.Empty:
+                continue
+            if kind == "begin":
+                progress.phase("download", value)
+            elif kind == "advance":
+                progress.advance(value)
+            elif kind == "done":
+                return Path(value)
+            else:
+                raise value
+    finally:
+        cancelled.set()
+
+
+def _bar(advance: Advance | None) -> type[Any]:
+    """The progress bar class that huggingface_hub asks for: draws nothing, passes bytes on."""
+    tqdm: Any = importlib.import_module("tqdm").tqdm  # untyped, as huggingface_hub's own
+
+    def begin(self: Any, *args: Any, **options: Any) -> None:
+        self.counts_bytes = options.get("unit") == "B"
+        tqdm.__init__(self, *args, **{**options, "disable": True})
+
+    def update(self: Any, n: float | None = 1) -> None:
+        if advance and self.counts_bytes and n:
+            advance(int(n))
+
+    return type("Bar", (tqdm,), {"__init__": begin, "update": update})
+
+
+def _check_space(repo_id: str, size: int) -> None:
+    from huggingface_hub import constants
+
+    cache = Path(constants.HF_HUB_CACHE)
+    place = next(folder for folder in (cache, *cache.parents) if folder.is_dir())
+    if size > (free := shutil.disk_usage(place).free):
+        raise ExportError(
+            f"{repo_id} is {size / 1e9:.1f} GB to download and {place} has {free / 1e9:.1f} GB free. "
+            "Make room, or set HF_HOME to a larger disk."
+        )
+
+
+def _explain(repo_id: str, revision: str | None, error: Exception) -> str:
+    from huggingface_hub import errors
+
+    if isinstance(error, errors.GatedRepoError):
+        return f"{repo_id} is gated. Accept its terms on huggingface.co/{repo_id}, then run 'hf auth login'."
+    if isinstance(error, errors.RevisionNotFoundError):
+        return f"{repo_id} has no revision {revision!r}. Look at huggingface.co/{repo_id}/commits."
+    if isinstance(error, errors.RepositoryNotFoundError):
+        return (
+            f"There is no {repo_id}, neither here nor on the hub, or it is private. Check the spelling; for a private "
+            "model run 'hf auth login'."
+        )
+    if isinstance(error, errors.HFValidationError):
+        return f"{repo_id} is not a hub id that the hub accepts. A hub id looks like org/name."
+    if isinstance(error, (errors.LocalEntryNotFoundError, OSError)) or type(error).__module__.startswith("httpx"):
+        return (
+            f"There is no path {repo_id} here, and the hub cannot be reached to download a model of that name. "
+            "Check the connection, or name a local folder or .gguf file."
+        )
+    return f"{repo_id} cannot be downloaded: {type(error).__name__}: {' '.join(str(error).split())[:300]}"

@@ -1,0 +1,153 @@
+"""What will be done with each model, decided from headers and configurations before any work begins."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+from outrider.errors import ExportError, OptionError, nearest
+from outrider_export.geometry import geometry_of_config, geometry_of_gguf
+from outrider_export.gguf_file import GGUFHeader, read_header
+from outrider_export.sources import count_weights, read_config
+from outrider_export.vocabulary import Vocabulary
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from outrider.bundle import Geometry
+    from outrider_export.progress import Progress
+    from outrider_export.sources import Located
+
+WEIGHTS = ("int8", "int4", "fp16", "fp32", "keep")
+# What openvino-genai's GGUF reader takes as it is.
+KEPT_ARCHITECTURES = ("llama", "qwen2", "qwen3")
+KEPT_TYPES = ("F32", "F16", "Q4_0", "Q4_1", "Q8_0", "Q4_K", "Q6_K")
+# Bytes a weight takes in the bundle, with scales; and in the uncompressed IR that is written on the way.
+_BYTES = {"int8": 1.05, "int4": 0.75, "fp16": 2.0, "fp32": 4.0}
+_SCRATCH_BYTES = {"int8": 4.0, "int4": 4.0, "fp16": 0.0, "fp32": 0.0}
+_TOKENIZER_BYTES = 40_000_000
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One model: what it is, and how it is converted."""
+
+    role: str  # "main" or "draft"
+    source: Located
+    path: Path
+    weights: str  # "int8", "int4", "fp16", "fp32" or "keep"
+    geometry: Geometry
+    vocabulary: Vocabulary
+    header: GGUFHeader | None  # of a GGUF file
+    config: dict[str, Any]  # of a checkpoint; empty for a GGUF file
+    num_weights: int
+
+    @property
+    def final_bytes(self) -> int:
+        """An estimate of what the model takes in the bundle."""
+        if self.weights == "keep":
+            return int(self.path.stat().st_size * 1.05)
+        return int(self.num_weights * _BYTES[self.weights])
+
+    @property
+    def scratch_bytes(self) -> int:
+        """An estimate of what it takes beside that while it is converted."""
+        if self.weights == "keep":
+            return self.path.stat().st_size  # where no hard link can be made
+        return int(self.num_weights * _SCRATCH_BYTES[self.weights])
+
+
+def check_weights(weights: str | None) -> None:
+    """Refuse an unknown weight format.
+
+    Raises:
+        OptionError: with the nearest known one.
+    """
+    if weights is not None and weights not in WEIGHTS:
+        raise OptionError(f"weights={weights!r} is not a weight format. {nearest(weights, WEIGHTS)}")
+
+
+def needs_torch(source: Located, weights: str | None) -> bool:
+    """Whether converting `source` is sure to need the export extra, as far as its name tells."""
+    return source.kind != "gguf" or weights not in (None, "keep")
+
+
+def check_extra(why: str) -> None:
+    """Whether the packages of the export extra are there.
+
+    Raises:
+        ExportError: with the command that installs them.
+    """
+    packages = ("torch", "transformers", "optimum.intel", "nncf", "accelerate", "gguf")
+    missing = [name for name in packages if not _is_installed(name)]
+    if missing:
+        raise ExportError(f'{why} needs {missing[0]}, which is not installed. Run: pip install "outrider[export]"')
+
+
+def _is_installed(package: str) -> bool:
+    try:
+        return find_spec(package) is not None
+    except ModuleNotFoundError:  # the package around it
+        return False
+
+
+def make_plan(role: str, source: Located, weights: str | None, progress: Progress) -> Plan:
+    """Look at a model and decide.
+
+    Raises:
+        ExportError: if it is damaged, or not a model that can be exported.
+        OptionError: if `weights` does not fit it.
+    """
+    if source.path is None:
+        raise AssertionError("a plan is made of what has been fetched")
+    path = source.path
+    if source.kind == "gguf":
+        header = read_header(path)
+        vocabulary, geometry = Vocabulary.of_gguf(header), geometry_of_gguf(header)
+        weights = _weights_of_gguf(header, weights, progress)
+        num_weights = sum(tensor.num_weights for tensor in header.tensors.values())
+        plan = Plan(role, source, path, weights, geometry, vocabulary, header, {}, num_weights)
+    else:
+        if weights == "keep":
+            raise OptionError(f"'keep' is for GGUF files; {source.id} is none. Choose int8, int4, fp16 or fp32.")
+        config, num_weights = read_config(path), count_weights(path)
+        vocabulary, geometry = Vocabulary.of_folder(path), geometry_of_config(config, path)
+        plan = Plan(role, source, path, weights or "int8", geometry, vocabulary, None, config, num_weights)
+    if len(vocabulary) > geometry.logits_width:
+        raise ExportError(
+            f"{source.id} has {len(vocabulary):,} tokens and an output matrix for {geometry.logits_width:,}: tokenizer "
+            "and weights do not belong together."
+        )
+    return plan
+
+
+def space_needed(plans: list[Plan]) -> int:
+    """Bytes that the export takes on the target's disk at its fullest."""
+    return sum(plan.final_bytes for plan in plans) + max(plan.scratch_bytes for plan in plans) + _TOKENIZER_BYTES
+
+
+def _weights_of_gguf(header: GGUFHeader, asked: str | None, progress: Progress) -> str:
+    if asked in (None, "keep"):
+        obstacle = _why_not_kept(header)
+        if obstacle is None:
+            return "keep"
+        if asked == "keep":
+            raise ExportError(f"{header.path} cannot be kept as it is: {obstacle}. Use --weights int8 instead.")
+        progress.note(f"{header.path.name}: {obstacle}; its weights are converted to int8 instead.")
+        asked = "int8"
+    check_extra(f"Converting {header.path.name} to {asked}")
+    return asked
+
+
+def _why_not_kept(header: GGUFHeader) -> str | None:
+    """What openvino-genai's reader would not take, or would take wrongly; None if there is nothing."""
+    if header.architecture not in KEPT_ARCHITECTURES:
+        return f"openvino-genai does not read the architecture {header.architecture!r} from GGUF files"
+    unknown = sorted({tensor.type for tensor in header.tensors.values()} - set(KEPT_TYPES))
+    if unknown:
+        return f"openvino-genai does not read its quantisation ({', '.join(unknown)})"
+    scaling = header.metadata.get(f"{header.architecture}.rope.scaling.type", "none")
+    if scaling != "none" or "rope_freqs.weight" in header.tensors:
+        return "openvino-genai ignores its RoPE scaling"
+    return None

@@ -1,0 +1,35 @@
+"""How an export tells how far it is.
+
+Pass any object with these three methods as `progress`; the command line has one that draws bars. The phases of one
+model follow one another: download, read, convert, compress, tokenizer, hash (a kept GGUF file has no compress).
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+
+class Progress(Protocol):
+    """Receives what happens during an export, in order, always from the thread that called `export_bundle`."""
+
+    def phase(self, name: str, total: int | None = None) -> None:
+        """Begin a phase, which ends the one before; `total` is its length in bytes where that is known."""
+
+    def advance(self, count: int) -> None:
+        """Move the current phase on by `count` bytes."""
+
+    def note(self, text: str) -> None:
+        """Something the user should know, one line: a decision that was taken for them."""
+
+
+class Silent:
+    """The default: says nothing."""
+
+    def phase(self, name: str, total: int | None = None) -> None:
+        """Ignored."""
+
+    def advance(self, count: int) -> None:
+        """Ignored."""
+
+    def note(self, text: str) -> None:
+        """Ignored."""

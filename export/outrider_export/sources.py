@@ -1,0 +1,145 @@
+"""What a user may name as a model, and where it lies: a hub id, a checkpoint folder or a GGUF file.
+
+    located = fetch(locate("Qwen/Qwen2.5-0.5B-Instruct", revision=None), trust_remote_code=False, progress=progress)
+
+A path that exists wins. What looks like a path but is not there is an error, never a download. Only safetensors and
+GGUF weights are read: the other formats are pickles, which run code when they are loaded.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import struct
+from dataclasses import dataclass, replace
+from math import prod
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from outrider.errors import ExportError, OptionError
+from outrider_export.hub import download
+
+if TYPE_CHECKING:
+    from outrider_export.progress import Progress
+
+_HUB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)?")
+_PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+
+
+@dataclass(frozen=True)
+class Located:
+    """A model's source, before its content is known."""
+
+    id: str  # hub id, or the name of the folder or file, without its place on this machine
+    kind: str  # "hub", "folder" or "gguf"
+    path: Path | None  # None: not downloaded yet
+    revision: str | None = None  # as asked for; once downloaded, the commit that it meant
+
+
+def locate(name: str | Path, revision: str | None = None) -> Located:
+    """Decide what `name` means, without going anywhere.
+
+    Raises:
+        ExportError: if it is a path with nothing there.
+        OptionError: if it can be neither path nor hub id, or a revision is given for a path.
+    """
+    text, path = str(name), Path(name).expanduser()
+    if path.is_dir() or path.is_file():
+        if revision is not None:
+            raise OptionError(f"Revision {revision!r} is for hub ids, and {text} is a path. Leave it out.")
+        if path.is_dir():
+            return Located(path.resolve().name, "folder", path)
+        if path.suffix.lower() != ".gguf":
+            raise ExportError(f"{text} is neither a checkpoint folder nor a .gguf file. Name the folder it is in.")
+        return Located(path.name, "gguf", path)
+    looks_like_path = isinstance(name, Path) or path.is_absolute() or text.startswith((".", "~")) or "\\" in text
+    if looks_like_path or path.suffix.lower() == ".gguf" or text.count("/") > 1:
+        raise ExportError(f"There is no {text}. Name a .gguf file, a checkpoint folder or a hub id (org/name).")
+    if not _HUB_ID.fullmatch(text):
+        raise OptionError(f"{text!r} is neither a path that exists nor a hub id. A hub id looks like org/name.")
+    return Located(text, "hub", None, revision)
+
+
+def fetch(located: Located, trust_remote_code: bool, progress: Progress) -> Located:
+    """Download a hub id; everything else is there already.
+
+    Raises:
+        ExportError: if the hub does not give it.
+    """
+    if located.kind != "hub":
+        return located
+    folder, commit = download(located.id, located.revision, trust_remote_code, progress)
+    return replace(located, path=folder, revision=commit)
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """A checkpoint's `config.json`, if it is one of a causal language model with its weights as they were trained.
+
+    Raises:
+        ExportError: otherwise.
+    """
+    path = folder / "config.json"
+    if not path.is_file():
+        ggufs = sorted(p.name for p in folder.glob("*.gguf"))
+        hint = f"Name the file itself: {folder / ggufs[0]}." if ggufs else "Name the folder that has it."
+        raise ExportError(f"{folder} is not a checkpoint: it has no config.json. {hint}")
+    config = read_json(path)
+    architectures = config.get("architectures") or []
+    if architectures and not any("CausalLM" in name or "LMHead" in name for name in architectures):
+        raise ExportError(f"{folder} holds a {architectures[0]}; Outrider runs causal language models (…ForCausalLM).")
+    if quantised := config.get("quantization_config"):
+        method = quantised.get("quant_method", "an unknown method") if isinstance(quantised, dict) else quantised
+        raise ExportError(f"{folder} is quantised already ({method}). Export the original checkpoint or a GGUF file.")
+    return config
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object from a file; empty if there is no such file.
+
+    Raises:
+        ExportError: if the file is there and is not one.
+    """
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise ExportError(f"{path} cannot be read: {error}.") from error
+    if not isinstance(content, dict):
+        raise ExportError(f"{path} holds no JSON object.")
+    return content
+
+
+def count_weights(folder: Path) -> int:
+    """The number of weights in a checkpoint's safetensors files, from their headers.
+
+    Raises:
+        ExportError: if there are none, one that the index names is missing, or one is cut short.
+    """
+    index = read_json(folder / "model.safetensors.index.json")
+    names = sorted(set(index.get("weight_map", {}).values())) or sorted(p.name for p in folder.glob("*.safetensors"))
+    if not names:
+        pickles = sorted(p.name for p in folder.iterdir() if p.suffix in _PICKLES)
+        if pickles:
+            raise ExportError(
+                f"{folder} has its weights as pickles only ({pickles[0]}), which run code when they are loaded. Look "
+                "for the same model with safetensors, or save it anew with save_pretrained where you trust it."
+            )
+        raise ExportError(f"{folder} has no *.safetensors. Download the checkpoint again, with its weights.")
+    return sum(_safetensors_weights(folder / name) for name in names)
+
+
+def _safetensors_weights(path: Path) -> int:
+    try:
+        size = path.stat().st_size
+        with path.open("rb") as file:
+            length = struct.unpack("<Q", file.read(8))[0]
+            if length > size - 8:
+                raise ValueError("its header goes on past its end")
+            tensors = {k: v for k, v in json.loads(file.read(length)).items() if k != "__metadata__"}
+        end = max((tensor["data_offsets"][1] for tensor in tensors.values()), default=0)
+        if 8 + length + end > size:
+            raise ValueError(f"it has {size:,} bytes of {8 + length + end:,}")
+        return sum(prod(tensor["shape"]) for tensor in tensors.values())
+    except (OSError, ValueError, KeyError, TypeError, struct.error) as error:
+        raise ExportError(f"{path} is missing or damaged: {error}. Download the checkpoint again.") from error

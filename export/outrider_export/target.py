@@ -1,0 +1,113 @@
+"""Where a bundle is written: beside its place, under another name, until it is complete.
+
+    with Target(output, overwrite=False) as target:
+        ...                     # write into target.new; scratch files into target.scratch
+        target.commit()         # now, and only now, it has its name
+
+Whatever happens before `commit`, Ctrl-C included, nothing is left behind and an old bundle stays as it was.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Self
+
+from outrider.bundle import MANIFEST_NAME
+from outrider.errors import ExportError
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+
+class Target:
+    """A context manager for the folder `output`.
+
+    Raises:
+        ExportError: on entering, if there is something at `output` that may not be replaced, or its folder cannot be
+            written.
+    """
+
+    def __init__(self, output: Path, overwrite: bool) -> None:
+        self.output = output.expanduser().absolute()
+        self.overwrite = overwrite
+        self.leftovers = sorted(self.output.parent.glob(f".{self.output.name}.partial-*"))
+        self._made: list[Path] = []  # parents that did not exist
+
+    def __enter__(self) -> Self:
+        self._check()
+        try:
+            missing = [folder for folder in self.output.parents if not folder.exists()]
+            for folder in reversed(missing):
+                folder.mkdir()
+                self._made.insert(0, folder)
+            prefix = f".{self.output.name}.partial-"
+            self._partial = Path(tempfile.mkdtemp(prefix=prefix, dir=self.output.parent))
+        except OSError as error:
+            self._remove_made()
+            raise ExportError(
+                f"{self.output.parent} cannot be written: {error.strerror}. Choose another place with -o."
+            ) from error
+        self.new, self.scratch = self._partial / "bundle", self._partial / "scratch"
+        self._old = self._partial / "old"
+        self.new.mkdir()
+        self.scratch.mkdir()
+        return self
+
+    def commit(self) -> None:
+        """Give the new bundle its name; the old one, if any, goes.
+
+        Raises:
+            ExportError: if it cannot be renamed; then the old one is back in its place.
+        """
+        self._check()  # it took minutes to get here
+        try:
+            if self.output.exists():
+                self.output.rename(self._old)
+            self.new.rename(self.output)
+        except OSError as error:
+            raise ExportError(
+                f"{self.output} cannot be replaced: {error.strerror}. Close the programs that use it, and try again."
+            ) from error
+        self._made.clear()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._old.exists() and not self.output.exists():
+            self._old.rename(self.output)
+        shutil.rmtree(self._partial, ignore_errors=True)
+        self._remove_made()
+
+    def _check(self) -> None:
+        if not (self.output.exists() or self.output.is_symlink()):
+            return
+        if not self.overwrite:
+            raise ExportError(f"{self.output} exists. Choose another name with -o, or replace it with --overwrite.")
+        if not self.output.is_dir() or self.output.is_symlink():
+            raise ExportError(f"{self.output} is not a folder, so it is not replaced. Choose another name with -o.")
+        if not (self.output / MANIFEST_NAME).is_file() and any(self.output.iterdir()):
+            raise ExportError(
+                f"{self.output} is not a bundle: it has no {MANIFEST_NAME}. It is not replaced, not even with "
+                "--overwrite; choose another name with -o."
+            )
+
+    def _remove_made(self) -> None:
+        for folder in self._made:
+            if not any(folder.iterdir()):
+                folder.rmdir()
+
+
+def check_space(folder: Path, needed: int) -> None:
+    """Whether `folder`'s disk has room for `needed` bytes.
+
+    Raises:
+        ExportError: naming both in GB.
+    """
+    free = shutil.disk_usage(folder).free
+    if needed > free:
+        raise ExportError(
+            f"The export needs {needed / 1e9:.1f} GB and {folder} has {free / 1e9:.1f} GB free. Make room, or choose "
+            "another disk with -o."
+        )

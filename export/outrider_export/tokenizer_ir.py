@@ -1,0 +1,145 @@
+"""Turn a byte-level BPE `tokenizer.json` into OpenVINO's tokenizer and detokenizer, without torch or transformers.
+
+    if not write_tokenizer_ir(folder):     # reads tokenizer.json and tokenizer_config.json, writes four files
+        ...                                # another kind of tokenizer: leave it to openvino_tokenizers
+
+Of the two ready-made ways (2026.4), openvino-genai's for GGUF files cuts a text to its last 8,192 tokens, does not
+normalise and leaves user-defined tokens such as <tool_call> out of decoded text; openvino_tokenizers' for Hugging
+Face tokenizers merges two splits into one and so takes the spaces in "a  1" apart where SmolLM's tokenizer does not.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from outrider_export.sources import read_json
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def write_tokenizer_ir(folder: Path) -> bool:
+    """Write openvino_tokenizer and openvino_detokenizer (.xml, .bin) into `folder`.
+
+    Returns False, and writes nothing, if `tokenizer.json` has parts that this module does not know.
+    """
+    import openvino
+    from openvino_tokenizers import utils
+
+    tokenizer = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
+    config = read_json(folder / "tokenizer_config.json")
+    if not _is_known(tokenizer):
+        return False
+    pipeline = _pipeline(tokenizer, config)
+    whole, decoder = pipeline.get_tokenizer_ov_subgraph(), pipeline.get_detokenizer_ov_subgraph()
+    # Language models have no use for the third output, token types.
+    outputs = [whole.output("input_ids"), whole.output("attention_mask")]
+    encoder = openvino.Model(outputs, whole.get_parameters(), "tokenizer")
+    encoder.add_sinks(whole.get_sinks())
+    encoder = utils.change_outputs_type(encoder, openvino.Type.i64)
+    decoder = utils.change_inputs_type(decoder, openvino.Type.i64)
+    template = config.get("chat_template")
+    if template is None and (folder / "chat_template.jinja").is_file():
+        template = (folder / "chat_template.jinja").read_text(encoding="utf-8")
+    for model, name in ((encoder, "openvino_tokenizer"), (decoder, "openvino_detokenizer")):
+        utils.update_rt_info_with_environment(model)
+        for kind in ("bos", "eos", "pad"):
+            if (token_id := _token_id(tokenizer, config, kind)) is not None:
+                model.set_rt_info(token_id, f"{kind}_token_id")
+        if isinstance(template, str):
+            model.set_rt_info(template, "chat_template")
+        openvino.save_model(model, folder / f"{name}.xml")
+    return True
+
+
+def _is_known(tokenizer: dict[str, Any]) -> bool:
+    """Whether every part of `tokenizer.json` is one that `_pipeline` rebuilds."""
+    model, steps = tokenizer["model"], _steps(tokenizer)
+    return (
+        model["type"] == "BPE"
+        and not any(model.get(key) for key in _UNKNOWN_IN_BPE)
+        and (tokenizer["normalizer"] or {"type": "NFC"})["type"] in ("NFC", "NFD", "NFKC", "NFKD")
+        and all(_splits(step) is not None for step in steps)
+        and any(step["type"] == "ByteLevel" for step in steps)
+        and (tokenizer["decoder"] or {}).get("type") == "ByteLevel"
+        and {step["type"] for step in _post_processors(tokenizer)} <= {"ByteLevel", "TemplateProcessing"}
+        and not any(token[key] for token in tokenizer["added_tokens"] for key in _UNKNOWN_IN_ADDED)
+    )
+
+
+_UNKNOWN_IN_BPE = ("dropout", "continuing_subword_prefix", "end_of_word_suffix", "byte_fallback", "ignore_merges")
+_UNKNOWN_IN_ADDED = ("single_word", "lstrip", "rstrip", "normalized")
+
+
+def _steps(tokenizer: dict[str, Any]) -> list[dict[str, Any]]:
+    step = tokenizer["pre_tokenizer"] or {"type": "Sequence", "pretokenizers": []}
+    return list(step["pretokenizers"]) if step["type"] == "Sequence" else [step]
+
+
+def _post_processors(tokenizer: dict[str, Any]) -> list[dict[str, Any]]:
+    step = tokenizer["post_processor"] or {"type": "Sequence", "processors": []}
+    return list(step["processors"]) if step["type"] == "Sequence" else [step]
+
+
+def _pipeline(tokenizer: dict[str, Any], config: dict[str, Any]) -> Any:
+    from openvino_tokenizers import tokenizer_pipeline as steps
+    from openvino_tokenizers.constants import UTF8ReplaceMode
+
+    added = {token["id"]: token["content"] for token in tokenizer["added_tokens"]}
+    special = {token["id"]: token["content"] for token in tokenizer["added_tokens"] if token["special"]}
+    pipeline = steps.TokenizerPipeline()
+    pipeline.number_of_inputs = 1
+    pipeline.add_steps(steps.SpecialTokensSplit.from_string_iter(added.values()))
+    if tokenizer["normalizer"]:
+        pipeline.add_steps(steps.NormalizeUnicode(tokenizer["normalizer"]["type"]))
+    for step in _steps(tokenizer):
+        pipeline.add_steps(_splits(step))
+    pipeline.add_steps(steps.BPETokenizationStep.from_hf_json(tokenizer))
+    pipeline.vocab = pipeline[-1].vocab
+    longest = min(int(config.get("model_max_length") or 2**31 - 1), 2**31 - 1)
+    pipeline.add_steps(steps.TruncationStep(max_length=longest, truncate_right=False))  # off unless asked for
+    templates = [step for step in _post_processors(tokenizer) if step["type"] == "TemplateProcessing"]
+    pipeline.add_steps(
+        steps.CombineSegmentsStep.from_hf_json_template_postprocessor(templates[0], 1, True)
+        if templates
+        else steps.CombineSegmentsStep([steps.Sequence()])
+    )
+    pipeline.add_steps(steps.PaddingStep(_token_id=_token_id(tokenizer, config, "pad"), pad_right=False))
+    decoder = steps.VocabDecoderStep.from_hf_json(
+        tokenizer_json=tokenizer,
+        pipeline_vocab=pipeline.vocab,
+        skip_tokens=special,
+        added_tokens=added,
+        do_skip_tokens=True,
+        is_byte_level=True,
+    )
+    pipeline.add_steps([decoder, steps.CharsToBytesStep(), steps.UTF8ValidateStep(mode=UTF8ReplaceMode.REPLACE)])
+    return pipeline
+
+
+def _splits(step: dict[str, Any]) -> list[Any] | None:
+    """One pre-tokenizer's steps, or None if it is not known.
+
+    They must not be merged into one expression: each splits the pieces that the one before it left.
+    """
+    from openvino_tokenizers import tokenizer_pipeline as steps
+
+    def isolate(pattern: str) -> Any:
+        return steps.RegexSplitStep(pattern, behaviour="isolate", mergeable=False)
+
+    if step["type"] == "Digits" and step["individual_digits"]:
+        return [isolate(r"\p{N}")]
+    if step["type"] == "Split" and "Regex" in step["pattern"] and step["behavior"] == "Isolated" and not step["invert"]:
+        return [isolate(step["pattern"]["Regex"])]
+    if step["type"] == "ByteLevel" and not step["add_prefix_space"]:
+        pattern = steps.RegexSplitStep.byte_level_splitter().split_pattern
+        return [*([isolate(pattern)] if step.get("use_regex", True) else []), steps.BytesToCharsStep()]
+    return None
+
+
+def _token_id(tokenizer: dict[str, Any], config: dict[str, Any], kind: str) -> int | None:
+    token = config.get(f"{kind}_token")
+    content = token.get("content") if isinstance(token, dict) else token
+    added = {entry["content"]: int(entry["id"]) for entry in tokenizer["added_tokens"]}
+    return added.get(content, tokenizer["model"]["vocab"].get(content)) if content else None
