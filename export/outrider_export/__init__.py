@@ -18,10 +18,16 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from outrider_export.export import export_bundle
     from outrider_export.progress import Progress, Silent
+    from outrider_export.sources import default_output
 
-__all__ = ["Progress", "Silent", "export_bundle"]
+__all__ = ["Progress", "Silent", "default_output", "export_bundle"]
 
-_MODULE_OF = {"Progress": "progress", "Silent": "progress", "export_bundle": "export"}
+_MODULE_OF = {
+    "Progress": "progress",
+    "Silent": "progress",
+    "default_output": "sources",
+    "export_bundle": "export",
+}
 
 
 def __getattr__(name: str) -> object:

@@ -53,7 +53,7 @@ def run_child(module: str, job: dict[str, Any], what: str, progress: Progress) -
     """
     with tempfile.TemporaryFile() as log:
         child = subprocess.Popen(  # noqa: S603 - our own interpreter and module
-            [sys.executable, "-m", module],
+            [sys.executable, "-P", "-m", module],  # -P: the current folder is the user's, not a place for modules
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=log,

@@ -26,7 +26,7 @@ from outrider_export.child import run_child
 from outrider_export.geometry import check_ir
 from outrider_export.gguf_tokenizer import write_tokenizer
 from outrider_export.plan import Plan, check_extra, check_weights, make_plan, needs_torch, space_needed
-from outrider_export.progress import Silent
+from outrider_export.progress import ForModel, Silent
 from outrider_export.sources import fetch, locate, read_json
 from outrider_export.special_tokens import eos_of_folder, eos_of_gguf, token_of_config
 from outrider_export.target import Target, check_space
@@ -76,13 +76,13 @@ def export_bundle(
             for leftover in target.leftovers:
                 progress.note(f"{leftover} was left behind by an export that was killed; it can be deleted.")
             plans = [
-                make_plan(role, fetch(source, trust_remote_code, progress), asked, progress)
+                make_plan(role, fetch(source, trust_remote_code, ForModel(progress, role)), asked, progress)
                 for role, source, asked in named
             ]
             for plan in plans[1:]:
                 check_same(plans[0].vocabulary, plan.vocabulary, plans[0].source.id, plan.source.id)
             check_space(target.new, space_needed(plans))
-            entries = [_convert(plan, target, trust_remote_code, progress) for plan in plans]
+            entries = [_convert(plan, target, trust_remote_code, ForModel(progress, plan.role)) for plan in plans]
             tokenizer = _describe_tokenizer(plans[0], target.new / "tokenizer")
             progress.phase("hash", sum(p.stat().st_size for p in target.new.rglob("*") if p.is_file()))
             write_manifest(
@@ -153,7 +153,7 @@ def _describe_source(plan: Plan, recipe: dict[str, str], progress: Progress) -> 
     packages = _PACKAGES["keep" if plan.weights == "keep" else "convert"]
     digest = None
     if plan.header is not None:
-        progress.phase("read", plan.path.stat().st_size)
+        progress.phase("hash", plan.path.stat().st_size)
         digest = sha256_of(plan.path, progress.advance)
     return Source(
         id=plan.source.id,

@@ -1,7 +1,8 @@
 """How an export tells how far it is.
 
-Pass any object with these three methods as `progress`; the command line has one that draws bars. The phases of one
-model follow one another: download, read, convert, compress, tokenizer, hash (a kept GGUF file has no compress).
+Pass any object with these three methods as `progress`; the command line has one that draws bars. The phases of a
+model are download (hub ids), read, convert, compress (int8, int4), tokenizer (main model) and hash (GGUF files), each
+followed by the model's role: "convert draft". The last phase, "hash", is the bundle's.
 """
 
 from __future__ import annotations
@@ -20,6 +21,20 @@ class Progress(Protocol):
 
     def note(self, text: str) -> None:
         """Something the user should know, one line: a decision that was taken for them."""
+
+
+class ForModel:
+    """Adds a model's role to the names of its phases."""
+
+    def __init__(self, progress: Progress, role: str) -> None:
+        self._progress = progress
+        self._role = role
+        self.advance = progress.advance
+        self.note = progress.note
+
+    def phase(self, name: str, total: int | None = None) -> None:
+        """Begin a phase of this model."""
+        self._progress.phase(f"{name} {self._role}", total)
 
 
 class Silent:

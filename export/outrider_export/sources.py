@@ -60,6 +60,19 @@ def locate(name: str | Path, revision: str | None = None) -> Located:
     return Located(text, "hub", None, revision)
 
 
+def default_output(main: str | Path, draft: str | Path | None = None) -> Path:
+    """The bundle's folder where none is named: in the current folder, after the main model.
+
+    >>> default_output("Qwen/Qwen2.5-Coder-1.5B-Instruct", "Qwen/Qwen2.5-Coder-0.5B-Instruct").name
+    'qwen2.5-coder-1.5b-instruct-pair'
+    """
+    name = Path(main).expanduser().resolve().name if Path(main).exists() else str(main).rsplit("/", 1)[-1]
+    name = re.sub(r"[^a-z0-9._-]+", "-", name.lower().removesuffix(".gguf")).strip("-.") or "bundle"
+    path = Path(f"{name}-pair" if draft is not None else name)
+    # A checkpoint in the current folder has that name already.
+    return path.with_name(f"{path.name}-bundle") if path.exists() and path.resolve() == Path(main).resolve() else path
+
+
 def fetch(located: Located, trust_remote_code: bool, progress: Progress) -> Located:
     """Download a hub id; everything else is there already.
 

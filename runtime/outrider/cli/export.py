@@ -1,0 +1,107 @@
+"""`outrider export`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Self
+
+import click
+from rich.filesize import decimal
+from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn, TimeElapsedColumn
+from rich.text import Text
+
+from outrider.cli.console import err, out, print_json
+from outrider.cli.options import json_option
+from outrider.errors import ExportError
+
+if TYPE_CHECKING:
+    from rich.progress import TaskID
+
+_FORMATS = "int8, int4, fp16, fp32 or keep"
+
+
+@click.command()
+@click.argument("main")
+@click.option("--draft", metavar="DRAFT", help="Draft model, of the same kinds as MAIN.")
+@click.option("-o", "--output", metavar="BUNDLE", help="Folder to make.  [default: named after MAIN]")
+@click.option("--weights", metavar="FORMAT", help=f"{_FORMATS}.  [default: int8; keep for GGUF files]")
+@click.option("--draft-weights", metavar="FORMAT", help="The same for the draft model.")
+@click.option("--revision", metavar="NAME", help="Branch, tag or commit of MAIN on the hub.")
+@click.option("--draft-revision", metavar="NAME", help="The same for the draft model.")
+@click.option("--trust-remote-code", is_flag=True, help="Run Python code that comes with a checkpoint.")
+@click.option("--overwrite", is_flag=True, help="Replace an existing bundle once the new one is complete.")
+@json_option
+def export(main: str, draft: str | None, output: str | None, as_json: bool, **options: Any) -> None:
+    """Make a bundle of MAIN, and of a draft model for it.
+
+    MAIN is a Hugging Face hub id, a checkpoint folder or a .gguf file.
+    """
+    try:
+        from outrider_export import default_output, export_bundle
+    except ImportError as error:
+        raise ExportError(
+            f'The export half of outrider is not installed ({error}). Run: pip install "outrider[export]"'
+        ) from error
+    output = output or str(default_output(main, draft))
+    with _Bars(quiet=as_json) as bars:
+        bundle = export_bundle(main, draft, output=output, progress=bars, **options)
+    manifest = bundle.manifest
+    size = sum(file.size for file in manifest.files)
+    if as_json:
+        models = {"main": manifest.main} | {drafter.name: drafter.model for drafter in manifest.drafters}
+        weights = {name: model.weights for name, model in models.items()}
+        print_json({"bundle": str(bundle.folder), "bytes": size, "weights": weights, "notes": bars.notes})
+        return
+    drafter = manifest.drafters[0].model.weights if manifest.drafters else "none"
+    out.print(f"{output}: {size / 1e9:.2f} GB, main model {manifest.main.weights}, draft model {drafter}.")
+    out.print(f"Try it: outrider generate {output} 'Write a haiku about sledges'")
+
+
+class _Bars:
+    """Draws an export's progress on standard error: one line a phase, with a bar where the length is known."""
+
+    def __init__(self, *, quiet: bool) -> None:
+        self.notes: list[str] = []
+        columns = (TextColumn("{task.description:<15}"), BarColumn(), TimeElapsedColumn(), _Size())
+        self._bars = Progress(*columns, console=err, disable=quiet)
+        self._quiet = quiet
+        self._task: TaskID | None = None
+
+    def __enter__(self) -> Self:
+        self._bars.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            self._end()
+        self._bars.stop()
+
+    def phase(self, name: str, total: int | None = None) -> None:
+        self._end()
+        self._task = self._bars.add_task(name, total=total)
+
+    def advance(self, count: int) -> None:
+        if self._task is not None:
+            self._bars.advance(self._task, count)
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+        if not self._quiet:
+            err.print(text)
+
+    def _end(self) -> None:
+        if self._task is None:
+            return
+        task = self._bars.tasks[self._task]
+        # A phase whose length was not known gets a full bar; it has no size to show.
+        self._bars.update(self._task, total=task.total or 1, completed=task.total or 1)
+        self._bars.stop_task(self._task)
+        self._task = None
+
+
+class _Size(ProgressColumn):
+    """Bytes done and to do, for the phases that count them."""
+
+    def render(self, task: Task) -> Text:
+        if task.total is None or task.total <= 1:
+            return Text("")
+        return Text(f"{decimal(int(task.completed))} of {decimal(int(task.total))}", style="progress.download")

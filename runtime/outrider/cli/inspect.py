@@ -1,0 +1,101 @@
+"""`outrider inspect`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+import msgspec
+from rich.filesize import decimal
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
+from rich.table import Table
+
+from outrider.bundle import read_bundle
+from outrider.cli.console import err, out, print_json
+from outrider.cli.options import json_option
+
+if TYPE_CHECKING:
+    from outrider.bundle import Bundle, ModelEntry
+
+
+@click.command()
+@click.argument("bundle")
+@click.option("--check", is_flag=True, help="Read every file and compare its sha256 with the manifest.")
+@json_option
+def inspect(bundle: str, check: bool, as_json: bool) -> None:
+    """Print what is inside BUNDLE."""
+    opened = read_bundle(bundle)
+    if check:
+        _check(opened, quiet=as_json)
+    if as_json:
+        print_json({"bundle": str(opened.folder), "checked": check, **msgspec.to_builtins(opened.manifest)})
+        return
+    _print(opened)
+    if check:
+        out.print(f"All {len(opened.manifest.files)} files are the ones that were exported.", style="green")
+
+
+def _check(bundle: Bundle, *, quiet: bool) -> None:
+    columns = (TextColumn("checking"), BarColumn(), DownloadColumn())
+    with Progress(*columns, console=err, transient=True, disable=quiet) as bars:
+        task = bars.add_task("", total=_size(bundle))
+        bundle.check_hashes(lambda count: bars.advance(task, count))
+
+
+def _print(bundle: Bundle) -> None:
+    manifest = bundle.manifest
+    models = {"main": manifest.main} | {drafter.name: drafter.model for drafter in manifest.drafters}
+    out.print(f"{bundle.folder}", style="bold")
+    out.print(
+        f"{decimal(_size(bundle))} in {len(manifest.files)} files, made by {manifest.created_by}; "
+        f"schema {manifest.schema_version}, for outrider {manifest.minimum_runtime} or later\n"
+    )
+    out.print(_side_by_side({name: _describe(model) for name, model in models.items()}))
+    tokenizer = manifest.tokenizer
+    eos = ", ".join(str(token_id) for token_id in tokenizer.eos_token_ids) or "none"
+    out.print("\ntokenizer", style="bold")
+    out.print(f"eos {eos}; bos {_or_none(tokenizer.bos_token_id)}; pad {_or_none(tokenizer.pad_token_id)}", end="; ")
+    template = "with" if tokenizer.chat_template else "without"
+    out.print(f"{len(tokenizer.special_token_ids)} special tokens; {template} a chat template\n")
+    files = Table(box=None, pad_edge=False, header_style="bold")
+    files.add_column("file", no_wrap=True)
+    files.add_column("size", justify="right", no_wrap=True)
+    files.add_column("sha256", no_wrap=True)
+    for file in manifest.files:
+        files.add_row(file.path, decimal(file.size), f"{file.sha256[:16]}…")
+    out.print(files)
+
+
+def _describe(model: ModelEntry) -> dict[str, str]:
+    geometry, source = model.geometry, model.source
+    return {
+        "source": source.id,
+        "revision": source.revision or "-",
+        "architecture": geometry.architecture,
+        "weights": model.weights,
+        "format": model.format,
+        "layers": str(geometry.num_layers),
+        "heads": f"{geometry.num_heads}, {geometry.num_kv_heads} for keys and values, of {geometry.head_size}",
+        "hidden size": f"{geometry.hidden_size:,}",
+        "context": f"{geometry.context_length:,} tokens",
+        "vocabulary": f"{model.vocab_size:,} tokens, {geometry.logits_width:,} logits",
+    } | source.recipe
+
+
+def _side_by_side(models: dict[str, dict[str, str]]) -> Table:
+    made = Table(box=None, pad_edge=False, header_style="bold")
+    made.add_column("")
+    for name in models:
+        made.add_column(name)
+    keys = dict.fromkeys(key for described in models.values() for key in described)
+    for key in keys:
+        made.add_row(key, *(described.get(key, "-") for described in models.values()))
+    return made
+
+
+def _or_none(token_id: int | None) -> str:
+    return "none" if token_id is None else str(token_id)
+
+
+def _size(bundle: Bundle) -> int:
+    return sum(file.size for file in bundle.manifest.files)
