@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -14,7 +15,8 @@ from rich.table import Table
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-out = Console(highlight=False, soft_wrap=True)
+# A table that is wider than the terminal may wrap, but loses no column.
+out = Console(highlight=False, soft_wrap=True, width=max(shutil.get_terminal_size((120, 24)).columns, 110))
 err = Console(stderr=True, highlight=False)
 
 

@@ -42,7 +42,7 @@ def export(main: str, draft: str | None, output: str | None, as_json: bool, **op
             f'The export half of outrider is not installed ({error}). Run: pip install "outrider[export]"'
         ) from error
     output = output or str(default_output(main, draft))
-    with _Bars(quiet=as_json) as bars:
+    with Bars(quiet=as_json) as bars:
         bundle = export_bundle(main, draft, output=output, progress=bars, **options)
     manifest = bundle.manifest
     size = sum(file.size for file in manifest.files)
@@ -56,7 +56,7 @@ def export(main: str, draft: str | None, output: str | None, as_json: bool, **op
     out.print(f"Try it: outrider generate {output} 'Write a haiku about sledges'")
 
 
-class _Bars:
+class Bars:
     """Draws an export's progress on standard error: one line a phase, with a bar where the length is known."""
 
     def __init__(self, *, quiet: bool) -> None:
@@ -76,14 +76,17 @@ class _Bars:
         self._bars.stop()
 
     def phase(self, name: str, total: int | None = None) -> None:
+        """Begin a line."""
         self._end()
         self._task = self._bars.add_task(name, total=total)
 
     def advance(self, count: int) -> None:
+        """Move its bar on by `count` bytes."""
         if self._task is not None:
             self._bars.advance(self._task, count)
 
     def note(self, text: str) -> None:
+        """Print a line of its own."""
         self.notes.append(text)
         if not self._quiet:
             err.print(text)

@@ -1,0 +1,115 @@
+"""`outrider demo`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+import platformdirs
+
+from outrider.cli.console import out, print_json, table
+from outrider.cli.export import Bars
+from outrider.cli.generate import compare_as_dict, print_stream, speed_up, verdict
+from outrider.cli.options import json_option
+from outrider.errors import BundleError
+
+if TYPE_CHECKING:
+    from outrider.engine import Engine
+    from outrider.results import Result
+
+MAX_NEW_TOKENS = 96
+PROMPTS = {
+    "rewrite": (
+        "Rewrite this text with the name Maria instead of Peter:\n\n"
+        "Peter lives in a small house by the sea. Every morning Peter walks along the beach with his dog. "
+        "In the evening Peter reads a book in front of the fire."
+    ),
+    "extract": (
+        "Extract all names and places from this text as a list: "
+        "Anna Keller was born in Zurich in 1871. She studied in Vienna with Otto Wagner and later moved to Budapest, "
+        "where she met Miklos Szabo. Together they built the Elisabeth Bridge."
+    ),
+    "fix code": (
+        "Fix the bug in this Python function and print the fixed function:\n\n"
+        "```python\ndef average(numbers):\n    total = 0\n    for number in numbers:\n        total = total + number\n"
+        "    return total / len(number)\n```"
+    ),
+    "free text": "Write a short letter to a friend about your first day at a new school.",
+}
+
+
+@click.command()
+@click.option("--cache-dir", type=click.Path(path_type=Path), help="Where model and bundle are kept.")
+@json_option
+def demo(cache_dir: Path | None, as_json: bool) -> None:
+    """Fetch a small model, export it, and show plain against speculative decoding.
+
+    SmolLM2-135M-Instruct with n-gram drafting: it copies from the prompt, so it pays where the answer repeats the
+    prompt, and much less where it does not. The last prompt is of that kind.
+    """
+    from outrider.engine import load
+
+    folder = cache_dir or platformdirs.user_cache_path("outrider", appauthor=False)
+    bundle = demo_bundle(folder, quiet=as_json)
+    engine = load(bundle, drafter="ngram", max_new_tokens=MAX_NEW_TOKENS)
+    warm_up(engine)
+    compared: dict[str, tuple[Result, Result]] = {}
+    for name, prompt in PROMPTS.items():
+        if not as_json:
+            out.print(f"── {name}", style="bold")
+            out.print(prompt, style="dim", markup=False)
+            out.print()
+            result = print_stream(engine.stream(prompt))
+        else:
+            result = engine.generate(prompt)
+        plain = engine.generate(prompt, drafter=None)
+        compared[name] = (result, plain)
+        if not as_json:
+            out.print(verdict(result, plain), style="bold green")
+            out.print()
+    if as_json:
+        answers: dict[str, Any] = {
+            name: result.as_dict() | {"compare": compare_as_dict(result, plain)}
+            for name, (result, plain) in compared.items()
+        }
+        print_json({"bundle": str(bundle), "answers": answers})
+        return
+    made = table("tokens per second", "plain", "speculative", "speed-up", "tokens/round", "accepted", "same text")
+    for name, (result, plain) in compared.items():
+        made.add_row(
+            name,
+            f"{plain.stats.tokens_per_second:.0f}",
+            f"{result.stats.tokens_per_second:.0f}",
+            f"{speed_up(result, plain):.2f}×",
+            f"{result.stats.tokens_per_round:.2f}",
+            f"{result.stats.num_accepted_tokens}/{result.stats.num_draft_tokens}",
+            "yes" if result.token_ids == plain.token_ids else "NO",
+        )
+    out.print(made)
+    out.print(f"\nTry your own: outrider generate {bundle} 'your prompt' --compare")
+
+
+def demo_bundle(folder: Path, *, quiet: bool) -> Path:
+    """The demo's bundle in `folder`, made if it is not there or no longer whole."""
+    from outrider.bundle import read_bundle
+
+    bundle = folder / "smollm2-135m-instruct"
+    try:
+        return read_bundle(bundle).folder
+    except BundleError:
+        pass
+    from outrider_export import export_bundle
+    from outrider_export.demo_model import fetch_demo_model
+
+    with Bars(quiet=quiet) as bars:
+        checkpoint = fetch_demo_model(folder, bars)
+        return export_bundle(checkpoint, output=bundle, overwrite=True, progress=bars).folder
+
+
+def warm_up(engine: Engine) -> None:
+    """Run both ways once: the first calls of each shape compile kernels, and neither side should pay for that."""
+    for drafter in ("ngram", None):
+        engine.generate(PROMPTS["extract"], drafter=drafter, max_new_tokens=24)
+    sys.stdout.flush()
