@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from outrider.bundle import ModelEntry
     from outrider.results import Result, TextChunk
-    from outrider.types import Drafter
+    from outrider.types import Drafter, TextTokenizer
 
 
 def load(bundle: str | Path, config: str | Path | Config | None = None, **options: Any) -> Engine:
@@ -56,10 +56,10 @@ class Engine:
     `chat_template=False`. Both calls are thread-safe: requests that run at the same time share the main model's calls.
     """
 
-    def __init__(self, bundle: Bundle, config: Config | None = None) -> None:
+    def __init__(self, bundle: Bundle, config: Config | None = None, *, tokenizer: TextTokenizer | None = None) -> None:
         self.bundle = bundle
         self.config = config or Config()
-        self.tokenizer = Tokenizer(bundle.tokenizer_path)
+        self.tokenizer = tokenizer or Tokenizer(bundle.tokenizer_path)
         device = self.config.device
         self._main = self._compile(bundle.manifest.main, device.main_device, exact=True)
         self._backends = {"main_device": self._main}

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 import numpy as np
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from collections.abc import Sequence as Seq
 
     from numpy.typing import NDArray
@@ -115,6 +116,18 @@ class Outcome:
 
     num_accepted: int
     next_token_id: int
+
+
+class TextTokenizer(Protocol):
+    """Text to tokens and back."""
+
+    def encode_prompt(
+        self, prompt: str | Seq[Mapping[str, Any]] | Seq[int], *, chat_template: bool = True
+    ) -> list[int]:
+        """The token ids of a prompt: text, chat messages, or token ids."""
+
+    def decode(self, token_ids: Seq[int]) -> str:
+        """The text of tokens, without special tokens."""
 
 
 class Sampler(Protocol):

@@ -1,0 +1,270 @@
+"""Models for tests: small, random, and ready in milliseconds.
+
+    from outrider.testing import FakeBackend, ToyTokenizer, save_toy_bundle
+
+    bundle = save_toy_bundle(tmp_path)                       # a real main and draft model of 40 tokens
+    engine = outrider.Engine(bundle, tokenizer=ToyTokenizer())
+    engine.generate("abc", max_new_tokens=20).text
+
+`save_toy_bundle` writes real decoders that go through the real backend; `FakeBackend` is NumPy alone. Their text means
+nothing, but every promise that Outrider makes can be checked on them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from outrider import __version__
+from outrider.bundle import (
+    SCHEMA_VERSION,
+    Bundle,
+    DrafterEntry,
+    Geometry,
+    Manifest,
+    ModelEntry,
+    Source,
+    TokenizerEntry,
+    list_files,
+    read_bundle,
+    vocabulary_sha256,
+    write_manifest,
+)
+from outrider.types import Capabilities
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from collections.abc import Sequence as Seq
+    from pathlib import Path
+
+    import openvino as ov
+    from numpy.typing import NDArray
+
+    from outrider.types import Chunk, Logits
+
+TOY_ALPHABET = "abcdefghijklmnopqrstuvwxyz0123456789 .é\0"
+_HIDDEN, _HEADS, _LAYERS, _CONTEXT = 16, 2, 2, 2048
+
+
+class ToyTokenizer:
+    """One character a token: `TOY_ALPHABET` in id order. "é" is there to be two bytes, "\\0" to end an answer."""
+
+    has_chat_template = False
+    eos_token_id = len(TOY_ALPHABET) - 1
+
+    def encode_prompt(
+        self,
+        prompt: str | Seq[Mapping[str, Any]] | Seq[int],
+        *,
+        chat_template: bool = True,  # noqa: ARG002
+    ) -> list[int]:
+        """Token ids of a text; other prompts must be token ids already."""
+        items: Any = map(TOY_ALPHABET.index, prompt) if isinstance(prompt, str) else prompt
+        return [int(item) for item in items]
+
+    def decode(self, token_ids: Seq[int]) -> str:
+        """The characters of tokens, the end left out."""
+        return "".join(TOY_ALPHABET[i] for i in token_ids).replace("\0", "")
+
+
+def save_toy_bundle(
+    folder: Path, *, vocab_size: int = len(TOY_ALPHABET), seed: int = 0, draft_noise: float = 0.1, draft: bool = True
+) -> Bundle:
+    """A bundle of two random decoders, without tokenizer files.
+
+    draft_noise: how far the draft model's weights are from the main model's; 0 makes them the same.
+    """
+    roles = {"main": 0.0} | ({"draft": draft_noise} if draft else {})
+    for role, noise in roles.items():
+        (folder / role).mkdir(parents=True)
+        save_toy_model(folder / role, vocab_size=vocab_size, seed=seed, noise=noise)
+    entries = {
+        role: ModelEntry(
+            folder=role,
+            format="openvino",
+            weights="fp32",
+            geometry=Geometry("toy", _LAYERS, _HEADS, _HEADS, _HIDDEN // _HEADS, _HIDDEN, _CONTEXT, vocab_size),
+            vocab_size=vocab_size,
+            vocab_sha256=vocabulary_sha256(str(i) for i in range(vocab_size)),
+            source=Source("toy", "folder"),
+        )
+        for role in roles
+    }
+    drafters = tuple(DrafterEntry("draft", "draft_model", entry) for role, entry in entries.items() if role != "main")
+    manifest = Manifest(
+        schema_version=SCHEMA_VERSION,
+        minimum_runtime=__version__,
+        created_by=f"outrider {__version__}",
+        main=entries["main"],
+        drafters=drafters,
+        tokenizer=TokenizerEntry("tokenizer", eos_token_ids=(vocab_size - 1,)),
+        files=list_files(folder),
+    )
+    write_manifest(folder, manifest)
+    return read_bundle(folder)
+
+
+def save_toy_model(folder: Path, *, vocab_size: int, seed: int = 0, noise: float = 0.0) -> None:
+    """A random decoder as stateful IR, of the shape that optimum-intel writes."""
+    import openvino as ov
+
+    ov.save_model(_toy_model(vocab_size, seed, noise), folder / "openvino_model.xml", compress_to_fp16=False)
+
+
+def _toy_model(vocab_size: int, seed: int, noise: float) -> ov.Model:
+    """Two layers of attention and tanh, with learned positions; weights are standard normal, scaled by fan-in."""
+    import openvino as ov
+    from openvino import opset13 as ops
+
+    shared, own = np.random.default_rng(seed), np.random.default_rng(seed + 1)
+    head_size = _HIDDEN // _HEADS
+
+    def scalar(value: int) -> Any:
+        return ops.constant(np.int64(value))
+
+    def ints(*values: int) -> Any:
+        return ops.constant(np.array(values, dtype=np.int64))
+
+    axis0, heads_first = scalar(0), ints(0, 2, 1, 3)
+
+    def weights(rows: int, columns: int, scale: float | None = None) -> Any:
+        values = shared.standard_normal((rows, columns)) + noise * own.standard_normal((rows, columns))
+        return ops.constant((values * (scale or rows**-0.5)).astype(np.float32))
+
+    def product(x: Any, columns: int) -> Any:
+        return ops.matmul(x, weights(x.get_output_partial_shape(0)[2].get_length(), columns), False, False)
+
+    def parameter(name: str, rank: int, kind: Any) -> Any:
+        made = ops.parameter([-1] * rank, kind, name=name)
+        made.output(0).set_names({name})
+        return made
+
+    input_ids = parameter("input_ids", 2, np.int64)
+    attention_mask = parameter("attention_mask", 2, np.int64)
+    position_ids = parameter("position_ids", 2, np.int64)
+    beam_idx = parameter("beam_idx", 1, np.int32)
+
+    embedded = ops.gather(weights(vocab_size, _HIDDEN, 1.0), input_ids, axis0)
+    placed = ops.gather(weights(_CONTEXT + 1, _HIDDEN, 1.0), position_ids, axis0)
+    x = ops.add(embedded, placed)
+    batch = ops.gather(ops.shape_of(input_ids), ints(0), axis0)
+    empty_shape = ops.concat([batch, ints(_HEADS, 0, head_size)], 0)
+    empty = ops.broadcast(ops.constant(np.float32(0)), empty_shape)
+    length = ops.gather(ops.shape_of(attention_mask), scalar(1), axis0)
+    columns = ops.range(scalar(0), length, scalar(1), output_type="i64")
+    seen = ops.less_equal(
+        ops.unsqueeze(columns, ints(0, 1, 2)),
+        ops.unsqueeze(position_ids, ints(1, 3)),
+    )
+    mask = ops.select(seen, ops.constant(np.float32(0)), ops.constant(np.float32(-1e9)))
+    assigned = []
+
+    def heads(x: Any) -> Any:
+        split = ops.reshape(product(x, _HIDDEN), ints(0, 0, _HEADS, head_size), True)
+        return ops.transpose(split, heads_first)
+
+    def cached(values: Any, name: str) -> Any:
+        past = ov.opset6.read_value(empty, name, ov.Type.f32, ov.PartialShape([-1, _HEADS, -1, head_size]))
+        whole = ops.concat([ops.gather(past, beam_idx, axis0), values], 2)
+        assigned.append(ov.opset6.assign(whole, name))
+        return whole
+
+    for layer in range(_LAYERS):
+        query, key, value = heads(x), cached(heads(x), f"past_key_{layer}"), cached(heads(x), f"past_value_{layer}")
+        attended = ops.transpose(ops.scaled_dot_product_attention(query, key, value, mask), heads_first)
+        x = ops.add(x, product(ops.reshape(attended, ints(0, 0, _HIDDEN), True), _HIDDEN))
+        x = ops.add(x, product(ops.tanh(product(x, 2 * _HIDDEN)), _HIDDEN))
+        mean_square = ops.reduce_mean(ops.multiply(x, x), ints(2), True)
+        x = ops.divide(x, ops.sqrt(mean_square))
+    logits = product(ops.multiply(x, ops.constant(np.float32(2))), vocab_size)
+    logits.output(0).set_names({"logits"})
+    inputs = [input_ids, attention_mask, position_ids, beam_idx]
+    return ov.Model([ops.result(logits)], assigned, inputs, "toy")
+
+
+@dataclass(slots=True)
+class FakeSlot:
+    """The tokens themselves stand for their keys and values."""
+
+    backend: FakeBackend
+    max_tokens: int
+    token_ids: list[int] = field(default_factory=list)
+    closed: bool = False
+
+    @property
+    def length(self) -> int:
+        """Tokens in the cache."""
+        return len(self.token_ids)
+
+    def trim(self, length: int) -> None:
+        """Drop the newest tokens until `length` are left."""
+        del self.token_ids[length:]
+
+    def close(self) -> None:
+        """Give the place back."""
+        self.closed = True
+
+
+class FakeBackend:
+    """A model whose logits are a fixed random function of the last `memory` tokens and the position.
+
+        backend = FakeBackend(vocab_size=16, seed=1)
+
+    noise: how far it is from the noiseless model of the same seed, for drafts that are right now and then. Fails the
+    test that uses it when a slot is overfilled, appears twice in a call, or is used after it was closed.
+    """
+
+    capabilities = Capabilities(bit_exact_batching=True, min_rows=1)
+
+    def __init__(self, vocab_size: int, *, seed: int = 0, noise: float = 0.0, memory: int = 2) -> None:
+        self.vocab_size, self.seed, self.noise, self.memory = vocab_size, seed, noise, memory
+        self.seconds = 0.0
+        self.calls: list[list[int]] = []  # for every call, how many tokens each chunk had
+
+    def open(self, max_tokens: int) -> FakeSlot:
+        """A slot; there is always room."""
+        return FakeSlot(self, max_tokens)
+
+    def submit(self, chunks: Seq[Chunk]) -> FakeBackend.Step:
+        """Evaluate chunks at once; the step is its own pending."""
+        self.calls.append([len(chunk.token_ids) for chunk in chunks])
+        if len({id(chunk.slot) for chunk in chunks}) != len(chunks):
+            raise AssertionError("a slot appears twice in one call")
+        rows = []
+        for chunk in chunks:
+            slot: FakeSlot = chunk.slot
+            if slot.closed or slot.backend is not self or slot.length + len(chunk.token_ids) > slot.max_tokens:
+                raise AssertionError(f"slot closed, foreign or overfilled: {slot}")
+            for i, token_id in enumerate(chunk.token_ids, 1):
+                slot.token_ids.append(token_id)
+                if i > len(chunk.token_ids) - chunk.num_rows:
+                    rows.append(self.logits_after(slot.token_ids))
+        return FakeBackend.Step(rows)
+
+    def logits_after(self, token_ids: Seq[int]) -> Logits:
+        """float32 [vocab_size] for the token behind these."""
+        key = [len(token_ids), *token_ids[-self.memory :]]
+
+        def normal(seed: int) -> Any:
+            return np.random.default_rng([seed, *key]).standard_normal(self.vocab_size)
+
+        own = self.noise * normal(self.seed + 1) if self.noise else 0
+        logits: Logits = (2 * (normal(self.seed) + own)).astype(np.float32)
+        return logits
+
+    @dataclass(frozen=True, slots=True)
+    class Step:
+        """Rows that are there already."""
+
+        rows: list[NDArray[np.float32]]
+
+        def wait(self) -> FakeBackend.Step:
+            """There is nothing to wait for."""
+            return self
+
+        def logits(self, i: int) -> Logits:
+            """Row i."""
+            row: Logits = self.rows[i]
+            return row
