@@ -81,7 +81,7 @@ def export_bundle(
             ]
             for plan in plans[1:]:
                 check_same(plans[0].vocabulary, plan.vocabulary, plans[0].source.id, plan.source.id)
-            check_space(target.new, space_needed(plans))
+            check_space(target.output.parent, space_needed(plans))
             entries = [_convert(plan, target, trust_remote_code, ForModel(progress, plan.role)) for plan in plans]
             tokenizer = _describe_tokenizer(plans[0], target.new / "tokenizer")
             progress.phase("hash", sum(p.stat().st_size for p in target.new.rglob("*") if p.is_file()))

@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6  # tokenizer.ggml.token_type
 
-_CONTRACTIONS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
-_WORDS = r"[^\r\n\p{L}\p{N}]?\p{L}+"
-_MARKS_AND_SPACE = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_QWEN2 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 
 
 def _byte_level(use_regex: bool) -> dict[str, Any]:
@@ -35,22 +35,11 @@ def _split(pattern: str) -> dict[str, Any]:
     return {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
 
 
-# name: normalizer, the steps before the byte level, whether a whole word in the vocabulary skips the merges,
-# whether a text begins with the BOS token unless the file says otherwise
-PRE_TOKENIZERS: dict[str, tuple[dict[str, str] | None, list[dict[str, Any]], bool, bool]] = {
-    "smollm": (None, [{"type": "Digits", "individual_digits": True}, _byte_level(True)], False, False),
-    "qwen2": (
-        {"type": "NFC"},
-        [_split(rf"{_CONTRACTIONS}|{_WORDS}|\p{{N}}|{_MARKS_AND_SPACE}"), _byte_level(False)],
-        False,
-        False,
-    ),
-    "llama-bpe": (
-        None,
-        [_split(rf"{_CONTRACTIONS}|{_WORDS}|\p{{N}}{{1,3}}|{_MARKS_AND_SPACE}"), _byte_level(False)],
-        True,
-        True,
-    ),
+# name: normalizer, and the steps before the merges. Not here: llama-bpe, whose tokenizer takes a whole word from the
+# vocabulary before it tries the merges (ignore_merges), which OpenVINO's tokenizers have no way to say.
+PRE_TOKENIZERS: dict[str, tuple[dict[str, str] | None, list[dict[str, Any]]]] = {
+    "qwen2": ({"type": "NFC"}, [_split(_QWEN2), _byte_level(False)]),
+    "smollm": (None, [{"type": "Digits", "individual_digits": True}, _byte_level(True)]),
 }
 
 
@@ -95,7 +84,7 @@ def write_tokenizer(header: GGUFHeader, folder: Path) -> None:
 
 
 def _tokenizer(header: GGUFHeader) -> dict[str, Any]:
-    normalizer, steps, ignore_merges, default_bos = PRE_TOKENIZERS[header.metadata["tokenizer.ggml.pre"]]
+    normalizer, steps = PRE_TOKENIZERS[header.metadata["tokenizer.ggml.pre"]]
     tokens, types = header.metadata["tokenizer.ggml.tokens"], header.metadata["tokenizer.ggml.token_type"]
     real = [(i, t, k) for i, (t, k) in enumerate(zip(tokens, types, strict=True)) if not is_padding(t, k, i)]
     added = [
@@ -107,7 +96,7 @@ def _tokenizer(header: GGUFHeader) -> dict[str, Any]:
         if token_type in (CONTROL, USER_DEFINED, UNKNOWN)
     ]  # fmt: skip
     post: dict[str, Any] = _byte_level(True)
-    if header.metadata.get("tokenizer.ggml.add_bos_token", default_bos):
+    if header.metadata.get("tokenizer.ggml.add_bos_token", False):
         post = {"type": "Sequence", "processors": [post, _begin_with(header)]}
     return {
         "version": "1.0",
@@ -126,7 +115,7 @@ def _tokenizer(header: GGUFHeader) -> dict[str, Any]:
             "end_of_word_suffix": None,
             "fuse_unk": False,
             "byte_fallback": False,
-            "ignore_merges": ignore_merges,
+            "ignore_merges": False,
             # Added tokens are listed here too: it is what keeps their ids when there are gaps in the vocabulary.
             "vocab": {token: token_id for token_id, token, _ in real},
             "merges": [merge.split(" ", 1) for merge in header.metadata["tokenizer.ggml.merges"]],

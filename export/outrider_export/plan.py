@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from outrider_export.sources import Located
 
 WEIGHTS = ("int8", "int4", "fp16", "fp32", "keep")
-# What openvino-genai's GGUF reader takes as it is.
+# What openvino-genai's GGUF reader (2026.4) takes: tried type by type.
 KEPT_ARCHITECTURES = ("llama", "qwen2", "qwen3")
-KEPT_TYPES = ("F32", "F16", "Q4_0", "Q4_1", "Q8_0", "Q4_K", "Q6_K")
+KEPT_MATRICES = ("F16", "Q4_0", "Q4_1", "Q8_0", "Q4_K", "Q6_K")
 # Bytes a weight takes in the bundle, with scales; and in the uncompressed IR that is written on the way.
 _BYTES = {"int8": 1.05, "int4": 0.75, "fp16": 2.0, "fp32": 4.0}
 _SCRATCH_BYTES = {"int8": 4.0, "int4": 4.0, "fp16": 0.0, "fp32": 0.0}
@@ -144,9 +144,11 @@ def _why_not_kept(header: GGUFHeader) -> str | None:
     """What openvino-genai's reader would not take, or would take wrongly; None if there is nothing."""
     if header.architecture not in KEPT_ARCHITECTURES:
         return f"openvino-genai does not read the architecture {header.architecture!r} from GGUF files"
-    unknown = sorted({tensor.type for tensor in header.tensors.values()} - set(KEPT_TYPES))
+    unknown = sorted({tensor.type for tensor in header.tensors.values() if len(tensor.shape) > 1} - set(KEPT_MATRICES))
     if unknown:
         return f"openvino-genai does not read its quantisation ({', '.join(unknown)})"
+    if "general.file_type" not in header.metadata:
+        return "openvino-genai does not read files without general.file_type"
     scaling = header.metadata.get(f"{header.architecture}.rope.scaling.type", "none")
     if scaling != "none" or "rope_freqs.weight" in header.tensors:
         return "openvino-genai ignores its RoPE scaling"

@@ -44,6 +44,8 @@ def locate(name: str | Path, revision: str | None = None) -> Located:
         OptionError: if it can be neither path nor hub id, or a revision is given for a path.
     """
     text, path = str(name), Path(name).expanduser()
+    if not text.strip():
+        raise OptionError("The model's name is empty. Name a .gguf file, a checkpoint folder or a hub id (org/name).")
     if path.is_dir() or path.is_file():
         if revision is not None:
             raise OptionError(f"Revision {revision!r} is for hub ids, and {text} is a path. Leave it out.")

@@ -108,6 +108,6 @@ def check_space(folder: Path, needed: int) -> None:
     free = shutil.disk_usage(folder).free
     if needed > free:
         raise ExportError(
-            f"The export needs {needed / 1e9:.1f} GB and {folder} has {free / 1e9:.1f} GB free. Make room, or choose "
+            f"The export needs {needed / 1e9:.2f} GB and {folder} has {free / 1e9:.2f} GB free. Make room, or choose "
             "another disk with -o."
         )

@@ -57,17 +57,16 @@ def export(main: str, draft: str | None, output: str | None, as_json: bool, **op
 
 
 class Bars:
-    """Draws an export's progress on standard error: one line a phase, with a bar where the length is known."""
+    """Draws an export's progress, one line a phase, where standard error is a terminal; prints its notes."""
 
     def __init__(self, *, quiet: bool) -> None:
         self.notes: list[str] = []
         columns = (TextColumn("{task.description:<15}"), BarColumn(), TimeElapsedColumn(), _Size())
-        self._bars = Progress(*columns, console=err, disable=quiet)
+        self._bars = Progress(*columns, console=err, disable=quiet or not err.is_terminal)
         self._quiet = quiet
         self._task: TaskID | None = None
 
     def __enter__(self) -> Self:
-        self._bars.start()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
@@ -78,6 +77,7 @@ class Bars:
     def phase(self, name: str, total: int | None = None) -> None:
         """Begin a line."""
         self._end()
+        self._bars.start()  # not before there is something to draw
         self._task = self._bars.add_task(name, total=total)
 
     def advance(self, count: int) -> None:

@@ -37,7 +37,7 @@ def inspect(bundle: str, check: bool, as_json: bool) -> None:
 
 def _check(bundle: Bundle, *, quiet: bool) -> None:
     columns = (TextColumn("checking"), BarColumn(), DownloadColumn())
-    with Progress(*columns, console=err, transient=True, disable=quiet) as bars:
+    with Progress(*columns, console=err, transient=True, disable=quiet or not err.is_terminal) as bars:
         task = bars.add_task("", total=_size(bundle))
         bundle.check_hashes(lambda count: bars.advance(task, count))
 

@@ -1,0 +1,197 @@
+"""Tiny random models with a real tokenizer, as checkpoint folders and as GGUF files."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+for package in ("torch", "transformers", "optimum", "nncf", "gguf", "tokenizers"):
+    pytest.importorskip(package, reason="needs the packages of outrider[export]")
+
+SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+USER_DEFINED = ("<tool_call>",)
+TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+NUM_TOKENS = 404  # 400 trained pieces, the bytes among them, and the four above
+TEXT = (
+    "def quicksort(items):\n    if len(items) <= 1:\n        return items\n    pivot, *rest = items\n",
+    "The quick brown fox jumps over the lazy dog. It's 2024, isn't it? We'll see: 3.14 and 2,718.",
+    "Zwölf Boxkämpfer jagen Viktor quer über den großen Sylter Deich. 日本語 中文 한국어 🙂",
+) * 8
+
+
+def train_tokenizer(pre: str = "qwen2", special: Iterable[str] = SPECIAL, text: Iterable[str] = TEXT) -> Any:
+    """A byte-level BPE tokenizer as the real ones are made, written here by hand: `pre` is "qwen2" or "smollm"."""
+    from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+
+    tokenizer = Tokenizer(models.BPE())
+    if pre == "qwen2":
+        tokenizer.normalizer = normalizers.NFC()
+        words = (
+            r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
+            r"|\s+(?!\S)|\s+"
+        )
+        first: Any = pre_tokenizers.Split(Regex(words), behavior="isolated")
+        second = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    else:
+        first = pre_tokenizers.Digits(individual_digits=True)
+        second = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([first, second])
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    tokenizer.train_from_iterator(text, trainers.BpeTrainer(vocab_size=400, initial_alphabet=alphabet))
+    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in special])
+    tokenizer.add_tokens([AddedToken(token, special=False, normalized=False) for token in USER_DEFINED])
+    return tokenizer
+
+
+@pytest.fixture(scope="session")
+def build_tokenizer() -> Any:
+    """`train_tokenizer`, for tests that need another tokenizer."""
+    return train_tokenizer
+
+
+@pytest.fixture(scope="session")
+def make_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """`make_checkpoint("name", vocab_size=448, tie_word_embeddings=True, seed=0, tokenizer=…)`: a folder."""
+    root = tmp_path_factory.mktemp("checkpoints")
+
+    def make(name: str, /, *, tokenizer: Any = None, seed: int = 0, **changes: Any) -> Path:
+        import torch
+        from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+
+        folder = root / name
+        if folder.exists():
+            return folder
+        tokenizer = tokenizer or train_tokenizer()
+        shape = {
+            "vocab_size": 448, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
+            "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 512,
+            "tie_word_embeddings": True, "bos_token_id": 400, "eos_token_id": 402,
+        }  # fmt: skip
+        torch.manual_seed(seed)
+        model = Qwen2ForCausalLM(Qwen2Config(**(shape | changes)))
+        for parameter in model.parameters():  # large enough for logits that tell formats apart
+            torch.nn.init.normal_(parameter, std=0.1)
+        model.generation_config.eos_token_id = [402, 400]
+        model.save_pretrained(folder)
+        special = {"eos_token": "<|im_end|>", "pad_token": "<|endoftext|>"}
+        wrapped = PreTrainedTokenizerFast(tokenizer_object=tokenizer, chat_template=TEMPLATE, **special)
+        wrapped.save_pretrained(folder)
+        return folder
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def make_gguf(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """`make_gguf("name", checkpoint, quantisation="Q8_0", pre="qwen2", metadata={…})`: a file.
+
+    `metadata` adds keys, or leaves out those that are None.
+    """
+    root = tmp_path_factory.mktemp("gguf")
+
+    def make(
+        name: str,
+        checkpoint: Path,
+        /,
+        *,
+        quantisation: str = "Q8_0",
+        pre: str = "qwen2",
+        metadata: dict[str, Any] | None = None,
+    ) -> Path:
+        path = root / f"{name}.gguf"
+        if not path.exists():
+            write_gguf(path, checkpoint, quantisation, pre, metadata or {})
+        return path
+
+    return make
+
+
+def write_gguf(path: Path, checkpoint: Path, quantisation: str, pre: str, metadata: dict[str, Any]) -> None:
+    """Write a Qwen2 checkpoint as GGUF, the way its converter does: padded vocabulary, named pre-tokenizer."""
+    import gguf
+    from safetensors.numpy import load_file
+
+    config = json.loads((checkpoint / "config.json").read_text(encoding="utf-8"))
+    tokenizer = json.loads((checkpoint / "tokenizer.json").read_text(encoding="utf-8"))
+    writer = gguf.GGUFWriter(path, "qwen2")
+    tokens = {token_id: (token, 1) for token, token_id in tokenizer["model"]["vocab"].items()}
+    for token in tokenizer["added_tokens"]:
+        tokens[token["id"]] = (token["content"], 3 if token["special"] else 4)
+    rows = [tokens.get(i, (f"[PAD{i}]", 5)) for i in range(config["vocab_size"])]
+    values: dict[str, Any] = {
+        "general.file_type": int(gguf.LlamaFileType[f"MOSTLY_{quantisation}" if quantisation != "F32" else "ALL_F32"]),
+        "qwen2.block_count": config["num_hidden_layers"],
+        "qwen2.context_length": config["max_position_embeddings"],
+        "qwen2.embedding_length": config["hidden_size"],
+        "qwen2.feed_forward_length": config["intermediate_size"],
+        "qwen2.attention.head_count": config["num_attention_heads"],
+        "qwen2.attention.head_count_kv": config["num_key_value_heads"],
+        "qwen2.rope.freq_base": 10000.0,
+        "qwen2.attention.layer_norm_rms_epsilon": config["rms_norm_eps"],
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": pre,
+        "tokenizer.ggml.tokens": [token for token, _ in rows],
+        "tokenizer.ggml.token_type": [kind for _, kind in rows],
+        "tokenizer.ggml.merges": [" ".join(merge) for merge in tokenizer["model"]["merges"]],
+        "tokenizer.ggml.eos_token_id": 402,
+        "tokenizer.ggml.padding_token_id": 400,
+        "tokenizer.ggml.add_bos_token": False,
+        "tokenizer.chat_template": TEMPLATE,
+    }
+    for key, value in (values | metadata).items():
+        _add(writer, key, value)
+    for weight, array in load_file(checkpoint / "model.safetensors").items():
+        if (name := _gguf_name(weight)) is None:
+            continue
+        if array.ndim == 1:
+            writer.add_tensor(name, array.astype("float32"))
+        else:
+            kind = gguf.GGMLQuantizationType[quantisation]
+            writer.add_tensor(name, gguf.quantize(array.astype("float32"), kind), raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def _add(writer: Any, key: str, value: Any) -> None:
+    if value is None:
+        return
+    if isinstance(value, bool):
+        writer.add_bool(key, value)
+    elif isinstance(value, int):
+        writer.add_uint32(key, value)
+    elif isinstance(value, float):
+        writer.add_float32(key, value)
+    elif isinstance(value, str):
+        writer.add_string(key, value)
+    else:
+        writer.add_array(key, value)
+
+
+def _gguf_name(weight: str) -> str | None:
+    names = {
+        "model.embed_tokens.weight": "token_embd.weight",
+        "model.norm.weight": "output_norm.weight",
+        "lm_head.weight": "output.weight",
+    }
+    if weight in names:
+        return names[weight]
+    _, _, layer, rest = weight.split(".", 3)
+    parts = {
+        "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v",
+        "self_attn.o_proj": "attn_output", "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up",
+        "mlp.down_proj": "ffn_down", "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm",
+    }  # fmt: skip
+    part, kind = rest.rsplit(".", 1)
+    return f"blk.{layer}.{parts[part]}.{kind}"

@@ -1,0 +1,126 @@
+"""`outrider export` and `outrider inspect`, as they are typed."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from outrider.cli import run
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.fixture(scope="module")
+def gguf_file(make_checkpoint: Any, make_gguf: Any) -> Path:
+    path: Path = make_gguf("plain", make_checkpoint("plain"))
+    return path
+
+
+@pytest.fixture(scope="module")
+def bundle(gguf_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    output = tmp_path_factory.mktemp("cli") / "bundle"
+    assert run(["export", str(gguf_file), "-o", str(output)]) == 0
+    return output
+
+
+def one_line(capsys: pytest.CaptureFixture[str]) -> str:
+    """What was printed: nothing on standard output, one line on standard error."""
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    line: str = printed.err.rstrip("\n")
+    assert "\n" not in line
+    return line
+
+
+def test_export_names_the_bundle_itself(
+    gguf_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run(["export", str(gguf_file)]) == 0
+    assert "plain: 0.00 GB, main model Q8_0, draft model none." in capsys.readouterr().out
+    assert [path.name for path in tmp_path.iterdir()] == ["plain"]
+
+
+def test_export_speaks_json(gguf_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["export", str(gguf_file), "--draft", str(gguf_file), "-o", str(tmp_path / "b"), "--json"]) == 0
+    printed = capsys.readouterr()
+    answer = json.loads(printed.out)
+    assert answer["bundle"] == str(tmp_path / "b")
+    assert answer["weights"] == {"main": "Q8_0", "draft": "Q8_0"}
+    assert answer["bytes"] > 100_000
+    assert printed.err == ""
+
+
+def test_inspect_prints_what_is_inside(bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["inspect", str(bundle), "--check"]) == 0
+    text = capsys.readouterr().out
+    for part in ("plain.gguf", "qwen2", "Q8_0", "404 tokens, 448 logits", "eos 400, 402", "tokenizer/tokenizer.json"):
+        assert part in text
+    assert "All 8 files are the ones that were exported." in text
+
+
+def test_inspect_speaks_json(bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["inspect", str(bundle), "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["main"]["geometry"]["num_layers"] == 2
+    assert answer["checked"] is False
+
+
+def test_inspect_finds_a_changed_byte(gguf_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["export", str(gguf_file), "-o", str(tmp_path / "b"), "--json"]) == 0
+    weights = tmp_path / "b" / "main" / "openvino_model.bin"
+    content = bytearray(weights.read_bytes())
+    content[1000] ^= 1
+    weights.write_bytes(content)
+    capsys.readouterr()
+    assert run(["inspect", str(tmp_path / "b"), "--json"]) == 0
+    capsys.readouterr()
+    assert run(["inspect", str(tmp_path / "b"), "--check"]) == 1
+    assert "openvino_model.bin is not the file that was exported" in one_line(capsys)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["export", "nowhere.gguf"], 1, "There is no nowhere.gguf"),
+        (["export", "FILE", "--weights", "int9"], 2, "weights='int9' is not a weight format. Did you mean 'int4'"),
+        (["export", "FILE", "--draft", "./nowhere"], 1, "There is no ./nowhere"),
+        (["export", "FILE", "--revision", "main"], 2, "is for hub ids"),
+        (["export", "FILE", "-o", "FILE/bundle"], 1, "cannot be written"),
+        (["export", "FILE", "-o", "FOLDER"], 1, "exists. Choose another name"),
+        (["export", "FILE", "-o", "FOLDER", "--overwrite"], 1, "is not a bundle"),
+        (["export"], 2, "Missing argument 'MAIN'"),
+        (["export", "FILE", "--wieghts", "int8"], 2, "No such option"),
+        (["inspect", "nowhere"], 1, "There is no folder nowhere"),
+        (["inspect", "FOLDER"], 1, "is not a bundle"),
+    ],
+)
+def test_bad_input_takes_one_line(
+    gguf_file: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+    code: int,
+    message: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "file").write_bytes(b"mine")
+    places = {"FILE": str(gguf_file), "FOLDER": "folder"}
+    assert run([re.sub("FILE|FOLDER", lambda found: places[found[0]], word) for word in arguments]) == code
+    assert message in one_line(capsys)
+    assert [path.name for path in tmp_path.iterdir()] == ["folder"]
+
+
+def test_without_the_export_half_the_way_out_is_named(
+    gguf_file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "outrider_export", None)
+    assert run(["export", str(gguf_file)]) == 1
+    assert 'pip install "outrider[export]"' in one_line(capsys)

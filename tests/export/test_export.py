@@ -1,0 +1,363 @@
+"""From checkpoints and GGUF files to bundles, through the real converters."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import struct
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import openvino as ov
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from outrider.bundle import Bundle, read_bundle
+from outrider.errors import ExportError, OptionError, VocabularyMismatch
+from outrider_export import export_bundle
+from outrider_export.gguf_file import read_header
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+IDS = np.arange(20, 52)[None]
+
+
+class Recorder:
+    """A progress that remembers."""
+
+    def __init__(self) -> None:
+        self.phases: list[str] = []
+        self.notes: list[str] = []
+        self.bytes = 0
+
+    def phase(self, name: str, total: int | None = None) -> None:
+        self.phases.append(name)
+        assert total is None or total > 0
+
+    def advance(self, count: int) -> None:
+        self.bytes += count
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+
+def logits_of_ir(bundle: Bundle, folder: str) -> Any:
+    """float32 [tokens, logits width] of the stateful IR in `folder`."""
+    hints = {"INFERENCE_PRECISION_HINT": "f32", "KV_CACHE_PRECISION": "f32", "DYNAMIC_QUANTIZATION_GROUP_SIZE": "0"}
+    compiled = ov.Core().compile_model(bundle.folder / folder / "openvino_model.xml", "CPU", hints)
+    request = compiled.create_infer_request()
+    positions = np.arange(IDS.shape[1])[None]
+    inputs = {"attention_mask": np.ones_like(IDS), "position_ids": positions, "beam_idx": np.zeros(1, np.int32)}
+    request.infer({"input_ids": IDS, **inputs})
+    return np.array(request.get_tensor("logits").data[0])
+
+
+def logits_of_torch(folder: Path) -> Any:
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    with torch.no_grad():
+        return model(torch.from_numpy(IDS)).logits[0].numpy()
+
+
+def error_of(bundle: Bundle, folder: str, checkpoint: Path) -> float:
+    """Largest difference in the logits, as a share of the largest logit."""
+    reference = logits_of_torch(checkpoint)
+    return float(np.abs(logits_of_ir(bundle, folder) - reference).max() / np.abs(reference).max())
+
+
+def matrices(bundle: Bundle, folder: str, rows: int) -> dict[str, int]:
+    """How many constants of at least `rows` rows the IR has, by element type."""
+    found: dict[str, int] = {}
+    for node in ov.Core().read_model(bundle.folder / folder / "openvino_model.xml").get_ops():
+        if node.get_type_name() == "Constant" and len(node.shape) >= 2 and node.shape[0] == rows and node.shape[1] > 1:
+            kind = node.get_element_type().get_type_name()
+            found[kind] = found.get(kind, 0) + 1
+    return found
+
+
+@pytest.fixture(scope="module")
+def tied(make_checkpoint: Any) -> Path:
+    folder: Path = make_checkpoint("tied", vocab_size=448, seed=1)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def untied(make_checkpoint: Any) -> Path:
+    """The same vocabulary under a wider output matrix, as in Qwen2.5 7B."""
+    folder: Path = make_checkpoint("untied", vocab_size=512, seed=2, tie_word_embeddings=False, hidden_size=128)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def exact(tied: Path, untied: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Bundle, Recorder]:
+    progress = Recorder()
+    output = tmp_path_factory.mktemp("exact") / "new" / "pair"
+    bundle = export_bundle(tied, untied, output=output, weights="fp32", draft_weights="fp16", progress=progress)
+    return bundle, progress
+
+
+@pytest.fixture(scope="module")
+def compressed(tied: Path, untied: Path, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    return export_bundle(tied, untied, output=tmp_path_factory.mktemp("compressed") / "pair", draft_weights="int4")
+
+
+def test_fp32_and_fp16_are_the_torch_model(exact: tuple[Bundle, Recorder], tied: Path, untied: Path) -> None:
+    assert error_of(exact[0], "main", tied) < 1e-5
+    assert error_of(exact[0], "draft", untied) < 2e-3
+
+
+def test_int8_and_int4_are_near_it(compressed: Bundle, tied: Path, untied: Path) -> None:
+    assert 1e-5 < error_of(compressed, "main", tied) < 0.05
+    assert 1e-3 < error_of(compressed, "draft", untied) < 0.5
+    main, draft = compressed.manifest.main, compressed.manifest.drafters[0].model
+    assert (main.weights, draft.weights) == ("int8", "int4")
+
+
+def test_tied_embeddings_stay_tied(compressed: Bundle, exact: tuple[Bundle, Recorder]) -> None:
+    assert matrices(compressed, "main", 448) == {"u8": 1}
+    assert matrices(exact[0], "main", 448) == {"f32": 1}
+    assert matrices(compressed, "draft", 512) == {"u8": 2}  # embedding and output matrix stay at 8 bits beside int4
+    assert matrices(exact[0], "draft", 512) == {"f16": 2}
+    assert compressed.manifest.main.source.recipe["tied_embeddings"] == "true"
+    assert compressed.manifest.drafters[0].model.source.recipe["tied_embeddings"] == "false"
+
+
+def test_int4_has_groups_of_64(compressed: Bundle) -> None:
+    model = ov.Core().read_model(compressed.folder / "draft" / "openvino_model.xml")
+    constants = [node for node in model.get_ops() if node.get_type_name() == "Constant"]
+    packed = [
+        node for node in constants if node.get_element_type() == ov.Type.u4 and node.shape[-1] > 1
+    ]  # no zero points
+    groups = {node.shape[-1] for node in packed}
+    assert groups == {64}
+
+
+def test_manifest_describes_the_pair(exact: tuple[Bundle, Recorder], tied: Path) -> None:
+    bundle, _ = exact
+    manifest = bundle.manifest
+    main, draft = manifest.main, manifest.drafters[0].model
+    assert (main.geometry.num_layers, main.geometry.num_kv_heads, main.geometry.head_size) == (2, 2, 16)
+    assert (main.geometry.logits_width, draft.geometry.logits_width) == (448, 512)
+    assert main.vocab_size == draft.vocab_size == 404
+    assert main.vocab_sha256 == draft.vocab_sha256
+    assert main.geometry.context_length == 512
+    assert manifest.tokenizer.eos_token_ids == (400, 402)
+    assert manifest.tokenizer.special_token_ids == (400, 401, 402)
+    assert manifest.tokenizer.pad_token_id == 400
+    assert manifest.tokenizer.chat_template
+    assert (main.source.id, main.source.kind) == (tied.name, "folder")
+    assert main.source.recipe["route"] == "checkpoint"
+    assert str(tied.parent) not in (bundle.folder / "outrider.json").read_text(encoding="utf-8")
+    read_bundle(bundle.folder).check_hashes()
+    assert sorted(p.name for p in (bundle.folder / "main").iterdir()) == ["openvino_model.bin", "openvino_model.xml"]
+
+
+def test_progress_tells_the_phases(exact: tuple[Bundle, Recorder]) -> None:
+    bundle, progress = exact
+    assert progress.phases == [
+        *(f"{name} main" for name in ("read", "convert", "tokenizer")),
+        *(f"{name} draft" for name in ("read", "convert")),
+        "hash",
+    ]
+    assert progress.bytes == sum(file.size for file in bundle.manifest.files)
+
+
+def test_nothing_else_is_left(exact: tuple[Bundle, Recorder]) -> None:
+    assert [path.name for path in exact[0].folder.parent.iterdir()] == ["pair"]
+
+
+# GGUF
+
+
+def test_gguf_keeps_its_weights(make_checkpoint: Any, make_gguf: Any, tmp_path: Path) -> None:
+    checkpoint = make_checkpoint("keep", hidden_size=128, num_attention_heads=2, num_key_value_heads=1)
+    path = make_gguf("keep", checkpoint, quantisation="Q8_0")
+    before = sorted(p.name for p in path.parent.iterdir())
+    bundle = export_bundle(path, output=tmp_path / "bundle")
+    assert bundle.manifest.main.weights == "Q8_0"
+    assert bundle.manifest.main.source.recipe["route"] == "keep"
+    assert bundle.manifest.main.vocab_size == 404
+    assert error_of(bundle, "main", checkpoint) < 0.05
+    assert sorted(p.name for p in path.parent.iterdir()) == before  # nothing beside the source file
+    read_bundle(bundle.folder).check_hashes()
+
+
+def test_gguf_is_dequantised_where_it_cannot_be_kept(make_checkpoint: Any, make_gguf: Any, tmp_path: Path) -> None:
+    """F32 to fp32 must be the torch model; Q5_0 goes to int8 on its own and says so. Main untied, draft tied."""
+    main = make_checkpoint("gguf-main", vocab_size=512, seed=3, tie_word_embeddings=False)
+    draft = make_checkpoint("gguf-draft", vocab_size=448, seed=4)
+    main_file, draft_file = make_gguf("exact", main, quantisation="F32"), make_gguf("five", draft, quantisation="Q5_0")
+    progress = Recorder()
+    bundle = export_bundle(main_file, draft_file, output=tmp_path / "pair", weights="fp32", progress=progress)
+    assert error_of(bundle, "main", main) < 1e-5
+    assert error_of(bundle, "draft", draft) < 0.2
+    assert [note for note in progress.notes if "Q5_0" in note] == [
+        "five.gguf: openvino-genai does not read its quantisation (Q5_0); its weights are converted to int8 instead."
+    ]
+    entries = bundle.manifest.main, bundle.manifest.drafters[0].model
+    assert [entry.weights for entry in entries] == ["fp32", "int8"]
+    assert [entry.source.recipe["tied_embeddings"] for entry in entries] == ["false", "true"]
+    assert matrices(bundle, "main", 512) == {"f32": 2}
+    assert matrices(bundle, "draft", 448) == {"u8": 1}
+    assert bundle.manifest.tokenizer.eos_token_ids == (400, 402)
+
+
+def test_gguf_and_checkpoint_of_one_family_fit(
+    make_checkpoint: Any, make_gguf: Any, tied: Path, tmp_path: Path
+) -> None:
+    """[PADxxx] entries fill the GGUF's vocabulary and are not tokens."""
+    path = make_gguf("padded", make_checkpoint("padded", vocab_size=512, seed=5), quantisation="Q8_0")
+    assert len(read_header(path).metadata["tokenizer.ggml.tokens"]) == 512
+    bundle = export_bundle(path, tied, output=tmp_path / "pair")
+    assert bundle.manifest.main.vocab_sha256 == bundle.manifest.drafters[0].model.vocab_sha256
+
+
+def test_keep_is_refused_where_it_cannot_be(make_checkpoint: Any, make_gguf: Any, tied: Path, tmp_path: Path) -> None:
+    path = make_gguf("five", make_checkpoint("gguf-draft", vocab_size=448, seed=4), quantisation="Q5_0")
+    with pytest.raises(ExportError, match=r"does not read its quantisation \(Q5_0\)\. Use --weights int8"):
+        export_bundle(path, output=tmp_path / "b", weights="keep")
+    with pytest.raises(OptionError, match="'keep' is for GGUF files"):
+        export_bundle(tied, output=tmp_path / "b", weights="keep")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_the_gguf_reader_would_read_wrongly_is_not_kept(
+    make_checkpoint: Any, make_gguf: Any, tmp_path: Path
+) -> None:
+    scaled = {"qwen2.rope.scaling.type": "yarn"}
+    path = make_gguf("scaled", make_checkpoint("plain"), metadata=scaled)
+    with pytest.raises(ExportError, match="ignores its RoPE scaling"):
+        export_bundle(path, output=tmp_path / "b", weights="keep")
+
+
+def test_without_the_extra_the_way_out_is_named(
+    make_checkpoint: Any, make_gguf: Any, tied: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = make_gguf("five", make_checkpoint("gguf-draft", vocab_size=448, seed=4), quantisation="Q5_0")
+    monkeypatch.setattr("outrider_export.plan._is_installed", lambda package: package != "torch")
+    for source in (path, tied):
+        with pytest.raises(ExportError, match=r'torch, which is not installed\. Run: pip install "outrider\[export\]"'):
+            export_bundle(source, output=tmp_path / "b")
+    assert list(tmp_path.iterdir()) == []
+
+
+# What does not go together
+
+
+def test_other_vocabularies_are_refused_by_id(
+    make_checkpoint: Any, build_tokenizer: Any, tied: Path, tmp_path: Path
+) -> None:
+    special = ("<|endoftext|>", "<|start|>", "<|im_end|>")
+    other = make_checkpoint("other-special", tokenizer=build_tokenizer(special=special))
+    with pytest.raises(VocabularyMismatch) as caught:
+        export_bundle(tied, other, output=tmp_path / "pair")
+    assert str(caught.value) == (
+        "other-special cannot draft for tied: of 404 token ids 1 differ, first 401: '<|im_start|>' and '<|start|>'. "
+        "Choose a draft model of the same family as the main model, or export without --draft."
+    )
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_longer_vocabulary_is_refused_too(
+    make_checkpoint: Any, build_tokenizer: Any, tied: Path, tmp_path: Path
+) -> None:
+    longer = build_tokenizer()
+    longer.add_tokens(["<extra>"])
+    with pytest.raises(VocabularyMismatch, match="first 404: no token and '<extra>'"):
+        export_bundle(tied, make_checkpoint("longer", tokenizer=longer), output=tmp_path / "pair")
+
+
+def test_more_tokens_than_logits_are_refused(make_checkpoint: Any, tmp_path: Path) -> None:
+    folder = make_checkpoint("narrow", vocab_size=403)
+    with pytest.raises(ExportError, match="narrow has 404 tokens and an output matrix for 403"):
+        export_bundle(folder, output=tmp_path / "b")
+
+
+# Checkpoints that are not what they should be
+
+
+@pytest.fixture
+def copy(tied: Path, tmp_path: Path) -> Path:
+    folder = tmp_path / "checkpoint"
+    shutil.copytree(tied, folder)
+    return folder
+
+
+def test_pickles_are_refused(copy: Path, tmp_path: Path) -> None:
+    (copy / "model.safetensors").unlink()
+    (copy / "pytorch_model.bin").write_bytes(b"\x80\x04cposix\nsystem\n.")
+    with pytest.raises(ExportError, match=r"weights as pickles only \(pytorch_model\.bin\), which run code"):
+        export_bundle(copy, output=tmp_path / "b")
+
+
+def test_truncated_weights_are_refused(copy: Path, tmp_path: Path) -> None:
+    weights = copy / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+    with pytest.raises(ExportError, match=r"model\.safetensors is missing or damaged: it has .* bytes of"):
+        export_bundle(copy, output=tmp_path / "b")
+    weights.write_bytes(struct.pack("<Q", 1 << 60))
+    with pytest.raises(ExportError, match=r"missing or damaged"):
+        export_bundle(copy, output=tmp_path / "b")
+
+
+def test_a_missing_shard_is_named(copy: Path, tmp_path: Path) -> None:
+    index = {"weight_map": {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}}
+    (copy / "model.safetensors").rename(copy / "model-00001-of-00002.safetensors")
+    (copy / "model.safetensors.index.json").write_text(json.dumps(index), encoding="utf-8")
+    with pytest.raises(ExportError, match=r"model-00002-of-00002\.safetensors is missing or damaged"):
+        export_bundle(copy, output=tmp_path / "b")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"architectures": ["BertForMaskedLM"]}, "holds a BertForMaskedLM; Outrider runs causal language models"),
+        ({"quantization_config": {"quant_method": "gptq"}}, r"is quantised already \(gptq\)"),
+        ({"num_hidden_layers": None}, "num_hidden_layers"),
+    ],
+)
+def test_unfit_configurations_are_refused(copy: Path, tmp_path: Path, change: dict[str, Any], message: str) -> None:
+    config = json.loads((copy / "config.json").read_text(encoding="utf-8")) | change
+    config = {key: value for key, value in config.items() if value is not None}
+    (copy / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    with pytest.raises(ExportError, match=message):
+        export_bundle(copy, output=tmp_path / "b")
+
+
+def test_a_missing_tokenizer_is_named(copy: Path, tmp_path: Path) -> None:
+    (copy / "tokenizer.json").unlink()
+    with pytest.raises(ExportError, match=r"has no tokenizer\.json"):
+        export_bundle(copy, output=tmp_path / "b")
+
+
+def test_remote_code_runs_only_where_it_is_trusted(copy: Path, tmp_path: Path) -> None:
+    """The checkpoint's own code leaves a file behind when it is loaded."""
+    trace = tmp_path / "ran"
+    config = json.loads((copy / "config.json").read_text(encoding="utf-8"))
+    config |= {
+        "model_type": "strange",
+        "architectures": ["StrangeForCausalLM"],
+        "auto_map": {"AutoConfig": "strange.Config", "AutoModelForCausalLM": "strange.StrangeForCausalLM"},
+    }
+    (copy / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    code = f"open({str(trace)!r}, 'w').close()\nraise ImportError('ran')\n"
+    (copy / "strange.py").write_text(code, encoding="utf-8")
+    with pytest.raises(ExportError, match="The main model checkpoint cannot be converted"):
+        export_bundle(copy, output=tmp_path / "b")
+    assert not trace.exists()
+    with pytest.raises(ExportError, match="ran"):
+        export_bundle(copy, output=tmp_path / "b", trust_remote_code=True)
+    assert trace.exists()
+    assert not (tmp_path / "b").exists()
+
+
+def test_every_eos_id_is_found(copy: Path) -> None:
+    from outrider_export.special_tokens import eos_of_folder
+    from outrider_export.vocabulary import Vocabulary
+
+    (copy / "generation_config.json").write_text(json.dumps({"eos_token_id": [7, 402]}), encoding="utf-8")
+    vocabulary = Vocabulary.of_folder(copy)
+    # From generation_config.json (7, 402), config.json (9), tokenizer_config.json (402), and by name (400).
+    assert eos_of_folder(copy, {"eos_token_id": 9}, vocabulary) == (7, 9, 400, 402)
+    assert eos_of_folder(copy, {"eos_token_id": 99_999}, vocabulary) == (7, 400, 402)

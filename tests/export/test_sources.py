@@ -1,0 +1,204 @@
+"""What a name means, and what is fetched from the hub for it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import huggingface_hub
+import pytest
+from huggingface_hub import errors
+from huggingface_hub.utils._paths import filter_repo_objects
+
+from outrider.errors import ExportError, OptionError
+from outrider_export import export_bundle
+from outrider_export.hub import ALLOWED, ALLOWED_WITH_CODE, ELSEWHERE
+from outrider_export.sources import locate
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
+def test_an_existing_path_wins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "org" / "name").mkdir(parents=True)
+    (tmp_path / "model.GGUF").write_bytes(b"GGUF")
+    assert locate("org/name").kind == "folder"
+    assert locate("model.GGUF").kind == "gguf"
+    assert locate("org/other").kind == "hub"
+    assert locate("gpt2").kind == "hub"
+    assert locate("org/name").id == "name"
+
+
+@pytest.mark.parametrize(
+    "name", ["./model", "../x", "~/x", "a/b/c", "model.gguf", "org/model.gguf", "C:\\models\\x", "/x"]
+)
+def test_a_path_with_nothing_there_is_never_downloaded(name: str) -> None:
+    with pytest.raises(ExportError, match=r"There is no .*Name a \.gguf file, a checkpoint folder or a hub id"):
+        locate(name)
+    with pytest.raises(ExportError, match="There is no"):
+        locate(Path("org/name"))  # a Path is never a hub id
+
+
+@pytest.mark.parametrize("name", ["", " ", "a b", "org/", "org/na me", "-x"])
+def test_neither_path_nor_hub_id(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises((ExportError, OptionError)):
+        locate(name)
+
+
+def test_other_files_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors").write_bytes(b"")
+    with pytest.raises(ExportError, match=r"neither a checkpoint folder nor a \.gguf file"):
+        locate(tmp_path / "model.safetensors")
+
+
+def test_a_revision_is_for_hub_ids(tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match="Revision 'main' is for hub ids"):
+        locate(tmp_path, "main")
+
+
+def test_a_folder_of_gguf_files_names_one(tmp_path: Path) -> None:
+    (tmp_path / "models").mkdir()
+    (tmp_path / "models" / "x.gguf").write_bytes(b"GGUF")
+    with pytest.raises(ExportError, match=r"no config\.json\. Name the file itself: .*x\.gguf"):
+        export_bundle(tmp_path / "models", output=tmp_path / "b")
+
+
+@pytest.mark.parametrize(("option", "value"), [("weights", "int9"), ("draft_weights", "INT8")])
+def test_unknown_weights_name_the_nearest(tmp_path: Path, option: str, value: str) -> None:
+    (tmp_path / "a").mkdir()
+    with pytest.raises(OptionError, match=f"weights='{value}' is not a weight format"):
+        export_bundle(tmp_path / "a", tmp_path / "a", output=tmp_path / "b", **{option: value})  # type: ignore[arg-type]
+
+
+def test_only_safe_files_are_allowed() -> None:
+    repository = [
+        "config.json", "generation_config.json", "tokenizer.json", "tokenizer.model", "chat_template.jinja",
+        "model-00001-of-00002.safetensors", "model.safetensors.index.json", "modeling_x.py", "README.md",
+        "pytorch_model.bin", "model.pt", "model.pth", "model.ckpt", "weights.pkl", "tf_model.h5", "flax_model.msgpack",
+        "onnx/model.onnx", "original/consolidated.00.pth", "original/params.json", "x.gguf",
+    ]  # fmt: skip
+
+    def chosen(allowed: tuple[str, ...]) -> list[str]:
+        options = {"allow_patterns": list(allowed), "ignore_patterns": list(ELSEWHERE)}
+        return list(filter_repo_objects(repository, **options))  # type: ignore[arg-type]
+
+    assert chosen(ALLOWED) == repository[:7]
+    assert chosen(ALLOWED_WITH_CODE) == repository[:8]
+
+
+@pytest.fixture
+def hub(make_checkpoint: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """A hub with one model, org/tiny; returns the calls that it got."""
+    calls: list[dict[str, Any]] = []
+    snapshot = tmp_path / "hub" / COMMIT
+    snapshot.parent.mkdir()
+    snapshot.symlink_to(make_checkpoint("plain"))
+
+    class File:
+        commit_hash = COMMIT
+        file_size = 1000
+        will_download = True
+
+    def download(repo_id: str, **options: Any) -> Any:
+        calls.append({"repo_id": repo_id, **options})
+        if options.get("dry_run"):
+            return [File(), File()]
+        bar = options["tqdm_class"](total=2000, unit="B")
+        for _ in range(2):
+            bar.update(1000)
+        with options["tqdm_class"](iter([1, 2]), total=2, desc="Fetching 2 files") as files:
+            assert list(files) == [1, 2]
+        return str(snapshot)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    return calls
+
+
+def test_the_resolved_commit_is_recorded(hub: list[dict[str, Any]], tmp_path: Path) -> None:
+    phases: list[Any] = []
+
+    class Progress:
+        def phase(self, name: str, total: int | None = None) -> None:
+            phases.append([name, total, 0])
+
+        def advance(self, count: int) -> None:
+            phases[-1][2] += count
+
+        def note(self, text: str) -> None: ...
+
+    bundle = export_bundle("org/tiny", output=tmp_path / "b", revision="v1", weights="fp16", progress=Progress())
+    source = bundle.manifest.main.source
+    assert (source.id, source.kind, source.revision) == ("org/tiny", "hub", COMMIT)
+    assert phases[0] == ["download main", 2000, 2000]
+    assert [call["revision"] for call in hub] == ["v1", COMMIT]
+    assert hub[1]["allow_patterns"] == list(ALLOWED)
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (lambda r: errors.RepositoryNotFoundError("404 Client Error\nmany lines", response=r), "There is no org/tiny"),
+        (lambda r: errors.GatedRepoError("403", response=r), "org/tiny is gated. Accept its terms"),
+        (lambda r: errors.RevisionNotFoundError("404", response=r), "org/tiny has no revision 'v1'"),
+        (lambda _: errors.LocalEntryNotFoundError("no connection\nsecond line"), "the hub cannot be reached"),
+        (lambda _: ConnectionError("refused"), "the hub cannot be reached"),
+        (lambda _: RuntimeError("some\nsurprise"), "org/tiny cannot be downloaded: RuntimeError: some surprise"),
+    ],
+)
+def test_hub_errors_take_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Callable[[Any], Exception], message: str
+) -> None:
+    import httpx
+
+    raised = error(httpx.Response(404, request=httpx.Request("GET", "https://huggingface.co")))
+
+    def fail(*_: object, **__: object) -> None:
+        raise raised
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", fail)
+    with pytest.raises(ExportError, match=message) as caught:
+        export_bundle("org/tiny", output=tmp_path / "b", revision="v1")
+    assert "\n" not in str(caught.value)
+    assert caught.value.__cause__ is raised
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_full_cache_disk_is_told_before_the_download(
+    hub: list[dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shutil.disk_usage", lambda _: type("Usage", (), {"free": 10}))
+    with pytest.raises(ExportError, match=r"org/tiny is 0\.0 GB to download and .* has 0\.0 GB free"):
+        export_bundle("org/tiny", output=tmp_path / "b")
+    assert len(hub) == 1
+
+
+def test_ctrl_c_does_not_wait_for_the_download(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import threading
+
+    ended = threading.Event()
+
+    def download(_: str, **options: Any) -> Any:
+        if options.get("dry_run"):
+            return []
+        bar = options["tqdm_class"](total=1 << 60, unit="B")
+        try:
+            while True:
+                bar.update(1)
+        finally:
+            ended.set()
+
+    class Interrupts:
+        def phase(self, name: str, total: int | None = None) -> None: ...
+        def note(self, text: str) -> None: ...
+        def advance(self, _: int) -> None:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    with pytest.raises(KeyboardInterrupt):
+        export_bundle("org/tiny", output=tmp_path / "b", progress=Interrupts())
+    assert ended.wait(10)
+    assert list(tmp_path.iterdir()) == []

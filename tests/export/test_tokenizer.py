@@ -1,0 +1,148 @@
+"""Tokenizers built from GGUF metadata, and their OpenVINO form, against the tokenizer they stand for."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from typing import TYPE_CHECKING, Any
+
+import openvino_genai
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer
+
+from outrider.errors import ExportError
+from outrider_export.gguf_file import GGUFHeader, read_header
+from outrider_export.gguf_tokenizer import write_tokenizer
+from outrider_export.tokenizer_check import PROBES, check_tokenizer_ir
+from outrider_export.tokenizer_ir import write_tokenizer_ir
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+PRES = ("qwen2", "smollm")
+TEXTS = st.text() | st.text("a1 \n'é\u0301日<|im_end|>") | st.lists(st.sampled_from(PROBES)).map("".join)
+
+
+@pytest.fixture(scope="module")
+def rebuilt(
+    make_checkpoint: Any, make_gguf: Any, build_tokenizer: Any, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Any]:
+    """For each pre-tokenizer: the original, the one rebuilt from a GGUF file, and its OpenVINO form."""
+    made = {}
+    for pre in PRES:
+        checkpoint = make_checkpoint(f"tokenizer-{pre}", tokenizer=build_tokenizer(pre))
+        folder = tmp_path_factory.mktemp(pre)
+        write_tokenizer(read_header(make_gguf(f"tokenizer-{pre}", checkpoint, pre=pre)), folder)
+        assert write_tokenizer_ir(folder)
+        made[pre] = (
+            Tokenizer.from_file(str(checkpoint / "tokenizer.json")),
+            Tokenizer.from_file(str(folder / "tokenizer.json")),
+            openvino_genai.Tokenizer(folder),
+            folder,
+        )
+    return made
+
+
+@pytest.mark.parametrize("pre", PRES)
+@settings(deadline=None, max_examples=200)
+@given(text=TEXTS)
+def test_rebuilt_tokenizer_is_the_original(rebuilt: dict[str, Any], pre: str, text: str) -> None:
+    original, again, _, _ = rebuilt[pre]
+    assert again.encode(text).ids == original.encode(text).ids
+    ids = original.encode(text).ids
+    assert again.decode(ids) == original.decode(ids)
+
+
+@pytest.mark.parametrize("pre", PRES)
+@settings(deadline=None, max_examples=200)
+@given(text=TEXTS)
+def test_openvino_tokenizer_is_the_original(rebuilt: dict[str, Any], pre: str, text: str) -> None:
+    original, _, converted, _ = rebuilt[pre]
+    ids = original.encode(text).ids
+    found = converted.encode(text).input_ids.data[0].tolist() if text else []
+    assert found == ids
+    if ids:
+        assert converted.decode(ids, skip_special_tokens=True) == original.decode(ids, skip_special_tokens=True)
+        assert converted.decode(ids, skip_special_tokens=False) == original.decode(ids, skip_special_tokens=False)
+
+
+@pytest.mark.parametrize("pre", PRES)
+def test_the_check_passes_and_can_fail(rebuilt: dict[str, Any], pre: str, tmp_path: Path) -> None:
+    folder = rebuilt[pre][3]
+    check_tokenizer_ir(folder)
+    mixed = tmp_path / "mixed"
+    shutil.copytree(folder, mixed)
+    other = PRES[1 - PRES.index(pre)]
+    shutil.copyfile(rebuilt[other][3] / "tokenizer.json", mixed / "tokenizer.json")
+    with pytest.raises(ExportError, match="OpenVINO's tokenizer turns"):
+        check_tokenizer_ir(mixed)
+
+
+def test_spaces_before_digits_stay_together(rebuilt: dict[str, Any]) -> None:
+    """What one merged expression gets wrong: "a  1" is "a", two spaces, "1"."""
+    original, _, converted, _ = rebuilt["smollm"]
+    text = "a  1"
+    assert converted.encode(text).input_ids.data[0].tolist() == original.encode(text).ids
+
+
+def test_long_texts_are_not_cut(rebuilt: dict[str, Any]) -> None:
+    original, _, converted, _ = rebuilt["qwen2"]
+    text = "word " * 9000
+    assert converted.encode(text).input_ids.data[0].tolist() == original.encode(text).ids
+
+
+def test_user_defined_tokens_are_part_of_the_text(rebuilt: dict[str, Any]) -> None:
+    converted = rebuilt["qwen2"][2]
+    ids = converted.encode("<tool_call>{}<|im_end|>").input_ids.data[0].tolist()
+    assert converted.decode(ids) == "<tool_call>{}"
+
+
+def test_chat_template_and_special_tokens(rebuilt: dict[str, Any]) -> None:
+    converted = rebuilt["qwen2"][2]
+    text = converted.apply_chat_template([{"role": "user", "content": "Hi"}], add_generation_prompt=True)
+    assert text == "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
+    assert converted.get_eos_token_id() == 402
+    assert converted.get_pad_token_id() == 400
+
+
+def test_bos_token_is_added_where_the_file_says_so(make_checkpoint: Any, make_gguf: Any, tmp_path: Path) -> None:
+    keys = {"tokenizer.ggml.add_bos_token": True, "tokenizer.ggml.bos_token_id": 401}
+    write_tokenizer(read_header(make_gguf("bos", make_checkpoint("plain"), metadata=keys)), tmp_path)
+    assert Tokenizer.from_file(str(tmp_path / "tokenizer.json")).encode("a").ids[0] == 401
+    assert write_tokenizer_ir(tmp_path)
+    converted = openvino_genai.Tokenizer(tmp_path)
+    assert converted.encode("a").input_ids.data[0].tolist()[0] == 401
+    assert converted.encode("a", add_special_tokens=False).input_ids.data[0].tolist()[0] != 401
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("tokenizer.ggml.pre", "tekken", "has the pre-tokenizer 'tekken'; known are qwen2, smollm"),
+        ("tokenizer.ggml.pre", None, "has the pre-tokenizer 'default'"),
+        ("tokenizer.ggml.model", "llama", "has a 'llama' tokenizer"),
+        ("tokenizer.ggml.merges", None, "has no tokenizer.ggml.merges"),
+        ("tokenizer.ggml.token_type", [1, 1], "404 tokens and 2 token types"),
+    ],
+)
+def test_what_cannot_be_rebuilt_is_refused(tmp_path: Path, key: str, value: object, message: str) -> None:
+    tokens = [f"t{i}" for i in range(404)]
+    metadata: dict[str, Any] = {
+        "general.architecture": "qwen2", "tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": "qwen2",
+        "tokenizer.ggml.tokens": tokens, "tokenizer.ggml.token_type": [1] * 404, "tokenizer.ggml.merges": [],
+    }  # fmt: skip
+    metadata[key] = value
+    metadata = {k: v for k, v in metadata.items() if v is not None}
+    with pytest.raises(ExportError, match=message):
+        write_tokenizer(GGUFHeader(tmp_path / "x.gguf", metadata, {}, {}, (0, 0)), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_other_kinds_of_tokenizers_are_left_alone(rebuilt: dict[str, Any], tmp_path: Path) -> None:
+    content = json.loads((rebuilt["qwen2"][3] / "tokenizer.json").read_text(encoding="utf-8"))
+    content["pre_tokenizer"] = {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "first"}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content), encoding="utf-8")
+    assert not write_tokenizer_ir(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["tokenizer.json"]
