@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 
 from outrider import __version__
-from outrider.errors import BundleError
+from outrider.errors import BundleError, one_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -159,13 +159,13 @@ def read_bundle(folder: str | Path) -> Bundle:
         raw = path.read_bytes()
         header = msgspec.json.decode(raw)
     except (OSError, msgspec.DecodeError) as error:
-        raise BundleError(f"{path} cannot be read: {error}. Export the bundle again.") from error
+        raise BundleError(f"{path} cannot be read: {one_line(error)}. Export the bundle again.") from error
     if isinstance(header, dict):  # a newer schema is told from a damaged file before its fields are judged
         _check_version(path, header.get("schema_version"), header.get("minimum_runtime"))
     try:
         manifest = msgspec.json.decode(raw, type=Manifest)
     except msgspec.DecodeError as error:
-        raise BundleError(f"{path} is damaged: {error}. Export the bundle again.") from error
+        raise BundleError(f"{path} is damaged: {one_line(error)}. Export the bundle again.") from error
     bundle = Bundle(folder, manifest)
     _check_files(bundle)
     _check_fit(bundle)

@@ -19,7 +19,7 @@ from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
 
-from outrider.errors import OptionError, nearest
+from outrider.errors import OptionError, nearest, one_line
 
 DEFAULT_MAX_NEW_TOKENS = 512
 
@@ -167,7 +167,7 @@ def load_config(source: str | Path | Config | None) -> Config:
     except FileNotFoundError as error:
         raise OptionError(f"There is no config '{source}', preset or file. {nearest(str(source), presets)}") from error
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise OptionError(f"Config {path} cannot be read: {error}.") from error
+        raise OptionError(f"Config {path} cannot be read: {one_line(error)}.") from error
     options = {}
     for section, table in tables.items():
         if section not in _SECTIONS or not isinstance(table, dict):
@@ -179,7 +179,7 @@ def load_config(source: str | Path | Config | None) -> Config:
     try:
         return Config().replace(**options)
     except OptionError as error:
-        raise OptionError(f"Config {path}: {error}") from error
+        raise OptionError(f"Config {path}: {one_line(error)}.") from error
 
 
 def find_presets() -> dict[str, Path]:

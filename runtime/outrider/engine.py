@@ -20,7 +20,7 @@ from outrider.types import Noise, Sequence
 from outrider.verifiers import Greedy, Rejection
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Generator, Mapping
     from collections.abc import Sequence as Seq
     from pathlib import Path
 
@@ -120,7 +120,7 @@ class Engine:
         *,
         chat_template: bool = True,
         **options: Any,
-    ) -> Iterator[TextChunk]:
+    ) -> Generator[TextChunk, None, None]:
         """Answer a prompt piece by piece; as `generate`. To cancel, stop iterating (or close the iterator)."""
         return self._queue.run(self._prepare(prompt, config, chat_template, options))
 

@@ -59,3 +59,8 @@ def nearest(name: str, known: Iterable[str]) -> str:
     known = sorted(known)
     close = difflib.get_close_matches(name, known, n=1)
     return f"Did you mean '{close[0]}'?" if close else f"Known: {', '.join(known) or 'none'}."
+
+
+def one_line(error: BaseException) -> str:
+    """The text of another library's error, which may have many lines, for the end of a message of ours."""
+    return " ".join(str(error).split())[:300].rstrip(".") or type(error).__name__

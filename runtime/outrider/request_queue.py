@@ -11,7 +11,7 @@ from outrider.loop import step
 from outrider.results import TextChunk
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Generator
 
     from outrider.request import Request
     from outrider.types import Backend
@@ -33,7 +33,7 @@ class RequestQueue:
         self._turn = threading.Condition()
         self._led = False
 
-    def run(self, request: Request) -> Iterator[TextChunk]:
+    def run(self, request: Request) -> Generator[TextChunk, None, None]:
         """Bring a request to its end, yielding its text as it becomes certain."""
         self._waiting.append(request)
         try:

@@ -13,7 +13,7 @@ import numpy as np
 import openvino as ov
 
 from outrider.backends.paged_graph import ROWS, gather_rows, to_paged_attention
-from outrider.errors import BundleError, DeviceError, OptionError
+from outrider.errors import BundleError, DeviceError, OptionError, one_line
 from outrider.kv import BlockPool
 from outrider.types import Capabilities
 
@@ -112,7 +112,9 @@ class OpenVINOPaged:
         try:
             model = core.read_model(model_path)
         except RuntimeError as error:
-            raise BundleError(f"{model_path} cannot be read by OpenVINO: {error}. Export the bundle again.") from error
+            raise BundleError(
+                f"{model_path} cannot be read by OpenVINO: {one_line(error)}. Export the bundle again."
+            ) from error
         to_paged_attention(model)
         self.logits_width = gather_rows(model)
         self.device = device
@@ -127,7 +129,7 @@ class OpenVINOPaged:
         try:
             self._compiled = core.compile_model(model, device, {**hints, **(properties or {})})
         except (RuntimeError, TypeError) as error:
-            raise DeviceError(f"{device} cannot compile {model_path.parent.name}: {_one_line(error)}") from error
+            raise DeviceError(f"{device} cannot compile {model_path.parent.name}: {one_line(error)}") from error
         self._request = self._compiled.create_infer_request()
         self._vocab_size = vocab_size
         self._caches = {port.get_any_name(): port for port in self._compiled.inputs if "_cache." in port.get_any_name()}
@@ -216,7 +218,7 @@ class OpenVINOPaged:
         try:
             self._request.start_async()
         except RuntimeError as error:
-            raise DeviceError(f"{self.device} failed: {_one_line(error)}") from error
+            raise DeviceError(f"{self.device} failed: {one_line(error)}") from error
         for chunk in chunks:
             chunk.slot.length += len(chunk.token_ids)
         return PagedPending(self, began)
@@ -226,7 +228,7 @@ class OpenVINOPaged:
         try:
             self._request.wait()
         except RuntimeError as error:
-            raise DeviceError(f"{self.device} failed: {_one_line(error)}") from error
+            raise DeviceError(f"{self.device} failed: {one_line(error)}") from error
         self.seconds += time.perf_counter() - began
         return PagedStep(self._request.get_output_tensor(0).data[:, 0, : self._vocab_size])
 
@@ -264,7 +266,3 @@ def _bytes_of(port: ov.ConstOutput, num_blocks: int) -> int:
         elements *= port.partial_shape[axis].get_length()
     bits: int = elements * port.get_element_type().bitwidth
     return -(-bits // 8)
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())[:300]

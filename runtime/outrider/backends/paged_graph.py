@@ -11,7 +11,7 @@ import numpy as np
 from openvino import opset13 as ops
 from openvino._offline_transformations import paged_attention_transformation
 
-from outrider.errors import BundleError
+from outrider.errors import BundleError, one_line
 
 if TYPE_CHECKING:
     import openvino as ov
@@ -33,7 +33,7 @@ def to_paged_attention(model: ov.Model) -> None:
         paged_attention_transformation(model)
     except RuntimeError as error:
         raise BundleError(
-            f"The model cannot be given a paged cache: {_first_line(error)}. Export it again with 'outrider export'."
+            f"The model cannot be given a paged cache: {one_line(error)}. Export it again with 'outrider export'."
         ) from error
 
 
@@ -59,8 +59,3 @@ def gather_rows(model: ov.Model) -> int:
     model.validate_nodes_and_infer_types()
     width: int = model.output("logits").get_partial_shape()[2].get_length()
     return width
-
-
-def _first_line(error: Exception) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[-1] if lines else type(error).__name__

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from typing import Any
 
 import click
 
@@ -45,8 +44,13 @@ def main(arguments: list[str] | None = None) -> None:
 
 def run(arguments: list[str] | None = None) -> int:
     """As `main`, but returns the exit code."""
+    arguments = sys.argv[1:] if arguments is None else arguments
     try:
-        result: Any = root.main(arguments, prog_name="outrider", standalone_mode=False)
+        # Not `root.main`, which has ways of its own to print an interrupt and a closed pipe.
+        with root.make_context("outrider", list(arguments)) as context:
+            root.invoke(context)
+    except click.exceptions.Exit as done:  # --help and --version
+        return done.exit_code
     except OutriderError as error:
         return _fail(error, str(error), error.exit_code)
     except click.ClickException as error:
@@ -57,19 +61,22 @@ def run(arguments: list[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except Exception as error:
-        text = " ".join(f"{type(error).__name__}: {error}".split())
-        return _fail(error, f"{text} (unexpected: set OUTRIDER_DEBUG=1 for the traceback, and report it)", 1)
-    return result if isinstance(result, int) else 0
+        return _fail(
+            error,
+            f"{type(error).__name__}: {error} (unexpected: set OUTRIDER_DEBUG=1 for the traceback, and report it)",
+            1,
+        )
+    return 0
 
 
 def _usage(error: click.ClickException) -> str:
     command = getattr(getattr(error, "ctx", None), "command_path", None)
     hint = f" See '{command} --help'." if command else ""
-    return " ".join(error.format_message().split()) + hint
+    return error.format_message() + hint
 
 
 def _fail(error: BaseException, message: str, exit_code: int) -> int:
     if os.environ.get("OUTRIDER_DEBUG"):
         raise error
-    print(f"outrider: {message}", file=sys.stderr)
+    print("outrider:", " ".join(message.split()), file=sys.stderr)
     return exit_code

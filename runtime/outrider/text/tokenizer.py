@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from outrider.errors import BundleError, OptionError, RequestError
+from outrider.errors import BundleError, OptionError, RequestError, one_line
 
 if TYPE_CHECKING:
     from collections.abc import Sequence as Seq
@@ -29,7 +29,9 @@ class Tokenizer:
         try:
             self._tokenizer = openvino_genai.Tokenizer(str(folder))
         except RuntimeError as error:
-            raise BundleError(f"The tokenizer in {folder} cannot be read: {error}. Export the bundle again.") from error
+            raise BundleError(
+                f"The tokenizer in {folder} cannot be read: {one_line(error)}. Export the bundle again."
+            ) from error
 
     @property
     def has_chat_template(self) -> bool:
@@ -76,7 +78,7 @@ class Tokenizer:
         try:
             text = self._tokenizer.apply_chat_template(messages, add_generation_prompt=True)
         except RuntimeError as error:
-            raise RequestError(f"The model's chat template refuses these messages: {error}") from error
+            raise RequestError(f"The model's chat template refuses these messages: {one_line(error)}.") from error
         return self._encode(text, add_special_tokens=False)  # the template writes them
 
     def _encode(self, text: str, *, add_special_tokens: bool) -> list[int]:

@@ -1,0 +1,44 @@
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import platformdirs
+import pytest
+
+import outrider
+from outrider.testing import ToyTokenizer, save_toy_bundle
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from outrider.bundle import Bundle
+
+
+@pytest.fixture(scope="session")
+def smollm2() -> Path:
+    """The demo's real bundle: fetched and exported once, as `outrider demo` does."""
+    from outrider.cli.demo import demo_bundle
+
+    return demo_bundle(platformdirs.user_cache_path("outrider", appauthor=False), quiet=True)
+
+
+@pytest.fixture(scope="session")
+def smollm2_pair(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same model as main and as draft model: a pair that always agrees."""
+    from outrider_export import export_bundle
+    from outrider_export.demo_model import FILE
+
+    checkpoint = smollm2.parent / FILE
+    return export_bundle(checkpoint, checkpoint, output=tmp_path_factory.mktemp("pair") / "bundle").folder
+
+
+@pytest.fixture(scope="session")
+def toy_bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    """A real main and draft model, random and tiny."""
+    return save_toy_bundle(tmp_path_factory.mktemp("toy"))
+
+
+@pytest.fixture(scope="session")
+def toy_engine(toy_bundle: Bundle) -> outrider.Engine:
+    """The toy bundle, ready; room for some thousand tokens."""
+    return outrider.Engine(toy_bundle, outrider.Config().replace(cache_size=0.005), tokenizer=ToyTokenizer())

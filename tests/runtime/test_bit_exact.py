@@ -1,0 +1,126 @@
+"""What token-identical output rests on: a row has the same bits however many rows run with it, from two on."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+import outrider
+from outrider.backends.openvino_paged import OpenVINOPaged
+from outrider.types import Chunk
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from outrider.bundle import Bundle
+
+LENGTH = 140
+
+
+@pytest.fixture(scope="module", params=["f32", "bf16"])
+def backend(request: pytest.FixtureRequest, smollm2: Path) -> OpenVINOPaged:
+    bundle = outrider.read_bundle(smollm2)
+    made = OpenVINOPaged(
+        bundle.model_path(bundle.manifest.main), vocab_size=bundle.manifest.main.vocab_size, precision=request.param
+    )
+    made.allocate(max_tokens=2048)
+    return made
+
+
+@pytest.fixture(scope="module")
+def token_ids() -> list[int]:
+    made: list[int] = np.random.default_rng(0).integers(20, 49_000, LENGTH).tolist()
+    return made
+
+
+@pytest.fixture(scope="module")
+def whole(backend: OpenVINOPaged, token_ids: list[int]) -> np.ndarray:
+    """The rows of a prompt read in one call: float32 [LENGTH, vocab_size]."""
+    return rows_of(backend, token_ids, [LENGTH])
+
+
+def rows_of(backend: OpenVINOPaged, token_ids: list[int], sizes: list[int]) -> np.ndarray:
+    """All rows of a prompt read in chunks of these sizes."""
+    slot = backend.open(LENGTH)
+    assert slot is not None
+    rows = []
+    for size in sizes:
+        chunk = token_ids[slot.length : slot.length + size]
+        step = backend.submit([Chunk(slot, chunk, num_rows=size)]).wait()
+        rows += [step.logits(i).copy() for i in range(size)]
+    slot.close()
+    return np.array(rows)
+
+
+@pytest.mark.parametrize(
+    "sizes", [[70, 70], [32, 64, 44], [100, 40], [2] * 70, [139, 1], [1] * 140, [7] * 20, [137, 3]]
+)
+def test_a_prompt_in_pieces_ends_in_the_same_bits(
+    backend: OpenVINOPaged, token_ids: list[int], whole: np.ndarray, sizes: list[int]
+) -> None:
+    np.testing.assert_array_equal(rows_of(backend, token_ids, sizes), whole)
+
+
+@pytest.mark.parametrize("num_draft", [0, 1, 2, 3, 5, 8, 15])
+def test_rejected_tokens_leave_no_trace(
+    backend: OpenVINOPaged, token_ids: list[int], whole: np.ndarray, num_draft: int
+) -> None:
+    """Decode on with wrong drafts behind every token, trimmed each time: across a block's end, too."""
+    slot = backend.open(LENGTH)
+    assert slot is not None
+    backend.submit([Chunk(slot, token_ids[:90], num_rows=0)]).wait()
+    wrong = [5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19][:num_draft]
+    for i in range(90, 110):
+        step = backend.submit([Chunk(slot, [token_ids[i], *wrong], num_rows=num_draft + 1)]).wait()
+        np.testing.assert_array_equal(step.logits(0), whole[i])
+        slot.trim(i + 1)
+    slot.close()
+
+
+def test_sequences_in_one_call_do_not_touch(backend: OpenVINOPaged, token_ids: list[int], whole: np.ndarray) -> None:
+    first, second, third = (backend.open(LENGTH) for _ in range(3))
+    assert first
+    assert second
+    assert third
+    backend.submit(
+        [Chunk(first, token_ids[:50], 0), Chunk(second, token_ids[:91], 0), Chunk(third, [9] * 33, 0)]
+    ).wait()
+    step = backend.submit(
+        [Chunk(first, token_ids[50:60], 2), Chunk(second, token_ids[91:92], 1), Chunk(third, [8], 1)]
+    ).wait()
+    for i, row in enumerate((58, 59, 91)):
+        np.testing.assert_array_equal(step.logits(i), whole[row])
+    for slot in (first, second, third):
+        slot.close()
+
+
+def test_a_quantised_cache_is_not_called_exact(toy_bundle: Bundle) -> None:
+    main = toy_bundle.manifest.main
+    path = toy_bundle.model_path(main)
+    quantised = OpenVINOPaged(path, vocab_size=main.vocab_size, cache_precision="u8")
+    assert not quantised.capabilities.bit_exact_batching
+    assert OpenVINOPaged(path, vocab_size=main.vocab_size).capabilities.bit_exact_batching
+
+
+PROMPTS = [
+    "Repeat this list twice: apples, pears, plums, cherries.",
+    "What is the capital of France, and what is it known for?",
+    "Fix the typos: Teh quikc brown fox jmps over teh lazy dog.",
+]
+
+
+@pytest.fixture(scope="module")
+def engine(smollm2: Path) -> outrider.Engine:
+    return outrider.load(smollm2, cache_size=0.2)
+
+
+@pytest.mark.parametrize("prompt", PROMPTS)
+def test_the_real_model_says_the_same_with_and_without_drafts(engine: outrider.Engine, prompt: str) -> None:
+    plain = engine.generate(prompt, max_new_tokens=60, drafter=None)
+    for num_assistant_tokens in (1, 3, 5, 10):
+        drafted = engine.generate(prompt, max_new_tokens=60, num_assistant_tokens=num_assistant_tokens)
+        assert drafted.token_ids == plain.token_ids
+        assert drafted.text == plain.text
+        assert drafted.stats.num_draft_tokens > 0

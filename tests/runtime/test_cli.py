@@ -1,0 +1,224 @@
+"""The command line: what it prints, and that whatever goes wrong is said in one line."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from outrider.cli import COMMANDS, run
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from outrider.bundle import Bundle
+
+OUTRIDER = [sys.executable, "-c", "from outrider.cli import main; main()"]
+PROMPT = "Correct the spelling: Teh quick brown fox jmups over the lazy dog."
+
+
+def run_json(capsys: pytest.CaptureFixture[str], *arguments: object) -> dict[str, Any]:
+    assert run([*map(str, arguments), "--json"]) == 0
+    printed = capsys.readouterr()
+    assert printed.err == ""
+    result: dict[str, Any] = json.loads(printed.out)
+    return result
+
+
+def test_generate_prints_the_answer(smollm2: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["generate", str(smollm2), PROMPT, "--max-new-tokens", "30"]) == 0
+    printed = capsys.readouterr()
+    result = run_json(capsys, "generate", smollm2, PROMPT, "--max-new-tokens", 30)
+    assert printed.out == result["text"] + "\n"
+    assert printed.err == ""
+    assert result["finish_reason"] in ("stop", "length")
+    assert result["stats"]["num_generated_tokens"] == len(result["token_ids"])
+
+
+def test_compare_shows_the_same_text_once(smollm2: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["generate", str(smollm2), PROMPT, "--max-new-tokens", "30", "--compare"]) == 0
+    printed = capsys.readouterr().out
+    result = run_json(capsys, "generate", smollm2, PROMPT, "--max-new-tokens", 30, "--compare")
+    assert result["compare"]["identical"] is True
+    assert result["compare"]["plain"]["token_ids"] == result["token_ids"]
+    assert printed.count(result["text"]) == 1
+    for label in ("tokens per second", "acceptance rate", "tokens per round", "drafting", "checking", "The same"):
+        assert label in printed
+
+
+def test_options_reach_the_request(smollm2: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["generate", smollm2, PROMPT, "--max-new-tokens", 20, "--temperature", 0.9, "--top-p", 0.9]
+    first = run_json(capsys, *arguments, "--seed", 3)
+    assert first["seed"] == 3
+    assert run_json(capsys, *arguments, "--seed", 3)["token_ids"] == first["token_ids"]
+    assert run_json(capsys, *arguments, "--seed", 4)["token_ids"] != first["token_ids"]
+    plain = run_json(capsys, "generate", smollm2, PROMPT, "--max-new-tokens", 20, "--drafter", "none")
+    assert plain["stats"]["num_drafts"] == 0
+    stop = plain["text"].split()[1]
+    stopped = run_json(capsys, "generate", smollm2, PROMPT, "--max-new-tokens", 20, "--stop", stop)
+    assert stopped["text"] == plain["text"][: plain["text"].find(stop)]
+
+
+def test_the_prompt_can_come_from_standard_input(smollm2: Path) -> None:
+    done = subprocess.run(
+        [*OUTRIDER, "generate", str(smollm2), "-", "--max-new-tokens", "5", "--json"],
+        input=PROMPT, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert json.loads(done.stdout)["stats"]["num_generated_tokens"] == 5
+
+
+def test_a_config_is_read_and_options_win(smollm2: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "my.toml"
+    path.write_text('[generation]\nmax_new_tokens = 7\ndrafter = "none"\n')
+    arguments = ["generate", smollm2, PROMPT, "--config", path]
+    result = run_json(capsys, *arguments)
+    assert (len(result["token_ids"]), result["stats"]["num_drafts"]) == (7, 0)
+    assert len(run_json(capsys, *arguments, "--max-new-tokens", 4)["token_ids"]) == 4
+
+
+def test_tune_prints_a_row_for_every_length(smollm2: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    result = run_json(capsys, "tune", smollm2, "--max-new-tokens", 8)
+    assert [row["num_assistant_tokens"] for row in result["rows"]] == list(range(9))
+    assert all(row["identical"] == row["num_prompts"] == 6 for row in result["rows"])
+    assert result["rows"][0]["speed_up"] == 1
+
+
+def test_bench_compares_with_openvino_genai(smollm2: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text('{"prompt": "What is a fox?", "category": "qa"}\n\n{"turns": ["Count to five."], "id": "c"}\n')
+    arguments = ["bench", str(smollm2), "--prompts", str(prompts), "--modes", "plain,ngram:2,genai,genai-ngram:2"]
+    result = run_json(capsys, *arguments, "--max-new-tokens", 6, "--repeats", 2)
+    assert {row["mode"] for row in result["summary"]} == {"plain", "ngram:2", "genai", "genai-ngram:2"}
+    assert len(result["runs"]) == 2 * 4 * 2
+    ours = [row for row in result["summary"] if row["mode"] == "ngram:2" and row["category"] == "all"]
+    assert ours[0]["identical"] == 2
+    assert run([*arguments[:4], "--max-new-tokens", "4"]) == 0
+    assert "tokens/round" in capsys.readouterr().out
+
+
+def test_help_is_there_for_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["--help"]) == 0
+    listed = capsys.readouterr().out
+    for command in COMMANDS:
+        assert re.search(rf"^  {command} ", listed, re.MULTILINE)
+        assert run([command, "--help"]) == 0
+
+
+@pytest.fixture
+def copy(smollm2: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(smollm2, tmp_path / "copy")
+
+
+def fails(capsys: pytest.CaptureFixture[str], exit_code: int, message: str, *arguments: object) -> None:
+    assert run(list(map(str, arguments))) == exit_code
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert len(printed.err.splitlines()) == 1, printed.err
+    assert re.search(message, printed.err), printed.err
+
+
+@pytest.mark.parametrize(
+    ("exit_code", "message", "arguments"),
+    [
+        (2, "no command 'genrate'. Did you mean 'generate'", ["genrate"]),
+        (2, "No such option.*--temprature.*--temperature", ["generate", "b", "p", "--temprature", "1"]),
+        (2, "Missing argument 'PROMPT'", ["generate", "b"]),
+        (2, "'hot' is not a valid float", ["generate", "b", "p", "--temperature", "hot"]),
+        (2, "top_p=2.0 is not a number above 0", ["generate", "b", "p", "--top-p", "2"]),
+        (2, "no config 'fast', preset or file", ["generate", "b", "p", "--config", "fast"]),
+        (2, "--system needs the chat template", ["generate", "b", "p", "--system", "s", "--no-chat-template"]),
+        (2, "--num-assistant-tokens is what tune varies", ["tune", "b", "--num-assistant-tokens", "3"]),
+        (2, "leaves nothing to tune", ["tune", "b", "--drafter", "none"]),
+        (2, "Prompts nowhere.jsonl cannot be read", ["bench", "b", "--prompts", "nowhere.jsonl"]),
+        (1, "There is no folder b", ["generate", "b", "p"]),
+        (1, "There is no folder b", ["inspect", "b"]),
+    ],
+)
+def test_bad_usage(
+    capsys: pytest.CaptureFixture[str], exit_code: int, message: str, arguments: list[str], tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    fails(capsys, exit_code, message, *arguments)
+
+
+def test_bad_requests(smollm2: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    generate = ("generate", smollm2)
+    fails(capsys, 1, "The prompt is empty", *generate, "  ")
+    fails(capsys, 1, "exceed the model's context of 8,192 tokens", *generate, "word " * 9000)
+    fails(capsys, 1, "holds .* tokens; .* Raise cache_size to at least", *generate, "word " * 900, "--cache-size", 0.01)
+    fails(capsys, 1, "exceed the model's context", *generate, "hello", "--max-new-tokens", 9000)
+    fails(capsys, 2, "no device 'XPU' here. Found: CPU", *generate, "hello", "--main-device", "XPU")
+    fails(
+        capsys, 2, "'NPU' has no backend", *generate, "hello", "--config", "gpu-main-npu-draft", "--main-device", "NPU"
+    )
+    fails(capsys, 2, "no drafter 'draft' here", *generate, "hello", "--drafter", "draft")
+    fails(capsys, 2, "no mode 'warp'", "bench", smollm2, "--modes", "plain,warp")
+    fails(capsys, 2, "needs a draft model", "bench", smollm2, "--modes", "draft:3")
+
+
+def test_a_damaged_bundle(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tokenizer = copy / "tokenizer" / "openvino_tokenizer.xml"
+    whole = tokenizer.read_bytes()
+    tokenizer.write_bytes(whole[:-7])
+    fails(capsys, 1, r"openvino_tokenizer.xml has [\d,]+ bytes instead of", "generate", copy, "hello")
+    tokenizer.write_bytes(b"x" * len(whole))
+    fails(capsys, 1, "The tokenizer in .* cannot be read", "generate", copy, "hello")
+    fails(capsys, 1, "is not the file that was exported", "inspect", copy, "--check")
+
+
+def test_a_damaged_model(toy_bundle: Bundle, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    copied = shutil.copytree(toy_bundle.folder, tmp_path / "copy")
+    path = copied / "main" / "openvino_model.xml"
+    path.write_bytes(b"<" * path.stat().st_size)
+    # The toy has no tokenizer either; the first thing that is wrong is named.
+    fails(capsys, 1, "cannot be read", "generate", copied, "hello")
+
+
+def test_ctrl_c_is_one_line(smollm2: Path) -> None:
+    process = subprocess.Popen(
+        [*OUTRIDER, "generate", str(smollm2), PROMPT, "--ignore-eos", "--max-new-tokens", "4000"],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert process.stdout is not None
+    assert process.stdout.read(5)
+    time.sleep(0.2)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert errors == "outrider: Cancelled.\n"
+
+
+@pytest.mark.skipif(os.name == "nt", reason="a closed pipe is another error there")
+def test_a_reader_that_leaves_is_no_error(smollm2: Path) -> None:
+    process = subprocess.Popen(
+        [*OUTRIDER, "generate", str(smollm2), PROMPT, "--ignore-eos", "--max-new-tokens", "100"],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert process.stdout is not None
+    assert process.stderr is not None
+    process.stdout.read(5)
+    process.stdout.close()
+    assert process.wait(timeout=60) == 0
+    assert process.stderr.read() == ""
+
+
+def test_the_unexpected_is_one_line_too(
+    smollm2: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise ZeroDivisionError("two\nlines")
+
+    monkeypatch.setattr("outrider.engine.load", broken)
+    fails(capsys, 1, r"ZeroDivisionError: two lines \(unexpected: set OUTRIDER_DEBUG=1", "generate", smollm2, "hello")
+    monkeypatch.setenv("OUTRIDER_DEBUG", "1")
+    with pytest.raises(ZeroDivisionError):
+        run(["generate", str(smollm2), "hello"])

@@ -1,0 +1,66 @@
+"""Options: checked when they are set, named when they are wrong."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from outrider.config import Config, GenerationConfig, find_presets, load_config
+from outrider.errors import OptionError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def test_the_presets_are_those_of_the_repository_and_all_load() -> None:
+    presets = find_presets()
+    assert set(presets) == {"cpu", "gpu", "gpu-main-npu-draft", "ngram"}
+    for name in presets:
+        assert load_config(name) != Config() or name == "cpu"
+
+
+def test_the_cpu_preset_writes_the_defaults_out() -> None:
+    assert load_config("cpu") == Config().replace(draft_device="CPU")
+
+
+def test_keywords_win_over_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "my.toml"
+    path.write_text('[generation]\ntemperature = 0.5\ndrafter = "none"\nstop = ["x"]\n[device]\nproperties = {A = 1}\n')
+    config = load_config(path).replace(temperature=0.9)
+    assert (config.generation.temperature, config.generation.drafter) == (0.9, None)
+    assert config.generation.stop == ("x",)
+    assert config.device.properties == {"A": 1}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[generation]\ntemprature = 1\n", r"unknown key 'generation.temprature'. Did you mean 'temperature'\?"),
+        ("[device]\ntemperature = 1\n", r"unknown key 'device.temperature'. It belongs to section \[generation\]"),
+        ("[devices]\n", r"no section 'devices'. Did you mean 'device'\?"),
+        ("temperature = 1\n", "no section 'temperature'"),
+        ("[generation]\ntemperature = 'hot'\n", "temperature='hot' is not a number"),
+        ("[scheduler]\ncache_size = 0\n", "cache_size=0 is not a number of GB above 0"),
+        ("[generation\n", "cannot be read"),
+        ("\ufeff\x00", "cannot be read"),
+    ],
+)
+def test_bad_files_name_file_and_key(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "my.toml"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(OptionError, match=message) as error:
+        load_config(path)
+    assert "my.toml" in str(error.value)
+
+
+def test_a_preset_that_does_not_exist_names_the_nearest() -> None:
+    with pytest.raises(OptionError, match="no config 'npgram', preset or file. Did you mean 'ngram'"):
+        load_config("npgram")
+
+
+def test_an_unknown_option_names_the_nearest() -> None:
+    with pytest.raises(OptionError, match="no option 'cash_size'. Did you mean 'cache_size'"):
+        Config().replace(cash_size=1)
+    with pytest.raises(OptionError, match="no generation option 'xyz'. Known: drafter"):
+        GenerationConfig().replace(xyz=1)

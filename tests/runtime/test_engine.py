@@ -1,0 +1,186 @@
+"""The engine as an app uses it."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import outrider
+from outrider.testing import ToyTokenizer, save_toy_bundle
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from outrider.bundle import Bundle
+
+
+def test_generate_and_stream_say_the_same(toy_engine: outrider.Engine) -> None:
+    result = toy_engine.generate("hello", max_new_tokens=40, ignore_eos=True)
+    chunks = list(toy_engine.stream("hello", max_new_tokens=40, ignore_eos=True))
+    assert "".join(chunk.text for chunk in chunks) == result.text
+    assert [chunk.result is None for chunk in chunks] == [True] * (len(chunks) - 1) + [False]
+    assert chunks[-1].result is not None
+    assert chunks[-1].result.token_ids == result.token_ids
+    assert len(result.token_ids) == 40
+    assert result.finish_reason == "length"
+
+
+@pytest.mark.parametrize("drafter", ["draft", "ngram", "auto"])
+@pytest.mark.parametrize("prompt", ["a", "hello world", "abcabcabcabc", "0123456789" * 20])
+def test_every_drafter_gives_the_plain_text(toy_engine: outrider.Engine, drafter: str, prompt: str) -> None:
+    plain = toy_engine.generate(prompt, max_new_tokens=80, drafter=None, ignore_eos=True)
+    for n in (1, 2, 5, 9):
+        drafted = toy_engine.generate(
+            prompt, max_new_tokens=80, drafter=drafter, num_assistant_tokens=n, ignore_eos=True
+        )
+        assert drafted.token_ids == plain.token_ids
+        assert drafted.stats.num_draft_tokens > 0
+
+
+def test_zero_assistant_tokens_is_plain_decoding(toy_engine: outrider.Engine) -> None:
+    stats = toy_engine.generate("hello", num_assistant_tokens=0, max_new_tokens=10).stats
+    assert stats.num_drafts == stats.num_draft_tokens == 0
+    assert stats.tokens_per_round == 1
+
+
+def test_the_answer_ends_with_the_end_of_sequence(toy_engine: outrider.Engine) -> None:
+    result = toy_engine.generate("hello world", max_new_tokens=500)
+    assert result.finish_reason == "stop"
+    assert result.token_ids[-1] == ToyTokenizer.eos_token_id
+    assert result.token_ids.count(ToyTokenizer.eos_token_id) == 1
+    assert "\0" not in result.text
+
+
+def test_stop_strings_are_cut(toy_engine: outrider.Engine) -> None:
+    whole = toy_engine.generate("hello", max_new_tokens=40, ignore_eos=True)
+    stop = whole.text[10:12]
+    result = toy_engine.generate("hello", max_new_tokens=40, ignore_eos=True, stop=stop)
+    assert result.text == whole.text[: whole.text.find(stop)]
+    assert result.token_ids == whole.token_ids[: len(result.token_ids)]
+    assert ToyTokenizer().decode(result.token_ids) == result.text
+    assert result.finish_reason == "stop"
+
+
+def test_threads_get_what_they_would_get_alone(toy_engine: outrider.Engine) -> None:
+    prompts = ["hello", "world", "abc abc", "0123", "é", "zzz", "a b c", "9876543210"]
+    kinds: list[Any] = ["draft", "ngram", None, "draft"] * 2
+    alone = [toy_engine.generate(p, max_new_tokens=60, drafter=None, ignore_eos=True).token_ids for p in prompts]
+    together: dict[str, list[int]] = {}
+
+    def run(prompt: str, drafter: str | None) -> None:
+        result = toy_engine.generate(prompt, max_new_tokens=60, drafter=drafter, ignore_eos=True)
+        together[prompt] = result.token_ids
+
+    threads = [threading.Thread(target=run, args=pair) for pair in zip(prompts, kinds, strict=True)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [together[prompt] for prompt in prompts] == alone
+
+
+def test_streams_in_one_thread_take_turns(toy_engine: outrider.Engine) -> None:
+    streams = [toy_engine.stream(p, max_new_tokens=30, ignore_eos=True) for p in ("hello", "world")]
+    texts = ["", ""]
+    for chunks in zip(*streams, strict=False):
+        for i, chunk in enumerate(chunks):
+            texts[i] += chunk.text
+    for i, stream in enumerate(streams):
+        texts[i] += "".join(chunk.text for chunk in stream)
+    for text, prompt in zip(texts, ("hello", "world"), strict=True):
+        assert text == toy_engine.generate(prompt, max_new_tokens=30, ignore_eos=True, drafter=None).text
+
+
+def test_room_comes_back(toy_bundle: Bundle) -> None:
+    """Finished, closed, abandoned and collected streams leave the cache as it was."""
+    engine = outrider.Engine(toy_bundle, outrider.Config().replace(cache_size=0.0003), tokenizer=ToyTokenizer())
+    whole = engine.max_tokens - 10
+    for _ in range(3):
+        engine.generate("hello", max_new_tokens=whole, ignore_eos=True)
+        stream = engine.stream("hello", max_new_tokens=whole, ignore_eos=True)
+        next(stream)
+        stream.close()
+        next(engine.stream("hello", max_new_tokens=whole, ignore_eos=True))
+        gc.collect()
+    assert engine.generate("hello", max_new_tokens=whole, ignore_eos=True).finish_reason == "length"
+
+
+def test_token_ids_are_used_as_they_are(toy_engine: outrider.Engine) -> None:
+    by_text = toy_engine.generate("abc", max_new_tokens=10)
+    assert toy_engine.generate([0, 1, 2], max_new_tokens=10).token_ids == by_text.token_ids
+
+
+def test_an_engine_without_the_draft_model_says_so(toy_bundle: Bundle) -> None:
+    engine = outrider.Engine(
+        toy_bundle, outrider.Config().replace(drafter="ngram", cache_size=0.001), tokenizer=ToyTokenizer()
+    )
+    assert engine.drafters == ("ngram",)
+    with pytest.raises(outrider.OptionError, match="drafter='draft' was left on disk"):
+        engine.generate("abc", drafter="draft")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"temprature": 1}, "no generation option 'temprature'. Did you mean 'temperature'?"),
+        ({"temperature": -1}, "temperature=-1 is not a number of at least 0"),
+        ({"temperature": float("nan")}, "temperature=nan is not"),
+        ({"top_p": 0}, "top_p=0 is not a number above 0 and at most 1"),
+        ({"top_k": 1.5}, "top_k=1.5 is not an integer"),
+        ({"max_new_tokens": True}, "max_new_tokens=True is not an integer"),
+        ({"stop": [""]}, "stop=.* is not a text"),
+        ({"drafter": "drafft"}, "no drafter 'drafft' here. Did you mean 'draft'?"),
+        ({"main_device": "GPU"}, "main_device is chosen when the engine is made"),
+    ],
+)
+def test_bad_options_are_named(toy_engine: outrider.Engine, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(outrider.OptionError, match=message):
+        toy_engine.generate("abc", **options)
+
+
+def test_requests_that_cannot_fit_are_refused_with_numbers(toy_bundle: Bundle) -> None:
+    small = outrider.Engine(toy_bundle, outrider.Config().replace(cache_size=0.0001), tokenizer=ToyTokenizer())
+    assert small.max_tokens < 400
+    with pytest.raises(
+        outrider.RequestError, match=r"cache_size=0.0001 GB holds \d+ tokens; 5 prompt tokens and"
+    ) as error:
+        small.generate("hello", max_new_tokens=600)
+    needed = float(str(error.value).split("at least ")[1].rstrip("."))
+    large = outrider.Engine(toy_bundle, outrider.Config().replace(cache_size=needed), tokenizer=ToyTokenizer())
+    assert large.generate("hello", max_new_tokens=600, ignore_eos=True).finish_reason == "length"
+    with pytest.raises(outrider.RequestError, match="exceed the model's context of 2,048 tokens"):
+        large.generate("a" * 2048)
+    with pytest.raises(outrider.RequestError, match="token id 99; the vocabulary ends at 39"):
+        large.generate([99])
+
+
+def test_an_answer_may_fill_the_context(toy_bundle: Bundle) -> None:
+    engine = outrider.Engine(toy_bundle, outrider.Config().replace(cache_size=0.01), tokenizer=ToyTokenizer())
+    plain = engine.generate("a" * 2000, max_new_tokens=48, ignore_eos=True, drafter=None)
+    drafted = engine.generate("a" * 2000, max_new_tokens=48, ignore_eos=True, num_assistant_tokens=8)
+    assert plain.token_ids == drafted.token_ids
+    assert len(plain.token_ids) == 48
+    assert len(engine.generate("a" * 2000, ignore_eos=True).token_ids) == 48  # what fits, as nothing was asked
+
+
+def test_a_model_that_is_not_what_the_manifest_says_is_refused(tmp_path: Path) -> None:
+    bundle = save_toy_bundle(tmp_path / "bundle", draft=False)
+    path = bundle.folder / "outrider.json"
+    path.write_text(path.read_text().replace('"num_layers": 2', '"num_layers": 3'))
+    with pytest.raises(outrider.BundleError, match="has 2 layers and 40 logits; outrider.json says 3 and 40"):
+        outrider.Engine(outrider.read_bundle(bundle.folder), tokenizer=ToyTokenizer())
+
+
+def test_unknown_devices_are_named(toy_bundle: Bundle) -> None:
+    for name, message in (("XPU", "no device 'XPU' here. Found: .*CPU"), ("NPU", "'NPU' has no backend")):
+        with pytest.raises(outrider.OptionError, match=message):
+            outrider.Engine(toy_bundle, outrider.Config().replace(main_device=name), tokenizer=ToyTokenizer())
+
+
+def test_properties_reach_the_device(toy_bundle: Bundle) -> None:
+    config = outrider.Config().replace(properties={"NO_SUCH_PROPERTY": 1})
+    with pytest.raises(outrider.DeviceError, match="NO_SUCH_PROPERTY"):
+        outrider.Engine(toy_bundle, config, tokenizer=ToyTokenizer())

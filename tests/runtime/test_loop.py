@@ -1,0 +1,306 @@
+"""The loop's promises, on any model, drafter, draft length, batch and way to end."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from outrider.config import GenerationConfig
+from outrider.drafters import DraftModel, Ngram
+from outrider.request import Request
+from outrider.request_queue import RequestQueue
+from outrider.sampling import LogitsSampler
+from outrider.testing import FakeBackend
+from outrider.text import TextStream
+from outrider.types import Draft, DraftRequest, Noise, Sequence
+from outrider.verifiers import Greedy, Rejection
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence as Seq
+
+    from outrider.types import Drafter
+
+VOCAB_SIZE = 6
+SEED = st.integers(0, 2**20)
+
+
+def letters(token_ids: Seq[int]) -> str:
+    return "".join("abcdef"[i] for i in token_ids)
+
+
+def make_request(
+    prompt: list[int], drafter: Drafter | None = None, *, eos: set[int] | None = None, n: int = 3, **options: Any
+) -> Request:
+    config = GenerationConfig(**options)
+    return Request(
+        sequence=Sequence(list(prompt), len(prompt)),
+        sampler=LogitsSampler(config, prompt),
+        verifier=Rejection() if config.temperature else Greedy(),
+        noise=Noise(config.seed or 0),
+        text=TextStream(letters, config.stop),
+        max_new_tokens=config.max_new_tokens or 30,
+        eos_token_ids=frozenset(eos or ()),
+        drafter=drafter,
+        num_assistant_tokens=n if drafter else 0,
+    )
+
+
+def finish(queue: RequestQueue, request: Request) -> Request:
+    for _ in queue.run(request):
+        pass
+    return request
+
+
+def drafter_of(kind: str, seed: int, noise: float) -> Drafter:
+    if kind == "ngram":
+        return Ngram(max_ngram_size=2)
+    if kind == "draft":
+        return DraftModel(FakeBackend(VOCAB_SIZE, seed=seed, noise=noise), max_num_batched_tokens=32)
+    return RandomDrafter(seed)
+
+
+class RandomDrafter:
+    """Proposes any number of any tokens, within the limit."""
+
+    num_assistant_tokens = 4
+    seconds = 0.0
+
+    def __init__(self, seed: int) -> None:
+        self.rng = np.random.default_rng(seed)
+        self.open: set[int] = set()
+
+    def reserve(self, sequence: Sequence, max_tokens: int) -> bool:
+        self.open.add(id(sequence))
+        return True
+
+    def propose(self, requests: Seq[DraftRequest]) -> list[Draft]:
+        assert all(id(request.sequence) in self.open for request in requests)
+        return [
+            Draft(self.rng.integers(VOCAB_SIZE, size=self.rng.integers(request.limit + 1)).tolist())
+            for request in requests
+        ]
+
+    def observe(self, sequence: Sequence, num_accepted: int) -> None:
+        pass
+
+    def release(self, sequence: Sequence) -> None:
+        self.open.discard(id(sequence))
+
+
+requests = st.fixed_dictionaries(
+    {
+        "prompt": st.lists(st.integers(0, VOCAB_SIZE - 1), min_size=1, max_size=80),
+        "max_new_tokens": st.integers(1, 40),
+        "eos": st.sets(st.integers(0, VOCAB_SIZE - 1), max_size=1),
+        "stop": st.lists(st.text("abcdef", min_size=1, max_size=3), max_size=2),
+        "repetition_penalty": st.sampled_from([1.0, 1.5]),
+        "presence_penalty": st.sampled_from([0.0, 0.7]),
+        "frequency_penalty": st.sampled_from([0.0, 0.4]),
+    }
+)
+drafters = st.tuples(st.sampled_from(["ngram", "draft", "random"]), SEED, st.sampled_from([0.0, 0.5, 2.0]))
+
+
+@settings(max_examples=200, deadline=None)
+@given(SEED, requests, drafters, st.integers(1, 9), st.sampled_from([32, 64, 512]))
+def test_greedy_text_is_plain_text(
+    seed: int, options: dict[str, Any], drafter: tuple[str, int, float], n: int, batched: int
+) -> None:
+    plain = finish(RequestQueue(FakeBackend(VOCAB_SIZE, seed=seed), 512), make_request(**options))
+    made = drafter_of(drafter[0], seed, drafter[2])
+    backend = FakeBackend(VOCAB_SIZE, seed=seed)
+    request = finish(RequestQueue(backend, batched), make_request(drafter=made, n=n, **options))
+
+    assert request.sequence.token_ids == plain.sequence.token_ids
+    assert request.result().text == plain.result().text
+    assert request.result().token_ids == plain.result().token_ids
+    assert request.finish_reason == plain.finish_reason
+    check_bookkeeping(request, backend)
+    check_bookkeeping(plain, None)
+
+
+@settings(max_examples=60, deadline=None)
+@given(SEED, st.lists(st.tuples(requests, drafters, st.integers(1, 6)), min_size=2, max_size=4))
+def test_a_batch_gives_what_each_request_gives_alone(seed: int, batch: list[Any]) -> None:
+    """Requests in threads of their own share the main model's calls and their draft model's."""
+    queue = RequestQueue(FakeBackend(VOCAB_SIZE, seed=seed), 64)
+    shared = DraftModel(FakeBackend(VOCAB_SIZE, seed=seed, noise=0.5), 64)
+    together = []
+    for options, drafter, n in batch:
+        made = shared if drafter[0] == "draft" else drafter_of(*drafter)
+        together.append(make_request(drafter=made, n=n, **options))
+    threads = [threading.Thread(target=finish, args=(queue, request)) for request in together]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for request, (options, _, _) in zip(together, batch, strict=True):
+        alone = finish(RequestQueue(FakeBackend(VOCAB_SIZE, seed=seed), 512), make_request(**options))
+        assert request.result().token_ids == alone.result().token_ids
+        check_bookkeeping(request, None)
+
+
+@settings(max_examples=100, deadline=None)
+@given(SEED, requests, drafters, st.integers(1, 6), st.floats(0.1, 2.0))
+def test_sampling_ends_and_counts_as_it_should(
+    seed: int, options: dict[str, Any], drafter: tuple[str, int, float], n: int, temperature: float
+) -> None:
+    backend = FakeBackend(VOCAB_SIZE, seed=seed)
+    made = drafter_of(drafter[0], seed, drafter[2])
+    request = make_request(drafter=made, n=n, temperature=temperature, seed=seed, **options)
+    check_bookkeeping(finish(RequestQueue(backend, 64), request), backend)
+
+
+def check_bookkeeping(request: Request, backend: FakeBackend | None) -> None:
+    """Nothing behind the end is kept or counted, and the counts agree with one another."""
+    stats, generated = request.stats, request.sequence.generated_token_ids
+    assert len(generated) == stats.num_generated_tokens <= request.max_new_tokens
+    ends = [i for i, token_id in enumerate(generated) if token_id in request.eos_token_ids]
+    if request.finish_reason == "stop":
+        assert request.text.stopped or ends == [len(generated) - 1]
+    else:
+        assert request.finish_reason == "length"
+        assert len(generated) == request.max_new_tokens
+        assert not ends
+    assert stats.num_accepted_tokens == sum(stats.num_accepted_tokens_per_position) <= stats.num_draft_tokens
+    # Every round yields one token more than it accepts, but for the one that ended inside its draft.
+    assert generated == [] or stats.num_rounds + stats.num_accepted_tokens - len(generated) + 1 in (0, 1)
+    assert request.slot.length <= len(request.sequence) - 1
+    if backend:
+        num_prompt_calls = len(backend.calls) - stats.num_rounds
+        assert sum(map(sum, backend.calls[:num_prompt_calls])) == request.sequence.num_prompt_tokens
+
+
+def test_a_prompt_is_read_in_pieces_and_asks_for_one_row() -> None:
+    backend = FakeBackend(VOCAB_SIZE)
+    finish(RequestQueue(backend, 32), make_request([1] * 100, max_new_tokens=1))
+    assert backend.calls == [[32], [32], [32], [4]]
+
+
+def test_plain_decoding_calls_no_drafter_and_checks_one_row() -> None:
+    backend = FakeBackend(VOCAB_SIZE)
+    finish(RequestQueue(backend, 32), make_request([1, 2], max_new_tokens=5))
+    assert backend.calls == [[2], [1], [1], [1], [1]]
+
+
+def test_nothing_is_drafted_past_max_new_tokens() -> None:
+    """The bonus token is always there, so the last token is never drafted."""
+    draft = FakeBackend(VOCAB_SIZE)
+    backend = FakeBackend(VOCAB_SIZE)
+    finish(RequestQueue(backend, 32), make_request([1, 2], DraftModel(draft), max_new_tokens=4, n=8))
+    assert backend.calls == [[2], [3]]  # the first token; then two drafts, accepted, and the bonus
+    assert len(draft.calls) == 2
+
+
+def test_a_draft_model_that_is_always_right_is_read_once() -> None:
+    """Behind an accepted draft it reads the bonus token and its own last token, nothing twice."""
+    draft = FakeBackend(VOCAB_SIZE, seed=3)
+    backend = FakeBackend(VOCAB_SIZE, seed=3)
+    request = finish(RequestQueue(backend, 512), make_request([1, 2], DraftModel(draft), max_new_tokens=13, n=3))
+    assert request.stats.acceptance_rate == 1
+    assert draft.calls == [[3], [1], [1], [2], [1], [1], [2], [1], [1]]
+    assert backend.calls == [[2], [4], [4], [4]]
+
+
+class Interrupting(FakeBackend):
+    """Raises once, before or after the call has done its work."""
+
+    def __init__(self, at_call: int, after: bool, **options: Any) -> None:
+        super().__init__(VOCAB_SIZE, **options)
+        self.at_call, self.after = at_call, after
+
+    def submit(self, chunks: Any) -> Any:
+        if len(self.calls) == self.at_call and not self.after:
+            self.at_call = -1
+            raise KeyboardInterrupt
+        step = super().submit(chunks)
+        if len(self.calls) == self.at_call + 1 and self.after:
+            self.at_call = -1
+            raise KeyboardInterrupt
+        return step
+
+
+@given(SEED, st.integers(0, 12), st.booleans(), st.booleans())
+@settings(max_examples=100, deadline=None)
+def test_an_interrupted_round_harms_no_other_request(seed: int, at_call: int, after: bool, in_draft: bool) -> None:
+    interrupting = Interrupting(at_call, after, seed=seed, noise=0.5 if in_draft else 0)
+    calm = FakeBackend(VOCAB_SIZE, seed=seed, noise=0 if in_draft else 0.5)
+    main, draft = (calm, interrupting) if in_draft else (interrupting, calm)
+    queue = RequestQueue(main, 512)
+    drafter = DraftModel(draft)
+    other = make_request([1, 2, 3], drafter, max_new_tokens=20)
+    stream = queue.run(other)
+    next(stream, None) if at_call > 3 else None
+    with contextlib.suppress(KeyboardInterrupt):
+        finish(queue, make_request([3, 2, 1], drafter, max_new_tokens=20))
+    while True:  # the interrupt may hit while the other one leads
+        try:
+            if next(stream, None) is None:
+                break
+        except KeyboardInterrupt:
+            return
+    alone = finish(RequestQueue(FakeBackend(VOCAB_SIZE, seed=seed), 512), make_request([1, 2, 3], max_new_tokens=20))
+    assert other.sequence.token_ids == alone.sequence.token_ids
+
+
+class Narrow(FakeBackend):
+    """Has room for one sequence."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(VOCAB_SIZE, **options)
+        self.slots: list[Any] = []
+
+    def open(self, max_tokens: int) -> Any:
+        if any(not slot.closed for slot in self.slots):
+            return None
+        self.slots.append(super().open(max_tokens))
+        return self.slots[-1]
+
+
+def test_a_request_without_room_waits_and_moves_the_others_along() -> None:
+    """In one thread too: the first stream is not read to its end before the second begins."""
+    queue = RequestQueue(Narrow(), 512)
+    first, second = make_request([1], max_new_tokens=20), make_request([2], max_new_tokens=20)
+    stream = queue.run(first)
+    begun = next(stream).text
+    finish(queue, second)
+    assert second.finish_reason == "length"
+    assert begun + "".join(chunk.text for chunk in stream) == first.result().text
+    alone = finish(RequestQueue(Narrow(), 512), make_request([1], max_new_tokens=20))
+    assert first.sequence.token_ids == alone.sequence.token_ids
+
+
+def test_an_abandoned_stream_gives_its_room_back() -> None:
+    queue = RequestQueue(Narrow(), 512)
+    stream = queue.run(make_request([1], max_new_tokens=20))
+    next(stream)
+    stream.close()
+    request = finish(queue, make_request([2], max_new_tokens=20))
+    assert request.finish_reason == "length"
+
+
+def test_an_abandoned_request_that_waits_is_dropped() -> None:
+    queue = RequestQueue(Narrow(), 512)
+    first = queue.run(make_request([1], max_new_tokens=20))
+    next(first)
+    waiting = make_request([2], max_new_tokens=20)
+    waiting.cancelled = True
+    queue._waiting.append(waiting)
+    assert finish(queue, make_request([3], max_new_tokens=5)).finish_reason == "length"
+
+
+@pytest.mark.parametrize("broken", [np.nan, np.inf])
+def test_logits_that_are_not_finite_are_an_error(broken: float) -> None:
+    class Broken(FakeBackend):
+        def logits_after(self, token_ids: Seq[int]) -> Any:
+            return np.where(np.arange(VOCAB_SIZE) == 2, broken, super().logits_after(token_ids)).astype(np.float32)
+
+    for temperature in (0.0, 1.0):
+        with pytest.raises(Exception, match=r"not finite \((nan|inf) for token 2\)"):
+            finish(RequestQueue(Broken(VOCAB_SIZE), 512), make_request([1], temperature=temperature))

@@ -1,0 +1,73 @@
+"""Prompt lookup against a plain scan of the context."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from outrider.config import GenerationConfig
+from outrider.drafters import Ngram
+from outrider.sampling import LogitsSampler
+from outrider.types import DraftRequest, Noise, Sequence
+
+SAMPLER = LogitsSampler(GenerationConfig(), [])
+
+
+def propose(drafter: Ngram, sequence: Sequence, limit: int) -> list[int]:
+    (draft,) = drafter.propose([DraftRequest(sequence, limit, SAMPLER, Noise(0))])
+    assert draft.probs is None
+    return draft.token_ids
+
+
+def by_scanning(context: list[int], max_ngram_size: int, limit: int) -> list[int]:
+    for n in range(min(max_ngram_size, len(context) - 1), 0, -1):
+        for end in range(len(context) - 1, n - 1, -1):
+            if context[end - n : end] == context[-n:]:
+                copied = list(context)
+                for i in range(limit):
+                    copied.append(copied[end + i])
+                return copied[len(context) :]
+    return []
+
+
+@given(
+    st.lists(st.integers(0, 3), min_size=1, max_size=60),
+    st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=4), max_size=6),
+    st.integers(1, 4),
+    st.integers(1, 8),
+)
+def test_an_index_that_grows_finds_what_a_scan_finds(
+    prompt: list[int], rounds: list[list[int]], max_ngram_size: int, limit: int
+) -> None:
+    drafter = Ngram(max_ngram_size)
+    sequence = Sequence(list(prompt), len(prompt))
+    drafter.reserve(sequence, 1000)
+    assert propose(drafter, sequence, limit) == by_scanning(prompt, max_ngram_size, limit)
+    for committed in rounds:
+        sequence.token_ids.extend(committed)
+        expected = by_scanning(sequence.token_ids, max_ngram_size, limit)
+        assert propose(drafter, sequence, limit) == expected
+
+
+def test_the_longest_match_wins_and_then_the_latest() -> None:
+    drafter = Ngram(max_ngram_size=2)
+    longest, latest = Sequence([1, 2, 7, 9, 2, 8, 1, 2], 8), Sequence([1, 2, 7, 1, 2, 8, 1, 2], 8)
+    for sequence in (longest, latest):
+        drafter.reserve(sequence, 100)
+    assert propose(drafter, longest, 2) == [7, 9]
+    assert propose(drafter, latest, 1) == [8]
+
+
+def test_a_repetition_is_drafted_at_full_length() -> None:
+    drafter = Ngram()
+    sequence = Sequence([5, 1, 2, 1, 2], 5)
+    drafter.reserve(sequence, 100)
+    assert propose(drafter, sequence, 6) == [1, 2, 1, 2, 1, 2]
+
+
+def test_without_a_match_there_is_no_draft() -> None:
+    drafter = Ngram()
+    sequence = Sequence([1, 2, 3], 3)
+    drafter.reserve(sequence, 100)
+    assert propose(drafter, sequence, 5) == []
+    assert propose(drafter, sequence, 0) == []

@@ -1,0 +1,247 @@
+"""Rejection sampling gives the main model's distribution: in closed form, then sampled through the real loop."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import zlib
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import outrider
+from outrider.sampling import LogitsSampler
+from outrider.testing import ToyTokenizer, save_toy_bundle
+from outrider.types import Chunk, Distribution, Draft, Noise
+from outrider.verifiers import Rejection
+from outrider.verifiers.rejection import residual
+
+VOCAB_SIZE = 8
+
+
+@st.composite
+def distributions(draw: st.DrawFn) -> Distribution:
+    """Any support, any probabilities, from nearly certain to nearly uniform."""
+    token_ids = draw(st.lists(st.integers(0, VOCAB_SIZE - 1), min_size=1, unique=True))
+    weights = draw(st.lists(st.floats(1e-6, 1), min_size=len(token_ids), max_size=len(token_ids)))
+    probs = np.array(weights)
+    return Distribution(np.array(sorted(token_ids)), probs / probs.sum())
+
+
+class OneRow:
+    """The main model's answers, the same at every row."""
+
+    def __init__(self, target: Distribution) -> None:
+        self.target = target
+
+    def best(self, i: int) -> int:
+        raise AssertionError("sampling does not ask for the best token")
+
+    def distribution(self, i: int) -> Distribution:
+        return self.target
+
+
+@dataclass(frozen=True)
+class SetNoise(Noise):
+    """Noise that is given."""
+
+    accept: float = 0.0
+    recover: float = 0.0
+
+    def uniforms(self, position: int, purpose: str, count: int) -> np.ndarray:
+        return np.full(count, self.accept if purpose == "accept" else self.recover)
+
+
+def accept_probability(target: Distribution, drafted: Distribution, token_id: int) -> float:
+    return min(1.0, target.prob(token_id) / drafted.prob(token_id))
+
+
+@given(distributions(), distributions())
+def test_accepted_plus_recovered_is_the_target(target: Distribution, drafted: Distribution) -> None:
+    """Leviathan et al. 2022, appendix A.1: draft(x)·min(1, target(x)/draft(x)) + P(reject)·residual(x) = target(x)."""
+    accepted = {int(x): drafted.prob(x) * accept_probability(target, drafted, x) for x in drafted.token_ids}
+    rejected = 1 - sum(accepted.values())
+    recovered = residual(target, drafted)
+    for x in range(VOCAB_SIZE):
+        assert accepted.get(x, 0.0) + rejected * recovered.prob(x) == pytest.approx(target.prob(x), abs=1e-12)
+
+
+@given(distributions(), st.integers(0, VOCAB_SIZE - 1))
+def test_the_same_for_a_draft_chosen_without_noise(target: Distribution, token_id: int) -> None:
+    certain = Distribution(np.array([token_id]), np.ones(1))
+    rejected = 1 - target.prob(token_id)
+    recovered = residual(target, certain)
+    for x in range(VOCAB_SIZE):
+        accepted = target.prob(x) if x == token_id else 0.0
+        assert accepted + rejected * recovered.prob(x) == pytest.approx(target.prob(x), abs=1e-12)
+
+
+@given(distributions(), distributions(), st.floats(0, 1, exclude_max=True), st.floats(0, 1, exclude_max=True))
+def test_the_verifier_accepts_with_that_probability(
+    target: Distribution, drafted: Distribution, accept: float, recover: float
+) -> None:
+    noise = SetNoise(0, accept=accept, recover=recover)
+    for token_id in drafted.token_ids.tolist():
+        outcome = Rejection().verify(Draft([token_id], [drafted]), OneRow(target), noise, 0)
+        kept = accept * drafted.prob(token_id) < target.prob(token_id)
+        assert outcome.num_accepted == int(kept)
+        expected = target if kept else residual(target, drafted)
+        assert outcome.next_token_id == expected.draw(recover)
+        assert target.prob(outcome.next_token_id) > 0
+
+
+@given(distributions(), st.floats(0, 1, exclude_max=True))
+def test_a_draw_inverts_the_cumulative_distribution(target: Distribution, uniform: float) -> None:
+    token_id = target.draw(uniform)
+    below = sum(target.prob(x) for x in range(token_id))
+    assert below - 1e-12 <= uniform <= below + target.prob(token_id) + 1e-12
+
+
+def test_rounds_and_purposes_have_noise_of_their_own() -> None:
+    """A number that two decisions share would couple them (block-wise acceptance would be biased)."""
+    noise = Noise(seed=7)
+    keys = itertools.product(range(50), ("draft", "accept", "recover", "bonus"))
+    numbers = np.concatenate([noise.uniforms(position, purpose, 3) for position, purpose in keys])
+    assert len(np.unique(numbers)) == len(numbers)
+    assert not np.isin(numbers, Noise(seed=8).uniforms(0, "draft", 100)).any()
+    assert not np.isin(numbers, Noise(seed=7, sample=1).uniforms(0, "draft", 100)).any()
+
+
+def test_noise_is_philox() -> None:
+    """Against the algorithm as published, in plain integers: the numbers do not depend on NumPy's version."""
+    seed, sample, position, purpose = 2026, 3, 17, "accept"
+    bits: list[int] = []
+    for block in (1, 2):  # NumPy counts up before it generates
+        counter = [block, zlib.crc32(purpose.encode()), position, 0]
+        bits += philox4x64(counter, [seed, sample])
+    expected = [(word >> 11) * 2.0**-53 for word in bits]
+    np.testing.assert_array_equal(Noise(seed, sample).uniforms(position, purpose, 8), expected)
+
+
+def philox4x64(counter: list[int], key: list[int]) -> list[int]:
+    """Ten rounds of Philox 4x64 (Salmon et al. 2011, section 3.3 and table 2)."""
+    word = 2**64 - 1
+    for _ in range(10):
+        low, high = counter[0] * 0xD2E7470EE14C6C93, counter[2] * 0xCA5A826395121157
+        counter = [high >> 64 ^ counter[1] ^ key[0], high & word, low >> 64 ^ counter[3] ^ key[1], low & word]
+        key = [key[0] + 0x9E3779B97F4A7C15 & word, key[1] + 0xBB67AE8584CAA73B & word]
+    return counter
+
+
+NUM_TOKENS = 3
+NUM_SAMPLES = 4000
+SETTINGS: dict[str, dict[str, Any]] = {
+    "plain": {"drafter": None},
+    "draft": {"drafter": "draft", "num_assistant_tokens": 3},
+    "ngram": {"drafter": "ngram", "num_assistant_tokens": 3},
+}
+
+
+@pytest.fixture(scope="module")
+def toy(tmp_path_factory: pytest.TempPathFactory) -> outrider.Engine:
+    bundle = save_toy_bundle(tmp_path_factory.mktemp("toy16"), vocab_size=16, draft_noise=0.15)
+    return outrider.Engine(bundle, outrider.Config().replace(cache_size=0.002), tokenizer=ToyTokenizer())
+
+
+@pytest.mark.parametrize(
+    "processors",
+    [
+        {"temperature": 1.0},
+        {"temperature": 0.8, "top_p": 0.9},
+        {"temperature": 1.2, "top_k": 5, "repetition_penalty": 1.3},
+        {"temperature": 1.0, "min_p": 0.05, "presence_penalty": 0.8, "frequency_penalty": 0.5},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_samples_have_the_joint_distribution_of_the_main_model(
+    toy: outrider.Engine, setting: str, processors: dict[str, Any]
+) -> None:
+    """Three tokens behind a prompt, against the exact joint by enumeration: a chi-square test per setting.
+
+    The seeds are fixed, so it passes or fails for good. A correct sampler had a chance of 1e-4 of failing each of the
+    12 cases when they were chosen.
+    """
+    prompt = [1, 2, 3, 1, 2, 3, 1, 2]
+    options = processors | SETTINGS[setting]
+    exact = exact_joint(toy, prompt, outrider.GenerationConfig(**processors))
+    counts: dict[tuple[int, ...], int] = {}
+    num_draft_tokens = 0
+    for seed in range(NUM_SAMPLES):
+        # Tokens more than are looked at, so that a draft of three fits behind the first token.
+        result = toy.generate(prompt, max_new_tokens=NUM_TOKENS + 2, seed=seed, ignore_eos=True, **options)
+        answer = tuple(result.token_ids[:NUM_TOKENS])
+        counts[answer] = counts.get(answer, 0) + 1
+        num_draft_tokens += result.stats.num_draft_tokens
+    assert (num_draft_tokens > NUM_SAMPLES / 4) == (setting != "plain")
+    assert chi_square_p_value(counts, exact) > 1e-4
+
+
+def exact_joint(
+    engine: outrider.Engine, prompt: list[int], config: outrider.GenerationConfig
+) -> dict[tuple[int, ...], float]:
+    """The probability of every continuation of NUM_TOKENS tokens, from the main model's own logits."""
+    main = engine._main  # the loop is what is tested here, so it is gone around
+    joint: dict[tuple[int, ...], float] = {(): 1.0}
+    for _ in range(NUM_TOKENS):
+        longer = {}
+        for start, probability in joint.items():
+            slot = main.open(len(prompt) + NUM_TOKENS)
+            assert slot is not None
+            logits = main.submit([Chunk(slot, [*prompt, *start], num_rows=1)]).wait().logits(0)
+            slot.close()
+            row = LogitsSampler(config, prompt).distribution(logits, start)
+            for token_id, p in zip(row.token_ids.tolist(), row.probs.tolist(), strict=True):
+                if probability * p > 1e-9:
+                    longer[(*start, token_id)] = probability * p
+        joint = longer
+    return joint
+
+
+def chi_square_p_value(counts: dict[tuple[int, ...], int], exact: dict[tuple[int, ...], float]) -> float:
+    """Pearson's test, cells expected fewer than five times pooled; upper tail by Wilson and Hilferty's formula."""
+    assert set(counts) <= set(exact), "a continuation that the main model cannot produce"
+    total = sum(counts.values())
+    statistic, cells, pooled_expected, pooled_count = 0.0, 0, 0.0, 0
+    for cell, probability in exact.items():
+        expected = total * probability
+        if expected < 5:
+            pooled_expected += expected
+            pooled_count += counts.get(cell, 0)
+        else:
+            statistic += (counts.get(cell, 0) - expected) ** 2 / expected
+            cells += 1
+    if pooled_expected >= 5:
+        statistic += (pooled_count - pooled_expected) ** 2 / pooled_expected
+        cells += 1
+    degrees = cells - 1
+    z = ((statistic / degrees) ** (1 / 3) - (1 - 2 / (9 * degrees))) / (2 / (9 * degrees)) ** 0.5
+    return 0.5 * math.erfc(z / 2**0.5)
+
+
+def test_the_chi_square_test_notices_a_biased_sampler() -> None:
+    """What dropping a drawn token does to [.2, .5, .3] (see the design notes): [.28, .5, .22]."""
+    exact: dict[tuple[int, ...], float] = {(0,): 0.2, (1,): 0.5, (2,): 0.3}
+    rng = np.random.default_rng(0)
+    biased = rng.multinomial(NUM_SAMPLES, [0.28, 0.5, 0.22])
+    fair = rng.multinomial(NUM_SAMPLES, [0.2, 0.5, 0.3])
+    assert chi_square_p_value({(i,): int(n) for i, n in enumerate(biased)}, exact) < 1e-6
+    assert chi_square_p_value({(i,): int(n) for i, n in enumerate(fair)}, exact) > 1e-3
+
+
+def test_a_seed_repeats_the_text(toy: outrider.Engine) -> None:
+    first = toy.generate([1, 2, 3], temperature=1.0, max_new_tokens=20, seed=5)
+    again = toy.generate([1, 2, 3], temperature=1.0, max_new_tokens=20, seed=5)
+    other = toy.generate([1, 2, 3], temperature=1.0, max_new_tokens=20, seed=6)
+    assert first.token_ids == again.token_ids != other.token_ids
+    assert first.seed == 5
+
+
+def test_a_drawn_seed_is_reported_and_repeats_the_text(toy: outrider.Engine) -> None:
+    first = toy.generate([1, 2, 3], temperature=1.0, max_new_tokens=20)
+    assert toy.generate([1, 2, 3], temperature=1.0, max_new_tokens=20, seed=first.seed).token_ids == first.token_ids
+    assert toy.generate([1, 2, 3], max_new_tokens=2).seed is None

@@ -1,0 +1,175 @@
+"""Processors against a plain reading of their definitions, and against Transformers' own."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from outrider.config import GenerationConfig
+from outrider.sampling import LogitsSampler
+from outrider.sampling.truncate import truncated_softmax
+
+VOCAB_SIZE = 50
+logits_rows = st.integers(0, 2**20).map(
+    lambda seed: np.random.default_rng(seed).normal(0, 3, VOCAB_SIZE).astype(np.float32)
+)
+# A coarse grid, so that rows have ties.
+tied_rows = logits_rows.map(np.round)
+truncations = st.fixed_dictionaries(
+    {
+        "temperature": st.floats(0.05, 5),
+        "top_k": st.integers(0, VOCAB_SIZE + 5),
+        "top_p": st.floats(0.05, 1),
+        "min_p": st.sampled_from([0.0, 0.02, 0.3, 1.0]),
+    }
+)
+
+
+def by_definition(logits: np.ndarray, temperature: float, top_k: int, top_p: float, min_p: float) -> dict[int, float]:
+    """Sort everything, step by step, in double precision."""
+    scaled = logits.astype(np.float64) / temperature
+    order = sorted(range(len(logits)), key=lambda i: (-scaled[i], i))
+    if 0 < top_k < len(logits):
+        order = [i for i in order if scaled[i] >= scaled[order[top_k - 1]]]
+    weights = {i: float(np.exp(scaled[i] - scaled[order[0]])) for i in order}
+    if top_p < 1:
+        total, mass, kept = sum(weights.values()), 0.0, []
+        for i in order:
+            kept.append(i)
+            mass += weights[i]
+            if mass >= top_p * total:
+                break
+        order = kept
+    order = [i for i in order if weights[i] >= min_p]
+    total = sum(weights[i] for i in order)
+    return {i: weights[i] / total for i in order}
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.one_of(logits_rows, tied_rows), truncations)
+def test_truncation_by_definition(logits: np.ndarray, options: dict[str, Any]) -> None:
+    made = truncated_softmax(logits, **options)
+    expected = by_definition(logits, **options)
+    assert (np.diff(made.token_ids) > 0).all()
+    assert made.probs.sum() == pytest.approx(1, abs=1e-12)
+    # A token at the very edge of a threshold may fall on either side by rounding: single precision here.
+    for i in set(expected) ^ set(made.token_ids.tolist()):
+        edge = expected.get(i, made.prob(i))
+        assert edge < 1e-12 or is_at_an_edge(logits, options, i)
+    if set(expected) == set(made.token_ids.tolist()):
+        assert {i: made.prob(i) for i in expected} == pytest.approx(expected, rel=1e-4)
+
+
+def is_at_an_edge(logits: np.ndarray, options: dict[str, Any], token_id: int) -> bool:
+    """Whether a change of a threshold in the sixth digit decides about the token."""
+    kept = [
+        token_id in by_definition(logits, **options | {"top_p": options["top_p"] * p, "min_p": options["min_p"] * m})
+        for p in (1 - 1e-6, min(1 + 1e-6, 1 / options["top_p"]))
+        for m in (1 - 1e-5, 1 + 1e-5)
+    ]
+    return any(kept) and not all(kept)
+
+
+def test_the_early_cut_of_top_p_drops_no_kept_token_at_a_real_vocabulary() -> None:
+    logits = np.random.default_rng(0).normal(0, 2, 151_936).astype(np.float32)
+    for top_p in (0.1, 0.9, 0.999, 0.9999999):
+        made = truncated_softmax(logits, 1.0, 0, top_p, 0.0)
+        expected = by_definition(logits, 1.0, 0, top_p, 0.0)
+        assert abs(len(made.token_ids) - len(expected)) <= 1 + 1e-4 * len(expected)
+        assert len(set(made.token_ids.tolist()) - set(expected)) <= 1 + 1e-4 * len(expected)
+
+
+@pytest.mark.parametrize("temperature", [1e-30, 1e-3, 1e3, 1e30])
+def test_extreme_temperatures_stay_finite(temperature: float) -> None:
+    logits = np.array([-1000, 0, 3, 3, 50], dtype=np.float32)
+    with np.errstate(all="raise", under="ignore"):
+        made = truncated_softmax(logits, temperature, 0, 1.0, 0.0)
+    assert made.probs.sum() == pytest.approx(1)
+    assert made.prob(4) == made.probs.max()
+
+
+@given(tied_rows)
+def test_greedy_takes_the_lowest_id_among_equals(logits: np.ndarray) -> None:
+    best = LogitsSampler(GenerationConfig(), []).best(logits, [])
+    assert best == min(i for i in range(VOCAB_SIZE) if logits[i] == logits.max())
+
+
+penalties = st.fixed_dictionaries(
+    {
+        "repetition_penalty": st.sampled_from([1.0, 0.8, 1.3]),
+        "presence_penalty": st.sampled_from([0.0, -0.5, 1.0]),
+        "frequency_penalty": st.sampled_from([0.0, 0.3]),
+    }
+)
+tokens = st.lists(st.integers(0, VOCAB_SIZE - 1), max_size=12)
+
+
+@given(logits_rows, penalties, tokens, tokens, tokens)
+def test_penalties_by_definition(
+    logits: np.ndarray, options: dict[str, Any], prompt: list[int], answer: list[int], prefix: list[int]
+) -> None:
+    """Row i of a draft sees prompt, answer and the draft tokens before it; the row itself is left as it was."""
+    sampler = LogitsSampler(GenerationConfig(temperature=1.0, **options), prompt)
+    sampler.commit(answer)
+    before = logits.copy()
+    made = sampler.distribution(logits, prefix)
+    np.testing.assert_array_equal(logits, before)
+
+    expected = logits.astype(np.float64)
+    for i in {*prompt, *answer, *prefix}:
+        factor = options["repetition_penalty"]
+        expected[i] = expected[i] / factor if expected[i] > 0 else expected[i] * factor
+    for i, count in Counter([*answer, *prefix]).items():
+        expected[i] -= options["presence_penalty"] + options["frequency_penalty"] * count
+    weights = np.exp(expected - expected.max())
+    np.testing.assert_allclose(made.probs, (weights / weights.sum())[made.token_ids], rtol=1e-4)
+    assert sampler.best(logits, prefix) in np.flatnonzero(expected >= expected.max() - 1e-5)
+
+
+@given(logits_rows, penalties, tokens, tokens, tokens)
+def test_rejected_tokens_leave_no_trace(
+    logits: np.ndarray, options: dict[str, Any], prompt: list[int], answer: list[int], rejected: list[int]
+) -> None:
+    config = GenerationConfig(temperature=1.0, **options)
+    clean, used = LogitsSampler(config, prompt), LogitsSampler(config, prompt)
+    clean.commit(answer)
+    used.distribution(logits, rejected)
+    used.commit(answer)
+    used.best(logits, rejected)
+    np.testing.assert_array_equal(used.distribution(logits, []).probs, clean.distribution(logits, []).probs)
+
+
+@settings(max_examples=100, deadline=None)
+@given(logits_rows, truncations, st.sampled_from([1.0, 0.8, 1.3]), st.lists(st.integers(0, VOCAB_SIZE - 1), min_size=1))
+def test_the_same_as_transformers(
+    logits: np.ndarray, options: dict[str, Any], repetition_penalty: float, prompt: list[int]
+) -> None:
+    torch = pytest.importorskip("torch")
+    from transformers.generation import logits_process as hf
+
+    processors = [hf.RepetitionPenaltyLogitsProcessor(repetition_penalty)]
+    processors.append(hf.TemperatureLogitsWarper(options["temperature"]))
+    if options["top_k"]:
+        processors.append(hf.TopKLogitsWarper(options["top_k"]))
+    processors.append(hf.TopPLogitsWarper(options["top_p"]))
+    if options["min_p"]:
+        processors.append(hf.MinPLogitsWarper(options["min_p"]))
+    scores = torch.from_numpy(logits.copy())[None]
+    for processor in processors:
+        scores = processor(torch.tensor([prompt]), scores)
+    expected = torch.softmax(scores.double(), -1)[0].numpy()
+
+    sampler = LogitsSampler(GenerationConfig(**options, repetition_penalty=repetition_penalty), prompt)
+    made = sampler.distribution(logits, [])
+    probs = np.zeros(VOCAB_SIZE)
+    probs[made.token_ids] = made.probs
+    if np.count_nonzero(probs) == np.count_nonzero(expected):
+        np.testing.assert_allclose(probs, expected, rtol=1e-4, atol=1e-12)
+    else:  # one token at an edge, by rounding
+        penalised = np.log(np.maximum(expected, 1e-300)).astype(np.float32)
+        assert abs(np.count_nonzero(probs) - np.count_nonzero(expected)) <= 1, penalised

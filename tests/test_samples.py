@@ -1,0 +1,37 @@
+"""Every sample, run as a user runs it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SAMPLES = Path(__file__).parents[1] / "samples"
+PROMPT = "Correct the spelling: Teh quick brown fox jmups over the lazy dog."
+
+
+def run(name: str, *arguments: str) -> str:
+    command = [sys.executable, str(SAMPLES / name), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, encoding="utf-8")
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("name", ["generate.py", "stream.py", "prompt_lookup.py", "compare_plain.py"])
+def test_samples_on_a_real_model(name: str, smollm2: Path) -> None:
+    output = run(name, str(smollm2), PROMPT)
+    assert "tokens/s" in output
+    assert "same tokens: False" not in output
+    assert len(output.split()) > 10
+
+
+def test_the_pair_sample(smollm2_pair: Path) -> None:
+    output = run("draft_and_main.py", str(smollm2_pair), PROMPT, "--main-device", "CPU", "--draft-device", "CPU")
+    assert "draft tokens accepted" in output
+
+
+def test_every_sample_is_run_here() -> None:
+    tested = Path(__file__).read_text(encoding="utf-8")
+    assert all(path.name in tested for path in SAMPLES.glob("*.py"))

@@ -1,0 +1,93 @@
+"""The shape of the package: who may import whom, what is public, what stays light."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import outrider
+
+RUNTIME = Path(outrider.__file__).parent
+
+# From the top down: a module imports what stands below it, never what stands above.
+LAYERS = [
+    {"cli"},
+    {"bench", "testing"},
+    {"engine"},
+    {"request_queue"},
+    {"loop"},
+    {"request"},
+    {"drafters", "verifiers"},
+    {"backends"},
+    {"text", "kv", "sampling", "results"},
+    {"metrics"},
+    {"bundle"},
+    {"config"},
+    {"types"},
+    {"errors"},
+]
+LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
+
+
+def imports_of(path: Path) -> set[str]:
+    """The full names that a file imports, at run time or for types."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            names.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names.update({node.module, *(f"{node.module}.{alias.name}" for alias in node.names)})
+    return names
+
+
+def test_imports_point_one_way() -> None:
+    wrong = []
+    for path in RUNTIME.rglob("*.py"):
+        part = path.relative_to(RUNTIME).parts[0].removesuffix(".py")
+        if part == "__init__":
+            continue
+        for name in imports_of(path):
+            parts = name.split(".")
+            if parts[0] != "outrider" or len(parts) == 1 or parts[1] not in LEVEL or parts[1] == part:
+                continue
+            if LEVEL[parts[1]] <= LEVEL[part]:
+                wrong.append(f"{path.relative_to(RUNTIME)} imports {name}")
+    assert not wrong
+
+
+def test_every_module_has_its_layer() -> None:
+    found = {path.name.removesuffix(".py") for path in RUNTIME.iterdir() if path.name[0] not in "_p."}
+    assert found - {"configs"} == set(LEVEL)
+
+
+def test_only_the_command_line_reaches_the_export_half() -> None:
+    for path in RUNTIME.rglob("*.py"):
+        names = {name.split(".")[0] for name in imports_of(path)}
+        assert not names & {"torch", "transformers", "optimum", "nncf", "gguf"}, path
+        assert "outrider_export" not in names or path.parent.name == "cli", path
+
+
+def test_importing_outrider_loads_nothing_heavy() -> None:
+    code = (
+        "import sys, outrider; print([m for m in ('numpy', 'openvino', 'torch', 'rich', 'click') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_an_engine_loads_neither_torch_nor_transformers() -> None:
+    code = "import sys, outrider.engine; print([m for m in ('torch', 'transformers', 'click') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_public_names_are_there() -> None:
+    for name in outrider.__all__:
+        assert getattr(outrider, name).__doc__, name
+    assert set(outrider.__all__) <= set(dir(outrider))
+
+
+def test_an_unknown_public_name_fails_as_usual() -> None:
+    assert not hasattr(outrider, "no_such_name")
