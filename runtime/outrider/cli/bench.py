@@ -38,7 +38,10 @@ def bench(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Compare ways to decode on BUNDLE, within one run, on the same files, prompts and threads."""
+    """Compare ways to decode on BUNDLE.
+
+    All run interleaved, on the same files, prompts and threads.
+    """
     from outrider.bench.measure import measure, summarize
     from outrider.bench.modes import make_modes
     from outrider.bench.prompts import read_prompts

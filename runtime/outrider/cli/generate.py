@@ -37,7 +37,10 @@ def generate(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Answer PROMPT with the main model of BUNDLE; "-" reads the prompt from standard input."""
+    """Answer PROMPT with the main model of BUNDLE.
+
+    A PROMPT of "-" is read from standard input.
+    """
     from outrider.engine import load
 
     config = read_options(options)

@@ -22,7 +22,10 @@ LONGEST = 8
 @generation_options
 @json_option
 def tune(bundle: str, prompts: str | None, per_category: int | None, as_json: bool, **options: Any) -> None:
-    """Measure what each draft length earns on this machine, for --drafter (default: the bundle's own, else ngram)."""
+    """Measure what each draft length earns on this machine.
+
+    For the bundle's own drafter, else n-gram, or the one that --drafter names.
+    """
     from outrider.bench.measure import measure, summarize
     from outrider.bench.modes import make_modes
     from outrider.bench.prompts import read_prompts
