@@ -136,6 +136,8 @@ def serve(work: Callable[[dict[str, Any], Progress], dict[str, Any]]) -> None:
     """Be the child: take the job from stdin, call `work(job, progress)`, send what it returns, end the process."""
     relay = _Relay(os.fdopen(os.dup(1), "w", encoding="utf-8"))
     os.dup2(2, 1)  # from here on, whatever prints to stdout prints to the log
+    # The libraries send usage statistics home where this package is there to do it. An export does not.
+    sys.modules["openvino_telemetry"] = None  # type: ignore[assignment]
     job = json.loads(_read_line())
     threading.Thread(target=_end_with_parent, daemon=True).start()
     try:

@@ -10,12 +10,13 @@ groups of 64, with embedding and output matrix in int8: the smallest groups that
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from outrider_export.gguf_file import write_slim_copy
-from outrider_export.keep import remove_all_but_model
+from outrider_export.keep import move_model
 from outrider_export.tokenizer_check import check_tokenizer_ir
 from outrider_export.tokenizer_ir import write_tokenizer_ir
 
@@ -34,14 +35,16 @@ def convert(job: dict[str, Any], progress: Progress) -> dict[str, Any]:
     model = _load(job)
     progress.phase("convert")
     compressed = weights in ("int8", "int4")
-    _to_ir(model, scratch / "ir" if compressed else output, weights)
+    _to_ir(model, scratch / "ir", weights)
     tied = bool(model.get_output_embeddings().weight is model.get_input_embeddings().weight)
     del model
     if compressed:
         progress.phase("compress")
         _compress(scratch / "ir" / "openvino_model.xml", output / "openvino_model.xml", weights)
-        shutil.rmtree(scratch / "ir")
-    remove_all_but_model(output)
+        # On Windows a file that is still mapped cannot be removed; the parent removes what is left.
+        shutil.rmtree(scratch / "ir", ignore_errors=True)
+    else:
+        move_model(scratch / "ir", output)
     if "tokenizer" in job:
         progress.phase("tokenizer")
         folder = Path(job["tokenizer"])
@@ -61,19 +64,18 @@ def _load(job: dict[str, Any]) -> Any:
         # transformers reads the tokenizer's 150,000 strings twice, 10 s each time, and we have built one already.
         path = Path(job["scratch"]) / "slim.gguf"
         write_slim_copy(Path(job["model"]), path)
-    if job["weights"] == "fp32":
-        dtype: Any = torch.float32
-    else:
-        # A GGUF file's weights come out of their blocks as float32; half is exact enough for what has 8 bits at
-        # most and takes half the memory. Checkpoints stay in their own precision.
-        dtype = torch.float16 if job["gguf"] else "auto"
+    # A GGUF file's weights come out of their blocks as float32; half is exact enough for what has 8 bits at most
+    # and takes half the memory. Checkpoints that are compressed stay in their own precision until they are.
+    compressed: Any = torch.float16 if job["gguf"] else "auto"
+    dtype = {"fp32": torch.float32, "fp16": torch.float16}.get(job["weights"], compressed)
     where = {"gguf_file": path.name} if job["gguf"] else {"use_safetensors": True}
     folder = path.parent if job["gguf"] else path
     model = AutoModelForCausalLM.from_pretrained(
         folder, dtype=dtype, local_files_only=True, trust_remote_code=job["trust_remote_code"], **where
     )
     if job["gguf"]:
-        path.unlink()
+        with contextlib.suppress(PermissionError):  # Windows, as above
+            path.unlink()
     return model
 
 

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
 _CHAT_TEMPLATES = ("chat_template.jinja", "chat_template.json")
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", *_CHAT_TEMPLATES)
+_FULL = 50_000_000  # bytes; with less room than this, a failure is put down to it
 _PACKAGES = {
     "keep": ("openvino", "openvino-genai", "openvino-tokenizers"),
     "convert": ("openvino", "openvino-tokenizers", "optimum-intel", "nncf", "transformers", "torch"),
@@ -67,8 +68,9 @@ def export_bundle(
     named = [("main", locate(main, revision), weights)]
     if draft is not None:
         named.append(("draft", locate(draft, draft_revision), draft_weights))
+    check_weights("weights", weights)
+    check_weights("draft_weights", draft_weights)
     for _, source, asked in named:
-        check_weights(asked)
         if needs_torch(source, asked):
             check_extra(f"Exporting {source.id}")
     try:
@@ -82,7 +84,9 @@ def export_bundle(
             for plan in plans[1:]:
                 check_same(plans[0].vocabulary, plan.vocabulary, plans[0].source.id, plan.source.id)
             check_space(target.output.parent, space_needed(plans))
-            entries = [_convert(plan, target, trust_remote_code, ForModel(progress, plan.role)) for plan in plans]
+            entries = [
+                _convert_or_explain(plan, target, trust_remote_code, ForModel(progress, plan.role)) for plan in plans
+            ]
             tokenizer = _describe_tokenizer(plans[0], target.new / "tokenizer")
             progress.phase("hash", sum(p.stat().st_size for p in target.new.rglob("*") if p.is_file()))
             write_manifest(
@@ -104,13 +108,27 @@ def export_bundle(
     return read_bundle(target.output)
 
 
+def _convert_or_explain(plan: Plan, target: Target, trust_remote_code: bool, progress: Progress) -> ModelEntry:
+    """As `_convert`; where it fails on a full disk, says so: the libraries' own words are "iostream error"."""
+    try:
+        return _convert(plan, target, trust_remote_code, progress)
+    except ExportError as error:
+        folder = target.output.parent
+        if (free := shutil.disk_usage(folder).free) < _FULL:
+            raise ExportError(
+                f"{folder} is full: {free / 1e9:.2f} GB were left when converting the {plan.role} model failed. Make "
+                "room, or choose another disk with -o."
+            ) from error
+        raise
+
+
 def _convert(plan: Plan, target: Target, trust_remote_code: bool, progress: Progress) -> ModelEntry:
     """Convert one model into the bundle's folder for it; the main model brings the tokenizer."""
     folder, tokenizer = target.new / plan.role, target.new / "tokenizer"
     if plan.role == "main":
         _copy_tokenizer(plan, tokenizer)
     what = f"The {plan.role} model {plan.source.id} cannot be converted"
-    job: dict[str, Any] = {"output": str(folder)}
+    job: dict[str, Any] = {"output": str(folder), "scratch": str(target.scratch / plan.role)}
     if plan.role == "main":
         job["tokenizer"] = str(tokenizer)
     if plan.weights == "keep":
@@ -121,7 +139,6 @@ def _convert(plan: Plan, target: Target, trust_remote_code: bool, progress: Prog
             "model": str(plan.path.resolve()),
             "gguf": plan.header is not None,
             "weights": plan.weights,
-            "scratch": str(target.scratch / plan.role),
             "trust_remote_code": trust_remote_code,
         }
         done = run_child("outrider_export.convert", job, what, progress)

@@ -74,11 +74,13 @@ def check_ir(path: Path, geometry: Geometry) -> None:
     except RuntimeError as error:
         raise ExportError(f"The converted model cannot be read back: {' '.join(str(error).split())[:300]}") from error
     logits = model.output("logits").get_partial_shape()[-1]
-    states = sum(node.get_type_name() == "ReadValue" for node in model.get_ops())
-    found = {"logits": logits.get_length() if logits.is_static else str(logits), "states": states}
-    promised = {"logits": geometry.logits_width, "states": 2 * geometry.num_layers}
+    states = [node.get_output_partial_shape(0) for node in model.get_ops() if node.get_type_name() == "ReadValue"]
+    heads = {(str(shape[1]), str(shape[3])) for shape in states if shape.rank.get_length() == 4}
+    found = f"{logits} logits, {len(states)} cache tensors, (heads, head size) {sorted(heads)}"
+    cache = [(str(geometry.num_kv_heads), str(geometry.head_size))]
+    promised = f"{geometry.logits_width} logits, {2 * geometry.num_layers} cache tensors, (heads, head size) {cache}"
     if found != promised:
         raise ExportError(
-            f"The converted model has {found['logits']} logits and {found['states']} cache tensors where its "
-            f"configuration promises {promised['logits']} and {promised['states']}: Outrider does not run such a model."
+            f"The converted model has {found}, where its configuration promises {promised}: Outrider does not run "
+            "such a model."
         )

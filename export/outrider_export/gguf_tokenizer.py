@@ -10,7 +10,6 @@ a wrong pre-tokenizer gives plausible, wrong tokens. (transformers 5.5 saves a G
 from __future__ import annotations
 
 import json
-import re
 from typing import TYPE_CHECKING, Any
 
 from outrider.errors import ExportError
@@ -61,13 +60,17 @@ def check_tokenizer(header: GGUFHeader) -> None:
         raise ExportError(f"{header.path} has the pre-tokenizer {pre!r}; known are {known}. {instead}")
     tokens, types = header.require("tokenizer.ggml.tokens"), header.require("tokenizer.ggml.token_type")
     header.require("tokenizer.ggml.merges")
+    try:
+        "".join(tokens).encode("utf-8")
+    except UnicodeEncodeError as error:  # as the header's reader lets through what is not UTF-8
+        raise ExportError(f"{header.path} has a token that is not UTF-8, which tokenizer.json cannot hold.") from error
     if len(tokens) != len(types):
         raise ExportError(f"{header.path} is damaged: {len(tokens):,} tokens and {len(types):,} token types.")
 
 
 def is_padding(token: str, token_type: int, token_id: int) -> bool:
     """Whether an entry only fills the vocabulary up to the width of the output matrix."""
-    return token_type == UNUSED or re.fullmatch(rf"\[PAD{token_id}\]", token) is not None
+    return token_type == UNUSED or token == f"[PAD{token_id}]"
 
 
 def write_tokenizer(header: GGUFHeader, folder: Path) -> None:
@@ -80,7 +83,7 @@ def write_tokenizer(header: GGUFHeader, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for name, content in (("tokenizer.json", _tokenizer(header)), ("tokenizer_config.json", _config(header))):
         text = json.dumps(content, ensure_ascii=False, indent=1)
-        (folder / name).write_text(text, encoding="utf-8", errors="surrogatepass", newline="\n")
+        (folder / name).write_text(text, encoding="utf-8", newline="\n")
 
 
 def _tokenizer(header: GGUFHeader) -> dict[str, Any]:

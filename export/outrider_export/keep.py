@@ -1,7 +1,8 @@
 """Child process: a GGUF file to OpenVINO IR by openvino-genai's own reader. No torch; the file's weights are kept.
 
-Job: `gguf`, the file; `output`, the folder for openvino_model; and, for the model that brings the tokenizer,
-`tokenizer`: the folder with tokenizer.json, which gets openvino_tokenizer and openvino_detokenizer.
+Job: `gguf`, the file; `output`, the folder for openvino_model; `scratch`, a folder for anything else; and, for the
+model that brings the tokenizer, `tokenizer`: the folder with tokenizer.json, which gets openvino_tokenizer and
+openvino_detokenizer.
 """
 
 from __future__ import annotations
@@ -22,27 +23,24 @@ def keep(job: dict[str, Any], progress: Progress) -> dict[str, Any]:
     import openvino_genai
 
     progress.phase("convert")
-    output = Path(job["output"])
-    output.mkdir(parents=True, exist_ok=True)
+    output, scratch = Path(job["output"]), Path(job["scratch"])
+    scratch.mkdir(parents=True)
     # The reader writes beside the file it reads: give it a second name for the file, in a folder of ours.
-    alias = output / "model.gguf"
+    alias = scratch / "model.gguf"
     link_or_copy(Path(job["gguf"]), alias)
-    try:
-        openvino_genai.LLMPipeline(str(alias), "CPU", enable_save_ov_model=True)
-    finally:
-        alias.unlink(missing_ok=True)
-    remove_all_but_model(output)  # the reader's tokenizer is not the one we want: see tokenizer_ir
+    openvino_genai.LLMPipeline(str(alias), "CPU", enable_save_ov_model=True)
+    move_model(scratch, output)  # and not the tokenizer that the reader makes: see tokenizer_ir
     if "tokenizer" in job:
         progress.phase("tokenizer")
         write_tokenizer_ir(Path(job["tokenizer"]))
     return {}
 
 
-def remove_all_but_model(folder: Path) -> None:
-    """Leave openvino_model.xml and .bin: what else the libraries write is of no use to the runtime."""
-    for path in folder.iterdir():
-        if path.name not in ("openvino_model.xml", "openvino_model.bin"):
-            path.unlink()
+def move_model(source: Path, target: Path) -> None:
+    """Move openvino_model.xml and .bin into a new folder; what else the libraries wrote stays where it is."""
+    target.mkdir(parents=True)
+    for name in ("openvino_model.xml", "openvino_model.bin"):
+        (source / name).rename(target / name)
 
 
 def link_or_copy(source: Path, target: Path) -> None:

@@ -58,14 +58,14 @@ class Plan:
         return int(self.num_weights * _SCRATCH_BYTES[self.weights])
 
 
-def check_weights(weights: str | None) -> None:
+def check_weights(option: str, weights: str | None) -> None:
     """Refuse an unknown weight format.
 
     Raises:
         OptionError: with the nearest known one.
     """
     if weights is not None and weights not in WEIGHTS:
-        raise OptionError(f"weights={weights!r} is not a weight format. {nearest(weights, WEIGHTS)}")
+        raise OptionError(f"{option}={weights!r} is not a weight format. {nearest(weights, WEIGHTS)}")
 
 
 def needs_torch(source: Located, weights: str | None) -> bool:
@@ -105,7 +105,7 @@ def make_plan(role: str, source: Located, weights: str | None, progress: Progres
     if source.kind == "gguf":
         header = read_header(path)
         vocabulary, geometry = Vocabulary.of_gguf(header), geometry_of_gguf(header)
-        weights = _weights_of_gguf(header, weights, progress)
+        weights = _weights_of_gguf(header, weights, role, progress)
         num_weights = sum(tensor.num_weights for tensor in header.tensors.values())
         plan = Plan(role, source, path, weights, geometry, vocabulary, header, {}, num_weights)
     else:
@@ -127,13 +127,14 @@ def space_needed(plans: list[Plan]) -> int:
     return sum(plan.final_bytes for plan in plans) + max(plan.scratch_bytes for plan in plans) + _TOKENIZER_BYTES
 
 
-def _weights_of_gguf(header: GGUFHeader, asked: str | None, progress: Progress) -> str:
+def _weights_of_gguf(header: GGUFHeader, asked: str | None, role: str, progress: Progress) -> str:
     if asked in (None, "keep"):
         obstacle = _why_not_kept(header)
         if obstacle is None:
             return "keep"
         if asked == "keep":
-            raise ExportError(f"{header.path} cannot be kept as it is: {obstacle}. Use --weights int8 instead.")
+            option = "--weights" if role == "main" else "--draft-weights"
+            raise ExportError(f"{header.path} cannot be kept as it is: {obstacle}. Use {option} int8 instead.")
         progress.note(f"{header.path.name}: {obstacle}; its weights are converted to int8 instead.")
         asked = "int8"
     check_extra(f"Converting {header.path.name} to {asked}")

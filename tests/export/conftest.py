@@ -64,7 +64,7 @@ def make_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """`make_checkpoint("name", vocab_size=448, tie_word_embeddings=True, seed=0, tokenizer=…)`: a folder."""
     root = tmp_path_factory.mktemp("checkpoints")
 
-    def make(name: str, /, *, tokenizer: Any = None, seed: int = 0, **changes: Any) -> Path:
+    def make(name: str, /, *, tokenizer: Any = None, seed: int = 0, dtype: str = "float32", **changes: Any) -> Path:
         import torch
         from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
@@ -82,7 +82,7 @@ def make_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Any:
         for parameter in model.parameters():  # large enough for logits that tell formats apart
             torch.nn.init.normal_(parameter, std=0.1)
         model.generation_config.eos_token_id = [402, 400]
-        model.save_pretrained(folder)
+        model.to(getattr(torch, dtype)).save_pretrained(folder)
         special = {"eos_token": "<|im_end|>", "pad_token": "<|endoftext|>"}
         wrapped = PreTrainedTokenizerFast(tokenizer_object=tokenizer, chat_template=TEMPLATE, **special)
         wrapped.save_pretrained(folder)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
 import sys
+import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -88,7 +90,7 @@ def test_inspect_finds_a_changed_byte(gguf_file: Path, tmp_path: Path, capsys: p
     ("arguments", "code", "message"),
     [
         (["export", "nowhere.gguf"], 1, "There is no nowhere.gguf"),
-        (["export", "FILE", "--weights", "int9"], 2, "weights='int9' is not a weight format. Did you mean 'int4'"),
+        (["export", "FILE", "--weights", "int9"], 2, "weights='int9' is not a weight format. Did you mean 'int8'"),
         (["export", "FILE", "--draft", "./nowhere"], 1, "There is no ./nowhere"),
         (["export", "FILE", "--revision", "main"], 2, "is for hub ids"),
         (["export", "FILE", "-o", "FILE/bundle"], 1, "cannot be written"),
@@ -124,3 +126,20 @@ def test_without_the_export_half_the_way_out_is_named(
     monkeypatch.setitem(sys.modules, "outrider_export", None)
     assert run(["export", str(gguf_file)]) == 1
     assert 'pip install "outrider[export]"' in one_line(capsys)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there is no SIGTERM to send to another process")
+def test_a_polite_kill_leaves_nothing(make_checkpoint: Any, tmp_path: Path) -> None:
+    program = "import sys; from outrider.cli import main; main(sys.argv[1:])"
+    arguments = ["export", str(make_checkpoint("plain")), "-o", str(tmp_path / "bundle")]
+    running = subprocess.Popen(
+        [sys.executable, "-c", program, *arguments], stderr=subprocess.PIPE, text=True
+    )
+    while not (parts := list(tmp_path.glob(".bundle.partial-*/scratch/main"))) and running.poll() is None:
+        time.sleep(0.02)
+    assert parts
+    running.terminate()
+    _, errors = running.communicate(timeout=20)
+    assert running.returncode == 130
+    assert errors == "outrider: Cancelled.\n"
+    assert list(tmp_path.iterdir()) == []

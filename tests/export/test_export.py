@@ -84,8 +84,10 @@ def tied(make_checkpoint: Any) -> Path:
 
 @pytest.fixture(scope="module")
 def untied(make_checkpoint: Any) -> Path:
-    """The same vocabulary under a wider output matrix, as in Qwen2.5 7B."""
-    folder: Path = make_checkpoint("untied", vocab_size=512, seed=2, tie_word_embeddings=False, hidden_size=128)
+    """The same vocabulary under a wider output matrix, as in Qwen2.5 7B, and in its precision."""
+    folder: Path = make_checkpoint(
+        "untied", vocab_size=512, seed=2, dtype="bfloat16", tie_word_embeddings=False, hidden_size=128
+    )
     return folder
 
 

@@ -70,7 +70,7 @@ def test_a_folder_of_gguf_files_names_one(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("option", "value"), [("weights", "int9"), ("draft_weights", "INT8")])
 def test_unknown_weights_name_the_nearest(tmp_path: Path, option: str, value: str) -> None:
     (tmp_path / "a").mkdir()
-    with pytest.raises(OptionError, match=f"weights='{value}' is not a weight format"):
+    with pytest.raises(OptionError, match=f"^{option}='{value}' is not a weight format"):
         export_bundle(tmp_path / "a", tmp_path / "a", output=tmp_path / "b", **{option: value})  # type: ignore[arg-type]
 
 

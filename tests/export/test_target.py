@@ -187,7 +187,7 @@ def test_ctrl_c_leaves_nothing_and_no_process(make_checkpoint: Any, tmp_path: Pa
         "export_bundle(sys.argv[1], output=sys.argv[2], progress=P())\n"
     )
     folder = str(make_checkpoint("plain"))
-    running = subprocess.Popen(  # noqa: S603
+    running = subprocess.Popen(
         [sys.executable, "-c", program, folder, str(tmp_path / "bundle")],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -211,7 +211,7 @@ def test_ctrl_c_leaves_nothing_and_no_process(make_checkpoint: Any, tmp_path: Pa
 def test_a_child_does_not_outlive_its_parent(make_checkpoint: Any, tmp_path: Path) -> None:
     program = "import sys; from outrider_export import export_bundle; export_bundle(sys.argv[1], output=sys.argv[2])"
     arguments = [sys.executable, "-c", program, str(make_checkpoint("plain")), str(tmp_path / "bundle")]
-    running = subprocess.Popen(arguments)  # noqa: S603
+    running = subprocess.Popen(arguments)
     children = _wait_for(lambda: _children_of(running.pid))
     running.kill()
     running.wait()

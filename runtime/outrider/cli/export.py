@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Self
 
 import click
@@ -14,6 +16,8 @@ from outrider.cli.options import json_option
 from outrider.errors import ExportError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from rich.progress import TaskID
 
 _FORMATS = "int8, int4, fp16, fp32 or keep"
@@ -42,7 +46,7 @@ def export(main: str, draft: str | None, output: str | None, as_json: bool, **op
             f'The export half of outrider is not installed ({error}). Run: pip install "outrider[export]"'
         ) from error
     output = output or str(default_output(main, draft))
-    with Bars(quiet=as_json) as bars:
+    with _terminable(), Bars(quiet=as_json) as bars:
         bundle = export_bundle(main, draft, output=output, progress=bars, **options)
     manifest = bundle.manifest
     size = sum(file.size for file in manifest.files)
@@ -54,6 +58,16 @@ def export(main: str, draft: str | None, output: str | None, as_json: bool, **op
     drafter = manifest.drafters[0].model.weights if manifest.drafters else "none"
     out.print(f"{output}: {size / 1e9:.2f} GB, main model {manifest.main.weights}, draft model {drafter}.")
     out.print(f"Try it: outrider generate {output} 'Write a haiku about sledges'")
+
+
+@contextmanager
+def _terminable() -> Iterator[None]:
+    """Let a polite kill clean up as Ctrl-C does."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 class Bars:

@@ -86,7 +86,7 @@ def _side_by_side(models: dict[str, dict[str, str]]) -> Table:
     made = Table(box=None, pad_edge=False, header_style="bold")
     made.add_column("")
     for name in models:
-        made.add_column(name)
+        made.add_column(name, overflow="fold")
     keys = dict.fromkeys(key for described in models.values() for key in described)
     for key in keys:
         made.add_row(key, *(described.get(key, "-") for described in models.values()))
