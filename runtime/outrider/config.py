@@ -37,6 +37,7 @@ class GenerationConfig:
     num_assistant_tokens: int | None = None  # draft tokens a round; None: the drafter's default; 0: plain decoding
     max_ngram_size: int = 3  # tokens of context that prompt lookup matches at most
     temperature: float = 0.0  # 0: greedy
+    sampling: str = "coupled"  # or "rejection": see `outrider.verifiers`
     top_k: int = 0  # 0: off
     top_p: float = 1.0  # 1: off
     min_p: float = 0.0  # 0: off
@@ -57,6 +58,7 @@ class GenerationConfig:
         _check(self, "num_assistant_tokens", None, Integral, lambda n: 0 <= n <= 64, "an integer from 0 to 64")
         _check(self, "max_ngram_size", ..., Integral, lambda n: 1 <= n <= 16, "an integer from 1 to 16")
         _check(self, "temperature", ..., Real, lambda t: 0 <= t < math.inf, "a number of at least 0 (0 is greedy)")
+        _check(self, "sampling", ..., str, ("coupled", "rejection").__contains__, "'coupled' or 'rejection'")
         _check(self, "top_k", ..., Integral, lambda k: k >= 0, "an integer of at least 0 (0 is off)")
         _check(self, "top_p", ..., Real, lambda p: 0 < p <= 1, "a number above 0 and at most 1 (1 is off)")
         _check(self, "min_p", ..., Real, lambda p: 0 <= p <= 1, "a number from 0 (off) to 1")

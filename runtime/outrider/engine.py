@@ -17,7 +17,7 @@ from outrider.request_queue import RequestQueue
 from outrider.sampling import LogitsSampler
 from outrider.text import TextStream, Tokenizer
 from outrider.types import Noise, Sequence
-from outrider.verifiers import Greedy, Rejection
+from outrider.verifiers import Coupled, Greedy, Rejection
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Mapping
@@ -162,17 +162,19 @@ class Engine:
             raise RequestError(f"The prompt has token id {unknown[0]}; the vocabulary ends at {vocab_size - 1:,}.")
         max_new_tokens = self._room(len(token_ids), config.max_new_tokens)
         drafter = self._drafter(config)
-        greedy = config.temperature == 0
+        sampled = config.temperature > 0
+        chosen = Rejection() if config.sampling == "rejection" else Coupled()
         seed = secrets.randbits(63) if config.seed is None else int(config.seed)
         request = Request(
             sequence=Sequence(token_ids, len(token_ids)),
             sampler=LogitsSampler(config, token_ids),
-            verifier=Greedy() if greedy else Rejection(),
+            verifier=chosen if sampled else Greedy(),
             noise=Noise(seed),
             text=TextStream(self.tokenizer.decode, config.stop),
             max_new_tokens=max_new_tokens,
             eos_token_ids=frozenset(() if config.ignore_eos else self.bundle.manifest.tokenizer.eos_token_ids),
             drafter=drafter,
+            sampled=sampled,
             num_assistant_tokens=_num_assistant_tokens(config, drafter),
             created=created,
         )

@@ -54,7 +54,9 @@ def propose(requests: Seq[Request]) -> list[Draft]:
     drafts = [NO_DRAFT] * len(requests)
     for drafter in {request.drafter for request in requests if request.drafter}:
         mine = [i for i, request in enumerate(requests) if request.drafter is drafter and request.limit > 0]
-        wanted = [DraftRequest(r.sequence, r.limit, r.sampler, r.noise) for r in (requests[i] for i in mine)]
+        wanted = [
+            DraftRequest(r.sequence, r.limit, r.sampler, r.verifier, r.noise) for r in (requests[i] for i in mine)
+        ]
         for i, draft in zip(mine, drafter.propose(wanted), strict=True):
             drafts[i] = draft
     for request in requests:

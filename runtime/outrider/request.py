@@ -44,6 +44,7 @@ class Request:
     eos_token_ids: frozenset[int]
     drafter: Drafter | None = None
     num_assistant_tokens: int = 0
+    sampled: bool = False  # whether the noise has a say
     slot: Slot = field(init=False)  # from `admit` on
     cancelled: bool = False  # nobody wants the rest
     finish_reason: str | None = None
@@ -82,7 +83,7 @@ class Request:
             token_ids=self.sequence.generated_token_ids[: self.text.num_tokens_kept],
             finish_reason=self.finish_reason or "cancelled",
             stats=self.stats,
-            seed=None if self.sampler.greedy else self.noise.seed,
+            seed=self.noise.seed if self.sampled else None,
         )
 
     def admit(self, main: Backend) -> bool:
@@ -149,7 +150,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class RequestRows:
-    """The main model's rows for one request's draft: `TargetRows` over a step, from row `first` on."""
+    """The main model's rows for one request's draft: `Rows` over a step, from row `first` on."""
 
     step: Step
     first: int
@@ -157,7 +158,7 @@ class RequestRows:
     draft_token_ids: Seq[int]
 
     def best(self, i: int) -> int:
-        """The main model's token at row i when decoding greedily."""
+        """The token with the highest processed logit at row i."""
         return self.sampler.best(self._logits(i), self.draft_token_ids[:i])
 
     def distribution(self, i: int) -> Distribution:

@@ -87,13 +87,32 @@ class Noise:
         ).random_raw(count)
         return (bits >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
+    def gumbel(self, position: int, token_ids: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Standard Gumbel noise float64 [n] for tokens at a position, the same whoever asks and for whichever others.
+
+        A SplitMix64 sequence (Steele et al. 2014, "Fast splittable pseudorandom number generators") for each
+        position, begun where Philox says; a token's number is the one at its id.
+        """
+        key, counter = self.seed + (self.sample << 64), (position << 128) + (_GUMBEL << 64)
+        bits = np.random.Philox(key=key, counter=counter).random_raw(1)
+        bits = bits + (token_ids.astype(np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
+        bits = (bits ^ (bits >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        bits = (bits ^ (bits >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        bits ^= bits >> np.uint64(31)
+        # In the middle of its interval, a number is neither 0 nor 1.
+        uniforms = ((bits >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
+        return -np.log(-np.log(uniforms))
+
+
+_GUMBEL = zlib.crc32(b"gumbel")
+
 
 @dataclass(frozen=True, slots=True)
 class Draft:
     """A chain of tokens that a drafter proposes.
 
-    probs: for each token the distribution it was drawn from, or None where the tokens were chosen without looking at
-    the round's noise (greedy and n-gram drafts).
+    probs: for each token the distribution it was drawn from, where the verifier's mode needs it; None where the tokens
+    were chosen without looking at the round's noise (n-gram drafts), or are judged by equality (greedy, coupled).
     """
 
     token_ids: list[int]
@@ -136,10 +155,6 @@ class Sampler(Protocol):
     `prefix` holds the tokens between the committed ones and the row: draft tokens that are accepted if it matters.
     """
 
-    @property
-    def greedy(self) -> bool:
-        """Whether the token with the highest processed logit is always taken."""
-
     def best(self, logits: Logits, prefix: Seq[int]) -> int:
         """The token with the highest processed logit; the lowest id among equals."""
 
@@ -150,20 +165,26 @@ class Sampler(Protocol):
         """Take tokens into the state that penalties look at."""
 
 
-class TargetRows(Protocol):
-    """The main model's answers for one draft: row i follows i draft tokens. A row is computed when it is asked for."""
+class Rows(Protocol):
+    """A model's answers along one draft: row i follows i draft tokens. A row is computed when it is asked for."""
 
     def best(self, i: int) -> int:
-        """The main model's token at row i when decoding greedily."""
+        """The token with the highest processed logit at row i."""
 
     def distribution(self, i: int) -> Distribution:
-        """target_probs at row i."""
+        """target_probs at row i, or draft_probs where the model is the draft model."""
 
 
 class Verifier(Protocol):
-    """Decides how much of a draft the main model keeps."""
+    """A way to choose tokens: how the main model judges a draft, and how a draft model draws one to be judged so."""
 
-    def verify(self, draft: Draft, rows: TargetRows, noise: Noise, position: int) -> Outcome:
+    def draw(self, rows: Rows, i: int, noise: Noise, position: int) -> tuple[int, Distribution | None]:
+        """The draft token at row i of a draft that begins at `position`; with its draft_probs where `verify` needs them.
+
+        A drawn token is submitted, whatever it is: dropping one after seeing it would bias the output.
+        """
+
+    def verify(self, draft: Draft, rows: Rows, noise: Noise, position: int) -> Outcome:
         """Judge a draft that begins at `position`; reads rows from left to right, none after a rejection."""
 
 
@@ -174,6 +195,7 @@ class DraftRequest:
     sequence: Sequence
     limit: int
     sampler: Sampler
+    verifier: Verifier
     noise: Noise
 
 

@@ -19,7 +19,7 @@ from outrider.sampling import LogitsSampler
 from outrider.testing import FakeBackend
 from outrider.text import TextStream
 from outrider.types import Draft, DraftRequest, Noise, Sequence
-from outrider.verifiers import Greedy, Rejection
+from outrider.verifiers import Coupled, Greedy, Rejection
 
 if TYPE_CHECKING:
     from collections.abc import Sequence as Seq
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 VOCAB_SIZE = 6
 SEED = st.integers(0, 2**20)
+VERIFIERS: dict[str, Any] = {"coupled": Coupled(), "rejection": Rejection()}
 
 
 def letters(token_ids: Seq[int]) -> str:
@@ -41,7 +42,8 @@ def make_request(
     return Request(
         sequence=Sequence(list(prompt), len(prompt)),
         sampler=LogitsSampler(config, prompt),
-        verifier=Rejection() if config.temperature else Greedy(),
+        verifier=VERIFIERS[config.sampling] if config.temperature else Greedy(),
+        sampled=config.temperature > 0,
         noise=Noise(config.seed or 0),
         text=TextStream(letters, config.stop),
         max_new_tokens=config.max_new_tokens or 30,
@@ -107,11 +109,30 @@ requests = st.fixed_dictionaries(
 drafters = st.tuples(st.sampled_from(["ngram", "draft", "random"]), SEED, st.sampled_from([0.0, 0.5, 2.0]))
 
 
+samplings = st.one_of(
+    st.just({}),
+    st.fixed_dictionaries(
+        {
+            "temperature": st.sampled_from([0.3, 1.0, 3.0]),
+            "seed": st.integers(0, 5),
+            "top_k": st.sampled_from([0, 3]),
+            "top_p": st.sampled_from([1.0, 0.8]),
+        }
+    ),
+)
+
+
 @settings(max_examples=200, deadline=None)
-@given(SEED, requests, drafters, st.integers(1, 9), st.sampled_from([32, 64, 512]))
-def test_greedy_text_is_plain_text(
-    seed: int, options: dict[str, Any], drafter: tuple[str, int, float], n: int, batched: int
+@given(SEED, requests, samplings, drafters, st.integers(1, 9), st.sampled_from([32, 64, 512]))
+def test_greedy_and_coupled_text_is_plain_text(
+    seed: int,
+    options: dict[str, Any],
+    sampling: dict[str, Any],
+    drafter: tuple[str, int, float],
+    n: int,
+    batched: int,
 ) -> None:
+    options = options | sampling
     plain = finish(RequestQueue(FakeBackend(VOCAB_SIZE, seed=seed), 512), make_request(**options))
     made = drafter_of(drafter[0], seed, drafter[2])
     backend = FakeBackend(VOCAB_SIZE, seed=seed)
@@ -126,34 +147,34 @@ def test_greedy_text_is_plain_text(
 
 
 @settings(max_examples=60, deadline=None)
-@given(SEED, st.lists(st.tuples(requests, drafters, st.integers(1, 6)), min_size=2, max_size=4))
+@given(SEED, st.lists(st.tuples(requests, samplings, drafters, st.integers(1, 6)), min_size=2, max_size=4))
 def test_a_batch_gives_what_each_request_gives_alone(seed: int, batch: list[Any]) -> None:
     """Requests in threads of their own share the main model's calls and their draft model's."""
     queue = RequestQueue(FakeBackend(VOCAB_SIZE, seed=seed), 64)
     shared = DraftModel(FakeBackend(VOCAB_SIZE, seed=seed, noise=0.5), 64)
     together = []
-    for options, drafter, n in batch:
+    for options, sampling, drafter, n in batch:
         made = shared if drafter[0] == "draft" else drafter_of(*drafter)
-        together.append(make_request(drafter=made, n=n, **options))
+        together.append(make_request(drafter=made, n=n, **options, **sampling))
     threads = [threading.Thread(target=finish, args=(queue, request)) for request in together]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    for request, (options, _, _) in zip(together, batch, strict=True):
-        alone = finish(RequestQueue(FakeBackend(VOCAB_SIZE, seed=seed), 512), make_request(**options))
+    for request, (options, sampling, _, _) in zip(together, batch, strict=True):
+        alone = finish(RequestQueue(FakeBackend(VOCAB_SIZE, seed=seed), 512), make_request(**options, **sampling))
         assert request.result().token_ids == alone.result().token_ids
         check_bookkeeping(request, None)
 
 
 @settings(max_examples=100, deadline=None)
 @given(SEED, requests, drafters, st.integers(1, 6), st.floats(0.1, 2.0))
-def test_sampling_ends_and_counts_as_it_should(
+def test_rejection_sampling_ends_and_counts_as_it_should(
     seed: int, options: dict[str, Any], drafter: tuple[str, int, float], n: int, temperature: float
 ) -> None:
     backend = FakeBackend(VOCAB_SIZE, seed=seed)
     made = drafter_of(drafter[0], seed, drafter[2])
-    request = make_request(drafter=made, n=n, temperature=temperature, seed=seed, **options)
+    request = make_request(drafter=made, n=n, temperature=temperature, seed=seed, sampling="rejection", **options)
     check_bookkeeping(finish(RequestQueue(backend, 64), request), backend)
 
 

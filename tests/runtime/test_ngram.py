@@ -9,12 +9,13 @@ from outrider.config import GenerationConfig
 from outrider.drafters import Ngram
 from outrider.sampling import LogitsSampler
 from outrider.types import DraftRequest, Noise, Sequence
+from outrider.verifiers import Greedy
 
 SAMPLER = LogitsSampler(GenerationConfig(), [])
 
 
 def propose(drafter: Ngram, sequence: Sequence, limit: int) -> list[int]:
-    (draft,) = drafter.propose([DraftRequest(sequence, limit, SAMPLER, Noise(0))])
+    (draft,) = drafter.propose([DraftRequest(sequence, limit, SAMPLER, Greedy(), Noise(0))])
     assert draft.probs is None
     return draft.token_ids
 

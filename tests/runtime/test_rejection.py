@@ -157,17 +157,19 @@ def toy(tmp_path_factory: pytest.TempPathFactory) -> outrider.Engine:
     ],
     ids=str,
 )
-@pytest.mark.parametrize("setting", SETTINGS)
+@pytest.mark.parametrize(
+    ("sampling", "setting"), [("rejection", setting) for setting in SETTINGS] + [("coupled", "draft")]
+)
 def test_samples_have_the_joint_distribution_of_the_main_model(
-    toy: outrider.Engine, setting: str, processors: dict[str, Any]
+    toy: outrider.Engine, sampling: str, setting: str, processors: dict[str, Any]
 ) -> None:
     """Three tokens behind a prompt, against the exact joint by enumeration: a chi-square test per setting.
 
     The seeds are fixed, so it passes or fails for good. A correct sampler had a chance of 1e-4 of failing each of the
-    12 cases when they were chosen.
+    16 cases when they were chosen.
     """
     prompt = [1, 2, 3, 1, 2, 3, 1, 2]
-    options = processors | SETTINGS[setting]
+    options = processors | SETTINGS[setting] | {"sampling": sampling}
     exact = exact_joint(toy, prompt, outrider.GenerationConfig(**processors))
     counts: dict[tuple[int, ...], int] = {}
     num_draft_tokens = 0

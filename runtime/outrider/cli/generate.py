@@ -64,7 +64,8 @@ def generate(
     if plain:
         out.print()
         out.print(comparison(result, plain))
-        out.print(verdict(result, plain))
+        rejection = result.seed is not None and config.generation.sampling == "rejection"
+        out.print(verdict(result, plain, rejection=rejection))
 
 
 def print_stream(chunks: Iterator[TextChunk]) -> Result:
@@ -112,12 +113,12 @@ def comparison(result: Result, plain: Result) -> Table:
     return made
 
 
-def verdict(result: Result, plain: Result) -> str:
+def verdict(result: Result, plain: Result, *, rejection: bool = False) -> str:
     """One line: whether the text is the same, and how much sooner it was there."""
     times = f"{speed_up(result, plain):.2f}× the speed of plain decoding"
     if result.token_ids == plain.token_ids:
         return f"The same {len(plain.token_ids)} tokens, at {times}."
-    if result.seed is not None:
+    if rejection:
         return f"Sampled twice from the same distribution, so the texts differ; {times}. Plain text:\n{plain.text}"
     at = next((i for i, (a, b) in enumerate(zip(result.token_ids, plain.token_ids, strict=False)) if a != b), 0)
     return f"The texts differ from token {at} on, at {times}. Plain text:\n{plain.text}"

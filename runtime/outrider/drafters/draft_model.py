@@ -10,15 +10,15 @@ from outrider.types import Chunk, Distribution, Draft
 if TYPE_CHECKING:
     from collections.abc import Sequence as Seq
 
-    from outrider.types import Backend, DraftRequest, Logits, Sequence, Slot
+    from outrider.types import Backend, DraftRequest, Logits, Sampler, Sequence, Slot
 
 
 class DraftModel:
     """A smaller model with the main model's vocabulary, decoding ahead.
 
-    Greedy requests are drafted greedily, others sampled through the same processors as the main model's logits, so
-    that draft_probs come as close to target_probs as they can (Leviathan et al. 2022, section 2). Several sequences
-    are drafted in one call, token by token.
+    Tokens are chosen as the request's verifier wants them, through the same processors as the main model's, so that
+    draft_probs come as close to target_probs as they can (Leviathan et al. 2022, section 2). Several sequences are
+    drafted in one call, token by token.
     """
 
     num_assistant_tokens = 3
@@ -88,6 +88,21 @@ class _State:
     num_valid: int = 0  # tokens in the slot that are the sequence's own
 
 
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """The draft model's latest row, as `Rows`: it follows all draft tokens so far."""
+
+    logits: Logits
+    sampler: Sampler
+    draft_token_ids: list[int]
+
+    def best(self, i: int) -> int:
+        return self.sampler.best(self.logits, self.draft_token_ids[:i])
+
+    def distribution(self, i: int) -> Distribution:
+        return self.sampler.distribution(self.logits, self.draft_token_ids[:i])
+
+
 @dataclass(slots=True)
 class _Drafting:
     """One sequence's draft in the making."""
@@ -103,14 +118,10 @@ class _Drafting:
 
     def choose(self, logits: Logits) -> None:
         """Take the next token from its row."""
-        sampler, position = self.request.sampler, len(self.request.sequence)
-        if sampler.greedy:
-            token_id = sampler.best(logits, self.token_ids)
-        else:
-            probs = sampler.distribution(logits, self.token_ids)
-            # A number of its own for every token: what is drawn here is submitted, whatever it is.
-            uniforms = self.request.noise.uniforms(position, "draft", len(self.token_ids) + 1)
-            token_id = probs.draw(uniforms[-1])
+        request, i = self.request, len(self.token_ids)
+        row = _Row(logits, request.sampler, self.token_ids)
+        token_id, probs = request.verifier.draw(row, i, request.noise, len(request.sequence))
+        if probs:
             self.probs.append(probs)
         self.token_ids.append(token_id)
         self.unread = [token_id]

@@ -28,11 +28,6 @@ class LogitsSampler:
         self._config = config
         self._penalties = Penalties(config, prompt_token_ids)
 
-    @property
-    def greedy(self) -> bool:
-        """Whether the token with the highest processed logit is always taken."""
-        return self._config.temperature == 0
-
     def best(self, logits: Logits, prefix: Seq[int]) -> int:
         """The token with the highest processed logit; the lowest id among equals."""
         if self._penalties.active:

@@ -40,10 +40,8 @@ def truncated_softmax(logits: Logits, temperature: float, top_k: int, top_p: flo
         num_kept = int(np.searchsorted(mass, top_p * total)) + 1
         kept = np.sort(order[:num_kept])  # token_ids ascend, so positions in order keep them ascending
         weights, token_ids = weights[kept], token_ids[kept]
-    if min_p > 0:
-        weights, token_ids = _keep(weights, token_ids, weights >= np.float32(min_p))  # the highest weight is 1
-    if token_ids is None:
-        weights, token_ids = _keep(weights, token_ids, weights > 0)
+    # The highest weight is 1. Without min-p, what has underflowed to 0 goes: it has no logarithm.
+    weights, token_ids = _keep(weights, token_ids, weights >= np.float32(min_p) if min_p > 0 else weights > 0)
     probs = weights.astype(np.float64)
     return Distribution(token_ids, probs / probs.sum())
 

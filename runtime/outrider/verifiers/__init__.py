@@ -1,9 +1,9 @@
-"""How much of a draft the main model keeps.
+"""Ways to choose tokens, and how much of a draft is kept in each.
 
-`Greedy` and `Rejection` are lossless: with either, the text is the main model's own.
+`Greedy`, `Coupled` and `Rejection` are lossless: with any of them, the text is the main model's own.
 """
 
-from outrider.verifiers.greedy import Greedy
+from outrider.verifiers.matching import Coupled, Greedy
 from outrider.verifiers.rejection import Rejection
 
-__all__ = ["Greedy", "Rejection"]
+__all__ = ["Coupled", "Greedy", "Rejection"]

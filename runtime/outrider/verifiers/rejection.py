@@ -10,7 +10,7 @@ import numpy as np
 from outrider.types import Distribution, Draft, Noise, Outcome
 
 if TYPE_CHECKING:
-    from outrider.types import TargetRows
+    from outrider.types import Rows
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,12 @@ class Rejection:
     al. 2023, algorithm 2). The text depends on where rounds begin, so another draft length gives another text.
     """
 
-    def verify(self, draft: Draft, rows: TargetRows, noise: Noise, position: int) -> Outcome:
+    def draw(self, rows: Rows, i: int, noise: Noise, position: int) -> tuple[int, Distribution]:
+        """A token drawn from draft_probs at row i, with a number of its own."""
+        drafted = rows.distribution(i)
+        return drafted.draw(noise.uniforms(position, "draft", i + 1)[i]), drafted
+
+    def verify(self, draft: Draft, rows: Rows, noise: Noise, position: int) -> Outcome:
         """Judge a draft that begins at `position`."""
         uniforms = noise.uniforms(position, "accept", len(draft))
         for i, token_id in enumerate(draft.token_ids):
