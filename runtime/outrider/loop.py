@@ -6,7 +6,7 @@ import time
 from typing import TYPE_CHECKING
 
 from outrider.request import RequestRows
-from outrider.types import NO_DRAFT, Chunk, Draft, DraftRequest
+from outrider.types import NO_DRAFT, Chunk, Draft
 
 if TYPE_CHECKING:
     from collections.abc import Sequence as Seq
@@ -54,10 +54,8 @@ def propose(requests: Seq[Request]) -> list[Draft]:
     drafts = [NO_DRAFT] * len(requests)
     for drafter in {request.drafter for request in requests if request.drafter}:
         mine = [i for i, request in enumerate(requests) if request.drafter is drafter and request.limit > 0]
-        wanted = [
-            DraftRequest(r.sequence, r.limit, r.sampler, r.verifier, r.noise) for r in (requests[i] for i in mine)
-        ]
-        for i, draft in zip(mine, drafter.propose(wanted), strict=True):
+        proposed = drafter.propose([requests[i].draft_request for i in mine])
+        for i, draft in zip(mine, proposed, strict=True):
             drafts[i] = draft
     for request in requests:
         request.stats.draft_seconds += time.perf_counter() - began

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from outrider.metrics import Stats
 from outrider.results import Result
+from outrider.types import DraftRequest
 
 if TYPE_CHECKING:
     from collections.abc import Sequence as Seq
@@ -64,6 +65,11 @@ class Request:
             return 0
         left = sequence.num_prompt_tokens + self.max_new_tokens - len(sequence)
         return min(self.num_assistant_tokens, left - 1)
+
+    @property
+    def draft_request(self) -> DraftRequest:
+        """What a drafter is asked."""
+        return DraftRequest(self.sequence, self.limit, self.sampler, self.verifier, self.noise)
 
     @property
     def has_news(self) -> bool:

@@ -179,7 +179,7 @@ class Verifier(Protocol):
     """A way to choose tokens: how the main model judges a draft, and how a draft model draws one to be judged so."""
 
     def draw(self, rows: Rows, i: int, noise: Noise, position: int) -> tuple[int, Distribution | None]:
-        """The draft token at row i of a draft that begins at `position`; with its draft_probs where `verify` needs them.
+        """The draft token at row i of a draft that begins at `position`, and its draft_probs if `verify` needs them.
 
         A drawn token is submitted, whatever it is: dropping one after seeing it would bias the output.
         """

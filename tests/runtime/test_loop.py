@@ -109,7 +109,7 @@ requests = st.fixed_dictionaries(
 drafters = st.tuples(st.sampled_from(["ngram", "draft", "random"]), SEED, st.sampled_from([0.0, 0.5, 2.0]))
 
 
-samplings = st.one_of(
+samplings: st.SearchStrategy[dict[str, Any]] = st.one_of(
     st.just({}),
     st.fixed_dictionaries(
         {
