@@ -40,6 +40,6 @@ def test_the_presets_and_folders_it_names_exist() -> None:
 
 def test_ci_runs_the_commands_of_the_readme() -> None:
     script = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
-    assert '.venv/bin/pip install -q -e ".[dev]"' in script
+    assert '.venv/bin/pip install -q -e ".[dev]"\n' in script
     assert '.venv/bin/pip install -q -e ".[dev]" && .venv/bin/pytest' in README
     assert script.rstrip().endswith(".venv/bin/pytest")

@@ -128,7 +128,8 @@ def _convert_tokenizer(source: Path, folder: Path, trust_remote_code: bool) -> N
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(source, local_files_only=True, trust_remote_code=trust_remote_code)
-    encoder, decoder = convert_tokenizer(tokenizer, with_detokenizer=True)
+    # Cleaning up spaces changes text that has been shown already when the next token comes.
+    encoder, decoder = convert_tokenizer(tokenizer, with_detokenizer=True, clean_up_tokenization_spaces=False)
     openvino.save_model(encoder, folder / "openvino_tokenizer.xml")
     openvino.save_model(decoder, folder / "openvino_detokenizer.xml")
 

@@ -18,7 +18,7 @@ import hashlib
 import re
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import msgspec
 
@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 
 MANIFEST_NAME = "outrider.json"
 SCHEMA_VERSION = 1
+RESERVED_NAMES = ("main", "auto", "ngram", "none")  # these mean something else than a drafter of the bundle
+
+_VERSION = r"^\d+(\.\d+)*$"
 
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 NonNegative = Annotated[int, msgspec.Meta(ge=0)]
@@ -64,7 +67,7 @@ class ModelEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One model of the bundle."""
 
     folder: Name
-    format: str  # "openvino"
+    format: Literal["openvino"]
     weights: str  # "int8", "int4", "fp16", "fp32", or GGUF's own, such as "Q4_1"
     geometry: Geometry
     vocab_size: Positive  # real tokens; logits at and above this id are masked
@@ -76,7 +79,7 @@ class DrafterEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A named drafter that needs files. Drafters without files (n-gram) are always available."""
 
     name: Name
-    kind: str  # "draft_model"
+    kind: Literal["draft_model"]
     model: ModelEntry
 
 
@@ -103,7 +106,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The content of `outrider.json`."""
 
     schema_version: Positive
-    minimum_runtime: str
+    minimum_runtime: Annotated[str, msgspec.Meta(pattern=_VERSION)]
     created_by: str
     main: ModelEntry
     drafters: tuple[DrafterEntry, ...]
@@ -149,9 +152,13 @@ def read_bundle(folder: str | Path) -> Bundle:
     Raises:
         BundleError: naming the folder, file or field, and what to do.
     """
-    folder = Path(folder).expanduser()
+    try:
+        folder = Path(folder).expanduser()
+        is_folder = folder.is_dir()
+    except (OSError, RuntimeError, ValueError) as error:  # too long, no such user, a null byte
+        raise BundleError(f"{str(folder)[:100]!r} is not a folder's name: {one_line(error)}.") from error
     path = folder / MANIFEST_NAME
-    if not folder.is_dir():
+    if not is_folder:
         raise BundleError(f"There is no folder {folder}. Make a bundle with 'outrider export MODEL -o {folder}'.")
     if not path.is_file():
         raise BundleError(f"{folder} is not a bundle: it has no {MANIFEST_NAME}. Make one with 'outrider export'.")
@@ -202,7 +209,7 @@ def vocabulary_sha256(tokens: Iterable[str]) -> str:
 
 def _check_version(path: Path, schema: object, minimum: object) -> None:
     newer = isinstance(schema, int) and schema > SCHEMA_VERSION
-    if isinstance(minimum, str) and re.fullmatch(r"\d+(\.\d+)*", minimum):
+    if isinstance(minimum, str) and re.fullmatch(_VERSION, minimum):
         newer |= _version(minimum) > _version(__version__)
     if newer:
         raise BundleError(
@@ -232,11 +239,12 @@ def _check_fit(bundle: Bundle) -> None:
     manifest = bundle.manifest
     listed = {entry.path for entry in manifest.files}
     names = [drafter.name for drafter in manifest.drafters]
-    if len(set(names)) != len(names):
-        raise BundleError(f"{MANIFEST_NAME} names a drafter twice: {', '.join(names)}.")
+    if len({*names, *RESERVED_NAMES}) != len(names) + len(RESERVED_NAMES):
+        raise BundleError(
+            f"{MANIFEST_NAME} names its drafters {', '.join(names)}: names must differ from one another and from "
+            f"{', '.join(RESERVED_NAMES)}."
+        )
     for role, model in [("main", manifest.main), *((d.name, d.model) for d in manifest.drafters)]:
-        if model.format != "openvino":
-            raise BundleError(f"The {role} model's format is {model.format!r}; this runtime reads 'openvino'.")
         for name in ("openvino_model.xml", "openvino_model.bin"):
             if f"{model.folder}/{name}" not in listed:
                 raise BundleError(f"{MANIFEST_NAME} lists no {model.folder}/{name} for the {role} model.")

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.resources
-import math
 import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -46,27 +45,29 @@ class GenerationConfig:
     frequency_penalty: float = 0.0  # over the answer, as OpenAI's API; 0: off
     seed: int | None = None  # None: one is drawn, and reported with the result
     stop: tuple[str, ...] = ()  # strings that end the answer; cut from the text
+    stop_token_ids: tuple[int, ...] = ()  # token ids that end the answer, besides the model's own
     ignore_eos: bool = False  # decode past the end of the answer (for benchmarks)
 
     def __post_init__(self) -> None:
-        if isinstance(self.stop, str):
-            object.__setattr__(self, "stop", (self.stop,))
-        elif isinstance(self.stop, list):
-            object.__setattr__(self, "stop", tuple(self.stop))
+        object.__setattr__(self, "stop", (self.stop,) if isinstance(self.stop, str) else _as_tuple(self.stop))
+        object.__setattr__(self, "stop_token_ids", _as_tuple(self.stop_token_ids))
         _check(self, "max_new_tokens", None, Integral, lambda n: n >= 1, "an integer of at least 1")
         _check(self, "drafter", None, str, bool, "a drafter's name, 'auto', or None")
         _check(self, "num_assistant_tokens", None, Integral, lambda n: 0 <= n <= 64, "an integer from 0 to 64")
         _check(self, "max_ngram_size", ..., Integral, lambda n: 1 <= n <= 16, "an integer from 1 to 16")
-        _check(self, "temperature", ..., Real, lambda t: 0 <= t < math.inf, "a number of at least 0 (0 is greedy)")
+        _check(self, "temperature", ..., Real, _is_temperature, "0 (greedy), or a number from 0.001 to 1000")
         _check(self, "sampling", ..., str, ("coupled", "rejection").__contains__, "'coupled' or 'rejection'")
         _check(self, "top_k", ..., Integral, lambda k: k >= 0, "an integer of at least 0 (0 is off)")
         _check(self, "top_p", ..., Real, lambda p: 0 < p <= 1, "a number above 0 and at most 1 (1 is off)")
         _check(self, "min_p", ..., Real, lambda p: 0 <= p <= 1, "a number from 0 (off) to 1")
-        _check(self, "repetition_penalty", ..., Real, lambda r: 0 < r < math.inf, "a number above 0 (1 is off)")
+        _check(
+            self, "repetition_penalty", ..., Real, lambda r: 0.01 <= r <= 100, "a number from 0.01 to 100 (1 is off)"
+        )
         for name in ("presence_penalty", "frequency_penalty"):
             _check(self, name, ..., Real, lambda x: -2 <= x <= 2, "a number from -2 to 2 (0 is off)")
         _check(self, "seed", None, Integral, lambda s: 0 <= s < 2**64, "an integer from 0 to 2**64 - 1")
         _check(self, "stop", ..., tuple, _are_texts, "a text or a list of texts, none of them empty")
+        _check(self, "stop_token_ids", ..., tuple, _are_ids, "a list of token ids")
         _check(self, "ignore_eos", ..., bool, lambda _: True, "true or false")
 
     def replace(self, **options: Any) -> GenerationConfig:
@@ -93,7 +94,7 @@ class SchedulerConfig:
     max_num_batched_tokens: int = 512  # prompt tokens that one call reads at most
 
     def __post_init__(self) -> None:
-        _check(self, "cache_size", ..., Real, lambda s: 0 < s < math.inf, "a number of GB above 0")
+        _check(self, "cache_size", ..., Real, lambda s: 0 < s <= 1e6, "a number of GB above 0")
         _check(self, "max_num_batched_tokens", ..., Integral, lambda n: n >= 32, "an integer of at least 32")
 
 
@@ -162,22 +163,26 @@ def load_config(source: str | Path | Config | None) -> Config:
         return Config()
     if isinstance(source, Config):
         return source
+    if not isinstance(source, str | Path):
+        raise OptionError(f"config={source!r} is neither a preset's name, nor a file, nor a Config.")
     presets = find_presets()
     path = presets.get(str(source)) or Path(source).expanduser()
     try:
-        tables = tomllib.loads(path.read_text(encoding="utf-8"))
+        tables = tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except FileNotFoundError as error:
         raise OptionError(f"There is no config '{source}', preset or file. {nearest(str(source), presets)}") from error
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise OptionError(f"Config {path} cannot be read: {one_line(error)}.") from error
     options = {}
     for section, table in tables.items():
-        if section not in _SECTIONS or not isinstance(table, dict):
+        if section not in _SECTIONS:
             raise OptionError(f"Config {path} has no section '{section}'. {nearest(section, _SECTIONS)}")
+        if not isinstance(table, dict):
+            raise OptionError(f"Config {path} has a value for '{section}', which is a section: write [{section}].")
         for key, value in table.items():
             if _SECTION_OF.get(key) != section:
                 raise OptionError(f"Config {path} has an unknown key '{section}.{key}'. {_where(key, section)}")
-            options[key] = None if value == "none" else value  # TOML has no null
+            options[key] = None if (key, value) == ("drafter", "none") else value  # TOML has no null
     try:
         return Config().replace(**options)
     except OptionError as error:
@@ -198,6 +203,18 @@ def _where(key: str, section: str) -> str:
     if key in _SECTION_OF:
         return f"It belongs to section [{_SECTION_OF[key]}]."
     return nearest(key, [name for name, place in _SECTION_OF.items() if place == section])
+
+
+def _is_temperature(value: float) -> bool:
+    return value == 0 or 1e-3 <= value <= 1e3
+
+
+def _as_tuple(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list | set | frozenset) else value
+
+
+def _are_ids(values: tuple[Any, ...]) -> bool:
+    return all(isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= 0 for value in values)
 
 
 def _are_texts(values: tuple[object, ...]) -> bool:

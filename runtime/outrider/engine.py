@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Generator, Mapping
     from collections.abc import Sequence as Seq
     from pathlib import Path
+    from threading import Event
 
     from outrider.bundle import ModelEntry
     from outrider.results import Result, TextChunk
@@ -68,7 +69,11 @@ class Engine:
             for entry in bundle.manifest.drafters:
                 backend = self._compile(entry.model, device.draft_device or device.main_device, exact=False)
                 self._backends[f"{entry.name}_device"] = backend
-                self._drafters[entry.name] = DraftModel(backend, self.config.scheduler.max_num_batched_tokens)
+                self._drafters[entry.name] = DraftModel(
+                    backend,
+                    context_length=entry.model.geometry.context_length,
+                    max_num_batched_tokens=self.config.scheduler.max_num_batched_tokens,
+                )
         self._bytes_per_token = sum(backend.bytes_per_token for backend in self._backends.values())
         max_tokens = int(self.config.scheduler.cache_size * 1e9 / self._bytes_per_token)
         for backend in self._backends.values():
@@ -88,7 +93,12 @@ class Engine:
     @property
     def max_tokens(self) -> int:
         """Tokens that prompt and answer of one request may have: the model's context or what fits in the cache."""
-        return min(self.bundle.manifest.main.geometry.context_length, self._main.max_tokens - 1)
+        return min(self.bundle.manifest.main.geometry.context_length, self._cache_tokens)
+
+    @property
+    def _cache_tokens(self) -> int:
+        """Tokens that fit in every model's cache: a request has a place in all of them."""
+        return min(backend.max_tokens for backend in self._backends.values())
 
     def generate(
         self,
@@ -96,19 +106,20 @@ class Engine:
         config: GenerationConfig | None = None,
         *,
         chat_template: bool = True,
+        cancel: Event | None = None,
         **options: Any,
     ) -> Result:
         """Answer a prompt.
 
         `config` replaces the engine's generation defaults; `options` are fields of `GenerationConfig` and win over
-        both.
+        both. Setting `cancel`, from any thread, ends the answer after the round under way.
 
         Raises:
             OptionError: for an unknown option or a bad value.
             RequestError: when the prompt is empty, or too long for the model's context or the cache.
             DeviceError: when a device fails.
         """
-        request = self._prepare(prompt, config, chat_template, options)
+        request = self._prepare(prompt, config, chat_template, cancel, options)
         for _ in self._queue.run(request):
             pass
         return request.result()
@@ -119,10 +130,11 @@ class Engine:
         config: GenerationConfig | None = None,
         *,
         chat_template: bool = True,
+        cancel: Event | None = None,
         **options: Any,
     ) -> Generator[TextChunk, None, None]:
-        """Answer a prompt piece by piece; as `generate`. To cancel, stop iterating (or close the iterator)."""
-        return self._queue.run(self._prepare(prompt, config, chat_template, options))
+        """Answer a prompt piece by piece; as `generate`. A stream that is closed or forgotten ends as well."""
+        return self._queue.run(self._prepare(prompt, config, chat_template, cancel, options))
 
     def _compile(self, model: ModelEntry, device: str, *, exact: bool) -> OpenVINOPaged:
         """Compile one model of the bundle and compare it with what the manifest says."""
@@ -151,17 +163,20 @@ class Engine:
         prompt: str | Seq[Mapping[str, Any]] | Seq[int],
         config: GenerationConfig | None,
         chat_template: bool,
+        cancel: Event | None,
         options: dict[str, Any],
     ) -> Request:
         """Check a request before anything runs."""
         created = time.perf_counter()
+        if not isinstance(config, GenerationConfig | None):
+            raise OptionError(f"config={config!r} is not a GenerationConfig. Give options as keywords, or make one.")
         config = (config or self.config.generation).replace(**options)
         token_ids = self.tokenizer.encode_prompt(prompt, chat_template=chat_template)
         vocab_size = self.bundle.manifest.main.vocab_size
         if unknown := [token_id for token_id in token_ids if not 0 <= token_id < vocab_size]:
             raise RequestError(f"The prompt has token id {unknown[0]}; the vocabulary ends at {vocab_size - 1:,}.")
         max_new_tokens = self._room(len(token_ids), config.max_new_tokens)
-        drafter = self._drafter(config)
+        drafter, tokenizer = self._drafter(config), self.bundle.manifest.tokenizer
         sampled = config.temperature > 0
         chosen = Rejection() if config.sampling == "rejection" else Coupled()
         seed = secrets.randbits(63) if config.seed is None else int(config.seed)
@@ -172,10 +187,11 @@ class Engine:
             noise=Noise(seed),
             text=TextStream(self.tokenizer.decode, config.stop),
             max_new_tokens=max_new_tokens,
-            eos_token_ids=frozenset(() if config.ignore_eos else self.bundle.manifest.tokenizer.eos_token_ids),
+            eos_token_ids=frozenset(config.stop_token_ids).union(() if config.ignore_eos else tokenizer.eos_token_ids),
             drafter=drafter,
             sampled=sampled,
             num_assistant_tokens=_num_assistant_tokens(config, drafter),
+            cancel=cancel,
             created=created,
         )
         request.stats.num_prompt_tokens = len(token_ids)
@@ -200,7 +216,7 @@ class Engine:
 
     def _room(self, num_prompt_tokens: int, max_new_tokens: int | None) -> int:
         """How many tokens the answer may have; refuses what cannot fit."""
-        context, cache = self.bundle.manifest.main.geometry.context_length, self._main.max_tokens - 1
+        context, cache = self.bundle.manifest.main.geometry.context_length, self._cache_tokens
         wanted = num_prompt_tokens + (max_new_tokens or 1)
         asked = f"{num_prompt_tokens:,} prompt tokens and max_new_tokens={max_new_tokens or 1:,}"
         if wanted > context:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING
 
 from outrider.request import RequestRows
@@ -19,11 +18,11 @@ def step(main: Backend, requests: Seq[Request], max_num_batched_tokens: int) -> 
     """One round for every request: propose, check, commit (Leviathan et al. 2022, algorithm 1).
 
     A request whose prompt is not read yet reads its next piece instead; all go through the main model in one call.
-    Plain decoding is a round with an empty draft. After an interruption at any point it can be called again: a slot
-    may then be ahead of its sequence, and is trimmed first.
+    Plain decoding is a round with an empty draft.
+
+    Raises:
+        DeviceError: when a model's call fails. What goes wrong with one request alone ends that request.
     """
-    for request in requests:
-        request.slot.trim(len(request.sequence) - 1)
     drafts = propose(requests)
 
     piece = max(max_num_batched_tokens // len(requests), 2)
@@ -40,23 +39,23 @@ def step(main: Backend, requests: Seq[Request], max_num_batched_tokens: int) -> 
     for request, draft, chunk in zip(requests, drafts, chunks, strict=True):
         if chunk.num_rows:
             rows = RequestRows(checked, row, request.sampler, draft.token_ids)
-            outcome = request.verifier.verify(draft, rows, request.noise, len(request.sequence))
-            if request.drafter:
-                request.drafter.observe(request.sequence, outcome.num_accepted)
-            request.commit(draft.token_ids, outcome)
-            request.slot.trim(len(request.sequence) - 1)  # drops the rejected tokens
             row += chunk.num_rows
+            try:
+                outcome = request.verifier.verify(draft, rows, request.noise, len(request.sequence))
+                if request.drafter:
+                    request.drafter.observe(request.sequence, outcome.num_accepted)
+                request.commit(draft.token_ids, outcome)
+                request.slot.trim(len(request.sequence) - 1)  # drops the rejected tokens
+            except Exception as error:
+                request.fail(error)
 
 
 def propose(requests: Seq[Request]) -> list[Draft]:
     """A draft for every request; each drafter is called once for all that use it."""
-    began = time.perf_counter()
     drafts = [NO_DRAFT] * len(requests)
     for drafter in {request.drafter for request in requests if request.drafter}:
         mine = [i for i, request in enumerate(requests) if request.drafter is drafter and request.limit > 0]
         proposed = drafter.propose([requests[i].draft_request for i in mine])
         for i, draft in zip(mine, proposed, strict=True):
             drafts[i] = draft
-    for request in requests:
-        request.stats.draft_seconds += time.perf_counter() - began
     return drafts

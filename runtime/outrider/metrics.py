@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 class Stats:
     """What happened in one request.
 
-    Definitions follow vLLM's `SpecDecodingStats`: a draft is a round in which tokens were proposed. Seconds are wall
-    time; a round that several sequences share counts in full for each of them.
+    Definitions follow vLLM's `SpecDecodingStats`: a draft is a round in which tokens were proposed. Tokens of a stop
+    string are counted. Seconds are wall time; a round that several sequences share counts in full for each of them.
     """
 
     num_prompt_tokens: int = 0
@@ -22,9 +22,9 @@ class Stats:
     num_accepted_tokens_per_position: list[int] = field(default_factory=list)
     time_to_first_token: float = 0.0  # from the request's start, waiting included
     decode_seconds: float = 0.0  # from the first token to the last
-    draft_seconds: float = 0.0  # proposing, the draft model's own calls included
-    check_seconds: float = 0.0  # the main model's calls
-    host_seconds: float = 0.0  # all time of decoding rounds in which no model ran
+    draft_seconds: float = 0.0  # of decoding rounds: in the draft model's calls
+    check_seconds: float = 0.0  # in the main model's
+    host_seconds: float = 0.0  # in neither: n-gram lookup, sampling, verification, text
 
     @property
     def acceptance_rate(self) -> float:

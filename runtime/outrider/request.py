@@ -12,6 +12,7 @@ from outrider.types import DraftRequest
 
 if TYPE_CHECKING:
     from collections.abc import Sequence as Seq
+    from threading import Event
 
     from outrider.text import TextStream
     from outrider.types import (
@@ -46,13 +47,20 @@ class Request:
     drafter: Drafter | None = None
     num_assistant_tokens: int = 0
     sampled: bool = False  # whether the noise has a say
-    slot: Slot = field(init=False)  # from `admit` on
-    cancelled: bool = False  # nobody wants the rest
-    finish_reason: str | None = None
-    stats: Stats = field(default_factory=Stats)
-    num_fetched: int = 0  # characters of the text that somebody has taken
+    cancel: Event | None = None  # set from any thread to end the answer here
     created: float = field(default_factory=time.perf_counter)
+    stats: Stats = field(default_factory=Stats)
+    # The worker's own
+    slot: Slot = field(init=False)  # from `admit` on
+    finish_reason: str | None = None
     first_token_at: float = 0.0
+    # Shared with the reader, under the queue's lock
+    num_ready: int = 0  # characters of the text that may be fetched
+    num_fetched: int = 0
+    num_rounds_ahead: int = 0  # rounds since there was something to fetch
+    done: bool = False  # no text will follow
+    error: BaseException | None = None  # what the request failed of
+    cancelled: bool = False  # nobody reads it any more
 
     @property
     def limit(self) -> int:
@@ -74,13 +82,26 @@ class Request:
     @property
     def has_news(self) -> bool:
         """Whether there is text to fetch, or none to wait for."""
-        return bool(self.finish_reason) or len(self.text.text) > self.num_fetched
+        return self.done or self.num_ready > self.num_fetched
 
     def fetch_text(self) -> str:
-        """The text that has become certain since the last call."""
-        new = self.text.text[self.num_fetched :]
-        self.num_fetched += len(new)
+        """The text that was published since the last call."""
+        new = self.text.text[self.num_fetched : self.num_ready]
+        self.num_fetched = self.num_ready
+        self.num_rounds_ahead = 0
         return new
+
+    def publish(self) -> None:
+        """Let the reader see what there is."""
+        if self.cancelled or (self.cancel is not None and self.cancel.is_set()):
+            self.finish("cancelled")
+        self.num_ready = len(self.text.text)
+        self.done = self.finish_reason is not None or self.error is not None
+        self.num_rounds_ahead += self.has_news
+
+    def fail(self, error: BaseException) -> None:
+        """End the request with an error, which its reader gets to see."""
+        self.error = self.error or error
 
     def result(self) -> Result:
         """The answer, once it is finished; without the tokens of a stop string."""

@@ -7,6 +7,7 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING
 
+from outrider.errors import RequestError
 from outrider.loop import step
 from outrider.results import TextChunk
 
@@ -16,13 +17,16 @@ if TYPE_CHECKING:
     from outrider.request import Request
     from outrider.types import Backend
 
+_AHEAD = 8  # rounds that a request may be ahead of its reader
+_PATIENCE = 0.5  # seconds that the worker waits for something to do before it ends
+
 
 class RequestQueue:
-    """Steps all requests that run, in whichever of their threads has nothing else to do.
+    """Runs requests together, round by round, in a thread of its own.
 
-    There is no thread of its own: a thread that waits for text takes the lead, makes one round for everybody, and
-    wakes the others. So a request goes on only while somebody waits for something, and one that is waiting for room in
-    the cache moves the others along until they give theirs back.
+    So a Ctrl-C, which Python gives to the main thread, never meets a half-done round. The thread begins with the first
+    request and ends when there is nothing to do: nothing runs, or nobody reads what does. `_changed` guards what the
+    worker and the readers share, which is the queue and each request's published part.
     """
 
     def __init__(self, main: Backend, max_num_batched_tokens: int) -> None:
@@ -30,65 +34,87 @@ class RequestQueue:
         self._max_num_batched_tokens = max_num_batched_tokens
         self._waiting: deque[Request] = deque()
         self._running: list[Request] = []
-        self._turn = threading.Condition()
-        self._led = False
+        self._changed = threading.Condition()
+        self._worker: threading.Thread | None = None
 
     def run(self, request: Request) -> Generator[TextChunk, None, None]:
-        """Bring a request to its end, yielding its text as it becomes certain."""
-        self._waiting.append(request)
+        """Bring a request to its end, yielding its text as it becomes certain.
+
+        Raises:
+            OutriderError: what the request failed of.
+        """
         try:
-            while not request.finish_reason:
-                self._await_text(request)
-                if not request.finish_reason and (text := request.fetch_text()):
+            with self._changed:
+                self._waiting.append(request)
+            while True:
+                with self._changed:
+                    while not request.has_news:
+                        self._wake_worker()
+                        self._changed.wait()
+                    text, done = request.fetch_text(), request.done
+                if done and not request.error:
+                    yield TextChunk(text, request.stats, request.result())
+                    return
+                if text:
                     yield TextChunk(text, request.stats)
-            yield TextChunk(request.fetch_text(), request.stats, request.result())
+                if request.error:
+                    raise request.error
         finally:
-            # Whoever leads next takes the slot back. Nothing is locked here, as this may run in garbage collection.
+            # The worker takes the slot back. Nothing is locked here, as this may run in garbage collection.
             request.cancelled = True
 
-    def _await_text(self, request: Request) -> None:
-        with self._turn:
-            while self._led and not request.has_news:
-                self._turn.wait()
-            if request.has_news:
-                return
-            self._led = True
-        try:
+    def _wake_worker(self) -> None:
+        if self._worker is None or not self._worker.is_alive():
+            self._worker = threading.Thread(target=self._work, name="outrider")
+            self._worker.start()
+        self._changed.notify_all()
+
+    def _work(self) -> None:
+        while True:
+            with self._changed:
+                self._settle()
+                # Somebody waits for room, or for text that is not there yet.
+                while not self._waiting and all(r.num_rounds_ahead >= _AHEAD for r in self._running):
+                    if not self._changed.wait(_PATIENCE):
+                        self._worker = None
+                        return
+                    self._settle()
             self._round()
-        finally:
-            with self._turn:
-                self._led = False
-                self._turn.notify_all()
 
-    def _round(self) -> None:
-        self._sweep()
-        self._admit()
-        decoding = [request for request in self._running if request.stats.num_generated_tokens]
-        began, main_began = time.perf_counter(), self._main.seconds
-        drafters = {request.drafter for request in self._running if request.drafter}
-        drafting_began = sum(drafter.seconds for drafter in drafters)
-        step(self._main, self._running, self._max_num_batched_tokens)
-        in_main = self._main.seconds - main_began
-        in_drafts = sum(drafter.seconds for drafter in drafters) - drafting_began
-        host = time.perf_counter() - began - in_main - in_drafts
-        for request in decoding:
-            request.stats.check_seconds += in_main
-            request.stats.host_seconds += host
-        self._sweep()
-
-    def _admit(self) -> None:
-        """Give waiting requests their place in the caches, in order, while there is room."""
+    def _settle(self) -> None:
+        """Between rounds: publish, take the slots of requests that are done with, admit those that wait."""
+        for request in (*self._running, *self._waiting):
+            request.publish()
+        for request in [request for request in self._running if request.done]:
+            self._running.remove(request)
+            request.release()
         while self._waiting:
             request = self._waiting[0]
-            if not request.cancelled and not request.admit(self._main):
-                return
+            if not request.done and not request.admit(self._main):
+                if self._running:
+                    break  # their room will do
+                request.fail(RequestError("The cache has no room for this request, though nothing else is running."))
+                request.publish()
             self._waiting.popleft()
-            if not request.cancelled:
+            if not request.done:
                 self._running.append(request)
+        self._changed.notify_all()
 
-    def _sweep(self) -> None:
-        """Take the slots of requests that are done with."""
-        for request in [request for request in self._running if request.cancelled or request.finish_reason]:
-            request.finish("cancelled")  # keeps an earlier reason
-            request.release()
-            self._running.remove(request)
+    def _round(self) -> None:
+        """One step of the loop, with its time put down to those who were decoding."""
+        decoding = [request for request in self._running if request.stats.num_generated_tokens]
+        drafters = {request.drafter for request in self._running if request.drafter}
+        began, main_began = time.perf_counter(), self._main.seconds
+        drafting_began = sum(drafter.seconds for drafter in drafters)
+        try:
+            step(self._main, self._running, self._max_num_batched_tokens)
+        except BaseException as error:
+            for request in self._running:
+                request.fail(error)
+        checking = self._main.seconds - main_began
+        drafting = sum(drafter.seconds for drafter in drafters) - drafting_began
+        host = time.perf_counter() - began - checking - drafting
+        for request in decoding:
+            request.stats.check_seconds += checking
+            request.stats.draft_seconds += drafting
+            request.stats.host_seconds += host

@@ -74,18 +74,22 @@ def save_toy_bundle(
 ) -> Bundle:
     """A bundle of two random decoders, without tokenizer files.
 
-    draft_noise: how far the draft model's weights are from the main model's; 0 makes them the same.
+    draft_noise: how far the draft model's weights are from the main model's; 0 makes them the same. Both
+    give more logits than there are tokens, as real models do.
     """
     roles = {"main": 0.0} | ({"draft": draft_noise} if draft else {})
+    padding = {"main": 8, "draft": 3}
     for role, noise in roles.items():
         (folder / role).mkdir(parents=True)
-        save_toy_model(folder / role, vocab_size=vocab_size, seed=seed, noise=noise)
+        save_toy_model(folder / role, vocab_size=vocab_size, padding=padding[role], seed=seed, noise=noise)
     entries = {
         role: ModelEntry(
             folder=role,
             format="openvino",
             weights="fp32",
-            geometry=Geometry("toy", _LAYERS, _HEADS, _HEADS, _HIDDEN // _HEADS, _HIDDEN, _CONTEXT, vocab_size),
+            geometry=Geometry(
+                "toy", _LAYERS, _HEADS, _HEADS, _HIDDEN // _HEADS, _HIDDEN, _CONTEXT, vocab_size + padding[role]
+            ),
             vocab_size=vocab_size,
             vocab_sha256=vocabulary_sha256(str(i) for i in range(vocab_size)),
             source=Source("toy", "folder"),
@@ -106,14 +110,14 @@ def save_toy_bundle(
     return read_bundle(folder)
 
 
-def save_toy_model(folder: Path, *, vocab_size: int, seed: int = 0, noise: float = 0.0) -> None:
-    """A random decoder as stateful IR, of the shape that optimum-intel writes."""
+def save_toy_model(folder: Path, *, vocab_size: int, padding: int = 0, seed: int = 0, noise: float = 0.0) -> None:
+    """A random decoder as stateful IR, of the shape that optimum-intel writes, with `padding` logits too many."""
     import openvino as ov
 
-    ov.save_model(_toy_model(vocab_size, seed, noise), folder / "openvino_model.xml", compress_to_fp16=False)
+    ov.save_model(_toy_model(vocab_size, padding, seed, noise), folder / "openvino_model.xml", compress_to_fp16=False)
 
 
-def _toy_model(vocab_size: int, seed: int, noise: float) -> ov.Model:
+def _toy_model(vocab_size: int, padding: int, seed: int, noise: float) -> ov.Model:
     """Two layers of attention and tanh, with learned positions; weights are standard normal, scaled by fan-in."""
     import openvino as ov
     from openvino import opset13 as ops
@@ -129,9 +133,12 @@ def _toy_model(vocab_size: int, seed: int, noise: float) -> ov.Model:
 
     axis0, heads_first = scalar(0), ints(0, 2, 1, 3)
 
-    def weights(rows: int, columns: int, scale: float | None = None) -> Any:
+    def random(rows: int, columns: int, scale: float | None = None) -> NDArray[np.float32]:
         values = shared.standard_normal((rows, columns)) + noise * own.standard_normal((rows, columns))
-        return ops.constant((values * (scale or rows**-0.5)).astype(np.float32))
+        return (values * (scale or rows**-0.5)).astype(np.float32)
+
+    def weights(rows: int, columns: int, scale: float | None = None) -> Any:
+        return ops.constant(random(rows, columns, scale))
 
     def product(x: Any, columns: int) -> Any:
         return ops.matmul(x, weights(x.get_output_partial_shape(0)[2].get_length(), columns), False, False)
@@ -178,7 +185,10 @@ def _toy_model(vocab_size: int, seed: int, noise: float) -> ov.Model:
         x = ops.add(x, product(ops.tanh(product(x, 2 * _HIDDEN)), _HIDDEN))
         mean_square = ops.reduce_mean(ops.multiply(x, x), ints(2), True)
         x = ops.divide(x, ops.sqrt(mean_square))
-    logits = product(ops.multiply(x, ops.constant(np.float32(2))), vocab_size)
+    # The padding's logits are large, so that it shows if they are not masked.
+    output_matrix = np.concatenate([random(_HIDDEN, vocab_size), random(_HIDDEN, padding, 20.0)], axis=1)
+    doubled = ops.multiply(x, ops.constant(np.float32(2)))
+    logits = ops.matmul(doubled, ops.constant(output_matrix), False, False)
     logits.output(0).set_names({"logits"})
     inputs = [input_ids, attention_mask, position_ids, beam_idx]
     return ov.Model([ops.result(logits)], assigned, inputs, "toy")

@@ -200,7 +200,7 @@ class DraftRequest:
 
 
 class Drafter(Protocol):
-    """Proposes tokens. Keeps what it needs per sequence until `release`."""
+    """Proposes tokens. Keeps what it needs per sequence from `reserve` to `release`."""
 
     num_assistant_tokens: int  # how many tokens a round it proposes unless the request says otherwise
 

@@ -96,6 +96,20 @@ def test_sequences_in_one_call_do_not_touch(backend: OpenVINOPaged, token_ids: l
         slot.close()
 
 
+def test_closing_twice_gives_blocks_back_once(toy_bundle: Bundle) -> None:
+    main = toy_bundle.manifest.main
+    made = OpenVINOPaged(toy_bundle.model_path(main), vocab_size=main.vocab_size)
+    made.allocate(64)
+    first = made.open(60)
+    assert first
+    assert made.open(60) is None
+    first.close()
+    first.close()
+    assert made.open(30)
+    assert made.open(30)
+    assert made.open(1) is None
+
+
 def test_a_quantised_cache_is_not_called_exact(toy_bundle: Bundle) -> None:
     main = toy_bundle.manifest.main
     path = toy_bundle.model_path(main)

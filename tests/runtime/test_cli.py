@@ -104,6 +104,42 @@ def test_bench_compares_with_openvino_genai(smollm2: Path, tmp_path: Path, capsy
     assert "tokens/round" in capsys.readouterr().out
 
 
+def test_command_defaults_stand_behind_the_config(
+    smollm2: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, prompts = tmp_path / "my.toml", tmp_path / "prompts.jsonl"
+    path.write_bytes(b"\xef\xbb\xbf[generation]\nmax_new_tokens = 3\nnum_assistant_tokens = 2\n")  # as Notepad saves
+    prompts.write_text('{"prompt": "Repeat: a b c a b c a b c\\u2028."}\n', encoding="utf-8-sig")
+    arguments = ["bench", smollm2, "--prompts", prompts, "--config", path, "--modes", "plain,ngram,ngram:1"]
+    result = run_json(capsys, *arguments)
+    assert {len(run["token_ids"]) for run in result["runs"]} == {3}
+    lengths = [run["stats"]["num_draft_tokens"] for run in result["runs"]]
+    assert lengths[1] <= 2 * result["runs"][1]["stats"]["num_rounds"]
+    assert lengths[2] <= result["runs"][2]["stats"]["num_rounds"]
+
+
+def test_text_with_markup_is_printed_as_it_is(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    fails(capsys, 1, r"There is no folder z\[/bold\]", "inspect", "z[/bold]")
+    from outrider.cli.console import out
+
+    out.print("a[i] [/x] :smile:")
+    assert capsys.readouterr().out == "a[i] [/x] :smile:\n"
+
+
+def test_output_is_utf8_wherever_it_goes(smollm2: Path) -> None:
+    done = subprocess.run(
+        [*OUTRIDER, "generate", str(smollm2), "Repeat: 日本語 🎉", "--max-new-tokens", "12", "--json"],
+        capture_output=True, check=False, env=os.environ | {"PYTHONIOENCODING": "cp1252", "PYTHONUTF8": "0"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout.decode("utf-8"))["text"]
+
+
+def test_without_a_command_there_is_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run([]) == 0
+    assert "Commands:" in capsys.readouterr().out
+
+
 def test_help_is_there_for_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["--help"]) == 0
     listed = capsys.readouterr().out
@@ -136,6 +172,10 @@ def fails(capsys: pytest.CaptureFixture[str], exit_code: int, message: str, *arg
         (2, "no config 'fast', preset or file", ["generate", "b", "p", "--config", "fast"]),
         (2, "--system needs the chat template", ["generate", "b", "p", "--system", "s", "--no-chat-template"]),
         (2, "--num-assistant-tokens is what tune varies", ["tune", "b", "--num-assistant-tokens", "3"]),
+        (2, "plain already", ["generate", "b", "p", "--compare", "--drafter", "none"]),
+        (2, "temperature=1e-40 is not 0", ["generate", "b", "p", "--temperature", "1e-40"]),
+        (1, "is not a folder's name", ["inspect", "x" * 5000]),
+        (1, "is not a folder's name", ["inspect", "~nouser/x"]),
         (2, "leaves nothing to tune", ["tune", "b", "--drafter", "none"]),
         (2, "Prompts nowhere.jsonl cannot be read", ["bench", "b", "--prompts", "nowhere.jsonl"]),
         (1, "There is no folder b", ["generate", "b", "p"]),
@@ -161,6 +201,7 @@ def test_bad_requests(smollm2: Path, capsys: pytest.CaptureFixture[str]) -> None
         capsys, 2, "'NPU' has no backend", *generate, "hello", "--config", "gpu-main-npu-draft", "--main-device", "NPU"
     )
     fails(capsys, 2, "no drafter 'draft' here", *generate, "hello", "--drafter", "draft")
+    fails(capsys, 2, "no drafter 'genai' here", "tune", smollm2, "--drafter", "genai")
     fails(capsys, 2, "no mode 'warp'", "bench", smollm2, "--modes", "plain,warp")
     fails(capsys, 2, "needs a draft model", "bench", smollm2, "--modes", "draft:3")
 
@@ -183,6 +224,7 @@ def test_a_damaged_model(toy_bundle: Bundle, tmp_path: Path, capsys: pytest.Capt
     fails(capsys, 1, "cannot be read", "generate", copied, "hello")
 
 
+@pytest.mark.skipif(os.name == "nt", reason="another signal there")
 def test_ctrl_c_is_one_line(smollm2: Path) -> None:
     process = subprocess.Popen(
         [*OUTRIDER, "generate", str(smollm2), PROMPT, "--ignore-eos", "--max-new-tokens", "4000"],

@@ -40,7 +40,7 @@ def test_keywords_win_over_the_file(tmp_path: Path) -> None:
         ("[device]\ntemperature = 1\n", r"unknown key 'device.temperature'. It belongs to section \[generation\]"),
         ("[devices]\n", r"no section 'devices'. Did you mean 'device'\?"),
         ("temperature = 1\n", "no section 'temperature'"),
-        ("[generation]\ntemperature = 'hot'\n", "temperature='hot' is not a number"),
+        ("[generation]\ntemperature = 'hot'\n", r"temperature='hot' is not 0 \(greedy\)"),
         ("[scheduler]\ncache_size = 0\n", "cache_size=0 is not a number of GB above 0"),
         ("[generation\n", "cannot be read"),
         ("\ufeff\x00", "cannot be read"),

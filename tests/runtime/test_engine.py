@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import threading
+import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 import outrider
 from outrider.testing import ToyTokenizer, save_toy_bundle
+from outrider.text import Tokenizer
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -126,7 +129,7 @@ def test_an_engine_without_the_draft_model_says_so(toy_bundle: Bundle) -> None:
     ("options", "message"),
     [
         ({"temprature": 1}, "no generation option 'temprature'. Did you mean 'temperature'?"),
-        ({"temperature": -1}, "temperature=-1 is not a number of at least 0"),
+        ({"temperature": -1}, r"temperature=-1 is not 0 \(greedy\), or a number from 0.001 to 1000"),
         ({"temperature": float("nan")}, "temperature=nan is not"),
         ({"top_p": 0}, "top_p=0 is not a number above 0 and at most 1"),
         ({"top_k": 1.5}, "top_k=1.5 is not an integer"),
@@ -170,7 +173,7 @@ def test_a_model_that_is_not_what_the_manifest_says_is_refused(tmp_path: Path) -
     bundle = save_toy_bundle(tmp_path / "bundle", draft=False)
     path = bundle.folder / "outrider.json"
     path.write_text(path.read_text().replace('"num_layers": 2', '"num_layers": 3'))
-    with pytest.raises(outrider.BundleError, match="has 2 layers and 40 logits; outrider.json says 3 and 40"):
+    with pytest.raises(outrider.BundleError, match="has 2 layers and 48 logits; outrider.json says 3 and 48"):
         outrider.Engine(outrider.read_bundle(bundle.folder), tokenizer=ToyTokenizer())
 
 
@@ -178,6 +181,129 @@ def test_unknown_devices_are_named(toy_bundle: Bundle) -> None:
     for name, message in (("XPU", "no device 'XPU' here. Found: .*CPU"), ("NPU", "'NPU' has no backend")):
         with pytest.raises(outrider.OptionError, match=message):
             outrider.Engine(toy_bundle, outrider.Config().replace(main_device=name), tokenizer=ToyTokenizer())
+
+
+def test_padding_is_never_generated(toy_engine: outrider.Engine) -> None:
+    """The toy's logits above its vocabulary are the largest by far."""
+    for options in ({"temperature": 0.0}, {"temperature": 2.0}, {"temperature": 2.0, "sampling": "rejection"}):
+        result = toy_engine.generate("hello", max_new_tokens=60, ignore_eos=True, seed=1, **options)
+        assert max(result.token_ids) < 40
+        assert result.stats.num_draft_tokens > 0
+
+
+def test_every_end_ends(toy_bundle: Bundle) -> None:
+    """All EOS ids of the bundle, and stop_token_ids besides."""
+    import msgspec
+
+    plain = outrider.Engine(toy_bundle, outrider.Config().replace(cache_size=0.001), tokenizer=ToyTokenizer())
+    token_ids = plain.generate("hello", max_new_tokens=30, ignore_eos=True).token_ids
+    end = next(i for i in range(8, 30) if token_ids[i] not in token_ids[:i])
+    tokenizer = msgspec.structs.replace(toy_bundle.manifest.tokenizer, eos_token_ids=(39, token_ids[end]))
+    manifest = msgspec.structs.replace(toy_bundle.manifest, tokenizer=tokenizer)
+    bundle = dataclasses.replace(toy_bundle, manifest=manifest)
+    two = outrider.Engine(bundle, outrider.Config().replace(cache_size=0.001), tokenizer=ToyTokenizer())
+    assert two.generate("hello", max_new_tokens=30).token_ids == token_ids[: end + 1]
+    asked = plain.generate("hello", max_new_tokens=30, ignore_eos=True, stop_token_ids=[token_ids[end]])
+    assert asked.token_ids == token_ids[: end + 1]
+    assert asked.finish_reason == "stop"
+
+
+def test_times_add_up(toy_engine: outrider.Engine) -> None:
+    began = time.perf_counter()
+    stats = toy_engine.generate("hello", max_new_tokens=60, ignore_eos=True).stats
+    wall = time.perf_counter() - began
+    parts = (stats.draft_seconds, stats.check_seconds, stats.host_seconds)
+    assert all(part > 0 for part in parts)
+    assert stats.time_to_first_token > 0
+    assert sum(parts) <= stats.decode_seconds * 1.01 + 1e-3
+    assert stats.time_to_first_token + stats.decode_seconds <= wall
+    assert stats.tokens_per_second == pytest.approx(59 / stats.decode_seconds)
+    assert stats.tokens_per_round == pytest.approx(59 / stats.num_rounds)
+    ngram = toy_engine.generate("hello", max_new_tokens=20, drafter="ngram").stats
+    assert ngram.draft_seconds == 0
+
+
+def test_an_end_inside_a_draft_counts_no_token_behind_it(tmp_path: Path) -> None:
+    """The draft model is the main model: everything is accepted, and the answer ends in the middle of a draft."""
+    same = save_toy_bundle(tmp_path / "same", draft_noise=0.0)
+    engine = outrider.Engine(same, outrider.Config().replace(cache_size=0.001), tokenizer=ToyTokenizer())
+    token_ids = engine.generate("hello", max_new_tokens=30, ignore_eos=True).token_ids
+    end = next(i for i in range(8, 30) if token_ids[i] not in token_ids[:i])
+    result = engine.generate("hello", num_assistant_tokens=end + 5, stop_token_ids=[token_ids[end]])
+    assert result.token_ids == token_ids[: end + 1]
+    assert result.stats.num_rounds == 1
+    assert result.stats.num_draft_tokens == result.stats.num_accepted_tokens == end
+
+
+def test_options_reach_their_place(toy_bundle: Bundle) -> None:
+    options = {"precision": "f32", "num_threads": 1, "cache_precision": "u8", "cache_size": 0.001}
+    engine = outrider.Engine(toy_bundle, outrider.Config().replace(**options), tokenizer=ToyTokenizer())
+    assert engine.setting == {"main_device": "CPU f32, cache u8", "draft_device": "CPU f32, cache u8"}
+    assert engine._main._compiled.get_property("INFERENCE_NUM_THREADS") == 1
+    config = outrider.Config().replace(draft_device="XPU")
+    with pytest.raises(outrider.OptionError, match="no device 'XPU'"):
+        outrider.Engine(toy_bundle, config, tokenizer=ToyTokenizer())
+    short, long = (
+        engine.generate("abcabdabcab", drafter="ngram", max_ngram_size=n, max_new_tokens=2, ignore_eos=True).token_ids
+        for n in (1, 3)
+    )
+    assert short == long
+    default = engine.generate("hello", ignore_eos=True)
+    assert len(default.token_ids) == 512
+
+
+def test_the_precision_is_what_was_compiled(toy_bundle: Bundle) -> None:
+    config = outrider.Config().replace(properties={"KV_CACHE_PRECISION": "u8"}, cache_size=0.001)
+    engine = outrider.Engine(toy_bundle, config, tokenizer=ToyTokenizer())
+    assert engine.setting["main_device"].endswith("cache u8")
+    assert not engine._main.capabilities.bit_exact_batching
+
+
+def test_a_small_draft_cache_limits_requests_up_front(toy_bundle: Bundle) -> None:
+    """A request has a place in every model's cache, or it is refused; it never waits for room that cannot come."""
+    engine = outrider.Engine(toy_bundle, outrider.Config().replace(cache_size=0.001), tokenizer=ToyTokenizer())
+    engine._backends["draft_device"].allocate(64)
+    assert engine.max_tokens == 64
+    with pytest.raises(outrider.RequestError, match="holds 64 tokens"):
+        engine.generate("hello", max_new_tokens=200)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "message"),
+    [
+        (b"hi", "The prompt is a bytes"),
+        (5, "The prompt is a int"),
+        (None, "The prompt is a NoneType"),
+        ({"role": "user", "content": "x"}, "The prompt is a dict"),
+        ([True, False], "Message 0 of the prompt is True"),
+        ([[1, 2]], r"Message 0 of the prompt is \[1, 2\]"),
+        ([{"role": "user", "content": None}], "needs a 'role' and a 'content'"),
+        ([], "The prompt is empty"),
+        ("\udce9", "lone surrogates"),
+    ],
+)
+def test_odd_prompts_are_refused(smollm2: Path, prompt: Any, message: str) -> None:
+    tokenizer = Tokenizer(outrider.read_bundle(smollm2).tokenizer_path)
+    with pytest.raises(outrider.OutriderError, match=message):
+        tokenizer.encode_prompt(prompt)
+
+
+def test_a_config_of_the_wrong_kind_is_refused(toy_engine: outrider.Engine, toy_bundle: Bundle) -> None:
+    with pytest.raises(outrider.OptionError, match="is not a GenerationConfig"):
+        toy_engine.generate("a", {"temperature": 1})  # type: ignore[arg-type]
+    with pytest.raises(outrider.OptionError, match="neither a preset's name, nor a file"):
+        outrider.load(toy_bundle.folder, {})  # type: ignore[arg-type]
+
+
+def test_a_stream_can_be_cancelled(toy_engine: outrider.Engine) -> None:
+    cancel = threading.Event()
+    chunks = []
+    for chunk in toy_engine.stream("hello", max_new_tokens=1000, ignore_eos=True, cancel=cancel):
+        chunks.append(chunk)
+        cancel.set()
+    assert chunks[-1].result is not None
+    assert chunks[-1].result.finish_reason == "cancelled"
+    assert len(chunks[-1].result.token_ids) < 1000
 
 
 def test_properties_reach_the_device(toy_bundle: Bundle) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
+import signal
 import threading
+import time
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 
 from outrider.config import GenerationConfig
 from outrider.drafters import DraftModel, Ngram
+from outrider.errors import DeviceError
 from outrider.request import Request
 from outrider.request_queue import RequestQueue
 from outrider.sampling import LogitsSampler
@@ -59,11 +61,15 @@ def finish(queue: RequestQueue, request: Request) -> Request:
     return request
 
 
+def draft_model(backend: FakeBackend, context_length: int = 1000) -> DraftModel:
+    return DraftModel(backend, context_length=context_length, max_num_batched_tokens=32)
+
+
 def drafter_of(kind: str, seed: int, noise: float) -> Drafter:
     if kind == "ngram":
         return Ngram(max_ngram_size=2)
     if kind == "draft":
-        return DraftModel(FakeBackend(VOCAB_SIZE, seed=seed, noise=noise), max_num_batched_tokens=32)
+        return draft_model(FakeBackend(VOCAB_SIZE, seed=seed, noise=noise))
     return RandomDrafter(seed)
 
 
@@ -151,7 +157,7 @@ def test_greedy_and_coupled_text_is_plain_text(
 def test_a_batch_gives_what_each_request_gives_alone(seed: int, batch: list[Any]) -> None:
     """Requests in threads of their own share the main model's calls and their draft model's."""
     queue = RequestQueue(FakeBackend(VOCAB_SIZE, seed=seed), 64)
-    shared = DraftModel(FakeBackend(VOCAB_SIZE, seed=seed, noise=0.5), 64)
+    shared = draft_model(FakeBackend(VOCAB_SIZE, seed=seed, noise=0.5))
     together = []
     for options, sampling, drafter, n in batch:
         made = shared if drafter[0] == "draft" else drafter_of(*drafter)
@@ -214,7 +220,7 @@ def test_nothing_is_drafted_past_max_new_tokens() -> None:
     """The bonus token is always there, so the last token is never drafted."""
     draft = FakeBackend(VOCAB_SIZE)
     backend = FakeBackend(VOCAB_SIZE)
-    finish(RequestQueue(backend, 32), make_request([1, 2], DraftModel(draft), max_new_tokens=4, n=8))
+    finish(RequestQueue(backend, 32), make_request([1, 2], draft_model(draft), max_new_tokens=4, n=8))
     assert backend.calls == [[2], [3]]  # the first token; then two drafts, accepted, and the bonus
     assert len(draft.calls) == 2
 
@@ -223,51 +229,139 @@ def test_a_draft_model_that_is_always_right_is_read_once() -> None:
     """Behind an accepted draft it reads the bonus token and its own last token, nothing twice."""
     draft = FakeBackend(VOCAB_SIZE, seed=3)
     backend = FakeBackend(VOCAB_SIZE, seed=3)
-    request = finish(RequestQueue(backend, 512), make_request([1, 2], DraftModel(draft), max_new_tokens=13, n=3))
+    request = finish(RequestQueue(backend, 512), make_request([1, 2], draft_model(draft), max_new_tokens=13, n=3))
     assert request.stats.acceptance_rate == 1
     assert draft.calls == [[3], [1], [1], [2], [1], [1], [2], [1], [1]]
     assert backend.calls == [[2], [4], [4], [4]]
 
 
-class Interrupting(FakeBackend):
-    """Raises once, before or after the call has done its work."""
+def test_a_draft_model_reads_a_long_prompt_piece_by_piece() -> None:
+    """One piece a round, so that nobody waits for all of it; drafts are empty until it is read."""
+    draft, backend = FakeBackend(VOCAB_SIZE, seed=3), FakeBackend(VOCAB_SIZE, seed=3)
+    finish(RequestQueue(backend, 512), make_request([1] * 70, draft_model(draft), max_new_tokens=9, n=3))
+    assert draft.calls == [[32], [32], [9], [1], [1], [2]]
+    assert backend.calls == [[70], [1], [1], [4], [2]]
 
-    def __init__(self, at_call: int, after: bool, **options: Any) -> None:
-        super().__init__(VOCAB_SIZE, **options)
-        self.at_call, self.after = at_call, after
+
+def test_nothing_is_drafted_beyond_the_draft_models_context() -> None:
+    draft, backend = FakeBackend(VOCAB_SIZE, seed=3), FakeBackend(VOCAB_SIZE, seed=3)
+    drafter = draft_model(draft, context_length=10)
+    request = finish(RequestQueue(backend, 512), make_request([1, 2], drafter, max_new_tokens=20, n=3))
+    assert len(request.sequence.generated_token_ids) == 20
+    assert 0 < request.stats.num_draft_tokens < 10
+
+
+def test_a_reader_that_pauses_is_waited_for() -> None:
+    """The worker goes some rounds ahead, and then ends until the reader comes back."""
+    backend = FakeBackend(VOCAB_SIZE)
+    queue = RequestQueue(backend, 512)
+    stream = queue.run(make_request([1], max_new_tokens=100))
+    text = next(stream).text
+    deadline = time.monotonic() + 10
+    while queue._worker is not None and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert queue._worker is None
+    assert len(backend.calls) < 20
+    text += "".join(chunk.text for chunk in stream)
+    assert len(text) == 100
+
+
+def test_an_answer_can_be_cancelled_from_outside() -> None:
+    queue, cancel = RequestQueue(FakeBackend(VOCAB_SIZE), 512), threading.Event()
+    request = make_request([1], max_new_tokens=1000)
+    request.cancel = cancel
+    stream = queue.run(request)
+    chunks = [next(stream)]
+    cancel.set()
+    chunks += stream
+    result = chunks[-1].result
+    assert result is not None
+    assert result.finish_reason == "cancelled"
+    assert 0 < len(result.token_ids) < 1000
+    assert "".join(chunk.text for chunk in chunks) == result.text == letters(result.token_ids)
+
+
+def test_a_cancelled_request_that_waits_ends_without_text() -> None:
+    queue = RequestQueue(Narrow(), 512)
+    first = queue.run(make_request([1], max_new_tokens=20))
+    next(first)
+    waiting = make_request([2], max_new_tokens=20)
+    waiting.cancel = threading.Event()
+    waiting.cancel.set()
+    (chunk,) = queue.run(waiting)
+    assert chunk.result is not None
+    assert (chunk.result.finish_reason, chunk.result.token_ids) == ("cancelled", [])
+
+
+class Failing(FakeBackend):
+    """Fails at one call."""
+
+    def __init__(self, at_call: int, error: BaseException) -> None:
+        super().__init__(VOCAB_SIZE)
+        self.at_call, self.error = at_call, error
 
     def submit(self, chunks: Any) -> Any:
-        if len(self.calls) == self.at_call and not self.after:
-            self.at_call = -1
-            raise KeyboardInterrupt
         step = super().submit(chunks)
-        if len(self.calls) == self.at_call + 1 and self.after:
-            self.at_call = -1
-            raise KeyboardInterrupt
+        if len(self.calls) == self.at_call:
+            raise self.error
         return step
 
 
-@given(SEED, st.integers(0, 12), st.booleans(), st.booleans())
-@settings(max_examples=100, deadline=None)
-def test_an_interrupted_round_harms_no_other_request(seed: int, at_call: int, after: bool, in_draft: bool) -> None:
-    interrupting = Interrupting(at_call, after, seed=seed, noise=0.5 if in_draft else 0)
-    calm = FakeBackend(VOCAB_SIZE, seed=seed, noise=0 if in_draft else 0.5)
-    main, draft = (calm, interrupting) if in_draft else (interrupting, calm)
-    queue = RequestQueue(main, 512)
-    drafter = DraftModel(draft)
-    other = make_request([1, 2, 3], drafter, max_new_tokens=20)
-    stream = queue.run(other)
-    next(stream, None) if at_call > 3 else None
-    with contextlib.suppress(KeyboardInterrupt):
-        finish(queue, make_request([3, 2, 1], drafter, max_new_tokens=20))
-    while True:  # the interrupt may hit while the other one leads
-        try:
-            if next(stream, None) is None:
-                break
-        except KeyboardInterrupt:
-            return
-    alone = finish(RequestQueue(FakeBackend(VOCAB_SIZE, seed=seed), 512), make_request([1, 2, 3], max_new_tokens=20))
-    assert other.sequence.token_ids == alone.sequence.token_ids
+@pytest.mark.parametrize("error", [DeviceError("lost"), RuntimeError("odd"), MemoryError()])
+def test_a_failed_call_ends_what_runs_and_nothing_else(error: BaseException) -> None:
+    queue = RequestQueue(Failing(5, error), 512)
+    with pytest.raises(type(error)):
+        finish(queue, make_request([1], max_new_tokens=20))
+    assert finish(queue, make_request([1], max_new_tokens=20)).finish_reason == "length"
+
+
+def test_one_requests_error_is_its_own() -> None:
+    class Broken(FakeBackend):
+        def logits_after(self, token_ids: Seq[int]) -> Any:
+            logits = super().logits_after(token_ids)
+            return logits * np.float32(np.nan) if token_ids[0] == 5 and len(token_ids) > 4 else logits
+
+    queue = RequestQueue(Broken(VOCAB_SIZE), 512)
+    broken = queue.run(make_request([5, 1, 2], max_new_tokens=20))
+    next(broken)
+    for _ in range(3):
+        assert finish(queue, make_request([1, 2], max_new_tokens=20)).finish_reason == "length"
+    with pytest.raises(DeviceError, match="not finite"):
+        list(broken)
+
+
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="needs a timer that signals")
+def test_interrupts_at_any_time_harm_no_other_request() -> None:
+    """A hundred Ctrl-C at random moments; in between, calm requests get their text and every slot is given back."""
+    backend = FakeBackend(VOCAB_SIZE, seed=1)
+    drafter = draft_model(FakeBackend(VOCAB_SIZE, seed=1, noise=0.5))
+    queue = RequestQueue(backend, 512)
+    alone = finish(RequestQueue(FakeBackend(VOCAB_SIZE, seed=1), 512), make_request([1, 2, 3], max_new_tokens=20))
+    slots: list[Any] = []
+    open_slot = backend.open
+
+    def remember(max_tokens: int) -> Any:
+        slots.append(open_slot(max_tokens))
+        return slots[-1]
+
+    backend.open = remember  # type: ignore[method-assign]
+    before = signal.signal(signal.SIGALRM, signal.default_int_handler)
+    interrupted = 0
+    try:
+        for delay in np.random.default_rng(0).uniform(1e-5, 8e-3, 100):
+            try:
+                signal.setitimer(signal.ITIMER_REAL, delay)
+                finish(queue, make_request([4], drafter, max_new_tokens=25))
+                signal.setitimer(signal.ITIMER_REAL, 0)
+            except KeyboardInterrupt:
+                interrupted += 1
+            calm = finish(queue, make_request([1, 2, 3], drafter, max_new_tokens=20))
+            assert calm.sequence.token_ids == alone.sequence.token_ids
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert interrupted > 10
+    assert all(slot.closed for slot in slots)
 
 
 class Narrow(FakeBackend):

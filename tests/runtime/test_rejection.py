@@ -137,6 +137,7 @@ NUM_SAMPLES = 4000
 SETTINGS: dict[str, dict[str, Any]] = {
     "plain": {"drafter": None},
     "draft": {"drafter": "draft", "num_assistant_tokens": 3},
+    "draft of one": {"drafter": "draft", "num_assistant_tokens": 1},  # a bonus token behind an accepted one
     "ngram": {"drafter": "ngram", "num_assistant_tokens": 3},
 }
 
@@ -166,7 +167,7 @@ def test_samples_have_the_joint_distribution_of_the_main_model(
     """Three tokens behind a prompt, against the exact joint by enumeration: a chi-square test per setting.
 
     The seeds are fixed, so it passes or fails for good. A correct sampler had a chance of 1e-4 of failing each of the
-    16 cases when they were chosen.
+    20 cases when they were chosen.
     """
     prompt = [1, 2, 3, 1, 2, 3, 1, 2]
     options = processors | SETTINGS[setting] | {"sampling": sampling}

@@ -45,7 +45,7 @@ class PagedSlot:
         self.length = min(self.length, length)
 
     def close(self) -> None:
-        """Give the blocks back."""
+        """Give the blocks back. Closing twice does no harm."""
         self._pool.give_back(self._held)
         self._held = []
 
@@ -118,11 +118,11 @@ class OpenVINOPaged:
         to_paged_attention(model)
         self.logits_width = gather_rows(model)
         self.device = device
-        self.precision, self.cache_precision = _precisions(core, device, precision, cache_precision)
+        precision, cache_precision = _precisions(core, device, precision, cache_precision)
         hints: dict[str, Any] = {
             "PERFORMANCE_HINT": "LATENCY",
-            "INFERENCE_PRECISION_HINT": self.precision,
-            "KV_CACHE_PRECISION": self.cache_precision,
+            "INFERENCE_PRECISION_HINT": precision,
+            "KV_CACHE_PRECISION": cache_precision,
         }
         if num_threads and device.startswith("CPU"):
             hints["INFERENCE_NUM_THREADS"] = num_threads
@@ -138,10 +138,12 @@ class OpenVINOPaged:
         self._pool = BlockPool(0, self.block_size)
         self._inputs: dict[str, NDArray[Any]] = {}  # views of the bound tensors
         self.seconds = 0.0
-        unquantised = self.cache_precision != "u8"
+        # A device may take another precision than it was asked for, and properties may have asked for another.
+        self.precision = _name(self._compiled.get_property("INFERENCE_PRECISION_HINT"))
+        self.cache_precision = _name(self._caches["key_cache.0"].get_element_type())
         self.capabilities = Capabilities(
-            # On GPU nothing is claimed until `outrider verify` has measured it there.
-            bit_exact_batching=exact and unquantised and device.startswith("CPU"),
+            # Blocks of 8 bits are quantised again with whatever is written to them. On GPU nothing has been measured.
+            bit_exact_batching=exact and self.cache_precision in ("f32", "bf16", "f16") and device.startswith("CPU"),
             min_rows=_MIN_ROWS if exact else 1,
         )
 
@@ -157,8 +159,8 @@ class OpenVINOPaged:
 
     @property
     def max_tokens(self) -> int:
-        """Tokens that the cache holds in all, the padding of one short chunk for each sequence included."""
-        return self._pool.max_tokens
+        """Tokens that one sequence can have, padding left out."""
+        return max(self._pool.max_tokens - self.capabilities.min_rows + 1, 0)
 
     def allocate(self, max_tokens: int) -> None:
         """Make the cache. Pages that were never written take no memory where the system commits lazily."""
@@ -169,7 +171,7 @@ class OpenVINOPaged:
             kind = port.get_element_type()
             try:
                 tensor = ov.Tensor(kind, shape) if context is None else context.create_tensor(kind, shape, {})
-            except (RuntimeError, MemoryError) as error:
+            except (RuntimeError, MemoryError, TypeError) as error:  # TypeError: more than an index can hold
                 raise DeviceError(
                     f"{self.device} has no room for a cache of {max_tokens:,} tokens "
                     f"({max_tokens * self.bytes_per_token / 1e9:.2f} GB). Lower cache_size."
@@ -213,7 +215,7 @@ class OpenVINOPaged:
         self._set("block_indices_begins", np.array(block_begins, dtype=np.int32))
         self._set("block_indices", np.concatenate(blocks))
         self._set("max_context_len", np.array(longest, dtype=np.int32))
-        self._set(ROWS, np.array(rows, dtype=np.int64))
+        self._set(ROWS, np.array(rows or [0], dtype=np.int64))  # not every device computes on nothing
         began = time.perf_counter()
         try:
             self._request.start_async()
@@ -248,16 +250,21 @@ def check_device(core: ov.Core, device: str) -> None:
     found = core.available_devices
     if device.split(".")[0] == "NPU":
         raise OptionError(f"Device '{device}' has no backend in this version: use one of {', '.join(found)}.")
-    if device not in found and not any(name.startswith(f"{device}.") for name in found):
+    # A device that is alone is listed without its number.
+    if device not in found and device.removesuffix(".0") not in found and f"{device}.0" not in found:
         raise OptionError(f"There is no device '{device}' here. Found: {', '.join(found)}.")
 
 
 def _precisions(core: ov.Core, device: str, precision: str, cache_precision: str) -> tuple[str, str]:
     """What to calculate and what to store in: "auto" is the device's own choice, and the same for the cache."""
     if precision == "auto":
-        names = {ov.Type.bf16: "bf16", ov.Type.f16: "f16", ov.Type.f32: "f32"}
-        precision = names.get(core.get_property(device, "INFERENCE_PRECISION_HINT"), "f32")
+        precision = _name(core.get_property(device, "INFERENCE_PRECISION_HINT"))
     return precision, precision if cache_precision == "auto" else cache_precision
+
+
+def _name(kind: ov.Type) -> str:
+    """ "bf16", "f32", "u8", …"""
+    return str(kind.get_type_name())
 
 
 def _bytes_of(port: ov.ConstOutput, num_blocks: int) -> int:

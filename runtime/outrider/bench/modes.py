@@ -80,7 +80,9 @@ class _Ours:
 
     def run(self, prompt_token_ids: list[int], config: GenerationConfig) -> Run:
         began = time.perf_counter()
-        config = config.replace(drafter=self._drafter, num_assistant_tokens=self._num_assistant_tokens)
+        config = config.replace(drafter=self._drafter)
+        if self._num_assistant_tokens is not None:
+            config = config.replace(num_assistant_tokens=self._num_assistant_tokens)
         result = self._engine.generate(prompt_token_ids, config)
         total = time.perf_counter() - began
         return Run(result.token_ids, result.stats.time_to_first_token, total, result.stats.as_dict())
@@ -100,6 +102,8 @@ class _Genai:
         bundle, device = engine.bundle, engine.config.device
         self._eos_token_ids = set(bundle.manifest.tokenizer.eos_token_ids)
         properties: dict[str, Any] = dict(device.properties)
+        if device.num_threads:
+            properties["INFERENCE_NUM_THREADS"] = device.num_threads
         if device.precision != "auto":
             properties["INFERENCE_PRECISION_HINT"] = device.precision
         if device.cache_precision != "auto":
@@ -124,10 +128,16 @@ class _Genai:
         self._pipeline = openvino_genai.LLMPipeline(str(folder), tokenizer, device.main_device, **extra, **properties)
 
     def run(self, prompt_token_ids: list[int], config: GenerationConfig) -> Run:
+        if config.min_p:
+            raise OptionError(f"openvino-genai has no min_p, so mode '{self.name}' cannot be compared with it.")
         options = self._genai.GenerationConfig()
         options.max_new_tokens = config.max_new_tokens
-        options.stop_token_ids = self._eos_token_ids
+        options.stop_token_ids = self._eos_token_ids | set(config.stop_token_ids)
         options.ignore_eos = config.ignore_eos
+        options.stop_strings = set(config.stop)
+        options.repetition_penalty = config.repetition_penalty
+        options.presence_penalty = config.presence_penalty
+        options.frequency_penalty = config.frequency_penalty
         if config.temperature:
             options.do_sample = True
             options.temperature, options.top_p = config.temperature, config.top_p

@@ -32,7 +32,7 @@ def read_prompts(path: str | Path | None = None, per_category: int | None = None
         Path(path).expanduser() if path else Path(str(importlib.resources.files("outrider"))) / "bench/prompts.jsonl"
     )
     try:
-        lines = source.read_text(encoding="utf-8").splitlines()
+        lines = source.read_text(encoding="utf-8-sig").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise OptionError(f"Prompts {source} cannot be read: {error}.") from error
     prompts = []
@@ -43,8 +43,10 @@ def read_prompts(path: str | Path | None = None, per_category: int | None = None
         try:
             record = json.loads(line)
             text = record["prompt"] if "prompt" in record else record["turns"][0]
+            if not isinstance(text, str):
+                raise TypeError
         except (ValueError, KeyError, IndexError, TypeError) as error:
-            raise OptionError(f"{source}, line {number}, has neither 'prompt' nor 'turns'.") from error
+            raise OptionError(f"{source}, line {number}, has neither a 'prompt' nor 'turns' with text.") from error
         category = str(record.get("category", "all"))
         seen[category] = seen.get(category, 0) + 1
         if per_category is None or seen[category] <= per_category:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
+import io
 import os
 import sys
 
@@ -15,7 +17,7 @@ COMMANDS = ("bench", "demo", "export", "generate", "inspect", "tune")
 
 
 class _Commands(click.Group):
-    """Loads a command's module when the command is used, so that `outrider --help` is quick."""
+    """Loads a command's module when the command is used: most need little of what the others load."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
         return list(COMMANDS)
@@ -28,10 +30,17 @@ class _Commands(click.Group):
         return command
 
 
-@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
+@click.group(
+    cls=_Commands,
+    invoke_without_command=True,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120},
+)
 @click.version_option(__version__, prog_name="outrider")
-def root() -> None:
+@click.pass_context
+def root(context: click.Context) -> None:
     """Speculative decoding for edge machines: the same text, sooner."""
+    if context.invoked_subcommand is None:
+        click.echo(context.get_help())
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -45,6 +54,7 @@ def main(arguments: list[str] | None = None) -> None:
 def run(arguments: list[str] | None = None) -> int:
     """As `main`, but returns the exit code."""
     arguments = sys.argv[1:] if arguments is None else arguments
+    _speak_utf8()
     try:
         # Not `root.main`, which has ways of its own to print an interrupt and a closed pipe.
         with root.make_context("outrider", list(arguments)) as context:
@@ -57,16 +67,29 @@ def run(arguments: list[str] | None = None) -> int:
         return _fail(error, _usage(error), error.exit_code)
     except (KeyboardInterrupt, click.Abort) as error:
         return _fail(error, "Cancelled.", 130)
-    except BrokenPipeError:  # whoever read our output has had enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except SystemExit:  # whoever read our output has had enough: rich's way to say so
         return 0
     except Exception as error:
+        if isinstance(error, OSError) and error.errno in (errno.EPIPE, errno.EINVAL):  # the system's, and Windows'
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return 0
         return _fail(
             error,
             f"{type(error).__name__}: {error} (unexpected: set OUTRIDER_DEBUG=1 for the traceback, and report it)",
             1,
         )
     return 0
+
+
+def _speak_utf8() -> None:
+    """Read and write UTF-8 wherever the streams lead: Windows redirects in an encoding that knows few characters."""
+    for stream, errors in (
+        (sys.stdin, "surrogateescape"),
+        (sys.stdout, "backslashreplace"),
+        (sys.stderr, "backslashreplace"),
+    ):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(encoding="utf-8", errors=errors)
 
 
 def _usage(error: click.ClickException) -> str:

@@ -47,7 +47,7 @@ def bench(
     from outrider.bench.prompts import read_prompts
     from outrider.engine import load
 
-    config = read_options({"max_new_tokens": 96} | {k: v for k, v in options.items() if v is not None})
+    config = read_options(options, max_new_tokens=96)
     chosen = read_prompts(prompts, per_category)
     engine = load(bundle, config)
     names = modes.split(",") if modes else ["plain", *(d for d in engine.drafters)]

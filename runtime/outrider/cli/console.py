@@ -16,8 +16,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 # A table that is wider than the terminal may wrap, but loses no column.
-out = Console(highlight=False, soft_wrap=True, width=max(shutil.get_terminal_size((120, 24)).columns, 110))
-err = Console(stderr=True, highlight=False)
+out = Console(
+    markup=False,
+    emoji=False,
+    highlight=False,
+    soft_wrap=True,
+    width=max(shutil.get_terminal_size((120, 24)).columns, 110),
+)
+err = Console(stderr=True, markup=False, emoji=False, highlight=False)
 
 
 def print_json(value: Any) -> None:

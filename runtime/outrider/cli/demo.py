@@ -67,7 +67,7 @@ def demo(cache_dir: Path | None, as_json: bool) -> None:
         plain = engine.generate(prompt, drafter=None)
         compared[name] = (result, plain)
         if not as_json:
-            out.print(verdict(result, plain), style="bold green")
+            out.print(verdict(result, plain), style="bold green" if result.token_ids == plain.token_ids else "bold red")
             out.print()
     if as_json:
         answers: dict[str, Any] = {

@@ -50,11 +50,14 @@ def generate(
     request: Any = text
     if system is not None:
         request = [{"role": "system", "content": system}, {"role": "user", "content": text}]
+    if compare and (config.generation.drafter is None or config.generation.num_assistant_tokens == 0):
+        raise click.UsageError("--compare compares with plain decoding, and this is plain already: name a drafter.")
     arguments: dict[str, Any] = {"chat_template": not no_chat_template}
     engine = load(bundle, config)
     if compare:  # the first calls of each shape compile kernels: neither side should pay for them
+        few = min(config.generation.max_new_tokens or 16, 16)
         for drafter in (config.generation.drafter, None):
-            engine.generate(request, **arguments, drafter=drafter, max_new_tokens=16)
+            engine.generate(request, **arguments, drafter=drafter, max_new_tokens=few)
 
     result = engine.generate(request, **arguments) if as_json else print_stream(engine.stream(request, **arguments))
     plain = engine.generate(request, **arguments, drafter=None, seed=result.seed) if compare else None

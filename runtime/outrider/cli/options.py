@@ -38,6 +38,7 @@ _GENERATION = [
     click.option("--frequency-penalty", type=float, help="Over the answer; 0 is off."),
     click.option("--seed", type=int, help="Makes sampling repeatable."),
     click.option("--stop", multiple=True, metavar="TEXT", help="End the answer here. Can be given several times."),
+    click.option("--stop-token-ids", type=int, multiple=True, metavar="ID", help="The same, by token id."),
     click.option("--ignore-eos", is_flag=True, default=None, help="Go on past the end of the answer."),
 ]
 
@@ -57,12 +58,18 @@ def json_option(function: Callable[..., Any]) -> Callable[..., Any]:
     return click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead.")(function)
 
 
-def read_options(options: dict[str, Any]) -> Config:
-    """A config from `--config` and the options that were given, which win."""
+def read_options(options: dict[str, Any], *, max_new_tokens: int | None = None) -> Config:
+    """A config from `--config` and the options that were given, which win.
+
+    max_new_tokens: what a command takes where neither says.
+    """
     given = {name: value for name, value in options.items() if name != "config" and value not in (None, ())}
     if given.get("drafter") == "none":
         given["drafter"] = None
-    return load_config(options.get("config")).replace(**given)
+    config = load_config(options.get("config")).replace(**given)
+    if config.generation.max_new_tokens is None:
+        config = config.replace(max_new_tokens=max_new_tokens)
+    return config
 
 
 def _apply(decorators: list[Any], function: Callable[..., Any]) -> Callable[..., Any]:

@@ -9,7 +9,7 @@ import click
 from outrider.cli.bench import describe
 from outrider.cli.console import out, print_json, progress_bar, table
 from outrider.cli.options import generation_options, json_option, load_options, read_options
-from outrider.errors import OptionError
+from outrider.errors import OptionError, nearest
 
 LONGEST = 8
 
@@ -33,12 +33,14 @@ def tune(bundle: str, prompts: str | None, per_category: int | None, as_json: bo
 
     if options.get("num_assistant_tokens") is not None:
         raise OptionError(f"--num-assistant-tokens is what tune varies, from 1 to {LONGEST}: leave it out.")
-    config = read_options({"max_new_tokens": 64} | {k: v for k, v in options.items() if v is not None})
+    config = read_options(options, max_new_tokens=64)
     if config.generation.drafter is None:
         raise OptionError("--drafter none leaves nothing to tune. Name a drafter, or leave the option out.")
     chosen = read_prompts(prompts, per_category)
     engine = load(bundle, config)
     drafter = engine.drafters[0] if config.generation.drafter == "auto" else config.generation.drafter
+    if drafter not in engine.drafters:
+        raise OptionError(f"There is no drafter '{drafter}' here. {nearest(drafter, engine.drafters)}")
     modes = make_modes(["plain", *(f"{drafter}:{n}" for n in range(1, LONGEST + 1))], engine)
     with progress_bar("measuring", len(chosen) * len(modes), quiet=as_json) as advance:
         measurements = measure(engine, modes, chosen, config.generation, advance=advance)

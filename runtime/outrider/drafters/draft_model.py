@@ -23,10 +23,11 @@ class DraftModel:
 
     num_assistant_tokens = 3
 
-    def __init__(self, backend: Backend, max_num_batched_tokens: int = 512) -> None:
+    def __init__(self, backend: Backend, *, context_length: int, max_num_batched_tokens: int = 512) -> None:
         self.backend = backend
+        self._context_length = context_length
         self._max_num_batched_tokens = max_num_batched_tokens
-        self._states: dict[Sequence, _State] = {}
+        self._slots: dict[Sequence, Slot] = {}
 
     @property
     def seconds(self) -> float:
@@ -37,55 +38,37 @@ class DraftModel:
         """Take room in the cache for a sequence that may grow to `max_tokens`; False while there is none."""
         if (slot := self.backend.open(max_tokens)) is None:
             return False
-        self._states[sequence] = _State(slot)
+        self._slots[sequence] = slot
         return True
 
     def propose(self, requests: Seq[DraftRequest]) -> list[Draft]:
-        """A draft of `limit` tokens for each request; the prompt is read first where that has not happened."""
-        drafts = [_Drafting(request, self._state(request)) for request in requests if request.limit > 0]
-        for drafting in drafts:
-            self._read_ahead(drafting)
-        active = drafts
+        """A draft of `limit` tokens for each request, of fewer where the draft model's own context ends.
+
+        A long prompt is read piece by piece, one a round; until it is read, its drafts are empty.
+        """
+        drafting = [_Drafting(request, self._slots[request.sequence]) for request in requests]
+        piece = max(self._max_num_batched_tokens // max(len(requests), 1), 2)
+        # A token is needed more than is drafted: the last one is not read.
+        active = [d for d in drafting if len(d.request.sequence) + d.request.limit - 1 <= self._context_length]
         while active:
-            chunks = [Chunk(drafting.state.slot, drafting.unread, num_rows=1) for drafting in active]
+            chunks = [Chunk(d.slot, d.unread[:piece], num_rows=int(len(d.unread) <= piece)) for d in active]
             step = self.backend.submit(chunks).wait()
-            for i, drafting in enumerate(active):
-                drafting.choose(step.logits(i))
-            active = [drafting for drafting in active if len(drafting.token_ids) < drafting.request.limit]
-        by_sequence = {drafting.request.sequence: drafting.draft for drafting in drafts}
-        return [by_sequence.get(request.sequence, Draft([])) for request in requests]
+            rows = iter(range(len(active)))
+            for d, chunk in zip(active, chunks, strict=True):
+                if chunk.num_rows:
+                    d.choose(step.logits(next(rows)))
+            active = [d for d in active if 0 < len(d.token_ids) < d.request.limit]
+        return [d.draft for d in drafting]
 
     def observe(self, sequence: Sequence, num_accepted: int) -> None:
         """Keep the cache up to the last accepted token."""
-        if state := self._states.get(sequence):
-            state.num_valid = len(sequence) + num_accepted
+        if slot := self._slots.get(sequence):
+            slot.trim(len(sequence) + num_accepted)
 
     def release(self, sequence: Sequence) -> None:
         """Forget a sequence and give its cache back."""
-        if state := self._states.pop(sequence, None):
-            state.slot.close()
-
-    def _state(self, request: DraftRequest) -> _State:
-        state = self._states[request.sequence]
-        # Tokens that were drafted and not observed (an interrupted round) count as rejected.
-        state.slot.trim(min(state.num_valid, len(request.sequence) - 1))
-        state.num_valid = len(request.sequence)
-        return state
-
-    def _read_ahead(self, drafting: _Drafting) -> None:
-        """Read all but the last piece of what is new, without asking for logits."""
-        while len(drafting.unread) > self._max_num_batched_tokens:
-            piece = drafting.unread[: self._max_num_batched_tokens]
-            self.backend.submit([Chunk(drafting.state.slot, piece, num_rows=0)]).wait()
-            del drafting.unread[: len(piece)]
-
-
-@dataclass(slots=True)
-class _State:
-    """What is known of a sequence between rounds."""
-
-    slot: Slot
-    num_valid: int = 0  # tokens in the slot that are the sequence's own
+        if slot := self._slots.pop(sequence, None):
+            slot.close()
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,13 +91,13 @@ class _Drafting:
     """One sequence's draft in the making."""
 
     request: DraftRequest
-    state: _State
+    slot: Slot
     unread: list[int] = field(init=False)
     token_ids: list[int] = field(default_factory=list)
     probs: list[Distribution] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.unread = self.request.sequence.token_ids[self.state.slot.length :]
+        self.unread = self.request.sequence.token_ids[self.slot.length :]
 
     def choose(self, logits: Logits) -> None:
         """Take the next token from its row."""

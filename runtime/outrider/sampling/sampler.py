@@ -32,24 +32,27 @@ class LogitsSampler:
         """The token with the highest processed logit; the lowest id among equals."""
         if self._penalties.active:
             logits = self._penalties.apply(logits, prefix)
-        token_id = int(logits.argmax())  # the first NaN, if there is one
-        if not np.isfinite(logits[token_id]):
-            raise DeviceError(
-                f"The model's logits are not finite ({logits[token_id]} for token {token_id}). Check the bundle with "
-                "'outrider inspect --check', or calculate in precision='f32'."
-            )
-        return token_id
+        return _finite_argmax(logits)
 
     def distribution(self, logits: Logits, prefix: Seq[int]) -> Distribution:
         """The probabilities after all processors."""
         if self._penalties.active:
             logits = self._penalties.apply(logits, prefix)
         config = self._config
-        if not np.isfinite(logits.max()):
-            self.best(logits, prefix)  # raises
+        _finite_argmax(logits)
         return truncated_softmax(logits, config.temperature, config.top_k, config.top_p, config.min_p)
 
     def commit(self, token_ids: Seq[int]) -> None:
         """Take tokens into the state that penalties look at."""
         if self._penalties.active:
             self._penalties.commit(token_ids)
+
+
+def _finite_argmax(logits: Logits) -> int:
+    token_id = int(logits.argmax())  # the first NaN, if there is one
+    if not np.isfinite(logits[token_id]):
+        raise DeviceError(
+            f"The model's logits are not finite ({logits[token_id]} for token {token_id}). Check the bundle with "
+            "'outrider inspect --check', or calculate in precision='f32'."
+        )
+    return token_id

@@ -59,7 +59,7 @@ class TextStream:
         self._token_ids.extend(token_ids)
         text = self._decode(self._token_ids[self._start :])
         # An incomplete character decodes to U+FFFD or to nothing, depending on the tokenizer.
-        if len(text) > len(self._known) and not text.endswith("\ufffd"):
+        if len(text) > len(self._known) and text.startswith(self._known) and not text.endswith("\ufffd"):
             self._take(text)
         self._certain = len(self._text) - (0 if self.stopped else self._num_held_back())
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
 from outrider.errors import BundleError, OptionError, RequestError, one_line
@@ -55,14 +56,16 @@ class Tokenizer:
             if chat_template and self.has_chat_template:
                 return self._encode_messages([{"role": "user", "content": prompt}])
             return self._encode(prompt, add_special_tokens=True)
+        if isinstance(prompt, bytes | Mapping) or not isinstance(prompt, Iterable):
+            raise OptionError(f"The prompt is a {type(prompt).__name__}. Give text, a list of messages, or token ids.")
         items: list[Any] = list(prompt)
         if not items:
             raise RequestError("The prompt is empty. Give text, at least one message, or at least one token id.")
-        if all(hasattr(item, "__index__") for item in items):
+        if all(isinstance(item, Integral) and not isinstance(item, bool) for item in items):
             return [int(item) for item in items]
         for i, item in enumerate(items):
-            if not isinstance(item, Mapping) or not {"role", "content"} <= set(item):
-                raise OptionError(f"Message {i} of the prompt is {item!r}: it needs a 'role' and a 'content'.")
+            if not isinstance(item, Mapping) or not all(isinstance(item.get(k), str) for k in ("role", "content")):
+                raise OptionError(f"Message {i} of the prompt is {item!r}: it needs a 'role' and a 'content', as text.")
         if not chat_template or not self.has_chat_template:
             raise OptionError("Messages need a chat template, and there is none. Give the prompt as text.")
         return self._encode_messages([dict(item) for item in items])
@@ -75,6 +78,8 @@ class Tokenizer:
         return text
 
     def _encode_messages(self, messages: list[dict[str, Any]]) -> list[int]:
+        if not all(_is_utf8(message["content"]) for message in messages):
+            raise RequestError("The prompt has characters that are not text (lone surrogates). Give it as UTF-8.")
         try:
             text = self._tokenizer.apply_chat_template(messages, add_generation_prompt=True)
         except RuntimeError as error:
@@ -82,6 +87,16 @@ class Tokenizer:
         return self._encode(text, add_special_tokens=False)  # the template writes them
 
     def _encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        if not _is_utf8(text):
+            raise RequestError("The prompt has characters that are not text (lone surrogates). Give it as UTF-8.")
         encoded = self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
         token_ids: list[int] = encoded.input_ids.data[0].tolist()
         return token_ids
+
+
+def _is_utf8(text: str) -> bool:
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:  # what Python makes of bytes that are not UTF-8
+        return False
+    return True
