@@ -77,7 +77,7 @@ class Request:
     @property
     def draft_request(self) -> DraftRequest:
         """What a drafter is asked."""
-        return DraftRequest(self.sequence, self.limit, self.sampler, self.verifier, self.noise)
+        return DraftRequest(self.sequence, self.limit, self.sampler, self.verifier, self.noise, self.eos_token_ids)
 
     @property
     def has_news(self) -> bool:

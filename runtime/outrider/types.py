@@ -190,13 +190,14 @@ class Verifier(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class DraftRequest:
-    """One sequence for which up to `limit` tokens are wanted."""
+    """One sequence for which up to `limit` tokens are wanted, none behind one of `eos_token_ids`."""
 
     sequence: Sequence
     limit: int
     sampler: Sampler
     verifier: Verifier
     noise: Noise
+    eos_token_ids: frozenset[int]
 
 
 class Drafter(Protocol):

@@ -243,6 +243,18 @@ def test_a_draft_model_reads_a_long_prompt_piece_by_piece() -> None:
     assert backend.calls == [[70], [1], [1], [4], [2]]
 
 
+def test_nothing_is_drafted_behind_an_end() -> None:
+    plain = finish(RequestQueue(FakeBackend(VOCAB_SIZE, seed=3), 512), make_request([1, 2], max_new_tokens=20))
+    token_ids = plain.sequence.generated_token_ids
+    end = next(i for i in range(2, 20) if token_ids[i] not in token_ids[:i])
+    draft, backend = FakeBackend(VOCAB_SIZE, seed=3), FakeBackend(VOCAB_SIZE, seed=3)
+    request = make_request([1, 2], draft_model(draft), max_new_tokens=20, n=12, eos={token_ids[end]})
+    finish(RequestQueue(backend, 512), request)
+    assert request.sequence.generated_token_ids == token_ids[: end + 1]
+    assert len(draft.calls) == end  # all but the first token, and none behind the end
+    assert request.stats.num_draft_tokens == end
+
+
 def test_nothing_is_drafted_beyond_the_draft_models_context() -> None:
     draft, backend = FakeBackend(VOCAB_SIZE, seed=3), FakeBackend(VOCAB_SIZE, seed=3)
     drafter = draft_model(draft, context_length=10)

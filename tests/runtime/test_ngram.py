@@ -14,8 +14,8 @@ from outrider.verifiers import Greedy
 SAMPLER = LogitsSampler(GenerationConfig(), [])
 
 
-def propose(drafter: Ngram, sequence: Sequence, limit: int) -> list[int]:
-    (draft,) = drafter.propose([DraftRequest(sequence, limit, SAMPLER, Greedy(), Noise(0))])
+def propose(drafter: Ngram, sequence: Sequence, limit: int, eos: frozenset[int] = frozenset()) -> list[int]:
+    (draft,) = drafter.propose([DraftRequest(sequence, limit, SAMPLER, Greedy(), Noise(0), eos)])
     assert draft.probs is None
     return draft.token_ids
 
@@ -64,6 +64,13 @@ def test_a_repetition_is_drafted_at_full_length() -> None:
     sequence = Sequence([5, 1, 2, 1, 2], 5)
     drafter.reserve(sequence, 100)
     assert propose(drafter, sequence, 6) == [1, 2, 1, 2, 1, 2]
+
+
+def test_nothing_is_copied_behind_an_end() -> None:
+    drafter = Ngram()
+    sequence = Sequence([1, 2, 9, 3, 1, 2], 6)
+    drafter.reserve(sequence, 100)
+    assert propose(drafter, sequence, 5, frozenset({9})) == [9]
 
 
 def test_without_a_match_there_is_no_draft() -> None:

@@ -57,7 +57,7 @@ class DraftModel:
             for d, chunk in zip(active, chunks, strict=True):
                 if chunk.num_rows:
                     d.choose(step.logits(next(rows)))
-            active = [d for d in active if 0 < len(d.token_ids) < d.request.limit]
+            active = [d for d in active if d.wants_more]
         return [d.draft for d in drafting]
 
     def observe(self, sequence: Sequence, num_accepted: int) -> None:
@@ -108,6 +108,12 @@ class _Drafting:
             self.probs.append(probs)
         self.token_ids.append(token_id)
         self.unread = [token_id]
+
+    @property
+    def wants_more(self) -> bool:
+        """Whether another token may follow; not where the prompt is not read yet, nor behind an end."""
+        request, token_ids = self.request, self.token_ids
+        return 0 < len(token_ids) < request.limit and token_ids[-1] not in request.eos_token_ids
 
     @property
     def draft(self) -> Draft:

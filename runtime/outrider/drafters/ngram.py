@@ -36,7 +36,7 @@ class Ngram:
 
     def propose(self, requests: Seq[DraftRequest]) -> list[Draft]:
         """A draft for each request; empty where nothing matches."""
-        return [self._propose_one(request.sequence, request.limit) for request in requests]
+        return [self._propose_one(request) for request in requests]
 
     def observe(self, sequence: Sequence, num_accepted: int) -> None:
         """Nothing to learn: the context holds committed tokens only."""
@@ -45,15 +45,16 @@ class Ngram:
         """Forget a sequence."""
         self._indexes.pop(sequence, None)
 
-    def _propose_one(self, sequence: Sequence, limit: int) -> Draft:
-        if limit < 1:
-            return NO_DRAFT
-        token_ids = sequence.token_ids
-        source = self._indexes[sequence].find(token_ids)
+    def _propose_one(self, request: DraftRequest) -> Draft:
+        token_ids = request.sequence.token_ids
+        source = self._indexes[request.sequence].find(token_ids)
         if source is None:
             return NO_DRAFT
         period = len(token_ids) - source
-        return Draft([token_ids[source + i % period] for i in range(limit)])
+        copied: list[int] = []
+        while len(copied) < request.limit and not (copied and copied[-1] in request.eos_token_ids):
+            copied.append(token_ids[source + len(copied) % period])
+        return Draft(copied)
 
 
 class _Index:
