@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from outrider.bundle import ModelEntry
     from outrider.results import Result, TextChunk
-    from outrider.types import Drafter, TextTokenizer
+    from outrider.types import Backend, Drafter, TextTokenizer
 
 
 def load(bundle: str | Path, config: str | Path | Config | None = None, **options: Any) -> Engine:
@@ -84,6 +84,11 @@ class Engine:
     def drafters(self) -> tuple[str, ...]:
         """The names that `drafter` can have, besides "auto" and None."""
         return (*self._drafters, "ngram")
+
+    @property
+    def main(self) -> Backend:
+        """The main model's backend, for measurements; not to be called while requests run."""
+        return self._main
 
     @property
     def setting(self) -> dict[str, str]:

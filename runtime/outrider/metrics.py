@@ -46,6 +46,14 @@ class Stats:
         """Decoded tokens per second after the first token; 0 for a single token."""
         return (self.num_generated_tokens - 1) / self.decode_seconds if self.decode_seconds else 0.0
 
+    def __str__(self) -> str:
+        """In one line, for people."""
+        line = f"{self.num_generated_tokens} tokens, {self.tokens_per_second:.1f} a second"
+        if not self.num_draft_tokens:
+            return line
+        accepted = f"{self.num_accepted_tokens} of {self.num_draft_tokens} draft tokens accepted"
+        return f"{line}, {self.tokens_per_round:.2f} a round; {accepted} ({self.acceptance_rate:.0%})"
+
     def count_round(self, num_draft_tokens: int, num_accepted_tokens: int) -> None:
         """Count one call of the main model and what became of its draft."""
         self.num_rounds += 1

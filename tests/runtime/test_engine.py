@@ -219,6 +219,8 @@ def test_times_add_up(toy_engine: outrider.Engine) -> None:
     assert stats.time_to_first_token + stats.decode_seconds <= wall
     assert stats.tokens_per_second == pytest.approx(59 / stats.decode_seconds)
     assert stats.tokens_per_round == pytest.approx(59 / stats.num_rounds)
+    assert str(stats).startswith("60 tokens, ")
+    assert f"{stats.num_accepted_tokens} of {stats.num_draft_tokens} draft tokens accepted" in str(stats)
     ngram = toy_engine.generate("hello", max_new_tokens=20, drafter="ngram").stats
     assert ngram.draft_seconds == 0
 

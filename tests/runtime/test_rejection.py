@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 import zlib
 from dataclasses import dataclass
 from typing import Any
@@ -14,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import outrider
-from outrider.sampling import LogitsSampler
+from outrider.bench.certify import chi_square_p_value, exact_joint
 from outrider.testing import ToyTokenizer, save_toy_bundle
-from outrider.types import Chunk, Distribution, Draft, Noise
+from outrider.types import Distribution, Draft, Noise
 from outrider.verifiers import Rejection
 from outrider.verifiers.rejection import residual
 
@@ -171,7 +170,7 @@ def test_samples_have_the_joint_distribution_of_the_main_model(
     """
     prompt = [1, 2, 3, 1, 2, 3, 1, 2]
     options = processors | SETTINGS[setting] | {"sampling": sampling}
-    exact = exact_joint(toy, prompt, outrider.GenerationConfig(**processors))
+    exact = exact_joint(toy, prompt, outrider.GenerationConfig(**processors), NUM_TOKENS)
     counts: dict[tuple[int, ...], int] = {}
     num_draft_tokens = 0
     for seed in range(NUM_SAMPLES):
@@ -182,48 +181,6 @@ def test_samples_have_the_joint_distribution_of_the_main_model(
         num_draft_tokens += result.stats.num_draft_tokens
     assert (num_draft_tokens > NUM_SAMPLES / 4) == (setting != "plain")
     assert chi_square_p_value(counts, exact) > 1e-4
-
-
-def exact_joint(
-    engine: outrider.Engine, prompt: list[int], config: outrider.GenerationConfig
-) -> dict[tuple[int, ...], float]:
-    """The probability of every continuation of NUM_TOKENS tokens, from the main model's own logits."""
-    main = engine._main  # the loop is what is tested here, so it is gone around
-    joint: dict[tuple[int, ...], float] = {(): 1.0}
-    for _ in range(NUM_TOKENS):
-        longer = {}
-        for start, probability in joint.items():
-            slot = main.open(len(prompt) + NUM_TOKENS)
-            assert slot is not None
-            logits = main.submit([Chunk(slot, [*prompt, *start], num_rows=1)]).wait().logits(0)
-            slot.close()
-            row = LogitsSampler(config, prompt).distribution(logits, start)
-            for token_id, p in zip(row.token_ids.tolist(), row.probs.tolist(), strict=True):
-                if probability * p > 1e-9:
-                    longer[(*start, token_id)] = probability * p
-        joint = longer
-    return joint
-
-
-def chi_square_p_value(counts: dict[tuple[int, ...], int], exact: dict[tuple[int, ...], float]) -> float:
-    """Pearson's test, cells expected fewer than five times pooled; upper tail by Wilson and Hilferty's formula."""
-    assert set(counts) <= set(exact), "a continuation that the main model cannot produce"
-    total = sum(counts.values())
-    statistic, cells, pooled_expected, pooled_count = 0.0, 0, 0.0, 0
-    for cell, probability in exact.items():
-        expected = total * probability
-        if expected < 5:
-            pooled_expected += expected
-            pooled_count += counts.get(cell, 0)
-        else:
-            statistic += (counts.get(cell, 0) - expected) ** 2 / expected
-            cells += 1
-    if pooled_expected >= 5:
-        statistic += (pooled_count - pooled_expected) ** 2 / pooled_expected
-        cells += 1
-    degrees = cells - 1
-    z = ((statistic / degrees) ** (1 / 3) - (1 - 2 / (9 * degrees))) / (2 / (9 * degrees)) ** 0.5
-    return 0.5 * math.erfc(z / 2**0.5)
 
 
 def test_the_chi_square_test_notices_a_biased_sampler() -> None:

@@ -13,7 +13,7 @@ import click
 from outrider import __version__
 from outrider.errors import OptionError, OutriderError, nearest
 
-COMMANDS = ("bench", "demo", "export", "generate", "inspect", "tune")
+COMMANDS = ("bench", "demo", "export", "generate", "inspect", "tune", "verify")
 
 
 class _Commands(click.Group):
