@@ -25,7 +25,7 @@ def test_the_help_is_the_command_line_own(capsys: pytest.CaptureFixture[str], mo
 
 
 def test_the_options_it_names_exist() -> None:
-    named = re.search(r"Options are keywords.*?\. A name", README, re.DOTALL)
+    named = re.search(r"Options are keywords.*?\. A\s+name", README, re.DOTALL)
     assert named
     for name in re.findall(r"`(\w+)`", named[0]):
         assert name in (*GenerationConfig.__dataclass_fields__, "GenerationConfig", "None")
