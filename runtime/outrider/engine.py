@@ -125,9 +125,8 @@ class Engine:
             DeviceError: when a device fails.
         """
         request = self._prepare(prompt, config, chat_template, cancel, options)
-        for _ in self._queue.run(request):
-            pass
-        return request.result()
+        *_, last = self._queue.run(request)
+        return last.result or request.result()
 
     def stream(
         self,

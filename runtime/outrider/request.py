@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
+from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
 from outrider.metrics import Stats
-from outrider.results import Result
+from outrider.results import Result, TextChunk
 from outrider.types import DraftRequest
 
 if TYPE_CHECKING:
@@ -50,17 +51,15 @@ class Request:
     cancel: Event | None = None  # set from any thread to end the answer here
     created: float = field(default_factory=time.perf_counter)
     stats: Stats = field(default_factory=Stats)
+    news: SimpleQueue[TextChunk | BaseException] = field(default_factory=SimpleQueue)  # for the reader
+    abandoned: bool = False  # set by the reader: nobody reads it any more
     # The worker's own
     slot: Slot = field(init=False)  # from `admit` on
     finish_reason: str | None = None
-    first_token_at: float = 0.0
-    # Shared with the reader, under the queue's lock
-    num_ready: int = 0  # characters of the text that may be fetched
-    num_fetched: int = 0
-    num_rounds_ahead: int = 0  # rounds since there was something to fetch
-    done: bool = False  # no text will follow
     error: BaseException | None = None  # what the request failed of
-    cancelled: bool = False  # nobody reads it any more
+    done: bool = False  # the last news are out
+    num_published: int = 0  # characters of the text
+    first_token_at: float = 0.0
 
     @property
     def limit(self) -> int:
@@ -79,25 +78,21 @@ class Request:
         """What a drafter is asked."""
         return DraftRequest(self.sequence, self.limit, self.sampler, self.verifier, self.noise, self.eos_token_ids)
 
-    @property
-    def has_news(self) -> bool:
-        """Whether there is text to fetch, or none to wait for."""
-        return self.done or self.num_ready > self.num_fetched
-
-    def fetch_text(self) -> str:
-        """The text that was published since the last call."""
-        new = self.text.text[self.num_fetched : self.num_ready]
-        self.num_fetched = self.num_ready
-        self.num_rounds_ahead = 0
-        return new
-
     def publish(self) -> None:
-        """Let the reader see what there is."""
-        if self.cancelled or (self.cancel is not None and self.cancel.is_set()):
+        """Send the reader what is new: text that has become certain, then the result or the error."""
+        if self.done:
+            return
+        if self.abandoned or (self.cancel is not None and self.cancel.is_set()):
             self.finish("cancelled")
-        self.num_ready = len(self.text.text)
-        self.done = self.finish_reason is not None or self.error is not None
-        self.num_rounds_ahead += self.has_news
+        text = self.text.text[self.num_published :]
+        self.num_published += len(text)
+        if self.finish_reason and not self.error:
+            self.news.put(TextChunk(text, self.stats, self.result()))
+        elif text:
+            self.news.put(TextChunk(text, self.stats))
+        if self.error:
+            self.news.put(self.error)
+        self.done = bool(self.finish_reason or self.error)
 
     def fail(self, error: BaseException) -> None:
         """End the request with an error, which its reader gets to see."""

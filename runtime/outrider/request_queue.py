@@ -4,38 +4,46 @@ from __future__ import annotations
 
 import threading
 import time
+import weakref
 from collections import deque
-from typing import TYPE_CHECKING
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, TypeAlias
 
 from outrider.errors import RequestError
 from outrider.loop import step
-from outrider.results import TextChunk
 
 if TYPE_CHECKING:
     from collections.abc import Generator
 
     from outrider.request import Request
+    from outrider.results import TextChunk
     from outrider.types import Backend
 
 _AHEAD = 8  # rounds that a request may be ahead of its reader
-_PATIENCE = 0.5  # seconds that the worker waits for something to do before it ends
+
+
+class _Stop:
+    """Ends the worker."""
+
+
+# What the worker is sent: a request to run, None to look around, or the end.
+_Inbox: TypeAlias = "SimpleQueue[Request | _Stop | None]"
 
 
 class RequestQueue:
     """Runs requests together, round by round, in a thread of its own.
 
-    So a Ctrl-C, which Python gives to the main thread, never meets a half-done round. The thread begins with the first
-    request and ends when there is nothing to do: nothing runs, or nobody reads what does. `_changed` guards what the
-    worker and the readers share, which is the queue and each request's published part.
+    So a Ctrl-C, which Python gives to the main thread, never meets a half-done round. Readers and worker share nothing
+    but `SimpleQueue`s, whose operations cannot be interrupted half-way, as those of locks can.
     """
 
     def __init__(self, main: Backend, max_num_batched_tokens: int) -> None:
-        self._main = main
-        self._max_num_batched_tokens = max_num_batched_tokens
-        self._waiting: deque[Request] = deque()
-        self._running: list[Request] = []
-        self._changed = threading.Condition()
-        self._worker: threading.Thread | None = None
+        self._inbox: _Inbox = SimpleQueue()
+        worker = _Worker(main, max_num_batched_tokens, self._inbox)
+        thread = threading.Thread(target=worker.work, name="outrider", daemon=True)
+        thread.start()
+        # When this object goes, or the interpreter ends: a daemon must not die in the middle of a device's call.
+        weakref.finalize(self, _stop, self._inbox, thread)
 
     def run(self, request: Request) -> Generator[TextChunk, None, None]:
         """Bring a request to its end, yielding its text as it becomes certain.
@@ -44,42 +52,62 @@ class RequestQueue:
             OutriderError: what the request failed of.
         """
         try:
-            with self._changed:
-                self._waiting.append(request)
+            self._inbox.put(request)
             while True:
-                with self._changed:
-                    while not request.has_news:
-                        self._wake_worker()
-                        self._changed.wait()
-                    text, done = request.fetch_text(), request.done
-                if done and not request.error:
-                    yield TextChunk(text, request.stats, request.result())
+                if request.news.empty():
+                    self._inbox.put(None)  # the worker may be waiting for a reader
+                news = request.news.get()
+                if isinstance(news, BaseException):
+                    raise news
+                yield news
+                if news.result:
                     return
-                if text:
-                    yield TextChunk(text, request.stats)
-                if request.error:
-                    raise request.error
         finally:
-            # The worker takes the slot back. Nothing is locked here, as this may run in garbage collection.
-            request.cancelled = True
+            # May run in garbage collection, in any thread: SimpleQueue is made for that.
+            request.abandoned = True
+            self._inbox.put(None)
 
-    def _wake_worker(self) -> None:
-        if self._worker is None or not self._worker.is_alive():
-            self._worker = threading.Thread(target=self._work, name="outrider")
-            self._worker.start()
-        self._changed.notify_all()
 
-    def _work(self) -> None:
-        while True:
-            with self._changed:
+def _stop(inbox: _Inbox, thread: threading.Thread) -> None:
+    inbox.put(_Stop())
+    if thread is not threading.current_thread():
+        thread.join()
+
+
+class _Worker:
+    """Steps the loop for all requests that were sent to it and are not done."""
+
+    def __init__(self, main: Backend, max_num_batched_tokens: int, inbox: _Inbox) -> None:
+        self._main = main
+        self._max_num_batched_tokens = max_num_batched_tokens
+        self._inbox = inbox
+        self._waiting: deque[Request] = deque()
+        self._running: list[Request] = []
+
+    def work(self) -> None:
+        while self._receive():
+            self._settle()
+            if self._running and not self._is_far_ahead:
+                self._round()
                 self._settle()
-                # Somebody waits for room, or for text that is not there yet.
-                while not self._waiting and all(r.num_rounds_ahead >= _AHEAD for r in self._running):
-                    if not self._changed.wait(_PATIENCE):
-                        self._worker = None
-                        return
-                    self._settle()
-            self._round()
+
+    @property
+    def _is_far_ahead(self) -> bool:
+        """Whether nobody waits: neither for room, nor for text that is not there yet."""
+        return not self._waiting and all(request.news.qsize() >= _AHEAD for request in self._running)
+
+    def _receive(self) -> bool:
+        """Take what has been sent, waiting for it if there is nothing else to do; False at the end."""
+        while self._is_far_ahead or not self._inbox.empty():
+            sent = self._inbox.get()
+            if isinstance(sent, _Stop):
+                return False
+            if sent is not None:
+                self._waiting.append(sent)
+                continue
+            if any(request.abandoned for request in self._running):
+                break
+        return True
 
     def _settle(self) -> None:
         """Between rounds: publish, take the slots of requests that are done with, admit those that wait."""
@@ -98,7 +126,6 @@ class RequestQueue:
             self._waiting.popleft()
             if not request.done:
                 self._running.append(request)
-        self._changed.notify_all()
 
     def _round(self) -> None:
         """One step of the loop, with its time put down to those who were decoding."""

@@ -264,16 +264,16 @@ def test_nothing_is_drafted_beyond_the_draft_models_context() -> None:
 
 
 def test_a_reader_that_pauses_is_waited_for() -> None:
-    """The worker goes some rounds ahead, and then ends until the reader comes back."""
+    """The worker goes some rounds ahead, and then waits until the reader comes back."""
     backend = FakeBackend(VOCAB_SIZE)
     queue = RequestQueue(backend, 512)
     stream = queue.run(make_request([1], max_new_tokens=100))
     text = next(stream).text
-    deadline = time.monotonic() + 10
-    while queue._worker is not None and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert queue._worker is None
-    assert len(backend.calls) < 20
+    num_calls = -1
+    while num_calls != len(backend.calls):
+        num_calls = len(backend.calls)
+        time.sleep(0.1)
+    assert num_calls < 20
     text += "".join(chunk.text for chunk in stream)
     assert len(text) == 100
 
@@ -417,9 +417,21 @@ def test_an_abandoned_request_that_waits_is_dropped() -> None:
     first = queue.run(make_request([1], max_new_tokens=20))
     next(first)
     waiting = make_request([2], max_new_tokens=20)
-    waiting.cancelled = True
-    queue._waiting.append(waiting)
+    waiting.abandoned = True
+    queue._inbox.put(waiting)
     assert finish(queue, make_request([3], max_new_tokens=5)).finish_reason == "length"
+    assert waiting.done
+
+
+def test_the_worker_ends_with_its_queue() -> None:
+    before = threading.active_count()
+    queue = RequestQueue(FakeBackend(VOCAB_SIZE), 512)
+    finish(queue, make_request([1], max_new_tokens=5))
+    stream = queue.run(make_request([1], max_new_tokens=500))
+    next(stream)
+    assert threading.active_count() == before + 1
+    del queue, stream
+    assert threading.active_count() == before
 
 
 @pytest.mark.parametrize("broken", [np.nan, np.inf])
