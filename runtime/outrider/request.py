@@ -82,6 +82,15 @@ class Request:
         """Send the reader what is new: text that has become certain, then the result or the error."""
         if self.done:
             return
+        try:
+            self._publish_text()
+        except Exception as error:
+            self.fail(error)
+        if self.error:
+            self.news.put(self.error)
+        self.done = bool(self.finish_reason or self.error)
+
+    def _publish_text(self) -> None:
         if self.abandoned or (self.cancel is not None and self.cancel.is_set()):
             self.finish("cancelled")
         text = self.text.text[self.num_published :]
@@ -90,9 +99,6 @@ class Request:
             self.news.put(TextChunk(text, self.stats, self.result()))
         elif text:
             self.news.put(TextChunk(text, self.stats))
-        if self.error:
-            self.news.put(self.error)
-        self.done = bool(self.finish_reason or self.error)
 
     def fail(self, error: BaseException) -> None:
         """End the request with an error, which its reader gets to see."""

@@ -434,6 +434,26 @@ def test_the_worker_ends_with_its_queue() -> None:
     assert threading.active_count() == before
 
 
+@pytest.mark.parametrize("at_call", [1, 3, 6])
+def test_a_tokenizer_that_fails_ends_its_request_alone(at_call: int) -> None:
+    """Wherever it is called from: while tokens come, and when the rest of the text is taken."""
+    calls = 0
+
+    def decode(token_ids: Seq[int]) -> str:
+        nonlocal calls
+        calls += 1
+        if calls == at_call:
+            raise ValueError("no such token")
+        return letters(token_ids)
+
+    queue = RequestQueue(FakeBackend(VOCAB_SIZE), 512)
+    request = make_request([1], max_new_tokens=5)
+    request.text = TextStream(decode)
+    with pytest.raises(ValueError, match="no such token"):
+        finish(queue, request)
+    assert finish(queue, make_request([1], max_new_tokens=5)).finish_reason == "length"
+
+
 @pytest.mark.parametrize("broken", [np.nan, np.inf])
 def test_logits_that_are_not_finite_are_an_error(broken: float) -> None:
     class Broken(FakeBackend):
