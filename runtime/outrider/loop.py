@@ -46,7 +46,7 @@ def step(main: Backend, requests: Seq[Request], max_num_batched_tokens: int) -> 
                     request.drafter.observe(request.sequence, outcome.num_accepted)
                 request.commit(draft.token_ids, outcome)
                 request.slot.trim(len(request.sequence) - 1)  # drops the rejected tokens
-            except Exception as error:
+            except Exception as error:  # of one request, which the others shall not suffer for
                 request.fail(error)
 
 

@@ -84,7 +84,7 @@ class Request:
             return
         try:
             self._publish_text()
-        except Exception as error:
+        except Exception as error:  # the tokenizer's; the other requests shall not suffer for it
             self.fail(error)
         if self.error:
             self.news.put(self.error)

@@ -135,7 +135,7 @@ class _Worker:
         drafting_began = sum(drafter.seconds for drafter in drafters)
         try:
             step(self._main, self._running, self._max_num_batched_tokens)
-        except BaseException as error:
+        except BaseException as error:  # of the models' calls, which all requests share
             for request in self._running:
                 request.fail(error)
         checking = self._main.seconds - main_began

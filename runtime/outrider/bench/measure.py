@@ -75,15 +75,13 @@ def summarize(measurements: Seq[Measurement], modes: Seq[str], reference: str) -
         for category in [*categories, "all"] if len(categories) > 1 else ["all"]:
             chosen = [m for m in measurements if category in ("all", m.prompt.category)]
             ratios = [_ratio(m, mode, reference, lambda run: run.tokens_per_second) for m in chosen]
-            [m.median(mode, lambda run: run.tokens_per_second) for m in chosen]
+            rates = [m.median(mode, lambda run: run.tokens_per_second) for m in chosen]
             whole = [_ratio(m, mode, reference, lambda run: len(run.token_ids) / run.total_seconds) for m in chosen]
             row: dict[str, Any] = {
                 "mode": mode,
                 "category": category,
                 "num_prompts": len(chosen),
-                "tokens_per_second": statistics.median(
-                    m.median(mode, lambda run: run.tokens_per_second) for m in chosen
-                ),
+                "tokens_per_second": statistics.median(rates),
                 "speed_up": statistics.geometric_mean(ratios),
                 "slowest": min(ratios),
                 "end_to_end": statistics.geometric_mean(whole),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,12 +10,11 @@ import platformdirs
 
 from outrider.cli.console import out, print_json, table
 from outrider.cli.export import Bars
-from outrider.cli.generate import compare_as_dict, print_stream, speed_up, verdict
+from outrider.cli.generate import compare_as_dict, print_stream, speed_up, verdict, warm_up
 from outrider.cli.options import json_option
 from outrider.errors import BundleError
 
 if TYPE_CHECKING:
-    from outrider.engine import Engine
     from outrider.results import Result
 
 MAX_NEW_TOKENS = 96
@@ -54,7 +52,7 @@ def demo(cache_dir: Path | None, as_json: bool) -> None:
     folder = cache_dir or platformdirs.user_cache_path("outrider", appauthor=False)
     bundle = demo_bundle(folder, quiet=as_json)
     engine = load(bundle, drafter="ngram", max_new_tokens=MAX_NEW_TOKENS)
-    warm_up(engine)
+    warm_up(engine, PROMPTS["extract"], "ngram", max_new_tokens=24)
     compared: dict[str, tuple[Result, Result]] = {}
     for name, prompt in PROMPTS.items():
         if not as_json:
@@ -106,10 +104,3 @@ def demo_bundle(folder: Path, *, quiet: bool) -> Path:
     with Bars(quiet=quiet) as bars:
         checkpoint = fetch_demo_model(folder, bars)
         return export_bundle(checkpoint, output=bundle, overwrite=True, progress=bars).folder
-
-
-def warm_up(engine: Engine) -> None:
-    """Run both ways once: the first calls of each shape compile kernels, and neither side should pay for that."""
-    for drafter in ("ngram", None):
-        engine.generate(PROMPTS["extract"], drafter=drafter, max_new_tokens=24)
-    sys.stdout.flush()

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from rich.table import Table
 
+    from outrider.engine import Engine
     from outrider.metrics import Stats
     from outrider.results import Result, TextChunk
 
@@ -54,10 +55,9 @@ def generate(
         raise click.UsageError("--compare compares with plain decoding, and this is plain already: name a drafter.")
     arguments: dict[str, Any] = {"chat_template": not no_chat_template}
     engine = load(bundle, config)
-    if compare:  # the first calls of each shape compile kernels: neither side should pay for them
+    if compare:
         few = min(config.generation.max_new_tokens or 16, 16)
-        for drafter in (config.generation.drafter, None):
-            engine.generate(request, **arguments, drafter=drafter, max_new_tokens=few)
+        warm_up(engine, request, config.generation.drafter, max_new_tokens=few, **arguments)
 
     result = engine.generate(request, **arguments) if as_json else print_stream(engine.stream(request, **arguments))
     plain = engine.generate(request, **arguments, drafter=None, seed=result.seed) if compare else None
@@ -69,6 +69,12 @@ def generate(
         out.print(comparison(result, plain))
         rejection = result.seed is not None and config.generation.sampling == "rejection"
         out.print(verdict(result, plain, rejection=rejection))
+
+
+def warm_up(engine: Engine, prompt: Any, drafter: str | None, **options: Any) -> None:
+    """Run both ways once: the first calls of each shape compile kernels, and neither side should pay for that."""
+    for each in (drafter, None):
+        engine.generate(prompt, drafter=each, **options)
 
 
 def print_stream(chunks: Iterator[TextChunk]) -> Result:
