@@ -22,6 +22,16 @@ from outrider.errors import OptionError, nearest, one_line
 
 DEFAULT_MAX_NEW_TOKENS = 512
 
+# How drafts are judged when temperature > 0; see `outrider.verifiers`.
+SAMPLING = {
+    "coupled": "lossless, and one text a seed, whatever drafts",
+    "rejection": "lossless in distribution, block by block: keeps the most draft tokens",
+    "token-rejection": "lossless in distribution, token by token",
+    "threshold": "LOSSY: keeps a token by the ratio of its probabilities",
+    "typical": "LOSSY: keeps a token that is likely enough",
+}
+LOSSY = ("threshold", "typical")
+
 
 @dataclass(frozen=True, kw_only=True)
 class GenerationConfig:
@@ -36,7 +46,8 @@ class GenerationConfig:
     num_assistant_tokens: int | None = None  # draft tokens a round; None: the drafter's default; 0: plain decoding
     max_ngram_size: int = 3  # tokens of context that prompt lookup matches at most
     temperature: float = 0.0  # 0: greedy
-    sampling: str = "coupled"  # or "rejection": see `outrider.verifiers`
+    sampling: str = "coupled"  # or "rejection", "token-rejection"; lossy: "threshold", "typical". See `SAMPLING`
+    acceptance_threshold: float | None = None  # of the lossy modes; None: 0.5 of a ratio, 0.09 of a typical probability
     top_k: int = 0  # 0: off
     top_p: float = 1.0  # 1: off
     min_p: float = 0.0  # 0: off
@@ -56,7 +67,8 @@ class GenerationConfig:
         _check(self, "num_assistant_tokens", None, Integral, lambda n: 0 <= n <= 64, "an integer from 0 to 64")
         _check(self, "max_ngram_size", ..., Integral, lambda n: 1 <= n <= 16, "an integer from 1 to 16")
         _check(self, "temperature", ..., Real, _is_temperature, "0 (greedy), or a number from 0.001 to 1000")
-        _check(self, "sampling", ..., str, ("coupled", "rejection").__contains__, "'coupled' or 'rejection'")
+        _check(self, "sampling", ..., str, SAMPLING.__contains__, f"one of {', '.join(SAMPLING)}")
+        _check(self, "acceptance_threshold", None, Real, lambda r: 0 < r <= 1, "a number above 0 and at most 1")
         _check(self, "top_k", ..., Integral, lambda k: k >= 0, "an integer of at least 0 (0 is off)")
         _check(self, "top_p", ..., Real, lambda p: 0 < p <= 1, "a number above 0 and at most 1 (1 is off)")
         _check(self, "min_p", ..., Real, lambda p: 0 <= p <= 1, "a number from 0 (off) to 1")
@@ -69,6 +81,13 @@ class GenerationConfig:
         _check(self, "stop", ..., tuple, _are_texts, "a text or a list of texts, none of them empty")
         _check(self, "stop_token_ids", ..., tuple, _are_ids, "a list of token ids")
         _check(self, "ignore_eos", ..., bool, lambda _: True, "true or false")
+        if self.sampling in LOSSY and not self.temperature:
+            raise OptionError(f"sampling={self.sampling!r} needs a temperature above 0: at 0 nothing is sampled.")
+        if self.acceptance_threshold is not None and self.sampling not in LOSSY:
+            raise OptionError(
+                f"acceptance_threshold={self.acceptance_threshold:g} is for the lossy modes, sampling='threshold' and "
+                f"'typical', and sampling is {self.sampling!r}."
+            )
 
     def replace(self, **options: Any) -> GenerationConfig:
         """A copy with some options changed.

@@ -17,7 +17,7 @@ from outrider.request_queue import RequestQueue
 from outrider.sampling import LogitsSampler
 from outrider.text import TextStream, Tokenizer
 from outrider.types import Noise, Sequence
-from outrider.verifiers import Coupled, Greedy, Rejection
+from outrider.verifiers import SAMPLING_VERIFIERS, Greedy
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Mapping
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from outrider.bundle import ModelEntry
     from outrider.results import Result, TextChunk
-    from outrider.types import Backend, Drafter, TextTokenizer
+    from outrider.types import Backend, Drafter, TextTokenizer, Verifier
 
 
 def load(bundle: str | Path, config: str | Path | Config | None = None, **options: Any) -> Engine:
@@ -182,12 +182,11 @@ class Engine:
         max_new_tokens = self._room(len(token_ids), config.max_new_tokens)
         drafter, tokenizer = self._drafter(config), self.bundle.manifest.tokenizer
         sampled = config.temperature > 0
-        chosen = Rejection() if config.sampling == "rejection" else Coupled()
         seed = secrets.randbits(63) if config.seed is None else int(config.seed)
         request = Request(
             sequence=Sequence(token_ids, len(token_ids)),
             sampler=LogitsSampler(config, token_ids),
-            verifier=chosen if sampled else Greedy(),
+            verifier=_verifier(config),
             noise=Noise(seed),
             text=TextStream(self.tokenizer.decode, config.stop),
             max_new_tokens=max_new_tokens,
@@ -232,6 +231,13 @@ class Engine:
                 f"Raise cache_size to at least {math.ceil(size * 1000) / 1000:g}."
             )
         return max_new_tokens or min(DEFAULT_MAX_NEW_TOKENS, min(context, cache) - num_prompt_tokens)
+
+
+def _verifier(config: GenerationConfig) -> Verifier:
+    if not config.temperature:
+        return Greedy()
+    options = {} if config.acceptance_threshold is None else {"threshold": config.acceptance_threshold}
+    return SAMPLING_VERIFIERS[config.sampling](**options)
 
 
 def _num_assistant_tokens(config: GenerationConfig, drafter: Drafter | None) -> int:

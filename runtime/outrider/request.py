@@ -112,6 +112,7 @@ class Request:
             finish_reason=self.finish_reason or "cancelled",
             stats=self.stats,
             seed=self.noise.seed if self.sampled else None,
+            lossless=self.verifier.lossless,
         )
 
     def admit(self, main: Backend) -> bool:

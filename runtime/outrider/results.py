@@ -15,6 +15,7 @@ class Result:
 
     text: without special tokens, cut before a stop string. token_ids: ends with the end-of-sequence id if the model
     gave one. finish_reason: "stop", "length" or "cancelled". seed: what the noise was made from; None when greedy.
+    lossless: False where a lossy mode was chosen, so that the text is not the main model's own.
     """
 
     text: str
@@ -22,6 +23,7 @@ class Result:
     finish_reason: str
     stats: Stats
     seed: int | None
+    lossless: bool
 
     def as_dict(self) -> dict[str, Any]:
         """All of it, for JSON."""
@@ -30,6 +32,7 @@ class Result:
             "token_ids": self.token_ids,
             "finish_reason": self.finish_reason,
             "seed": self.seed,
+            "lossless": self.lossless,
             "stats": self.stats.as_dict(),
         }
 

@@ -178,6 +178,10 @@ class Rows(Protocol):
 class Verifier(Protocol):
     """A way to choose tokens: how the main model judges a draft, and how a draft model draws one to be judged so."""
 
+    @property
+    def lossless(self) -> bool:
+        """Whether the text is the main model's own, token by token or in distribution."""
+
     def draw(self, rows: Rows, i: int, noise: Noise, position: int) -> tuple[int, Distribution | None]:
         """The draft token at row i of a draft that begins at `position`, and its draft_probs if `verify` needs them.
 
@@ -185,7 +189,7 @@ class Verifier(Protocol):
         """
 
     def verify(self, draft: Draft, rows: Rows, noise: Noise, position: int) -> Outcome:
-        """Judge a draft that begins at `position`; reads rows from left to right, none after a rejection."""
+        """Judge a draft that begins at `position`; reads rows from left to right, no more than it needs."""
 
 
 @dataclass(frozen=True, slots=True)

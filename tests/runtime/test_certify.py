@@ -14,7 +14,7 @@ from outrider.bench.prompts import Prompt
 from outrider.cli import run
 from outrider.testing import FakeBackend
 from outrider.types import Outcome
-from outrider.verifiers import Coupled, Greedy, Rejection
+from outrider.verifiers import BlockRejection, Coupled, Greedy
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -64,7 +64,7 @@ def test_rejection_that_keeps_everything_is_noticed(monkeypatch: pytest.MonkeyPa
 
     config = outrider.Config()
     assert certify.check_rejection(config, num_samples=1000).passed
-    monkeypatch.setattr(Rejection, "verify", lenient)
+    monkeypatch.setattr(BlockRejection, "verify", lenient)
     assert not certify.check_rejection(config, num_samples=1000).passed
 
 

@@ -21,7 +21,7 @@ from outrider.sampling import LogitsSampler
 from outrider.testing import FakeBackend
 from outrider.text import TextStream
 from outrider.types import Draft, DraftRequest, Noise, Sequence
-from outrider.verifiers import Coupled, Greedy, Rejection
+from outrider.verifiers import BlockRejection, Coupled, Greedy
 
 if TYPE_CHECKING:
     from collections.abc import Sequence as Seq
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 VOCAB_SIZE = 6
 SEED = st.integers(0, 2**20)
-VERIFIERS: dict[str, Any] = {"coupled": Coupled(), "rejection": Rejection()}
+VERIFIERS: dict[str, Any] = {"coupled": Coupled(), "rejection": BlockRejection()}
 
 
 def letters(token_ids: Seq[int]) -> str:

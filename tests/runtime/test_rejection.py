@@ -16,7 +16,7 @@ import outrider
 from outrider.bench.certify import chi_square_p_value, exact_joint
 from outrider.testing import ToyTokenizer, save_toy_bundle
 from outrider.types import Distribution, Draft, Noise
-from outrider.verifiers import Rejection
+from outrider.verifiers import TokenRejection
 from outrider.verifiers.rejection import residual
 
 VOCAB_SIZE = 8
@@ -85,7 +85,7 @@ def test_the_verifier_accepts_with_that_probability(
 ) -> None:
     noise = SetNoise(0, accept=accept, recover=recover)
     for token_id in drafted.token_ids.tolist():
-        outcome = Rejection().verify(Draft([token_id], [drafted]), OneRow(target), noise, 0)
+        outcome = TokenRejection().verify(Draft([token_id], [drafted]), OneRow(target), noise, 0)
         kept = accept * drafted.prob(token_id) < target.prob(token_id)
         assert outcome.num_accepted == int(kept)
         expected = target if kept else residual(target, drafted)
@@ -158,7 +158,8 @@ def toy(tmp_path_factory: pytest.TempPathFactory) -> outrider.Engine:
     ids=str,
 )
 @pytest.mark.parametrize(
-    ("sampling", "setting"), [("rejection", setting) for setting in SETTINGS] + [("coupled", "draft")]
+    ("sampling", "setting"),
+    [*(("rejection", setting) for setting in SETTINGS), ("token-rejection", "draft"), ("coupled", "draft")],
 )
 def test_samples_have_the_joint_distribution_of_the_main_model(
     toy: outrider.Engine, sampling: str, setting: str, processors: dict[str, Any]
@@ -166,7 +167,7 @@ def test_samples_have_the_joint_distribution_of_the_main_model(
     """Three tokens behind a prompt, against the exact joint by enumeration: a chi-square test per setting.
 
     The seeds are fixed, so it passes or fails for good. A correct sampler had a chance of 1e-4 of failing each of the
-    20 cases when they were chosen.
+    24 cases when they were chosen.
     """
     prompt = [1, 2, 3, 1, 2, 3, 1, 2]
     options = processors | SETTINGS[setting] | {"sampling": sampling}

@@ -67,8 +67,7 @@ def generate(
     if plain:
         out.print()
         out.print(comparison(result, plain))
-        rejection = result.seed is not None and config.generation.sampling == "rejection"
-        out.print(verdict(result, plain, rejection=rejection))
+        out.print(verdict(result, plain, config.generation.sampling))
 
 
 def warm_up(engine: Engine, prompt: Any, drafter: str | None, **options: Any) -> None:
@@ -122,12 +121,14 @@ def comparison(result: Result, plain: Result) -> Table:
     return made
 
 
-def verdict(result: Result, plain: Result, *, rejection: bool = False) -> str:
+def verdict(result: Result, plain: Result, sampling: str = "coupled") -> str:
     """One line: whether the text is the same, and how much sooner it was there."""
     times = f"{speed_up(result, plain):.2f}× the speed of plain decoding"
     if result.token_ids == plain.token_ids:
         return f"The same {len(plain.token_ids)} tokens, at {times}."
-    if rejection:
+    if not result.lossless:
+        return f"sampling='{sampling}' is LOSSY: not the main model's text; {times}. Plain text:\n{plain.text}"
+    if result.seed is not None and sampling != "coupled":
         return f"Sampled twice from the same distribution, so the texts differ; {times}. Plain text:\n{plain.text}"
     at = next((i for i, (a, b) in enumerate(zip(result.token_ids, plain.token_ids, strict=False)) if a != b), 0)
     return f"The texts differ from token {at} on, at {times}. Plain text:\n{plain.text}"

@@ -29,7 +29,12 @@ _GENERATION = [
     click.option("--num-assistant-tokens", type=int, help="Draft tokens a round; 0 is plain decoding."),
     click.option("--max-ngram-size", type=int, help="Tokens that n-gram drafting matches at most.  [default: 3]"),
     click.option("--temperature", type=float, help="0 is greedy.  [default: 0]"),
-    click.option("--sampling", metavar="MODE", help="coupled (one text a seed) or rejection.  [default: coupled]"),
+    click.option(
+        "--sampling",
+        metavar="MODE",
+        help="coupled (one text a seed), rejection, token-rejection; lossy: threshold, typical.  [default: coupled]",
+    ),
+    click.option("--acceptance-threshold", type=float, help="Of the lossy modes.  [default: 0.5 and 0.09]"),
     click.option("--top-k", type=int, help="Sample from the k likeliest tokens."),
     click.option("--top-p", type=float, help="Sample from the likeliest tokens that make up p."),
     click.option("--min-p", type=float, help="Sample from tokens of at least this share of the likeliest one."),

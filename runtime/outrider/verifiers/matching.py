@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
@@ -19,6 +19,8 @@ class Greedy:
 
     Lossless: compares logits, not probabilities, so the output is token for token that of plain greedy decoding.
     """
+
+    lossless: ClassVar[bool] = True
 
     def draw(self, rows: Rows, i: int, noise: Noise, position: int) -> tuple[int, None]:  # noqa: ARG002
         """The token that this mode takes at row i; neither `noise` nor `position` has a say."""

@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
 from outrider.types import Distribution, Draft, Noise, Outcome
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from outrider.types import Rows
 
 
 @dataclass(frozen=True)
-class Rejection:
-    """Keep a draft token x with probability min(1, target_probs(x) / draft_probs(x)).
+class TokenRejection:
+    """Keep a draft token x with probability min(1, target_probs(x) / draft_probs(x)), one token after the other.
 
     The first rejected token is replaced by one drawn from `residual`; behind a draft that is kept whole, a bonus token
     is drawn from target_probs. Lossless in distribution (Leviathan et al. 2022, theorem 1 and appendix A.1; Chen et
     al. 2023, algorithm 2). The text depends on where rounds begin, so another draft length gives another text.
     """
+
+    lossless: ClassVar[bool] = True
 
     def draw(self, rows: Rows, i: int, noise: Noise, position: int) -> tuple[int, Distribution]:
         """A token drawn from draft_probs at row i, with a number of its own."""
@@ -28,33 +32,85 @@ class Rejection:
         return drafted.draw(noise.uniforms(position, "draft", i + 1)[i]), drafted
 
     def verify(self, draft: Draft, rows: Rows, noise: Noise, position: int) -> Outcome:
-        """Judge a draft that begins at `position`."""
+        """Judge a draft that begins at `position`; no row is read behind a rejection."""
         uniforms = noise.uniforms(position, "accept", len(draft))
         for i, token_id in enumerate(draft.token_ids):
-            target = rows.distribution(i)
-            drafted = draft.probs[i] if draft.probs else _certain(token_id)
+            target, drafted = rows.distribution(i), draft_probs(draft, i)
             if uniforms[i] * drafted.prob(token_id) >= target.prob(token_id):
-                return Outcome(i, residual(target, drafted).draw(noise.uniforms(position, "recover", 1)[0]))
-        bonus = rows.distribution(len(draft)).draw(noise.uniforms(position, "bonus", 1)[0])
-        return Outcome(len(draft), bonus)
+                return Outcome(i, recovered(residual(target, drafted), noise, position))
+        return Outcome(len(draft), bonus(rows.distribution(len(draft)), noise, position))
+
+
+@dataclass(frozen=True)
+class BlockRejection(TokenRejection):
+    """Judge the tokens of a draft together: what a likely token has to spare counts for an unlikely one behind it.
+
+    Block verification (Sun et al. 2024, "Block verification accelerates speculative decoding", algorithm 2): lossless
+    in distribution, and on average it keeps at least as many tokens as `TokenRejection` (theorems 1 and 2). A draft
+    may end anywhere, as long as that is decided before its next token is drawn. Of a draft that was chosen without
+    noise nothing is to spare, and the two are the same.
+    """
+
+    def verify(self, draft: Draft, rows: Rows, noise: Noise, position: int) -> Outcome:
+        """Judge a draft that begins at `position`; no row is read behind a token that the main model cannot take."""
+        if not draft.probs:
+            return super().verify(draft, rows, noise, position)
+        targets = [rows.distribution(0)]
+        keep_probs = [1.0]  # keep_probs[n]: the probability that n or more tokens are kept, given the first n
+        for i, token_id in enumerate(draft.token_ids):
+            ratio = targets[i].prob(token_id) / draft.probs[i].prob(token_id)
+            if ratio == 0:
+                break
+            keep_probs.append(min(1.0, keep_probs[i] * ratio))
+            targets.append(rows.distribution(i + 1))
+        uniforms = noise.uniforms(position, "accept", len(draft))
+        if len(keep_probs) > len(draft) and uniforms[-1] < keep_probs[-1]:
+            return Outcome(len(draft), bonus(targets[-1], noise, position))
+        # The longest beginning that passes is kept, so the longest is asked first. None passes behind a break, and
+        # the empty one always does.
+        for n in range(min(len(keep_probs), len(draft)) - 1, -1, -1):
+            left = surplus(targets[n], draft.probs[n], keep_probs[n])
+            total = left.sum()
+            if n == 0 or uniforms[n - 1] * (total + 1 - keep_probs[n]) < total:
+                break
+        return Outcome(n, recovered(normalised(targets[n], left), noise, position))
 
 
 def residual(target: Distribution, drafted: Distribution) -> Distribution:
-    """norm(max(0, target_probs − draft_probs)), what a recovered token is drawn from.
+    """norm(max(0, target_probs − draft_probs)), what a recovered token is drawn from (Leviathan et al. 2022, 2.3)."""
+    return normalised(target, surplus(target, drafted))
 
-    Leviathan et al. 2022, section 2.3. Drawn only after a rejection, which has probability 0 where the two are equal;
-    if rounding alone leaves nothing, it is the target itself.
-    """
+
+def surplus(target: Distribution, drafted: Distribution, scale: float = 1.0) -> NDArray[np.float64]:
+    """max(0, scale · target_probs − draft_probs) at target.token_ids, float64 [n]."""
     at = np.searchsorted(target.token_ids, drafted.token_ids)
     at[at == len(target.token_ids)] = 0
     shared = target.token_ids[at] == drafted.token_ids
-    probs = target.probs.copy()
-    probs[at[shared]] -= drafted.probs[shared]
-    np.maximum(probs, 0, out=probs)
-    total = probs.sum()
-    return Distribution(target.token_ids, probs / total) if total > 0 else target
+    left = scale * target.probs
+    left[at[shared]] -= drafted.probs[shared]
+    return np.maximum(left, 0, out=left)
 
 
-def _certain(token_id: int) -> Distribution:
-    """The distribution of a token that was chosen without looking at the round's noise."""
-    return Distribution(np.array([token_id]), np.ones(1))
+def normalised(target: Distribution, weights: NDArray[np.float64]) -> Distribution:
+    """A distribution in proportion to weights at target.token_ids.
+
+    Nothing is left only where target and draft are equal, and then a rejection has probability 0; if rounding alone
+    brings one about, the target itself is what to draw from.
+    """
+    total = weights.sum()
+    return Distribution(target.token_ids, weights / total) if total > 0 else target
+
+
+def draft_probs(draft: Draft, i: int) -> Distribution:
+    """What draft token i was drawn from; certainty where it was chosen without looking at the round's noise."""
+    return draft.probs[i] if draft.probs else Distribution(np.array(draft.token_ids[i : i + 1]), np.ones(1))
+
+
+def recovered(left: Distribution, noise: Noise, position: int) -> int:
+    """The token in place of the first rejected one."""
+    return left.draw(noise.uniforms(position, "recover", 1)[0])
+
+
+def bonus(target: Distribution, noise: Noise, position: int) -> int:
+    """The token behind a draft that was kept whole."""
+    return target.draw(noise.uniforms(position, "bonus", 1)[0])

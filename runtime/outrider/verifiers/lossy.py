@@ -1,0 +1,84 @@
+"""Lossy acceptance: more of a draft is kept than the main model would have said, and the text is no longer its own.
+
+Nothing here is used unless `sampling` names it. `outrider verify` reports how far each is from the main model.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+
+from outrider.types import Distribution, Draft, Noise, Outcome
+from outrider.verifiers.rejection import TokenRejection, bonus, draft_probs, normalised, recovered, surplus
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from outrider.types import Rows
+
+
+@dataclass(frozen=True)
+class Threshold(TokenRejection):
+    """Lossy: keep a draft token x where target_probs(x) / draft_probs(x) is at least `threshold`.
+
+    It is often said that threshold 1.0 loses nothing. With the usual residual, it does: let the main model give
+    [0.5, 0.5] and the draft model [0.8, 0.2]. Token 0 is always rejected (0.5 / 0.8 < 1) and token 1 always kept
+    (0.5 / 0.2 ≥ 1). The residual norm(max(0, [0.5, 0.5] − [0.8, 0.2])) is [0, 1]: token 1 again. The output is [0, 1].
+
+    What was rejected has to come back when the replacement is drawn, so here the residual takes off only what was
+    kept: norm(max(0, target_probs − draft_probs · kept)), in the example [0.5, 0.3] / 0.8, which gives [0.5, 0.5].
+    Of all residuals for this rule it is the nearest to the main model: at threshold 1 the distribution is kept, below
+    it a position is off by the sum of draft_probs − target_probs over the kept tokens that have too much. Rejection
+    sampling keeps more tokens than threshold 1.
+    """
+
+    lossless: ClassVar[bool] = False
+    threshold: float = 0.5
+
+    def verify(self, draft: Draft, rows: Rows, noise: Noise, position: int) -> Outcome:
+        """Judge a draft that begins at `position`."""
+        for i, token_id in enumerate(draft.token_ids):
+            target = rows.distribution(i)
+            kept = self.kept(target, draft_probs(draft, i))
+            if kept.prob(token_id) == 0:
+                return Outcome(i, recovered(normalised(target, surplus(target, kept)), noise, position))
+        return Outcome(len(draft), bonus(rows.distribution(len(draft)), noise, position))
+
+    def kept(self, target: Distribution, drafted: Distribution) -> Distribution:
+        """draft_probs of the tokens that are kept; they need not sum to 1."""
+        passes = probs_at(target, drafted.token_ids) >= self.threshold * drafted.probs
+        return Distribution(drafted.token_ids[passes], drafted.probs[passes])
+
+
+@dataclass(frozen=True)
+class Typical(TokenRejection):
+    """Lossy: keep a draft token x that is likely enough where the main model is unsure, min(ε, √ε · exp(−entropy)).
+
+    Typical acceptance (Cai et al. 2024, "Medusa", section 3.3.2; δ = √ε as there). A rejected token is replaced by one
+    drawn from target_probs.
+    """
+
+    lossless: ClassVar[bool] = False
+    threshold: float = 0.09
+
+    def verify(self, draft: Draft, rows: Rows, noise: Noise, position: int) -> Outcome:
+        """Judge a draft that begins at `position`."""
+        for i, token_id in enumerate(draft.token_ids):
+            target = rows.distribution(i)
+            if target.prob(token_id) <= self.least_prob(target):
+                return Outcome(i, recovered(target, noise, position))
+        return Outcome(len(draft), bonus(rows.distribution(len(draft)), noise, position))
+
+    def least_prob(self, target: Distribution) -> float:
+        """What a token's probability must exceed."""
+        entropy = -float(np.sum(target.probs * np.log(target.probs)))
+        return min(self.threshold, math.sqrt(self.threshold) * math.exp(-entropy))
+
+
+def probs_at(target: Distribution, token_ids: NDArray[np.int64]) -> NDArray[np.float64]:
+    """target_probs at token_ids, float64 [n]; 0 outside the support."""
+    at = np.minimum(np.searchsorted(target.token_ids, token_ids), len(target.token_ids) - 1)
+    return np.where(target.token_ids[at] == token_ids, target.probs[at], 0.0)
