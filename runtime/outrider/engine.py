@@ -8,7 +8,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from outrider.backends.openvino_paged import OpenVINOPaged
-from outrider.bundle import Bundle, read_bundle
+from outrider.bundle import RESERVED_NAMES, Bundle, read_bundle
 from outrider.config import DEFAULT_MAX_NEW_TOKENS, Config, GenerationConfig, load_config
 from outrider.drafters import DraftModel, Ngram
 from outrider.errors import BundleError, OptionError, RequestError, nearest
@@ -64,7 +64,7 @@ class Engine:
         device = self.config.device
         self._main = self._compile(bundle.manifest.main, device.main_device, exact=True)
         self._backends = {"main_device": self._main}
-        self._drafters: dict[str, Drafter] = {}
+        self._drafters: dict[str, Drafter] = {}  # the bundle's, then the app's
         if self.config.generation.drafter not in (None, "ngram"):
             for entry in bundle.manifest.drafters:
                 backend = self._compile(entry.model, device.draft_device or device.main_device, exact=False)
@@ -84,6 +84,41 @@ class Engine:
     def drafters(self) -> tuple[str, ...]:
         """The names that `drafter` can have, besides "auto" and None."""
         return (*self._drafters, "ngram")
+
+    def add_drafter(self, name: str, drafter: Drafter) -> None:
+        """Let requests choose a drafter of your own as `drafter=name`; what it must do is `outrider.types.Drafter`.
+
+        Whatever it proposes, the text stays the main model's: a bad drafter costs time, never words.
+
+        Raises:
+            OptionError: for a name that is taken.
+        """
+        if name in (*RESERVED_NAMES, *self._bundled, *self._drafters):
+            raise OptionError(f"A drafter cannot be named {name!r}: that is taken. Choose another name.")
+        self._drafters[name] = drafter
+
+    def find_drafter(self, name: str, max_ngram_size: int = 3) -> Drafter:
+        """The drafter of this name.
+
+        Raises:
+            OptionError: when there is none, or it was left on disk.
+        """
+        if name == "auto":
+            name = next((bundled for bundled in self._bundled if bundled in self._drafters), "ngram")
+        if name == "ngram":
+            return Ngram(max_ngram_size)
+        if name in self._drafters:
+            return self._drafters[name]
+        if name in self._bundled:
+            raise OptionError(
+                f"drafter='{name}' was left on disk, as this engine was loaded with "
+                f"drafter={self.config.generation.drafter!r}. Load it with drafter='{name}' or 'auto'."
+            )
+        raise OptionError(f"There is no drafter '{name}' here. {nearest(name, ['auto', *self.drafters])}")
+
+    @property
+    def _bundled(self) -> tuple[str, ...]:
+        return tuple(entry.name for entry in self.bundle.manifest.drafters)
 
     @property
     def main(self) -> Backend:
@@ -180,7 +215,9 @@ class Engine:
         if unknown := [token_id for token_id in token_ids if not 0 <= token_id < vocab_size]:
             raise RequestError(f"The prompt has token id {unknown[0]}; the vocabulary ends at {vocab_size - 1:,}.")
         max_new_tokens = self._room(len(token_ids), config.max_new_tokens)
-        drafter, tokenizer = self._drafter(config), self.bundle.manifest.tokenizer
+        plain = config.drafter is None or config.num_assistant_tokens == 0
+        drafter = None if plain else self.find_drafter(str(config.drafter), config.max_ngram_size)
+        tokenizer = self.bundle.manifest.tokenizer
         sampled = config.temperature > 0
         seed = secrets.randbits(63) if config.seed is None else int(config.seed)
         request = Request(
@@ -199,23 +236,6 @@ class Engine:
         )
         request.stats.num_prompt_tokens = len(token_ids)
         return request
-
-    def _drafter(self, config: GenerationConfig) -> Drafter | None:
-        name = config.drafter
-        if name is None or config.num_assistant_tokens == 0:
-            return None
-        if name == "auto":
-            name = self.drafters[0]  # the bundle's own, else "ngram"
-        if name == "ngram":
-            return Ngram(config.max_ngram_size)
-        if name in self._drafters:
-            return self._drafters[name]
-        if name in {entry.name for entry in self.bundle.manifest.drafters}:
-            raise OptionError(
-                f"drafter='{name}' was left on disk, as this engine was loaded with "
-                f"drafter={self.config.generation.drafter!r}. Load it with drafter='{name}' or 'auto'."
-            )
-        raise OptionError(f"There is no drafter '{name}' here. {nearest(name, ['auto', *self.drafters])}")
 
     def _room(self, num_prompt_tokens: int, max_new_tokens: int | None) -> int:
         """How many tokens the answer may have; refuses what cannot fit."""

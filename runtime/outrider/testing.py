@@ -12,6 +12,7 @@ nothing, but every promise that Outrider makes can be checked on them.
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -70,15 +71,24 @@ class ToyTokenizer:
 
 
 def save_toy_bundle(
-    folder: Path, *, vocab_size: int = len(TOY_ALPHABET), seed: int = 0, draft_noise: float = 0.1, draft: bool = True
+    folder: Path,
+    *,
+    vocab_size: int = len(TOY_ALPHABET),
+    seed: int = 0,
+    draft_noise: float = 0.1,
+    draft: bool = True,
+    padded: bool = True,
+    tokenizer: Path | None = None,
 ) -> Bundle:
-    """A bundle of two random decoders, without tokenizer files.
+    """A bundle of two random decoders, without tokenizer files unless `tokenizer` names a folder to copy them from.
 
-    draft_noise: how far the draft model's weights are from the main model's; 0 makes them the same. Both
+    draft_noise: how far the draft model's weights are from the main model's; 0 makes them the same. padded: both
     give more logits than there are tokens, as real models do.
     """
+    if tokenizer:
+        shutil.copytree(tokenizer, folder / "tokenizer")
     roles = {"main": 0.0} | ({"draft": draft_noise} if draft else {})
-    padding = {"main": 8, "draft": 3}
+    padding = {"main": 8, "draft": 3} if padded else {"main": 0, "draft": 0}
     for role, noise in roles.items():
         (folder / role).mkdir(parents=True)
         save_toy_model(folder / role, vocab_size=vocab_size, padding=padding[role], seed=seed, noise=noise)

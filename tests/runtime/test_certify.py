@@ -10,8 +10,10 @@ import pytest
 
 import outrider
 from outrider.bench import certify
+from outrider.bench.exact import chi_square_p_value, expected_total_variation, total_variation
 from outrider.bench.prompts import Prompt
 from outrider.cli import run
+from outrider.config import LOSSY
 from outrider.testing import FakeBackend
 from outrider.types import Outcome
 from outrider.verifiers import BlockRejection, Coupled, Greedy
@@ -22,21 +24,38 @@ if TYPE_CHECKING:
 PROMPTS = [Prompt("one", "toy", "hello"), Prompt("two", "toy", "abc abc")]
 
 
+def nothing() -> None:
+    """For those who do not count."""
+
+
 def test_verify_is_green_on_a_real_model(smollm2: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["verify", str(smollm2), "--per-category", "1", "--max-new-tokens", "12", "--json"]) == 0
     result = json.loads(capsys.readouterr().out)
     assert result["passed"] is True
-    assert [check["name"] for check in result["checks"]] == [
-        "batch invariance", "greedy identity", "coupled identity", "rejection sampling",
+    names = [check["name"] for check in result["checks"]]
+    assert names[:5] == [
+        "batch invariance", "greedy identity", "coupled identity", "coupled sampling", "rejection sampling",
     ]  # fmt: skip
+    for check in result["checks"]:
+        is_lossy = check["name"].split()[0] in LOSSY
+        assert check["passed"] is (None if is_lossy else True), check
+
+
+def test_verify_checks_what_it_is_asked_for(smollm2: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["verify", str(smollm2), "--checks", "batching", "--context", "70", "--json"]) == 0
+    (check,) = json.loads(capsys.readouterr().out)["checks"]
+    assert check["figures"]["context"] == 70
+    assert run(["verify", str(smollm2), "--checks", "batchin"]) == 2
+    assert "There is no check 'batchin'. Did you mean 'batching'?" in capsys.readouterr().err
 
 
 def test_identity_is_counted(toy_engine: outrider.Engine) -> None:
     advanced: list[int] = []
-    check = certify.check_greedy(toy_engine, PROMPTS, 30, lambda: advanced.append(1))
+    subject = certify.our_subject(toy_engine)
+    check = certify.check_greedy(subject, toy_engine, PROMPTS, 30, lambda: advanced.append(1))
     assert check.passed
-    assert check.figures["num_runs"] == len(advanced) == 2 * 2 * len(certify.LENGTHS)
-    assert certify.check_coupled(toy_engine, PROMPTS, 30).passed
+    assert check.figures["num_runs"] == len(advanced) == 2 * (2 * len(certify.LENGTHS) + 2)
+    assert certify.check_coupled(subject, toy_engine, PROMPTS, 30, nothing).passed
 
 
 @pytest.mark.parametrize("verifier", [Greedy, Coupled])
@@ -50,36 +69,36 @@ def test_a_verifier_that_accepts_too_much_is_noticed(
         return Outcome(min(len(draft), outcome.num_accepted + 1), outcome.next_token_id)
 
     monkeypatch.setattr(verifier, "verify", lenient)
-    check = certify.check_greedy(toy_engine, PROMPTS, 30)
-    if verifier is Coupled:
-        check = certify.check_coupled(toy_engine, PROMPTS, 30)
+    check_identity = certify.check_coupled if verifier is Coupled else certify.check_greedy
+    check = check_identity(certify.our_subject(toy_engine), toy_engine, PROMPTS, 30, nothing)
     assert not check.passed
     assert check.figures["differing"][0]["logit_gap"] > 0
     assert "first at token" in check.detail
 
 
-def test_rejection_that_keeps_everything_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sampling_that_keeps_everything_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     def lenient(self: Any, draft: Any, rows: Any, noise: Any, position: int) -> Outcome:
         return Outcome(len(draft), rows.distribution(len(draft)).draw(noise.uniforms(position, "bonus", 1)[0]))
 
-    config = outrider.Config()
-    assert certify.check_rejection(config, num_samples=1000).passed
     monkeypatch.setattr(BlockRejection, "verify", lenient)
-    assert not certify.check_rejection(config, num_samples=1000).passed
+    with certify.toy_engine(outrider.Config()) as toy:
+        failed = [check.name for check in certify.check_our_sampling(toy, 1000) if check.passed is False]
+    assert failed == ["rejection sampling", "rejection, shuffled"]
 
 
 def test_a_backend_that_depends_on_its_batch_is_noticed() -> None:
     class Fickle(FakeBackend):
         def submit(self, chunks: Any) -> Any:
             step = super().submit(chunks)
-            if len(chunks[0].token_ids) == 1:
+            if len(chunks[0].token_ids) == 2 and step.rows:
                 step.rows[0][0] += np.float32(0.5)
             return step
 
-    assert certify.check_batching(FakeBackend(16), 16).passed
-    check = certify.check_batching(Fickle(16), 16)
+    assert certify.check_batching(FakeBackend(16), 16, 70).passed
+    check = certify.check_batching(Fickle(16), 16, 70)
     assert not check.passed
-    assert "0.5: pieces of 1" in check.detail
+    assert "differ by up to 0.5" in check.detail
+    assert check.figures["largest_difference"]["pieces of 2"] == 0.5
 
 
 def test_verify_exits_with_1_on_failure(
@@ -87,8 +106,7 @@ def test_verify_exits_with_1_on_failure(
 ) -> None:
     failed = certify.Check("batch invariance", False, "logits differ")
     monkeypatch.setattr(certify, "check_batching", lambda *_: failed)
-    monkeypatch.setattr(certify, "check_rejection", lambda *_: certify.Check("rejection sampling", True, "fine"))
-    assert run(["verify", str(smollm2), "--per-category", "1", "--max-new-tokens", "2"]) == 1
+    assert run(["verify", str(smollm2), "--checks", "batching"]) == 1
     printed = capsys.readouterr()
     assert "FAILED" in printed.out
     assert printed.err.splitlines()[-1] == "outrider: Not certified on this device: batch invariance."
@@ -96,7 +114,7 @@ def test_verify_exits_with_1_on_failure(
 
 def test_total_variation_of_exact_samples() -> None:
     exact: dict[tuple[int, ...], float] = {(0,): 0.5, (1,): 0.5}
-    assert certify.total_variation({(0,): 50, (1,): 50}, exact) == 0
-    assert certify.total_variation({(0,): 100}, exact) == 0.5
-    assert certify.expected_total_variation(exact, 10_000) == pytest.approx(0.004, abs=0.002)
-    assert certify.chi_square_p_value({(2,): 1}, exact) == 0
+    assert total_variation({(0,): 50, (1,): 50}, exact) == 0
+    assert total_variation({(0,): 100}, exact) == 0.5
+    assert expected_total_variation(exact, 10_000) == pytest.approx(0.004, abs=0.002)
+    assert chi_square_p_value({(2,): 1}, exact) == 0

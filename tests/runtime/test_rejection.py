@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import outrider
-from outrider.bench.certify import chi_square_p_value, exact_joint
+from outrider.bench.exact import chi_square_p_value, exact_joint
 from outrider.testing import ToyTokenizer, save_toy_bundle
 from outrider.types import Distribution, Draft, Noise
 from outrider.verifiers import TokenRejection

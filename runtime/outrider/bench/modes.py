@@ -2,7 +2,9 @@
 
 A mode is written KIND[:N], with N draft tokens a round::
 
-    plain   draft:3   ngram:5   genai   genai-draft:3   genai-ngram:5
+    plain   draft:3   ngram:5   shuffled:8   genai   genai-draft:3   genai-ngram:5
+
+shuffled is for tests of identity: at random every round, one of the drafters or none, and up to N tokens.
 """
 
 from __future__ import annotations
@@ -17,13 +19,14 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
+from outrider.bench.shuffled import Shuffled
 from outrider.errors import OptionError, nearest
 
 if TYPE_CHECKING:
     from outrider.config import GenerationConfig
     from outrider.engine import Engine
 
-KINDS = ("plain", "draft", "ngram", "genai", "genai-draft", "genai-ngram")
+KINDS = ("plain", "draft", "ngram", "shuffled", "genai", "genai-draft", "genai-ngram")
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +61,7 @@ def make_modes(names: list[str], engine: Engine) -> list[Mode]:
         OptionError: for a name that is not of the form above, or names a drafter that the bundle does not have.
     """
     modes: list[Mode] = []
+    pipelines: dict[str, _Pipeline] = {}  # modes of one kind share what they load
     for name in names:
         kind, _, number = name.partition(":")
         if kind not in KINDS or (number and not number.isdigit()):
@@ -65,9 +69,12 @@ def make_modes(names: list[str], engine: Engine) -> list[Mode]:
         if kind.endswith("draft") and not engine.bundle.manifest.drafters:
             raise OptionError(f"Mode '{name}' needs a draft model, and {engine.bundle.folder} has none.")
         count = int(number) if number else None
-        modes.append(
-            _Genai(name, kind, count, engine) if kind.startswith("genai") else _Ours(name, kind, count, engine)
-        )
+        if kind.startswith("genai"):
+            if kind not in pipelines:
+                pipelines[kind] = _Pipeline(kind, engine)
+            modes.append(_Genai(name, count, pipelines[kind]))
+        else:
+            modes.append(_Ours(name, kind, count, engine))
     return modes
 
 
@@ -77,6 +84,8 @@ class _Ours:
         self._drafter = None if kind == "plain" else kind
         self._num_assistant_tokens = num_assistant_tokens
         self._engine = engine
+        if kind == "shuffled" and kind not in engine.drafters:
+            engine.add_drafter(kind, Shuffled([engine.find_drafter(drafter) for drafter in engine.drafters]))
 
     def run(self, prompt_token_ids: list[int], config: GenerationConfig) -> Run:
         began = time.perf_counter()
@@ -88,19 +97,15 @@ class _Ours:
         return Run(result.token_ids, result.stats.time_to_first_token, total, result.stats.as_dict())
 
 
-class _Genai:
+class _Pipeline:
     """openvino-genai's LLMPipeline on the bundle's own files, with its default cache unless one was chosen."""
 
-    def __init__(self, name: str, kind: str, num_assistant_tokens: int | None, engine: Engine) -> None:
-        import openvino as ov
+    def __init__(self, kind: str, engine: Engine) -> None:
         import openvino_genai
 
-        self.name = name
-        self._genai, self._tensor = openvino_genai, ov.Tensor
-        self._num_assistant_tokens = num_assistant_tokens or (3 if kind == "genai-draft" else 5)
-        self._kind = kind
+        self.kind = kind
         bundle, device = engine.bundle, engine.config.device
-        self._eos_token_ids = set(bundle.manifest.tokenizer.eos_token_ids)
+        self.eos_token_ids = set(bundle.manifest.tokenizer.eos_token_ids)
         properties: dict[str, Any] = dict(device.properties)
         if device.num_threads:
             properties["INFERENCE_NUM_THREADS"] = device.num_threads
@@ -125,14 +130,29 @@ class _Genai:
         elif kind == "genai-ngram":
             extra["prompt_lookup"] = True
         folder = bundle.folder / bundle.manifest.main.folder
-        self._pipeline = openvino_genai.LLMPipeline(str(folder), tokenizer, device.main_device, **extra, **properties)
+        self.generate = openvino_genai.LLMPipeline(
+            str(folder), tokenizer, device.main_device, **extra, **properties
+        ).generate
+
+
+class _Genai:
+    """openvino-genai, with a number of draft tokens."""
+
+    def __init__(self, name: str, num_assistant_tokens: int | None, pipeline: _Pipeline) -> None:
+        import openvino as ov
+        import openvino_genai
+
+        self.name = name
+        self._genai, self._tensor = openvino_genai, ov.Tensor
+        self._pipeline, self._kind = pipeline, pipeline.kind
+        self._num_assistant_tokens = num_assistant_tokens or (3 if self._kind == "genai-draft" else 5)
 
     def run(self, prompt_token_ids: list[int], config: GenerationConfig) -> Run:
         if config.min_p:
             raise OptionError(f"openvino-genai has no min_p, so mode '{self.name}' cannot be compared with it.")
         options = self._genai.GenerationConfig()
         options.max_new_tokens = config.max_new_tokens
-        options.stop_token_ids = self._eos_token_ids | set(config.stop_token_ids)
+        options.stop_token_ids = self._pipeline.eos_token_ids | set(config.stop_token_ids)
         options.ignore_eos = config.ignore_eos
         options.stop_strings = set(config.stop)
         options.repetition_penalty = config.repetition_penalty

@@ -1,0 +1,63 @@
+"""A drafter that is another one every round."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from outrider.types import NO_DRAFT, Draft
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence as Seq
+
+    from outrider.types import Drafter, DraftRequest, Sequence
+
+
+class Shuffled:
+    """Chooses at random, for every sequence and round: one of `drafters` or none, and how many tokens.
+
+    Text that is the same under this one is the same under any schedule. The choice is made before anything is drafted,
+    so that rejection sampling stays exact.
+    """
+
+    num_assistant_tokens = 8
+
+    def __init__(self, drafters: Seq[Drafter], seed: int = 0) -> None:
+        self._drafters = drafters
+        self._rng = np.random.default_rng(seed)
+
+    @property
+    def seconds(self) -> float:
+        """Time spent in model calls so far."""
+        return sum(drafter.seconds for drafter in self._drafters)
+
+    def reserve(self, sequence: Sequence, max_tokens: int) -> bool:
+        """Take room with all of them; False, and nothing taken, while one has none."""
+        if all(drafter.reserve(sequence, max_tokens) for drafter in self._drafters):
+            return True
+        self.release(sequence)
+        return False
+
+    def propose(self, requests: Seq[DraftRequest]) -> list[Draft]:
+        """A draft for each request, of a random length up to its limit, from a random drafter."""
+        drafts = [NO_DRAFT] * len(requests)
+        chosen = self._rng.integers(len(self._drafters) + 1, size=len(requests))
+        limits = self._rng.integers(1, [request.limit + 1 for request in requests])
+        for number, drafter in enumerate(self._drafters):
+            mine = np.flatnonzero(chosen == number).tolist()
+            proposed = drafter.propose([replace(requests[i], limit=int(limits[i])) for i in mine])
+            for i, draft in zip(mine, proposed, strict=True):
+                drafts[i] = draft
+        return drafts
+
+    def observe(self, sequence: Sequence, num_accepted: int) -> None:
+        """Tell all of them."""
+        for drafter in self._drafters:
+            drafter.observe(sequence, num_accepted)
+
+    def release(self, sequence: Sequence) -> None:
+        """Have all of them forget a sequence."""
+        for drafter in self._drafters:
+            drafter.release(sequence)
