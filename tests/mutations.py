@@ -1,0 +1,211 @@
+"""Breaks the loop in one place after the other, and shows that a test fails for each.
+
+    python tests/mutations.py [NAME …]
+
+Works on a copy. Prints a table of what was broken and which test noticed; exits with 1 if one went unnoticed. Takes
+some minutes, so it is run by hand when the loop, the verifiers, the sampling or the drafters change.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+RUNTIME = Path("runtime/outrider")
+
+
+@dataclass(frozen=True)
+class Mutation:
+    """`old`, which stands in `path` once, becomes `new`; one of `tests` must fail."""
+
+    name: str
+    path: str
+    old: str
+    new: str
+    tests: str
+
+
+MUTATIONS = [
+    Mutation(
+        "acceptance rule, token by token",
+        "verifiers/rejection.py",
+        "if uniforms[i] * drafted.prob(token_id) >= target.prob(token_id):",
+        "if 0.9 * uniforms[i] * drafted.prob(token_id) >= target.prob(token_id):",
+        "test_verifiers.py",
+    ),
+    Mutation(
+        "acceptance rule, block: what was spared is forgotten",
+        "verifiers/rejection.py",
+        "min(1.0, keep_probs[i] * ratio)",
+        "min(1.0, ratio)",
+        "test_verifiers.py",
+    ),
+    Mutation(
+        "acceptance rule, block: the end of a draft judged like its middle",
+        "verifiers/rejection.py",
+        "uniforms[-1] < keep_probs[-1]",
+        "uniforms[-1] < keep_probs[-1] ** 2",
+        "test_verifiers.py",
+    ),
+    Mutation(
+        "acceptance rule, coupled and greedy: one token too many",
+        "verifiers/matching.py",
+        "return Outcome(i, own)",
+        "return Outcome(min(i + 1, len(draft)), own)",
+        "test_loop.py",
+    ),
+    Mutation(
+        "residual: nothing is taken off",
+        "verifiers/rejection.py",
+        "left[at[shared]] -= drafted.probs[shared]",
+        "left[at[shared]] -= 0",
+        "test_rejection.py::test_accepted_plus_recovered_is_the_target",
+    ),
+    Mutation(
+        "residual of a block: not scaled",
+        "verifiers/rejection.py",
+        "surplus(targets[n], draft.probs[n], keep_probs[n])",
+        "surplus(targets[n], draft.probs[n])",
+        "test_verifiers.py",
+    ),
+    Mutation(
+        "residual of threshold: the usual one",
+        "verifiers/lossy.py",
+        "surplus(target, kept)",
+        "surplus(target, draft_probs(draft, i))",
+        "test_verifiers.py",
+    ),
+    Mutation(
+        "bonus token from the row before",
+        "verifiers/matching.py",
+        "self.draw(rows, len(draft), noise, position)",
+        "self.draw(rows, max(len(draft) - 1, 0), noise, position)",
+        "test_loop.py",
+    ),
+    Mutation(
+        "trim of the main model's cache: one too few",
+        "loop.py",
+        "request.slot.trim(len(request.sequence) - 1)",
+        "request.slot.trim(len(request.sequence))",
+        "test_loop.py",
+    ),
+    Mutation(
+        "trim of the draft model's cache: one too few",
+        "drafters/draft_model.py",
+        "slot.trim(len(sequence) + num_accepted)",
+        "slot.trim(len(sequence) + num_accepted + 1)",
+        "test_loop.py test_drafting.py",
+    ),
+    Mutation(
+        "noise key: without the position",
+        "types.py",
+        "counter = self.seed + (self.sample << 64), (position << 128) + (_GUMBEL << 64)",
+        "counter = self.seed + (self.sample << 64), _GUMBEL << 64",
+        "test_coupled.py",
+    ),
+    Mutation(
+        "noise key: the round's position for every token",
+        "verifiers/matching.py",
+        "noise.gumbel(position + i, drawn.token_ids)",
+        "noise.gumbel(position, drawn.token_ids)",
+        "test_loop.py test_coupled.py",
+    ),
+    Mutation(
+        "noise not fresh: drafts keyed by the token's position",
+        "verifiers/rejection.py",
+        'noise.uniforms(position, "draft", i + 1)[i]',
+        'noise.uniforms(position + i, "draft", 1)[0]',
+        "test_traps.py",
+    ),
+    Mutation(
+        "noise not fresh: one number for the recovered and the accepted",
+        "verifiers/rejection.py",
+        'left.draw(noise.uniforms(position, "recover", 1)[0])',
+        'left.draw(noise.uniforms(position, "accept", 1)[0])',
+        "test_rejection.py::test_samples_have_the_joint_distribution_of_the_main_model",
+    ),
+    Mutation(
+        "a drawn token is dropped where it is improbable",
+        "drafters/draft_model.py",
+        "        if probs:\n",
+        "        if probs and self.token_ids and probs.prob(token_id) < 0.3:\n            return\n        if probs:\n",
+        "test_traps.py",
+    ),
+    Mutation(
+        "processors: the state takes rejected tokens",
+        "request.py",
+        "self.sampler.commit(token_ids)",
+        "self.sampler.commit([*draft_token_ids, *token_ids])",
+        "test_loop.py",
+    ),
+    Mutation(
+        "processors: a row sees one draft token too few",
+        "request.py",
+        "return self.sampler.best(self._logits(i), self.draft_token_ids[:i])",
+        "return self.sampler.best(self._logits(i), self.draft_token_ids[: max(i - 1, 0)])",
+        "test_loop.py",
+    ),
+    Mutation(
+        "single-token steps are not padded",
+        "backends/openvino_paged.py",
+        "_MIN_ROWS = 2",
+        "_MIN_ROWS = 1",
+        "test_bit_exact.py",
+    ),
+    Mutation(
+        "a draft goes on behind the end",
+        "request.py",
+        "return min(self.num_assistant_tokens, left - 1)",
+        "return self.num_assistant_tokens",
+        "test_loop.py",
+    ),
+]
+
+
+def check(tree: Path, mutation: Mutation) -> str | None:
+    """The test that fails when `tree` is broken in this way; None if all pass."""
+    path = tree / RUNTIME / mutation.path
+    text = path.read_text(encoding="utf-8")
+    if text.count(mutation.old) != 1:
+        sys.exit(f"{mutation.name}: {mutation.path} has {text.count(mutation.old)} times {mutation.old!r}; update it.")
+    path.write_text(text.replace(mutation.old, mutation.new), encoding="utf-8")
+    try:
+        tests = [str(Path("tests/runtime") / test) for test in mutation.tests.split()]
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join(str(tree / half) for half in ("runtime", "export"))}
+        command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *tests]
+        done = subprocess.run(command, cwd=tree, env=environment, capture_output=True, text=True, check=False)
+    finally:
+        path.write_text(text, encoding="utf-8")
+    if done.returncode == 0:
+        return None
+    failed = re.search(r"^(?:FAILED|ERROR) tests/runtime/(\S+)", done.stdout, re.MULTILINE)
+    if done.returncode != 1 or failed is None:
+        sys.exit(f"{mutation.name}: pytest could not run.\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
+    return failed[1]
+
+
+def main() -> None:
+    """Check all mutations, or those whose names contain one of the arguments."""
+    chosen = [m for m in MUTATIONS if not sys.argv[1:] or any(word in m.name for word in sys.argv[1:])]
+    unnoticed = 0
+    with tempfile.TemporaryDirectory() as folder:
+        tree = Path(folder) / "tree"
+        for part in ("runtime", "export", "tests", "configs", "samples"):
+            shutil.copytree(ROOT / part, tree / part, ignore=shutil.ignore_patterns("__pycache__", ".hypothesis"))
+        shutil.copy(ROOT / "pyproject.toml", tree)
+        for mutation in chosen:
+            noticed = check(tree, mutation)
+            unnoticed += noticed is None
+            print(f"{'noticed' if noticed else 'UNNOTICED':10} {mutation.name:65} {noticed or ''}", flush=True)
+    sys.exit(f"{unnoticed} of {len(chosen)} went unnoticed." if unnoticed else 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,117 @@
+"""Two ways to spoil rejection sampling without anybody noticing: numbers used twice, and tokens drawn but dropped."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from outrider.bench.shuffled import Shuffled
+from outrider.config import GenerationConfig
+from outrider.drafters import DraftModel, Ngram
+from outrider.request import Request
+from outrider.request_queue import RequestQueue
+from outrider.sampling import LogitsSampler
+from outrider.testing import FakeBackend
+from outrider.text import TextStream
+from outrider.types import Draft, Noise, Outcome, Sequence
+from outrider.verifiers import BlockRejection, Threshold, TokenRejection, Typical
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from outrider.types import Drafter, Rows
+
+VOCAB_SIZE = 6
+CONFIG = GenerationConfig(temperature=1.0, max_new_tokens=60)
+
+
+@dataclass(frozen=True)
+class RecordingNoise(Noise):
+    """Remembers in which rounds each number was given out; a round is known by the length of the sequence."""
+
+    sequence: Sequence = field(default_factory=lambda: Sequence([], 0))
+    rounds: dict[float, set[int]] = field(default_factory=lambda: defaultdict(set))
+
+    def uniforms(self, position: int, purpose: str, count: int) -> np.ndarray:
+        made = super().uniforms(position, purpose, count)
+        for number in made.tolist():
+            self.rounds[number].add(len(self.sequence))
+        return made
+
+
+class Recording:
+    """A verifier that remembers what was drawn, and sees to it that all of it comes back to be judged."""
+
+    lossless = True
+
+    def __init__(self, verifier: Any) -> None:
+        self.verifier = verifier
+        self.drawn: list[int] = []
+        self.num_drawn = 0
+
+    def draw(self, rows: Rows, i: int, noise: Noise, position: int) -> Any:
+        made = self.verifier.draw(rows, i, noise, position)
+        self.drawn.append(made[0])
+        return made
+
+    def verify(self, draft: Draft, rows: Rows, noise: Noise, position: int) -> Outcome:
+        if draft.probs:
+            assert draft.token_ids == self.drawn, "a drawn token was not submitted"
+            assert len(draft.probs) == len(draft)
+        else:
+            assert not self.drawn, "drawn tokens were dropped"
+        self.num_drawn += len(self.drawn)
+        self.drawn.clear()
+        outcome: Outcome = self.verifier.verify(draft, rows, noise, position)
+        return outcome
+
+
+def make_drafter(kind: str) -> Drafter:
+    model = DraftModel(FakeBackend(VOCAB_SIZE, seed=1, noise=0.7), context_length=1000)
+    return Shuffled([model, Ngram()]) if kind == "shuffled" else model
+
+
+def run(verifier: Any, drafter: Drafter, seed: int) -> RecordingNoise:
+    sequence = Sequence([1, 2, 3, 1, 2], 5)
+    noise = RecordingNoise(seed, sequence=sequence)
+    request = Request(
+        sequence=sequence,
+        sampler=LogitsSampler(CONFIG, sequence.token_ids),
+        verifier=verifier,
+        noise=noise,
+        text=TextStream(lambda ids: "".join("abcdef"[i] for i in ids)),
+        max_new_tokens=60,
+        eos_token_ids=frozenset({5}) if seed % 2 else frozenset(),
+        drafter=drafter,
+        num_assistant_tokens=4,
+    )
+    for _ in RequestQueue(FakeBackend(VOCAB_SIZE, seed=1), 512).run(request):
+        pass
+    return noise
+
+
+@pytest.mark.parametrize("kind", ["draft", "shuffled"])
+@pytest.mark.parametrize("verifier", [TokenRejection(), BlockRejection(), Threshold(), Typical()], ids=str)
+def test_no_number_serves_two_rounds(verifier: Any, kind: str) -> None:
+    """Numbers keyed by the position of a token, instead of the round's, come back when a rejected place is redone.
+
+    What block verification keeps depends on the tokens behind it, so these would be drawn a second time with numbers
+    that have already had a say.
+    """
+    for seed in range(8):
+        noise = run(verifier, make_drafter(kind), seed)
+        assert len(noise.rounds) > 30 or seed % 2
+        assert all(len(rounds) == 1 for rounds in noise.rounds.values())
+
+
+@pytest.mark.parametrize("kind", ["draft", "shuffled"])
+@pytest.mark.parametrize("verifier", [TokenRejection(), BlockRejection(), Threshold(), Typical()], ids=str)
+def test_every_drawn_token_is_submitted(verifier: Any, kind: str) -> None:
+    """Dropping improbable tokens, or choosing between drafts by what is in them, would bias the output."""
+    for seed in range(8):
+        recording = Recording(verifier)
+        run(recording, make_drafter(kind), seed)
+        assert recording.num_drawn > 0
