@@ -101,7 +101,7 @@ MUTATIONS = [
         "drafters/draft_model.py",
         "slot.trim(len(sequence) + num_accepted)",
         "slot.trim(len(sequence) + num_accepted + 1)",
-        "test_loop.py test_drafting.py",
+        "test_loop.py",
     ),
     Mutation(
         "noise key: without the position",

@@ -14,6 +14,7 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,9 +28,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from collections.abc import Sequence as Seq
 
-    from outrider.bench.modes import Mode
+    from outrider.bench.modes import Mode, Run
     from outrider.bench.prompts import Prompt
-    from outrider.config import Config
+    from outrider.config import Config, GenerationConfig
     from outrider.types import Backend
 
 FALSE_ALARM = 1e-4  # the chance that a correct sampler fails one chi-square test
@@ -61,18 +62,18 @@ class Subject:
     modes: Seq[Mode]
 
 
-def our_subject(engine: Engine) -> Subject:
-    """Outrider: every drafter at several lengths, and drafter and length chosen at random every round, twice."""
+def our_subject(engine: Engine, modes: Seq[str] = ()) -> Subject:
+    """Outrider: these modes, or every drafter at several lengths, and both chosen at random every round, twice."""
     own = [f"{drafter}:{length}" for drafter in engine.drafters for length in LENGTHS]
-    plain, *modes = make_modes(["plain", *own, "shuffled:8", "shuffled:3"], engine)
-    return Subject("outrider", plain, modes)
+    plain, *made = make_modes(["plain", *(modes or [*own, "shuffled:8", "shuffled:3"])], engine)
+    return Subject(plain.runtime, plain, made)
 
 
 def genai_subject(engine: Engine) -> Subject:
     """openvino-genai on the same files: draft model, if there is one, and prompt lookup."""
     kinds = ("genai-draft", "genai-ngram") if engine.bundle.manifest.drafters else ("genai-ngram",)
     plain, *modes = make_modes(["genai", *(f"{kind}:{length}" for kind in kinds for length in LENGTHS)], engine)
-    return Subject("openvino-genai", plain, modes)
+    return Subject(plain.runtime, plain, modes)
 
 
 def check_batching(main: Backend, vocab_size: int, context: int) -> Check:
@@ -113,28 +114,54 @@ def _check_identity(
     max_new_tokens: int,
     advance: Callable[[], None],
 ) -> Check:
-    num_runs = num_drafted = 0
-    differing: list[dict[str, Any]] = []
-    for prompt in prompts:
-        token_ids = engine.tokenizer.encode_prompt(prompt.text)
-        for options in settings:
-            config = engine.config.generation.replace(max_new_tokens=max_new_tokens, **options)
+    jobs: list[_Job] = []
+    encoded = [(prompt, engine.tokenizer.encode_prompt(prompt.text)) for prompt in prompts]
+    for options in settings:
+        config = engine.config.generation.replace(max_new_tokens=max_new_tokens, **options)
+        for prompt, token_ids in encoded:
             plain = subject.plain.run(token_ids, config).token_ids
-            for mode in subject.modes:
-                run = mode.run(token_ids, config)
-                num_runs += 1
-                num_drafted += run.stats.get("num_draft_tokens", 0)
-                if run.token_ids != plain:
-                    where = {"prompt": prompt.id, "mode": mode.name, "seed": config.seed}
-                    differing.append(where | _first_difference(engine, token_ids, plain, run.token_ids))
-                advance()
-    detail = f"{num_runs - len(differing)} of {num_runs} runs identical to plain decoding"
+            jobs += [_Job(prompt, token_ids, config, plain, mode) for mode in subject.modes]
+    runs = []
+    for run in _in_parallel(subject.plain.num_parallel, [job.run for job in jobs]):
+        runs.append(run)
+        advance()
+    num_drafted = sum(run.stats.get("num_draft_tokens", 0) for run in runs)
+    differing = [
+        {"prompt": job.prompt.id, "mode": job.mode.name, "seed": job.config.seed}
+        | _first_difference(engine, job.token_ids, job.plain, run.token_ids)
+        for job, run in zip(jobs, runs, strict=True)
+        if run.token_ids != job.plain
+    ]
+    detail = f"{len(jobs) - len(differing)} of {len(jobs)} runs identical to plain decoding"
     if num_drafted:
         detail += f", {num_drafted:,} tokens drafted"
     if differing:
         first = differing[0]
         detail += f"; first at token {first['position']} of {first['prompt']}, logit gap {first['logit_gap']:.3g}"
-    return Check(name, not differing, detail, {"num_runs": num_runs, "differing": differing}, subject.name)
+    return Check(name, not differing, detail, {"num_runs": len(jobs), "differing": differing}, subject.name)
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """A prompt to run in a mode, and what plain decoding, alone, has made of it."""
+
+    prompt: Prompt
+    token_ids: list[int]
+    config: GenerationConfig
+    plain: list[int]
+    mode: Mode
+
+    def run(self) -> Run:
+        return self.mode.run(self.token_ids, self.config)
+
+
+def _in_parallel(num_parallel: int, runs: Seq[Callable[[], Run]]) -> Iterator[Run]:
+    """The runs in order. Ours go together, so that their calls are shared and batches are part of what is tried."""
+    pool = ThreadPoolExecutor(num_parallel)
+    try:
+        yield from pool.map(lambda run: run(), runs)
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 def _first_difference(engine: Engine, prompt: list[int], plain: list[int], other: list[int]) -> dict[str, Any]:
@@ -160,11 +187,8 @@ def check_sampling(
     exact = exact_joint(toy, TOY_PROMPT, config, NUM_TOKENS)
     answers: Counter[tuple[int, ...]] = Counter()
     accepted = drafted = 0
-    # Ours share calls, so that batches are part of what is tested; openvino-genai's calls must not overlap.
-    is_genai = mode.name.startswith("genai")
-    with ThreadPoolExecutor(1 if is_genai else 16) as pool:
-        runs = list(pool.map(lambda seed: mode.run(TOY_PROMPT, config.replace(seed=seed)), range(num_samples)))
-    for run in runs:
+    runs = [partial(mode.run, TOY_PROMPT, config.replace(seed=seed)) for seed in range(num_samples)]
+    for run in _in_parallel(mode.num_parallel, runs):
         answers[tuple(run.token_ids[:NUM_TOKENS])] += 1
         accepted += run.stats.get("num_accepted_tokens", 0)
         drafted += run.stats.get("num_draft_tokens", 0)
@@ -183,7 +207,7 @@ def check_sampling(
         "acceptance_rate": accepted / drafted if drafted else None,
     }
     passed = None if lossy else p_value > FALSE_ALARM
-    return Check(name, passed, detail, figures, "openvino-genai" if is_genai else "outrider")
+    return Check(name, passed, detail, figures, mode.runtime)
 
 
 def check_our_sampling(toy: Engine, num_samples: int = 2000) -> list[Check]:

@@ -49,6 +49,8 @@ class Mode(Protocol):
     """One way to decode."""
 
     name: str
+    runtime: str
+    num_parallel: int  # runs that may go on at a time
 
     def run(self, prompt_token_ids: list[int], config: GenerationConfig) -> Run:
         """Decode one prompt."""
@@ -79,6 +81,8 @@ def make_modes(names: list[str], engine: Engine) -> list[Mode]:
 
 
 class _Ours:
+    runtime, num_parallel = "outrider", 8
+
     def __init__(self, name: str, kind: str, num_assistant_tokens: int | None, engine: Engine) -> None:
         self.name = name
         self._drafter = None if kind == "plain" else kind
@@ -137,6 +141,8 @@ class _Pipeline:
 
 class _Genai:
     """openvino-genai, with a number of draft tokens."""
+
+    runtime, num_parallel = "openvino-genai", 1
 
     def __init__(self, name: str, num_assistant_tokens: int | None, pipeline: _Pipeline) -> None:
         import openvino as ov

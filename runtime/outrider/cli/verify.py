@@ -37,6 +37,7 @@ def _read_checks(_context: click.Context, _option: click.Parameter, value: str) 
 @click.option("--per-category", type=click.IntRange(1), help="Use the first N prompts of each category.")
 @click.option("--max-new-tokens", type=click.IntRange(2), default=48, show_default=True, help="Length of each answer.")
 @click.option("--context", type=click.IntRange(64), default=256, show_default=True, help="Tokens that batching reads.")
+@click.option("--modes", help="Compare these with plain decoding, as draft:3,shuffled:8.  [default: all drafters]")
 @click.option("--peer", type=click.Choice(["openvino-genai"]), help="Put another runtime to the same tests.")
 @load_options
 @json_option
@@ -47,6 +48,7 @@ def verify(
     per_category: int | None,
     max_new_tokens: int,
     context: int,
+    modes: str | None,
     peer: str | None,
     as_json: bool,
     **options: Any,
@@ -69,9 +71,10 @@ def verify(
     if "batching" in checks:
         vocab_size = engine.bundle.manifest.main.vocab_size
         made.append(certify.check_batching(engine.main, vocab_size, min(context, engine.max_tokens // 3)))
-    subjects = [certify.our_subject] if peer is None else [certify.our_subject, certify.genai_subject]
-    for make_subject in subjects:
-        made += _identity(make_subject(engine), engine, checks, chosen, max_new_tokens, quiet=as_json)
+    own_modes = [name.strip() for name in modes.split(",")] if modes else []
+    made += _identity(certify.our_subject(engine, own_modes), engine, checks, chosen, max_new_tokens, quiet=as_json)
+    if peer:
+        made += _identity(certify.genai_subject(engine), engine, checks, chosen, max_new_tokens, quiet=as_json)
     if "sampling" in checks:
         with certify.toy_engine(config, engine.bundle.tokenizer_path if peer else None) as toy:
             made += certify.check_our_sampling(toy)
