@@ -27,7 +27,7 @@ err = Console(stderr=True, markup=False, emoji=False, highlight=False)
 
 
 def print_json(value: Any) -> None:
-    """One JSON object on standard output, numbers to six digits behind the point."""
+    """One JSON object on standard output, numbers to six significant digits."""
     json.dump(_rounded(value), sys.stdout, ensure_ascii=False)
     sys.stdout.write("\n")
 
@@ -54,7 +54,7 @@ def progress_bar(label: str, total: int, *, quiet: bool = False) -> Iterator[Cal
 
 def _rounded(value: Any) -> Any:
     if isinstance(value, float):
-        return round(value, 6)
+        return float(f"{value:.6g}")
     if isinstance(value, dict):
         return {key: _rounded(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
