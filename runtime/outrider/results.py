@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from outrider.metrics import Stats
+    from outrider.types import TokenLogprobs
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,6 +16,7 @@ class Result:
 
     text: without special tokens, cut before a stop string. token_ids: ends with the end-of-sequence id if the model
     gave one. finish_reason: "stop", "length" or "cancelled". seed: what the noise was made from; None when greedy.
+    logprobs: one for each of token_ids; None unless they were asked for.
     """
 
     text: str
@@ -22,6 +24,7 @@ class Result:
     finish_reason: str
     stats: Stats
     seed: int | None
+    logprobs: list[TokenLogprobs] | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """All of it, for JSON."""
@@ -30,6 +33,7 @@ class Result:
             "token_ids": self.token_ids,
             "finish_reason": self.finish_reason,
             "seed": self.seed,
+            "logprobs": None if self.logprobs is None else [asdict(token) for token in self.logprobs],
             "stats": self.stats.as_dict(),
         }
 

@@ -137,6 +137,19 @@ class Outcome:
     next_token_id: int
 
 
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """How likely a token of an answer was at its place, and the likeliest tokens there, as (token_id, logprob).
+
+    Natural logarithms. `top` is in descending order and holds the chosen token only if it is one of the likeliest. It
+    is shorter than was asked where fewer tokens have a probability, so that no number is −inf.
+    """
+
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
 class TextTokenizer(Protocol):
     """Text to tokens and back."""
 
@@ -161,8 +174,11 @@ class Sampler(Protocol):
     def distribution(self, logits: Logits, prefix: Seq[int]) -> Distribution:
         """The probabilities after all processors."""
 
+    def logprobs(self, logits: Logits, prefix: Seq[int], token_id: int) -> TokenLogprobs:
+        """How likely a token was that was chosen at this row."""
+
     def commit(self, token_ids: Seq[int]) -> None:
-        """Take tokens into the state that penalties look at."""
+        """Take tokens into the state that processors look at."""
 
 
 class Rows(Protocol):

@@ -62,5 +62,5 @@ def test_a_preset_that_does_not_exist_names_the_nearest() -> None:
 def test_an_unknown_option_names_the_nearest() -> None:
     with pytest.raises(OptionError, match="no option 'cash_size'. Did you mean 'cache_size'"):
         Config().replace(cash_size=1)
-    with pytest.raises(OptionError, match="no generation option 'xyz'. Known: drafter"):
+    with pytest.raises(OptionError, match="no generation option 'xyz'. Known: banned_token_ids"):
         GenerationConfig().replace(xyz=1)
