@@ -196,6 +196,11 @@ def test_typical_p_at_a_real_vocabulary(temperature: float, typical_p: float) ->
     assert made.probs.sum() == pytest.approx(1, abs=1e-12)
 
 
+def test_the_early_cut_of_typical_p_spares_what_is_rare_but_nearer_than_the_likeliest() -> None:
+    logits = np.log(np.array([0.3] + [0.68 / 800] * 800 + [0.02 / 199] * 199)).astype(np.float32)
+    assert truncated_softmax(logits, 1.0, 0, 1.0, 0.0, 0.69).token_ids.tolist() == list(range(1, 1000))
+
+
 def test_typical_p_keeps_what_is_as_near_as_the_last() -> None:
     made = truncated_softmax(np.zeros(8, dtype=np.float32), 1.0, 0, 1.0, 0.0, 0.3)
     assert len(made.token_ids) == 8
