@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from outrider.config import GenerationConfig
 from outrider.engine import Engine
 from outrider.sampling import LogitsSampler
 from outrider.testing import ToyTokenizer, save_toy_bundle
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from outrider.bench.prompts import Prompt
-    from outrider.config import Config, GenerationConfig
+    from outrider.config import Config
     from outrider.types import Backend
 
 FALSE_ALARM = 1e-4  # the chance that a correct sampler fails the chi-square test
@@ -97,7 +98,7 @@ def check_rejection(config: Config, num_samples: int = 2000, num_tokens: int = 3
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         bundle = save_toy_bundle(Path(folder) / "toy", vocab_size=16, draft_noise=0.15)
         toy = Engine(bundle, config.replace(drafter="auto", cache_size=0.01), tokenizer=ToyTokenizer())
-        generation = toy.config.generation.replace(
+        generation = GenerationConfig(  # not the config's own, whose token ids are another vocabulary's
             temperature=1.0, top_p=0.95, sampling="rejection", ignore_eos=True, max_new_tokens=num_tokens + 2
         )
         exact = exact_joint(toy, prompt, generation, num_tokens)
