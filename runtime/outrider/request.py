@@ -140,8 +140,9 @@ class Request:
     def verify(self, draft: Draft, rows: RequestRows) -> Outcome:
         """What the main model makes of a draft.
 
-        Where the options leave no token behind accepted ones, those alone are kept: they may end the answer, as they
-        would in plain decoding. If not, the next round fails as plain decoding does.
+        Where the options leave no token at a row, the draft tokens before it are accepted, or it had not been read:
+        they alone are kept. They may end the answer, as they would in plain decoding; if not, the next round fails as
+        plain decoding does.
         """
         try:
             return self.verifier.verify(draft, rows, self.noise, len(self.sequence))
