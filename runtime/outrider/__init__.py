@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         BundleError,
         DeviceError,
         ExportError,
+        NoTokenLeft,
         OptionError,
         OutriderError,
         RequestError,
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     )
     from outrider.metrics import Stats
     from outrider.results import Result, TextChunk
+    from outrider.types import TokenLogprobs
 
 __version__ = "0.1.0"
 
@@ -41,6 +43,7 @@ __all__ = [
     "Engine",
     "ExportError",
     "GenerationConfig",
+    "NoTokenLeft",
     "OptionError",
     "OutriderError",
     "RequestError",
@@ -48,6 +51,7 @@ __all__ = [
     "SchedulerConfig",
     "Stats",
     "TextChunk",
+    "TokenLogprobs",
     "VocabularyMismatch",
     "load",
     "read_bundle",
@@ -61,6 +65,7 @@ _MODULES = {
         "BundleError",
         "DeviceError",
         "ExportError",
+        "NoTokenLeft",
         "OptionError",
         "OutriderError",
         "RequestError",
@@ -68,6 +73,7 @@ _MODULES = {
     ),
     "metrics": ("Stats",),
     "results": ("Result", "TextChunk"),
+    "types": ("TokenLogprobs",),
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 

@@ -37,8 +37,9 @@ LOSSY = ("threshold", "typical")
 class GenerationConfig:
     """How one request is decoded. The default is greedy.
 
-    Processors run in the order repetition penalty, presence and frequency penalty, temperature, top-k, top-p, min-p
-    (see `outrider.sampling`).
+    Processors run in the order logit bias, repetition penalty, presence and frequency penalty, no-repeat n-gram,
+    min_new_tokens, banned tokens, temperature, top-k, top-p, min-p, typical-p. For their formulas and where they come
+    from, see `outrider.sampling`.
     """
 
     max_new_tokens: int | None = None  # None: 512, or as many as still fit
@@ -51,17 +52,26 @@ class GenerationConfig:
     top_k: int = 0  # 0: off
     top_p: float = 1.0  # 1: off
     min_p: float = 0.0  # 0: off
+    typical_p: float = 1.0  # locally typical sampling, as Transformers; 1: off
     repetition_penalty: float = 1.0  # over prompt and answer, as Transformers; 1: off
     presence_penalty: float = 0.0  # over the answer, as OpenAI's API; 0: off
     frequency_penalty: float = 0.0  # over the answer, as OpenAI's API; 0: off
+    logit_bias: Mapping[int, float] = field(default_factory=dict)  # token id to what is added, as OpenAI's API
+    no_repeat_ngram_size: int = 0  # no n tokens in a row come twice in prompt and answer, as Transformers; 0: off
+    banned_token_ids: tuple[int, ...] = ()  # token ids that are never chosen; Transformers' suppress_tokens
+    min_new_tokens: int = 0  # nothing but a stop string ends the answer before; 0: off
     seed: int | None = None  # None: one is drawn, and reported with the result
     stop: tuple[str, ...] = ()  # strings that end the answer; cut from the text
     stop_token_ids: tuple[int, ...] = ()  # token ids that end the answer, besides the model's own
     ignore_eos: bool = False  # decode past the end of the answer (for benchmarks)
+    logprobs: int | None = None  # of each token, and of this many of the likeliest, 0 to 20; None: off
+    logprobs_of: str = "unprocessed"  # the model's own logits; or "processed": what the token was chosen from
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "stop", (self.stop,) if isinstance(self.stop, str) else _as_tuple(self.stop))
         object.__setattr__(self, "stop_token_ids", _as_tuple(self.stop_token_ids))
+        object.__setattr__(self, "banned_token_ids", _as_tuple(self.banned_token_ids))
+        object.__setattr__(self, "logit_bias", _as_biases(self.logit_bias))
         _check(self, "max_new_tokens", None, Integral, lambda n: n >= 1, "an integer of at least 1")
         _check(self, "drafter", None, str, bool, "a drafter's name, 'auto', or None")
         _check(self, "num_assistant_tokens", None, Integral, lambda n: 0 <= n <= 64, "an integer from 0 to 64")
@@ -72,21 +82,37 @@ class GenerationConfig:
         _check(self, "top_k", ..., Integral, lambda k: k >= 0, "an integer of at least 0 (0 is off)")
         _check(self, "top_p", ..., Real, lambda p: 0 < p <= 1, "a number above 0 and at most 1 (1 is off)")
         _check(self, "min_p", ..., Real, lambda p: 0 <= p <= 1, "a number from 0 (off) to 1")
+        _check(self, "typical_p", ..., Real, lambda p: 0 < p <= 1, "a number above 0 and at most 1 (1 is off)")
         _check(
             self, "repetition_penalty", ..., Real, lambda r: 0.01 <= r <= 100, "a number from 0.01 to 100 (1 is off)"
         )
         for name in ("presence_penalty", "frequency_penalty"):
             _check(self, name, ..., Real, lambda x: -2 <= x <= 2, "a number from -2 to 2 (0 is off)")
+        biases = "a table of token ids, each once, and numbers from -100 to 100"
+        _check(self, "logit_bias", ..., Mapping, _are_biases, biases)
+        _check(self, "banned_token_ids", ..., tuple, _are_ids, "a list of token ids")
+        for name in ("no_repeat_ngram_size", "min_new_tokens"):
+            _check(self, name, ..., Integral, lambda n: n >= 0, "an integer of at least 0 (0 is off)")
         _check(self, "seed", None, Integral, lambda s: 0 <= s < 2**64, "an integer from 0 to 2**64 - 1")
         _check(self, "stop", ..., tuple, _are_texts, "a text or a list of texts, none of them empty")
         _check(self, "stop_token_ids", ..., tuple, _are_ids, "a list of token ids")
         _check(self, "ignore_eos", ..., bool, lambda _: True, "true or false")
+        _check(self, "logprobs", None, Integral, lambda n: 0 <= n <= 20, "an integer from 0 to 20, or None")
+        ways = ("unprocessed", "processed")
+        _check(self, "logprobs_of", ..., str, ways.__contains__, "'unprocessed' or 'processed'")
         if self.sampling in LOSSY and not self.temperature:
             raise OptionError(f"sampling={self.sampling!r} needs a temperature above 0: at 0 nothing is sampled.")
         if self.acceptance_threshold is not None and self.sampling not in LOSSY:
             raise OptionError(
                 f"acceptance_threshold={self.acceptance_threshold:g} is for the lossy modes, sampling='threshold' and "
                 f"'typical', and sampling is {self.sampling!r}."
+            )
+        if self.logprobs_of != "unprocessed" and self.logprobs is None:
+            raise OptionError(f"logprobs_of={self.logprobs_of!r} needs logprobs: set it to 0 or more.")
+        if self.max_new_tokens is not None and self.min_new_tokens > self.max_new_tokens:
+            raise OptionError(
+                f"min_new_tokens={self.min_new_tokens} is more than max_new_tokens={self.max_new_tokens}. "
+                "Lower the first or raise the second."
             )
 
     def replace(self, **options: Any) -> GenerationConfig:
@@ -230,6 +256,19 @@ def _is_temperature(value: float) -> bool:
 
 def _as_tuple(value: Any) -> Any:
     return tuple(value) if isinstance(value, list | set | frozenset) else value
+
+
+def _as_biases(value: Any) -> Any:
+    """A copy whose keys are integers: those of TOML and JSON are strings."""
+    if not isinstance(value, Mapping):
+        return value
+    biases = {int(k) if isinstance(k, str) and k.isdecimal() else k: bias for k, bias in value.items()}
+    return biases if len(biases) == len(value) else value  # an id that is there twice, as "7" and 7, is refused
+
+
+def _are_biases(values: Mapping[Any, Any]) -> bool:
+    numbers = all(isinstance(value, Real) and not isinstance(value, bool) for value in values.values())
+    return _are_ids(tuple(values)) and numbers and all(-100 <= value <= 100 for value in values.values())
 
 
 def _are_ids(values: tuple[Any, ...]) -> bool:

@@ -156,7 +156,8 @@ class Engine:
 
         Raises:
             OptionError: for an unknown option or a bad value.
-            RequestError: when the prompt is empty, or too long for the model's context or the cache.
+            RequestError: when the prompt is empty, or too long for the model's context or the cache, or when options
+                that ban tokens leave none to choose.
             DeviceError: when a device fails.
         """
         request = self._prepare(prompt, config, chat_template, cancel, options)
@@ -214,23 +215,33 @@ class Engine:
         vocab_size = self.bundle.manifest.main.vocab_size
         if unknown := [token_id for token_id in token_ids if not 0 <= token_id < vocab_size]:
             raise RequestError(f"The prompt has token id {unknown[0]}; the vocabulary ends at {vocab_size - 1:,}.")
+        for name in ("stop_token_ids", "banned_token_ids", "logit_bias"):
+            if unknown := [token_id for token_id in getattr(config, name) if token_id >= vocab_size]:
+                raise OptionError(f"{name} has token id {unknown[0]}; the vocabulary ends at {vocab_size - 1:,}.")
         max_new_tokens = self._room(len(token_ids), config.max_new_tokens)
+        if config.min_new_tokens > max_new_tokens:
+            raise OptionError(
+                f"min_new_tokens={config.min_new_tokens:,} is more than the {max_new_tokens:,} tokens that this answer "
+                "may have. Lower it, or set max_new_tokens."
+            )
         plain = config.drafter is None or config.num_assistant_tokens == 0
         drafter = None if plain else self.find_drafter(str(config.drafter), config.max_ngram_size)
         tokenizer = self.bundle.manifest.tokenizer
         sampled = config.temperature > 0
         seed = secrets.randbits(63) if config.seed is None else int(config.seed)
+        end_token_ids = frozenset(config.stop_token_ids).union(() if config.ignore_eos else tokenizer.eos_token_ids)
         request = Request(
             sequence=Sequence(token_ids, len(token_ids)),
-            sampler=LogitsSampler(config, token_ids),
+            sampler=LogitsSampler(config, token_ids, end_token_ids=end_token_ids),
             verifier=_verifier(config),
             noise=Noise(seed),
             text=TextStream(self.tokenizer.decode, config.stop),
             max_new_tokens=max_new_tokens,
-            eos_token_ids=frozenset(config.stop_token_ids).union(() if config.ignore_eos else tokenizer.eos_token_ids),
+            eos_token_ids=end_token_ids,
             drafter=drafter,
             sampled=sampled,
             num_assistant_tokens=_num_assistant_tokens(config, drafter),
+            logprobs=None if config.logprobs is None else [],
             cancel=cancel,
             created=created,
         )

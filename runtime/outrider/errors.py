@@ -5,6 +5,7 @@
     OutriderError                exit code 1
     ├── OptionError              exit code 2   an option, a name or a value that cannot be meant
     ├── RequestError             1             a prompt that is empty, too long for the context or for the cache
+    │   └── NoTokenLeft          1             a request's options leave no token to choose
     ├── BundleError              1             a bundle is missing, damaged, too new, or its parts do not fit
     ├── ExportError              1             a checkpoint cannot be turned into a bundle
     │   └── VocabularyMismatch   1             main and draft model do not share a vocabulary
@@ -36,6 +37,14 @@ class OptionError(OutriderError, ValueError):
 
 class RequestError(OutriderError, ValueError):
     """A prompt that is empty, or too long for the model's context or for the cache."""
+
+
+class NoTokenLeft(RequestError):
+    """A request's options leave no token to choose. row: how many draft tokens stand before the place."""
+
+    def __init__(self, message: str, row: int = 0) -> None:
+        super().__init__(message)
+        self.row = row
 
 
 class BundleError(OutriderError):

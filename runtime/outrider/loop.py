@@ -41,10 +41,10 @@ def step(main: Backend, requests: Seq[Request], max_num_batched_tokens: int) -> 
             rows = RequestRows(checked, row, request.sampler, draft.token_ids)
             row += chunk.num_rows
             try:
-                outcome = request.verifier.verify(draft, rows, request.noise, len(request.sequence))
+                outcome = request.verify(draft, rows)
                 if request.drafter:
                     request.drafter.observe(request.sequence, outcome.num_accepted)
-                request.commit(draft.token_ids, outcome)
+                request.commit(rows, outcome)
                 request.slot.trim(len(request.sequence) - 1)  # drops the rejected tokens
             except Exception as error:  # of one request, which the others shall not suffer for
                 request.fail(error)

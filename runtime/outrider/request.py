@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
+from outrider.errors import NoTokenLeft
 from outrider.metrics import Stats
 from outrider.results import Result, TextChunk
-from outrider.types import DraftRequest
+from outrider.types import DraftRequest, Outcome
 
 if TYPE_CHECKING:
     from collections.abc import Sequence as Seq
@@ -19,14 +20,15 @@ if TYPE_CHECKING:
     from outrider.types import (
         Backend,
         Distribution,
+        Draft,
         Drafter,
         Logits,
         Noise,
-        Outcome,
         Sampler,
         Sequence,
         Slot,
         Step,
+        TokenLogprobs,
         Verifier,
     )
 
@@ -48,6 +50,7 @@ class Request:
     drafter: Drafter | None = None
     num_assistant_tokens: int = 0
     sampled: bool = False  # whether the noise has a say
+    logprobs: list[TokenLogprobs] | None = None  # of the committed tokens; None: not wanted
     cancel: Event | None = None  # set from any thread to end the answer here
     created: float = field(default_factory=time.perf_counter)
     stats: Stats = field(default_factory=Stats)
@@ -106,13 +109,15 @@ class Request:
 
     def result(self) -> Result:
         """The answer, once it is finished; without the tokens of a stop string."""
+        num_kept = self.text.num_tokens_kept
         return Result(
             text=self.text.text,
-            token_ids=self.sequence.generated_token_ids[: self.text.num_tokens_kept],
+            token_ids=self.sequence.generated_token_ids[:num_kept],
             finish_reason=self.finish_reason or "cancelled",
             stats=self.stats,
             seed=self.noise.seed if self.sampled else None,
             lossless=self.verifier.lossless,
+            logprobs=None if self.logprobs is None else self.logprobs[:num_kept],
         )
 
     def admit(self, main: Backend) -> bool:
@@ -133,11 +138,33 @@ class Request:
         if self.drafter:
             self.drafter.release(self.sequence)
 
-    def commit(self, draft_token_ids: Seq[int], outcome: Outcome) -> None:
+    def verify(self, draft: Draft, rows: RequestRows) -> Outcome:
+        """What the main model makes of a draft.
+
+        Where the options leave no token at a row, nothing can follow the draft tokens before it: they are judged as
+        a draft of their own. If all are kept, they may end the answer, as they would in plain decoding; if they do
+        not, the next round fails as plain decoding does.
+        """
+        position = len(self.sequence)
+        try:
+            return self.verifier.verify(draft, rows, self.noise, position)
+        except NoTokenLeft as error:
+            if not error.row:
+                raise
+            draft = draft.cut(error.row)
+        try:
+            return self.verifier.verify(draft, rows, self.noise, position)
+        except NoTokenLeft:  # at the row behind the last token, which is read when all are kept
+            return Outcome(len(draft) - 1, draft.token_ids[-1])
+
+    def commit(self, rows: RequestRows, outcome: Outcome) -> None:
         """Append what a round yields, up to the end of the answer. Nothing past it is counted anywhere."""
         if not self.first_token_at:
             self.first_token_at = time.perf_counter()
+        draft_token_ids = rows.draft_token_ids
         token_ids = self._until_end([*draft_token_ids[: outcome.num_accepted], outcome.next_token_id])
+        if self.logprobs is not None:
+            self.logprobs += [rows.logprobs(i, token_id) for i, token_id in enumerate(token_ids)]
         self.sequence.token_ids.extend(token_ids)
         self.sampler.commit(token_ids)
         stats = self.stats
@@ -193,6 +220,10 @@ class RequestRows:
     def distribution(self, i: int) -> Distribution:
         """target_probs at row i."""
         return self.sampler.distribution(self._logits(i), self.draft_token_ids[:i])
+
+    def logprobs(self, i: int, token_id: int) -> TokenLogprobs:
+        """How likely the token was that was chosen at row i."""
+        return self.sampler.logprobs(self._logits(i), self.draft_token_ids[:i], token_id)
 
     def _logits(self, i: int) -> Logits:
         return self.step.logits(self.first + i)

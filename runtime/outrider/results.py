@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from outrider.metrics import Stats
+    from outrider.types import TokenLogprobs
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,6 +17,7 @@ class Result:
     text: without special tokens, cut before a stop string. token_ids: ends with the end-of-sequence id if the model
     gave one. finish_reason: "stop", "length" or "cancelled". seed: what the noise was made from; None when greedy.
     lossless: False where a lossy mode was chosen, so that the text is not the main model's own.
+    logprobs: one for each of token_ids; None unless they were asked for.
     """
 
     text: str
@@ -24,6 +26,7 @@ class Result:
     stats: Stats
     seed: int | None
     lossless: bool
+    logprobs: list[TokenLogprobs] | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """All of it, for JSON."""
@@ -33,6 +36,7 @@ class Result:
             "finish_reason": self.finish_reason,
             "seed": self.seed,
             "lossless": self.lossless,
+            "logprobs": None if self.logprobs is None else [asdict(token) for token in self.logprobs],
             "stats": self.stats.as_dict(),
         }
 

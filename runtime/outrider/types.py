@@ -121,6 +121,10 @@ class Draft:
     def __len__(self) -> int:
         return len(self.token_ids)
 
+    def cut(self, length: int) -> Draft:
+        """The first `length` tokens."""
+        return Draft(self.token_ids[:length], self.probs[:length] if self.probs else None)
+
 
 NO_DRAFT = Draft([])
 
@@ -135,6 +139,19 @@ class Outcome:
 
     num_accepted: int
     next_token_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """How likely a token of an answer was at its place, and the likeliest tokens there, as (token_id, logprob).
+
+    Natural logarithms. `top` is in descending order and holds the chosen token only if it is one of the likeliest. It
+    is shorter than was asked where fewer tokens have a probability, so that no number is −inf.
+    """
+
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
 
 
 class TextTokenizer(Protocol):
@@ -161,8 +178,11 @@ class Sampler(Protocol):
     def distribution(self, logits: Logits, prefix: Seq[int]) -> Distribution:
         """The probabilities after all processors."""
 
+    def logprobs(self, logits: Logits, prefix: Seq[int], token_id: int) -> TokenLogprobs:
+        """How likely a token was that was chosen at this row."""
+
     def commit(self, token_ids: Seq[int]) -> None:
-        """Take tokens into the state that penalties look at."""
+        """Take tokens into the state that processors look at."""
 
 
 class Rows(Protocol):
@@ -189,7 +209,11 @@ class Verifier(Protocol):
         """
 
     def verify(self, draft: Draft, rows: Rows, noise: Noise, position: int) -> Outcome:
-        """Judge a draft that begins at `position`; reads rows from left to right, no more than it needs."""
+        """Judge a draft that begins at `position`.
+
+        Reads rows from left to right, none behind a token that cannot be kept, and the one behind the whole draft
+        only when all of it is.
+        """
 
 
 @dataclass(frozen=True, slots=True)

@@ -67,6 +67,21 @@ def test_options_reach_the_request(smollm2: Path, capsys: pytest.CaptureFixture[
     assert stopped["text"] == plain["text"][: plain["text"].find(stop)]
 
 
+def test_tokens_can_be_banned_and_their_logprobs_shown(smollm2: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["generate", smollm2, PROMPT, "--max-new-tokens", 24, "--compare", "--logprobs", 2]
+    plain = run_json(capsys, *arguments)
+    assert [token["token_id"] for token in plain["logprobs"]] == plain["token_ids"]
+    assert plain["logprobs"][0]["top"][0] == [plain["token_ids"][0], plain["logprobs"][0]["logprob"]]
+    assert plain["logprobs"] == plain["compare"]["plain"]["logprobs"]
+    first, second = plain["token_ids"][:2]
+    arguments += ["--banned-token-ids", first, "--logit-bias", f"{second}=-100", "--min-new-tokens", 20]
+    changed = run_json(capsys, *arguments, "--no-repeat-ngram-size", 2, "--logprobs-of", "processed")
+    assert not {first, second} & set(changed["token_ids"])
+    assert len(changed["token_ids"]) >= 20
+    assert all(token["top"][0][0] == token["token_id"] for token in changed["logprobs"])
+    assert changed["compare"]["identical"]
+
+
 def test_the_prompt_can_come_from_standard_input(smollm2: Path) -> None:
     done = subprocess.run(
         [*OUTRIDER, "generate", str(smollm2), "-", "--max-new-tokens", "5", "--json"],
@@ -169,6 +184,11 @@ def fails(capsys: pytest.CaptureFixture[str], exit_code: int, message: str, *arg
         (2, "Missing argument 'PROMPT'", ["generate", "b"]),
         (2, "'hot' is not a valid float", ["generate", "b", "p", "--temperature", "hot"]),
         (2, "top_p=2.0 is not a number above 0", ["generate", "b", "p", "--top-p", "2"]),
+        (2, "'5' is not ID=VALUE", ["generate", "b", "p", "--logit-bias", "5"]),
+        (2, "'5=2' is the second value for token 5", ["bench", "b", "--logit-bias", "5=1", "--logit-bias", "5=2"]),
+        (2, "logit_bias={'-1': 2.0} is not a table", ["generate", "b", "p", "--logit-bias", "-1=2"]),
+        (2, "--logprobs prints with --json only", ["generate", "b", "p", "--logprobs", "2"]),
+        (2, "min_new_tokens=99 is more than max_new_tokens=64", ["tune", "b", "--min-new-tokens", "99"]),
         (2, "no config 'fast', preset or file", ["generate", "b", "p", "--config", "fast"]),
         (2, "--system needs the chat template", ["generate", "b", "p", "--system", "s", "--no-chat-template"]),
         (2, "--num-assistant-tokens is what tune varies", ["tune", "b", "--num-assistant-tokens", "3"]),
@@ -204,6 +224,8 @@ def test_bad_requests(smollm2: Path, capsys: pytest.CaptureFixture[str]) -> None
     fails(capsys, 2, "no drafter 'genai' here", "tune", smollm2, "--drafter", "genai")
     fails(capsys, 2, "no mode 'warp'", "bench", smollm2, "--modes", "plain,warp")
     fails(capsys, 2, "needs a draft model", "bench", smollm2, "--modes", "draft:3")
+    genai = ("bench", smollm2, "--modes", "genai", "--json", "--no-repeat-ngram-size", 2)
+    fails(capsys, 2, "openvino-genai has no no_repeat_ngram_size here, so mode 'genai' cannot be compared", *genai)
 
 
 def test_a_damaged_bundle(copy: Path, capsys: pytest.CaptureFixture[str]) -> None:

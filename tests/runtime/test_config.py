@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -42,6 +42,7 @@ def test_keywords_win_over_the_file(tmp_path: Path) -> None:
         ("temperature = 1\n", "no section 'temperature'"),
         ("[generation]\ntemperature = 'hot'\n", r"temperature='hot' is not 0 \(greedy\)"),
         ("[scheduler]\ncache_size = 0\n", "cache_size=0 is not a number of GB above 0"),
+        ("[generation]\nlogit_bias = {x = 1}\n", "logit_bias={'x': 1} is not a table of token ids"),
         ("[generation\n", "cannot be read"),
         ("\ufeff\x00", "cannot be read"),
     ],
@@ -64,3 +65,46 @@ def test_an_unknown_option_names_the_nearest() -> None:
         Config().replace(cash_size=1)
     with pytest.raises(OptionError, match="no generation option 'xyz'. Known: acceptance_threshold"):
         GenerationConfig().replace(xyz=1)
+
+
+def test_token_ids_of_a_file_may_be_its_keys(tmp_path: Path) -> None:
+    path = tmp_path / "my.toml"
+    path.write_text("[generation]\nlogit_bias = {7 = -100, 9 = 1.5}\nbanned_token_ids = [3]\nmin_new_tokens = 4\n")
+    config = load_config(path).generation
+    assert config.logit_bias == {7: -100, 9: 1.5}
+    assert (config.banned_token_ids, config.min_new_tokens) == ((3,), 4)
+
+
+def test_a_table_is_copied() -> None:
+    given: dict[Any, float] = {"7": 1.0}
+    config = GenerationConfig(logit_bias=given)
+    given["8"] = 1.0
+    assert config.logit_bias == {7: 1.0}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"typical_p": 0}, "typical_p=0 is not a number above 0"),
+        ({"typical_p": 1.1}, "typical_p=1.1 is not"),
+        ({"no_repeat_ngram_size": -1}, "no_repeat_ngram_size=-1 is not an integer of at least 0"),
+        ({"min_new_tokens": 1.0}, "min_new_tokens=1.0 is not an integer"),
+        ({"min_new_tokens": 5, "max_new_tokens": 4}, "min_new_tokens=5 is more than max_new_tokens=4. Lower"),
+        ({"banned_token_ids": [-1]}, r"banned_token_ids=\(-1,\) is not a list of token ids"),
+        ({"banned_token_ids": 3}, "banned_token_ids=3 is not"),
+        ({"logit_bias": [1]}, r"logit_bias=\[1\] is not a table"),
+        ({"logit_bias": {-1: 0}}, "logit_bias={-1: 0} is not a table"),
+        ({"logit_bias": {1.5: 0}}, "logit_bias={1.5: 0} is not a table"),
+        ({"logit_bias": {1: 101}}, "logit_bias={1: 101} is not .* from -100 to 100"),
+        ({"logit_bias": {1: float("nan")}}, "logit_bias={1: nan} is not"),
+        ({"logit_bias": {1: True}}, "logit_bias={1: True} is not"),
+        ({"logit_bias": {1: 1, "1": 2}}, "is not a table of token ids, each once"),
+        ({"logprobs": 21}, "logprobs=21 is not an integer from 0 to 20"),
+        ({"logprobs": True}, "logprobs=True is not"),
+        ({"logprobs": 1, "logprobs_of": "raw"}, "logprobs_of='raw' is not 'unprocessed' or 'processed'"),
+        ({"logprobs_of": "processed"}, "logprobs_of='processed' needs logprobs: set it to 0 or more"),
+    ],
+)
+def test_bad_values_are_named_with_their_rule(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(OptionError, match=message):
+        GenerationConfig(**options)

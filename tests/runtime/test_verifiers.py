@@ -11,15 +11,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outrider.config import LOSSY, SAMPLING
-from outrider.types import Distribution, Draft, Noise
+from outrider.config import LOSSY, SAMPLING, GenerationConfig
+from outrider.errors import NoTokenLeft
+from outrider.request import Request
+from outrider.sampling import LogitsSampler
+from outrider.text import TextStream
+from outrider.types import Distribution, Draft, Noise, Outcome, Sequence
 from outrider.verifiers import SAMPLING_VERIFIERS, BlockRejection, Threshold, TokenRejection, Typical
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     import outrider
-    from outrider.types import Outcome
 
 VOCAB_SIZE, LONGEST = 3, 3
 Law = dict[tuple[int, ...], float]
@@ -253,6 +256,35 @@ def test_typical_by_definition(models: TwoModels, threshold: float) -> None:
     kept = drafted * (target > min(threshold, threshold**0.5 * np.exp(-entropy)))
     expected = kept + (1 - kept.sum()) * target
     np.testing.assert_allclose(one_token_law(Typical(threshold), models), expected, atol=1e-12)
+
+
+@settings(max_examples=50, deadline=None)
+@given(NOISY_MODELS, st.sampled_from([BlockRejection(), TokenRejection()]), st.integers(0, 2**31))
+def test_a_draft_ends_where_nothing_can_follow(models: TwoModels, verifier: Any, seed: int) -> None:
+    """Options may ban every token behind some of a draft's. What stands before is judged as if it were all."""
+
+    class Dead(PrefixRows):
+        def distribution(self, i: int) -> Distribution:
+            if i == dead:
+                raise NoTokenLeft("none left", row=i)
+            return super().distribution(i)
+
+    for _, token_ids in models.drafts():
+        for dead in range(1, len(token_ids) + 1):
+            rows: Any = Dead(models, token_ids)
+            request = Request(
+                sequence=Sequence([], 0),
+                sampler=LogitsSampler(GenerationConfig(), []),
+                verifier=verifier,
+                noise=Noise(seed),
+                text=TextStream(lambda _: ""),
+                max_new_tokens=10,
+                eos_token_ids=frozenset(),
+            )
+            draft = models.draft(token_ids)
+            alone = verifier.verify(draft.cut(dead), PrefixRows(models, token_ids), Noise(seed), 0)
+            whole = Outcome(dead - 1, token_ids[dead - 1])
+            assert request.verify(draft, rows) == (whole if alone.num_accepted == dead else alone)
 
 
 def test_every_sampling_mode_has_a_verifier_and_says_whether_it_is_lossless() -> None:

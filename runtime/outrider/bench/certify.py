@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from outrider.bench.exact import chi_square_p_value, exact_joint, expected_total_variation, total_variation
 from outrider.bench.invariance import probe, read
 from outrider.bench.modes import make_modes
+from outrider.config import Config, GenerationConfig
 from outrider.engine import Engine
 from outrider.testing import ToyTokenizer, save_toy_bundle
 
@@ -30,14 +31,13 @@ if TYPE_CHECKING:
 
     from outrider.bench.modes import Mode, Run
     from outrider.bench.prompts import Prompt
-    from outrider.config import Config, GenerationConfig
     from outrider.types import Backend
 
 FALSE_ALARM = 1e-4  # the chance that a correct sampler fails one chi-square test
 LENGTHS = (1, 3, 8)  # draft tokens a round
 COUPLED = {"temperature": 0.7, "top_p": 0.9, "sampling": "coupled"}
 TOY_PROMPT = [1, 2, 3, 1, 2, 3, 1, 2]
-TOY_SAMPLING = {"temperature": 1.0, "top_p": 0.95, "ignore_eos": True}
+TOY_SAMPLING: dict[str, Any] = {"temperature": 1.0, "top_p": 0.95, "ignore_eos": True}
 NUM_TOKENS = 3  # of the joint distribution that samples are compared with
 LOSSY_THRESHOLDS = {"threshold": (1.0, 0.5, 0.1), "typical": (0.3, 0.09)}
 
@@ -183,7 +183,7 @@ def check_sampling(
     The first tokens of many answers against their exact joint distribution, by enumeration. A lossy mode's distance is
     reported, not judged.
     """
-    config = toy.config.generation.replace(max_new_tokens=NUM_TOKENS + 2, **TOY_SAMPLING, **options)
+    config = GenerationConfig(max_new_tokens=NUM_TOKENS + 2, **TOY_SAMPLING, **options)
     exact = exact_joint(toy, TOY_PROMPT, config, NUM_TOKENS)
     answers: Counter[tuple[int, ...]] = Counter()
     accepted = drafted = 0
@@ -242,4 +242,6 @@ def toy_engine(config: Config, tokenizer: Path | None = None) -> Iterator[Engine
         bundle = save_toy_bundle(
             Path(folder) / "toy", vocab_size=16, draft_noise=0.15, padded=False, tokenizer=tokenizer
         )
-        yield Engine(bundle, config.replace(drafter="auto", cache_size=0.01), tokenizer=ToyTokenizer())
+        # Generation options are the user's bundle's, whose token ids mean nothing here.
+        options = Config(device=config.device, scheduler=config.scheduler).replace(cache_size=0.01)
+        yield Engine(bundle, options, tokenizer=ToyTokenizer())

@@ -20,11 +20,14 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from outrider.bench.shuffled import Shuffled
+from outrider.config import LOSSY, GenerationConfig
 from outrider.errors import OptionError, nearest
 
 if TYPE_CHECKING:
-    from outrider.config import GenerationConfig
     from outrider.engine import Engine
+
+# It has no_repeat_ngram_size, which only beam search follows, and logprobs of one token at a place.
+_NOT_IN_GENAI = ("typical_p", "logit_bias", "no_repeat_ngram_size", "banned_token_ids", "logprobs")
 
 KINDS = ("plain", "draft", "ngram", "shuffled", "genai", "genai-draft", "genai-ngram")
 
@@ -154,12 +157,19 @@ class _Genai:
         self._num_assistant_tokens = num_assistant_tokens or (3 if self._kind == "genai-draft" else 5)
 
     def run(self, prompt_token_ids: list[int], config: GenerationConfig) -> Run:
-        if config.min_p:
-            raise OptionError(f"openvino-genai has no min_p, so mode '{self.name}' cannot be compared with it.")
+        missing = [name for name in _NOT_IN_GENAI if getattr(config, name) != getattr(GenerationConfig(), name)]
+        if config.sampling in LOSSY:
+            missing.append(f"sampling='{config.sampling}'")
+        if missing:
+            raise OptionError(
+                f"openvino-genai has no {missing[0]} here, so mode '{self.name}' cannot be compared with it. "
+                "Leave the option or the mode out."
+            )
         options = self._genai.GenerationConfig()
         options.max_new_tokens = config.max_new_tokens
         options.stop_token_ids = self._pipeline.eos_token_ids | set(config.stop_token_ids)
         options.ignore_eos = config.ignore_eos
+        options.min_new_tokens = config.min_new_tokens
         options.stop_strings = set(config.stop)
         options.repetition_penalty = config.repetition_penalty
         options.presence_penalty = config.presence_penalty
@@ -168,6 +178,7 @@ class _Genai:
             options.do_sample = True
             options.temperature, options.top_p = config.temperature, config.top_p
             options.top_k = config.top_k or 2**31
+            options.min_p = config.min_p
             options.rng_seed = config.seed or 0
         if self._kind != "genai":
             options.num_assistant_tokens = self._num_assistant_tokens

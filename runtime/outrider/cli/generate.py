@@ -53,11 +53,13 @@ def generate(
         request = [{"role": "system", "content": system}, {"role": "user", "content": text}]
     if compare and (config.generation.drafter is None or config.generation.num_assistant_tokens == 0):
         raise click.UsageError("--compare compares with plain decoding, and this is plain already: name a drafter.")
+    if config.generation.logprobs is not None and not as_json:
+        raise click.UsageError("--logprobs prints with --json only: add it, or leave --logprobs out.")
     arguments: dict[str, Any] = {"chat_template": not no_chat_template}
     engine = load(bundle, config)
     if compare:
         few = min(config.generation.max_new_tokens or 16, 16)
-        warm_up(engine, request, config.generation.drafter, max_new_tokens=few, **arguments)
+        warm_up(engine, request, config.generation.drafter, max_new_tokens=few, min_new_tokens=0, **arguments)
 
     result = engine.generate(request, **arguments) if as_json else print_stream(engine.stream(request, **arguments))
     plain = engine.generate(request, **arguments, drafter=None, seed=result.seed) if compare else None

@@ -13,6 +13,21 @@ if TYPE_CHECKING:
 
     from outrider.config import Config
 
+
+def _read_biases(context: click.Context, parameter: click.Parameter, given: tuple[str, ...]) -> dict[str, float] | None:
+    """A table from ID=VALUE pairs; None where there are none."""
+    biases = {}
+    for pair in given:
+        token_id, _, value = pair.partition("=")
+        if token_id in biases:
+            raise click.BadParameter(f"'{pair}' is the second value for token {token_id}.", context, parameter)
+        try:
+            biases[token_id] = float(value)
+        except ValueError as error:
+            raise click.BadParameter(f"'{pair}' is not ID=VALUE, such as 50256=-100.", context, parameter) from error
+    return biases or None
+
+
 _LOAD = [
     click.option("--config", metavar="NAME|FILE", help=f"Preset ({', '.join(find_presets())}) or TOML file."),
     click.option("--main-device", metavar="DEVICE", help="Device of the main model.  [default: CPU]"),
@@ -38,13 +53,26 @@ _GENERATION = [
     click.option("--top-k", type=int, help="Sample from the k likeliest tokens."),
     click.option("--top-p", type=float, help="Sample from the likeliest tokens that make up p."),
     click.option("--min-p", type=float, help="Sample from tokens of at least this share of the likeliest one."),
+    click.option("--typical-p", type=float, help="Sample from the tokens nearest to the entropy that make up p."),
     click.option("--repetition-penalty", type=float, help="Over prompt and answer; 1 is off."),
     click.option("--presence-penalty", type=float, help="Over the answer; 0 is off."),
     click.option("--frequency-penalty", type=float, help="Over the answer; 0 is off."),
+    click.option(
+        "--logit-bias",
+        multiple=True,
+        metavar="ID=VALUE",
+        callback=_read_biases,
+        help="Add this to a token's logit, -100 to 100. Can be given several times.",
+    ),
+    click.option("--no-repeat-ngram-size", type=int, help="Let no n tokens in a row come twice; 0 is off."),
+    click.option("--banned-token-ids", type=int, multiple=True, metavar="ID", help="Never choose it. Several times."),
+    click.option("--min-new-tokens", type=int, help="Shortest answer, unless a stop string ends it."),
     click.option("--seed", type=int, help="Makes sampling repeatable."),
     click.option("--stop", multiple=True, metavar="TEXT", help="End the answer here. Can be given several times."),
     click.option("--stop-token-ids", type=int, multiple=True, metavar="ID", help="The same, by token id."),
     click.option("--ignore-eos", is_flag=True, default=None, help="Go on past the end of the answer."),
+    click.option("--logprobs", type=int, help="How likely each token was, and this many of the likeliest."),
+    click.option("--logprobs-of", metavar="KIND", help="unprocessed or processed logits.  [default: unprocessed]"),
 ]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from outrider.errors import NoTokenLeft
 from outrider.types import Chunk, Distribution, Draft
 
 if TYPE_CHECKING:
@@ -103,7 +104,11 @@ class _Drafting:
         """Take the next token from its row."""
         request, i = self.request, len(self.token_ids)
         row = _Row(logits, request.sampler, self.token_ids)
-        token_id, probs = request.verifier.draw(row, i, request.noise, len(request.sequence))
+        try:
+            token_id, probs = request.verifier.draw(row, i, request.noise, len(request.sequence))
+        except NoTokenLeft:  # the draft ends here; the main model's own row is what may fail the request
+            self.unread = []
+            return
         if probs:
             self.probs.append(probs)
         self.token_ids.append(token_id)
@@ -113,7 +118,8 @@ class _Drafting:
     def wants_more(self) -> bool:
         """Whether another token may follow; not where the prompt is not read yet, nor behind an end."""
         request, token_ids = self.request, self.token_ids
-        return 0 < len(token_ids) < request.limit and token_ids[-1] not in request.eos_token_ids
+        unfinished = 0 < len(token_ids) < request.limit and bool(self.unread)
+        return unfinished and token_ids[-1] not in request.eos_token_ids
 
     @property
     def draft(self) -> Draft:

@@ -1,18 +1,32 @@
 """From logits to decisions, in a fixed order.
 
-    sampler = LogitsSampler(config, prompt_token_ids)
+    sampler = LogitsSampler(config, prompt_token_ids, end_token_ids=eos_token_ids)
     sampler.best(logits, prefix=[])            # the greedy token
     sampler.distribution(logits, prefix=[])    # target_probs or draft_probs
+    sampler.logprobs(logits, [], token_id)     # how likely a chosen token was
 
-Order, and the upstream behaviour each step follows:
+Order, and the upstream behaviour each step follows. Classes are those of Transformers 5.5, `logits_process.py`, in the
+order of its `_get_logits_processor`:
 
-1. repetition penalty: Transformers' `RepetitionPenaltyLogitsProcessor`, over prompt and answer
-2. presence and frequency penalty: OpenAI's API, over the answer
-3. temperature
-4. top-k, 5. top-p, 6. min-p: Transformers' warpers of these names, in its order
+1.  logit bias: OpenAI's API; `SequenceBiasLogitsProcessor` with sequences of one token. logit + bias
+2.  repetition penalty (Keskar et al. 2019): `RepetitionPenaltyLogitsProcessor`, over prompt and answer.
+    logit / penalty where it is positive, else logit · penalty
+3.  presence and frequency penalty: OpenAI's API, over the answer. logit − presence · (count > 0) − frequency · count
+4.  no-repeat n-gram (Paulus et al. 2017): `NoRepeatNGramLogitsProcessor`, over prompt and answer. −inf for what would
+    complete an n-gram that is there
+5.  min_new_tokens: `MinNewTokensLengthLogitsProcessor`. −inf for what ends an answer that is shorter
+6.  banned tokens: `SuppressTokensLogitsProcessor`. −inf
+7.  temperature: `TemperatureLogitsWarper`. logit / temperature
+8.  top-k: `TopKLogitsWarper`. The k highest logits, and what equals the last of them
+9.  top-p (Holtzman et al. 2020): `TopPLogitsWarper`. The likeliest tokens until their mass reaches p
+10. min-p (Nguyen et al. 2024): `MinPLogitsWarper`. Tokens of at least min_p · the highest probability
+11. typical-p (Meister et al. 2022): `TypicalLogitsWarper`. The tokens whose −log(probability) is nearest to the
+    entropy, until their mass reaches p
+
+A greedy token is the best one after step 6; the others are for sampling. Steps 8 to 11 keep one token at least.
 
 Each step sees exactly the tokens that it would see in plain decoding: row i of a draft counts the i draft tokens
-before it, and the state holds committed tokens only.
+before it, and the state holds committed tokens only. A row that holds −inf stays −inf there.
 """
 
 from outrider.sampling.sampler import LogitsSampler

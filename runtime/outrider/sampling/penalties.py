@@ -1,4 +1,4 @@
-"""Penalties on tokens that are already there."""
+"""What is added to logits and taken from them."""
 
 from __future__ import annotations
 
@@ -8,10 +8,26 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from collections.abc import Sequence as Seq
 
     from outrider.config import GenerationConfig
     from outrider.types import Logits
+
+
+class LogitBias:
+    """Adds a number to the logits of some tokens, as `logit_bias` of OpenAI's API."""
+
+    def __init__(self, biases: Mapping[int, float]) -> None:
+        self._token_ids = _ids(biases)
+        self._biases = np.fromiter(biases.values(), dtype=np.float32, count=len(biases))
+
+    def commit(self, token_ids: Seq[int]) -> None:
+        """Nothing to remember."""
+
+    def apply(self, logits: Logits, prefix: Seq[int]) -> None:  # noqa: ARG002
+        """Change the logits in place."""
+        logits[self._token_ids] += self._biases
 
 
 class Penalties:
@@ -40,9 +56,8 @@ class Penalties:
             self._seen.update(token_ids)
         self._counts.update(token_ids)
 
-    def apply(self, logits: Logits, prefix: Seq[int]) -> Logits:
-        """The logits after all three, as they stand `prefix` behind the committed tokens. Changes a copy."""
-        logits = logits.copy()
+    def apply(self, logits: Logits, prefix: Seq[int]) -> None:
+        """Change the logits in place, as they stand `prefix` behind the committed tokens."""
         if self._repetition != 1:
             seen = _ids(self._seen.union(prefix))
             values = logits[seen]
@@ -51,8 +66,7 @@ class Penalties:
             counts = self._counts + Counter(prefix)
             penalties = [self._presence + self._frequency * count for count in counts.values()]
             logits[_ids(counts)] -= np.asarray(penalties, dtype=np.float32)
-        return logits
 
 
-def _ids(token_ids: set[int] | Counter[int]) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+def _ids(token_ids: set[int] | Mapping[int, float]) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
     return np.fromiter(token_ids, dtype=np.int64, count=len(token_ids))

@@ -2,50 +2,112 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from outrider.errors import DeviceError
-from outrider.sampling.penalties import Penalties
+from outrider.errors import DeviceError, NoTokenLeft
+from outrider.sampling.bans import BannedTokens, MinNewTokens, NoRepeatNgram
+from outrider.sampling.logprobs import logprobs_of_distribution, logprobs_of_logits
+from outrider.sampling.penalties import LogitBias, Penalties
 from outrider.sampling.truncate import truncated_softmax
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
     from collections.abc import Sequence as Seq
 
     from outrider.config import GenerationConfig
-    from outrider.types import Distribution, Logits
+    from outrider.types import Distribution, Logits, TokenLogprobs
+
+
+class Processor(Protocol):
+    """One step from the model's logits to those that a token is chosen by."""
+
+    def commit(self, token_ids: Seq[int]) -> None:
+        """Take tokens of the answer into the state."""
+
+    def apply(self, logits: Logits, prefix: Seq[int]) -> None:
+        """Change the logits in place, as they stand `prefix` behind the committed tokens."""
 
 
 class LogitsSampler:
     """Turns logits float32 [vocab_size] of one sequence into a token or a distribution.
 
+    Rows are left as they were. Where one holds −inf, that token is not chosen.
+
+    end_token_ids: the tokens that end an answer, which `min_new_tokens` bans.
+
     Raises:
         DeviceError: when a row holds no finite maximum, which only broken weights or a broken driver produce.
+        NoTokenLeft: when the options ban every token that a row has.
     """
 
-    def __init__(self, config: GenerationConfig, prompt_token_ids: Seq[int]) -> None:
+    def __init__(
+        self, config: GenerationConfig, prompt_token_ids: Seq[int], *, end_token_ids: Collection[int] = ()
+    ) -> None:
         self._config = config
-        self._penalties = Penalties(config, prompt_token_ids)
+        self._processors: list[Processor] = []
+        if config.logit_bias:
+            self._processors.append(LogitBias(config.logit_bias))
+        if (penalties := Penalties(config, prompt_token_ids)).active:
+            self._processors.append(penalties)
+        if config.no_repeat_ngram_size:
+            self._processors.append(NoRepeatNgram(config.no_repeat_ngram_size, prompt_token_ids))
+        if config.min_new_tokens:
+            self._processors.append(MinNewTokens(config.min_new_tokens, end_token_ids))
+        if config.banned_token_ids:
+            self._processors.append(BannedTokens(config.banned_token_ids))
 
     def best(self, logits: Logits, prefix: Seq[int]) -> int:
         """The token with the highest processed logit; the lowest id among equals."""
-        if self._penalties.active:
-            logits = self._penalties.apply(logits, prefix)
-        return _finite_argmax(logits)
+        token_id = _finite_argmax(logits)
+        return int(self._process(logits, prefix).argmax()) if self._processors else token_id
 
     def distribution(self, logits: Logits, prefix: Seq[int]) -> Distribution:
         """The probabilities after all processors."""
-        if self._penalties.active:
-            logits = self._penalties.apply(logits, prefix)
         config = self._config
         _finite_argmax(logits)
-        return truncated_softmax(logits, config.temperature, config.top_k, config.top_p, config.min_p)
+        return truncated_softmax(
+            self._process(logits, prefix),
+            config.temperature,
+            config.top_k,
+            config.top_p,
+            config.min_p,
+            config.typical_p,
+        )
+
+    def logprobs(self, logits: Logits, prefix: Seq[int], token_id: int) -> TokenLogprobs:
+        """How likely a token was that was chosen at this row, as `logprobs` and `logprobs_of` ask.
+
+        "unprocessed": of the log-softmax of the row itself. "processed": of `distribution`, or when greedy of the
+        log-softmax of what `best` looks at. vLLM calls them raw_logprobs and processed_logprobs (`--logprobs-mode`).
+        """
+        config, count = self._config, self._config.logprobs or 0
+        if config.logprobs_of == "unprocessed":
+            return logprobs_of_logits(logits, token_id, count)
+        if config.temperature == 0:
+            return logprobs_of_logits(self._process(logits, prefix), token_id, count)
+        return logprobs_of_distribution(self.distribution(logits, prefix), token_id, count)
 
     def commit(self, token_ids: Seq[int]) -> None:
-        """Take tokens into the state that penalties look at."""
-        if self._penalties.active:
-            self._penalties.commit(token_ids)
+        """Take tokens into the state that processors look at."""
+        for processor in self._processors:
+            processor.commit(token_ids)
+
+    def _process(self, logits: Logits, prefix: Seq[int]) -> Logits:
+        """The logits that are chosen by: a copy, unless there is nothing to do."""
+        if not self._processors:
+            return logits
+        logits = logits.copy()
+        for processor in self._processors:
+            processor.apply(logits, prefix)
+        if logits.max() == -np.inf:
+            raise NoTokenLeft(
+                "The request's options leave no token to choose: those that the model gives here are all banned by "
+                "banned_token_ids, no_repeat_ngram_size or min_new_tokens. Ban fewer of them.",
+                row=len(prefix),
+            )
+        return logits
 
 
 def _finite_argmax(logits: Logits) -> int:

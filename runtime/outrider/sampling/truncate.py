@@ -1,4 +1,4 @@
-"""Temperature, top-k, top-p and min-p, computed on the few tokens that can survive them."""
+"""Temperature, top-k, top-p, min-p and typical-p, computed on the few tokens that can survive them."""
 
 from __future__ import annotations
 
@@ -9,15 +9,21 @@ import numpy as np
 from outrider.types import Distribution
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from outrider.types import Logits
 
 
-def truncated_softmax(logits: Logits, temperature: float, top_k: int, top_p: float, min_p: float) -> Distribution:
+def truncated_softmax(
+    logits: Logits, temperature: float, top_k: int, top_p: float, min_p: float, typical_p: float = 1.0
+) -> Distribution:
     """The distribution that is left of float32 logits [vocab_size].
 
     - top-k keeps every token whose logit is at least the k-th largest (so more than k when they tie).
     - top-p keeps the likeliest tokens until their mass, after top-k, reaches p; the lower id first among equals.
     - min-p keeps tokens of at least min_p times the highest probability.
+    - typical-p keeps the tokens whose −log(probability) is nearest to the entropy, until their mass, after min-p,
+      reaches p (and all that are as near as the last of them).
 
     At least one token is always left. The result is exact: candidates are dropped early only where they provably
     cannot be kept, so that a vocabulary of 150,000 costs one pass and no sort.
@@ -43,7 +49,27 @@ def truncated_softmax(logits: Logits, temperature: float, top_k: int, top_p: flo
     # The highest weight is 1. Without min-p, what has underflowed to 0 goes: it has no logarithm.
     weights, token_ids = _keep(weights, token_ids, weights >= np.float32(min_p) if min_p > 0 else weights > 0)
     probs = weights.astype(np.float64)
-    return Distribution(token_ids, probs / probs.sum())
+    probs /= probs.sum()
+    if typical_p < 1:
+        typical = _typical(probs, typical_p)
+        token_ids, probs = token_ids[typical], probs[typical]
+        probs /= probs.sum()
+    return Distribution(token_ids, probs)
+
+
+def _typical(probs: NDArray[np.float64], typical_p: float) -> NDArray[np.int64]:
+    """The places, ascending, that typical-p keeps of float64 [n] (Meister et al. 2022, section 3)."""
+    logs = np.log(probs)
+    entropy = -float((probs * logs).sum())
+    # As with top-p: these have a joint mass under 1 − p and are farther from the entropy than all others, as those
+    # that are likelier than it suggests are no farther than the entropy itself. So they go, without being sorted.
+    places = np.flatnonzero(logs > min(np.log(0.999 * (1 - typical_p) / len(probs)), -2 * entropy - 1e-6))
+    distances = np.abs(-logs[places] - entropy)
+    order = distances.argsort()
+    mass = np.cumsum(probs[places[order]])
+    last = order[min(int(np.searchsorted(mass, typical_p)), len(order) - 1)]
+    kept: NDArray[np.int64] = places[distances <= distances[last]]
+    return kept
 
 
 def _keep(

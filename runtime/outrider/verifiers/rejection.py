@@ -55,17 +55,17 @@ class BlockRejection(TokenRejection):
         """Judge a draft that begins at `position`; no row is read behind a token that the main model cannot take."""
         if not draft.probs:
             return super().verify(draft, rows, noise, position)
-        targets = [rows.distribution(0)]
+        targets: list[Distribution] = []
         keep_probs = [1.0]  # keep_probs[n]: the probability that n or more tokens are kept, given the first n
         for i, token_id in enumerate(draft.token_ids):
+            targets.append(rows.distribution(i))
             ratio = targets[i].prob(token_id) / draft.probs[i].prob(token_id)
             if ratio == 0:
                 break
             keep_probs.append(min(1.0, keep_probs[i] * ratio))
-            targets.append(rows.distribution(i + 1))
         uniforms = noise.uniforms(position, "accept", len(draft))
         if len(keep_probs) > len(draft) and uniforms[-1] < keep_probs[-1]:
-            return Outcome(len(draft), bonus(targets[-1], noise, position))
+            return Outcome(len(draft), bonus(rows.distribution(len(draft)), noise, position))
         # The longest beginning that passes is kept, so the longest is asked first. None passes behind a break, and
         # the empty one always does.
         for n in range(min(len(keep_probs), len(draft)) - 1, -1, -1):

@@ -1,0 +1,82 @@
+"""What may not be chosen: its logit becomes −inf."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+    from collections.abc import Sequence as Seq
+
+    from outrider.types import Logits
+
+
+class NoRepeatNgram:
+    """No n-gram of prompt and answer comes twice (Paulus et al. 2017, "A deep reinforced model for summarization").
+
+    As Transformers' `NoRepeatNGramLogitsProcessor`. What followed each (n − 1)-gram is kept in an index of the
+    committed tokens, so that a row costs as much at the end of a long answer as at its beginning.
+    """
+
+    def __init__(self, size: int, prompt_token_ids: Seq[int]) -> None:
+        self._num_before = size - 1
+        self._followers: defaultdict[tuple[int, ...], set[int]] = defaultdict(set)
+        self._tail: list[int] = []  # the last n − 1 committed tokens, or as many as there are
+        self.commit(prompt_token_ids)
+
+    def commit(self, token_ids: Seq[int]) -> None:
+        """Index the n-grams that these tokens complete."""
+        for before, token_id in self._ngrams(token_ids):
+            self._followers[before].add(token_id)
+        self._tail = self._last(token_ids)
+
+    def apply(self, logits: Logits, prefix: Seq[int]) -> None:
+        """Ban, in place, what would complete an n-gram of the committed tokens and `prefix`."""
+        last = tuple(self._last(prefix))
+        banned = [token_id for before, token_id in self._ngrams(prefix) if before == last]
+        # Shorter than n − 1 at the beginning of all, `last` is no key.
+        logits[[*self._followers.get(last, ()), *banned]] = -np.inf
+
+    def _ngrams(self, token_ids: Seq[int]) -> list[tuple[tuple[int, ...], int]]:
+        """The n-grams that tokens behind the committed ones complete, the last token apart."""
+        n, context = self._num_before, [*self._tail, *token_ids]
+        return [(tuple(context[at - n : at]), context[at]) for at in range(max(n, len(self._tail)), len(context))]
+
+    def _last(self, token_ids: Seq[int]) -> list[int]:
+        """The last n − 1 tokens where these stand behind the committed ones."""
+        context = [*self._tail, *token_ids]
+        return context[max(len(context) - self._num_before, 0) :]
+
+
+class MinNewTokens:
+    """What ends an answer is banned before it has a number of tokens: `MinNewTokensLengthLogitsProcessor`."""
+
+    def __init__(self, min_new_tokens: int, end_token_ids: Collection[int]) -> None:
+        self._num_missing = min_new_tokens
+        self._end_token_ids = list(end_token_ids)
+
+    def commit(self, token_ids: Seq[int]) -> None:
+        """Count tokens of the answer."""
+        self._num_missing -= len(token_ids)
+
+    def apply(self, logits: Logits, prefix: Seq[int]) -> None:
+        """Change the logits in place."""
+        if len(prefix) < self._num_missing:
+            logits[self._end_token_ids] = -np.inf
+
+
+class BannedTokens:
+    """Some tokens are never chosen: Transformers' `SuppressTokensLogitsProcessor`."""
+
+    def __init__(self, token_ids: Seq[int]) -> None:
+        self._token_ids = np.asarray(token_ids, dtype=np.int64)
+
+    def commit(self, token_ids: Seq[int]) -> None:
+        """Nothing to remember."""
+
+    def apply(self, logits: Logits, prefix: Seq[int]) -> None:  # noqa: ARG002
+        """Change the logits in place."""
+        logits[self._token_ids] = -np.inf

@@ -1,0 +1,43 @@
+"""How likely a chosen token was, and which were the likeliest."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from outrider.types import TokenLogprobs
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from outrider.types import Distribution, Logits
+
+
+def logprobs_of_logits(logits: Logits, token_id: int, count: int) -> TokenLogprobs:
+    """Of the log-softmax of float32 logits [vocab_size], in double precision; tokens at −inf are never among `top`."""
+    shifted = logits.astype(np.float64)
+    shifted -= shifted.max()
+    log_total = np.log(np.exp(shifted).sum())
+    top = _largest(logits, min(count, int(np.count_nonzero(logits > -np.inf))))
+    return TokenLogprobs(
+        token_id, float(shifted[token_id] - log_total), tuple((i, float(shifted[i] - log_total)) for i in top)
+    )
+
+
+def logprobs_of_distribution(distribution: Distribution, token_id: int, count: int) -> TokenLogprobs:
+    """Of a distribution; `top` has fewer than `count` tokens where fewer have a probability."""
+    logprobs = np.log(distribution.probs)
+    top = _largest(distribution.probs, min(count, len(logprobs)))
+    chosen = float(np.log(distribution.prob(token_id)))
+    return TokenLogprobs(token_id, chosen, tuple((int(distribution.token_ids[i]), float(logprobs[i])) for i in top))
+
+
+def _largest(values: NDArray[np.floating], count: int) -> list[int]:
+    """The places of the `count` largest values, the largest first; the lower place first among equals."""
+    if not count:
+        return []
+    smallest = np.partition(values, len(values) - count)[len(values) - count]
+    places = np.flatnonzero(values >= smallest)
+    order = np.lexsort((places, -values[places]))[:count]
+    return [int(place) for place in places[order]]
