@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import zlib
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -175,9 +176,14 @@ def test_samples_have_the_joint_distribution_of_the_main_model(
     exact = exact_joint(toy, prompt, outrider.GenerationConfig(**processors), NUM_TOKENS)
     counts: dict[tuple[int, ...], int] = {}
     num_draft_tokens = 0
-    for seed in range(NUM_SAMPLES):
+
+    def generate(seed: int) -> outrider.Result:
         # Tokens more than are looked at, so that a draft of three fits behind the first token.
-        result = toy.generate(prompt, max_new_tokens=NUM_TOKENS + 2, seed=seed, ignore_eos=True, **options)
+        return toy.generate(prompt, max_new_tokens=NUM_TOKENS + 2, seed=seed, ignore_eos=True, **options)
+
+    with ThreadPoolExecutor(16) as pool:
+        results = list(pool.map(generate, range(NUM_SAMPLES)))
+    for result in results:
         answer = tuple(result.token_ids[:NUM_TOKENS])
         counts[answer] = counts.get(answer, 0) + 1
         num_draft_tokens += result.stats.num_draft_tokens
