@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -112,3 +113,24 @@ def test_the_text_depends_on_the_seed_and_not_on_the_draft(
             assert drafted.stats.num_draft_tokens > 0
     other = toy_engine.generate("hello hello", drafter=None, **request | {"seed": seed + 100})
     assert other.token_ids != plain.token_ids
+
+
+def test_noise_is_the_same_everywhere() -> None:
+    """Numbers that every platform and version has to give, or a seed no longer means the same text."""
+    noise = Noise(2026, 1)
+    assert noise.uniforms(17, "draft", 3).tolist() == [0.2679118628022744, 0.12524462885685483, 0.34364188687580355]
+    gumbel = noise.gumbel(17, np.array([0, 1, 151_642]))
+    np.testing.assert_allclose(gumbel, [0.3276317298945109, 0.5574381510585459, 1.4574994153455454], rtol=1e-14)
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"temperature": 1.0, "seed": 4}, {"temperature": 0.8, "top_p": 0.9, "seed": 9}]
+)
+def test_a_cancelled_answer_goes_on_as_it_would_have(toy_engine: outrider.Engine, options: dict[str, Any]) -> None:
+    """From any token on, with any drafter: the tokens so far become the prompt's."""
+    prompt = toy_engine.tokenizer.encode_prompt("hello hello")
+    options = options | {"ignore_eos": True, "repetition_penalty": 1.1}
+    whole = toy_engine.generate(prompt, max_new_tokens=40, drafter=None, **options).token_ids
+    for kept, drafter in itertools.product((1, 2, 13, 39), ("draft", "ngram", None)):
+        rest = toy_engine.generate(prompt + whole[:kept], max_new_tokens=40 - kept, drafter=drafter, **options)
+        assert whole[:kept] + rest.token_ids == whole
