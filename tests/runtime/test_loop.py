@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from outrider.bench.shuffled import Shuffled
 from outrider.config import GenerationConfig
 from outrider.drafters import DraftModel, Ngram
 from outrider.errors import DeviceError
@@ -70,6 +71,8 @@ def drafter_of(kind: str, seed: int, noise: float) -> Drafter:
         return Ngram(max_ngram_size=2)
     if kind == "draft":
         return draft_model(FakeBackend(VOCAB_SIZE, seed=seed, noise=noise))
+    if kind == "shuffled":
+        return Shuffled([drafter_of(each, seed, noise) for each in ("ngram", "draft", "random")], seed)
     return RandomDrafter(seed)
 
 
@@ -112,7 +115,7 @@ requests = st.fixed_dictionaries(
         "frequency_penalty": st.sampled_from([0.0, 0.4]),
     }
 )
-drafters = st.tuples(st.sampled_from(["ngram", "draft", "random"]), SEED, st.sampled_from([0.0, 0.5, 2.0]))
+drafters = st.tuples(st.sampled_from(["ngram", "draft", "random", "shuffled"]), SEED, st.sampled_from([0.0, 0.5, 2.0]))
 
 
 samplings: st.SearchStrategy[dict[str, Any]] = st.one_of(
