@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 MANIFEST_NAME = "outrider.json"
 MAP_NAME = "to_main.npy"
-TOKEN_BYTES_NAME = "token_bytes.msgpack"
+BYTES_NAME = "token_bytes.msgpack"
 SCHEMA_VERSION = 1
 RESERVED_NAMES = ("main", "auto", "ngram", "none")  # these mean something else than a drafter of the bundle
 
@@ -152,7 +152,7 @@ class Bundle:
         Raises:
             BundleError: when the file does not hold them for `vocab_size` tokens.
         """
-        path = self.folder / tokenizer.folder / TOKEN_BYTES_NAME
+        path = self.folder / tokenizer.folder / BYTES_NAME
         try:
             token_bytes = msgspec.msgpack.decode(path.read_bytes(), type=list[bytes])
         except (OSError, msgspec.DecodeError) as error:
@@ -334,10 +334,8 @@ def _check_vocabulary(manifest: Manifest, drafter: DrafterEntry, listed: set[str
             f"{MANIFEST_NAME} has no tokenizer for drafter '{drafter.name}', whose vocabulary is not the main model's. "
             "Export the pair again."
         )
-    needed = {f"{manifest.tokenizer.folder}/{TOKEN_BYTES_NAME}"}
-    needed.add(
-        f"{model.folder}/{MAP_NAME}" if drafter.vocabulary == "intersection" else f"{tokenizer.folder}/{TOKEN_BYTES_NAME}"
-    )
+    own = f"{model.folder}/{MAP_NAME}" if drafter.vocabulary == "intersection" else f"{tokenizer.folder}/{BYTES_NAME}"
+    needed = {own, f"{manifest.tokenizer.folder}/{BYTES_NAME}"}
     if missing := sorted(needed - listed):
         raise BundleError(
             f"{MANIFEST_NAME} lists no {missing[0]}, which drafter '{drafter.name}' needs. Export the pair again."

@@ -7,7 +7,7 @@
     ├── RequestError             1             a prompt that is empty, too long for the context or for the cache
     ├── BundleError              1             a bundle is missing, damaged, too new, or its parts do not fit
     ├── ExportError              1             a checkpoint cannot be turned into a bundle
-    │   └── VocabularyMismatch   1             main and draft model do not share a vocabulary
+    │   └── VocabularyMismatch   1             main and draft model have no token in common
     └── DeviceError              1             a device failed to compile or to run a model
 
 A message names the value, the rule it breaks and the next step, in one line: the command line prints it as it is.
@@ -47,7 +47,7 @@ class ExportError(OutriderError):
 
 
 class VocabularyMismatch(ExportError):
-    """Main and draft model do not share a vocabulary."""
+    """Main and draft model have no token in common."""
 
 
 class DeviceError(OutriderError):

@@ -31,7 +31,7 @@ class Reader:
         return sequence.token_ids
 
     def begin(self, request: DraftRequest) -> bool:
-        """Start a round's draft; False where it has to stay empty: there is no room for one, or nothing to go on from."""
+        """Start a round's draft; False where it stays empty: no room for one, or nothing to go on from."""
         self.request, self._token_ids, self._probs = request, [], []
         context = self.context(request.sequence)
         self.slot.trim(max(len(context) - 1, 0))  # the last one is read for its row

@@ -209,4 +209,3 @@ class _TextReader(_Translated):
 
     def observe(self, sequence: Sequence, num_accepted: int) -> None:
         """What is kept shows in the committed text."""
-
