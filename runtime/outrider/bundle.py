@@ -187,6 +187,8 @@ class Bundle:
                 f"{path} has ids from {to_main.min()} to {to_main.max():,}; they go from −1 to {num_main - 1:,}. "
                 "Export the bundle again."
             )
+        if to_main.max() < 0:
+            raise BundleError(f"{path} shares no token, so nothing could be drafted. Export the bundle again.")
         return to_main
 
     def check_hashes(self, progress: Callable[[int], None] | None = None) -> None:
