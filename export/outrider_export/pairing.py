@@ -60,15 +60,16 @@ def pair_vocabularies(main: Plan, draft: Plan, progress: Progress) -> Pairing:
         same = np.arange(len(main.vocabulary), dtype=np.int32)
         return Pairing(main.vocabulary, draft.vocabulary, "same", same)
     to_main = map_tokens(main.vocabulary, draft.vocabulary)
-    shared = float((to_main >= 0).mean())
-    if not shared:
+    num_shared = int((to_main >= 0).sum())
+    if not num_shared:
         raise VocabularyMismatch(
             f"{draft.source.id} cannot draft for {main.source.id}: none of its {len(to_main):,} tokens is one of the "
             f"main model's {len(main.vocabulary):,}. Choose another draft model, or export without --draft."
         )
-    way: Literal["intersection", "text"] = "intersection" if shared >= MOST else "text"
+    share = num_shared / len(main.vocabulary)
+    way: Literal["intersection", "text"] = "intersection" if share >= MOST else "text"
     what = {"intersection": "it proposes these", "text": "what it writes is proposed by way of its text"}[way]
-    progress.note(f"{draft.source.id} shares {shared:.1%} of its tokens with {main.source.id}: {what} ({way}).")
+    progress.note(f"{draft.source.id} has {share:.1%} of {main.source.id}'s tokens: {what} ({way}).")
     return Pairing(main.vocabulary, draft.vocabulary, way, to_main)
 
 

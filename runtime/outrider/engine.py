@@ -55,6 +55,7 @@ class Engine:
 
     A prompt is text, a list of chat messages, or token ids. Text goes through the chat template unless
     `chat_template=False`. Both calls are thread-safe: requests that run at the same time share the main model's calls.
+    `tokenizer` and `draft_tokenizer` take the place of the bundle's own.
     """
 
     def __init__(

@@ -18,7 +18,7 @@ from outrider.sampling import LogitsSampler
 from outrider.testing import FakeBackend, ToyTokenizer
 from outrider.text import TextStream
 from outrider.types import Noise, Sequence
-from outrider.verifiers import Coupled, Greedy, Rejection
+from outrider.verifiers import Coupled, Greedy
 
 if TYPE_CHECKING:
     from outrider.drafters import Vocabulary
@@ -62,11 +62,10 @@ class Twin(FakeBackend):
 
 def make_request(drafter: DraftModel | None, prompt: list[int], n: int, **options: Any) -> Request:
     config = GenerationConfig(**options)
-    sampled = {"coupled": Coupled(), "rejection": Rejection()}[config.sampling]
     return Request(
         sequence=Sequence(list(prompt), len(prompt)),
         sampler=LogitsSampler(config, prompt),
-        verifier=sampled if config.temperature else Greedy(),
+        verifier=Coupled() if config.temperature else Greedy(),
         sampled=config.temperature > 0,
         noise=Noise(config.seed or 0),
         text=TextStream(ToyTokenizer(MAIN).decode, config.stop),

@@ -52,7 +52,7 @@ def _print(bundle: Bundle) -> None:
     )
     described = {name: _describe(model) for name, model in models.items()}
     for drafter in manifest.drafters:
-        described[drafter.name]["drafts by"] = _way(drafter)
+        described[drafter.name]["drafts by"] = _way(drafter, manifest.main)
     out.print(_side_by_side(described))
     tokenizer = manifest.tokenizer
     eos = ", ".join(str(token_id) for token_id in tokenizer.eos_token_ids) or "none"
@@ -85,11 +85,11 @@ def _describe(model: ModelEntry) -> dict[str, str]:
     } | source.recipe
 
 
-def _way(drafter: DrafterEntry) -> str:
+def _way(drafter: DrafterEntry, main: ModelEntry) -> str:
     if drafter.vocabulary == "same":
         return "the same vocabulary"
-    shared = (drafter.num_shared_tokens or 0) / drafter.model.vocab_size
-    return f"{drafter.vocabulary}; {shared:.1%} of its tokens are shared"
+    shared = drafter.num_shared_tokens or 0
+    return f"{drafter.vocabulary}: {shared:,} shared tokens, {shared / main.vocab_size:.1%} of the main model's"
 
 
 def _side_by_side(models: dict[str, dict[str, str]]) -> Table:

@@ -145,9 +145,6 @@ class _IntersectionReader(_Translated):
         self._translation.extend(sequence.token_ids)
         return self._translation.token_ids
 
-    def begin(self, request: DraftRequest) -> bool:
-        return super().begin(request) and self._translation.is_complete
-
     def choose(self, logits: Logits) -> None:
         super().choose(self._vocabulary.to_main(logits))
         self.unread = [int(self._vocabulary.dictionary.to_draft[i]) for i in self.unread]
