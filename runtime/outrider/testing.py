@@ -60,7 +60,7 @@ class ToyTokenizer:
 
     has_chat_template = False
     eos_token_id = len(TOY_ALPHABET) - 1
-    prefix: list[int] = []  # noqa: RUF012 - never changed
+    prefix = ()
 
     def __init__(self, tokens: Seq[bytes] | None = None) -> None:
         self._strict = tokens is None

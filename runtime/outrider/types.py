@@ -141,7 +141,7 @@ class TextTokenizer(Protocol):
     """Text to tokens and back."""
 
     @property
-    def prefix(self) -> list[int]:
+    def prefix(self) -> Seq[int]:
         """The special tokens that every text begins with."""
 
     def encode(self, text: str) -> list[int]:
