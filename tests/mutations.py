@@ -98,9 +98,9 @@ MUTATIONS = [
     ),
     Mutation(
         "trim of the draft model's cache: one too few",
-        "drafters/draft_model.py",
-        "slot.trim(len(sequence) + num_accepted)",
-        "slot.trim(len(sequence) + num_accepted + 1)",
+        "drafters/reader.py",
+        "self.slot.trim(len(self.context(sequence)) + num_accepted)",
+        "self.slot.trim(len(self.context(sequence)) + num_accepted + 1)",
         "test_loop.py",
     ),
     Mutation(
@@ -133,9 +133,9 @@ MUTATIONS = [
     ),
     Mutation(
         "a drawn token is dropped where it is improbable",
-        "drafters/draft_model.py",
+        "drafters/reader.py",
         "        if probs:\n",
-        "        if probs and self.token_ids and probs.prob(token_id) < 0.3:\n            return\n        if probs:\n",
+        "        if probs and self._token_ids and probs.prob(token_id) < 0.3:\n            return\n        if probs:\n",
         "test_traps.py",
     ),
     Mutation(
@@ -151,6 +151,13 @@ MUTATIONS = [
         "return self.sampler.best(self._logits(i), self.draft_token_ids[:i])",
         "return self.sampler.best(self._logits(i), self.draft_token_ids[: max(i - 1, 0)])",
         "test_loop.py",
+    ),
+    Mutation(
+        "other vocabulary: draft ids taken for main ids",
+        "drafters/vocabulary.py",
+        "row[self._main_ids] = logits[self._draft_ids]",
+        "row[self._draft_ids] = logits[self._draft_ids]",
+        "test_vocabularies.py",
     ),
     Mutation(
         "single-token steps are not padded",

@@ -25,14 +25,15 @@ from outrider.errors import ExportError
 from outrider_export.child import run_child
 from outrider_export.geometry import check_ir
 from outrider_export.gguf_tokenizer import write_tokenizer
+from outrider_export.pairing import pair_vocabularies
 from outrider_export.plan import Plan, check_extra, check_weights, make_plan, needs_torch, space_needed
 from outrider_export.progress import ForModel, Silent
 from outrider_export.sources import fetch, locate, read_json
 from outrider_export.special_tokens import eos_of_folder, eos_of_gguf, token_of_config
 from outrider_export.target import Target, check_space
-from outrider_export.vocabulary import check_same
 
 if TYPE_CHECKING:
+    from outrider_export.pairing import Pairing
     from outrider_export.progress import Progress
 
 _CHAT_TEMPLATES = ("chat_template.jinja", "chat_template.json")
@@ -61,7 +62,7 @@ def export_bundle(
 
     Raises:
         OptionError: if an option cannot be meant.
-        VocabularyMismatch: if the draft model has another vocabulary than the main model.
+        VocabularyMismatch: if the draft model has no token in common with the main model.
         ExportError: if a model cannot be found, read or converted, or the bundle cannot be written.
     """
     progress = progress or Silent()
@@ -81,13 +82,19 @@ def export_bundle(
                 make_plan(role, fetch(source, trust_remote_code, ForModel(progress, role)), asked, progress)
                 for role, source, asked in named
             ]
-            for plan in plans[1:]:
-                check_same(plans[0].vocabulary, plan.vocabulary, plans[0].source.id, plan.source.id)
+            pairings = [pair_vocabularies(plans[0], plan, progress) for plan in plans[1:]]
             check_space(target.output.parent, space_needed(plans))
+            # A draft model brings its own tokenizer only where it has another vocabulary.
+            folders = ["tokenizer", *(None if p.vocabulary == "same" else "draft-tokenizer" for p in pairings)]
             entries = [
-                _convert_or_explain(plan, target, trust_remote_code, ForModel(progress, plan.role)) for plan in plans
+                _convert_or_explain(plan, folder, target, trust_remote_code, ForModel(progress, plan.role))
+                for plan, folder in zip(plans, folders, strict=True)
             ]
             tokenizer = _describe_tokenizer(plans[0], target.new / "tokenizer")
+            drafters = [
+                _describe_drafter(plan, entry, pairing, target.new)
+                for plan, entry, pairing in zip(plans[1:], entries[1:], pairings, strict=True)
+            ]
             progress.phase("hash", sum(p.stat().st_size for p in target.new.rglob("*") if p.is_file()))
             write_manifest(
                 target.new,
@@ -96,7 +103,7 @@ def export_bundle(
                     minimum_runtime=__version__,
                     created_by=f"outrider {__version__}",
                     main=entries[0],
-                    drafters=tuple(DrafterEntry("draft", "draft_model", entry) for entry in entries[1:]),
+                    drafters=tuple(drafters),
                     tokenizer=tokenizer,
                     files=list_files(target.new, progress.advance),
                 ),
@@ -108,10 +115,12 @@ def export_bundle(
     return read_bundle(target.output)
 
 
-def _convert_or_explain(plan: Plan, target: Target, trust_remote_code: bool, progress: Progress) -> ModelEntry:
+def _convert_or_explain(
+    plan: Plan, tokenizer: str | None, target: Target, trust_remote_code: bool, progress: Progress
+) -> ModelEntry:
     """As `_convert`; where it fails on a full disk, says so: the libraries' own words are "iostream error"."""
     try:
-        return _convert(plan, target, trust_remote_code, progress)
+        return _convert(plan, tokenizer, target, trust_remote_code, progress)
     except ExportError as error:
         folder = target.output.parent
         if (free := shutil.disk_usage(folder).free) < _FULL:
@@ -122,15 +131,16 @@ def _convert_or_explain(plan: Plan, target: Target, trust_remote_code: bool, pro
         raise
 
 
-def _convert(plan: Plan, target: Target, trust_remote_code: bool, progress: Progress) -> ModelEntry:
-    """Convert one model into the bundle's folder for it; the main model brings the tokenizer."""
-    folder, tokenizer = target.new / plan.role, target.new / "tokenizer"
-    if plan.role == "main":
-        _copy_tokenizer(plan, tokenizer)
+def _convert(
+    plan: Plan, tokenizer: str | None, target: Target, trust_remote_code: bool, progress: Progress
+) -> ModelEntry:
+    """Convert one model into the bundle's folder for it, and its tokenizer into the folder `tokenizer`, if any."""
+    folder = target.new / plan.role
     what = f"The {plan.role} model {plan.source.id} cannot be converted"
     job: dict[str, Any] = {"output": str(folder), "scratch": str(target.scratch / plan.role)}
-    if plan.role == "main":
-        job["tokenizer"] = str(tokenizer)
+    if tokenizer:
+        _copy_tokenizer(plan, target.new / tokenizer)
+        job["tokenizer"] = str(target.new / tokenizer)
     if plan.weights == "keep":
         recipe = {"route": "keep"}
         run_child("outrider_export.keep", job | {"gguf": str(plan.path.resolve())}, what, progress)
@@ -195,6 +205,15 @@ def _describe_tokenizer(plan: Plan, folder: Path) -> TokenizerEntry:
         pad_token_id=token_of_config(config, "pad", plan.vocabulary),
         chat_template="chat_template" in config or any((folder / name).exists() for name in _CHAT_TEMPLATES),
     )
+
+
+def _describe_drafter(plan: Plan, entry: ModelEntry, pairing: Pairing, folder: Path) -> DrafterEntry:
+    """Describe the draft model in the bundle at `folder`; where its vocabulary is its own, write what that takes."""
+    if pairing.vocabulary == "same":
+        return DrafterEntry("draft", "draft_model", entry)
+    tokenizer = _describe_tokenizer(plan, folder / "draft-tokenizer")
+    pairing.write(folder / "tokenizer", folder / plan.role, folder / tokenizer.folder)
+    return DrafterEntry("draft", "draft_model", entry, pairing.vocabulary, pairing.num_shared_tokens, tokenizer)
 
 
 def _version(package: str) -> str:

@@ -1,8 +1,9 @@
 """How an export tells how far it is.
 
 Pass any object with these three methods as `progress`; the command line has one that draws bars. The phases of a
-model are download (hub ids), read, convert, compress (int8, int4), tokenizer (main model) and hash (GGUF files), each
-followed by the model's role: "convert draft". The last phase, "hash", is the bundle's.
+model are download (hub ids), read, convert, compress (int8, int4), tokenizer (main model; draft model with another
+vocabulary) and hash (GGUF files), each followed by the model's role: "convert draft". The last phase, "hash", is the
+bundle's.
 """
 
 from __future__ import annotations

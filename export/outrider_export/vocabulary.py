@@ -1,7 +1,7 @@
-"""A model's vocabulary, token string by token string, and whether two are the same.
+"""A model's vocabulary, token string by token string.
 
     main, draft = Vocabulary.of_gguf(header), Vocabulary.of_folder(folder)
-    check_same(main, draft, "Qwen2.5-7B", "Qwen2.5-0.5B")
+    main.tokens == draft.tokens
 
 Only real tokens count. Checkpoints and GGUF files pad their output matrices to round widths, GGUF files with entries
 such as [PAD151665]; what is above the last real token is cut off, gaps below it are None.
@@ -10,19 +10,21 @@ such as [PAD151665]; what is above the last real token is cut off, gaps below it
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from outrider.bundle import vocabulary_sha256
-from outrider.errors import ExportError, VocabularyMismatch
-from outrider_export.gguf_tokenizer import CONTROL, UNKNOWN, check_tokenizer, is_padding
+from outrider.errors import ExportError
+from outrider_export.gguf_tokenizer import CONTROL, UNKNOWN, USER_DEFINED, check_tokenizer, is_padding
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from outrider_export.gguf_file import GGUFHeader
 
-_SHOWN = 3  # differing ids named in a message
+BYTE_PIECE = re.compile("<0x([0-9A-F]{2})>")  # SentencePiece's way to spell a byte
+_SPACE = "\u2581"  # and a space
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,8 @@ class Vocabulary:
 
     tokens: tuple[str | None, ...]  # None: no token has this id
     special_token_ids: tuple[int, ...]
+    added_token_ids: frozenset[int] = frozenset()  # the special ones among them: their strings are plain text
+    spelling: str = "text"  # of the others: "byte level", "sentencepiece", or "text" as it is
 
     @classmethod
     def of_gguf(cls, header: GGUFHeader) -> Vocabulary:
@@ -44,7 +48,8 @@ class Vocabulary:
         pairs = enumerate(zip(tokens, types, strict=True))
         real = {token_id: token for token_id, (token, kind) in pairs if not is_padding(token, kind, token_id)}
         special = [token_id for token_id in real if types[token_id] in (CONTROL, UNKNOWN)]
-        return cls(_in_order(real), tuple(special))
+        added = frozenset(token_id for token_id in real if types[token_id] in (CONTROL, UNKNOWN, USER_DEFINED))
+        return cls(_in_order(real), tuple(special), added, "byte level")
 
     @classmethod
     def of_folder(cls, folder: Path) -> Vocabulary:
@@ -67,9 +72,10 @@ class Vocabulary:
             added: list[dict[str, Any]] = content.get("added_tokens") or []
             real |= {int(token["id"]): str(token["content"]) for token in added}
             special = sorted(int(token["id"]) for token in added if token["special"])
+            spelling = _spelling(content)
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise ExportError(f"{path} is not a tokenizer that can be read: {error!r}.") from error
-        return cls(_in_order(real), tuple(special))
+        return cls(_in_order(real), tuple(special), frozenset(int(token["id"]) for token in added), spelling)
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -79,6 +85,15 @@ class Vocabulary:
         """The hash that a bundle's manifest holds; an id without a token counts as an empty string."""
         return vocabulary_sha256(token or "" for token in self.tokens)
 
+    @property
+    def token_bytes(self) -> list[bytes]:
+        """For each id the bytes that its token stands for, none where there is no token."""
+        spell = {"byte level": _of_byte_level, "sentencepiece": _of_sentencepiece, "text": _of_text}[self.spelling]
+        return [
+            (_of_text if token_id in self.added_token_ids else spell)(token or "")
+            for token_id, token in enumerate(self.tokens)
+        ]
+
     def find(self, token: str) -> int | None:
         """The id of a token string, if it is in the vocabulary."""
         try:
@@ -87,31 +102,43 @@ class Vocabulary:
             return None
 
 
-def check_same(main: Vocabulary, draft: Vocabulary, main_name: str, draft_name: str) -> None:
-    """Whether a draft model may propose tokens for a main model.
-
-    Raises:
-        VocabularyMismatch: naming the first ids that differ, with both strings.
-    """
-    if main.tokens == draft.tokens:
-        return
-    longest = max(len(main), len(draft))
-    pairs = ((i, _at(main, i), _at(draft, i)) for i in range(longest))
-    differing = [(i, a, b) for i, a, b in pairs if a != b]
-    shown = "; ".join(f"{i}: {_show(a)} and {_show(b)}" for i, a, b in differing[:_SHOWN])
-    raise VocabularyMismatch(
-        f"{draft_name} cannot draft for {main_name}: of {longest:,} token ids {len(differing):,} differ, first "
-        f"{shown}. Choose a draft model of the same family as the main model, or export without --draft."
-    )
-
-
 def _in_order(tokens: dict[int, str]) -> tuple[str | None, ...]:
     return tuple(tokens.get(i) for i in range(max(tokens, default=-1) + 1))
 
 
-def _at(vocabulary: Vocabulary, token_id: int) -> str | None:
-    return vocabulary.tokens[token_id] if token_id < len(vocabulary) else None
+def _spelling(tokenizer: dict[str, Any]) -> str:
+    """How the pieces of a `tokenizer.json` are spelled, as its decoder tells."""
+    decoder = tokenizer.get("decoder") or {}
+    steps = {step["type"]: step for step in decoder.get("decoders", [decoder]) if step}
+    if "ByteLevel" in steps:
+        return "byte level"
+    if "Metaspace" in steps or "ByteFallback" in steps or steps.get("Replace", {}).get("content") == " ":
+        return "sentencepiece"
+    return "text"
 
 
-def _show(token: str | None) -> str:
-    return "no token" if token is None else repr(token)
+def _byte_level_alphabet() -> dict[str, int]:
+    """The characters that byte-level pieces are spelled with (GPT-2's `bytes_to_unicode`), and their bytes."""
+    own = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in own]
+    return {chr(byte): byte for byte in own} | {chr(256 + i): byte for i, byte in enumerate(others)}
+
+
+_ALPHABET = _byte_level_alphabet()
+
+
+def _of_byte_level(token: str) -> bytes:
+    try:
+        return bytes([_ALPHABET[character] for character in token])
+    except KeyError:  # it stands among the pieces and is none
+        return _of_text(token)
+
+
+def _of_sentencepiece(token: str) -> bytes:
+    if byte := BYTE_PIECE.fullmatch(token):
+        return bytes.fromhex(byte[1])
+    return _of_text(token.replace(_SPACE, " "))
+
+
+def _of_text(token: str) -> bytes:
+    return token.encode("utf-8", "surrogatepass")

@@ -8,6 +8,12 @@
       draft/               the same; further drafters have folders of their own
       tokenizer/           openvino_tokenizer and openvino_detokenizer (.xml, .bin), tokenizer.json
 
+For a drafter whose vocabulary is another, `DrafterEntry.vocabulary` says how it drafts all the same, and there are::
+
+      draft/to_main.npy                      int32 [draft vocab]: the main id of the same token, or −1
+      draft-tokenizer/                       the draft model's own, as tokenizer/
+      tokenizer/token_bytes.msgpack          for each id the bytes that it stands for; the same in draft-tokenizer/
+
 `read_bundle` refuses a folder whose parts are missing, cut short or do not fit, and says which. It compares sizes
 only; `Bundle.check_hashes` reads every byte.
 """
@@ -28,7 +34,12 @@ from outrider.errors import BundleError, one_line
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    import numpy as np
+    from numpy.typing import NDArray
+
 MANIFEST_NAME = "outrider.json"
+MAP_NAME = "to_main.npy"
+BYTES_NAME = "token_bytes.msgpack"
 SCHEMA_VERSION = 1
 RESERVED_NAMES = ("main", "auto", "ngram", "none")  # these mean something else than a drafter of the bundle
 
@@ -81,10 +92,15 @@ class DrafterEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     name: Name
     kind: Literal["draft_model"]
     model: ModelEntry
+    # The main model's vocabulary, the tokens that both have (`outrider.drafters.Intersection`), or by way of their text
+    # (`outrider.drafters.Text`).
+    vocabulary: Literal["same", "intersection", "text"] = "same"
+    num_shared_tokens: Positive | None = None  # draft tokens that the main model has, too; None: all
+    tokenizer: TokenizerEntry | None = None  # where the vocabulary is not the same
 
 
 class TokenizerEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The tokenizer that all models of the bundle share."""
+    """The tokenizer of the main model and of all drafters that bring none."""
 
     folder: Name
     eos_token_ids: tuple[NonNegative, ...]  # every id that ends an answer
@@ -129,6 +145,51 @@ class Bundle:
     def tokenizer_path(self) -> Path:
         """The folder of the tokenizer."""
         return self.folder / self.manifest.tokenizer.folder
+
+    def read_token_bytes(self, tokenizer: TokenizerEntry, vocab_size: int) -> list[bytes]:
+        """For each token id the bytes that it stands for, a special token's those of its name.
+
+        Raises:
+            BundleError: when the file does not hold them for `vocab_size` tokens.
+        """
+        path = self.folder / tokenizer.folder / BYTES_NAME
+        try:
+            token_bytes = msgspec.msgpack.decode(path.read_bytes(), type=list[bytes])
+        except (OSError, msgspec.DecodeError) as error:
+            raise BundleError(f"{path} cannot be read: {one_line(error)}. Export the bundle again.") from error
+        if len(token_bytes) != vocab_size:
+            raise BundleError(
+                f"{path} has {len(token_bytes):,} tokens; the vocabulary has {vocab_size:,}. Export the bundle again."
+            )
+        return token_bytes
+
+    def read_map(self, drafter: DrafterEntry) -> NDArray[np.int32]:
+        """int32 [draft vocab]: for each draft id the main id of the same token, or −1.
+
+        Raises:
+            BundleError: when the file does not hold a map between the two vocabularies.
+        """
+        import numpy as np
+
+        path = self.folder / drafter.model.folder / MAP_NAME
+        try:
+            to_main: NDArray[np.int32] = np.load(path, allow_pickle=False)
+        except (OSError, ValueError, EOFError) as error:
+            raise BundleError(f"{path} cannot be read: {one_line(error)}. Export the bundle again.") from error
+        num_main, num_draft = self.manifest.main.vocab_size, drafter.model.vocab_size
+        if to_main.dtype != np.int32 or to_main.shape != (num_draft,):
+            raise BundleError(
+                f"{path} is {to_main.dtype} {list(to_main.shape)} and has to be int32 [{num_draft}], an id for each "
+                "draft token. Export the bundle again."
+            )
+        if to_main.min() < -1 or to_main.max() >= num_main:
+            raise BundleError(
+                f"{path} has ids from {to_main.min()} to {to_main.max():,}; they go from −1 to {num_main - 1:,}. "
+                "Export the bundle again."
+            )
+        if to_main.max() < 0:
+            raise BundleError(f"{path} shares no token, so nothing could be drafted. Export the bundle again.")
+        return to_main
 
     def check_hashes(self, progress: Callable[[int], None] | None = None) -> None:
         """Read every file again and compare its sha256 with the manifest.
@@ -253,11 +314,31 @@ def _check_fit(bundle: Bundle) -> None:
                 f"The {role} model gives {model.geometry.logits_width:,} logits for {model.vocab_size:,} tokens; "
                 f"{MANIFEST_NAME} is damaged. Export the bundle again."
             )
-        if model.vocab_sha256 != manifest.main.vocab_sha256 or model.vocab_size != manifest.main.vocab_size:
-            raise BundleError(
-                f"The vocabulary of drafter '{role}' is not the main model's, so it cannot draft for it. "
-                "Export the pair again."
-            )
+    for drafter in manifest.drafters:
+        _check_vocabulary(manifest, drafter, listed)
     for token_id in manifest.tokenizer.eos_token_ids:
         if token_id >= manifest.main.vocab_size:
             raise BundleError(f"eos_token_id {token_id} is outside the vocabulary of {manifest.main.vocab_size:,}.")
+
+
+def _check_vocabulary(manifest: Manifest, drafter: DrafterEntry, listed: set[str]) -> None:
+    """Whether there is what the drafter's way to the main model's vocabulary takes."""
+    main, model, tokenizer = manifest.main, drafter.model, drafter.tokenizer
+    if drafter.vocabulary == "same":
+        if model.vocab_sha256 != main.vocab_sha256 or model.vocab_size != main.vocab_size:
+            raise BundleError(
+                f"The vocabulary of drafter '{drafter.name}' is not the main model's, so it cannot draft for it. "
+                "Export the pair again."
+            )
+        return
+    if tokenizer is None:
+        raise BundleError(
+            f"{MANIFEST_NAME} has no tokenizer for drafter '{drafter.name}', whose vocabulary is not the main model's. "
+            "Export the pair again."
+        )
+    own = f"{model.folder}/{MAP_NAME}" if drafter.vocabulary == "intersection" else f"{tokenizer.folder}/{BYTES_NAME}"
+    needed = {own, f"{manifest.tokenizer.folder}/{BYTES_NAME}"}
+    if missing := sorted(needed - listed):
+        raise BundleError(
+            f"{MANIFEST_NAME} lists no {missing[0]}, which drafter '{drafter.name}' needs. Export the pair again."
+        )

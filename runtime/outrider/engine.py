@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from outrider.backends.openvino_paged import OpenVINOPaged
 from outrider.bundle import RESERVED_NAMES, Bundle, read_bundle
 from outrider.config import DEFAULT_MAX_NEW_TOKENS, Config, GenerationConfig, load_config
-from outrider.drafters import DraftModel, Ngram
+from outrider.drafters import DraftModel, Ngram, load_vocabulary
 from outrider.errors import BundleError, OptionError, RequestError, nearest
 from outrider.request import Request
 from outrider.request_queue import RequestQueue
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from threading import Event
 
-    from outrider.bundle import ModelEntry
+    from outrider.bundle import DrafterEntry, ModelEntry
     from outrider.results import Result, TextChunk
     from outrider.types import Backend, Drafter, TextTokenizer, Verifier
 
@@ -55,29 +55,35 @@ class Engine:
 
     A prompt is text, a list of chat messages, or token ids. Text goes through the chat template unless
     `chat_template=False`. Both calls are thread-safe: requests that run at the same time share the main model's calls.
+    `tokenizer` and `draft_tokenizer` take the place of the bundle's own.
     """
 
-    def __init__(self, bundle: Bundle, config: Config | None = None, *, tokenizer: TextTokenizer | None = None) -> None:
+    def __init__(
+        self,
+        bundle: Bundle,
+        config: Config | None = None,
+        *,
+        tokenizer: TextTokenizer | None = None,
+        draft_tokenizer: TextTokenizer | None = None,
+    ) -> None:
         self.bundle = bundle
         self.config = config or Config()
         self.tokenizer = tokenizer or Tokenizer(bundle.tokenizer_path)
         device = self.config.device
         self._main = self._compile(bundle.manifest.main, device.main_device, exact=True)
         self._backends = {"main_device": self._main}
-        self._drafters: dict[str, Drafter] = {}  # the bundle's, then the app's
-        if self.config.generation.drafter not in (None, "ngram"):
-            for entry in bundle.manifest.drafters:
-                backend = self._compile(entry.model, device.draft_device or device.main_device, exact=False)
-                self._backends[f"{entry.name}_device"] = backend
-                self._drafters[entry.name] = DraftModel(
-                    backend,
-                    context_length=entry.model.geometry.context_length,
-                    max_num_batched_tokens=self.config.scheduler.max_num_batched_tokens,
-                )
+        entries = bundle.manifest.drafters if self.config.generation.drafter not in (None, "ngram") else ()
+        for entry in entries:
+            backend = self._compile(entry.model, device.draft_device or device.main_device, exact=False)
+            self._backends[f"{entry.name}_device"] = backend
         self._bytes_per_token = sum(backend.bytes_per_token for backend in self._backends.values())
         max_tokens = int(self.config.scheduler.cache_size * 1e9 / self._bytes_per_token)
         for backend in self._backends.values():
             backend.allocate(max_tokens)
+        self._drafters: dict[str, Drafter] = {  # the bundle's, then the app's
+            entry.name: self._draft_model(entry, self._backends[f"{entry.name}_device"], draft_tokenizer)
+            for entry in entries
+        }
         self._queue = RequestQueue(self._main, self.config.scheduler.max_num_batched_tokens)
 
     @property
@@ -197,6 +203,19 @@ class Engine:
                 "Export the bundle again."
             )
         return backend
+
+    def _draft_model(self, entry: DrafterEntry, backend: OpenVINOPaged, tokenizer: TextTokenizer | None) -> DraftModel:
+        """A draft model of the bundle, whose cache is there; `tokenizer` is its own, where one was given."""
+        vocabulary = None
+        if entry.tokenizer:
+            tokenizer = tokenizer or Tokenizer(self.bundle.folder / entry.tokenizer.folder)
+            vocabulary = load_vocabulary(self.bundle, entry, self.tokenizer, tokenizer)
+        return DraftModel(
+            backend,
+            context_length=min(entry.model.geometry.context_length, backend.max_tokens),
+            max_num_batched_tokens=self.config.scheduler.max_num_batched_tokens,
+            vocabulary=vocabulary,
+        )
 
     def _prepare(
         self,

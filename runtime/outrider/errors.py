@@ -8,7 +8,7 @@
     │   └── NoTokenLeft          1             a request's options leave no token to choose
     ├── BundleError              1             a bundle is missing, damaged, too new, or its parts do not fit
     ├── ExportError              1             a checkpoint cannot be turned into a bundle
-    │   └── VocabularyMismatch   1             main and draft model do not share a vocabulary
+    │   └── VocabularyMismatch   1             main and draft model have no token in common
     └── DeviceError              1             a device failed to compile or to run a model
 
 A message names the value, the rule it breaks and the next step, in one line: the command line prints it as it is.
@@ -56,7 +56,7 @@ class ExportError(OutriderError):
 
 
 class VocabularyMismatch(ExportError):
-    """Main and draft model do not share a vocabulary."""
+    """Main and draft model have no token in common."""
 
 
 class DeviceError(OutriderError):

@@ -14,12 +14,15 @@ from __future__ import annotations
 
 import shutil
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
+import msgspec
 import numpy as np
 
 from outrider import __version__
 from outrider.bundle import (
+    BYTES_NAME,
+    MAP_NAME,
     SCHEMA_VERSION,
     Bundle,
     DrafterEntry,
@@ -50,10 +53,20 @@ _HIDDEN, _HEADS, _LAYERS, _CONTEXT = 16, 2, 2, 2048
 
 
 class ToyTokenizer:
-    """One character a token: `TOY_ALPHABET` in id order. "é" is there to be two bytes, "\\0" to end an answer."""
+    """Tokens that stand for `tokens`: by default one character each, those of `TOY_ALPHABET` in id order.
+
+    "é" is there to be two bytes, "\\0" to end an answer. A text is encoded from left to right, with the longest token
+    that fits; what no token fits is an error, or left out where `tokens` are given.
+    """
 
     has_chat_template = False
     eos_token_id = len(TOY_ALPHABET) - 1
+    prefix = ()
+
+    def __init__(self, tokens: Seq[bytes] | None = None) -> None:
+        self._strict = tokens is None
+        self._tokens = toy_tokens() if tokens is None else list(tokens)
+        self._longest_first = sorted(range(len(self._tokens)), key=lambda i: -len(self._tokens[i]))
 
     def encode_prompt(
         self,
@@ -62,12 +75,29 @@ class ToyTokenizer:
         chat_template: bool = True,  # noqa: ARG002
     ) -> list[int]:
         """Token ids of a text; other prompts must be token ids already."""
-        items: Any = map(TOY_ALPHABET.index, prompt) if isinstance(prompt, str) else prompt
+        items: Any = self.encode(prompt) if isinstance(prompt, str) else prompt
         return [int(item) for item in items]
 
+    def encode(self, text: str) -> list[int]:
+        """Token ids of a text."""
+        left, token_ids = text.encode(), []
+        while left:
+            fitting = (i for i in self._longest_first if self._tokens[i] and left.startswith(self._tokens[i]))
+            if (token_id := next(fitting, None)) is not None:
+                token_ids.append(token_id)
+            elif self._strict:
+                raise ValueError(f"{text!r} is not in the toy alphabet")
+            left = left[1 if token_id is None else len(self._tokens[token_id]) :]
+        return token_ids
+
     def decode(self, token_ids: Seq[int]) -> str:
-        """The characters of tokens, the end left out."""
-        return "".join(TOY_ALPHABET[i] for i in token_ids).replace("\0", "")
+        """The text of tokens, the end left out."""
+        return b"".join(self._tokens[i] for i in token_ids).decode(errors="replace").replace("\0", "")
+
+
+def toy_tokens() -> list[bytes]:
+    """The tokens of `TOY_ALPHABET`, as bytes."""
+    return [character.encode() for character in TOY_ALPHABET]
 
 
 def save_toy_bundle(
@@ -79,40 +109,62 @@ def save_toy_bundle(
     draft: bool = True,
     padded: bool = True,
     tokenizer: Path | None = None,
+    tokens: Seq[bytes] | None = None,
+    draft_tokens: Seq[bytes] | None = None,
+    vocabulary: Literal["intersection", "text"] = "intersection",
 ) -> Bundle:
     """A bundle of two random decoders, without tokenizer files unless `tokenizer` names a folder to copy them from.
 
     draft_noise: how far the draft model's weights are from the main model's; 0 makes them the same. padded: both
-    give more logits than there are tokens, as real models do.
+    give more logits than there are tokens, as real models do. draft_tokens: gives the draft model a vocabulary of its
+    own, which it drafts with by way of `vocabulary`; a token that is among the main model's `tokens` (by default
+    `toy_tokens()`) has the same weights in both. The last of each ends an answer.
     """
+    tokens = toy_tokens() if tokens is None else tokens
+    to_main = None
+    if draft_tokens is not None:
+        vocab_size = len(tokens)
+        to_main = np.array([tokens.index(token) if token in tokens else -1 for token in draft_tokens], dtype=np.int32)
     if tokenizer:
         shutil.copytree(tokenizer, folder / "tokenizer")
     roles = {"main": 0.0} | ({"draft": draft_noise} if draft else {})
     padding = {"main": 8, "draft": 3} if padded else {"main": 0, "draft": 0}
+    sizes = {"main": vocab_size, "draft": vocab_size if draft_tokens is None else len(draft_tokens)}
     for role, noise in roles.items():
         (folder / role).mkdir(parents=True)
-        save_toy_model(folder / role, vocab_size=vocab_size, padding=padding[role], seed=seed, noise=noise)
+        chosen = to_main if role == "draft" else None
+        save_toy_model(
+            folder / role, vocab_size=vocab_size, padding=padding[role], seed=seed, noise=noise, to_main=chosen
+        )
     entries = {
         role: ModelEntry(
             folder=role,
             format="openvino",
             weights="fp32",
             geometry=Geometry(
-                "toy", _LAYERS, _HEADS, _HEADS, _HIDDEN // _HEADS, _HIDDEN, _CONTEXT, vocab_size + padding[role]
+                "toy", _LAYERS, _HEADS, _HEADS, _HIDDEN // _HEADS, _HIDDEN, _CONTEXT, sizes[role] + padding[role]
             ),
-            vocab_size=vocab_size,
-            vocab_sha256=vocabulary_sha256(str(i) for i in range(vocab_size)),
+            vocab_size=sizes[role],
+            vocab_sha256=vocabulary_sha256(str(i) for i in range(sizes[role])),
             source=Source("toy", "folder"),
         )
         for role in roles
     }
-    drafters = tuple(DrafterEntry("draft", "draft_model", entry) for role, entry in entries.items() if role != "main")
+    drafters = [DrafterEntry("draft", "draft_model", entry) for role, entry in entries.items() if role != "main"]
+    if draft_tokens is not None and to_main is not None:
+        own = TokenizerEntry("draft-tokenizer", (len(draft_tokens) - 1,), (len(draft_tokens) - 1,))
+        num_shared = int((to_main >= 0).sum())
+        drafters = [DrafterEntry("draft", "draft_model", entries["draft"], vocabulary, num_shared, own)]
+        np.save(folder / "draft" / MAP_NAME, to_main)
+        for name, of in (("tokenizer", tokens), (own.folder, draft_tokens)):
+            (folder / name).mkdir()
+            (folder / name / BYTES_NAME).write_bytes(msgspec.msgpack.encode(list(of)))
     manifest = Manifest(
         schema_version=SCHEMA_VERSION,
         minimum_runtime=__version__,
         created_by=f"outrider {__version__}",
         main=entries["main"],
-        drafters=drafters,
+        drafters=tuple(drafters),
         tokenizer=TokenizerEntry("tokenizer", eos_token_ids=(vocab_size - 1,)),
         files=list_files(folder),
     )
@@ -120,14 +172,27 @@ def save_toy_bundle(
     return read_bundle(folder)
 
 
-def save_toy_model(folder: Path, *, vocab_size: int, padding: int = 0, seed: int = 0, noise: float = 0.0) -> None:
-    """A random decoder as stateful IR, of the shape that optimum-intel writes, with `padding` logits too many."""
+def save_toy_model(
+    folder: Path,
+    *,
+    vocab_size: int,
+    padding: int = 0,
+    seed: int = 0,
+    noise: float = 0.0,
+    to_main: NDArray[np.int32] | None = None,
+) -> None:
+    """A random decoder as stateful IR, of the shape that optimum-intel writes, with `padding` logits too many.
+
+    to_main: makes it a model of len(to_main) tokens, which has the weights of these of the `vocab_size` ones, and
+    random ones where it is −1.
+    """
     import openvino as ov
 
-    ov.save_model(_toy_model(vocab_size, padding, seed, noise), folder / "openvino_model.xml", compress_to_fp16=False)
+    model = _toy_model(vocab_size, padding, seed, noise, to_main)
+    ov.save_model(model, folder / "openvino_model.xml", compress_to_fp16=False)
 
 
-def _toy_model(vocab_size: int, padding: int, seed: int, noise: float) -> ov.Model:
+def _toy_model(vocab_size: int, padding: int, seed: int, noise: float, to_main: NDArray[np.int32] | None) -> ov.Model:
     """Two layers of attention and tanh, with learned positions; weights are standard normal, scaled by fan-in."""
     import openvino as ov
     from openvino import opset13 as ops
@@ -158,12 +223,19 @@ def _toy_model(vocab_size: int, padding: int, seed: int, noise: float) -> ov.Mod
         made.output(0).set_names({name})
         return made
 
+    def of_tokens(rows: NDArray[np.float32]) -> NDArray[np.float32]:
+        """The rows of the model's own tokens, float32 [own vocab, hidden], from those of all."""
+        if to_main is None:
+            return rows
+        others = np.random.default_rng(seed + 2).standard_normal((len(to_main), rows.shape[1]))
+        return np.where(to_main[:, None] >= 0, rows[to_main], others * rows.std()).astype(np.float32)
+
     input_ids = parameter("input_ids", 2, np.int64)
     attention_mask = parameter("attention_mask", 2, np.int64)
     position_ids = parameter("position_ids", 2, np.int64)
     beam_idx = parameter("beam_idx", 1, np.int32)
 
-    embedded = ops.gather(weights(vocab_size, _HIDDEN, 1.0), input_ids, axis0)
+    embedded = ops.gather(ops.constant(of_tokens(random(vocab_size, _HIDDEN, 1.0))), input_ids, axis0)
     placed = ops.gather(weights(_CONTEXT + 1, _HIDDEN, 1.0), position_ids, axis0)
     x = ops.add(embedded, placed)
     batch = ops.gather(ops.shape_of(input_ids), ints(0), axis0)
@@ -196,7 +268,8 @@ def _toy_model(vocab_size: int, padding: int, seed: int, noise: float) -> ov.Mod
         mean_square = ops.reduce_mean(ops.multiply(x, x), ints(2), True)
         x = ops.divide(x, ops.sqrt(mean_square))
     # The padding's logits are large, so that it shows if they are not masked.
-    output_matrix = np.concatenate([random(_HIDDEN, vocab_size), random(_HIDDEN, padding, 20.0)], axis=1)
+    real = of_tokens(random(_HIDDEN, vocab_size).T).T
+    output_matrix = np.concatenate([real, random(_HIDDEN, padding, 20.0)], axis=1)
     doubled = ops.multiply(x, ops.constant(np.float32(2)))
     logits = ops.matmul(doubled, ops.constant(output_matrix), False, False)
     logits.output(0).set_names({"logits"})

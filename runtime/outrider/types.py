@@ -157,6 +157,13 @@ class TokenLogprobs:
 class TextTokenizer(Protocol):
     """Text to tokens and back."""
 
+    @property
+    def prefix(self) -> Seq[int]:
+        """The special tokens that every text begins with."""
+
+    def encode(self, text: str) -> list[int]:
+        """The token ids of a text that goes on from another: nothing is put in front. Special tokens are recognised."""
+
     def encode_prompt(
         self, prompt: str | Seq[Mapping[str, Any]] | Seq[int], *, chat_template: bool = True
     ) -> list[int]:

@@ -14,7 +14,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from outrider.bundle import Bundle, read_bundle
-from outrider.errors import ExportError, OptionError, VocabularyMismatch
+from outrider.errors import ExportError, OptionError
 from outrider_export import export_bundle
 from outrider_export.gguf_file import read_header
 
@@ -245,29 +245,6 @@ def test_without_the_extra_the_way_out_is_named(
 
 
 # What does not go together
-
-
-def test_other_vocabularies_are_refused_by_id(
-    make_checkpoint: Any, build_tokenizer: Any, tied: Path, tmp_path: Path
-) -> None:
-    special = ("<|endoftext|>", "<|start|>", "<|im_end|>")
-    other = make_checkpoint("other-special", tokenizer=build_tokenizer(special=special))
-    with pytest.raises(VocabularyMismatch) as caught:
-        export_bundle(tied, other, output=tmp_path / "pair")
-    assert str(caught.value) == (
-        "other-special cannot draft for tied: of 404 token ids 1 differ, first 401: '<|im_start|>' and '<|start|>'. "
-        "Choose a draft model of the same family as the main model, or export without --draft."
-    )
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_longer_vocabulary_is_refused_too(
-    make_checkpoint: Any, build_tokenizer: Any, tied: Path, tmp_path: Path
-) -> None:
-    longer = build_tokenizer()
-    longer.add_tokens(["<extra>"])
-    with pytest.raises(VocabularyMismatch, match="first 404: no token and '<extra>'"):
-        export_bundle(tied, make_checkpoint("longer", tokenizer=longer), output=tmp_path / "pair")
 
 
 def test_more_tokens_than_logits_are_refused(make_checkpoint: Any, tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from outrider.sampling import LogitsSampler
 from outrider.testing import FakeBackend
 from outrider.text import TextStream
 from outrider.types import Draft, Noise, Outcome, Sequence
-from outrider.verifiers import BlockRejection, Threshold, TokenRejection, Typical
+from outrider.verifiers import BlockRejection, Greedy, Threshold, TokenRejection, Typical
 
 if TYPE_CHECKING:
     import numpy as np
@@ -70,27 +70,34 @@ class Recording:
 
 
 def make_drafter(kind: str) -> Drafter:
-    model = DraftModel(FakeBackend(VOCAB_SIZE, seed=1, noise=0.7), context_length=1000)
+    model = DraftModel(FakeBackend(VOCAB_SIZE, seed=1, noise=0.7, memory=99), context_length=1000)
     return Shuffled([model, Ngram()]) if kind == "shuffled" else model
 
 
 def run(verifier: Any, drafter: Drafter, seed: int) -> RecordingNoise:
     sequence = Sequence([1, 2, 3, 1, 2], 5)
     noise = RecordingNoise(seed, sequence=sequence)
+    finish(sequence, verifier, drafter, noise=noise, eos={5} if seed % 2 else set())
+    return noise
+
+
+def finish(
+    sequence: Sequence, verifier: Any, drafter: Drafter | None, *, noise: Noise | None = None, eos: Any = ()
+) -> None:
+    """Bring an answer to its end."""
     request = Request(
         sequence=sequence,
         sampler=LogitsSampler(CONFIG, sequence.token_ids),
         verifier=verifier,
-        noise=noise,
+        noise=noise or Noise(0),
         text=TextStream(lambda ids: "".join("abcdef"[i] for i in ids)),
         max_new_tokens=60,
-        eos_token_ids=frozenset({5}) if seed % 2 else frozenset(),
+        eos_token_ids=frozenset(eos),
         drafter=drafter,
         num_assistant_tokens=4,
     )
-    for _ in RequestQueue(FakeBackend(VOCAB_SIZE, seed=1), 512).run(request):
+    for _ in RequestQueue(FakeBackend(VOCAB_SIZE, seed=1, memory=99), 512).run(request):
         pass
-    return noise
 
 
 @pytest.mark.parametrize("kind", ["draft", "shuffled"])
@@ -107,11 +114,39 @@ def test_no_number_serves_two_rounds(verifier: Any, kind: str) -> None:
         assert all(len(rounds) == 1 for rounds in noise.rounds.values())
 
 
+def test_a_draft_model_forgets_what_was_rejected_though_another_drafts_on() -> None:
+    """Right drafts, spoiled on their way; then right ones from elsewhere; then its own again, which must be right."""
+    plain = Sequence([1, 2, 3], 3)
+    finish(plain, Greedy(), None)
+
+    class Interrupted(DraftModel):
+        num_rounds = 0
+
+        def propose(self, requests: Any) -> list[Draft]:
+            if not requests:
+                return []
+            (request,) = requests
+            at = len(request.sequence)
+            right = plain.token_ids[at : at + request.limit]
+            self.num_rounds += 1
+            if self.num_rounds % 3 == 2:
+                return [Draft(right)]
+            (draft,) = super().propose(requests)
+            assert draft.token_ids == right
+            return [Draft([(token_id + 1) % VOCAB_SIZE for token_id in right])] if self.num_rounds % 3 else [draft]
+
+    sequence = Sequence([1, 2, 3], 3)
+    drafter = Interrupted(FakeBackend(VOCAB_SIZE, seed=1, memory=99), context_length=1000)
+    finish(sequence, Greedy(), drafter)
+    assert sequence.token_ids == plain.token_ids
+    assert drafter.num_rounds > 9
+
+
 @pytest.mark.parametrize("kind", ["draft", "shuffled"])
 @pytest.mark.parametrize("verifier", [TokenRejection(), BlockRejection(), Threshold(), Typical()], ids=str)
 def test_every_drawn_token_is_submitted(verifier: Any, kind: str) -> None:
     """Dropping improbable tokens, or choosing between drafts by what is in them, would bias the output."""
+    recording = Recording(verifier)
     for seed in range(8):
-        recording = Recording(verifier)
         run(recording, make_drafter(kind), seed)
-        assert recording.num_drawn > 0
+    assert recording.num_drawn > 100

@@ -73,6 +73,8 @@ def make_modes(names: list[str], engine: Engine) -> list[Mode]:
             raise OptionError(f"There is no mode '{name}': write KIND or KIND:N. {nearest(kind, KINDS)}")
         if kind.endswith("draft") and not engine.bundle.manifest.drafters:
             raise OptionError(f"Mode '{name}' needs a draft model, and {engine.bundle.folder} has none.")
+        if kind == "genai-draft" and engine.bundle.manifest.drafters[0].vocabulary != "same":
+            raise OptionError(f"openvino-genai cannot run mode '{name}': the draft model's vocabulary is another.")
         count = int(number) if number else None
         if kind.startswith("genai"):
             if kind not in pipelines:

@@ -15,7 +15,7 @@ from outrider.cli.console import err, out, print_json
 from outrider.cli.options import json_option
 
 if TYPE_CHECKING:
-    from outrider.bundle import Bundle, ModelEntry
+    from outrider.bundle import Bundle, DrafterEntry, ModelEntry
 
 
 @click.command()
@@ -50,7 +50,10 @@ def _print(bundle: Bundle) -> None:
         f"{decimal(_size(bundle))} in {len(manifest.files)} files, made by {manifest.created_by}; "
         f"schema {manifest.schema_version}, for outrider {manifest.minimum_runtime} or later\n"
     )
-    out.print(_side_by_side({name: _describe(model) for name, model in models.items()}))
+    described = {name: _describe(model) for name, model in models.items()}
+    for drafter in manifest.drafters:
+        described[drafter.name]["drafts by"] = _way(drafter, manifest.main)
+    out.print(_side_by_side(described))
     tokenizer = manifest.tokenizer
     eos = ", ".join(str(token_id) for token_id in tokenizer.eos_token_ids) or "none"
     out.print("\ntokenizer", style="bold")
@@ -80,6 +83,13 @@ def _describe(model: ModelEntry) -> dict[str, str]:
         "context": f"{geometry.context_length:,} tokens",
         "vocabulary": f"{model.vocab_size:,} tokens, {geometry.logits_width:,} logits",
     } | source.recipe
+
+
+def _way(drafter: DrafterEntry, main: ModelEntry) -> str:
+    if drafter.vocabulary == "same":
+        return "the same vocabulary"
+    shared = drafter.num_shared_tokens or 0
+    return f"{drafter.vocabulary}: {shared:,} shared tokens, {shared / main.vocab_size:.1%} of the main model's"
 
 
 def _side_by_side(models: dict[str, dict[str, str]]) -> Table:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from functools import cached_property
 from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
@@ -70,12 +71,36 @@ class Tokenizer:
             raise OptionError("Messages need a chat template, and there is none. Give the prompt as text.")
         return self._encode_messages([dict(item) for item in items])
 
+    def encode(self, text: str) -> list[int]:
+        """The token ids of a text that goes on from another: nothing is put in front. Special tokens are recognised."""
+        token_ids = self._encode(self._anchor + text, add_special_tokens=False) if text else []
+        return token_ids[len(self._anchor_token_ids) :]
+
+    @cached_property
+    def prefix(self) -> list[int]:
+        """The special tokens that every text begins with."""
+        whole = self._encode("a", add_special_tokens=True)
+        return whole[: whole.index(self._encode("a", add_special_tokens=False)[0])]
+
     def decode(self, token_ids: Seq[int]) -> str:
         """The text of tokens, without special tokens."""
         if not token_ids:
             return ""
         text: str = self._tokenizer.decode(list(token_ids))
         return text
+
+    @cached_property
+    def _anchor(self) -> str:
+        """A text to encode in front of one that goes on.
+
+        Tokenizers of SentencePiece's kind put a space before every text. Behind a line end there is none.
+        """
+        plain, behind, anchor = (self._encode(text, add_special_tokens=False) for text in ("a", "\na", "\n"))
+        return "" if behind == anchor + plain else "\n"
+
+    @cached_property
+    def _anchor_token_ids(self) -> list[int]:
+        return self._encode(self._anchor, add_special_tokens=False) if self._anchor else []
 
     def _encode_messages(self, messages: list[dict[str, Any]]) -> list[int]:
         if not all(_is_utf8(message["content"]) for message in messages):

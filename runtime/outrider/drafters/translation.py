@@ -1,0 +1,85 @@
+"""Main tokens in a draft model's own tokens."""
+
+from __future__ import annotations
+
+import codecs
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from collections.abc import Sequence as Seq
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+
+def utf8_decoder() -> codecs.IncrementalDecoder:
+    """Gives whole characters, and keeps the bytes of one that is not complete. What is no UTF-8 is left out."""
+    return codecs.getincrementaldecoder("utf-8")("ignore")
+
+
+@dataclass(frozen=True, eq=False)
+class Dictionary:
+    """What it takes to say main tokens in draft tokens.
+
+    token_bytes: for each main token the bytes that it stands for. encode: a text that goes on from another, to draft
+    token ids. to_draft: int32 [main vocab], the draft id of the same bytes or −1. prefix: the draft ids that the draft
+    model expects at the beginning of every text, which take the place of the main model's `bos_token_id`.
+    """
+
+    token_bytes: Seq[bytes]
+    encode: Callable[[str], list[int]]
+    to_draft: NDArray[np.int32]
+    prefix: Seq[int] = ()
+    bos_token_id: int | None = None
+
+
+class Translation:
+    """A sequence's tokens in draft tokens, as it grows. What has been translated stays as it is.
+
+        translation = Translation(dictionary)
+        translation.extend(sequence.token_ids)
+        translation.token_ids
+
+    Tokens that both vocabularies have go over one by one, runs of others by way of their text, in whole characters.
+    """
+
+    def __init__(self, dictionary: Dictionary) -> None:
+        self.token_ids = list(dictionary.prefix)
+        self.num_read = 0  # main tokens
+        self._dictionary = dictionary
+        self._characters = utf8_decoder()
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the text is translated to its end: no bytes of a character wait for its others."""
+        return not self._characters.getstate()[0]
+
+    def read(self, token_ids: Seq[int]) -> Seq[int]:
+        """The tokens that are new since the last time, without a beginning that `prefix` stands for."""
+        new = token_ids[self.num_read :]
+        begins = not self.num_read and self._dictionary.prefix and token_ids[0] == self._dictionary.bos_token_id
+        self.num_read = len(token_ids)
+        return new[1:] if begins else new
+
+    def extend(self, token_ids: Seq[int]) -> None:
+        """Take in what is new of the main model's committed tokens, in whole characters."""
+        dictionary, text = self._dictionary, ""
+        for token_id in self.read(token_ids):
+            shared = int(dictionary.to_draft[token_id])
+            if shared >= 0 and self.is_complete:
+                self._append(text)
+                text = ""
+                self.token_ids.append(shared)
+            else:
+                text += self._characters.decode(dictionary.token_bytes[token_id])
+        self._append(text)
+
+    def extend_with_bytes(self, spelled: bytes) -> None:
+        """Take in bytes that follow, in whole characters."""
+        self._append(self._characters.decode(spelled))
+
+    def _append(self, text: str) -> None:
+        if text:
+            self.token_ids.extend(self._dictionary.encode(text))

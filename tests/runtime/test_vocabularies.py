@@ -1,0 +1,247 @@
+"""Draft models of another vocabulary: what they propose, what they read, and that the text stays the main model's."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from outrider.config import GenerationConfig
+from outrider.drafters import Dictionary, DraftModel, Intersection, Text
+from outrider.drafters.translation import Translation
+from outrider.request import Request
+from outrider.request_queue import RequestQueue
+from outrider.sampling import LogitsSampler
+from outrider.testing import FakeBackend, ToyTokenizer
+from outrider.text import TextStream
+from outrider.types import Noise, Sequence
+from outrider.verifiers import Coupled, Greedy
+
+if TYPE_CHECKING:
+    from outrider.drafters import Vocabulary
+
+Way = Literal["intersection", "text"]
+WAYS: tuple[Way, ...] = ("intersection", "text")
+SEED = st.integers(0, 2**20)
+# Whole characters, their bytes, several characters, and a special token.
+MAIN = [b"a", b"b", b"ab", "é".encode(), b"\xc3", b"\xa9", b" a", b"<end>"]
+POOL = [*MAIN, b"ba", b"bab", "aé".encode(), "日".encode(), b"\xe6\x97", b"\xa5"]
+draft_vocabularies = st.lists(st.sampled_from(POOL), min_size=1, max_size=len(POOL), unique=True)
+
+
+def dictionary_of(main: list[bytes], draft: list[bytes], shared: bool = True, **options: Any) -> Dictionary:
+    to_draft = [draft.index(token) if shared and token in draft else -1 for token in main]
+    return Dictionary(main, ToyTokenizer(draft).encode, np.array(to_draft, dtype=np.int32), **options)
+
+
+def vocabulary_of(way: Way, main: list[bytes], draft: list[bytes]) -> Vocabulary:
+    dictionary = dictionary_of(main, draft, way == "intersection")
+    if way == "intersection":
+        to_main = [main.index(token) if token in main else -1 for token in draft]
+        return Intersection(np.array(to_main, dtype=np.int32), dictionary)
+    special = [i for i, token in enumerate(draft) if token == b"<end>"]
+    return Text(draft, special, ToyTokenizer(main).encode, dictionary)
+
+
+class Twin(FakeBackend):
+    """A draft model that likes what the main model of the same seed likes, where it has the token."""
+
+    def __init__(self, main: FakeBackend, vocabulary: list[bytes], noise: float) -> None:
+        super().__init__(len(vocabulary), seed=main.seed, noise=noise)
+        self.main, self.vocabulary = main, vocabulary
+
+    def logits_after(self, token_ids: Any) -> Any:
+        logits = super().logits_after(token_ids)
+        said = [self.vocabulary[i] for i in token_ids]
+        known = dict(zip(MAIN, self.main.logits_after([MAIN.index(t) for t in said if t in MAIN]), strict=True))
+        return np.array([known.get(t, x) for t, x in zip(self.vocabulary, logits, strict=True)])
+
+
+def make_request(drafter: DraftModel | None, prompt: list[int], n: int, **options: Any) -> Request:
+    config = GenerationConfig(**options)
+    return Request(
+        sequence=Sequence(list(prompt), len(prompt)),
+        sampler=LogitsSampler(config, prompt),
+        verifier=Coupled() if config.temperature else Greedy(),
+        sampled=config.temperature > 0,
+        noise=Noise(config.seed or 0),
+        text=TextStream(ToyTokenizer(MAIN).decode, config.stop),
+        max_new_tokens=config.max_new_tokens or 30,
+        eos_token_ids=frozenset(() if config.ignore_eos else {len(MAIN) - 1}),
+        drafter=drafter,
+        num_assistant_tokens=n if drafter else 0,
+    )
+
+
+def answer(backend: FakeBackend, request: Request) -> Request:
+    for _ in RequestQueue(backend, 64).run(request):
+        pass
+    return request
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    way=st.sampled_from(WAYS),
+    draft=draft_vocabularies,
+    seed=SEED,
+    prompt=st.lists(st.integers(0, len(MAIN) - 1), min_size=1, max_size=70),
+    n=st.integers(1, 6),
+    context_length=st.sampled_from([16, 1000]),
+    sampling=st.sampled_from([{}, {"temperature": 1.0, "seed": 3}, {"temperature": 0.5, "seed": 4, "top_k": 3}]),
+    options=st.fixed_dictionaries(
+        {
+            "max_new_tokens": st.integers(1, 40),
+            "ignore_eos": st.booleans(),
+            "stop": st.lists(st.text("ab", min_size=1, max_size=2), max_size=1),
+            "repetition_penalty": st.sampled_from([1.0, 1.5]),
+        }
+    ),
+)
+def test_greedy_and_coupled_text_is_plain_text(
+    way: Way,
+    draft: list[bytes],
+    seed: int,
+    prompt: list[int],
+    n: int,
+    context_length: int,
+    sampling: dict[str, Any],
+    options: dict[str, Any],
+) -> None:
+    assume(way == "text" or set(draft) & set(MAIN))
+    main = FakeBackend(len(MAIN), seed=seed)
+    plain = answer(main, make_request(None, prompt, 0, **options, **sampling))
+    backend = Twin(FakeBackend(len(MAIN), seed=seed), draft, noise=0.5)
+    drafter = DraftModel(
+        backend, context_length=context_length, max_num_batched_tokens=32, vocabulary=vocabulary_of(way, MAIN, draft)
+    )
+    drafted = answer(FakeBackend(len(MAIN), seed=seed), make_request(drafter, prompt, n, **options, **sampling))
+    assert drafted.sequence.token_ids == plain.sequence.token_ids
+    assert drafted.result().text == plain.result().text
+    assert drafted.finish_reason == plain.finish_reason
+    stats = drafted.stats
+    assert stats.num_accepted_tokens <= stats.num_draft_tokens <= n * stats.num_drafts
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_drafts_of_a_twin_with_all_tokens_are_accepted(way: Way) -> None:
+    """The same vocabulary in another order: a model that is always right is read once and never rejected."""
+    main = [b"a", b"b", b"c", b"d"]
+    draft = main[::-1]
+
+    class Mirror(FakeBackend):
+        def logits_after(self, token_ids: Any) -> Any:
+            return super().logits_after([len(main) - 1 - i for i in token_ids])[::-1]
+
+    mirror, backend = Mirror(4, seed=3), FakeBackend(4, seed=3)
+    drafter = DraftModel(mirror, context_length=1000, vocabulary=vocabulary_of(way, main, draft))
+    request = answer(backend, make_request(drafter, [1, 2], 3, max_new_tokens=13, ignore_eos=True))
+    assert request.stats.acceptance_rate == 1
+    assert mirror.calls == [[3], [1], [1], [2], [1], [1], [2], [1], [1]]
+    assert backend.calls == [[2], [4], [4], [4]]
+
+
+def test_a_single_shared_token_is_all_that_is_proposed() -> None:
+    draft = [b"x", b"b", b"y"]
+    drafter = DraftModel(FakeBackend(3), context_length=100, vocabulary=vocabulary_of("intersection", MAIN, draft))
+    request = make_request(drafter, [1, 1, 1], 3, max_new_tokens=9)
+    assert drafter.reserve(request.sequence, 20)
+    request.sequence.token_ids.append(1)
+    (proposed,) = drafter.propose([request.draft_request])
+    assert proposed.token_ids == [1, 1, 1]
+
+
+@given(st.lists(st.sampled_from("ab é日"), max_size=12).map("".join), draft_vocabularies, st.data())
+def test_a_translation_grows_and_says_the_same(text: str, draft: list[bytes], data: st.DataObject) -> None:
+    """However the tokens come, in whole characters, and with every token that can be said."""
+    main, draft = [bytes([i]) for i in range(256)], [*draft, *"ab é日".encode().split()]
+    draft += [bytes([i]) for i in range(256) if bytes([i]) not in draft]
+    token_ids = list(text.encode())
+    translation = Translation(dictionary_of(main, draft, data.draw(st.booleans())))
+    for end in [*sorted(data.draw(st.lists(st.integers(0, len(token_ids))))), len(token_ids)]:
+        before = list(translation.token_ids)
+        translation.extend(token_ids[:end])
+        assert translation.token_ids[: len(before)] == before
+    assert translation.is_complete
+    assert b"".join(draft[i] for i in translation.token_ids).decode() == text
+
+
+def test_a_character_in_pieces_waits_until_it_is_whole() -> None:
+    main, draft = [b"a", b"\xe6", b"\x97", b"\xa5"], [b"a", "日".encode()]
+    translation = Translation(dictionary_of(main, draft))
+    for length, expected, complete in ((1, [0], True), (2, [0], False), (3, [0], False), (4, [0, 1], True)):
+        translation.extend([0, 1, 2, 3][:length])
+        assert (translation.token_ids, translation.is_complete) == (expected, complete)
+
+
+def test_a_drafter_whose_text_is_not_complete_does_not_draft() -> None:
+    main, draft = [b"a", b"\xc3", b"\xa9"], [b"a", "é".encode()]
+    for way in WAYS:
+        drafter = DraftModel(FakeBackend(2), context_length=100, vocabulary=vocabulary_of(way, main, draft))
+        request = make_request(drafter, [0], 3)
+        assert drafter.reserve(request.sequence, 20)
+        request.sequence.token_ids.append(1)
+        assert not drafter.propose([request.draft_request])[0].token_ids
+        request.sequence.token_ids.append(2)
+        assert drafter.propose([request.draft_request])[0].token_ids
+
+
+def test_the_draft_models_own_beginning_takes_the_place_of_the_main_models() -> None:
+    main, draft = [b"<s>", b"a"], [b"a", b"<begin>"]
+    translation = Translation(dictionary_of(main, draft, prefix=[1], bos_token_id=0))
+    translation.extend([0, 1, 1])
+    translation.extend([0, 1, 1, 1])
+    assert translation.token_ids == [1, 0, 0, 0]
+
+
+class Scripted(FakeBackend):
+    """Says what a script has at each position, whatever was said before."""
+
+    def __init__(self, vocab_size: int, script: list[int]) -> None:
+        super().__init__(vocab_size)
+        self.script = script
+
+    def logits_after(self, token_ids: Any) -> Any:
+        return np.eye(self.vocab_size, dtype=np.float32)[self.script[len(token_ids) % len(self.script)]]
+
+
+@pytest.mark.parametrize(
+    ("script", "limit", "expected"),
+    [
+        ([8, 8, 8], 3, [1, 2, 1]),  # "bab" three times, cut to three
+        ([8, 7, 8], 3, [1, 2, 7]),  # nothing behind an end
+        ([9, 9, 9], 3, []),  # a special token that the main model does not have
+        ([5, 8, 8], 1, []),  # half a character
+    ],
+)
+def test_text_becomes_main_tokens(script: list[int], limit: int, expected: list[int]) -> None:
+    draft = [b"a", b"b", b"ab", "é".encode(), b"-", b"\xc3", b" a", b"<end>", b"bab", b"<|other|>"]
+    dictionary = dictionary_of(MAIN, draft, shared=False)
+    vocabulary = Text(draft, [7, 9], ToyTokenizer(MAIN).encode, dictionary)
+    drafter = DraftModel(Scripted(len(draft), script), context_length=100, vocabulary=vocabulary)
+    request = make_request(drafter, [0, 0], limit, max_new_tokens=20)
+    assert drafter.reserve(request.sequence, 22)
+    request.sequence.token_ids.append(0)
+    (proposed,) = drafter.propose([request.draft_request])
+    assert proposed.token_ids == expected
+    assert proposed.probs is None
+
+
+def test_own_tokens_are_kept_as_far_as_they_spell_the_text() -> None:
+    """The draft model wrote "bab" "a"; "b" "ab" "a" "a" was committed: of that, the second "a" alone is new to it."""
+    draft = [b"a", b"b", b"bab"]
+    dictionary = dictionary_of(MAIN, draft, shared=False)
+    backend = Scripted(3, [0, 0, 2, 0, 0, 0])
+    drafter = DraftModel(backend, context_length=100, vocabulary=Text(draft, [], ToyTokenizer(MAIN).encode, dictionary))
+    request = make_request(drafter, [0], 2, max_new_tokens=20)
+    assert drafter.reserve(request.sequence, 21)
+    request.sequence.token_ids.append(0)
+    assert drafter.propose([request.draft_request])[0].token_ids == [1, 2]
+    request.sequence.token_ids += [1, 2, 0, 0]
+    backend.calls.clear()
+    drafter.propose([request.draft_request])
+    slot: Any = drafter._readers[request.sequence].slot
+    assert slot.token_ids[:5] == [0, 0, 2, 0, 0]
+    assert backend.calls[0] == [2]  # and its own "a", which it had not read

@@ -1,0 +1,161 @@
+"""Pairs of different vocabularies through the engine: exactness on real toy models, and bundles that do not fit."""
+
+from __future__ import annotations
+
+import shutil
+from typing import TYPE_CHECKING, Any, Literal
+
+import msgspec
+import numpy as np
+import pytest
+
+import outrider
+from outrider.bench.exact import chi_square_p_value, exact_joint
+from outrider.bundle import list_files, read_bundle, write_manifest
+from outrider.errors import BundleError
+from outrider.testing import ToyTokenizer, save_toy_bundle
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from outrider.bundle import Bundle
+
+Way = Literal["intersection", "text"]
+LETTERS = [bytes([i]) for i in b"abcdefghijklmnop"]
+DRAFTS = {
+    "permuted": LETTERS[::-1],
+    "partial": [*LETTERS[3:12], b"?", b"!", b"p"],
+    "longer": [*LETTERS[:9], b"ab", b"abc", b"ba", b"cd", b"p"],
+}
+PROMPT = [1, 2, 3, 1, 2, 3, 1, 2]
+NUM_TOKENS, NUM_SAMPLES = 3, 3000
+
+
+def make_engine(bundle: Bundle, draft: list[bytes]) -> outrider.Engine:
+    config = outrider.Config().replace(cache_size=0.002)
+    return outrider.Engine(bundle, config, tokenizer=ToyTokenizer(LETTERS), draft_tokenizer=ToyTokenizer(draft))
+
+
+@pytest.fixture(scope="module", params=[(way, name) for way in ("intersection", "text") for name in DRAFTS], ids=str)
+def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> outrider.Engine:
+    way, name = request.param
+    folder = tmp_path_factory.mktemp(f"{way}-{name}")
+    bundle = save_toy_bundle(
+        folder, tokens=LETTERS, draft_tokens=DRAFTS[name], vocabulary=way, draft_noise=0.15, seed=1
+    )
+    return make_engine(bundle, DRAFTS[name])
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"temperature": 1.0, "seed": 2}, {"temperature": 0.7, "top_p": 0.9, "seed": 3}]
+)
+def test_greedy_and_coupled_text_is_plain_text(engine: outrider.Engine, options: dict[str, Any]) -> None:
+    plain = engine.generate(PROMPT, drafter=None, max_new_tokens=60, ignore_eos=True, **options)
+    for n in (1, 3, 6):
+        drafted = engine.generate(PROMPT, num_assistant_tokens=n, max_new_tokens=60, ignore_eos=True, **options)
+        assert drafted.token_ids == plain.token_ids
+        assert drafted.stats.num_draft_tokens > 0
+
+
+def test_rejection_samples_have_the_joint_distribution_of_the_main_model(engine: outrider.Engine) -> None:
+    """As in test_rejection.py; the seeds are fixed, and each case had a chance of 1e-4 of a false alarm."""
+    exact = exact_joint(engine, PROMPT, outrider.GenerationConfig(temperature=1.0), NUM_TOKENS)
+    counts: dict[tuple[int, ...], int] = {}
+    num_draft_tokens = 0
+    for seed in range(NUM_SAMPLES):
+        result = engine.generate(
+            PROMPT,
+            max_new_tokens=NUM_TOKENS + 2,
+            seed=seed,
+            ignore_eos=True,
+            temperature=1.0,
+            sampling="rejection",
+            num_assistant_tokens=3,
+        )
+        answer = tuple(result.token_ids[:NUM_TOKENS])
+        counts[answer] = counts.get(answer, 0) + 1
+        num_draft_tokens += result.stats.num_draft_tokens
+    assert num_draft_tokens > NUM_SAMPLES / 4
+    assert chi_square_p_value(counts, exact) > 1e-4
+
+
+# Bundles
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> Callable[[Way], Bundle]:
+    return lambda way: save_toy_bundle(
+        tmp_path / "pair", tokens=LETTERS, draft_tokens=DRAFTS["partial"], vocabulary=way
+    )
+
+
+def rewrite(bundle: Bundle, **changes: Any) -> None:
+    """Write the manifest anew, with a drafter that was changed and the files as they are now."""
+    drafter = msgspec.structs.replace(bundle.manifest.drafters[0], **changes)
+    files = list_files(bundle.folder)
+    write_manifest(bundle.folder, msgspec.structs.replace(bundle.manifest, drafters=(drafter,), files=files))
+
+
+@pytest.mark.parametrize(
+    ("to_main", "message"),
+    [
+        (np.zeros(11, np.int32), r"to_main.npy is int32 \[11\] and has to be int32 \[12\]"),
+        (np.zeros(12, np.int64), r"is int64 \[12\] and has to be int32"),
+        (np.full(12, 16, np.int32), "has ids from 16 to 16; they go from −1 to 15"),
+        (np.full(12, -2, np.int32), "has ids from -2 to -2"),
+        (np.full(12, -1, np.int32), "to_main.npy shares no token"),
+        (np.array([{}] * 12), "to_main.npy cannot be read"),
+    ],
+    ids=str,
+)
+def test_a_map_that_does_not_fit_is_refused(pair: Any, to_main: Any, message: str) -> None:
+    bundle = pair("intersection")
+    np.save(bundle.folder / "draft" / "to_main.npy", to_main)
+    rewrite(bundle)
+    with pytest.raises(BundleError, match=message):
+        make_engine(read_bundle(bundle.folder), DRAFTS["partial"])
+
+
+@pytest.mark.parametrize("content", [b"", b"\xc1", msgspec.msgpack.encode([b"a"])])
+def test_token_bytes_that_do_not_fit_are_refused(pair: Any, content: bytes) -> None:
+    bundle = pair("text")
+    (bundle.folder / "tokenizer" / "token_bytes.msgpack").write_bytes(content)
+    rewrite(bundle)
+    with pytest.raises(BundleError, match=r"token_bytes.msgpack (cannot be read|has 1 tokens; the vocabulary has 16)"):
+        make_engine(read_bundle(bundle.folder), DRAFTS["partial"])
+
+
+@pytest.mark.parametrize(
+    ("way", "path"),
+    [
+        ("intersection", "draft/to_main.npy"),
+        ("intersection", "tokenizer/token_bytes.msgpack"),
+        ("text", "draft-tokenizer/token_bytes.msgpack"),
+    ],
+)
+def test_what_is_not_there_is_named(pair: Any, way: Way, path: str) -> None:
+    bundle = pair(way)
+    (bundle.folder / path).unlink()
+    rewrite(bundle)
+    with pytest.raises(BundleError, match=f"lists no {path}, which drafter 'draft' needs"):
+        read_bundle(bundle.folder)
+
+
+def test_another_vocabulary_needs_a_tokenizer_and_a_way(pair: Any) -> None:
+    bundle = pair("text")
+    rewrite(bundle, tokenizer=None)
+    with pytest.raises(BundleError, match="no tokenizer for drafter 'draft'"):
+        read_bundle(bundle.folder)
+    rewrite(bundle, vocabulary="same")
+    with pytest.raises(BundleError, match="vocabulary of drafter 'draft' is not the main model's"):
+        read_bundle(bundle.folder)
+
+
+def test_a_manifest_without_the_new_fields_is_read(toy_bundle: Bundle, tmp_path: Path) -> None:
+    folder = shutil.copytree(toy_bundle.folder, tmp_path / "old")
+    manifest = msgspec.json.decode((folder / "outrider.json").read_bytes())
+    for name in ("vocabulary", "num_shared_tokens", "tokenizer"):
+        del manifest["drafters"][0][name]
+    (folder / "outrider.json").write_bytes(msgspec.json.encode(manifest))
+    assert read_bundle(folder).manifest == toy_bundle.manifest
