@@ -90,6 +90,13 @@ MUTATIONS = [
         "test_loop.py",
     ),
     Mutation(
+        "bonus token from the row before, rejection",
+        "verifiers/rejection.py",
+        "return Outcome(len(draft), bonus(rows.distribution(len(draft)), noise, position))\n        # The longest",
+        "return Outcome(len(draft), bonus(rows.distribution(len(draft) - 1), noise, position))\n        # The longest",
+        "test_verifiers.py",
+    ),
+    Mutation(
         "trim of the main model's cache: one too few",
         "loop.py",
         "request.slot.trim(len(request.sequence) - 1)",

@@ -173,7 +173,8 @@ class Bundle:
 
         path = self.folder / drafter.model.folder / MAP_NAME
         try:
-            to_main: NDArray[np.int32] = np.load(path, allow_pickle=False)
+            with path.open("rb") as file:
+                to_main: NDArray[np.int32] = np.lib.format.read_array(file, allow_pickle=False)
         except (OSError, ValueError, EOFError) as error:
             raise BundleError(f"{path} cannot be read: {one_line(error)}. Export the bundle again.") from error
         num_main, num_draft = self.manifest.main.vocab_size, drafter.model.vocab_size

@@ -105,7 +105,7 @@ class GenerationConfig:
         if self.acceptance_threshold is not None and self.sampling not in LOSSY:
             raise OptionError(
                 f"acceptance_threshold={self.acceptance_threshold:g} is for the lossy modes, sampling='threshold' and "
-                f"'typical', and sampling is {self.sampling!r}."
+                f"'typical', and sampling is {self.sampling!r}. Set it to None."
             )
         if self.logprobs_of != "unprocessed" and self.logprobs is None:
             raise OptionError(f"logprobs_of={self.logprobs_of!r} needs logprobs: set it to 0 or more.")

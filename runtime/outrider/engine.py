@@ -207,7 +207,7 @@ class Engine:
     def _draft_model(self, entry: DrafterEntry, backend: OpenVINOPaged, tokenizer: TextTokenizer | None) -> DraftModel:
         """A draft model of the bundle, whose cache is there; `tokenizer` is its own, where one was given."""
         vocabulary = None
-        if entry.tokenizer:
+        if entry.vocabulary != "same" and entry.tokenizer:
             tokenizer = tokenizer or Tokenizer(self.bundle.folder / entry.tokenizer.folder)
             vocabulary = load_vocabulary(self.bundle, entry, self.tokenizer, tokenizer)
         return DraftModel(

@@ -23,7 +23,7 @@ def step(main: Backend, requests: Seq[Request], max_num_batched_tokens: int) -> 
     Raises:
         DeviceError: when a model's call fails. What goes wrong with one request alone ends that request.
     """
-    drafts = propose(requests)
+    drafts = propose(requests, main.vocab_size)
 
     piece = max(max_num_batched_tokens // len(requests), 2)
     chunks = []
@@ -42,7 +42,7 @@ def step(main: Backend, requests: Seq[Request], max_num_batched_tokens: int) -> 
             row += chunk.num_rows
             try:
                 outcome = request.verify(draft, rows)
-                if request.drafter:
+                if request.drafter is not None:
                     request.drafter.observe(request.sequence, outcome.num_accepted)
                 request.commit(rows, outcome)
                 request.slot.trim(len(request.sequence) - 1)  # drops the rejected tokens
@@ -50,12 +50,27 @@ def step(main: Backend, requests: Seq[Request], max_num_batched_tokens: int) -> 
                 request.fail(error)
 
 
-def propose(requests: Seq[Request]) -> list[Draft]:
-    """A draft for every request; each drafter is called once for all that use it."""
+def propose(requests: Seq[Request], vocab_size: int) -> list[Draft]:
+    """A draft for every request; each drafter is called once for all that use it.
+
+    What goes wrong with a drafter ends the requests that use it.
+    """
     drafts = [NO_DRAFT] * len(requests)
-    for drafter in {request.drafter for request in requests if request.drafter}:
+    drafters = {id(request.drafter): request.drafter for request in requests if request.drafter is not None}
+    for drafter in drafters.values():
         mine = [i for i, request in enumerate(requests) if request.drafter is drafter and request.limit > 0]
-        proposed = drafter.propose([requests[i].draft_request for i in mine])
-        for i, draft in zip(mine, proposed, strict=True):
-            drafts[i] = draft
+        try:
+            proposed = drafter.propose([requests[i].draft_request for i in mine])
+            for i, draft in zip(mine, proposed, strict=True):
+                drafts[i] = _within(draft, requests[i].limit, vocab_size)
+        except Exception as error:  # of an app's drafter, or of a draft model's device
+            for request in requests:
+                if request.drafter is drafter:
+                    request.fail(error)
     return drafts
+
+
+def _within(draft: Draft, limit: int, vocab_size: int) -> Draft:
+    """As much of a draft as there is room for: more tokens, or others, would be read beyond the device's arrays."""
+    known = next((i for i, token_id in enumerate(draft.token_ids) if not 0 <= token_id < vocab_size), limit)
+    return draft if len(draft) <= min(known, limit) else draft.cut(min(known, limit))

@@ -81,6 +81,16 @@ class Request:
         """What a drafter is asked."""
         return DraftRequest(self.sequence, self.limit, self.sampler, self.verifier, self.noise, self.eos_token_ids)
 
+    @property
+    def ended(self) -> bool:
+        """Whether nothing is to be generated any more. Notices that the reader has gone, or cancelled."""
+        if self.abandoned or (self.cancel is not None and self.cancel.is_set()):
+            try:
+                self.finish("cancelled")
+            except Exception as error:  # the tokenizer's
+                self.fail(error)
+        return bool(self.finish_reason or self.error)
+
     def publish(self) -> None:
         """Send the reader what is new: text that has become certain, then the result or the error."""
         if self.done:
@@ -94,8 +104,6 @@ class Request:
         self.done = bool(self.finish_reason or self.error)
 
     def _publish_text(self) -> None:
-        if self.abandoned or (self.cancel is not None and self.cancel.is_set()):
-            self.finish("cancelled")
         text = self.text.text[self.num_published :]
         self.num_published += len(text)
         if self.finish_reason and not self.error:
@@ -126,16 +134,20 @@ class Request:
         slot = main.open(max_tokens)
         if slot is None:
             return False
-        if self.drafter and not self.drafter.reserve(self.sequence, max_tokens):
+        try:
+            if self.drafter is not None and not self.drafter.reserve(self.sequence, max_tokens):
+                slot.close()
+                return False
+        except BaseException:
             slot.close()
-            return False
+            raise
         self.slot = slot
         return True
 
     def release(self) -> None:
         """Give the places back."""
         self.slot.close()
-        if self.drafter:
+        if self.drafter is not None:
             self.drafter.release(self.sequence)
 
     def verify(self, draft: Draft, rows: RequestRows) -> Outcome:

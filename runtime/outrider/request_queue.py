@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+import warnings
 import weakref
 from collections import deque
 from queue import SimpleQueue
@@ -86,10 +87,31 @@ class _Worker:
 
     def work(self) -> None:
         while self._receive():
-            self._settle()
-            if self._running and not self._is_far_ahead:
-                self._round()
+            try:
                 self._settle()
+                if self._running and not self._is_far_ahead:
+                    self._round()
+                    self._settle()
+            except BaseException as error:  # of an app's drafter, perhaps: nobody shall be left waiting
+                self._give_up(error)
+
+    def _give_up(self, error: BaseException) -> None:
+        """End everything with an error."""
+        given_up = (*self._running, *self._waiting)
+        running, self._running = self._running, []
+        self._waiting.clear()
+        for request in running:
+            self._release(request)
+        for request in given_up:
+            request.fail(error)
+            request.publish()
+
+    @staticmethod
+    def _release(request: Request) -> None:
+        try:
+            request.release()
+        except Exception as error:  # an app's drafter; the request itself is done with
+            warnings.warn(f"A drafter failed to release a sequence: {error!r}.", stacklevel=2)
 
     @property
     def _is_far_ahead(self) -> bool:
@@ -112,14 +134,16 @@ class _Worker:
     def _settle(self) -> None:
         """Between rounds: publish, take the slots of requests that are done with, admit those that wait."""
         for request in (*self._running, *self._waiting):
+            # Who hears that a request has ended may count on its room.
+            if request.ended:
+                self._leave(request)
             request.publish()
-        for request in [request for request in self._running if request.done]:
-            self._running.remove(request)
-            request.release()
+            if request.ended:  # with the tokenizer's error
+                self._leave(request)
         while self._waiting:
             request = self._waiting[0]
-            if not request.done and not request.admit(self._main):
-                if self._running:
+            if not request.done and not self._admit(request):
+                if self._running and not request.error:
                     break  # their room will do
                 request.fail(RequestError("The cache has no room for this request, though nothing else is running."))
                 request.publish()
@@ -127,10 +151,22 @@ class _Worker:
             if not request.done:
                 self._running.append(request)
 
+    def _leave(self, request: Request) -> None:
+        if request in self._running:
+            self._running.remove(request)
+            self._release(request)
+
+    def _admit(self, request: Request) -> bool:
+        try:
+            return request.admit(self._main)
+        except Exception as error:  # an app's drafter
+            request.fail(error)
+            return False
+
     def _round(self) -> None:
         """One step of the loop, with its time put down to those who were decoding."""
         decoding = [request for request in self._running if request.stats.num_generated_tokens]
-        drafters = {request.drafter for request in self._running if request.drafter}
+        drafters = {id(r.drafter): r.drafter for r in self._running if r.drafter is not None}.values()
         began, main_began = time.perf_counter(), self._main.seconds
         drafting_began = sum(drafter.seconds for drafter in drafters)
         try:

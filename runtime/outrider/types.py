@@ -306,6 +306,10 @@ class Backend(Protocol):
     """Evaluates tokens for one model on one device."""
 
     @property
+    def vocab_size(self) -> int:
+        """Tokens there are; a row of logits has as many."""
+
+    @property
     def capabilities(self) -> Capabilities:
         """What this backend can do with this model on this device."""
 

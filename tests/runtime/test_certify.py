@@ -14,12 +14,14 @@ from outrider.bench.exact import chi_square_p_value, expected_total_variation, t
 from outrider.bench.prompts import Prompt
 from outrider.cli import run
 from outrider.config import LOSSY
-from outrider.testing import FakeBackend
+from outrider.testing import FakeBackend, ToyTokenizer
 from outrider.types import Outcome
 from outrider.verifiers import BlockRejection, Coupled, Greedy
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from outrider.bundle import Bundle
 
 PROMPTS = [Prompt("one", "toy", "hello"), Prompt("two", "toy", "abc abc")]
 
@@ -34,7 +36,8 @@ def test_verify_is_green_on_a_real_model(smollm2: Path, capsys: pytest.CaptureFi
     assert result["passed"] is True
     names = [check["name"] for check in result["checks"]]
     assert names[:5] == [
-        "batch invariance", "greedy identity", "coupled identity", "coupled sampling", "rejection sampling",
+        "batch invariance", "greedy identity", "coupled identity", "coupled sampling, draft:3",
+        "coupled sampling, draft:1",
     ]  # fmt: skip
     for check in result["checks"]:
         is_lossy = check["name"].split()[0] in LOSSY
@@ -47,6 +50,31 @@ def test_verify_checks_what_it_is_asked_for(smollm2: Path, capsys: pytest.Captur
     assert check["figures"]["context"] == 70
     assert run(["verify", str(smollm2), "--checks", "batchin"]) == 2
     assert "There is no check 'batchin'. Did you mean 'batching'?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--modes", "genai-ngram:3"], "--modes are Outrider's own"),
+        (["--checks", "batching", "--cache-size", "0.01"], "--context 256 needs room for three sequences"),
+        (["--modes", "drat:3"], "There is no mode 'drat:3'"),
+    ],
+)
+def test_what_cannot_be_verified_is_said_at_once(
+    smollm2: Path, arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["verify", str(smollm2), *arguments]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_options_of_a_file_do_not_get_into_the_certificate(tmp_path: Path, toy_bundle: Bundle) -> None:
+    config = outrider.Config().replace(
+        cache_size=0.005, temperature=0.7, sampling="threshold", acceptance_threshold=0.1, min_new_tokens=99
+    )
+    engine = outrider.Engine(toy_bundle, config, tokenizer=ToyTokenizer())
+    subject = certify.our_subject(engine, ["draft:3"])
+    assert certify.check_greedy(subject, engine, PROMPTS, 30, nothing).passed
+    assert certify.check_coupled(subject, engine, PROMPTS, 30, nothing).passed
 
 
 def test_identity_is_counted(toy_engine: outrider.Engine) -> None:
@@ -83,7 +111,7 @@ def test_sampling_that_keeps_everything_is_noticed(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(BlockRejection, "verify", lenient)
     with certify.toy_engine(outrider.Config()) as toy:
         failed = [check.name for check in certify.check_our_sampling(toy, 1000) if check.passed is False]
-    assert failed == ["rejection sampling", "rejection, shuffled"]
+    assert failed == [f"rejection sampling, {mode}" for mode in ("draft:3", "draft:1", "shuffled")]
 
 
 def test_a_backend_that_depends_on_its_batch_is_noticed() -> None:

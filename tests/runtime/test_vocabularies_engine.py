@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
@@ -11,6 +12,7 @@ import pytest
 
 import outrider
 from outrider.bench.exact import chi_square_p_value, exact_joint
+from outrider.bench.modes import make_modes
 from outrider.bundle import list_files, read_bundle, write_manifest
 from outrider.errors import BundleError
 from outrider.testing import ToyTokenizer, save_toy_bundle
@@ -56,6 +58,17 @@ def test_greedy_and_coupled_text_is_plain_text(engine: outrider.Engine, options:
         drafted = engine.generate(PROMPT, num_assistant_tokens=n, max_new_tokens=60, ignore_eos=True, **options)
         assert drafted.token_ids == plain.token_ids
         assert drafted.stats.num_draft_tokens > 0
+
+
+def test_a_batch_gives_what_each_request_gives_alone(engine: outrider.Engine) -> None:
+    """Prompts and answers of all lengths, so that some draft while others read; and drafters that take turns."""
+    (shuffled,) = make_modes(["shuffled:5"], engine)
+    prompts = [[(i * k) % 15 for i in range(3 + 7 * k)] for k in range(1, 13)]
+    config = outrider.GenerationConfig(temperature=0.9, seed=1, max_new_tokens=40)
+    plain = [engine.generate(prompt, config, drafter=None).token_ids for prompt in prompts]
+    with ThreadPoolExecutor(len(prompts)) as pool:
+        together = list(pool.map(lambda prompt: shuffled.run(prompt, config).token_ids, prompts))
+    assert together == plain
 
 
 def test_rejection_samples_have_the_joint_distribution_of_the_main_model(engine: outrider.Engine) -> None:

@@ -131,7 +131,7 @@ class OpenVINOPaged:
         except (RuntimeError, TypeError) as error:
             raise DeviceError(f"{device} cannot compile {model_path.parent.name}: {one_line(error)}") from error
         self._request = self._compiled.create_infer_request()
-        self._vocab_size = vocab_size
+        self.vocab_size = vocab_size
         self._caches = {port.get_any_name(): port for port in self._compiled.inputs if "_cache." in port.get_any_name()}
         # Tokens a block: 32 on CPU, 16 on GPU. Only values keep it in one place, [blocks, heads, block_size, head].
         self.block_size: int = self._caches["value_cache.0"].partial_shape[2].get_length()
@@ -232,7 +232,7 @@ class OpenVINOPaged:
         except RuntimeError as error:
             raise DeviceError(f"{self.device} failed: {one_line(error)}") from error
         self.seconds += time.perf_counter() - began
-        return PagedStep(self._request.get_output_tensor(0).data[:, 0, : self._vocab_size])
+        return PagedStep(self._request.get_output_tensor(0).data[:, 0, : self.vocab_size])
 
     def _set(self, name: str, values: NDArray[Any]) -> None:
         # Rounds repeat their shapes: writing into a bound tensor costs a tenth of binding a new one.

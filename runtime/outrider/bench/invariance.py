@@ -45,6 +45,11 @@ def probe(main: Backend, vocab_size: int, context: int) -> dict[str, float]:
     return made
 
 
+def longest_context(max_tokens: int) -> int:
+    """The longest `context` that `probe` can have where one sequence may have `max_tokens`."""
+    return (max_tokens - TAIL) // 3 - 64  # a slot is rounded up to whole blocks
+
+
 def read(main: Backend, token_ids: Seq[int], sizes: Seq[int], num_rows: int) -> NDArray[np.float32]:
     """The last logits float32 [num_rows, vocab_size] of tokens that are read in chunks of these sizes."""
     slot = open_slot(main, len(token_ids))

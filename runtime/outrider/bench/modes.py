@@ -69,7 +69,7 @@ def make_modes(names: list[str], engine: Engine) -> list[Mode]:
     pipelines: dict[str, _Pipeline] = {}  # modes of one kind share what they load
     for name in names:
         kind, _, number = name.partition(":")
-        if kind not in KINDS or (number and not number.isdigit()):
+        if kind not in (*KINDS, *engine.drafters) or (number and not number.isdigit()):
             raise OptionError(f"There is no mode '{name}': write KIND or KIND:N. {nearest(kind, KINDS)}")
         if kind.endswith("draft") and not engine.bundle.manifest.drafters:
             raise OptionError(f"Mode '{name}' needs a draft model, and {engine.bundle.folder} has none.")

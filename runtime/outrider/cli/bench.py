@@ -10,6 +10,7 @@ import click
 
 from outrider.cli.console import err, out, print_json, progress_bar, table
 from outrider.cli.options import generation_options, json_option, load_options, read_options
+from outrider.config import LOSSY
 
 if TYPE_CHECKING:
     from outrider.engine import Engine
@@ -56,6 +57,9 @@ def bench(
         measurements = measure(engine, made, chosen, config.generation, repeats, advance)
     rows = summarize(measurements, [mode.name for mode in made], made[0].name)
     setting = describe(engine, config.generation.max_new_tokens, repeats)
+    if config.generation.temperature:
+        sampling = config.generation.sampling
+        setting["sampling"] = f"{sampling} (LOSSY)" if sampling in LOSSY else sampling
     if as_json:
         runs = [
             {

@@ -10,7 +10,7 @@ import click
 from outrider.cli.bench import describe
 from outrider.cli.console import out, print_json, progress_bar, table
 from outrider.cli.options import json_option, load_options, read_options
-from outrider.errors import OutriderError, nearest
+from outrider.errors import OptionError, OutriderError, nearest
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -61,20 +61,31 @@ def verify(
     modes are from it is reported. A correct sampler fails one such test in 10,000. The exit code is 1 if a check fails.
     """
     from outrider.bench import certify
+    from outrider.bench.invariance import longest_context
     from outrider.bench.prompts import read_prompts
     from outrider.engine import load
 
+    if modes and "genai" in modes:
+        raise OptionError("--modes are Outrider's own. --peer openvino-genai puts openvino-genai to the same tests.")
     config = read_options(options)
     chosen = read_prompts(prompts, per_category)
     engine = load(bundle, config)
     made: list[Check] = []
+    subjects: list[Subject] = []
+    if {"greedy", "coupled"} & set(checks):
+        subjects.append(certify.our_subject(engine, [name.strip() for name in modes.split(",")] if modes else []))
+        subjects += [certify.genai_subject(engine)] if peer else []
     if "batching" in checks:
         vocab_size = engine.bundle.manifest.main.vocab_size
-        made.append(certify.check_batching(engine.main, vocab_size, min(context, engine.max_tokens // 3)))
-    own_modes = [name.strip() for name in modes.split(",")] if modes else []
-    made += _identity(certify.our_subject(engine, own_modes), engine, checks, chosen, max_new_tokens, quiet=as_json)
-    if peer:
-        made += _identity(certify.genai_subject(engine), engine, checks, chosen, max_new_tokens, quiet=as_json)
+        longest = longest_context(engine.max_tokens)
+        if context > longest:
+            raise OptionError(
+                f"--context {context:,} needs room for three sequences, and there is some for {max(longest, 0):,} "
+                "tokens each. Lower it, or raise --cache-size."
+            )
+        made.append(certify.check_batching(engine.main, vocab_size, context))
+    for subject in subjects:
+        made += _identity(subject, engine, checks, chosen, max_new_tokens, quiet=as_json)
     if "sampling" in checks:
         with certify.toy_engine(config, engine.bundle.tokenizer_path if peer else None) as toy:
             made += certify.check_our_sampling(toy)

@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from outrider.types import Logits
 
 
+_SMALLEST = np.finfo(np.float32).smallest_subnormal
+
+
 def truncated_softmax(
     logits: Logits, temperature: float, top_k: int, top_p: float, min_p: float, typical_p: float = 1.0
 ) -> Distribution:
@@ -47,7 +50,7 @@ def truncated_softmax(
         kept = np.sort(order[:num_kept])  # token_ids ascend, so positions in order keep them ascending
         weights, token_ids = weights[kept], token_ids[kept]
     # The highest weight is 1. Without min-p, what has underflowed to 0 goes: it has no logarithm.
-    weights, token_ids = _keep(weights, token_ids, weights >= np.float32(min_p) if min_p > 0 else weights > 0)
+    weights, token_ids = _keep(weights, token_ids, weights >= max(np.float32(min_p), _SMALLEST))
     probs = weights.astype(np.float64)
     probs /= probs.sum()
     if typical_p < 1:

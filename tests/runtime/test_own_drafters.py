@@ -1,0 +1,109 @@
+"""Drafters that an app brings: whatever they do, nothing but time is lost, and nobody is left waiting."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import outrider
+from outrider.errors import OptionError
+from outrider.testing import ToyTokenizer
+from outrider.types import Draft
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from outrider.bundle import Bundle
+
+OPTIONS: dict[str, Any] = {"max_new_tokens": 20, "ignore_eos": True}
+
+
+@dataclass
+class Own:
+    """Unhashable, empty to `len`, and as right or wrong as `draft` makes it."""
+
+    draft: Callable[[Any], Draft] = lambda request: Draft([1] * request.limit)
+    failing: str = ""
+    sequences: list[Any] = field(default_factory=list)
+    num_assistant_tokens: int = 4
+
+    def __len__(self) -> int:
+        return 0
+
+    def _perhaps_fail(self, name: str) -> None:
+        if self.failing == name:
+            raise ValueError(f"no {name}")
+
+    @property
+    def seconds(self) -> float:
+        self._perhaps_fail("seconds")
+        return 0.0
+
+    def reserve(self, sequence: Any, max_tokens: int) -> bool:
+        self._perhaps_fail("reserve")
+        self.sequences.append(sequence)
+        return True
+
+    def propose(self, requests: Any) -> list[Draft]:
+        self._perhaps_fail("propose")
+        return [self.draft(request) for request in requests]
+
+    def observe(self, sequence: Any, num_accepted: int) -> None:
+        self._perhaps_fail("observe")
+
+    def release(self, sequence: Any) -> None:
+        self._perhaps_fail("release")
+        self.sequences.remove(sequence)
+
+
+@pytest.fixture
+def engine(toy_bundle: Bundle) -> outrider.Engine:
+    return outrider.Engine(toy_bundle, outrider.Config().replace(cache_size=0.005), tokenizer=ToyTokenizer())
+
+
+@pytest.mark.parametrize(
+    "draft",
+    [
+        lambda request: Draft([1] * request.limit),
+        lambda request: Draft([1] * (request.limit + 60)),
+        lambda request: Draft([1, 2, 10**9]),
+        lambda request: Draft([-1]),
+        lambda request: Draft([]),
+    ],
+)
+def test_any_draft_leaves_the_text_as_it_is(engine: outrider.Engine, draft: Callable[[Any], Draft]) -> None:
+    own = Own(draft)
+    engine.add_drafter("own", own)
+    assert "own" in engine.drafters
+    sampled: dict[str, Any] = {"temperature": 1.0, "seed": 3}
+    for options in ({}, sampled):
+        plain = engine.generate("hello", drafter=None, **OPTIONS, **options)
+        drafted = engine.generate("hello", drafter="own", **OPTIONS, **options)
+        assert drafted.token_ids == plain.token_ids
+    assert not own.sequences
+
+
+@pytest.mark.filterwarnings("ignore:A drafter failed to release")
+@pytest.mark.parametrize("failing", ["reserve", "propose", "observe", "seconds", "release"])
+def test_a_drafter_that_fails_ends_its_request_alone(engine: outrider.Engine, failing: str) -> None:
+    engine.add_drafter("own", Own(failing=failing))
+    plain = engine.generate("hello", drafter=None, **OPTIONS)
+    for _ in range(2):
+        beside = engine.stream("hello", drafter=None, **OPTIONS)
+        first = next(beside).text
+        if failing == "release":
+            assert engine.generate("hello", drafter="own", **OPTIONS).token_ids == plain.token_ids
+        else:
+            with pytest.raises(ValueError, match=f"no {failing}"):
+                engine.generate("hello", drafter="own", **OPTIONS)
+        if failing != "seconds":  # which is the whole round's
+            assert first + "".join(chunk.text for chunk in beside) == plain.text
+        assert engine.generate("hello", drafter=None, **OPTIONS).token_ids == plain.token_ids
+
+
+@pytest.mark.parametrize("name", ["auto", "ngram", "draft", "main", "none"])
+def test_names_that_are_taken_are_refused(engine: outrider.Engine, name: str) -> None:
+    with pytest.raises(OptionError, match="that is taken"):
+        engine.add_drafter(name, Own())
