@@ -19,7 +19,7 @@ def run(name: str, *arguments: str) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize("name", ["generate.py", "stream.py", "prompt_lookup.py", "compare_plain.py"])
+@pytest.mark.parametrize("name", ["generate.py", "stream.py", "prompt_lookup.py", "compare_plain.py", "sampling.py"])
 def test_samples_on_a_real_model(name: str, smollm2: Path) -> None:
     output = run(name, str(smollm2), PROMPT)
     assert "tokens/s" in output
