@@ -108,7 +108,7 @@ MUTATIONS = [
         "drafters/reader.py",
         "self.slot.trim(len(self.context(sequence)) + num_accepted)",
         "self.slot.trim(len(self.context(sequence)) + num_accepted + 1)",
-        "test_loop.py",
+        "test_traps.py",
     ),
     Mutation(
         "noise key: without the position",
@@ -157,7 +157,7 @@ MUTATIONS = [
         "request.py",
         "return self.sampler.best(self._logits(i), self.draft_token_ids[:i])",
         "return self.sampler.best(self._logits(i), self.draft_token_ids[: max(i - 1, 0)])",
-        "test_loop.py",
+        "test_traps.py",
     ),
     Mutation(
         "other vocabulary: draft ids taken for main ids",

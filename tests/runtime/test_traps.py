@@ -6,12 +6,13 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 
 from outrider.bench.shuffled import Shuffled
 from outrider.config import GenerationConfig
 from outrider.drafters import DraftModel, Ngram
-from outrider.request import Request
+from outrider.request import Request, RequestRows
 from outrider.request_queue import RequestQueue
 from outrider.sampling import LogitsSampler
 from outrider.testing import FakeBackend
@@ -20,8 +21,6 @@ from outrider.types import Draft, Noise, Outcome, Sequence
 from outrider.verifiers import BlockRejection, Greedy, Threshold, TokenRejection, Typical
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from outrider.types import Drafter, Rows
 
 VOCAB_SIZE = 6
@@ -112,6 +111,32 @@ def test_no_number_serves_two_rounds(verifier: Any, kind: str) -> None:
         noise = run(verifier, make_drafter(kind), seed)
         assert len(noise.rounds) > 30 or seed % 2
         assert all(len(rounds) == 1 for rounds in noise.rounds.values())
+
+
+def test_row_i_sees_the_i_draft_tokens_before_it() -> None:
+    """Whatever is asked of it: options must count what they would count in plain decoding, no less and no more."""
+    seen: list[list[int]] = []
+
+    class RecordingSampler(LogitsSampler):
+        def best(self, logits: Any, prefix: Any) -> int:
+            seen.append(list(prefix))
+            return super().best(logits, prefix)
+
+        def distribution(self, logits: Any, prefix: Any) -> Any:
+            seen.append(list(prefix))
+            return super().distribution(logits, prefix)
+
+        def logprobs(self, logits: Any, prefix: Any, token_id: int) -> Any:
+            seen.append(list(prefix))
+            return super().logprobs(logits, prefix, token_id)
+
+    step = FakeBackend.Step([np.zeros(VOCAB_SIZE, dtype=np.float32)] * 5)
+    rows = RequestRows(step, 1, RecordingSampler(CONFIG, []), [3, 4, 5])
+    for i in range(4):
+        rows.best(i)
+        rows.distribution(i)
+        rows.logprobs(i, 0)
+    assert seen == [[3, 4, 5][:i] for i in range(4) for _ in range(3)]
 
 
 def test_a_draft_model_forgets_what_was_rejected_though_another_drafts_on() -> None:
