@@ -140,9 +140,12 @@ def test_row_i_sees_the_i_draft_tokens_before_it() -> None:
 
 
 def test_a_draft_model_forgets_what_was_rejected_though_another_drafts_on() -> None:
-    """Right drafts, spoiled on their way; then right ones from elsewhere; then its own again, which must be right."""
+    """Every other round its drafts, mostly wrong, are right ones from elsewhere: it must not go on from its own."""
     plain = Sequence([1, 2, 3], 3)
     finish(plain, Greedy(), None)
+
+    def draft_model(kind: type[DraftModel]) -> DraftModel:
+        return kind(FakeBackend(VOCAB_SIZE, seed=1, noise=0.7, memory=99), context_length=1000)
 
     class Interrupted(DraftModel):
         num_rounds = 0
@@ -150,20 +153,21 @@ def test_a_draft_model_forgets_what_was_rejected_though_another_drafts_on() -> N
         def propose(self, requests: Any) -> list[Draft]:
             if not requests:
                 return []
-            (request,) = requests
-            at = len(request.sequence)
-            right = plain.token_ids[at : at + request.limit]
+            sequence = requests[0].sequence
             self.num_rounds += 1
-            if self.num_rounds % 3 == 2:
-                return [Draft(right)]
-            (draft,) = super().propose(requests)
-            assert draft.token_ids == right
-            return [Draft([(token_id + 1) % VOCAB_SIZE for token_id in right])] if self.num_rounds % 3 else [draft]
+            if self.num_rounds % 2:
+                drafts = super().propose(requests)
+                fresh = draft_model(DraftModel)
+                fresh.reserve(sequence, 1000)
+                assert drafts == fresh.propose(requests)
+                return drafts
+            return [Draft(plain.token_ids[len(sequence) :][: requests[0].limit])]
 
     sequence = Sequence([1, 2, 3], 3)
-    drafter = Interrupted(FakeBackend(VOCAB_SIZE, seed=1, memory=99), context_length=1000)
+    drafter = draft_model(Interrupted)
     finish(sequence, Greedy(), drafter)
     assert sequence.token_ids == plain.token_ids
+    assert isinstance(drafter, Interrupted)
     assert drafter.num_rounds > 9
 
 
