@@ -122,8 +122,8 @@ def test_a_backend_that_depends_on_its_batch_is_noticed() -> None:
                 step.rows[0][0] += np.float32(0.5)
             return step
 
-    assert certify.check_batching(FakeBackend(16), 16, 70).passed
-    check = certify.check_batching(Fickle(16), 16, 70)
+    assert certify.check_batching(FakeBackend(16), 70).passed
+    check = certify.check_batching(Fickle(16), 70)
     assert not check.passed
     assert "differ by up to 0.5" in check.detail
     assert check.figures["largest_difference"]["pieces of 2"] == 0.5

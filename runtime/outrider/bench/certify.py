@@ -1,6 +1,6 @@
 """The certificate: what a runtime promises about its output, tried on this device with these models.
 
-    checks = [check_batching(engine.main, vocab_size, 512), check_greedy(subject, engine, prompts, 64), …]
+    checks = [check_batching(engine.main, 512), check_greedy(subject, engine, prompts, 64), …]
     all(check.passed is not False for check in checks)
 
 A subject is a runtime: its way to decode plainly, and its ways to speculate. Ours and openvino-genai's are judged by
@@ -26,7 +26,7 @@ from outrider.engine import Engine
 from outrider.testing import ToyTokenizer, save_toy_bundle
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
     from collections.abc import Sequence as Seq
 
     from outrider.bench.modes import Mode, Run
@@ -57,16 +57,20 @@ class Check:
 class Subject:
     """A runtime: plain decoding, and the modes that must not differ from it."""
 
-    name: str
     plain: Mode
     modes: Seq[Mode]
+
+    @property
+    def name(self) -> str:
+        """The runtime's."""
+        return self.plain.runtime
 
 
 def our_subject(engine: Engine, modes: Seq[str] = ()) -> Subject:
     """Outrider: these modes, or every drafter at several lengths, and both chosen at random every round, twice."""
     own = [f"{drafter}:{length}" for drafter in engine.drafters for length in LENGTHS]
     plain, *made = make_modes(["plain", *(modes or [*own, "shuffled:8", "shuffled:3"])], engine)
-    return Subject(plain.runtime, plain, made)
+    return Subject(plain, made)
 
 
 def genai_subject(engine: Engine) -> Subject:
@@ -74,12 +78,12 @@ def genai_subject(engine: Engine) -> Subject:
     same = [drafter for drafter in engine.bundle.manifest.drafters if drafter.vocabulary == "same"]
     kinds = ("genai-draft", "genai-ngram") if same else ("genai-ngram",)
     plain, *modes = make_modes(["genai", *(f"{kind}:{length}" for kind in kinds for length in LENGTHS)], engine)
-    return Subject(plain.runtime, plain, modes)
+    return Subject(plain, modes)
 
 
-def check_batching(main: Backend, vocab_size: int, context: int) -> Check:
+def check_batching(main: Backend, context: int) -> Check:
     """Whether logits have the same bits whatever runs with them; see `outrider.bench.invariance`."""
-    differences = probe(main, vocab_size, context)
+    differences = probe(main, context)
     worst = max(differences, key=lambda name: differences[name])
     passed = differences[worst] == 0
     detail = f"{len(differences)} ways to read {context:,} tokens: " + (
@@ -177,15 +181,20 @@ def _first_difference(engine: Engine, prompt: list[int], plain: list[int], other
 
 
 def check_sampling(
-    toy: Engine, mode: Mode, num_samples: int, name: str, *, lossy: bool = False, **options: Any
+    mode: Mode,
+    exact: Mapping[tuple[int, ...], float],
+    num_samples: int,
+    name: str,
+    *,
+    lossy: bool = False,
+    **options: Any,
 ) -> Check:
     """Whether a mode's samples have the main model's distribution, on a toy pair (`toy_engine`).
 
-    The first tokens of many answers against their exact joint distribution, by enumeration. A lossy mode's distance is
-    reported, not judged.
+    The first tokens of many answers against their joint distribution, `exact`. A lossy mode's distance is reported,
+    not judged.
     """
     config = GenerationConfig(max_new_tokens=NUM_TOKENS + 2, **TOY_SAMPLING, **options)
-    exact = exact_joint(toy, TOY_PROMPT, config, NUM_TOKENS)
     answers: Counter[tuple[int, ...]] = Counter()
     accepted = drafted = 0
     runs = [partial(mode.run, TOY_PROMPT, config.replace(seed=seed)) for seed in range(num_samples)]
@@ -211,27 +220,34 @@ def check_sampling(
     return Check(name, passed, detail, figures, mode.runtime)
 
 
+def _toy_joint(toy: Engine) -> dict[tuple[int, ...], float]:
+    """How the main model alone goes on from the toy prompt; the same for every mode."""
+    return exact_joint(toy, TOY_PROMPT, GenerationConfig(**TOY_SAMPLING), NUM_TOKENS)
+
+
 def check_our_sampling(toy: Engine, num_samples: int = 2000) -> list[Check]:
     """Our sampling modes: the lossless ones, with drafts of three and of random lengths, then the lossy ones."""
     one, draft, shuffled = make_modes(["draft:1", "draft:3", "shuffled:3"], toy)
+    exact = _toy_joint(toy)
     # Of a draft of three, the bonus token is behind what is compared; of a draft of one, it is not.
     checks = [
-        check_sampling(toy, mode, num_samples, f"{sampling} sampling, {mode.name}", sampling=sampling)
+        check_sampling(mode, exact, num_samples, f"{sampling} sampling, {mode.name}", sampling=sampling)
         for sampling in ("coupled", "rejection", "token-rejection")
         for mode in (draft, one)
     ]
-    checks.append(check_sampling(toy, shuffled, num_samples, "rejection sampling, shuffled", sampling="rejection"))
+    checks.append(check_sampling(shuffled, exact, num_samples, "rejection sampling, shuffled", sampling="rejection"))
     for sampling, thresholds in LOSSY_THRESHOLDS.items():
         for threshold in thresholds:
             options = {"sampling": sampling, "acceptance_threshold": threshold}
-            checks.append(check_sampling(toy, draft, num_samples, f"{sampling} {threshold:g}", lossy=True, **options))
+            checks.append(check_sampling(draft, exact, num_samples, f"{sampling} {threshold:g}", lossy=True, **options))
     return checks
 
 
 def check_genai_sampling(toy: Engine, num_samples: int = 2000) -> list[Check]:
     """openvino-genai's plain sampling, and its sampling with a draft model and with prompt lookup."""
     names = {"genai": "plain sampling", "genai-draft:3": "draft sampling", "genai-ngram:3": "n-gram sampling"}
-    return [check_sampling(toy, mode, num_samples, names[mode.name]) for mode in make_modes(list(names), toy)]
+    exact = _toy_joint(toy)
+    return [check_sampling(mode, exact, num_samples, names[mode.name]) for mode in make_modes(list(names), toy)]
 
 
 @contextmanager

@@ -1,6 +1,6 @@
 """Whether a row's logits have the same bits whatever runs with it: the ground that identical text stands on.
 
-differences = probe(engine.main, vocab_size, context=512)
+differences = probe(engine.main, context=512)
 max(differences.values())    # 0.0 where the backend keeps its word
 """
 
@@ -25,7 +25,7 @@ MAX_CALLS = 100  # smaller pieces are left out where a prompt would need more ca
 WRONG_DRAFTS = (0, 1, 2, 5, 15)
 
 
-def probe(main: Backend, vocab_size: int, context: int) -> dict[str, float]:
+def probe(main: Backend, context: int) -> dict[str, float]:
     """The largest difference of any logit to a reading in one call, for every other way to read the same tokens.
 
     `context` random tokens (more than TAIL) are read in pieces of many sizes, beside other sequences, and with the end
@@ -33,7 +33,7 @@ def probe(main: Backend, vocab_size: int, context: int) -> dict[str, float]:
     and values, so what differs anywhere before shows in them. Opens three slots of about `context` tokens.
     """
     rng = np.random.default_rng(0)
-    token_ids = rng.integers(vocab_size, size=context).tolist()
+    token_ids = rng.integers(main.vocab_size, size=context).tolist()
     whole = read(main, token_ids, [context], TAIL)
     sizes = {f"pieces of {n}": [n] * -(-context // n) for n in PIECES if n < context and context // n <= MAX_CALLS}
     uneven = rng.integers(1, 300, size=context).tolist()

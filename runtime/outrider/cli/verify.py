@@ -76,14 +76,13 @@ def verify(
         subjects.append(certify.our_subject(engine, [name.strip() for name in modes.split(",")] if modes else []))
         subjects += [certify.genai_subject(engine)] if peer else []
     if "batching" in checks:
-        vocab_size = engine.bundle.manifest.main.vocab_size
         longest = longest_context(engine.max_tokens)
         if context > longest:
             raise OptionError(
                 f"--context {context:,} needs room for three sequences, and there is some for {max(longest, 0):,} "
                 "tokens each. Lower it, or raise --cache-size."
             )
-        made.append(certify.check_batching(engine.main, vocab_size, context))
+        made.append(certify.check_batching(engine.main, context))
     for subject in subjects:
         made += _identity(subject, engine, checks, chosen, max_new_tokens, quiet=as_json)
     if "sampling" in checks:
