@@ -44,7 +44,8 @@ class GenerationConfig:
 
     max_new_tokens: int | None = None  # None: 512, or as many as still fit
     drafter: str | None = "auto"  # one of the engine's drafters; "auto": the bundle's own, else "ngram"; None: none
-    num_assistant_tokens: int | None = None  # draft tokens a round; None: the drafter's default; 0: plain decoding
+    num_assistant_tokens: int | str = "auto"  # draft tokens a round; "auto": as many as pay; 0: plain decoding
+    assistant_confidence_threshold: float | None = None  # ends a draft behind a token that is less sure; None: off
     max_ngram_size: int = 3  # tokens of context that prompt lookup matches at most
     temperature: float = 0.0  # 0: greedy
     sampling: str = "coupled"  # or "rejection", "token-rejection"; lossy: "threshold", "typical". See `SAMPLING`
@@ -74,7 +75,10 @@ class GenerationConfig:
         object.__setattr__(self, "logit_bias", _as_biases(self.logit_bias))
         _check(self, "max_new_tokens", None, Integral, lambda n: n >= 1, "an integer of at least 1")
         _check(self, "drafter", None, str, bool, "a drafter's name, 'auto', or None")
-        _check(self, "num_assistant_tokens", None, Integral, lambda n: 0 <= n <= 64, "an integer from 0 to 64")
+        count = "'auto', or an integer from 0 to 64"
+        _check(self, "num_assistant_tokens", "auto", Integral, lambda n: 0 <= n <= 64, count)
+        share = "a number above 0 and at most 1"
+        _check(self, "assistant_confidence_threshold", None, Real, lambda t: 0 < t <= 1, share)
         _check(self, "max_ngram_size", ..., Integral, lambda n: 1 <= n <= 16, "an integer from 1 to 16")
         _check(self, "temperature", ..., Real, _is_temperature, "0 (greedy), or a number from 0.001 to 1000")
         _check(self, "sampling", ..., str, SAMPLING.__contains__, f"one of {', '.join(SAMPLING)}")
@@ -282,7 +286,7 @@ def _are_texts(values: tuple[object, ...]) -> bool:
 def _check(config: Any, name: str, absent: object, kind: Any, rule: Callable[[Any], bool], says: str) -> None:
     """Raise OptionError unless the option is `absent` (... for never), or of a kind and within its rule."""
     value = getattr(config, name)
-    if value is absent:
+    if value is absent or (isinstance(absent, str) and value == absent):
         return
     numeric_bool = isinstance(value, bool) and kind is not bool
     if numeric_bool or not isinstance(value, kind) or not rule(value):

@@ -7,6 +7,9 @@ import secrets
 import time
 from typing import TYPE_CHECKING, Any
 
+import platformdirs
+
+from outrider import __version__
 from outrider.backends.openvino_paged import OpenVINOPaged
 from outrider.bundle import RESERVED_NAMES, Bundle, read_bundle
 from outrider.config import DEFAULT_MAX_NEW_TOKENS, Config, GenerationConfig, load_config
@@ -15,9 +18,21 @@ from outrider.errors import BundleError, OptionError, RequestError, nearest
 from outrider.request import Request
 from outrider.request_queue import RequestQueue
 from outrider.sampling import LogitsSampler
+from outrider.schedule import (
+    DRAFT_ROWS,
+    LONGEST,
+    MAIN_ROWS,
+    Auto,
+    ConfidenceThreshold,
+    CostFile,
+    PassCost,
+    measure_pass,
+)
 from outrider.text import TextStream, Tokenizer
 from outrider.types import Noise, Sequence
 from outrider.verifiers import SAMPLING_VERIFIERS, Greedy
+
+COSTS_FOLDER = platformdirs.user_cache_path("outrider", appauthor=False) / "costs"
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Mapping
@@ -84,6 +99,9 @@ class Engine:
             entry.name: self._draft_model(entry, self._backends[f"{entry.name}_device"], draft_tokenizer)
             for entry in entries
         }
+        models = {"main": bundle.manifest.main} | {entry.name: entry.model for entry in entries}
+        self.costs = {role: self._cost(role, model) for role, model in models.items()}
+        self._controllers: dict[tuple[str, int], Auto] = {}
         self._queue = RequestQueue(self._main, self.config.scheduler.max_num_batched_tokens)
 
     @property
@@ -217,6 +235,50 @@ class Engine:
             vocabulary=vocabulary,
         )
 
+    def _cost(self, role: str, model: ModelEntry) -> PassCost:
+        """What a model's calls cost here: as it was measured before, or is now."""
+        backend = self._backends[f"{role}_device"]
+        folder = (self.bundle.folder / model.folder).relative_to(self.bundle.folder).as_posix()
+        files = {e.path: e.sha256 for e in self.bundle.manifest.files if e.path.startswith(f"{folder}/")}
+        file = CostFile(COSTS_FOLDER, {"role": role, "files": files, **backend.fingerprint, "outrider": __version__})
+        cost = file.read()
+        if cost is None:
+            cost = measure_pass(backend, MAIN_ROWS if role == "main" else DRAFT_ROWS)
+            file.write(cost)
+        return cost
+
+    def _choose_drafter(self, config: GenerationConfig) -> tuple[Drafter | None, int]:
+        """What drafts for a request, and how many tokens a round it may at most."""
+        count = config.num_assistant_tokens
+        if config.drafter is None or count == 0:
+            return None, 0
+        drafter = self.find_drafter(config.drafter, config.max_ngram_size)
+        threshold = config.assistant_confidence_threshold
+        if threshold is not None:
+            if not isinstance(drafter, DraftModel):
+                raise OptionError(
+                    f"assistant_confidence_threshold={threshold:g} is for draft models, and drafter={config.drafter!r} "
+                    "is none here. Set it to None, or use a bundle that has a draft model."
+                )
+            return drafter, LONGEST if isinstance(count, str) else count
+        if not isinstance(count, str):
+            return drafter, count
+        if isinstance(drafter, DraftModel | Ngram):
+            return self._controller(config.drafter, config.max_ngram_size), LONGEST
+        return drafter, drafter.num_assistant_tokens  # an app's own knows best
+
+    def _controller(self, name: str, max_ngram_size: int) -> Auto:
+        """What chooses between the drafters that `name` stands for. Requests share what it has learned."""
+        key = (name, max_ngram_size)
+        if key not in self._controllers:
+            copier = Ngram(max_ngram_size) if name in ("auto", "ngram") else None
+            found = self.find_drafter(name)
+            model = found if isinstance(found, DraftModel) else None
+            role = next((role for role, drafter in self._drafters.items() if drafter is model), "main")
+            made = Auto(self._main, self.costs["main"], copier=copier, model=model, draft_cost=self.costs[role])
+            self._controllers.setdefault(key, made)
+        return self._controllers[key]
+
     def _prepare(
         self,
         prompt: str | Seq[Mapping[str, Any]] | Seq[int],
@@ -243,8 +305,8 @@ class Engine:
                 f"min_new_tokens={config.min_new_tokens:,} is more than the {max_new_tokens:,} tokens that this answer "
                 "may have. Lower it, or set max_new_tokens."
             )
-        plain = config.drafter is None or config.num_assistant_tokens == 0
-        drafter = None if plain else self.find_drafter(str(config.drafter), config.max_ngram_size)
+        drafter, num_assistant_tokens = self._choose_drafter(config)
+        threshold = config.assistant_confidence_threshold
         tokenizer = self.bundle.manifest.tokenizer
         sampled = config.temperature > 0
         seed = secrets.randbits(63) if config.seed is None else int(config.seed)
@@ -259,7 +321,8 @@ class Engine:
             eos_token_ids=end_token_ids,
             drafter=drafter,
             sampled=sampled,
-            num_assistant_tokens=_num_assistant_tokens(config, drafter),
+            num_assistant_tokens=num_assistant_tokens,
+            rule=None if threshold is None else ConfidenceThreshold(threshold),
             logprobs=None if config.logprobs is None else [],
             cancel=cancel,
             created=created,
@@ -288,9 +351,3 @@ def _verifier(config: GenerationConfig) -> Verifier:
         return Greedy()
     options = {} if config.acceptance_threshold is None else {"threshold": config.acceptance_threshold}
     return SAMPLING_VERIFIERS[config.sampling](**options)
-
-
-def _num_assistant_tokens(config: GenerationConfig, drafter: Drafter | None) -> int:
-    if drafter is None:
-        return 0
-    return drafter.num_assistant_tokens if config.num_assistant_tokens is None else config.num_assistant_tokens

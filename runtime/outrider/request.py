@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         Distribution,
         Draft,
         Drafter,
+        DraftRule,
         Logits,
         Noise,
         Sampler,
@@ -48,7 +49,8 @@ class Request:
     max_new_tokens: int
     eos_token_ids: frozenset[int]
     drafter: Drafter | None = None
-    num_assistant_tokens: int = 0
+    num_assistant_tokens: int = 0  # at most, a round
+    rule: DraftRule | None = None  # what may end a draft earlier
     sampled: bool = False  # whether the noise has a say
     logprobs: list[TokenLogprobs] | None = None  # of the committed tokens; None: not wanted
     cancel: Event | None = None  # set from any thread to end the answer here
@@ -79,7 +81,17 @@ class Request:
     @property
     def draft_request(self) -> DraftRequest:
         """What a drafter is asked."""
-        return DraftRequest(self.sequence, self.limit, self.sampler, self.verifier, self.noise, self.eos_token_ids)
+        sequence = self.sequence
+        return DraftRequest(
+            sequence=sequence,
+            limit=self.limit,
+            sampler=self.sampler,
+            verifier=self.verifier,
+            noise=self.noise,
+            eos_token_ids=self.eos_token_ids,
+            rule=self.rule,
+            num_left=sequence.num_prompt_tokens + self.max_new_tokens - len(sequence),
+        )
 
     @property
     def ended(self) -> bool:
