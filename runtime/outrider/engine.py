@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import secrets
 import time
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from outrider.backends.openvino_paged import OpenVINOPaged
 from outrider.bundle import RESERVED_NAMES, Bundle, read_bundle
 from outrider.config import DEFAULT_MAX_NEW_TOKENS, Config, GenerationConfig, load_config
-from outrider.drafters import DraftModel, Ngram, load_vocabulary
+from outrider.drafters import AnswerStore, DraftModel, Ngram, References, Suffix, load_vocabulary
 from outrider.errors import BundleError, OptionError, RequestError, nearest
 from outrider.request import Request
 from outrider.request_queue import RequestQueue
@@ -20,7 +21,7 @@ from outrider.types import Noise, Sequence
 from outrider.verifiers import SAMPLING_VERIFIERS, Greedy
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Mapping
+    from collections.abc import Callable, Generator, Mapping
     from collections.abc import Sequence as Seq
     from pathlib import Path
     from threading import Event
@@ -36,8 +37,8 @@ def load(bundle: str | Path, config: str | Path | Config | None = None, **option
         engine = outrider.load("my-pair", main_device="GPU", cache_size=1.5)
 
     `config` names a preset or a TOML file; `options` are those of `GenerationConfig`, `SchedulerConfig` and
-    `DeviceConfig`, and win over it. Generation options become the engine's defaults. With `drafter=None` or "ngram"
-    the bundle's draft model is left on disk.
+    `DeviceConfig`, and win over it. Generation options become the engine's defaults. With `drafter=None`,
+    "ngram" or "suffix" the bundle's draft model is left on disk.
 
     Raises:
         OptionError: for an unknown option, a bad value or a device that is not there.
@@ -72,7 +73,7 @@ class Engine:
         device = self.config.device
         self._main = self._compile(bundle.manifest.main, device.main_device, exact=True)
         self._backends = {"main_device": self._main}
-        entries = bundle.manifest.drafters if self.config.generation.drafter not in (None, "ngram") else ()
+        entries = bundle.manifest.drafters if self.config.generation.drafter not in (None, "ngram", "suffix") else ()
         for entry in entries:
             backend = self._compile(entry.model, device.draft_device or device.main_device, exact=False)
             self._backends[f"{entry.name}_device"] = backend
@@ -84,12 +85,15 @@ class Engine:
             entry.name: self._draft_model(entry, self._backends[f"{entry.name}_device"], draft_tokenizer)
             for entry in entries
         }
+        store = self.config.scheduler.answer_store
+        self._store = None if store is None else AnswerStore(store, bundle.manifest.main.vocab_sha256)
+        self._references = _cached_references(self.tokenizer.encode)
         self._queue = RequestQueue(self._main, self.config.scheduler.max_num_batched_tokens)
 
     @property
     def drafters(self) -> tuple[str, ...]:
         """The names that `drafter` can have, besides "auto" and None."""
-        return (*self._drafters, "ngram")
+        return (*self._drafters, "ngram", "suffix")
 
     def add_drafter(self, name: str, drafter: Drafter) -> None:
         """Let requests choose a drafter of your own as `drafter=name`; what it must do is `outrider.types.Drafter`.
@@ -103,8 +107,8 @@ class Engine:
             raise OptionError(f"A drafter cannot be named {name!r}: that is taken. Choose another name.")
         self._drafters[name] = drafter
 
-    def find_drafter(self, name: str, max_ngram_size: int = 3) -> Drafter:
-        """The drafter of this name.
+    def find_drafter(self, name: str, max_ngram_size: int = 3, references: Seq[str] = ()) -> Drafter:
+        """The drafter of this name. "suffix" copies from the `references`, and from the answer store if there is one.
 
         Raises:
             OptionError: when there is none, or it was left on disk.
@@ -113,6 +117,9 @@ class Engine:
             name = next((bundled for bundled in self._bundled if bundled in self._drafters), "ngram")
         if name == "ngram":
             return Ngram(max_ngram_size)
+        if name == "suffix":
+            documents = (self._references(tuple(references)),) if references else ()
+            return Suffix(documents + (self._store.references() if self._store else ()))
         if name in self._drafters:
             return self._drafters[name]
         if name in self._bundled:
@@ -244,7 +251,7 @@ class Engine:
                 "may have. Lower it, or set max_new_tokens."
             )
         plain = config.drafter is None or config.num_assistant_tokens == 0
-        drafter = None if plain else self.find_drafter(str(config.drafter), config.max_ngram_size)
+        drafter = None if plain else self.find_drafter(str(config.drafter), config.max_ngram_size, config.references)
         tokenizer = self.bundle.manifest.tokenizer
         sampled = config.temperature > 0
         seed = secrets.randbits(63) if config.seed is None else int(config.seed)
@@ -262,6 +269,7 @@ class Engine:
             num_assistant_tokens=_num_assistant_tokens(config, drafter),
             logprobs=None if config.logprobs is None else [],
             cancel=cancel,
+            keep=self._store.add if self._store else None,
             created=created,
         )
         request.stats.num_prompt_tokens = len(token_ids)
@@ -281,6 +289,12 @@ class Engine:
                 f"Raise cache_size to at least {math.ceil(size * 1000) / 1000:g}."
             )
         return max_new_tokens or min(DEFAULT_MAX_NEW_TOKENS, min(context, cache) - num_prompt_tokens)
+
+
+def _cached_references(encode: Callable[[str], list[int]]) -> Callable[[tuple[str, ...]], References]:
+    """Makes `References` of documents; those that came lately, alone or together, are not read again."""
+    read = functools.lru_cache(64)(encode)
+    return functools.lru_cache(8)(lambda documents: References([read(document) for document in documents]))
 
 
 def _verifier(config: GenerationConfig) -> Verifier:

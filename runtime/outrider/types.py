@@ -113,17 +113,22 @@ class Draft:
 
     probs: for each token the distribution it was drawn from, where the verifier's mode needs it; None where the tokens
     were chosen without looking at the round's noise (n-gram drafts), or are judged by equality (greedy, coupled).
+    confidences: how likely the drafter thinks each token is to be kept, given those before it; None where it does not
+    say.
     """
 
     token_ids: list[int]
     probs: list[Distribution] | None = None
+    confidences: list[float] | None = None
 
     def __len__(self) -> int:
         return len(self.token_ids)
 
     def cut(self, length: int) -> Draft:
         """The first `length` tokens."""
-        return Draft(self.token_ids[:length], self.probs[:length] if self.probs else None)
+        probs = None if self.probs is None else self.probs[:length]
+        confidences = None if self.confidences is None else self.confidences[:length]
+        return Draft(self.token_ids[:length], probs, confidences)
 
 
 NO_DRAFT = Draft([])

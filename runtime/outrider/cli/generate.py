@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
@@ -25,6 +25,13 @@ if TYPE_CHECKING:
 @click.argument("prompt")
 @click.option("--system", metavar="TEXT", help="System message before the prompt.")
 @click.option("--no-chat-template", is_flag=True, help="Use the prompt as it is.")
+@click.option(
+    "--reference",
+    type=click.File(encoding="utf-8-sig"),
+    multiple=True,
+    metavar="FILE",
+    help="A text that the suffix drafter copies from. Can be given several times.",
+)
 @click.option("--compare", is_flag=True, help="Run the same request plainly too, and print both speeds.")
 @load_options
 @generation_options
@@ -34,6 +41,7 @@ def generate(
     prompt: str,
     system: str | None,
     no_chat_template: bool,
+    reference: tuple[TextIO, ...],
     compare: bool,
     as_json: bool,
     **options: Any,
@@ -45,6 +53,8 @@ def generate(
     from outrider.engine import load
 
     config = read_options(options)
+    if reference:
+        config = config.replace(references=[file.read() for file in reference])
     if system is not None and no_chat_template:
         raise click.UsageError("--system needs the chat template: leave out --no-chat-template.")
     text = sys.stdin.read() if prompt == "-" else prompt

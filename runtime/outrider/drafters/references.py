@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-_MAX_TOKENS = 16  # of a context, so many are looked up
+MAX_TOKENS = 16  # of a context, so many are looked up
 _MAX_PLACES = 256  # of the places where they stand, so many are looked at
 _SEPARATOR = 0  # token ids are stored plus one
 
@@ -61,7 +61,7 @@ class References:
 
     def find(self, context: Seq[int]) -> Match | None:
         """The longest end of the context, of 16 tokens at most, that stands in a document with a token behind it."""
-        end = [token_id + 1 for token_id in reversed(context[-_MAX_TOKENS:])]
+        end = [token_id + 1 for token_id in reversed(context[-MAX_TOKENS:])]
         wanted = struct.pack(f">{len(end)}I", *end)
         order = memoryview(self._order)
         at = bisect_left(order, wanted, key=self._key)
@@ -89,14 +89,14 @@ class References:
         return Followers(token_id, count, len(match.places), len(counts))
 
     def _key(self, place: int) -> bytes:
-        return self._bytes[4 * place : 4 * (place + _MAX_TOKENS)]
+        return self._bytes[4 * place : 4 * (place + MAX_TOKENS)]
 
 
 def _ranks(text: NDArray[np.int64]) -> NDArray[np.int64]:
     """int64 [n]: the places' ranks by the 16 tokens that begin there."""
     rank = np.unique(text, return_inverse=True)[1]
     width = 1
-    while width < _MAX_TOKENS:
+    while width < MAX_TOKENS:
         ahead = np.zeros_like(rank)
         ahead[:-width] = rank[width:] + 1
         rank = np.unique(rank * (len(text) + 1) + ahead, return_inverse=True)[1]

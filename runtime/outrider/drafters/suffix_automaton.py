@@ -11,12 +11,12 @@ _MAX_COUNTED = 32  # of the states that end at a new token, so many are counted,
 class Followers(NamedTuple):
     """What followed a context where it stood before.
 
-    token_id: the most frequent next token, and of several the latest. count: how often it followed. total: how often
+    token_id: the most frequent next token, and of several the latest. times: how often it followed. total: how often
     anything did. num_distinct: how many different tokens did.
     """
 
     token_id: int
-    count: int
+    times: int
     total: int
     num_distinct: int
 
@@ -64,7 +64,13 @@ class SuffixAutomaton:
         if at >= 0:
             target = following[at][token_id]
             if length[target] > length[at] + 1:  # only its shorter parts stand here, too: they get a state of their own
-                same = (dict(following[target]), link[target], length[at] + 1, self._count[target], self._latest[target])
+                same = (
+                    dict(following[target]),
+                    link[target],
+                    length[at] + 1,
+                    self._count[target],
+                    self._latest[target],
+                )
                 longer, target = target, self._add(*same)
                 link[longer] = target
                 while at >= 0 and following[at].get(token_id) == longer:
@@ -98,37 +104,31 @@ class SuffixAutomaton:
         return self._latest[place.state]
 
     def walk(self, place: Place, token_id: int) -> Place:
-        """The longest end of (this part, then the token) that stands in the text."""
+        """The longest end of (this part, then the token) that stands in the text.
+
+        Where that is the text's own end, nothing has followed yet. A copy that has come so far goes on as it began: at
+        the longest end that stood before, with the length it has reached.
+        """
         state, length = place
         while token_id not in self._next[state]:
             if state == _ROOT:
                 return Place(_ROOT, 0)
             state = self._link[state]
             length = self._length[state]
-        return Place(self._next[state][token_id], length + 1)
+        state = self._next[state][token_id]
+        if state == self._whole:
+            state = self._link[state]
+        return Place(state, length + 1 if state else 0)
 
     def shorter(self, place: Place) -> Place:
         """The longest end of this part that stands in more positions; of length 0 in the end."""
         state = max(self._link[place.state], _ROOT)
         return Place(state, self._length[state])
 
-    def goes_on(self, place: Place) -> Place:
-        """A place to go on from where the text ends: what is copied up to there goes on as it began.
-
-        The part keeps its length, for a copy that has come around continues what it copies.
-        """
-        return Place(self._link[place.state], place.length) if place.state == self._whole != _ROOT else place
-
-    def followers(self, place: Place) -> Followers | None:
-        """What came next where this part stood; None where it stands at the end of the text alone."""
-        following = self._next[place.state]
-        if not following:
-            return None
-        count, latest = self._count, self._latest
-        token_id, state = max(following.items(), key=lambda item: (count[item[1]], latest[item[1]]))
-        return Followers(token_id, count[state], sum([count[s] for s in following.values()]), len(following))
-
-    def count(self, place: Place, token_id: int) -> int:
-        """How often the token followed this part."""
-        state = self._next[place.state].get(token_id)
-        return 0 if state is None else self._count[state]
+    def followers(self, place: Place, token_id: int | None = None) -> Followers:
+        """What came next where this part stood, or how often this token did. A part of length 0 stands everywhere."""
+        following, count, latest = self._next[place.state], self._count, self._latest
+        if token_id is None:
+            token_id = max(following, key=lambda token_id: (count[following[token_id]], latest[following[token_id]]))
+        total = sum([count[state] for state in following.values()])
+        return Followers(token_id, count[following[token_id]], total, len(following))

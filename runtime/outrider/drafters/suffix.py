@@ -1,0 +1,137 @@
+"""Drafts copied from the context and from other texts, as far as the copy is likely to be right."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from outrider.drafters.references import MAX_TOKENS
+from outrider.drafters.suffix_automaton import SuffixAutomaton
+from outrider.types import Draft
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence as Seq
+
+    from outrider.drafters.references import References
+    from outrider.drafters.suffix_automaton import Followers
+    from outrider.types import DraftRequest, Sequence
+
+_SURE = 0.95  # no copy is surer than this
+_NUM_ORDERS = 4  # ever shorter contexts that are asked for a chance; what is left for others is little
+
+
+class Suffix:
+    """Proposes what most often followed the longest end of the context that stood somewhere before.
+
+        Suffix([References([tokenizer.encode(document)])])
+
+    Looks in the context itself and in `references`, token by token, and takes the likelier continuation; the context's
+    own among equals. A copy that reaches the end of the context goes on with its own beginning. A draft ends where the
+    chance that all of it is kept falls to `min_chance`. Costs no model call.
+
+    Source: Oliaro et al. 2024, "SuffixDecoding" (frequencies decide how far to draft); Hu et al. 2024, "SAM Decoding"
+    (a suffix automaton of the context beside one of other texts; here, these have a suffix array). A token's chance is
+    blended from contexts of several lengths, as in prediction by partial matching (Cleary and Witten 1984).
+    """
+
+    num_assistant_tokens = 10
+    seconds = 0.0  # there is no model to call
+
+    def __init__(self, references: Seq[References] = (), min_chance: float = 0.02) -> None:
+        self.references = tuple(references)
+        self.min_chance = min_chance
+        self._indexes: dict[Sequence, SuffixAutomaton] = {}
+
+    def reserve(self, sequence: Sequence, max_tokens: int) -> bool:  # noqa: ARG002
+        """Start an index; there is always room for one."""
+        self._indexes[sequence] = SuffixAutomaton()
+        return True
+
+    def propose(self, requests: Seq[DraftRequest]) -> list[Draft]:
+        """A draft for each request, with confidences; empty where nothing matches."""
+        return [self._propose_one(request) for request in requests]
+
+    def observe(self, sequence: Sequence, num_accepted: int) -> None:
+        """Nothing to learn: the index holds committed tokens only."""
+
+    def release(self, sequence: Sequence) -> None:
+        """Forget a sequence."""
+        self._indexes.pop(sequence, None)
+
+    def _propose_one(self, request: DraftRequest) -> Draft:
+        index, context = self._indexes[request.sequence], request.sequence.token_ids
+        for token_id in context[index.num_tokens :]:
+            index.append(token_id)
+        sources: list[_Own | _Other] = [_Own(index), *(_Other(references, context) for references in self.references)]
+        token_ids: list[int] = []
+        confidences: list[float] = []
+        all_kept = 1.0
+        while len(token_ids) < request.limit:
+            token_id, chance = max((source.guess() for source in sources), key=lambda guess: guess[1])
+            all_kept *= chance
+            if all_kept <= self.min_chance:
+                break
+            token_ids.append(token_id)
+            confidences.append(chance)
+            if token_id in request.eos_token_ids:
+                break
+            for source in sources:
+                source.take(token_id)
+        return Draft(token_ids, confidences=confidences)
+
+
+class _Own:
+    """The context as a source: what it says comes next, after the draft so far."""
+
+    def __init__(self, index: SuffixAutomaton) -> None:
+        self._index, self._place = index, index.longest
+
+    def guess(self) -> tuple[int, float]:
+        """A token and its chance to be kept; 0 where nothing matches."""
+        index, place = self._index, self._place
+        token_id: int | None = None
+        chance, unseen = 0.0, 1.0
+        for _ in range(_NUM_ORDERS):
+            if not place.length:
+                break
+            followers, shorter = index.followers(place, token_id), index.shorter(place)
+            new = _new(followers, place.length - shorter.length)
+            chance += unseen * (1 - new) * followers.times / followers.total
+            token_id, unseen, place = followers.token_id, unseen * new, shorter
+        return token_id or 0, min(chance, _SURE)
+
+    def take(self, token_id: int) -> None:
+        """Go on behind a token of the draft."""
+        self._place = self._index.walk(self._place, token_id)
+
+
+class _Other:
+    """Other texts as a source."""
+
+    def __init__(self, references: References, context: Seq[int]) -> None:
+        self._references, self._context = references, list(context[-MAX_TOKENS:])
+        self._match = references.find(self._context)
+
+    def guess(self) -> tuple[int, float]:
+        """A token and its chance to be kept; 0 where nothing matches."""
+        if not self._match:
+            return 0, 0.0
+        followers = self._references.followers(self._match)
+        chance = (1 - _new(followers, self._match.length)) * followers.times / followers.total
+        return followers.token_id, min(chance, _SURE)
+
+    def take(self, token_id: int) -> None:
+        """Go on behind a token of the draft."""
+        self._context.append(token_id)
+        longer = self._references.extend(self._match, token_id) if self._match else None
+        self._match = longer or self._references.find(self._context)
+
+
+def _new(followers: Followers, num_orders: int) -> float:
+    """The chance that something new follows: that none of the contexts of `num_orders` lengths, which were followed by
+    the same tokens, says what comes.
+
+    For one length it is num_distinct / (num_distinct + total / 2): Witten and Bell 1991, "The zero-frequency problem",
+    method C, with what was seen counted half. So a part of n tokens that stood once before is right with a chance of
+    1 − (2 / 3)^n, which is what texts of language models show.
+    """
+    return (2 * followers.num_distinct / (2 * followers.num_distinct + followers.total)) ** num_orders
