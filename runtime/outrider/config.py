@@ -43,7 +43,7 @@ class GenerationConfig:
     """
 
     max_new_tokens: int | None = None  # None: 512, or as many as still fit
-    drafter: str | None = "auto"  # one of the engine's drafters; "auto": the bundle's own, else "ngram"; None: none
+    drafter: str | None = "auto"  # one of the engine's; "auto": the bundle's own, else one that copies; None: none
     num_assistant_tokens: int | None = None  # draft tokens a round; None: the drafter's default; 0: plain decoding
     max_ngram_size: int = 3  # tokens of context that prompt lookup matches at most
     references: tuple[str, ...] = ()  # texts that drafter="suffix" copies from, besides prompt and answer
@@ -141,9 +141,7 @@ class SchedulerConfig:
 
     cache_size: float = 2.0  # GB (10^9 bytes) for the keys and values of main and draft model together
     max_num_batched_tokens: int = 512  # prompt tokens that one call reads at most
-    answer_store: str | None = (
-        None  # file that keeps the app's answers for drafter="suffix": in the clear, as token ids
-    )
+    answer_store: str | None = None  # file of the app's answers, in the clear, that drafter="suffix" copies from
 
     def __post_init__(self) -> None:
         _check(self, "cache_size", ..., Real, lambda s: 0 < s <= 1e6, "a number of GB above 0")

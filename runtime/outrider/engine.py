@@ -70,6 +70,9 @@ class Engine:
         self.bundle = bundle
         self.config = config or Config()
         self.tokenizer = tokenizer or Tokenizer(bundle.tokenizer_path)
+        self._references = _cached_references(self.tokenizer.encode)
+        store = self.config.scheduler.answer_store
+        self._store = None if store is None else AnswerStore(store, bundle.manifest.main.vocab_sha256)
         device = self.config.device
         self._main = self._compile(bundle.manifest.main, device.main_device, exact=True)
         self._backends = {"main_device": self._main}
@@ -85,9 +88,6 @@ class Engine:
             entry.name: self._draft_model(entry, self._backends[f"{entry.name}_device"], draft_tokenizer)
             for entry in entries
         }
-        store = self.config.scheduler.answer_store
-        self._store = None if store is None else AnswerStore(store, bundle.manifest.main.vocab_sha256)
-        self._references = _cached_references(self.tokenizer.encode)
         self._queue = RequestQueue(self._main, self.config.scheduler.max_num_batched_tokens)
 
     @property
@@ -114,7 +114,8 @@ class Engine:
             OptionError: when there is none, or it was left on disk.
         """
         if name == "auto":
-            name = next((bundled for bundled in self._bundled if bundled in self._drafters), "ngram")
+            copying = "suffix" if references or self._store else "ngram"
+            name = next((bundled for bundled in self._bundled if bundled in self._drafters), copying)
         if name == "ngram":
             return Ngram(max_ngram_size)
         if name == "suffix":

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any, TextIO
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from outrider.cli.console import out, print_json, table
 from outrider.cli.options import generation_options, json_option, load_options, read_options
+from outrider.errors import OptionError, one_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -27,7 +29,6 @@ if TYPE_CHECKING:
 @click.option("--no-chat-template", is_flag=True, help="Use the prompt as it is.")
 @click.option(
     "--reference",
-    type=click.File(encoding="utf-8-sig"),
     multiple=True,
     metavar="FILE",
     help="A text that the suffix drafter copies from. Can be given several times.",
@@ -41,7 +42,7 @@ def generate(
     prompt: str,
     system: str | None,
     no_chat_template: bool,
-    reference: tuple[TextIO, ...],
+    reference: tuple[str, ...],
     compare: bool,
     as_json: bool,
     **options: Any,
@@ -54,7 +55,7 @@ def generate(
 
     config = read_options(options)
     if reference:
-        config = config.replace(references=[file.read() for file in reference])
+        config = config.replace(references=[_read_text(path) for path in reference])
     if system is not None and no_chat_template:
         raise click.UsageError("--system needs the chat template: leave out --no-chat-template.")
     text = sys.stdin.read() if prompt == "-" else prompt
@@ -80,6 +81,13 @@ def generate(
         out.print()
         out.print(comparison(result, plain))
         out.print(verdict(result, plain, config.generation.sampling))
+
+
+def _read_text(path: str) -> str:
+    try:
+        return Path(path).expanduser().read_text(encoding="utf-8-sig")
+    except (OSError, RuntimeError, ValueError) as error:
+        raise OptionError(f"Reference {path} cannot be read: {one_line(error)}. Name a text file, in UTF-8.") from error
 
 
 def warm_up(engine: Engine, prompt: Any, drafter: str | None, **options: Any) -> None:

@@ -151,8 +151,8 @@ class AnswerStore:
             end = begin + 4 * num_tokens
             whole = num_tokens and end <= len(data) and zlib.crc32(data[begin:end]) == checksum
             if not whole:
-                # What a crash leaves is an end that is missing, or that the disk has filled with zeros.
-                if num_tokens <= _LONGEST and (end >= len(data) or not any(data[at:])):
+                # What a crash leaves is an end that is missing, or zeros where the disk was not written yet.
+                if num_tokens <= _LONGEST and not any(data[end:]):
                     break
                 raise self._error(f"is damaged at byte {at:,}. Delete it to begin a new one")
             self._keep(np.frombuffer(data[begin:end], dtype="<u4").tolist())
