@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 MAX_TOKENS = 16  # of a context, so many are looked up
-_MAX_PLACES = 256  # of the places where they stand, so many are looked at
+_MAX_PLACES = 128  # of the places where they stand, so many are looked at
 _SEPARATOR = 0  # token ids are stored plus one
 
 
