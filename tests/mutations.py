@@ -36,8 +36,8 @@ MUTATIONS = [
     Mutation(
         "suffix automaton: a part that parts from longer ones begins with their count",
         "drafters/suffix_automaton.py",
-        "link[longer], length[at] + 1, count, latest)",
-        "link[longer], length[at] + 1, 0, latest)",
+        "length[at] + 1, self._count[longer])",
+        "length[at] + 1, 0)",
         "test_suffix.py",
     ),
     Mutation(

@@ -57,21 +57,15 @@ class SuffixAutomaton:
         """Let the text grow by a token."""
         self.num_tokens += 1
         following, link, length = self._next, self._link, self._length
-        at, new = self._whole, self._add({}, _ROOT, self.num_tokens, 0, 0)
+        at, new = self._whole, self._add({}, _ROOT, self.num_tokens, 0)
         while at >= 0 and token_id not in following[at]:
             following[at][token_id] = new
             at = link[at]
         if at >= 0:
             target = following[at][token_id]
-            if length[target] > length[at] + 1:  # only its shorter parts stand here, too: they get a state of their own
-                same = (
-                    dict(following[target]),
-                    link[target],
-                    length[at] + 1,
-                    self._count[target],
-                    self._latest[target],
-                )
-                longer, target = target, self._add(*same)
+            if length[target] > length[at] + 1:  # its longer parts do not stand here: the shorter ones part from them
+                longer = target
+                target = self._add(dict(following[longer]), link[longer], length[at] + 1, self._count[longer])
                 link[longer] = target
                 while at >= 0 and following[at].get(token_id) == longer:
                     following[at][token_id] = target
@@ -79,18 +73,18 @@ class SuffixAutomaton:
             link[new] = target
         self._whole = new
         for _ in range(_MAX_COUNTED):
+            if new == _ROOT:
+                break
             self._count[new] += 1
             self._latest[new] = self.num_tokens
             new = link[new]
-            if new == _ROOT:
-                break
 
-    def _add(self, following: dict[int, int], link: int, length: int, count: int, latest: int) -> int:
+    def _add(self, following: dict[int, int], link: int, length: int, count: int) -> int:
         self._next.append(following)
         self._link.append(link)
         self._length.append(length)
         self._count.append(count)
-        self._latest.append(latest)
+        self._latest.append(self.num_tokens)
         return len(self._next) - 1
 
     @property
