@@ -79,7 +79,8 @@ class GenerationConfig:
         _check(self, "drafter", None, str, bool, "a drafter's name, 'auto', or None")
         _check(self, "num_assistant_tokens", None, Integral, lambda n: 0 <= n <= 64, "an integer from 0 to 64")
         _check(self, "max_ngram_size", ..., Integral, lambda n: 1 <= n <= 16, "an integer from 1 to 16")
-        _check(self, "references", ..., tuple, _are_texts, "a text or a list of texts, none of them empty")
+        if not isinstance(references, tuple) or not _are_texts(references):  # too long to be shown
+            raise OptionError("references is not a text or a list of texts, none of them empty.")
         _check(self, "temperature", ..., Real, _is_temperature, "0 (greedy), or a number from 0.001 to 1000")
         _check(self, "sampling", ..., str, SAMPLING.__contains__, f"one of {', '.join(SAMPLING)}")
         _check(self, "acceptance_threshold", None, Real, lambda r: 0 < r <= 1, "a number above 0 and at most 1")

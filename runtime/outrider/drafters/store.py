@@ -37,7 +37,8 @@ class AnswerStore:
 
     The file holds the answers in the clear, as token ids: whoever reads it can read them. Delete it to forget them. It
     is appended to, and written anew when it holds twice `max_tokens`. An answer that was half written when the app or
-    the machine stopped is dropped. One process at a time may use a file; within it, all calls are thread-safe.
+    the machine stopped is dropped. One store at a time may use a file, which a second one, its name and ".lock", shows;
+    its calls are thread-safe.
 
     Source: He et al. 2023, "REST", and Oliaro et al. 2024, "SuffixDecoding", which keep earlier answers, too.
 

@@ -89,14 +89,14 @@ class _Own:
         """A token and its chance to be kept; 0 where nothing matches."""
         index, place = self._index, self._place
         token_id: int | None = None
-        chance, unseen = 0.0, 1.0
+        chance, reached = 0.0, 1.0
         for _ in range(_NUM_ORDERS):
             if not place.length:
                 break
             followers, shorter = index.followers(place, token_id), index.shorter(place)
-            new = _new(followers, place.length - shorter.length)
-            chance += unseen * (1 - new) * followers.times / followers.total
-            token_id, unseen, place = followers.token_id, unseen * new, shorter
+            escape = _escape(followers, place.length - shorter.length)
+            chance += reached * (1 - escape) * followers.times / followers.total
+            token_id, reached, place = followers.token_id, reached * escape, shorter
         return token_id or 0, min(chance, _SURE)
 
     def take(self, token_id: int) -> None:
@@ -116,7 +116,7 @@ class _Other:
         if not self._match:
             return 0, 0.0
         followers = self._references.followers(self._match)
-        chance = (1 - _new(followers, self._match.length)) * followers.times / followers.total
+        chance = (1 - _escape(followers, self._match.length)) * followers.times / followers.total
         return followers.token_id, min(chance, _SURE)
 
     def take(self, token_id: int) -> None:
@@ -126,12 +126,12 @@ class _Other:
         self._match = longer or self._references.find(self._context)
 
 
-def _new(followers: Followers, num_orders: int) -> float:
-    """The chance that something new follows: that none of the contexts of `num_orders` lengths, which were followed by
-    the same tokens, says what comes.
+def _escape(followers: Followers, num_lengths: int) -> float:
+    """The chance that a context does not tell what comes next, and shorter ones have to.
 
-    For one length it is num_distinct / (num_distinct + total / 2): Witten and Bell 1991, "The zero-frequency problem",
-    method C, with what was seen counted half. So a part of n tokens that stood once before is right with a chance of
-    1 − (2 / 3)^n, which is what texts of language models show.
+    Each of the `num_lengths` lengths at which the context had these followers escapes with num_distinct /
+    (num_distinct + total / 2). That is method C of Witten and Bell 1991, "The zero-frequency problem", with what was
+    seen counted half: a part of n tokens that stood once before is right with a chance of 1 − (2 / 3)^n, as in texts of
+    language models.
     """
-    return (2 * followers.num_distinct / (2 * followers.num_distinct + followers.total)) ** num_orders
+    return (2 * followers.num_distinct / (2 * followers.num_distinct + followers.total)) ** num_lengths
