@@ -13,6 +13,7 @@ from outrider.results import Result, TextChunk
 from outrider.types import DraftRequest, Outcome
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from collections.abc import Sequence as Seq
     from threading import Event
 
@@ -54,6 +55,7 @@ class Request:
     sampled: bool = False  # whether the noise has a say
     logprobs: list[TokenLogprobs] | None = None  # of the committed tokens; None: not wanted
     cancel: Event | None = None  # set from any thread to end the answer here
+    keep: Callable[[list[int]], None] | None = None  # is given the answer's tokens, unless it was cancelled
     created: float = field(default_factory=time.perf_counter)
     stats: Stats = field(default_factory=Stats)
     news: SimpleQueue[TextChunk | BaseException] = field(default_factory=SimpleQueue)  # for the reader
@@ -226,6 +228,8 @@ class Request:
         first = self.first_token_at or now
         self.stats.time_to_first_token = first - self.created
         self.stats.decode_seconds = now - first
+        if self.keep is not None and reason != "cancelled":
+            self.keep(self.result().token_ids)
 
 
 @dataclass(frozen=True, slots=True)

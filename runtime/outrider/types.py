@@ -26,10 +26,14 @@ Logits: TypeAlias = "NDArray[np.float32]"  # [vocab_size], unnormalised
 
 @dataclass(eq=False, slots=True)
 class Sequence:
-    """One request's tokens: the prompt, then what was committed. Unverified tokens never enter."""
+    """One request's tokens: the prompt, then what was committed. Unverified tokens never enter.
+
+    references: other texts that a drafter may copy from, as `outrider.drafters.References`.
+    """
 
     token_ids: list[int]
     num_prompt_tokens: int
+    references: tuple[Any, ...] = ()
 
     def __len__(self) -> int:
         return len(self.token_ids)
@@ -126,8 +130,8 @@ class Draft:
 
     def cut(self, length: int) -> Draft:
         """The first `length` tokens."""
-        probs = self.probs[:length] if self.probs else None
-        confidences = self.confidences[:length] if self.confidences else None
+        probs = None if self.probs is None else self.probs[:length]
+        confidences = None if self.confidences is None else self.confidences[:length]
         return Draft(self.token_ids[:length], probs, confidences)
 
 

@@ -46,11 +46,12 @@ _LOAD = [
     click.option("--cache-precision", metavar="TYPE", help="Store keys and values in auto, f32, bf16, f16 or u8."),
     click.option("--num-threads", type=int, help="CPU threads."),
     click.option("--cache-size", type=float, help="GB for keys and values.  [default: 2]"),
+    click.option("--answer-store", metavar="FILE", help="Keep answers here, in the clear, for the suffix drafter."),
 ]
 
 _GENERATION = [
     click.option("--max-new-tokens", type=int, help="Longest answer.  [default: 512]"),
-    click.option("--drafter", metavar="NAME", help="auto, draft, ngram or none.  [default: auto]"),
+    click.option("--drafter", metavar="NAME", help="auto, draft, ngram, suffix or none.  [default: auto]"),
     click.option(
         "--num-assistant-tokens",
         metavar="N|auto",
