@@ -100,13 +100,14 @@ def plan_diet(
     asked = (DEFAULT_WITH_CORPUS if corpus else DEFAULT) if num_tokens is None else num_tokens
     if asked == ALL:
         return None
+    if asked >= len(vocabulary) or (num_tokens is None and LEAST_RATIO * asked > len(vocabulary)):
+        if num_tokens is not None or corpus:
+            progress.note(f"draft vocabulary: all {len(vocabulary):,} tokens.")
+        return None
     real = np.array([token is not None for token in vocabulary.tokens])
     if pairing.vocabulary == "intersection":
         real &= pairing.to_main >= 0  # the others are never proposed
     candidates = np.flatnonzero(real).astype(np.int32)
-    if asked >= len(vocabulary) or (num_tokens is None and LEAST_RATIO * asked > len(vocabulary)):
-        progress.note(f"draft vocabulary: all {len(vocabulary):,} tokens.")
-        return None
     kept_anyway = sorted({*eos_of(plan), *vocabulary.special_token_ids, *vocabulary.added_token_ids})
     required = np.intersect1d(candidates, np.array(kept_anyway, dtype=np.int32))
     if asked <= len(required):

@@ -45,7 +45,7 @@ def weights(kind: str) -> Any:
     if kind[0] == "u":  # asymmetric
         zeros = ops.constant(rng.integers(low, high, scales), dtype=element)  # three groups: rows begin inside a byte
         values = ops.subtract(values, ops.convert(zeros, "f16"))
-    values = ops.multiply(values, ops.constant(rng.standard_normal(scales).astype(np.float16)))
+    values = ops.multiply(values, ops.constant((rng.standard_normal(scales) / high).astype(np.float16)))
     if bits == 4:
         values = ops.reshape(values, ops.constant(np.array([ROWS, COLUMNS], dtype=np.int64)), False)
     return ops.convert(values, "f32")
