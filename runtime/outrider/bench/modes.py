@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 # It has no_repeat_ngram_size, which only beam search follows, and logprobs of one token at a place.
 _NOT_IN_GENAI = ("typical_p", "logit_bias", "no_repeat_ngram_size", "banned_token_ids", "logprobs")
 
-KINDS = ("plain", "draft", "ngram", "shuffled", "genai", "genai-draft", "genai-ngram")
+KINDS = ("plain", "draft", "ngram", "suffix", "shuffled", "genai", "genai-draft", "genai-ngram")
 
 
 @dataclass(frozen=True, slots=True)

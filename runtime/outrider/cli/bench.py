@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 @click.option(
     "--modes",
     default=None,
-    help="Comma-separated: plain, draft:N, ngram:N, and openvino-genai's genai, genai-draft:N, genai-ngram:N. "
-    "The first is what the others are compared with.  [default: plain, then all the bundle's drafters]",
+    help="Comma-separated: plain, draft:N, ngram:N, suffix:N, and openvino-genai's genai, genai-draft:N, "
+    "genai-ngram:N. The first is what the others are compared with.  [default: plain, then all the bundle's drafters]",
 )
 @click.option("--repeats", type=click.IntRange(1), default=1, show_default=True, help="Runs of every prompt and mode.")
 @load_options

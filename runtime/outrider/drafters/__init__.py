@@ -2,7 +2,22 @@
 
 from outrider.drafters.draft_model import DraftModel
 from outrider.drafters.ngram import Ngram
+from outrider.drafters.references import References
+from outrider.drafters.store import AnswerStore
+from outrider.drafters.suffix import Suffix
 from outrider.drafters.translation import Dictionary
 from outrider.drafters.vocabulary import Intersection, Subset, Text, Vocabulary, load_vocabulary
 
-__all__ = ["Dictionary", "DraftModel", "Intersection", "Ngram", "Subset", "Text", "Vocabulary", "load_vocabulary"]
+__all__ = [
+    "AnswerStore",
+    "Dictionary",
+    "DraftModel",
+    "Intersection",
+    "Ngram",
+    "References",
+    "Subset",
+    "Suffix",
+    "Text",
+    "Vocabulary",
+    "load_vocabulary",
+]
