@@ -2,7 +2,7 @@
 
 from outrider.schedule.acceptance import Acceptance, Share
 from outrider.schedule.auto import LONGEST, Auto
-from outrider.schedule.cost import DRAFT_ROWS, MAIN_ROWS, CostFile, PassCost, measure_pass
+from outrider.schedule.cost import DRAFT_ROWS, MAIN_ROWS, CostFile, PassCost, check_pass, measure_pass
 from outrider.schedule.rules import ConfidenceThreshold
 
 __all__ = [
@@ -15,5 +15,6 @@ __all__ = [
     "CostFile",
     "PassCost",
     "Share",
+    "check_pass",
     "measure_pass",
 ]
