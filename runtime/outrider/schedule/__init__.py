@@ -1,6 +1,6 @@
 """Deciding what to draft: what calls cost, how likely tokens are to be kept, and what that is worth."""
 
-from outrider.schedule.acceptance import Acceptance, Share
+from outrider.schedule.acceptance import Acceptance, Luck, Share
 from outrider.schedule.auto import LONGEST, Auto
 from outrider.schedule.cost import DRAFT_ROWS, MAIN_ROWS, CostFile, PassCost, check_pass, measure_pass
 from outrider.schedule.rules import ConfidenceThreshold
@@ -13,6 +13,7 @@ __all__ = [
     "Auto",
     "ConfidenceThreshold",
     "CostFile",
+    "Luck",
     "PassCost",
     "Share",
     "check_pass",
