@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from outrider_export.progress import Progress
     from outrider_export.sources import Located
 
+# A draft model need not be right, it has to be quick: with 4 bits, the 0.5B of the Qwen2.5-Coder pair drafts in 11 ms a
+# token instead of 15, and 83 % instead of 85 % of its first tokens are kept.
+DEFAULT_WEIGHTS = {"main": "int8", "draft": "int4"}
 WEIGHTS = ("int8", "int4", "fp16", "fp32", "keep")
 # What openvino-genai's GGUF reader (2026.4) takes: tried type by type.
 KEPT_ARCHITECTURES = ("llama", "qwen2", "qwen3")
@@ -114,7 +117,9 @@ def make_plan(role: str, source: Located, weights: str | None, progress: Progres
             raise OptionError(f"'keep' is for GGUF files; {source.id} is none. Choose int8, int4, fp16 or fp32.")
         config, num_weights = read_config(path), count_weights(path)
         vocabulary, geometry = Vocabulary.of_folder(path), geometry_of_config(config, path)
-        plan = Plan(role, source, path, weights or "int8", geometry, vocabulary, None, config, num_weights)
+        plan = Plan(
+            role, source, path, weights or DEFAULT_WEIGHTS[role], geometry, vocabulary, None, config, num_weights
+        )
     if len(vocabulary) > geometry.logits_width:
         raise ExportError(
             f"{source.id} has {len(vocabulary):,} tokens and an output matrix for {geometry.logits_width:,}: tokenizer "
@@ -136,8 +141,8 @@ def _weights_of_gguf(header: GGUFHeader, asked: str | None, role: str, progress:
         if asked == "keep":
             option = "--weights" if role == "main" else "--draft-weights"
             raise ExportError(f"{header.path} cannot be kept as it is: {obstacle}. Use {option} int8 instead.")
-        progress.note(f"{header.path.name}: {obstacle}; its weights are converted to int8 instead.")
-        asked = "int8"
+        asked = DEFAULT_WEIGHTS[role]
+        progress.note(f"{header.path.name}: {obstacle}; its weights are converted to {asked} instead.")
     check_extra(f"Converting {header.path.name} to {asked}")
     return asked
 

@@ -105,8 +105,8 @@ class Engine:
             entry.name: self._draft_model(entry, self._backends[f"{entry.name}_device"], draft_tokenizer)
             for entry in entries
         }
-        models = {"main": bundle.manifest.main} | {entry.name: entry.model for entry in entries}
-        self.costs = {role: self._cost(role, model) for role, model in models.items()}
+        self._models = {"main": bundle.manifest.main} | {entry.name: entry.model for entry in entries}
+        self.costs = {role: self._cost(role) for role in self._models}
         self._controllers: dict[tuple[str, int], Auto] = {}
         self._queue = RequestQueue(self._main, self.config.scheduler.max_num_batched_tokens)
 
@@ -246,17 +246,22 @@ class Engine:
             subset=subset,
         )
 
-    def _cost(self, role: str, model: ModelEntry) -> PassCost:
-        """What a model's calls cost here: as it was measured before, or is now."""
-        backend = self._backends[f"{role}_device"]
-        folder = (self.bundle.folder / model.folder).relative_to(self.bundle.folder).as_posix()
-        files = {e.path: e.sha256 for e in self.bundle.manifest.files if e.path.startswith(f"{folder}/")}
+    def measure_costs(self, repeats: int) -> None:
+        """Measure anew, and keep for later starts, what the models' calls cost. Not while requests run."""
+        for role, known in self.costs.items():
+            measured = self._cost(role, repeats)
+            known.near, known.far, known.scale = measured.near, measured.far, 1.0
+
+    def _cost(self, role: str, repeats: int = 0) -> PassCost:
+        """What a model's calls cost here: as it was measured before, or, with `repeats` or for the first time, now."""
+        backend, model = self._backends[f"{role}_device"], self._models[role]
+        files = {e.path: e.sha256 for e in self.bundle.manifest.files if e.path.startswith(f"{model.folder}/")}
         file = CostFile(COSTS_FOLDER, {"role": role, "files": files, **backend.fingerprint, "outrider": __version__})
-        cost = file.read()
+        cost = None if repeats else file.read()
         if cost is not None and cost.contexts[0] + cost.rows[0] <= backend.max_tokens:
             check_pass(backend, cost)
             return cost
-        cost = measure_pass(backend, MAIN_ROWS if role == "main" else DRAFT_ROWS)
+        cost = measure_pass(backend, MAIN_ROWS if role == "main" else DRAFT_ROWS, repeats or 3)
         file.write(cost)
         return cost
 

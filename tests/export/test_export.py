@@ -186,19 +186,19 @@ def test_gguf_keeps_its_weights(make_checkpoint: Any, make_gguf: Any, tmp_path: 
 
 
 def test_gguf_is_dequantised_where_it_cannot_be_kept(make_checkpoint: Any, make_gguf: Any, tmp_path: Path) -> None:
-    """F32 to fp32 must be the torch model; Q5_0 goes to int8 on its own and says so. Main untied, draft tied."""
+    """F32 to fp32 must be the torch model; Q5_0 goes to int4, as a draft does, and says so. Main untied, draft tied."""
     main = make_checkpoint("gguf-main", vocab_size=512, seed=3, tie_word_embeddings=False)
     draft = make_checkpoint("gguf-draft", vocab_size=448, seed=4)
     main_file, draft_file = make_gguf("exact", main, quantisation="F32"), make_gguf("five", draft, quantisation="Q5_0")
     progress = Recorder()
     bundle = export_bundle(main_file, draft_file, output=tmp_path / "pair", weights="fp32", progress=progress)
     assert error_of(bundle, "main", main) < 1e-5
-    assert error_of(bundle, "draft", draft) < 0.2
+    assert error_of(bundle, "draft", draft) < 0.5
     assert [note for note in progress.notes if "Q5_0" in note] == [
-        "five.gguf: openvino-genai does not read its quantisation (Q5_0); its weights are converted to int8 instead."
+        "five.gguf: openvino-genai does not read its quantisation (Q5_0); its weights are converted to int4 instead."
     ]
     entries = bundle.manifest.main, bundle.manifest.drafters[0].model
-    assert [entry.weights for entry in entries] == ["fp32", "int8"]
+    assert [entry.weights for entry in entries] == ["fp32", "int4"]
     assert [entry.source.recipe["tied_embeddings"] for entry in entries] == ["false", "true"]
     assert matrices(bundle, "main", 512) == {"f32": 2}
     assert matrices(bundle, "draft", 448) == {"u8": 1}

@@ -29,7 +29,7 @@ _FORMATS = "int8, int4, fp16, fp32 or keep"
 @click.option("--draft", metavar="DRAFT", help="Draft model, of the same kinds as MAIN.")
 @click.option("-o", "--output", metavar="BUNDLE", help="Folder to make.  [default: named after MAIN]")
 @click.option("--weights", metavar="FORMAT", help=f"{_FORMATS}.  [default: int8; keep for GGUF files]")
-@click.option("--draft-weights", metavar="FORMAT", help="The same for the draft model.")
+@click.option("--draft-weights", metavar="FORMAT", help="The same for the draft model.  [default: int4; keep for GGUF]")
 @click.option("--draft-vocab", metavar="N|all", help="How many of its tokens the draft model proposes.")
 @click.option("--draft-vocab-corpus", metavar="FILE", help="Choose them by a text like those to be written.")
 @click.option("--revision", metavar="NAME", help="Branch, tag or commit of MAIN on the hub.")

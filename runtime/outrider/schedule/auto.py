@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 LONGEST = 15  # draft tokens a round: with the one before them, the 16 rows up to which calls are measured
 _MEMORY = 0.9  # of earlier rounds, how much the next one leaves: the rate is that of about ten rounds
 _FIRST_PROBE, _LAST_PROBE = 8, 32  # rounds between tries of a draft model that does not pay
-_HESITATION = 0.25  # the prompt is read once this much of what that costs was missed without
+_HESITATION = 0.5  # the prompt is read once this much of what that costs was missed without
 _UNSAID = 0.5  # stands for the confidence of a drafter that does not say any
 
 
