@@ -160,7 +160,7 @@ def _num_bars(rows: Seq[Mapping[str, Any]], category: str) -> int:
 
 
 def _interval(row: Mapping[str, Any], figure: str) -> Seq[float] | None:
-    """Of a speed-up, as far as it can be drawn beside it."""
+    """Of a speed-up, as far as it can be drawn beside it; two repeats may give very wide ones."""
     interval: Seq[float] | None = row.get(f"{figure}_interval")
     if not interval:
         return None

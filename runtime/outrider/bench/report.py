@@ -68,12 +68,15 @@ def notes(results: Mapping[str, Any]) -> dict[str, list[str]]:
         said["Failed"] = [
             f"{f['mode']}{', prompt ' + f['id'] if f['id'] else ''}: {f['error']}" for f in results["failures"]
         ]
-    slower = [row for row in results["summary"] if row["speed_up"] and row["speed_up"] < 1]
-    said[f"Slower than {reference}"] = [
-        f"{row['mode']}, {row['category']}: {row['speed_up']:.2f}×"
-        + (" (within noise)" if row["speed_up_interval"] and row["speed_up_interval"][1] >= 1 else "")
-        for row in slower
-    ] or [f"Nothing: no mode was slower than {reference} in any category."]
+    slower: dict[str, list[str]] = {}
+    for row in results["summary"]:
+        if row["speed_up"] and row["speed_up"] < 1:
+            interval = row["speed_up_interval"]
+            noise = " (or not: within noise)" if interval and interval[1] >= 1 else ""
+            slower.setdefault(row["mode"], []).append(f"{row['category']} {row['speed_up']:.2f}×{noise}")
+    said[f"Slower than {reference}"] = [f"{mode}: {', '.join(rows)}." for mode, rows in slower.items()] or [
+        "No mode, in any category."
+    ]
     return said
 
 
@@ -108,7 +111,8 @@ def html(results: Mapping[str, Any]) -> str:
         *(_notes(title, sentences) for title, sentences in notes(results).items()),
         _plot(
             "Decoding speed",
-            f"Against {reference}, logarithmic: to the right is faster. Lines are 95% intervals over repeats.",
+            f"Against {reference}, logarithmic: to the right is faster. Lines are 95% intervals over repeats, drawn to "
+            "half and double at most.",
             plot_ratios(summary, modes, reference, "speed_up"),
             _legend([(mode, colour(modes, mode)) for mode in modes if mode != reference]),
         ),
