@@ -10,7 +10,7 @@ import hashlib
 import json
 import tempfile
 from collections import Counter
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import asdict, fields
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +30,7 @@ from outrider.text import Tokenizer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from contextlib import AbstractContextManager
     from pathlib import Path
 
     from outrider.bench.measure import Record
@@ -45,12 +46,12 @@ def run(
     repeats: int = 1,
     folder: str | Path | None = None,
     quick: bool = False,
-    advance: Callable[[], None] = lambda: None,
+    progress: Callable[[int], AbstractContextManager[Callable[[], None]]] = lambda _: nullcontext(lambda: None),
 ) -> dict[str, Any]:
     """Run these modes on these prompts, interleaved; the first is what the others are compared with.
 
     folder: where runs are written as they end; the same measurement goes on from what is there. quick: end in ten
-    minutes. advance: called for each run, those that are there already included.
+    minutes. progress: told how many runs are to come once all is loaded; gives what is called after each.
 
     Raises:
         OptionError: when a mode cannot be meant, or the folder holds something else.
@@ -68,13 +69,6 @@ def run(
         saved = RunFolder(path, setting)
         tokenizer = setup.tokenizer or Tokenizer(setup.bundle.tokenizer_path)
         tasks = encode_prompts(prompts, tokenizer)
-        for _ in saved.records:
-            advance()
-
-        def record(made: Record) -> None:
-            saved.append(made)
-            advance()
-
         modes = stack.enter_context(
             start_workers(names, setup, saved.path, lambda mode, error: failures.append(_failure(mode, None, error)))
         )
@@ -85,6 +79,13 @@ def run(
         else:
             warm_up(modes, tasks, config.replace(**saved.chosen))
         config = config.replace(**saved.chosen)
+        num_done = sum(record.run is not None for record in saved.records)
+        advance = stack.enter_context(progress(len(tasks) * len(modes) * repeats - num_done))
+
+        def record(made: Record) -> None:
+            saved.append(made)
+            advance()
+
         records = measure(modes, tasks, config, repeats, done=saved.records, record=record, budget=budget)
         described = [{"name": mode.name, "runtime": mode.runtime, "description": mode.description} for mode in modes]
     results = condense(records, tasks, described, names[0])

@@ -89,8 +89,15 @@ def bench(
     repeats = repeats or (3 if quick else 1)
     label = "measuring, ten minutes at most" if quick else "measuring"
     try:
-        with progress_bar(label, len(chosen) * len(names) * repeats, quiet=as_json) as advance:
-            results = benchmark.run(setup, chosen, names, repeats=repeats, folder=folder, quick=quick, advance=advance)
+        results = benchmark.run(
+            setup,
+            chosen,
+            names,
+            repeats=repeats,
+            folder=folder,
+            quick=quick,
+            progress=lambda num_runs: progress_bar(label, num_runs, quiet=as_json),
+        )
     except KeyboardInterrupt:
         if folder:
             err.print(f"The runs so far are in {folder}; the same command goes on from there.")
