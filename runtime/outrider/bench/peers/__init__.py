@@ -34,13 +34,13 @@ class Peer:
     module: str  # in this package
     worker: str  # kinds of one worker share what they load
     package: str  # what is imported
-    install: str  # what pip calls it
+    install: str  # what pip is given
     models: tuple[tuple[str, str], ...] = ()
     draft: bool = False  # whether it drafts with the bundle's draft model
 
 
 _GENAI = ("genai", "openvino_genai", "openvino-genai")
-_TRANSFORMERS = ("transformers", "transformers", "transformers", "'outrider[export]'")
+_TRANSFORMERS = ("transformers", "transformers", "transformers", '"outrider[bench]"')
 _CHECKPOINT = ("transformers", "a checkpoint folder or a GGUF file")
 _LLAMACPP = ("llama_cpp", "llama-cpp-python", (("llamacpp", "a GGUF file"),))
 
@@ -57,7 +57,7 @@ PEERS = {
         "ortgenai",
         "ortgenai",
         "onnxruntime_genai",
-        "onnxruntime-genai",
+        '"outrider[bench]"',
         (("ortgenai", "a folder with genai_config.json"),),
     ),
 }
@@ -89,7 +89,7 @@ def check_peer(mode: str, kind: str, setup: Setup) -> None:
     """
     peer = PEERS[kind]
     if find_spec(peer.package) is None:
-        raise OptionError(f"Mode '{mode}' needs a package that is not installed: pip install {peer.install}")
+        raise OptionError(f"Mode '{mode}' needs a package that is not installed. Run: pip install {peer.install}")
     for name, what in peer.models:
         path = setup.peer_models.get(name)
         if path is None:
