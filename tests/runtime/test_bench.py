@@ -305,7 +305,7 @@ def test_without_a_number_the_default_length_stands(toy_engine: Engine) -> None:
         ("genai-draft", "needs a draft model"),
         ("transformers", "checkpoint folder or a GGUF file as --peer-model transformers=PATH"),
         ("llamacpp", "not installed. Run: pip install llama-cpp-python"),
-        ("ortgenai", "not installed. Run: pip install "outrider\\[bench\\]""),
+        ("ortgenai", r'not installed. Run: pip install "outrider\[bench\]"'),
     ],
 )
 def test_what_a_peer_misses_is_said_before_anything_runs(
