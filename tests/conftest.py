@@ -6,12 +6,19 @@ import platformdirs
 import pytest
 
 import outrider
+from outrider import engine
 from outrider.testing import ToyTokenizer, save_toy_bundle
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from outrider.bundle import Bundle
+
+
+@pytest.fixture(scope="session", autouse=True)
+def costs_folder(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Costs of toys do not pile up in the user's cache."""
+    engine.COSTS_FOLDER = tmp_path_factory.mktemp("costs")
 
 
 @pytest.fixture(scope="session")

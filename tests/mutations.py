@@ -34,6 +34,41 @@ class Mutation:
 
 MUTATIONS = [
     Mutation(
+        "suffix automaton: a part that parts from longer ones begins with their count",
+        "drafters/suffix_automaton.py",
+        "length[at] + 1, self._count[longer])",
+        "length[at] + 1, 0)",
+        "test_suffix.py",
+    ),
+    Mutation(
+        "suffix automaton: a copy that has come around goes on",
+        "drafters/suffix_automaton.py",
+        "if state == self._whole:",
+        "if False:",
+        "test_suffix.py",
+    ),
+    Mutation(
+        "references: nothing is copied across documents",
+        "drafters/references.py",
+        "places = places[self._text[places - 1] != _SEPARATOR]",
+        "",
+        "test_suffix.py",
+    ),
+    Mutation(
+        "suffix: nothing unverified is indexed",
+        "drafters/suffix.py",
+        "self._place = self._index.walk(self._place, token_id)",
+        "self._index.append(token_id)",
+        "test_suffix.py",
+    ),
+    Mutation(
+        "answer store: a torn answer is overwritten",
+        "drafters/store.py",
+        "            file.truncate(self._end)\n            if",
+        "            if",
+        "test_store.py",
+    ),
+    Mutation(
         "acceptance rule, token by token",
         "verifiers/rejection.py",
         "if uniforms[i] * drafted.prob(token_id) >= target.prob(token_id):",

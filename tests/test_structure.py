@@ -18,7 +18,7 @@ LAYERS = [
     {"bench"},
     {"testing"},
     {"engine"},
-    {"request_queue"},
+    {"request_queue", "schedule"},
     {"loop"},
     {"request"},
     {"drafters", "verifiers"},

@@ -41,7 +41,7 @@ MANIFEST_NAME = "outrider.json"
 MAP_NAME = "to_main.npy"
 BYTES_NAME = "token_bytes.msgpack"
 SCHEMA_VERSION = 1
-RESERVED_NAMES = ("main", "auto", "ngram", "none")  # these mean something else than a drafter of the bundle
+RESERVED_NAMES = ("main", "auto", "ngram", "suffix", "none")  # these mean something else than a drafter of the bundle
 
 _VERSION = r"^\d+(\.\d+)*$"
 
@@ -87,7 +87,7 @@ class ModelEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class DrafterEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A named drafter that needs files. Drafters without files (n-gram) are always available."""
+    """A named drafter that needs files. Drafters without files (n-gram, suffix) are always available."""
 
     name: Name
     kind: Literal["draft_model"]

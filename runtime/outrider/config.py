@@ -43,9 +43,11 @@ class GenerationConfig:
     """
 
     max_new_tokens: int | None = None  # None: 512, or as many as still fit
-    drafter: str | None = "auto"  # one of the engine's drafters; "auto": the bundle's own, else "ngram"; None: none
-    num_assistant_tokens: int | None = None  # draft tokens a round; None: the drafter's default; 0: plain decoding
+    drafter: str | None = "auto"  # one of the engine's drafters; "auto": whichever pays; None: none
+    num_assistant_tokens: int | str = "auto"  # draft tokens a round; "auto": as many as pay; 0: plain decoding
+    assistant_confidence_threshold: float | None = None  # ends a draft behind a token that is less sure; None: off
     max_ngram_size: int = 3  # tokens of context that prompt lookup matches at most
+    references: tuple[str, ...] = ()  # texts that "auto" and "suffix" copy from, besides prompt and answer
     temperature: float = 0.0  # 0: greedy
     sampling: str = "coupled"  # or "rejection", "token-rejection"; lossy: "threshold", "typical". See `SAMPLING`
     acceptance_threshold: float | None = None  # of the lossy modes; None: 0.5 of a ratio, 0.09 of a typical probability
@@ -69,13 +71,20 @@ class GenerationConfig:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "stop", (self.stop,) if isinstance(self.stop, str) else _as_tuple(self.stop))
+        references = (self.references,) if isinstance(self.references, str) else _as_tuple(self.references)
+        object.__setattr__(self, "references", references)
         object.__setattr__(self, "stop_token_ids", _as_tuple(self.stop_token_ids))
         object.__setattr__(self, "banned_token_ids", _as_tuple(self.banned_token_ids))
         object.__setattr__(self, "logit_bias", _as_biases(self.logit_bias))
         _check(self, "max_new_tokens", None, Integral, lambda n: n >= 1, "an integer of at least 1")
         _check(self, "drafter", None, str, bool, "a drafter's name, 'auto', or None")
-        _check(self, "num_assistant_tokens", None, Integral, lambda n: 0 <= n <= 64, "an integer from 0 to 64")
+        count = "'auto', or an integer from 0 to 64"
+        _check(self, "num_assistant_tokens", "auto", Integral, lambda n: 0 <= n <= 64, count)
+        share = "a number above 0 and at most 1"
+        _check(self, "assistant_confidence_threshold", None, Real, lambda t: 0 < t <= 1, share)
         _check(self, "max_ngram_size", ..., Integral, lambda n: 1 <= n <= 16, "an integer from 1 to 16")
+        if not isinstance(references, tuple) or not _are_texts(references):  # too long to be shown
+            raise OptionError("references is not a text or a list of texts, none of them empty.")
         _check(self, "temperature", ..., Real, _is_temperature, "0 (greedy), or a number from 0.001 to 1000")
         _check(self, "sampling", ..., str, SAMPLING.__contains__, f"one of {', '.join(SAMPLING)}")
         _check(self, "acceptance_threshold", None, Real, lambda r: 0 < r <= 1, "a number above 0 and at most 1")
@@ -137,10 +146,12 @@ class SchedulerConfig:
 
     cache_size: float = 2.0  # GB (10^9 bytes) for the keys and values of main and draft model together
     max_num_batched_tokens: int = 512  # prompt tokens that one call reads at most
+    answer_store: str | None = None  # file of the app's answers, in the clear, that drafter="suffix" copies from
 
     def __post_init__(self) -> None:
         _check(self, "cache_size", ..., Real, lambda s: 0 < s <= 1e6, "a number of GB above 0")
         _check(self, "max_num_batched_tokens", ..., Integral, lambda n: n >= 32, "an integer of at least 32")
+        _check(self, "answer_store", None, str, bool, "a file's name")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -282,7 +293,7 @@ def _are_texts(values: tuple[object, ...]) -> bool:
 def _check(config: Any, name: str, absent: object, kind: Any, rule: Callable[[Any], bool], says: str) -> None:
     """Raise OptionError unless the option is `absent` (... for never), or of a kind and within its rule."""
     value = getattr(config, name)
-    if value is absent:
+    if value is absent or (isinstance(absent, str) and value == absent):
         return
     numeric_bool = isinstance(value, bool) and kind is not bool
     if numeric_bool or not isinstance(value, kind) or not rule(value):

@@ -2,25 +2,41 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import secrets
 import time
 from typing import TYPE_CHECKING, Any
 
+import platformdirs
+
+from outrider import __version__
 from outrider.backends.openvino_paged import OpenVINOPaged
 from outrider.bundle import RESERVED_NAMES, Bundle, read_bundle
 from outrider.config import DEFAULT_MAX_NEW_TOKENS, Config, GenerationConfig, load_config
-from outrider.drafters import DraftModel, Ngram, load_vocabulary
+from outrider.drafters import AnswerStore, DraftModel, Ngram, References, Suffix, load_vocabulary
 from outrider.errors import BundleError, OptionError, RequestError, nearest
 from outrider.request import Request
 from outrider.request_queue import RequestQueue
 from outrider.sampling import LogitsSampler
+from outrider.schedule import (
+    DRAFT_ROWS,
+    LONGEST,
+    MAIN_ROWS,
+    Auto,
+    ConfidenceThreshold,
+    CostFile,
+    PassCost,
+    measure_pass,
+)
 from outrider.text import TextStream, Tokenizer
 from outrider.types import Noise, Sequence
 from outrider.verifiers import SAMPLING_VERIFIERS, Greedy
 
+COSTS_FOLDER = platformdirs.user_cache_path("outrider", appauthor=False) / "costs"
+
 if TYPE_CHECKING:
-    from collections.abc import Generator, Mapping
+    from collections.abc import Callable, Generator, Mapping
     from collections.abc import Sequence as Seq
     from pathlib import Path
     from threading import Event
@@ -36,8 +52,8 @@ def load(bundle: str | Path, config: str | Path | Config | None = None, **option
         engine = outrider.load("my-pair", main_device="GPU", cache_size=1.5)
 
     `config` names a preset or a TOML file; `options` are those of `GenerationConfig`, `SchedulerConfig` and
-    `DeviceConfig`, and win over it. Generation options become the engine's defaults. With `drafter=None` or "ngram"
-    the bundle's draft model is left on disk.
+    `DeviceConfig`, and win over it. Generation options become the engine's defaults. With `drafter=None`,
+    "ngram" or "suffix" the bundle's draft model is left on disk.
 
     Raises:
         OptionError: for an unknown option, a bad value or a device that is not there.
@@ -69,10 +85,14 @@ class Engine:
         self.bundle = bundle
         self.config = config or Config()
         self.tokenizer = tokenizer or Tokenizer(bundle.tokenizer_path)
+        self._suffix = Suffix()
+        self._references = _cached_references(self.tokenizer.encode)
+        store = self.config.scheduler.answer_store
+        self._store = None if store is None else AnswerStore(store, bundle.manifest.main.vocab_sha256)
         device = self.config.device
         self._main = self._compile(bundle.manifest.main, device.main_device, exact=True)
         self._backends = {"main_device": self._main}
-        entries = bundle.manifest.drafters if self.config.generation.drafter not in (None, "ngram") else ()
+        entries = bundle.manifest.drafters if self.config.generation.drafter not in (None, "ngram", "suffix") else ()
         for entry in entries:
             backend = self._compile(entry.model, device.draft_device or device.main_device, exact=False)
             self._backends[f"{entry.name}_device"] = backend
@@ -84,12 +104,15 @@ class Engine:
             entry.name: self._draft_model(entry, self._backends[f"{entry.name}_device"], draft_tokenizer)
             for entry in entries
         }
+        models = {"main": bundle.manifest.main} | {entry.name: entry.model for entry in entries}
+        self.costs = {role: self._cost(role, model) for role, model in models.items()}
+        self._controllers: dict[tuple[str, int], Auto] = {}
         self._queue = RequestQueue(self._main, self.config.scheduler.max_num_batched_tokens)
 
     @property
     def drafters(self) -> tuple[str, ...]:
         """The names that `drafter` can have, besides "auto" and None."""
-        return (*self._drafters, "ngram")
+        return (*self._drafters, "ngram", "suffix")
 
     def add_drafter(self, name: str, drafter: Drafter) -> None:
         """Let requests choose a drafter of your own as `drafter=name`; what it must do is `outrider.types.Drafter`.
@@ -104,15 +127,17 @@ class Engine:
         self._drafters[name] = drafter
 
     def find_drafter(self, name: str, max_ngram_size: int = 3) -> Drafter:
-        """The drafter of this name.
+        """The drafter of this name; "auto" is the bundle's own, else "suffix".
 
         Raises:
             OptionError: when there is none, or it was left on disk.
         """
         if name == "auto":
-            name = next((bundled for bundled in self._bundled if bundled in self._drafters), "ngram")
+            name = next((bundled for bundled in self._bundled if bundled in self._drafters), "suffix")
         if name == "ngram":
             return Ngram(max_ngram_size)
+        if name == "suffix":
+            return self._suffix
         if name in self._drafters:
             return self._drafters[name]
         if name in self._bundled:
@@ -217,6 +242,57 @@ class Engine:
             vocabulary=vocabulary,
         )
 
+    def _cost(self, role: str, model: ModelEntry) -> PassCost:
+        """What a model's calls cost here: as it was measured before, or is now."""
+        backend = self._backends[f"{role}_device"]
+        folder = (self.bundle.folder / model.folder).relative_to(self.bundle.folder).as_posix()
+        files = {e.path: e.sha256 for e in self.bundle.manifest.files if e.path.startswith(f"{folder}/")}
+        file = CostFile(COSTS_FOLDER, {"role": role, "files": files, **backend.fingerprint, "outrider": __version__})
+        cost = file.read()
+        if cost is None:
+            cost = measure_pass(backend, MAIN_ROWS if role == "main" else DRAFT_ROWS)
+            file.write(cost)
+        return cost
+
+    def _choose_drafter(self, config: GenerationConfig) -> tuple[Drafter | None, int]:
+        """What drafts for a request, and how many tokens a round it may at most."""
+        count = config.num_assistant_tokens
+        if config.drafter is None or count == 0:
+            return None, 0
+        drafter = self.find_drafter(config.drafter, config.max_ngram_size)
+        threshold = config.assistant_confidence_threshold
+        if threshold is not None:
+            if not isinstance(drafter, DraftModel):
+                raise OptionError(
+                    f"assistant_confidence_threshold={threshold:g} is for draft models, and drafter={config.drafter!r} "
+                    "is none here. Set it to None, or use a bundle that has a draft model."
+                )
+            return drafter, LONGEST if isinstance(count, str) else count
+        if not isinstance(count, str):
+            return drafter, count
+        if isinstance(drafter, DraftModel | Ngram | Suffix):
+            return self._controller(config.drafter, config.max_ngram_size), LONGEST
+        return drafter, drafter.num_assistant_tokens  # an app's own knows best
+
+    def _controller(self, name: str, max_ngram_size: int) -> Auto:
+        """What chooses between the drafters that `name` stands for. Requests share what it has learned."""
+        key = (name, max_ngram_size)
+        if key not in self._controllers:
+            found = self.find_drafter(name, max_ngram_size)
+            model = found if isinstance(found, DraftModel) else None
+            copier = self._suffix if name == "auto" else None if model else found
+            role = next((role for role, drafter in self._drafters.items() if drafter is model), "main")
+            made = Auto(self._main, self.costs["main"], copier=copier, model=model, draft_cost=self.costs[role])
+            self._controllers.setdefault(key, made)
+        return self._controllers[key]
+
+    def _texts(self, config: GenerationConfig) -> tuple[References, ...]:
+        """What a request may copy from besides its own tokens."""
+        if config.drafter not in ("auto", "suffix") or config.num_assistant_tokens == 0:
+            return ()
+        documents = (self._references(config.references),) if config.references else ()
+        return documents + (self._store.references() if self._store else ())
+
     def _prepare(
         self,
         prompt: str | Seq[Mapping[str, Any]] | Seq[int],
@@ -243,14 +319,14 @@ class Engine:
                 f"min_new_tokens={config.min_new_tokens:,} is more than the {max_new_tokens:,} tokens that this answer "
                 "may have. Lower it, or set max_new_tokens."
             )
-        plain = config.drafter is None or config.num_assistant_tokens == 0
-        drafter = None if plain else self.find_drafter(str(config.drafter), config.max_ngram_size)
+        drafter, num_assistant_tokens = self._choose_drafter(config)
+        threshold = config.assistant_confidence_threshold
         tokenizer = self.bundle.manifest.tokenizer
         sampled = config.temperature > 0
         seed = secrets.randbits(63) if config.seed is None else int(config.seed)
         end_token_ids = frozenset(config.stop_token_ids).union(() if config.ignore_eos else tokenizer.eos_token_ids)
         request = Request(
-            sequence=Sequence(token_ids, len(token_ids)),
+            sequence=Sequence(token_ids, len(token_ids), self._texts(config)),
             sampler=LogitsSampler(config, token_ids, end_token_ids=end_token_ids),
             verifier=_verifier(config),
             noise=Noise(seed),
@@ -259,9 +335,11 @@ class Engine:
             eos_token_ids=end_token_ids,
             drafter=drafter,
             sampled=sampled,
-            num_assistant_tokens=_num_assistant_tokens(config, drafter),
+            num_assistant_tokens=num_assistant_tokens,
+            rule=None if threshold is None else ConfidenceThreshold(threshold),
             logprobs=None if config.logprobs is None else [],
             cancel=cancel,
+            keep=self._store.add if self._store else None,
             created=created,
         )
         request.stats.num_prompt_tokens = len(token_ids)
@@ -283,14 +361,14 @@ class Engine:
         return max_new_tokens or min(DEFAULT_MAX_NEW_TOKENS, min(context, cache) - num_prompt_tokens)
 
 
+def _cached_references(encode: Callable[[str], list[int]]) -> Callable[[tuple[str, ...]], References]:
+    """Makes `References` of documents; those that came lately, alone or together, are not read again."""
+    read = functools.lru_cache(64)(encode)
+    return functools.lru_cache(8)(lambda documents: References([read(document) for document in documents]))
+
+
 def _verifier(config: GenerationConfig) -> Verifier:
     if not config.temperature:
         return Greedy()
     options = {} if config.acceptance_threshold is None else {"threshold": config.acceptance_threshold}
     return SAMPLING_VERIFIERS[config.sampling](**options)
-
-
-def _num_assistant_tokens(config: GenerationConfig, drafter: Drafter | None) -> int:
-    if drafter is None:
-        return 0
-    return drafter.num_assistant_tokens if config.num_assistant_tokens is None else config.num_assistant_tokens

@@ -13,6 +13,7 @@ from outrider.results import Result, TextChunk
 from outrider.types import DraftRequest, Outcome
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from collections.abc import Sequence as Seq
     from threading import Event
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
         Distribution,
         Draft,
         Drafter,
+        DraftRule,
         Logits,
         Noise,
         Sampler,
@@ -48,10 +50,12 @@ class Request:
     max_new_tokens: int
     eos_token_ids: frozenset[int]
     drafter: Drafter | None = None
-    num_assistant_tokens: int = 0
+    num_assistant_tokens: int = 0  # at most, a round
+    rule: DraftRule | None = None  # what may end a draft earlier
     sampled: bool = False  # whether the noise has a say
     logprobs: list[TokenLogprobs] | None = None  # of the committed tokens; None: not wanted
     cancel: Event | None = None  # set from any thread to end the answer here
+    keep: Callable[[list[int]], None] | None = None  # is given the answer's tokens, unless it was cancelled
     created: float = field(default_factory=time.perf_counter)
     stats: Stats = field(default_factory=Stats)
     news: SimpleQueue[TextChunk | BaseException] = field(default_factory=SimpleQueue)  # for the reader
@@ -79,7 +83,17 @@ class Request:
     @property
     def draft_request(self) -> DraftRequest:
         """What a drafter is asked."""
-        return DraftRequest(self.sequence, self.limit, self.sampler, self.verifier, self.noise, self.eos_token_ids)
+        sequence = self.sequence
+        return DraftRequest(
+            sequence=sequence,
+            limit=self.limit,
+            sampler=self.sampler,
+            verifier=self.verifier,
+            noise=self.noise,
+            eos_token_ids=self.eos_token_ids,
+            rule=self.rule,
+            num_left=sequence.num_prompt_tokens + self.max_new_tokens - len(sequence),
+        )
 
     @property
     def ended(self) -> bool:
@@ -214,6 +228,8 @@ class Request:
         first = self.first_token_at or now
         self.stats.time_to_first_token = first - self.created
         self.stats.decode_seconds = now - first
+        if self.keep is not None and reason != "cancelled":
+            self.keep(self.result().token_ids)
 
 
 @dataclass(frozen=True, slots=True)

@@ -295,6 +295,10 @@ class FakeSlot:
         """Drop the newest tokens until `length` are left."""
         del self.token_ids[length:]
 
+    def skip_to(self, length: int) -> None:
+        """Take `length` tokens to be in the cache."""
+        self.token_ids = [0] * length
+
     def close(self) -> None:
         """Give the place back."""
         self.closed = True
@@ -314,6 +318,7 @@ class FakeBackend:
     def __init__(self, vocab_size: int, *, seed: int = 0, noise: float = 0.0, memory: int = 2) -> None:
         self.vocab_size, self.seed, self.noise, self.memory = vocab_size, seed, noise, memory
         self.seconds = 0.0
+        self.max_tokens = _CONTEXT
         self.calls: list[list[int]] = []  # for every call, how many tokens each chunk had
 
     def open(self, max_tokens: int) -> FakeSlot:

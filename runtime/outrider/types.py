@@ -26,10 +26,14 @@ Logits: TypeAlias = "NDArray[np.float32]"  # [vocab_size], unnormalised
 
 @dataclass(eq=False, slots=True)
 class Sequence:
-    """One request's tokens: the prompt, then what was committed. Unverified tokens never enter."""
+    """One request's tokens: the prompt, then what was committed. Unverified tokens never enter.
+
+    references: other texts that a drafter may copy from, as `outrider.drafters.References`.
+    """
 
     token_ids: list[int]
     num_prompt_tokens: int
+    references: tuple[Any, ...] = ()
 
     def __len__(self) -> int:
         return len(self.token_ids)
@@ -113,17 +117,22 @@ class Draft:
 
     probs: for each token the distribution it was drawn from, where the verifier's mode needs it; None where the tokens
     were chosen without looking at the round's noise (n-gram drafts), or are judged by equality (greedy, coupled).
+    confidences: for each token how likely the drafter thinks it is to be kept, given that those before it are; None
+    where it does not say.
     """
 
     token_ids: list[int]
     probs: list[Distribution] | None = None
+    confidences: list[float] | None = None
 
     def __len__(self) -> int:
         return len(self.token_ids)
 
     def cut(self, length: int) -> Draft:
         """The first `length` tokens."""
-        return Draft(self.token_ids[:length], self.probs[:length] if self.probs else None)
+        probs = None if self.probs is None else self.probs[:length]
+        confidences = None if self.confidences is None else self.confidences[:length]
+        return Draft(self.token_ids[:length], probs, confidences)
 
 
 NO_DRAFT = Draft([])
@@ -223,9 +232,22 @@ class Verifier(Protocol):
         """
 
 
+class DraftRule(Protocol):
+    """Decides how far a draft goes, token by token."""
+
+    def wants_more(self, confidences: Seq[float]) -> bool:
+        """Whether another token is wanted behind those that were drawn with these confidences.
+
+        Asked before the token is drawn: dropping one after seeing it would bias what is sampled.
+        """
+
+
 @dataclass(frozen=True, slots=True)
 class DraftRequest:
-    """One sequence for which up to `limit` tokens are wanted, none behind one of `eos_token_ids`."""
+    """One sequence for which up to `limit` tokens are wanted, none behind one of `eos_token_ids`.
+
+    rule: what may end a draft earlier. num_left: tokens that the answer may still get.
+    """
 
     sequence: Sequence
     limit: int
@@ -233,6 +255,8 @@ class DraftRequest:
     verifier: Verifier
     noise: Noise
     eos_token_ids: frozenset[int]
+    rule: DraftRule | None = None
+    num_left: int = 0
 
 
 class Drafter(Protocol):
@@ -275,6 +299,9 @@ class Slot(Protocol):
     def trim(self, length: int) -> None:
         """Drop the newest tokens until `length` are left; no effect on a shorter slot. O(1)."""
 
+    def skip_to(self, length: int) -> None:
+        """Take `length` tokens to be in the cache, whatever is there: for measurements of what a call costs."""
+
     def close(self) -> None:
         """Give the place back. Closing twice does no harm."""
 
@@ -316,6 +343,10 @@ class Backend(Protocol):
     @property
     def seconds(self) -> float:
         """Time spent in the device's calls so far."""
+
+    @property
+    def max_tokens(self) -> int:
+        """Tokens that one sequence can have."""
 
     def open(self, max_tokens: int) -> Slot | None:
         """A slot with room for `max_tokens`; None while other slots hold the room."""

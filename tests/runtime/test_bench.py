@@ -318,6 +318,12 @@ def test_what_a_peer_misses_is_said_before_anything_runs(
         benchmark.run(Setup(alone, Config()), PROMPTS, ["plain", mode])
 
 
+def test_runs_cannot_copy_from_one_another(setup: Setup) -> None:
+    stored = replace(setup, config=setup.config.replace(answer_store="answers"))
+    with pytest.raises(OptionError, match="would let a run copy from the run before it"):
+        benchmark.run(stored, PROMPTS, ["plain", "suffix"])
+
+
 def test_a_peer_is_not_asked_for_what_it_lacks() -> None:
     check_options("peer", "mode", GenerationConfig(top_k=3), ("top_k",))
     with pytest.raises(OptionError, match="peer has no top_k here, so mode 'm' cannot be compared"):

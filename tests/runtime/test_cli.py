@@ -99,6 +99,23 @@ def test_a_config_is_read_and_options_win(smollm2: Path, tmp_path: Path, capsys:
     assert len(run_json(capsys, *arguments, "--max-new-tokens", 4)["token_ids"]) == 4
 
 
+def test_references_and_earlier_answers_are_copied(
+    smollm2: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["generate", smollm2, "Name the planets.", "--max-new-tokens", 40]
+    plain = run_json(capsys, *arguments, "--drafter", "none")
+    path, store = tmp_path / "reference.txt", tmp_path / "answers.bin"
+    path.write_text(plain["text"], encoding="utf-8-sig")
+    arguments += ["--drafter", "suffix"]
+    alone = run_json(capsys, *arguments, "--answer-store", store)
+    for more in (["--reference", path], ["--answer-store", store], ["--reference", path, "--reference", __file__]):
+        copied = run_json(capsys, *arguments, *more)
+        assert copied["token_ids"] == alone["token_ids"] == plain["token_ids"]
+        assert copied["stats"]["num_rounds"] < alone["stats"]["num_rounds"]
+    fails(capsys, 2, "Reference .*nowhere.txt cannot be read", *arguments, "--reference", tmp_path / "nowhere.txt")
+    fails(capsys, 2, "reference.txt' is no answer store", *arguments, "--answer-store", path)
+
+
 def test_tune_prints_a_row_for_every_length(smollm2: Path, capsys: pytest.CaptureFixture[str]) -> None:
     result = run_json(capsys, "tune", smollm2, "--max-new-tokens", 8)
     assert [row["num_assistant_tokens"] for row in result["rows"]] == list(range(9))

@@ -85,6 +85,9 @@ def test_a_table_is_copied() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        ({"references": ["a", ""]}, "references is not a text or a list of texts, none of them empty"),
+        ({"references": [1]}, "references is not a text"),
+        ({"references": 1}, "references is not a text"),
         ({"typical_p": 0}, "typical_p=0 is not a number above 0"),
         ({"typical_p": 1.1}, "typical_p=1.1 is not"),
         ({"no_repeat_ngram_size": -1}, "no_repeat_ngram_size=-1 is not an integer of at least 0"),

@@ -106,7 +106,7 @@ def test_the_text_depends_on_the_seed_and_not_on_the_draft(
     request = options | {"seed": seed, "max_new_tokens": 60, "ignore_eos": True}
     plain = toy_engine.generate("hello hello", drafter=None, **request)
     assert plain.seed == seed
-    for drafter in ("draft", "ngram"):
+    for drafter in ("draft", "ngram", "suffix"):
         for n in (1, 2, 5):
             drafted = toy_engine.generate("hello hello", drafter=drafter, num_assistant_tokens=n, **request)
             assert drafted.token_ids == plain.token_ids

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import outrider
+from outrider.drafters import Suffix
 from outrider.testing import ToyTokenizer, save_toy_bundle
 from outrider.text import Tokenizer
 
@@ -31,7 +32,7 @@ def test_generate_and_stream_say_the_same(toy_engine: outrider.Engine) -> None:
     assert result.finish_reason == "length"
 
 
-@pytest.mark.parametrize("drafter", ["draft", "ngram", "auto"])
+@pytest.mark.parametrize("drafter", ["draft", "ngram", "suffix", "auto"])
 @pytest.mark.parametrize("prompt", ["a", "hello world", "abcabcabcabc", "0123456789" * 20])
 def test_every_drafter_gives_the_plain_text(toy_engine: outrider.Engine, drafter: str, prompt: str) -> None:
     plain = toy_engine.generate(prompt, max_new_tokens=80, drafter=None, ignore_eos=True)
@@ -69,7 +70,7 @@ def test_stop_strings_are_cut(toy_engine: outrider.Engine) -> None:
 
 def test_threads_get_what_they_would_get_alone(toy_engine: outrider.Engine) -> None:
     prompts = ["hello", "world", "abc abc", "0123", "é", "zzz", "a b c", "9876543210"]
-    kinds: list[Any] = ["draft", "ngram", None, "draft"] * 2
+    kinds: list[Any] = ["draft", "ngram", None, "suffix"] * 2
     alone = [toy_engine.generate(p, max_new_tokens=60, drafter=None, ignore_eos=True).token_ids for p in prompts]
     together: dict[str, list[int]] = {}
 
@@ -120,7 +121,7 @@ def test_an_engine_without_the_draft_model_says_so(toy_bundle: Bundle) -> None:
     engine = outrider.Engine(
         toy_bundle, outrider.Config().replace(drafter="ngram", cache_size=0.001), tokenizer=ToyTokenizer()
     )
-    assert engine.drafters == ("ngram",)
+    assert engine.drafters == ("ngram", "suffix")
     with pytest.raises(outrider.OptionError, match="drafter='draft' was left on disk"):
         engine.generate("abc", drafter="draft")
 
@@ -210,7 +211,7 @@ def test_every_end_ends(toy_bundle: Bundle) -> None:
 
 def test_times_add_up(toy_engine: outrider.Engine) -> None:
     began = time.perf_counter()
-    stats = toy_engine.generate("hello", max_new_tokens=60, ignore_eos=True).stats
+    stats = toy_engine.generate("hello", max_new_tokens=60, ignore_eos=True, num_assistant_tokens=3).stats
     wall = time.perf_counter() - began
     parts = (stats.draft_seconds, stats.check_seconds, stats.host_seconds)
     assert all(part > 0 for part in parts)
@@ -312,3 +313,59 @@ def test_properties_reach_the_device(toy_bundle: Bundle) -> None:
     config = outrider.Config().replace(properties={"NO_SUCH_PROPERTY": 1})
     with pytest.raises(outrider.DeviceError, match="NO_SUCH_PROPERTY"):
         outrider.Engine(toy_bundle, config, tokenizer=ToyTokenizer())
+
+
+def test_the_suffix_drafter_copies_from_references(toy_bundle: Bundle) -> None:
+    engine = outrider.Engine(toy_bundle, outrider.Config().replace(cache_size=0.005), tokenizer=ToyTokenizer())
+    options: dict[str, Any] = {"max_new_tokens": 60, "ignore_eos": True, "num_assistant_tokens": 10}
+    plain = engine.generate("hello", drafter=None, **options)
+    alone = engine.generate("hello", drafter="suffix", **options)
+    # The alphabet's last character ends answers, and cannot be written in a document.
+    document = "hello" + plain.text
+    copied = engine.generate("hello", drafter="suffix", references=["unrelated text", document], **options)
+    assert plain.token_ids == alone.token_ids == copied.token_ids
+    assert copied.stats.num_accepted_tokens > alone.stats.num_accepted_tokens
+    assert copied.stats.num_rounds < 60 / 3
+
+
+def test_references_are_read_once(toy_bundle: Bundle) -> None:
+    read: list[str] = []
+
+    class Counting(ToyTokenizer):
+        def encode(self, text: str) -> list[int]:
+            read.append(text)
+            return super().encode(text)
+
+    engine = outrider.Engine(toy_bundle, outrider.Config().replace(references=["one", "two"]), tokenizer=Counting())
+    for references in (["one", "two"], ["one", "two"], ["two", "three"]):
+        engine.generate([1, 2], drafter="suffix", references=references, max_new_tokens=2)
+    engine.generate([1, 2], drafter="suffix", max_new_tokens=2)  # the engine's own
+    engine.generate([1, 2], drafter="ngram", references=["four"], max_new_tokens=2)
+    assert read == ["one", "two", "three"]
+
+
+def test_answers_are_stored_and_copied(toy_bundle: Bundle, tmp_path: Path) -> None:
+    config = outrider.Config().replace(cache_size=0.005, answer_store=str(tmp_path / "answers.bin"), drafter="suffix")
+    options: dict[str, Any] = {"max_new_tokens": 60, "ignore_eos": True, "num_assistant_tokens": 10}
+    engine = outrider.Engine(toy_bundle, config, tokenizer=ToyTokenizer())
+    first, second = (engine.generate("hello", **options) for _ in range(2))
+    assert first.token_ids == second.token_ids == engine.generate("hello", drafter=None, **options).token_ids
+    assert second.stats.num_rounds < first.stats.num_rounds / 2
+    cancel = threading.Event()
+    for _ in engine.stream("other", cancel=cancel, **options):
+        cancel.set()
+    stopped = engine.generate("world", max_new_tokens=60, ignore_eos=True, stop=first.text[-2:])
+    with pytest.raises(outrider.OptionError, match="answer_store='.*' is in use by another engine"):
+        outrider.Engine(toy_bundle, config, tokenizer=ToyTokenizer())
+    del engine
+    gc.collect()
+    again = outrider.Engine(toy_bundle, config, tokenizer=ToyTokenizer())
+    assert again._store is not None
+    assert list(again._store._answers) == [first.token_ids] * 3 + [stopped.token_ids]
+    assert again.generate("hello", **options).stats.num_rounds == second.stats.num_rounds
+
+
+def test_without_a_draft_model_auto_copies(tmp_path: Path) -> None:
+    bundle = save_toy_bundle(tmp_path / "bundle", draft=False)
+    engine = outrider.Engine(bundle, outrider.Config().replace(cache_size=0.001), tokenizer=ToyTokenizer())
+    assert isinstance(engine.find_drafter("auto"), Suffix)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from outrider.bench.shuffled import Shuffled
 from outrider.config import GenerationConfig
-from outrider.drafters import DraftModel, Ngram
+from outrider.drafters import DraftModel, Ngram, References, Suffix
 from outrider.errors import DeviceError
 from outrider.request import Request
 from outrider.request_queue import RequestQueue
@@ -69,10 +69,13 @@ def draft_model(backend: FakeBackend, context_length: int = 1000) -> DraftModel:
 def drafter_of(kind: str, seed: int, noise: float) -> Drafter:
     if kind == "ngram":
         return Ngram(max_ngram_size=2)
+    if kind == "suffix":
+        rng = np.random.default_rng(seed)
+        return Suffix([References(rng.integers(VOCAB_SIZE, size=(5, 40)).tolist())] if noise else (), min_chance=0)
     if kind == "draft":
         return draft_model(FakeBackend(VOCAB_SIZE, seed=seed, noise=noise))
     if kind == "shuffled":
-        return Shuffled([drafter_of(each, seed, noise) for each in ("ngram", "draft", "random")], seed)
+        return Shuffled([drafter_of(each, seed, noise) for each in ("ngram", "suffix", "draft", "random")], seed)
     return RandomDrafter(seed)
 
 
@@ -115,7 +118,9 @@ requests = st.fixed_dictionaries(
         "frequency_penalty": st.sampled_from([0.0, 0.4]),
     }
 )
-drafters = st.tuples(st.sampled_from(["ngram", "draft", "random", "shuffled"]), SEED, st.sampled_from([0.0, 0.5, 2.0]))
+drafters = st.tuples(
+    st.sampled_from(["ngram", "suffix", "draft", "random", "shuffled"]), SEED, st.sampled_from([0.0, 0.5, 2.0])
+)
 
 
 samplings: st.SearchStrategy[dict[str, Any]] = st.one_of(

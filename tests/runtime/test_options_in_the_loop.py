@@ -46,7 +46,7 @@ samplings: st.SearchStrategy[dict[str, Any]] = st.one_of(
         optional={"top_k": st.just(10), "top_p": st.just(0.9), "min_p": st.just(0.05), "typical_p": st.just(0.7)},
     ),
 )
-drafters = st.tuples(st.sampled_from(["draft", "ngram"]), st.integers(1, 9))
+drafters = st.tuples(st.sampled_from(["draft", "ngram", "suffix"]), st.integers(1, 9))
 
 
 def answer(engine: outrider.Engine, prompt: str, options: dict[str, Any]) -> Any:

@@ -103,7 +103,7 @@ def test_a_drafter_that_fails_ends_its_request_alone(engine: outrider.Engine, fa
         assert engine.generate("hello", drafter=None, **OPTIONS).token_ids == plain.token_ids
 
 
-@pytest.mark.parametrize("name", ["auto", "ngram", "draft", "main", "none"])
+@pytest.mark.parametrize("name", ["auto", "ngram", "suffix", "draft", "main", "none"])
 def test_names_that_are_taken_are_refused(engine: outrider.Engine, name: str) -> None:
     with pytest.raises(OptionError, match="that is taken"):
         engine.add_drafter(name, Own())

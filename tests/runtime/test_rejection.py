@@ -139,6 +139,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "draft": {"drafter": "draft", "num_assistant_tokens": 3},
     "draft of one": {"drafter": "draft", "num_assistant_tokens": 1},  # a bonus token behind an accepted one
     "ngram": {"drafter": "ngram", "num_assistant_tokens": 3},
+    "suffix": {"drafter": "suffix", "num_assistant_tokens": 3},
 }
 
 

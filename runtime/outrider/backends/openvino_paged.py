@@ -44,6 +44,10 @@ class PagedSlot:
         """Drop the newest tokens until `length` are left. What they wrote is overwritten next."""
         self.length = min(self.length, length)
 
+    def skip_to(self, length: int) -> None:
+        """Take `length` tokens to be in the cache, whatever is there: for measurements of what a call costs."""
+        self.length = length
+
     def close(self) -> None:
         """Give the blocks back. Closing twice does no harm."""
         self._pool.give_back(self._held)
@@ -107,7 +111,7 @@ class OpenVINOPaged:
         properties: Mapping[str, Any] | None = None,
         exact: bool = True,
     ) -> None:
-        core = ov.Core()
+        core = self._core = ov.Core()
         check_device(core, device)
         try:
             model = core.read_model(model_path)
@@ -146,6 +150,16 @@ class OpenVINOPaged:
             bit_exact_batching=exact and self.cache_precision in ("f32", "bf16", "f16") and device.startswith("CPU"),
             min_rows=_MIN_ROWS if exact else 1,
         )
+
+    @property
+    def fingerprint(self) -> dict[str, str]:
+        """All besides the model that the time of a call depends on, and that can be asked for."""
+        asked = ("INFERENCE_NUM_THREADS", "INFERENCE_PRECISION_HINT", "DYNAMIC_QUANTIZATION_GROUP_SIZE")
+        supported = self._compiled.get_property("SUPPORTED_PROPERTIES")
+        found = {name: str(self._compiled.get_property(name)) for name in asked if name in supported}
+        of_device = [n for n in self._core.get_property(self.device, "SUPPORTED_PROPERTIES") if "DRIVER_VERSION" in n]
+        found |= {n: str(self._core.get_property(self.device, n)) for n in ("FULL_DEVICE_NAME", *of_device)}
+        return found | {"cache": self.cache_precision, "openvino": ov.get_version()}
 
     @property
     def num_layers(self) -> int:

@@ -25,7 +25,7 @@ from outrider.bench.setting import describe_machine, describe_models, describe_v
 from outrider.bench.summary import collect, profile, summarize, summarize_prompts
 from outrider.bench.workers import start_workers
 from outrider.config import GenerationConfig
-from outrider.errors import OutriderError
+from outrider.errors import OptionError, OutriderError
 from outrider.text import Tokenizer
 
 if TYPE_CHECKING:
@@ -60,6 +60,8 @@ def run(
     for name in map(ModeName.parse, names):
         if name.kind in PEERS:
             check_peer(name.text, name.kind, setup)
+    if setup.config.scheduler.answer_store:
+        raise OptionError("answer_store would let a run copy from the run before it. Leave it out of a comparison.")
     budget = Budget(QUICK_SECONDS) if quick else None
     config = setup.config.generation
     setting = describe_run(setup, prompts, names, repeats, quick=quick)
@@ -162,6 +164,9 @@ def describe_run(setup: Setup, prompts: list[Prompt], names: list[str], repeats:
         "num_threads": device.num_threads,
         "precision": device.precision,
         "cache_precision": device.cache_precision,
+        "cache_size": setup.config.scheduler.cache_size,
+        "max_num_batched_tokens": setup.config.scheduler.max_num_batched_tokens,
+        "properties": dict(device.properties),
         "prompts": ", ".join(f"{count} {name}" for name, count in Counter(p.category for p in prompts).items()),
         "prompts_sha256": hashlib.sha256(texts).hexdigest()[:16],
         "modes": names,

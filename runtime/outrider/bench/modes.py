@@ -2,7 +2,7 @@
 
 A mode is written KIND[:N]. Our own, with N draft tokens a round, or as many as the drafter takes by itself::
 
-    plain   auto   draft:3   ngram:5   shuffled:8   and any drafter that the engine knows
+    plain   auto   draft:3   ngram:5   suffix:8   shuffled:8   and any drafter that the engine knows
 
 shuffled is for tests of identity: at random every round, one of the drafters or none, and up to N tokens. Those of
 other runtimes are listed in `outrider.bench.peers`.
@@ -144,9 +144,10 @@ def load_modes(names: list[str], setup: Setup) -> list[Mode]:
 
 
 def default_modes(setup: Setup) -> list[str]:
-    """Plain decoding, then all drafters that the engine would have."""
-    bundled = setup.bundle.manifest.drafters if setup.config.generation.drafter not in (None, "ngram") else ()
-    return ["plain", *(entry.name for entry in bundled), "ngram"]
+    """Plain decoding, the engine's own choice, then each of its drafters."""
+    free = setup.config.generation.drafter in (None, "ngram", "suffix")  # then draft models are left on disk
+    bundled = () if free else setup.bundle.manifest.drafters
+    return ["plain", "auto", *(entry.name for entry in bundled), "ngram", "suffix"]
 
 
 def _ours(names: list[ModeName], engine: Engine) -> list[Mode]:

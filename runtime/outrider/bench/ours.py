@@ -43,7 +43,7 @@ def _describe(engine: Engine, kind: str) -> str:
     """The models that a mode may use, and where and how precisely they run."""
     manifest = engine.bundle.manifest
     weights = {"main_device": manifest.main.weights}
-    if kind not in ("plain", "ngram"):
+    if kind not in ("plain", "ngram", "suffix"):
         weights |= {f"{drafter.name}_device": drafter.model.weights for drafter in manifest.drafters}
     models = [
         f"{role.removesuffix('_device')} model {weights[role]}, {where}"

@@ -185,7 +185,7 @@ def start_workers(
 def _serve(connection: Connection, names: list[str], setup: Setup, log: str) -> None:
     """Run what comes through the pipe, until it closes. A Ctrl-C is for the parent, which ends this process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
     for stream in (1, 2):  # C libraries write here past sys.stdout
         os.dup2(file, stream)
     try:

@@ -37,9 +37,9 @@ def _read_models(context: click.Context, parameter: click.Parameter, given: tupl
 @click.option("--per-category", type=click.IntRange(1), help="Use the first N prompts of each category.")
 @click.option(
     "--modes",
-    help="Comma-separated: plain, auto, draft[:N], ngram[:N]; openvino-genai's genai, genai-draft[:N], "
+    help="Comma-separated: plain, auto, draft[:N], ngram[:N], suffix[:N]; openvino-genai's genai, genai-draft[:N], "
     "genai-dynamic[:T], genai-ngram[:N]; transformers, transformers-draft[:N]; llamacpp, llamacpp-ngram[:N]; ortgenai. "
-    "The first is what the others are compared with.  [default: plain, then all the bundle's drafters]",
+    "The first is what the others are compared with.  [default: plain, auto, then all drafters]",
 )
 @click.option(
     "--peer-model",

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from outrider.cli.console import out, print_json, table
 from outrider.cli.options import generation_options, json_option, load_options, read_options
+from outrider.errors import OptionError, one_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -25,6 +27,12 @@ if TYPE_CHECKING:
 @click.argument("prompt")
 @click.option("--system", metavar="TEXT", help="System message before the prompt.")
 @click.option("--no-chat-template", is_flag=True, help="Use the prompt as it is.")
+@click.option(
+    "--reference",
+    multiple=True,
+    metavar="FILE",
+    help="A text that the suffix drafter copies from. Can be given several times.",
+)
 @click.option("--compare", is_flag=True, help="Run the same request plainly too, and print both speeds.")
 @load_options
 @generation_options
@@ -34,6 +42,7 @@ def generate(
     prompt: str,
     system: str | None,
     no_chat_template: bool,
+    reference: tuple[str, ...],
     compare: bool,
     as_json: bool,
     **options: Any,
@@ -45,6 +54,8 @@ def generate(
     from outrider.engine import load
 
     config = read_options(options)
+    if reference:
+        config = config.replace(references=[_read_text(path) for path in reference])
     if system is not None and no_chat_template:
         raise click.UsageError("--system needs the chat template: leave out --no-chat-template.")
     text = sys.stdin.read() if prompt == "-" else prompt
@@ -70,6 +81,13 @@ def generate(
         out.print()
         out.print(comparison(result, plain))
         out.print(verdict(result, plain, config.generation.sampling))
+
+
+def _read_text(path: str) -> str:
+    try:
+        return Path(path).expanduser().read_text(encoding="utf-8-sig")
+    except (OSError, RuntimeError, ValueError) as error:
+        raise OptionError(f"Reference {path} cannot be read: {one_line(error)}. Name a text file, in UTF-8.") from error
 
 
 def warm_up(engine: Engine, prompt: Any, drafter: str | None, **options: Any) -> None:

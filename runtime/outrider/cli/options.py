@@ -28,6 +28,16 @@ def _read_biases(context: click.Context, parameter: click.Parameter, given: tupl
     return biases or None
 
 
+def _read_count(context: click.Context, parameter: click.Parameter, given: str | None) -> int | str | None:
+    """A number, or "auto"."""
+    if given is None or given == "auto":
+        return given
+    try:
+        return int(given)
+    except ValueError as error:
+        raise click.BadParameter(f"'{given}' is neither a number nor auto.", context, parameter) from error
+
+
 _LOAD = [
     click.option("--config", metavar="NAME|FILE", help=f"Preset ({', '.join(find_presets())}) or TOML file."),
     click.option("--main-device", metavar="DEVICE", help="Device of the main model.  [default: CPU]"),
@@ -36,12 +46,19 @@ _LOAD = [
     click.option("--cache-precision", metavar="TYPE", help="Store keys and values in auto, f32, bf16, f16 or u8."),
     click.option("--num-threads", type=int, help="CPU threads."),
     click.option("--cache-size", type=float, help="GB for keys and values.  [default: 2]"),
+    click.option("--answer-store", metavar="FILE", help="Keep answers here, in the clear, for the suffix drafter."),
 ]
 
 _GENERATION = [
     click.option("--max-new-tokens", type=int, help="Longest answer.  [default: 512]"),
-    click.option("--drafter", metavar="NAME", help="auto, draft, ngram or none.  [default: auto]"),
-    click.option("--num-assistant-tokens", type=int, help="Draft tokens a round; 0 is plain decoding."),
+    click.option("--drafter", metavar="NAME", help="auto, draft, ngram, suffix or none.  [default: auto]"),
+    click.option(
+        "--num-assistant-tokens",
+        metavar="N|auto",
+        callback=_read_count,
+        help="Draft tokens a round; 0 is plain decoding.  [default: auto, as many as pay]",
+    ),
+    click.option("--assistant-confidence-threshold", type=float, help="End a draft behind a token less sure."),
     click.option("--max-ngram-size", type=int, help="Tokens that n-gram drafting matches at most.  [default: 3]"),
     click.option("--temperature", type=float, help="0 is greedy.  [default: 0]"),
     click.option(

@@ -2,7 +2,21 @@
 
 from outrider.drafters.draft_model import DraftModel
 from outrider.drafters.ngram import Ngram
+from outrider.drafters.references import References
+from outrider.drafters.store import AnswerStore
+from outrider.drafters.suffix import Suffix
 from outrider.drafters.translation import Dictionary
 from outrider.drafters.vocabulary import Intersection, Text, Vocabulary, load_vocabulary
 
-__all__ = ["Dictionary", "DraftModel", "Intersection", "Ngram", "Text", "Vocabulary", "load_vocabulary"]
+__all__ = [
+    "AnswerStore",
+    "Dictionary",
+    "DraftModel",
+    "Intersection",
+    "Ngram",
+    "References",
+    "Suffix",
+    "Text",
+    "Vocabulary",
+    "load_vocabulary",
+]

@@ -72,6 +72,10 @@ class DraftModel:
             active = [reader for reader in active if reader.wants_more]
         return [reader.draft for reader in readers]
 
+    def num_unread(self, sequence: Sequence) -> int:
+        """Committed tokens that are to be read before the next draft."""
+        return max(len(sequence) - self._readers[sequence].slot.length, 0)
+
     def observe(self, sequence: Sequence, num_accepted: int) -> None:
         """Keep the cache up to the last accepted token."""
         if reader := self._readers.get(sequence):

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from outrider.errors import NoTokenLeft
 from outrider.types import Distribution, Draft
 
@@ -26,6 +28,7 @@ class Reader:
         self.unread: list[int] = []  # draft token ids that the model has to read before its next row
         self._token_ids: list[int] = []
         self._probs: list[Distribution] = []
+        self._confidences: list[float] = []
 
     def context(self, sequence: Sequence) -> list[int]:
         """The committed tokens, in the draft model's ids."""
@@ -33,7 +36,7 @@ class Reader:
 
     def begin(self, request: DraftRequest) -> bool:
         """Start a round's draft; False where it stays empty: no room for one, or nothing to go on from."""
-        self.request, self._token_ids, self._probs = request, [], []
+        self.request, self._token_ids, self._probs, self._confidences = request, [], [], []
         context = self.context(request.sequence)
         self.slot.trim(max(len(context) - 1, 0))  # the last one is read for its row
         self.unread = context[self.slot.length :]
@@ -52,6 +55,7 @@ class Reader:
         if probs:
             self._probs.append(probs)
         self._token_ids.append(token_id)
+        self._confidences.append(row.confidence(token_id))
         self.unread = [token_id]
 
     @property
@@ -59,28 +63,46 @@ class Reader:
         """Whether another token may follow; not where the prompt is not read yet, nor behind an end."""
         request, token_ids = self.request, self._token_ids
         unfinished = 0 < len(token_ids) < request.limit and bool(self.unread)
-        return unfinished and token_ids[-1] not in request.eos_token_ids
+        return unfinished and token_ids[-1] not in request.eos_token_ids and self._may_go_on
+
+    @property
+    def _may_go_on(self) -> bool:
+        rule = self.request.rule
+        return rule is None or rule.wants_more(self._confidences)
 
     @property
     def draft(self) -> Draft:
         """What has been chosen, in the main model's ids."""
-        return Draft(self._token_ids, self._probs or None)
+        return Draft(self._token_ids, self._probs or None, self._confidences)
 
     def observe(self, sequence: Sequence, num_accepted: int) -> None:
         """Keep the cache up to the last accepted token."""
         self.slot.trim(len(self.context(sequence)) + num_accepted)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Row:
     """The draft model's latest row, as `Rows`: it follows all draft tokens so far."""
 
     logits: Logits
     sampler: Sampler
     draft_token_ids: list[int]
+    _distribution: Distribution | None = None
 
     def best(self, i: int) -> int:
         return self.sampler.best(self.logits, self.draft_token_ids[:i])
 
     def distribution(self, i: int) -> Distribution:
-        return self.sampler.distribution(self.logits, self.draft_token_ids[:i])
+        if self._distribution is None:
+            self._distribution = self.sampler.distribution(self.logits, self.draft_token_ids[:i])
+        return self._distribution
+
+    def confidence(self, token_id: int) -> float:
+        """The probability of a token that was taken: of draft_probs if they were asked for, else the model's own."""
+        return self._distribution.prob(token_id) if self._distribution else confidence(self.logits, token_id)
+
+
+def confidence(logits: Logits, token_id: int) -> float:
+    """The softmax of a row, float32 [vocab_size], at one token."""
+    total = np.exp(logits - logits.max()).sum()
+    return float(np.exp(logits[token_id] - logits.max()) / total)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from outrider.drafters.reader import Reader
+from outrider.drafters.reader import Reader, confidence
 from outrider.drafters.translation import Dictionary, Translation, utf8_decoder
 from outrider.types import Draft
 
@@ -182,12 +182,14 @@ class _TextReader(_Translated):
 
     def choose(self, logits: Logits) -> None:
         self._own.append(int(logits.argmax()))
+        self._confidences.append(confidence(logits, self._own[-1]))
         self.unread = self._own[-1:]
 
     @property
     def wants_more(self) -> bool:
         own = self._own
-        return 0 < len(own) < self.request.limit and own[-1] not in self._vocabulary.special_token_ids
+        unfinished = 0 < len(own) < self.request.limit and own[-1] not in self._vocabulary.special_token_ids
+        return unfinished and self._may_go_on
 
     @property
     def draft(self) -> Draft:

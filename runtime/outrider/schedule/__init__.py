@@ -1,0 +1,19 @@
+"""Deciding what to draft: what calls cost, how likely tokens are to be kept, and what that is worth."""
+
+from outrider.schedule.acceptance import Acceptance, Share
+from outrider.schedule.auto import LONGEST, Auto
+from outrider.schedule.cost import DRAFT_ROWS, MAIN_ROWS, CostFile, PassCost, measure_pass
+from outrider.schedule.rules import ConfidenceThreshold
+
+__all__ = [
+    "DRAFT_ROWS",
+    "LONGEST",
+    "MAIN_ROWS",
+    "Acceptance",
+    "Auto",
+    "ConfidenceThreshold",
+    "CostFile",
+    "PassCost",
+    "Share",
+    "measure_pass",
+]

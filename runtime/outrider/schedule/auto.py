@@ -1,0 +1,266 @@
+"""The controller: what drafts, and how far, decided by what it earns.
+
+Every round is paid in seconds and yields tokens. The best long-run rate, tokens per second, is that of the policy which
+in each round maximises tokens − rate · seconds, with the rate that it earns itself (renewal-reward theorem; Dinkelbach
+1967, "On nonlinear fractional programming"). So a draft token is worth its chance of being kept, and costs the seconds
+that it takes to draft and to check it, at the rate that the answer has been earning lately.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from math import prod
+from typing import TYPE_CHECKING
+
+from outrider.schedule.acceptance import Acceptance, Share
+from outrider.types import NO_DRAFT
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from collections.abc import Sequence as Seq
+
+    from outrider.drafters import DraftModel
+    from outrider.schedule.cost import PassCost
+    from outrider.types import Backend, Draft, Drafter, DraftRequest, Sequence
+
+LONGEST = 15  # draft tokens a round: with the one before them, the 16 rows up to which calls are measured
+_MEMORY = 0.9  # of earlier rounds, how much the next one leaves: the rate is that of about ten rounds
+_FIRST_PROBE, _LAST_PROBE = 8, 32  # rounds between tries of a draft model that does not pay
+_UNSAID = 0.5  # stands for the confidence of a drafter that does not say any
+
+
+class Auto:
+    """Copies or drafts by model, round by round, whichever earns more; neither, when neither does.
+
+        Auto(main, main_cost, copier=Suffix())                                  # copies alone
+        Auto(main, main_cost, copier=Suffix(), model=model, draft_cost=cost)    # both
+
+    copier: a drafter without a model of its own, whose drafts are free, and chosen without looking at the noise.
+    """
+
+    num_assistant_tokens = LONGEST
+
+    def __init__(
+        self,
+        main: Backend,
+        main_cost: PassCost,
+        *,
+        copier: Drafter | None = None,
+        model: DraftModel | None = None,
+        draft_cost: PassCost | None = None,
+    ) -> None:
+        self._main, self._main_cost = main, main_cost
+        self._copier, self._model, self._draft_cost = copier, model, draft_cost
+        self._answers: dict[Sequence, _Answer] = {}
+        self._records: dict[type, _Record] = {}  # by verifier: sampling keeps other tokens than greedy decoding
+        self._length = Share(128.0, weight=1.0, memory=0.9)  # of an answer, in tokens
+        self._expected_check = self._check_began = 0.0
+
+    @property
+    def seconds(self) -> float:
+        """Time spent in the draft model's calls so far."""
+        return sum(drafter.seconds for drafter in self._drafters)
+
+    @property
+    def _drafters(self) -> list[Drafter]:
+        return [drafter for drafter in (self._copier, self._model) if drafter is not None]
+
+    def reserve(self, sequence: Sequence, max_tokens: int) -> bool:
+        """Take room with every drafter for a sequence that may grow to `max_tokens`; False while there is none."""
+        for i, drafter in enumerate(self._drafters):
+            if not drafter.reserve(sequence, max_tokens):
+                for reserved in self._drafters[:i]:
+                    reserved.release(sequence)
+                return False
+        return True
+
+    def release(self, sequence: Sequence) -> None:
+        """Forget a sequence and give its room back."""
+        for drafter in self._drafters:
+            drafter.release(sequence)
+        if self._answers.pop(sequence, None):
+            self._length.add(len(sequence) - sequence.num_prompt_tokens)
+
+    def propose(self, requests: Seq[DraftRequest]) -> list[Draft]:
+        """For each request the draft that is worth most, empty where none is worth anything."""
+        together = max(len(requests), 1)
+        copies = self._copier.propose(requests) if self._copier else [NO_DRAFT] * len(requests)
+        rounds = [self._plan(r, copy, together) for r, copy in zip(requests, copies, strict=True)]
+        asked = [
+            dataclasses.replace(request, rule=turn.rule)
+            for request, turn in zip(requests, rounds, strict=True)
+            if turn.rule is not None
+        ]
+        if self._model and self._draft_cost and asked:
+            began = self._model.seconds
+            drafts = iter(self._model.propose(asked))
+            for turn in rounds:
+                if turn.rule is not None:
+                    turn.draft = next(drafts)
+                    turn.seconds += turn.rule.step * max(len(turn.draft) - 1, 0)
+            if len(asked) == 1:
+                self._draft_cost.follow(sum(turn.seconds for turn in rounds) * together, self._model.seconds - began)
+        rows = sum(max(len(turn.draft) + 1, 2) for turn in rounds)
+        context = sum(len(request.sequence) for request in requests) / together
+        self._expected_check = self._main_cost(rows, context) if rows else 0.0
+        for request, turn in zip(requests, rounds, strict=True):
+            turn.seconds += self._expected_check * max(len(turn.draft) + 1, 2) / rows
+            self._answers[request.sequence].turn = turn
+        self._check_began = self._main.seconds
+        return [turn.draft for turn in rounds]
+
+    def observe(self, sequence: Sequence, num_accepted: int) -> None:
+        """Learn from what became of the last draft."""
+        for drafter in self._drafters:
+            drafter.observe(sequence, num_accepted)
+        answer = self._answers.get(sequence)
+        if answer is None or answer.turn is None:
+            return
+        turn, answer.turn = answer.turn, None
+        if self._expected_check:  # the first answer of a round that all its answers share
+            self._main_cost.follow(self._expected_check, self._main.seconds - self._check_began)
+            self._expected_check = 0.0
+        answer.add(turn, num_accepted)
+
+    def _plan(self, request: DraftRequest, copy: Draft, together: int) -> _Turn:
+        """What this round may bring to one answer; the draft model is only asked where `rule` is set."""
+        answer = self._answer(request, together)
+        check = self._check(request, together)
+        plain = self._main_cost(2 * together, len(request.sequence)) / together
+        rate = max(answer.tokens / answer.seconds, 1 / plain)  # plain decoding is there to be had
+        chances = [answer.record.copies.chance(c) for c in copy.confidences or [_UNSAID] * len(copy)]
+        value, length = best_length(chances, [rate * seconds for seconds in check])
+        turn = _Turn(copy.cut(length), by_model=False)
+        if self._model is None or self._draft_cost is None:
+            return turn
+        context = len(request.sequence)
+        unread = max(self._model.num_unread(request.sequence), 1)
+        step = self._draft_cost(together, context) / together
+        first = self._draft_cost(unread + together - 1, context) / together
+        chance = answer.model.mean
+        costs = [rate * (seconds + k * step) for k, seconds in enumerate(check)]
+        by_model, _ = best_length([chance] * (len(check) - 1), costs)
+        if not answer.reading and unread > 1:
+            # The prompt is read once. Half of what may follow is unknown, so as much is expected as has been seen.
+            generated = context - request.sequence.num_prompt_tokens
+            left = min(request.num_left, max(generated, self._length.mean))
+            answer.reading = by_model * left / (1 + chance) > rate * first
+            by_model = by_model if answer.reading else 0.0
+        if (answer.reading and by_model > value) or answer.probes(by_model):
+            rule = WorthIt(answer.record.model.chance, chance, rate, step, check)
+            return _Turn(NO_DRAFT, by_model=True, rule=rule, seconds=first)
+        return turn
+
+    def _answer(self, request: DraftRequest, together: int) -> _Answer:
+        answer = self._answers.get(request.sequence)
+        if answer is None:
+            record = self._records.setdefault(type(request.verifier), _Record())
+            plain = self._main_cost(2 * together, len(request.sequence)) / together
+            share = Share(record.model_share.mean, weight=6.0, memory=0.9)
+            answer = self._answers[request.sequence] = _Answer(record, tokens=1.0, seconds=plain, model=share)
+        return answer
+
+    def _check(self, request: DraftRequest, together: int) -> list[float]:
+        """Seconds that checking k draft tokens adds to the round, for k from 0 on; a share, where several share it."""
+        context = len(request.sequence)
+        plain = self._main_cost(2 * together, context)
+        longest = min(request.limit, LONGEST)
+        return [
+            max(self._main_cost(max(k + 1, 2) * together, context) - plain, 0.0) / together for k in range(longest + 1)
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class WorthIt:
+    """Goes on while the next token is worth what it costs: its chance of being reached and kept against its seconds.
+
+    chance: of a token to be kept, by its confidence. next_chance: of one that is not drawn yet. rate: tokens a second.
+    step: seconds to draft a token. check: seconds that checking k tokens adds.
+    """
+
+    chance: Callable[[float], float]
+    next_chance: float
+    rate: float
+    step: float
+    check: Seq[float]
+
+    def wants_more(self, confidences: Seq[float]) -> bool:
+        """Whether another token is worth it; what a token after that may be worth falls with every further one."""
+        k = len(confidences)
+        if k + 1 >= len(self.check):
+            return False
+        kept = prod(self.chance(confidence) for confidence in confidences) * self.next_chance
+        return kept > self.rate * (self.step + self.check[k + 1] - self.check[k])
+
+
+@dataclass(slots=True)
+class _Record:
+    """What is known of the drafters, whichever answer it was learned from."""
+
+    copies: Acceptance = field(default_factory=Acceptance)
+    model: Acceptance = field(default_factory=Acceptance)
+    model_share: Share = field(default_factory=lambda: Share(0.7, weight=10.0, memory=0.999))
+
+
+@dataclass(slots=True)
+class _Turn:
+    """One answer's round under way. seconds: what drafting and checking should take."""
+
+    draft: Draft
+    by_model: bool
+    rule: WorthIt | None = None
+    seconds: float = 0.0
+
+
+@dataclass(slots=True)
+class _Answer:
+    """What one answer has been earning: tokens in seconds; `model`: the share of the draft model's tokens kept."""
+
+    record: _Record
+    tokens: float
+    seconds: float
+    model: Share
+    turn: _Turn | None = None
+    reading: bool = False  # whether the draft model has been given the prompt
+    patience: int = _FIRST_PROBE
+    waited: int = 0
+
+    def probes(self, value: float) -> bool:
+        """Whether it is time to try a draft model that does not seem to pay."""
+        if not self.reading or value > 0:
+            self.waited, self.patience = 0, _FIRST_PROBE
+            return False
+        self.waited += 1
+        if self.waited < self.patience:
+            return False
+        self.waited, self.patience = 0, min(2 * self.patience, _LAST_PROBE)
+        return True
+
+    def add(self, turn: _Turn, num_accepted: int) -> None:
+        """Take in what became of a round."""
+        self.tokens = _MEMORY * self.tokens + num_accepted + 1
+        self.seconds = _MEMORY * self.seconds + turn.seconds
+        calibration = self.record.model if turn.by_model else self.record.copies
+        confidences = turn.draft.confidences or [_UNSAID] * len(turn.draft)
+        for i, confidence in enumerate(confidences[: num_accepted + 1]):  # none behind a rejected one was judged
+            calibration.observe(confidence, kept=i < num_accepted)
+            if turn.by_model:
+                self.model.add(i < num_accepted)
+                self.record.model_share.add(i < num_accepted)
+        if turn.by_model and num_accepted:
+            self.waited = self.patience = _FIRST_PROBE  # what has worked is tried again at once
+
+
+def best_length(chances: Seq[float], costs: Seq[float]) -> tuple[float, int]:
+    """The most that a draft can be worth, in tokens, and how long it is then.
+
+    chances: of each token to be kept if those before it are. costs: for 0, 1, … tokens, in tokens.
+    """
+    best, length, kept, value = 0.0, 0, 1.0, 0.0
+    for k, chance in enumerate(chances[: len(costs) - 1], 1):
+        kept *= chance
+        value += kept
+        if value - costs[k] > best:
+            best, length = value - costs[k], k
+    return best, length

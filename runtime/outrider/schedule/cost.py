@@ -1,0 +1,151 @@
+"""What the models' calls cost on this machine."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import itertools
+import json
+import os
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import numpy as np
+
+from outrider.types import Chunk
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from collections.abc import Sequence as Seq
+    from pathlib import Path
+
+    from outrider.types import Backend
+
+MAIN_ROWS = (2, 3, 4, 5, 6, 8, 12, 16)
+DRAFT_ROWS = (1, 2, 4, 8, 32, 128)
+NEAR, FAR = 256, 2048  # tokens of context at which calls are measured
+_SWAY = 0.05  # weight of the latest call in the scale that follows the machine
+
+
+@dataclass(slots=True)
+class PassCost:
+    """Seconds that one call takes, by rows and by tokens of context.
+
+        cost = measure_pass(backend, MAIN_ROWS)
+        cost(5, context=300)
+        cost.follow(expected=0.045, seconds=0.046)
+
+    rows: ascending. near, far: seconds for each of `rows`, with `contexts` tokens in the cache. Between these and
+    beyond, straight lines. `follow` keeps up with a machine that gets slower or faster.
+    """
+
+    rows: tuple[int, ...]
+    near: tuple[float, ...]
+    far: tuple[float, ...]
+    contexts: tuple[int, int] = (NEAR, FAR)
+    scale: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not len(self.rows) == len(self.near) == len(self.far) > 0 or min(*self.near, *self.far) <= 0:
+            raise ValueError("a cost needs seconds above 0 for each number of rows")
+
+    def __call__(self, rows: float, context: float = NEAR) -> float:
+        """Seconds of a call with so many rows at so much context."""
+        return self.scale * self._measured(rows, context)
+
+    def follow(self, expected: float, seconds: float) -> None:
+        """Adapt to calls that should have taken `expected` seconds, and took `seconds`."""
+        # A call that waited for another program, or compiled its kernels first, says little about the next one.
+        self.scale *= min(max(seconds / expected, 0.67), 1.5) ** _SWAY
+
+    def _measured(self, rows: float, context: float) -> float:
+        near = _line(rows, self.rows, self.near)
+        if self.contexts[1] == self.contexts[0]:
+            return near
+        share = (context - self.contexts[0]) / (self.contexts[1] - self.contexts[0])
+        return near + share * (_line(rows, self.rows, self.far) - near)
+
+
+def _line(x: float, xs: Seq[float], ys: Seq[float]) -> float:
+    """Linear interpolation, and the last two points' line beyond the end."""
+    if x <= xs[-1] or len(xs) == 1:
+        return float(np.interp(x, xs, ys))
+    return ys[-1] + (x - xs[-1]) * max(ys[-1] - ys[-2], 0.0) / (xs[-1] - xs[-2])
+
+
+def measure_pass(backend: Backend, rows: Seq[int], repeats: int = 3) -> PassCost:
+    """Time calls of one sequence with these numbers of rows.
+
+    The shortest of `repeats` times, as what else the machine does can only add to them; all sizes take turns, and a
+    round in advance compiles the kernels. The cache is not filled: what is in there does not change the time.
+
+    Raises:
+        DeviceError: when the device fails.
+    """
+    longest = next((n for n in (FAR, FAR // 2, NEAR, 64, 16) if n + max(rows) <= backend.max_tokens), 0)
+    contexts = (min(NEAR, longest), longest)
+    slot = backend.open(longest + max(rows))
+    if slot is None:
+        raise RuntimeError("the cache is in use: costs are measured while nothing runs")
+
+    def seconds(num_rows: int, context: int) -> float:
+        slot.trim(0)
+        slot.skip_to(context)
+        began = time.perf_counter()
+        backend.submit([Chunk(slot, [0] * num_rows, num_rows=num_rows)]).wait()
+        return time.perf_counter() - began
+
+    try:
+        for n in rows:
+            seconds(n, contexts[0])
+        rounds = [[seconds(n, contexts[0]) for n in rows] for _ in range(repeats)]
+        near = [min(taken) for taken in zip(*rounds, strict=True)]
+        ends = (rows[0], rows[-1])
+        far_rounds = [[seconds(n, contexts[1]) for n in ends] for _ in range(repeats)]
+        extra = [min(taken) for taken in zip(*far_rounds, strict=True)]
+    finally:
+        slot.close()
+    # A call with more rows does not take less time; where it seems to, both were measured alike.
+    near = list(itertools.accumulate(near, max))
+    more = [max(e - n, 0.0) for e, n in zip(extra, (near[0], near[-1]), strict=True)]
+    far = [n + _line(r, ends, more) for r, n in zip(rows, near, strict=True)]
+    return PassCost(tuple(rows), tuple(near), tuple(far), contexts)
+
+
+@dataclass(frozen=True, slots=True)
+class CostFile:
+    """What a model's calls cost, kept on disk for one model on one machine in one setting: all that is in `key`."""
+
+    folder: Path
+    key: Mapping[str, Any]
+
+    @property
+    def path(self) -> Path:
+        """Where they are."""
+        return self.folder / f"{hashlib.sha256(self._key.encode()).hexdigest()[:24]}.json"
+
+    @property
+    def _key(self) -> str:
+        return json.dumps(self.key, sort_keys=True, default=str)
+
+    def read(self) -> PassCost | None:
+        """What was measured before; None where nothing was, or the file is not what it should be."""
+        try:
+            return msgspec.json.decode(self.path.read_bytes(), type=_Record).cost
+        except (OSError, msgspec.DecodeError):
+            return None
+
+    def write(self, cost: PassCost) -> None:
+        """Keep a measurement for the next time. A folder that cannot be written to costs another one, no more."""
+        with contextlib.suppress(OSError):
+            self.folder.mkdir(parents=True, exist_ok=True)
+            temporary = self.path.with_suffix(f".{os.getpid()}")
+            temporary.write_bytes(msgspec.json.format(msgspec.json.encode(_Record(self._key, cost))))
+            temporary.replace(self.path)
+
+
+class _Record(msgspec.Struct):
+    key: str
+    cost: PassCost

@@ -1,0 +1,244 @@
+"""What calls cost, what drafts are worth, and that the controller never loses much: in virtual time."""
+
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from outrider.config import GenerationConfig
+from outrider.drafters import DraftModel, Ngram
+from outrider.loop import step
+from outrider.request import Request
+from outrider.sampling import LogitsSampler
+from outrider.schedule import Acceptance, Auto, ConfidenceThreshold, CostFile, PassCost, Share, measure_pass
+from outrider.schedule.auto import WorthIt, best_length
+from outrider.testing import FakeBackend
+from outrider.text import TextStream
+from outrider.types import Noise, Sequence
+from outrider.verifiers import BlockRejection, Coupled, Greedy
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence as Seq
+    from pathlib import Path
+
+    from outrider.types import Chunk, Logits
+
+# Milliseconds as they are on two cores, of a 1.5B main model and its 0.5B draft model.
+MAIN_MS = {2: 39.4, 3: 39.7, 4: 41.8, 5: 43.2, 6: 45.3, 8: 49.9, 12: 60.3, 16: 70.2}
+DRAFT_MS = {1: 14.5, 2: 14.7, 4: 15.2, 8: 17.5, 32: 40.0, 128: 124.0}
+
+
+def cost_of(milliseconds: dict[int, float]) -> PassCost:
+    seconds = tuple(ms / 1e3 for ms in milliseconds.values())
+    return PassCost(tuple(milliseconds), seconds, seconds)
+
+
+class ClockedBackend(FakeBackend):
+    """Its calls take as long as `cost` says. noises: where it changes, by position, how far it is from the truth."""
+
+    def __init__(
+        self, cost: PassCost, vocab_size: int = 64, noises: Seq[tuple[int, float]] = (), **options: Any
+    ) -> None:
+        super().__init__(vocab_size, **options)
+        self.cost, self.noises = cost, noises
+
+    def submit(self, chunks: Seq[Chunk]) -> FakeBackend.Step:
+        self.seconds += self.cost(sum(max(len(chunk.token_ids), 1) for chunk in chunks))
+        return super().submit(chunks)
+
+    def logits_after(self, token_ids: Seq[int]) -> Logits:
+        self.noise = next((noise for begin, noise in reversed(self.noises) if len(token_ids) >= begin), self.noise)
+        return super().logits_after(token_ids)
+
+
+class World:
+    """A main and a draft model in virtual time, with a controller between them."""
+
+    def __init__(
+        self, noise: float | Seq[tuple[int, float]] = 0.0, *, copies: bool = False, scale: float = 1.0
+    ) -> None:
+        noises = [(0, noise)] if isinstance(noise, float) else noise
+        main_cost, draft_cost = cost_of(MAIN_MS), cost_of(DRAFT_MS)
+        self.main = ClockedBackend(cost_of({rows: scale * ms for rows, ms in MAIN_MS.items()}))
+        self.draft = ClockedBackend(cost_of({rows: scale * ms for rows, ms in DRAFT_MS.items()}), noises=noises)
+        model = DraftModel(self.draft, context_length=4000)
+        self.auto = Auto(self.main, main_cost, copier=Ngram() if copies else None, model=model, draft_cost=draft_cost)
+
+    def decode(
+        self, prompt: Seq[int] = (1, 2, 3), drafted: bool = True, num: int = 200, verifier: Any = None, **options: Any
+    ) -> tuple[list[int], float, Request]:
+        """The answer, and how long it took after its first token."""
+        config = GenerationConfig(max_new_tokens=num, **options)
+        request = Request(
+            sequence=Sequence(list(prompt), len(prompt)),
+            sampler=LogitsSampler(config, prompt),
+            verifier=verifier or Greedy(),
+            noise=Noise(config.seed or 0),
+            text=TextStream(lambda ids: "".join(chr(64 + i) for i in ids), ()),
+            max_new_tokens=num,
+            eos_token_ids=frozenset(),
+            drafter=self.auto if drafted else None,
+            num_assistant_tokens=15,
+        )
+        assert request.admit(self.main)
+        began = None
+        while not request.ended:
+            step(self.main, [request], 512)
+            assert request.error is None
+            began = self.seconds if began is None else began
+        request.release()
+        return request.sequence.generated_token_ids, self.seconds - (began or 0.0), request
+
+    @property
+    def seconds(self) -> float:
+        return self.main.seconds + self.draft.seconds
+
+
+def speed_up(world: World, **options: Any) -> float:
+    plain, plain_seconds, _ = world.decode(drafted=False, **options)
+    drafted, seconds, _ = world.decode(**options)
+    assert drafted == plain
+    return plain_seconds / seconds
+
+
+def test_a_model_that_always_agrees_is_used_to_the_full() -> None:
+    """15 tokens a round would take 15 · 14.5 + 70.2 ms for 16 tokens, against 16 · 39.4: 2.19 times as fast.
+
+    The model is modest about its tokens at first; that each of them is kept has to be seen.
+    """
+    world = World(0.0)
+    assert speed_up(world, num=200) > 1.6
+    assert speed_up(world, num=400) > 1.9
+
+
+@pytest.mark.parametrize("copies", [False, True])
+def test_a_model_that_never_agrees_costs_next_to_nothing(copies: bool) -> None:
+    assert speed_up(World(50.0, copies=copies), num=400) > 0.95
+
+
+def test_a_second_answer_profits_from_the_first() -> None:
+    world = World(50.0)
+    first = speed_up(world, num=100)
+    assert speed_up(world, num=100) > max(first, 0.96)
+
+
+def test_a_text_that_becomes_easy_is_noticed_and_one_that_becomes_hard() -> None:
+    becomes_easy = speed_up(World([(0, 50.0), (200, 0.0)]), num=400)
+    becomes_hard = speed_up(World([(0, 0.0), (200, 50.0)]), num=400)
+    always_easy = speed_up(World(0.0), num=200)
+    halves = 2 / (1 + 1 / always_easy)  # half of the text at 1, half as fast as an easy one
+    assert becomes_easy > 0.88 * halves
+    assert becomes_hard > 0.93 * halves
+
+
+def test_a_machine_that_slows_down_is_followed() -> None:
+    world = World(0.0, scale=1.4)
+    speed_up(world, num=200)
+    assert world.auto._main_cost.scale == pytest.approx(1.4, abs=0.1)
+    assert world.auto._draft_cost is not None
+    assert world.auto._draft_cost.scale == pytest.approx(1.4, abs=0.1)
+
+
+def test_a_long_prompt_is_not_read_for_a_short_answer() -> None:
+    long_prompt = [1, 2, 3, 4] * 200
+    world = World(0.3)
+    world.decode(long_prompt, num=8)
+    assert world.draft.seconds == 0
+    world.decode(long_prompt, num=400)
+    assert world.draft.seconds > 0
+
+
+@pytest.mark.parametrize("sampling", ["coupled", "rejection"])
+def test_every_way_to_judge_has_its_own_record(sampling: str) -> None:
+    verifiers = {"coupled": Coupled(), "rejection": BlockRejection()}
+    world = World(0.2)
+    _, _, request = world.decode(verifier=verifiers[sampling], temperature=1.0, seed=3, sampling=sampling)
+    assert request.stats.num_draft_tokens > 0
+    assert list(world.auto._records) == [type(verifiers[sampling])]
+
+
+def test_coupled_text_does_not_depend_on_the_controller() -> None:
+    for noise in (0.0, 0.5, 50.0):
+        options: dict[str, Any] = {"verifier": Coupled(), "temperature": 1.0, "seed": 5}
+        assert speed_up(World(noise, copies=True), num=120, **options) > 0.85
+
+
+@given(
+    chances=st.lists(st.floats(0, 1), max_size=8),
+    extra=st.lists(st.floats(0, 1), min_size=9, max_size=9),
+)
+def test_best_length_is_the_best(chances: list[float], extra: list[float]) -> None:
+    costs = [0.0, *itertools.accumulate(extra)]
+    kept = list(itertools.accumulate(chances, lambda a, b: a * b))
+    worth = [sum(kept[:k]) - costs[k] for k in range(len(chances) + 1)]
+    value, length = best_length(chances, costs)
+    assert value == pytest.approx(max(worth))
+    assert worth[length] == pytest.approx(value)
+
+
+def test_a_token_is_worth_its_chance_against_its_seconds() -> None:
+    rule = WorthIt(lambda confidence: confidence, next_chance=0.8, rate=25.0, step=0.015, check=[0, 0, 0.001, 0.002])
+    assert rule.wants_more([0.9])  # 0.72 tokens for 25 · 0.016 = 0.4
+    assert not rule.wants_more([0.4])  # 0.32
+    assert not rule.wants_more([0.9, 0.5])  # 0.36
+    assert not rule.wants_more([1.0, 1.0, 1.0])  # there is no room for a fourth
+
+
+def test_confidence_threshold_is_openvino_genais() -> None:
+    rule = ConfidenceThreshold(0.4)
+    assert rule.wants_more([])
+    assert rule.wants_more([0.2, 0.4])
+    assert not rule.wants_more([0.9, 0.39])
+
+
+def test_confidences_are_calibrated() -> None:
+    acceptance = Acceptance()
+    assert acceptance.chance(0.85) == pytest.approx(0.85)
+    for i in range(400):
+        acceptance.observe(0.85, kept=i % 4 == 0)
+    assert acceptance.chance(0.85) == pytest.approx(0.25, abs=0.03)
+    assert acceptance.chance(0.15) == pytest.approx(0.15)
+
+
+def test_a_share_moves_from_its_prior_to_what_is_seen() -> None:
+    share = Share(0.5, weight=4.0, memory=0.9)
+    for _ in range(60):
+        share.add(1.0)
+    assert share.mean == pytest.approx(1.0, abs=0.01)
+
+
+def test_cost_between_and_beyond_what_was_measured() -> None:
+    cost = PassCost((2, 4), (0.04, 0.05), (0.06, 0.08), contexts=(100, 300))
+    assert cost(3, 100) == pytest.approx(0.045)
+    assert cost(1, 100) == pytest.approx(0.04)
+    assert cost(6, 100) == pytest.approx(0.06)
+    assert cost(2, 200) == pytest.approx(0.05)
+    assert cost(4, 500) == pytest.approx(0.11)
+
+
+def test_costs_are_measured_on_a_backend_that_is_left_as_it_was() -> None:
+    backend = FakeBackend(6)
+    cost = measure_pass(backend, (2, 4))
+    assert cost.rows == (2, 4)
+    assert all(seconds > 0 for seconds in (*cost.near, *cost.far))
+    assert sorted(cost.near) == list(cost.near)
+
+
+def test_costs_are_kept_and_a_damaged_file_is_measured_again(tmp_path: Path) -> None:
+    cost = cost_of(MAIN_MS)
+    file = CostFile(tmp_path / "new", {"model": "a", "threads": 2})
+    assert file.read() is None
+    file.write(cost)
+    assert file.read() == cost
+    assert CostFile(tmp_path / "new", {"model": "a", "threads": 4}).read() is None
+    file.path.write_text(file.path.read_text()[:-20])
+    assert file.read() is None
+    file.path.write_text('{"key": "", "cost": {"rows": [], "near": [], "far": [], "contexts": [1, 2]}}')
+    assert file.read() is None
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    CostFile(blocked, {}).write(cost)  # a folder that cannot be made is no reason to fail

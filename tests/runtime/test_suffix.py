@@ -1,0 +1,230 @@
+"""The suffix drafter and its indexes against plain scans."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from outrider.config import GenerationConfig
+from outrider.drafters import References, Suffix
+from outrider.drafters.suffix_automaton import Followers, Place, SuffixAutomaton
+from outrider.sampling import LogitsSampler
+from outrider.types import Draft, DraftRequest, Noise, Sequence
+from outrider.verifiers import Greedy
+
+SAMPLER = LogitsSampler(GenerationConfig(), [])
+
+texts = st.integers(1, 4).flatmap(lambda n: st.lists(st.integers(0, n - 1), max_size=30))
+documents = st.lists(st.lists(st.integers(0, 2), max_size=25), max_size=5)
+
+
+def automaton_of(text: list[int]) -> SuffixAutomaton:
+    automaton = SuffixAutomaton()
+    for token_id in text:
+        automaton.append(token_id)
+    return automaton
+
+
+def by_counting(following: list[int]) -> Followers:
+    """The most frequent of these, the latest among equals."""
+    counts = Counter(following)
+    latest = {token_id: i for i, token_id in enumerate(following)}
+    token_id = max(counts, key=lambda token_id: (counts[token_id], latest[token_id]))
+    return Followers(token_id, counts[token_id], len(following), len(counts))
+
+
+def ends_of(part: list[int], text: list[int]) -> list[int]:
+    return [end for end in range(len(part), len(text) + 1) if text[end - len(part) : end] == part]
+
+
+def longest_end(context: list[int], text: list[int]) -> int:
+    return next(n for n in range(len(context), -1, -1) if ends_of(context[len(context) - n :], text))
+
+
+@given(texts)
+def test_an_automaton_that_grows_finds_what_a_scan_finds(text: list[int]) -> None:
+    automaton = SuffixAutomaton()
+    assert automaton.longest.length == 0
+    for num_tokens, token_id in enumerate(text, 1):
+        automaton.append(token_id)
+        so_far = text[:num_tokens]
+        place = automaton.longest
+        assert place.length == longest_end(so_far, so_far[:-1]) if num_tokens > 1 else place.length == 0
+        # At the longest end that stood before, and at all shorter ones that stood elsewhere, too.
+        while place.length:
+            part = so_far[num_tokens - place.length :]
+            ends = ends_of(part, so_far)
+            assert automaton.latest(place) == ends[-1] == num_tokens
+            following = [so_far[end] for end in ends[:-1]]
+            assert automaton.followers(place) == by_counting(following)
+            for token_id in set(following):
+                assert automaton.followers(place, token_id).times == following.count(token_id)
+            shorter = automaton.shorter(place)
+            longer_than_that = so_far[num_tokens - shorter.length - 1 :]
+            assert shorter.length < place.length
+            assert ends_of(longer_than_that, so_far) == ends
+            place = shorter
+
+
+@given(texts, st.lists(st.integers(0, 3), max_size=20))
+def test_walking_enters_nothing_and_finds_what_a_scan_finds(text: list[int], walked: list[int]) -> None:
+    automaton = automaton_of(text)
+    place = automaton.longest
+    for i, token_id in enumerate(walked, 1):
+        place = automaton.walk(place, token_id)
+        end = text + walked[:i]
+        length = longest_end(end[max(0, len(text) - 40) :], text)
+        if ends_of(end[len(end) - length :], text) == [len(text)]:
+            break  # a copy has come around: it goes on, with a length that the text alone does not show
+        assert place.length == length
+    assert automaton.num_tokens == len(text)
+    assert automaton.longest == automaton_of(text).longest
+
+
+def test_a_text_that_repeats_itself_without_end_costs_no_more() -> None:
+    automaton = automaton_of([7] * 3000)
+    assert automaton.longest.length == 2999
+    assert automaton.followers(automaton.longest).token_id == 7
+    assert len(automaton._next) == 3001
+
+
+@given(documents, st.lists(st.integers(0, 2), max_size=20))
+def test_references_find_what_a_scan_finds(documents: list[list[int]], context: list[int]) -> None:
+    references = References(documents)
+    assert references.num_tokens == sum(map(len, documents))
+
+    def by_scanning(context: list[int], longest: int) -> tuple[int, list[int]]:
+        for n in range(min(longest, len(context)), 0, -1):
+            part = context[len(context) - n :]
+            if following := [d[end] for d in documents for end in ends_of(part, d[:-1])]:
+                return n, following
+        return 0, []
+
+    length, following = by_scanning(context, 16)
+    match = references.find(context)
+    if match is None:
+        assert length == 0
+        return
+    assert match.length == length
+    assert references.followers(match) == by_counting(following)
+    for token_id in range(3):
+        extended = references.extend(match, token_id)
+        longer, following = by_scanning([*context, token_id], length + 1)
+        assert (extended is not None) == (longer == length + 1)
+        if extended:
+            assert extended.length == longer
+            assert references.followers(extended) == by_counting(following)
+
+
+def test_documents_keep_apart() -> None:
+    references = References([[1, 2], [3, 4, 5]])
+    assert references.find([1, 2]) is None  # what follows is another document
+    assert references.find([2, 3]) == references.find([3])
+    assert References([]).find([1]) is None
+    assert References([[], [1]]).find([1]) is None
+
+
+def test_a_frequent_token_is_looked_up_in_a_sample_of_places() -> None:
+    references = References([[1, 2] * 2000])
+    match = references.find([0, 1])
+    assert match is not None
+    assert 64 <= len(match.places) <= 128
+    assert references.followers(match).token_id == 2
+
+
+def propose(drafter: Suffix, sequence: Sequence, limit: int, eos: frozenset[int] = frozenset()) -> Draft:
+    (draft,) = drafter.propose([DraftRequest(sequence, limit, SAMPLER, Greedy(), Noise(0), eos)])
+    assert draft.probs is None
+    return draft
+
+
+def draft_of(context: list[int], limit: int, drafter: Suffix | None = None, eos: frozenset[int] = frozenset()) -> Draft:
+    drafter = drafter or Suffix()
+    sequence = Sequence(context, len(context))
+    drafter.reserve(sequence, 1000)
+    return propose(drafter, sequence, limit, eos)
+
+
+@given(texts, st.lists(texts, max_size=5), documents, st.integers(0, 12), st.sampled_from([0.0, 0.02, 0.5]))
+def test_drafts_keep_to_their_rules(
+    prompt: list[int], rounds: list[list[int]], documents: list[list[int]], limit: int, min_chance: float
+) -> None:
+    """And an index that has grown drafts what a new one does."""
+    references = [References(documents)]
+    drafter = Suffix(references, min_chance)
+    sequence = Sequence(list(prompt), len(prompt))
+    drafter.reserve(sequence, 1000)
+    for committed in [[], *rounds]:
+        sequence.token_ids += committed
+        draft = propose(drafter, sequence, limit, frozenset({2}))
+        assert draft == draft_of(list(sequence.token_ids), limit, Suffix(references, min_chance), frozenset({2}))
+        assert draft.confidences is not None
+        assert len(draft.token_ids) == len(draft.confidences) <= limit
+        assert 2 not in draft.token_ids[:-1]
+        all_kept = 1.0
+        for confidence in draft.confidences:
+            assert 0 < confidence <= 0.95
+            all_kept *= confidence
+        assert all_kept > min_chance or not draft.token_ids
+    drafter.release(sequence)
+    drafter.release(sequence)
+
+
+def test_the_most_frequent_continuation_wins_and_then_the_latest() -> None:
+    assert draft_of([1, 2, 1, 2, 1, 3, 9, 1], 1).token_ids == [2]
+    assert draft_of([1, 2, 1, 3, 9, 1], 1).token_ids == [3]
+
+
+def test_the_longest_match_wins() -> None:
+    assert draft_of([5, 1, 2, 7, 1, 3, 1, 3, 5, 1], 1).token_ids == [2]
+
+
+@pytest.mark.parametrize("period", [1, 2, 5])
+def test_a_repetition_is_drafted_at_full_length_and_ever_surer(period: int) -> None:
+    draft = draft_of([99, *range(period), *range(period)], 16)
+    assert draft.token_ids == [i % period for i in range(16)]
+    assert draft.confidences == sorted(draft.confidences or [])
+
+
+def test_nothing_is_copied_behind_an_end() -> None:
+    assert draft_of([1, 2, 9, 3, 1, 2], 5, eos=frozenset({9})).token_ids == [9]
+
+
+def test_without_a_match_there_is_no_draft() -> None:
+    for context in ([], [1], [1, 2, 3]):
+        assert draft_of(context, 5).token_ids == []
+        assert draft_of(context, 5, Suffix([References([[7, 8]])], min_chance=0)).token_ids == []
+    assert draft_of([1, 1], 0).token_ids == []
+
+
+def test_a_text_elsewhere_is_copied_where_it_matches_better() -> None:
+    references = References([[1, 2, 3, 4, 5, 6, 7, 8, 9]])
+    draft = draft_of([3, 0, 1, 2, 3], 8, Suffix([references]))
+    assert draft.token_ids[:6] == [4, 5, 6, 7, 8, 9]
+    # The context itself, where it says as much.
+    assert draft_of([2, 3, 8, 8, 2, 3], 1, Suffix([References([[2, 3, 9]])])).token_ids == [8]
+
+
+def test_longer_and_surer_matches_have_higher_confidence() -> None:
+    def first(context: list[int]) -> float:
+        return (draft_of(context, 1).confidences or [0.0])[0]
+
+    once = [first([*range(n), 50, 60, *range(n)]) for n in range(1, 12)]
+    assert once == sorted(once)
+    assert once[0] == pytest.approx(1 / 3)
+    assert once[-1] == 0.95
+    assert first([1, 2, 1, 2, 1, 2, 1]) > first([9, 2, 1, 2, 1]) > first([1, 2, 8, 1])
+    assert first([1, 2, 1, 3, 1]) < first([1, 2, 1])
+
+
+def test_a_draft_is_cut_with_its_confidences() -> None:
+    assert Draft([1, 2, 3], confidences=[0.5, 0.4, 0.3]).cut(2) == Draft([1, 2], confidences=[0.5, 0.4])
+    assert Draft([1, 2, 3]).cut(2) == Draft([1, 2])
+    assert Draft([1], probs=[], confidences=[]).cut(0) == Draft([], probs=[], confidences=[])
+
+
+def test_a_place_is_a_value() -> None:
+    assert automaton_of([1, 1]).longest == Place(1, 1)
