@@ -27,6 +27,7 @@ from outrider.bench.run_folder import RunFolder
 from outrider.bench.spread import quartiles, ratio_interval
 from outrider.bench.summary import collect, profile, summarize, summarize_prompts
 from outrider.bench.workers import RunFailed, Worker, start_workers
+from outrider.cli import run
 from outrider.config import Config, GenerationConfig
 from outrider.errors import OptionError, OutriderError
 from outrider.testing import ToyTokenizer
@@ -488,6 +489,33 @@ def test_a_run_that_is_killed_goes_on(toy_bundle: Bundle, tmp_path: Path) -> Non
     assert len(keys) == len(set(keys)) == 16
     results = json.loads((folder / "results.json").read_text(encoding="utf-8"))
     assert all(row["identical"] == row["num_prompts"] for row in results["summary"])
+
+
+@pytest.mark.skipif(os.name == "nt", reason="another signal there")
+def test_ctrl_c_says_how_to_go_on(smollm2: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "out"
+    arguments = ["bench", str(smollm2), "--modes", "plain,genai", "--max-new-tokens", "60", "--out", str(folder)]
+    process = subprocess.Popen(
+        [sys.executable, "-c", "from outrider.cli import main; main()", *arguments],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ | {"COLUMNS": "500"},
+    )  # fmt: skip
+    while not (folder / "runs.jsonl").exists():
+        assert process.poll() is None
+        time.sleep(0.02)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert f"The runs so far are in {folder}; the same command goes on from there.\n" in errors
+    assert errors.endswith("outrider: Cancelled.\n")
+    before = (folder / "runs.jsonl").read_bytes()
+    assert before.count(b"\n") < 12
+    assert run([*arguments, "--json"]) == 0
+    results = json.loads(capsys.readouterr().out)
+    assert len(results["runs"]) == 12
+    assert (folder / "runs.jsonl").read_bytes().startswith(before[: before.rfind(b"\n") + 1])
+    assert (folder / "report.html").read_text(encoding="utf-8").startswith("<!DOCTYPE html>")
+    assert run([*arguments[:-2], "--quick", "--out", str(folder)]) == 2
+    assert "holds another measurement, with " in capsys.readouterr().err
 
 
 # --- the report --------------------------------------------------------------------------------------------------
