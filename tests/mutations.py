@@ -202,6 +202,13 @@ MUTATIONS = [
         "test_vocabularies.py",
     ),
     Mutation(
+        "a cut output matrix: logits taken for those of the first ids",
+        "drafters/vocabulary.py",
+        "self._row[self._token_ids] = logits",
+        "self._row[: len(logits)] = logits",
+        "test_subset.py",
+    ),
+    Mutation(
         "single-token steps are not padded",
         "backends/openvino_paged.py",
         "_MIN_ROWS = 2",

@@ -7,6 +7,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from outrider import __version__
 from outrider.bundle import (
     SCHEMA_VERSION,
@@ -23,16 +25,18 @@ from outrider.bundle import (
 )
 from outrider.errors import ExportError
 from outrider_export.child import run_child
+from outrider_export.diet import check_diet, plan_diet, put_on_diet
 from outrider_export.geometry import check_ir
 from outrider_export.gguf_tokenizer import write_tokenizer
 from outrider_export.pairing import pair_vocabularies
 from outrider_export.plan import Plan, check_extra, check_weights, make_plan, needs_torch, space_needed
 from outrider_export.progress import ForModel, Silent
 from outrider_export.sources import fetch, locate, read_json
-from outrider_export.special_tokens import eos_of_folder, eos_of_gguf, token_of_config
+from outrider_export.special_tokens import eos_of, token_of_config
 from outrider_export.target import Target, check_space
 
 if TYPE_CHECKING:
+    from outrider_export.diet import Diet
     from outrider_export.pairing import Pairing
     from outrider_export.progress import Progress
 
@@ -52,6 +56,8 @@ def export_bundle(
     output: str | Path,
     weights: str | None = None,
     draft_weights: str | None = None,
+    draft_vocab: int | str | None = None,
+    draft_vocab_corpus: str | Path | None = None,
     revision: str | None = None,
     draft_revision: str | None = None,
     trust_remote_code: bool = False,
@@ -59,6 +65,9 @@ def export_bundle(
     progress: Progress | None = None,
 ) -> Bundle:
     """Export a main model, and a draft model for it, to a bundle at `output`; see the package's docstring.
+
+    draft_vocab: how many of its tokens the draft model proposes, or "all". draft_vocab_corpus: a file of text like that
+    to be written, to choose them by. See `outrider_export.diet`.
 
     Raises:
         OptionError: if an option cannot be meant.
@@ -71,6 +80,7 @@ def export_bundle(
         named.append(("draft", locate(draft, draft_revision), draft_weights))
     check_weights("weights", weights)
     check_weights("draft_weights", draft_weights)
+    num_tokens, corpus = check_diet(draft is not None, draft_vocab, draft_vocab_corpus)
     for _, source, asked in named:
         if needs_torch(source, asked):
             check_extra(f"Exporting {source.id}")
@@ -83,17 +93,21 @@ def export_bundle(
                 for role, source, asked in named
             ]
             pairings = [pair_vocabularies(plans[0], plan, progress) for plan in plans[1:]]
+            diets = [None] + [
+                plan_diet(plan, pairing, num_tokens, corpus, progress)
+                for plan, pairing in zip(plans[1:], pairings, strict=True)
+            ]
             check_space(target.output.parent, space_needed(plans))
             # A draft model brings its own tokenizer only where it has another vocabulary.
             folders = ["tokenizer", *(None if p.vocabulary == "same" else "draft-tokenizer" for p in pairings)]
             entries = [
-                _convert_or_explain(plan, folder, target, trust_remote_code, ForModel(progress, plan.role))
-                for plan, folder in zip(plans, folders, strict=True)
+                _convert_or_explain(plan, folder, diet, target, trust_remote_code, ForModel(progress, plan.role))
+                for plan, folder, diet in zip(plans, folders, diets, strict=True)
             ]
             tokenizer = _describe_tokenizer(plans[0], target.new / "tokenizer")
             drafters = [
-                _describe_drafter(plan, entry, pairing, target.new)
-                for plan, entry, pairing in zip(plans[1:], entries[1:], pairings, strict=True)
+                _describe_drafter(plan, entry, pairing, diet, target.new)
+                for plan, entry, pairing, diet in zip(plans[1:], entries[1:], pairings, diets[1:], strict=True)
             ]
             progress.phase("hash", sum(p.stat().st_size for p in target.new.rglob("*") if p.is_file()))
             write_manifest(
@@ -116,11 +130,12 @@ def export_bundle(
 
 
 def _convert_or_explain(
-    plan: Plan, tokenizer: str | None, target: Target, trust_remote_code: bool, progress: Progress
+    plan: Plan, tokenizer: str | None, diet: Diet | None, target: Target, trust_remote_code: bool, progress: Progress
 ) -> ModelEntry:
     """As `_convert`; where it fails on a full disk, says so: the libraries' own words are "iostream error"."""
     try:
-        return _convert(plan, tokenizer, target, trust_remote_code, progress)
+        entry = _convert(plan, tokenizer, target, trust_remote_code, progress)
+        return _cut(entry, diet, tokenizer, target, progress) if diet else entry
     except ExportError as error:
         folder = target.output.parent
         if (free := shutil.disk_usage(folder).free) < _FULL:
@@ -166,6 +181,18 @@ def _convert(
     )
 
 
+def _cut(entry: ModelEntry, diet: Diet, tokenizer: str | None, target: Target, progress: Progress) -> ModelEntry:
+    """Cut a converted draft model's output matrix; `tokenizer` is the folder of its own tokenizer, if it has one."""
+    token_ids = diet.choose(target.new / (tokenizer or "tokenizer"), progress)
+    progress.phase("cut")
+    folder, whole = target.new / entry.folder, target.scratch / f"whole-{entry.folder}"
+    folder.rename(whole)
+    put_on_diet(whole, folder, token_ids)
+    geometry = msgspec.structs.replace(entry.geometry, logits_width=len(token_ids))
+    check_ir(folder / "openvino_model.xml", geometry)
+    return msgspec.structs.replace(entry, geometry=geometry)
+
+
 def _copy_tokenizer(plan: Plan, folder: Path) -> None:
     if plan.header is not None:
         write_tokenizer(plan.header, folder)
@@ -193,13 +220,9 @@ def _describe_source(plan: Plan, recipe: dict[str, str], progress: Progress) -> 
 
 def _describe_tokenizer(plan: Plan, folder: Path) -> TokenizerEntry:
     config = read_json(folder / "tokenizer_config.json")
-    if plan.header is not None:
-        eos = eos_of_gguf(plan.header, plan.vocabulary)
-    else:
-        eos = eos_of_folder(plan.path, plan.config, plan.vocabulary)
     return TokenizerEntry(
         folder=folder.name,
-        eos_token_ids=eos,
+        eos_token_ids=eos_of(plan),
         special_token_ids=plan.vocabulary.special_token_ids,
         bos_token_id=token_of_config(config, "bos", plan.vocabulary),
         pad_token_id=token_of_config(config, "pad", plan.vocabulary),
@@ -207,13 +230,18 @@ def _describe_tokenizer(plan: Plan, folder: Path) -> TokenizerEntry:
     )
 
 
-def _describe_drafter(plan: Plan, entry: ModelEntry, pairing: Pairing, folder: Path) -> DrafterEntry:
+def _describe_drafter(plan: Plan, entry: ModelEntry, pairing: Pairing, diet: Diet | None, folder: Path) -> DrafterEntry:
     """Describe the draft model in the bundle at `folder`; where its vocabulary is its own, write what that takes."""
+    drafter = DrafterEntry(
+        "draft", "draft_model", entry, num_proposed_tokens=entry.geometry.logits_width if diet else None
+    )
     if pairing.vocabulary == "same":
-        return DrafterEntry("draft", "draft_model", entry)
+        return drafter
     tokenizer = _describe_tokenizer(plan, folder / "draft-tokenizer")
     pairing.write(folder / "tokenizer", folder / plan.role, folder / tokenizer.folder)
-    return DrafterEntry("draft", "draft_model", entry, pairing.vocabulary, pairing.num_shared_tokens, tokenizer)
+    return msgspec.structs.replace(
+        drafter, vocabulary=pairing.vocabulary, num_shared_tokens=pairing.num_shared_tokens, tokenizer=tokenizer
+    )
 
 
 def _version(package: str) -> str:

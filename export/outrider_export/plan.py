@@ -55,7 +55,8 @@ class Plan:
         """An estimate of what it takes beside that while it is converted."""
         if self.weights == "keep":
             return self.path.stat().st_size  # where no hard link can be made
-        return int(self.num_weights * _SCRATCH_BYTES[self.weights])
+        scratch = int(self.num_weights * _SCRATCH_BYTES[self.weights])
+        return scratch if self.role == "main" else max(scratch, self.final_bytes)  # before its output matrix is cut
 
 
 def check_weights(option: str, weights: str | None) -> None:

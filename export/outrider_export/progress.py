@@ -2,8 +2,8 @@
 
 Pass any object with these three methods as `progress`; the command line has one that draws bars. The phases of a
 model are download (hub ids), read, convert, compress (int8, int4), tokenizer (main model; draft model with another
-vocabulary) and hash (GGUF files), each followed by the model's role: "convert draft". The last phase, "hash", is the
-bundle's.
+vocabulary), hash (GGUF files), and where a draft model's output matrix is cut, count (the corpus's tokens) and cut;
+each is followed by the model's role: "convert draft". The last phase, "hash", is the bundle's.
 """
 
 from __future__ import annotations

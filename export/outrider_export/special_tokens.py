@@ -10,12 +10,20 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from outrider_export.gguf_file import GGUFHeader
+    from outrider_export.plan import Plan
     from outrider_export.vocabulary import Vocabulary
 
 # End of turn and end of text under the names that chat models use. A model that writes one of them as a special
 # token has ended its answer, whether or not its configuration remembers to say so (many say one and use two).
 # Not <|end|>: it ends a turn for Phi-3, which lists it, and only a paragraph for others.
 END_TOKENS = ("<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|eom_id|>", "<|end_of_text|>", "<end_of_turn>")
+
+
+def eos_of(plan: Plan) -> tuple[int, ...]:
+    """Every EOS id of a model."""
+    if plan.header is not None:
+        return eos_of_gguf(plan.header, plan.vocabulary)
+    return eos_of_folder(plan.path, plan.config, plan.vocabulary)
 
 
 def eos_of_folder(folder: Path, config: dict[str, Any], vocabulary: Vocabulary) -> tuple[int, ...]:

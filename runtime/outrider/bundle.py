@@ -14,6 +14,10 @@ For a drafter whose vocabulary is another, `DrafterEntry.vocabulary` says how it
       draft-tokenizer/                       the draft model's own, as tokenizer/
       tokenizer/token_bytes.msgpack          for each id the bytes that it stands for; the same in draft-tokenizer/
 
+For a drafter that proposes some of its tokens only, because its output matrix was cut, there is::
+
+      draft/proposed.npy                     int32 [logits width], ascending: the draft id of each of its logits
+
 `read_bundle` refuses a folder whose parts are missing, cut short or do not fit, and says which. It compares sizes
 only; `Bundle.check_hashes` reads every byte.
 """
@@ -39,6 +43,7 @@ if TYPE_CHECKING:
 
 MANIFEST_NAME = "outrider.json"
 MAP_NAME = "to_main.npy"
+PROPOSED_NAME = "proposed.npy"
 BYTES_NAME = "token_bytes.msgpack"
 SCHEMA_VERSION = 1
 RESERVED_NAMES = ("main", "auto", "ngram", "suffix", "none")  # these mean something else than a drafter of the bundle
@@ -61,7 +66,7 @@ class Geometry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     head_size: Positive
     hidden_size: Positive
     context_length: Positive  # tokens the model was trained to attend to
-    logits_width: Positive  # columns of the output matrix; ≥ the vocabulary where it is padded
+    logits_width: Positive  # of the output matrix: ≥ the vocabulary where it is padded, < where it was cut
 
 
 class Source(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -97,6 +102,7 @@ class DrafterEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     vocabulary: Literal["same", "intersection", "text"] = "same"
     num_shared_tokens: Positive | None = None  # draft tokens that the main model has, too; None: all
     tokenizer: TokenizerEntry | None = None  # where the vocabulary is not the same
+    num_proposed_tokens: Positive | None = None  # draft tokens that its output matrix was cut to; None: all
 
 
 class TokenizerEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -169,28 +175,24 @@ class Bundle:
         Raises:
             BundleError: when the file does not hold a map between the two vocabularies.
         """
-        import numpy as np
-
         path = self.folder / drafter.model.folder / MAP_NAME
-        try:
-            with path.open("rb") as file:
-                to_main: NDArray[np.int32] = np.lib.format.read_array(file, allow_pickle=False)
-        except (OSError, ValueError, EOFError) as error:
-            raise BundleError(f"{path} cannot be read: {one_line(error)}. Export the bundle again.") from error
-        num_main, num_draft = self.manifest.main.vocab_size, drafter.model.vocab_size
-        if to_main.dtype != np.int32 or to_main.shape != (num_draft,):
-            raise BundleError(
-                f"{path} is {to_main.dtype} {list(to_main.shape)} and has to be int32 [{num_draft}], an id for each "
-                "draft token. Export the bundle again."
-            )
-        if to_main.min() < -1 or to_main.max() >= num_main:
-            raise BundleError(
-                f"{path} has ids from {to_main.min()} to {to_main.max():,}; they go from −1 to {num_main - 1:,}. "
-                "Export the bundle again."
-            )
+        to_main = _read_ids(path, drafter.model.vocab_size, "draft token", -1, self.manifest.main.vocab_size)
         if to_main.max() < 0:
             raise BundleError(f"{path} shares no token, so nothing could be drafted. Export the bundle again.")
         return to_main
+
+    def read_proposed(self, drafter: DrafterEntry) -> NDArray[np.int32]:
+        """int32 [logits width], ascending: the draft id of each logit of a drafter whose output matrix was cut.
+
+        Raises:
+            BundleError: when the file does not hold them.
+        """
+        path = self.folder / drafter.model.folder / PROPOSED_NAME
+        model = drafter.model
+        token_ids = _read_ids(path, model.geometry.logits_width, "logit", 0, model.vocab_size)
+        if (token_ids[1:] <= token_ids[:-1]).any():
+            raise BundleError(f"{path} has ids that do not ascend. Export the bundle again.")
+        return token_ids
 
     def check_hashes(self, progress: Callable[[int], None] | None = None) -> None:
         """Read every file again and compare its sha256 with the manifest.
@@ -269,6 +271,28 @@ def vocabulary_sha256(tokens: Iterable[str]) -> str:
     return hashlib.sha256("\0".join(tokens).encode("utf-8", "surrogatepass")).hexdigest()
 
 
+def _read_ids(path: Path, length: int, of_each: str, lowest: int, end: int) -> NDArray[np.int32]:
+    """int32 [length] from `lowest` to below `end`, an id for each of something."""
+    import numpy as np
+
+    try:
+        with path.open("rb") as file:
+            ids: NDArray[np.int32] = np.lib.format.read_array(file, allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
+        raise BundleError(f"{path} cannot be read: {one_line(error)}. Export the bundle again.") from error
+    if ids.dtype != np.int32 or ids.shape != (length,):
+        raise BundleError(
+            f"{path} is {ids.dtype} {list(ids.shape)} and has to be int32 [{length}], an id for each {of_each}. "
+            "Export the bundle again."
+        )
+    if ids.min() < lowest or ids.max() >= end:
+        raise BundleError(
+            f"{path} has ids from {ids.min()} to {ids.max():,}; they go from {'−1' if lowest else 0} to {end - 1:,}. "
+            "Export the bundle again."
+        )
+    return ids
+
+
 def _check_version(path: Path, schema: object, minimum: object) -> None:
     newer = isinstance(schema, int) and schema > SCHEMA_VERSION
     if isinstance(minimum, str) and re.fullmatch(_VERSION, minimum):
@@ -306,17 +330,19 @@ def _check_fit(bundle: Bundle) -> None:
             f"{MANIFEST_NAME} names its drafters {', '.join(names)}: names must differ from one another and from "
             f"{', '.join(RESERVED_NAMES)}."
         )
+    cut = {drafter.name for drafter in manifest.drafters if drafter.num_proposed_tokens}
     for role, model in [("main", manifest.main), *((d.name, d.model) for d in manifest.drafters)]:
         for name in ("openvino_model.xml", "openvino_model.bin"):
             if f"{model.folder}/{name}" not in listed:
                 raise BundleError(f"{MANIFEST_NAME} lists no {model.folder}/{name} for the {role} model.")
-        if model.vocab_size > model.geometry.logits_width:
+        if model.vocab_size > model.geometry.logits_width and role not in cut:
             raise BundleError(
                 f"The {role} model gives {model.geometry.logits_width:,} logits for {model.vocab_size:,} tokens; "
                 f"{MANIFEST_NAME} is damaged. Export the bundle again."
             )
     for drafter in manifest.drafters:
         _check_vocabulary(manifest, drafter, listed)
+        _check_proposed(drafter, listed)
     for token_id in manifest.tokenizer.eos_token_ids:
         if token_id >= manifest.main.vocab_size:
             raise BundleError(f"eos_token_id {token_id} is outside the vocabulary of {manifest.main.vocab_size:,}.")
@@ -342,4 +368,20 @@ def _check_vocabulary(manifest: Manifest, drafter: DrafterEntry, listed: set[str
     if missing := sorted(needed - listed):
         raise BundleError(
             f"{MANIFEST_NAME} lists no {missing[0]}, which drafter '{drafter.name}' needs. Export the pair again."
+        )
+
+
+def _check_proposed(drafter: DrafterEntry, listed: set[str]) -> None:
+    """Whether a drafter whose output matrix was cut says which tokens are left."""
+    model, count = drafter.model, drafter.num_proposed_tokens
+    if count is None:
+        return
+    if count != model.geometry.logits_width:
+        raise BundleError(
+            f"Drafter '{drafter.name}' proposes {count:,} tokens and gives {model.geometry.logits_width:,} logits; "
+            f"{MANIFEST_NAME} is damaged. Export the pair again."
+        )
+    if (path := f"{model.folder}/{PROPOSED_NAME}") not in listed:
+        raise BundleError(
+            f"{MANIFEST_NAME} lists no {path}, which drafter '{drafter.name}' needs. Export the pair again."
         )

@@ -14,7 +14,7 @@ from outrider import __version__
 from outrider.backends.openvino_paged import OpenVINOPaged
 from outrider.bundle import RESERVED_NAMES, Bundle, read_bundle
 from outrider.config import DEFAULT_MAX_NEW_TOKENS, Config, GenerationConfig, load_config
-from outrider.drafters import AnswerStore, DraftModel, Ngram, References, Suffix, load_vocabulary
+from outrider.drafters import AnswerStore, DraftModel, Ngram, References, Subset, Suffix, load_vocabulary
 from outrider.errors import BundleError, OptionError, RequestError, nearest
 from outrider.request import Request
 from outrider.request_queue import RequestQueue
@@ -212,7 +212,7 @@ class Engine:
         options = self.config.device
         backend = OpenVINOPaged(
             self.bundle.model_path(model),
-            vocab_size=model.vocab_size,
+            vocab_size=min(model.vocab_size, model.geometry.logits_width),  # fewer logits where they were cut
             device=device,
             precision=options.precision,
             cache_precision=options.cache_precision,
@@ -231,15 +231,18 @@ class Engine:
 
     def _draft_model(self, entry: DrafterEntry, backend: OpenVINOPaged, tokenizer: TextTokenizer | None) -> DraftModel:
         """A draft model of the bundle, whose cache is there; `tokenizer` is its own, where one was given."""
-        vocabulary = None
+        vocabulary = subset = None
         if entry.vocabulary != "same" and entry.tokenizer:
             tokenizer = tokenizer or Tokenizer(self.bundle.folder / entry.tokenizer.folder)
             vocabulary = load_vocabulary(self.bundle, entry, self.tokenizer, tokenizer)
+        if entry.num_proposed_tokens:
+            subset = Subset(self.bundle.read_proposed(entry), entry.model.vocab_size)
         return DraftModel(
             backend,
             context_length=min(entry.model.geometry.context_length, backend.max_tokens),
             max_num_batched_tokens=self.config.scheduler.max_num_batched_tokens,
             vocabulary=vocabulary,
+            subset=subset,
         )
 
     def _cost(self, role: str, model: ModelEntry) -> PassCost:

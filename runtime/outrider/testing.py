@@ -23,6 +23,7 @@ from outrider import __version__
 from outrider.bundle import (
     BYTES_NAME,
     MAP_NAME,
+    PROPOSED_NAME,
     SCHEMA_VERSION,
     Bundle,
     DrafterEntry,
@@ -112,13 +113,15 @@ def save_toy_bundle(
     tokens: Seq[bytes] | None = None,
     draft_tokens: Seq[bytes] | None = None,
     vocabulary: Literal["intersection", "text"] = "intersection",
+    proposed: Seq[int] | None = None,
 ) -> Bundle:
     """A bundle of two random decoders, without tokenizer files unless `tokenizer` names a folder to copy them from.
 
     draft_noise: how far the draft model's weights are from the main model's; 0 makes them the same. padded: both
     give more logits than there are tokens, as real models do. draft_tokens: gives the draft model a vocabulary of its
     own, which it drafts with by way of `vocabulary`; a token that is among the main model's `tokens` (by default
-    `toy_tokens()`) has the same weights in both. The last of each ends an answer.
+    `toy_tokens()`) has the same weights in both. The last of each ends an answer. proposed: draft ids, ascending,
+    that the draft model's output matrix is cut to.
     """
     tokens = toy_tokens() if tokens is None else tokens
     to_main = None
@@ -134,16 +137,24 @@ def save_toy_bundle(
         (folder / role).mkdir(parents=True)
         chosen = to_main if role == "draft" else None
         save_toy_model(
-            folder / role, vocab_size=vocab_size, padding=padding[role], seed=seed, noise=noise, to_main=chosen
+            folder / role,
+            vocab_size=vocab_size,
+            padding=padding[role],
+            seed=seed,
+            noise=noise,
+            to_main=chosen,
+            proposed=proposed if role == "draft" else None,
         )
+    widths = {role: sizes[role] + padding[role] for role in roles}
+    if proposed is not None:
+        widths["draft"] = len(proposed)
+        np.save(folder / "draft" / PROPOSED_NAME, np.array(proposed, dtype=np.int32))
     entries = {
         role: ModelEntry(
             folder=role,
             format="openvino",
             weights="fp32",
-            geometry=Geometry(
-                "toy", _LAYERS, _HEADS, _HEADS, _HIDDEN // _HEADS, _HIDDEN, _CONTEXT, sizes[role] + padding[role]
-            ),
+            geometry=Geometry("toy", _LAYERS, _HEADS, _HEADS, _HIDDEN // _HEADS, _HIDDEN, _CONTEXT, widths[role]),
             vocab_size=sizes[role],
             vocab_sha256=vocabulary_sha256(str(i) for i in range(sizes[role])),
             source=Source("toy", "folder"),
@@ -159,6 +170,8 @@ def save_toy_bundle(
         for name, of in (("tokenizer", tokens), (own.folder, draft_tokens)):
             (folder / name).mkdir()
             (folder / name / BYTES_NAME).write_bytes(msgspec.msgpack.encode(list(of)))
+    if proposed is not None:
+        drafters = [msgspec.structs.replace(drafters[0], num_proposed_tokens=len(proposed))]
     manifest = Manifest(
         schema_version=SCHEMA_VERSION,
         minimum_runtime=__version__,
@@ -180,19 +193,27 @@ def save_toy_model(
     seed: int = 0,
     noise: float = 0.0,
     to_main: NDArray[np.int32] | None = None,
+    proposed: Seq[int] | None = None,
 ) -> None:
     """A random decoder as stateful IR, of the shape that optimum-intel writes, with `padding` logits too many.
 
     to_main: makes it a model of len(to_main) tokens, which has the weights of these of the `vocab_size` ones, and
-    random ones where it is −1.
+    random ones where it is −1. proposed: gives it the logits of these ids alone.
     """
     import openvino as ov
 
-    model = _toy_model(vocab_size, padding, seed, noise, to_main)
+    model = _toy_model(vocab_size, padding, seed, noise, to_main, proposed)
     ov.save_model(model, folder / "openvino_model.xml", compress_to_fp16=False)
 
 
-def _toy_model(vocab_size: int, padding: int, seed: int, noise: float, to_main: NDArray[np.int32] | None) -> ov.Model:
+def _toy_model(
+    vocab_size: int,
+    padding: int,
+    seed: int,
+    noise: float,
+    to_main: NDArray[np.int32] | None,
+    proposed: Seq[int] | None,
+) -> ov.Model:
     """Two layers of attention and tanh, with learned positions; weights are standard normal, scaled by fan-in."""
     import openvino as ov
     from openvino import opset13 as ops
@@ -270,6 +291,8 @@ def _toy_model(vocab_size: int, padding: int, seed: int, noise: float, to_main: 
     # The padding's logits are large, so that it shows if they are not masked.
     real = of_tokens(random(_HIDDEN, vocab_size).T).T
     output_matrix = np.concatenate([real, random(_HIDDEN, padding, 20.0)], axis=1)
+    if proposed is not None:
+        output_matrix = output_matrix[:, list(proposed)]
     doubled = ops.multiply(x, ops.constant(np.float32(2)))
     logits = ops.matmul(doubled, ops.constant(output_matrix), False, False)
     logits.output(0).set_names({"logits"})

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from rich.progress import TaskID
 
+
 _FORMATS = "int8, int4, fp16, fp32 or keep"
 
 
@@ -29,6 +30,8 @@ _FORMATS = "int8, int4, fp16, fp32 or keep"
 @click.option("-o", "--output", metavar="BUNDLE", help="Folder to make.  [default: named after MAIN]")
 @click.option("--weights", metavar="FORMAT", help=f"{_FORMATS}.  [default: int8; keep for GGUF files]")
 @click.option("--draft-weights", metavar="FORMAT", help="The same for the draft model.")
+@click.option("--draft-vocab", metavar="N|all", help="How many of its tokens the draft model proposes.")
+@click.option("--draft-vocab-corpus", metavar="FILE", help="Choose them by a text like those to be written.")
 @click.option("--revision", metavar="NAME", help="Branch, tag or commit of MAIN on the hub.")
 @click.option("--draft-revision", metavar="NAME", help="The same for the draft model.")
 @click.option("--trust-remote-code", is_flag=True, help="Run Python code that comes with a checkpoint.")

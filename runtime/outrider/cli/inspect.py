@@ -86,10 +86,13 @@ def _describe(model: ModelEntry) -> dict[str, str]:
 
 
 def _way(drafter: DrafterEntry, main: ModelEntry) -> str:
-    if drafter.vocabulary == "same":
-        return "the same vocabulary"
-    shared = drafter.num_shared_tokens or 0
-    return f"{drafter.vocabulary}: {shared:,} shared tokens, {shared / main.vocab_size:.1%} of the main model's"
+    way = "the same vocabulary"
+    if drafter.vocabulary != "same":
+        shared = drafter.num_shared_tokens or 0
+        way = f"{drafter.vocabulary}: {shared:,} shared tokens, {shared / main.vocab_size:.1%} of the main model's"
+    if drafter.num_proposed_tokens:
+        way += f"; proposes {drafter.num_proposed_tokens:,} of its tokens"
+    return way
 
 
 def _side_by_side(models: dict[str, dict[str, str]]) -> Table:

@@ -6,7 +6,7 @@ from outrider.drafters.references import References
 from outrider.drafters.store import AnswerStore
 from outrider.drafters.suffix import Suffix
 from outrider.drafters.translation import Dictionary
-from outrider.drafters.vocabulary import Intersection, Text, Vocabulary, load_vocabulary
+from outrider.drafters.vocabulary import Intersection, Subset, Text, Vocabulary, load_vocabulary
 
 __all__ = [
     "AnswerStore",
@@ -15,6 +15,7 @@ __all__ = [
     "Intersection",
     "Ngram",
     "References",
+    "Subset",
     "Suffix",
     "Text",
     "Vocabulary",

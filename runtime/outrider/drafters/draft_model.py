@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence as Seq
 
     from outrider.drafters.reader import Reader
+    from outrider.drafters.vocabulary import Subset
     from outrider.types import Backend, DraftRequest, Sequence
 
 
@@ -22,7 +23,7 @@ class DraftModel:
     drafted in one call, token by token.
 
     context_length: tokens that the model reads at most. vocabulary: how its tokens and the main model's become one
-    another; by default they are the same.
+    another; by default they are the same. subset: the tokens that it has logits for; by default all.
     """
 
     num_assistant_tokens = 3
@@ -34,11 +35,13 @@ class DraftModel:
         context_length: int,
         max_num_batched_tokens: int = 512,
         vocabulary: Vocabulary | None = None,
+        subset: Subset | None = None,
     ) -> None:
         self.backend = backend
         self._context_length = context_length
         self._max_num_batched_tokens = max_num_batched_tokens
         self._vocabulary = vocabulary or Vocabulary()
+        self._subset = subset
         self._readers: dict[Sequence, Reader] = {}
 
     @property
@@ -68,7 +71,8 @@ class DraftModel:
             rows = iter(range(len(active)))
             for reader, chunk in zip(active, chunks, strict=True):
                 if chunk.num_rows:
-                    reader.choose(step.logits(next(rows)))
+                    logits = step.logits(next(rows))
+                    reader.choose(self._subset.widen(logits) if self._subset else logits)
             active = [reader for reader in active if reader.wants_more]
         return [reader.draft for reader in readers]
 

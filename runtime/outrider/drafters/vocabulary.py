@@ -32,6 +32,28 @@ class Vocabulary:
         return Reader(slot, room)
 
 
+class Subset:
+    """The draft tokens that a model with a cut output matrix can propose.
+
+        Subset(token_ids, vocab_size).widen(logits)
+
+    token_ids: int32 [n], the draft id of each of its logits. Whatever its vocabulary is to the main model's, a token
+    without a logit has probability 0 in draft_probs, so every mode stays lossless.
+
+    Source: Zhao et al. 2025, "FR-Spec: accelerating large-vocabulary language models via frequency-ranked speculative
+    sampling".
+    """
+
+    def __init__(self, token_ids: NDArray[np.int32], vocab_size: int) -> None:
+        self._token_ids = token_ids
+        self._row = np.full(vocab_size, -np.inf, dtype=np.float32)  # the same places are written every time
+
+    def widen(self, logits: Logits) -> Logits:
+        """A row float32 [n] as float32 [vocab_size], −inf where there is no logit. Valid until the next call."""
+        self._row[self._token_ids] = logits
+        return self._row
+
+
 class _Other(Vocabulary):
     def room(self, max_tokens: int) -> int:
         """A quarter more: the same text takes that many tokens or fewer, as a rule.

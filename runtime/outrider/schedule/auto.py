@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 LONGEST = 15  # draft tokens a round: with the one before them, the 16 rows up to which calls are measured
 _MEMORY = 0.9  # of earlier rounds, how much the next one leaves: the rate is that of about ten rounds
 _FIRST_PROBE, _LAST_PROBE = 8, 32  # rounds between tries of a draft model that does not pay
+_HESITATION = 0.25  # the prompt is read once this much of what that costs was missed without
 _UNSAID = 0.5  # stands for the confidence of a drafter that does not say any
 
 
@@ -129,7 +130,9 @@ class Auto:
         check = self._check(request, together)
         plain = self._main_cost(2 * together, len(request.sequence)) / together
         rate = max(answer.tokens / answer.seconds, 1 / plain)  # plain decoding is there to be had
-        chances = [answer.record.copies.chance(c) for c in copy.confidences or [_UNSAID] * len(copy)]
+        answer.judge_copy(request.sequence)
+        answer.copy, answer.copied_at = copy, len(request.sequence)
+        chances = [answer.record.copies.chance(confidence) for confidence in confidences_of(copy)]
         value, length = best_length(chances, [rate * seconds for seconds in check])
         turn = _Turn(copy.cut(length), by_model=False)
         if self._model is None or self._draft_cost is None:
@@ -145,7 +148,8 @@ class Auto:
             # The prompt is read once. Half of what may follow is unknown, so as much is expected as has been seen.
             generated = context - request.sequence.num_prompt_tokens
             left = min(request.num_left, max(generated, self._length.mean))
-            answer.reading = by_model * left / (1 + chance) > rate * first
+            answer.regret += max(by_model - value, 0.0) / rate
+            answer.reading = answer.regret > _HESITATION * first and by_model * left / (1 + chance) > rate * first
             by_model = by_model if answer.reading else 0.0
         if (answer.reading and by_model > value) or answer.probes(by_model):
             rule = WorthIt(answer.record.model.chance, chance, rate, step, check)
@@ -223,6 +227,9 @@ class _Answer:
     model: Share
     turn: _Turn | None = None
     reading: bool = False  # whether the draft model has been given the prompt
+    regret: float = 0.0
+    copy: Draft = NO_DRAFT
+    copied_at: int = 0
     patience: int = _FIRST_PROBE
     waited: int = 0
 
@@ -241,15 +248,27 @@ class _Answer:
         """Take in what became of a round."""
         self.tokens = _MEMORY * self.tokens + num_accepted + 1
         self.seconds = _MEMORY * self.seconds + turn.seconds
-        calibration = self.record.model if turn.by_model else self.record.copies
-        confidences = turn.draft.confidences or [_UNSAID] * len(turn.draft)
-        for i, confidence in enumerate(confidences[: num_accepted + 1]):  # none behind a rejected one was judged
-            calibration.observe(confidence, kept=i < num_accepted)
-            if turn.by_model:
-                self.model.add(i < num_accepted)
-                self.record.model_share.add(i < num_accepted)
-        if turn.by_model and num_accepted:
+        if not turn.by_model:
+            return
+        for i, confidence in enumerate(confidences_of(turn.draft)[: num_accepted + 1]):  # none behind was judged
+            self.record.model.observe(confidence, kept=i < num_accepted)
+            self.model.add(i < num_accepted)
+            self.record.model_share.add(i < num_accepted)
+        if num_accepted:
             self.waited = self.patience = _FIRST_PROBE  # what has worked is tried again at once
+
+    def judge_copy(self, sequence: Sequence) -> None:
+        """Learn from the last copy, proposed or not: what was committed says what would have become of it."""
+        committed = sequence.token_ids[self.copied_at :]
+        for token_id, confidence, said in zip(self.copy.token_ids, confidences_of(self.copy), committed, strict=False):
+            self.record.copies.observe(confidence, kept=token_id == said)
+            if token_id != said:
+                break
+
+
+def confidences_of(draft: Draft) -> Seq[float]:
+    """What a drafter says of its tokens, or what stands for it."""
+    return draft.confidences or [_UNSAID] * len(draft)
 
 
 def best_length(chances: Seq[float], costs: Seq[float]) -> tuple[float, int]:
