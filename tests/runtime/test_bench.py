@@ -24,7 +24,7 @@ from outrider.bench.modes import ModeName, Run, Setup, make_modes, split_modes
 from outrider.bench.peers import PEERS, check_options
 from outrider.bench.prompts import Prompt, Task, encode_prompts, read_prompts
 from outrider.bench.run_folder import RunFolder
-from outrider.bench.spread import quartiles, ratio_interval
+from outrider.bench.spread import median_ratio, quartiles, ratio_interval
 from outrider.bench.summary import collect, profile, summarize, summarize_prompts
 from outrider.bench.workers import RunFailed, Worker, start_workers
 from outrider.cli import run
@@ -80,6 +80,15 @@ def test_an_interval_covers_what_it_says() -> None:
     draws = np.exp(rng.normal(math.log(1.3), 0.1, size=(1000, 3))).tolist()
     covered = sum(low <= 1.3 <= high for low, high in (ratio_interval(draw) or (0, 0) for draw in draws))
     assert 920 <= covered <= 975  # of 950; four deviations are 28
+
+
+def test_a_run_that_was_held_up_counts_for_little() -> None:
+    assert median_ratio([1.2, 0.01, 1.3]) == pytest.approx(1.2)
+    assert median_ratio([1.0, 4.0]) == pytest.approx(2.0)
+    assert median_ratio([]) is None
+    assert report.span((0.9, 1.2)) == "0.90–1.20"
+    assert report.span((0.001, 300.0)) == "wide"
+    assert report.span(None) == "-"
 
 
 def test_quartiles_are_numpys() -> None:
@@ -192,9 +201,11 @@ class Counted:
     def __init__(self, name: str, clock: list[float], seconds: float) -> None:
         self.name, self._clock, self._seconds = name, clock, seconds
         self.configs: list[Any] = []
+        self.slower = 0.0
 
     def run(self, prompt_token_ids: list[int], config: GenerationConfig) -> Run:
         self._clock[0] += self._seconds
+        self._seconds += self.slower
         self.configs.append(config)
         return Run(prompt_token_ids, 0.0, 1.0)
 
@@ -229,6 +240,16 @@ def test_quick_runs_one_of_each_category_whatever_it_takes() -> None:
     tasks = [Task(prompt, [1]) for prompt in PROMPTS]
     records = measure([Counted("m", clock, 99.0)], tasks, GENERATION, budget=Budget(10, lambda: clock[0]))
     assert [record.number for record in records] == [0, 2]
+
+
+def test_quick_ends_within_a_layer_when_the_machine_becomes_slower() -> None:
+    clock = [0.0]
+    tasks = [Task(Prompt(c, c, "p"), [0]) for c in "abcd"]
+    mode = Counted("m", clock, 1.0)
+    mode.slower = 3.0  # seconds more for every run
+    records = measure([mode], tasks, GENERATION, 9, budget=Budget(50, lambda: clock[0]))
+    assert len(records) == 6  # 1, 4, 7, 10, then 13 and 16 seconds: two of the second layer
+    assert clock[0] == 51
 
 
 def test_quick_shortens_answers_where_even_that_takes_too_long() -> None:

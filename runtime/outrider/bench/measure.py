@@ -75,15 +75,20 @@ def measure(
     """Run every prompt in every mode, interleaved, so that a machine that slows down slows all of them.
 
     done: records that are there already, and come first in what is returned. record: called with each new one.
-    budget: ends the measurement before the first layer that does not fit into it.
+    budget: ends the measurement before the first layer that does not fit into it, or within it where the machine has
+    become slower; the first layer is run in any case.
     """
     records = list(done)
     there = {old.key for old in done if old.run}
     dead: set[str] = set()  # modes that killed their process: once is enough
-    for layer in layers(tasks, repeats):
+    planned = layers(tasks, repeats)
+    first = set(planned[0])
+    for layer in planned:
         if budget and not budget.fits(len(layer)):
             break
         for number, repeat in layer:
+            if budget and (number, repeat) not in first and not budget.fits(1):
+                return records
             # Another mode begins each time: what runs behind a long answer may meet a warmer machine.
             shift = (number + repeat) % len(modes)
             ran = False

@@ -36,14 +36,13 @@ COLUMNS = (
 
 def cells(row: Mapping[str, Any]) -> list[str]:
     """A row of the summary, without its mode and category, under `COLUMNS`."""
-    interval = row["speed_up_interval"]
     low, high = row["tokens_per_second_quartiles"]
     known = "acceptance_rate" in row
     return [
         f"{row['tokens_per_second']:.1f}",
         f"{low:.1f}–{high:.1f}" if row["num_prompts"] > 1 else "-",
         times(row["speed_up"]),
-        f"{interval[0]:.2f}–{interval[1]:.2f}" if interval else "-",
+        span(row["speed_up_interval"]),
         times(row["slowest"]),
         f"{row['seconds']:.2f}",
         times(row["end_to_end"]),
@@ -56,6 +55,13 @@ def cells(row: Mapping[str, Any]) -> list[str]:
 def times(ratio: float | None) -> str:
     """A ratio; "-" where there is none."""
     return f"{ratio:.2f}×" if ratio else "-"
+
+
+def span(interval: Seq[float] | None) -> str:
+    """An interval; "-" where there is none, "wide" where it says nothing, as two repeats may."""
+    if not interval:
+        return "-"
+    return f"{interval[0]:.2f}–{interval[1]:.2f}" if interval[1] < 20 * interval[0] else "wide"
 
 
 def notes(results: Mapping[str, Any]) -> dict[str, list[str]]:
@@ -72,7 +78,7 @@ def notes(results: Mapping[str, Any]) -> dict[str, list[str]]:
     for row in results["summary"]:
         if row["speed_up"] and row["speed_up"] < 1:
             interval = row["speed_up_interval"]
-            noise = " (or not: within noise)" if interval and interval[1] >= 1 else ""
+            noise = " (within noise)" if interval and interval[1] >= 1 else ""
             slower.setdefault(row["mode"], []).append(f"{row['category']} {row['speed_up']:.2f}×{noise}")
     said[f"Slower than {reference}"] = [f"{mode}: {', '.join(rows)}." for mode, rows in slower.items()] or [
         "No mode, in any category."
@@ -105,8 +111,8 @@ def html(results: Mapping[str, Any]) -> str:
         f"{escape(str(setting.get('device', '')))}, against <b>{escape(reference)}</b></p>",
         _table(*_overall(results)),
         "<p class=note>tokens/s: median over prompts of decoded tokens per second after the first token. "
-        "speed-up: geometric mean over prompts of its ratio to the reference, run by run; the interval is over "
-        "repeats. slowest: the worst prompt. seconds: of a whole request, median; end to end: ratio of seconds per "
+        "speed-up: geometric mean over prompts of its ratio to the reference, run by run, median of repeats; the "
+        "interval is over repeats. slowest: the worst prompt. seconds: of a whole request, median; end to end: ratio of seconds per "
         "token of whole requests. identical: prompts with the reference's very tokens.</p>",
         *(_notes(title, sentences) for title, sentences in notes(results).items()),
         _plot(
@@ -171,7 +177,6 @@ def _by_prompt(results: Mapping[str, Any]) -> tuple[list[str], Rows]:
     rows = []
     for row in results["prompts"]:
         low, high = row["tokens_per_second_range"]
-        interval = row["speed_up_interval"]
         rows.append(
             [
                 row["id"],
@@ -181,7 +186,7 @@ def _by_prompt(results: Mapping[str, Any]) -> tuple[list[str], Rows]:
                 f"{row['tokens_per_second']:.1f}",
                 f"{low:.1f}–{high:.1f}",
                 times(row["speed_up"]),
-                f"{interval[0]:.2f}–{interval[1]:.2f}" if interval else "-",
+                span(row["speed_up_interval"]),
                 times(row["end_to_end"]),
                 "yes" if row["identical"] else "NO",
             ]

@@ -31,6 +31,11 @@ def geometric_mean(ratios: Seq[float]) -> float | None:
     return statistics.geometric_mean(ratios) if ratios else None
 
 
+def median_ratio(ratios: Seq[float]) -> float | None:
+    """The median on a logarithmic scale, so that a run which was held up counts for little; None of nothing."""
+    return math.exp(statistics.median(map(math.log, ratios))) if ratios else None
+
+
 def ratio_interval(ratios: Seq[float]) -> tuple[float, float] | None:
     """A 95% confidence interval of the geometric mean, from repeats: Student's t of the logarithms.
 

@@ -121,9 +121,8 @@ def _print(results: dict[str, Any]) -> None:
     out.print("  ".join(f"{key}={value}" for key, value in setting.items() if key != "modes"), style="dim")
     for mode in results["modes"]:
         out.print(f"{mode['name']}: {mode['description']}", style="dim")
-    made = table(
-        "mode", *(column.replace("end to end", "end to\nend").replace("/round", "/\nround") for column in COLUMNS)
-    )
+    headings = {"end to end": "end to\nend", "tokens/round": "tokens/\nround", "identical": "same"}
+    made = table("mode", *(headings.get(column, column) for column in COLUMNS))
     for mode in results["modes"]:
         rows = [row for row in results["summary"] if row["mode"] == mode["name"]]
         for row in reversed(rows):  # all categories first
