@@ -174,7 +174,7 @@ def test_a_profile_counts_positions_and_rounds() -> None:
     assert made["m"]["drafted_by_round"] == [2, 3]
     assert made["m"]["accepted_by_round"] == [1.5, 0]
     assert made["m"]["answers_by_round"] == [2, 1]
-    assert made["m"]["milliseconds_per_token"]["check"] == pytest.approx(1e3 * 4 / 6)
+    assert made["m"]["milliseconds_per_token"]["check"] == pytest.approx((2000 / 4 + 2000 / 2) / 2)
 
 
 def test_rounds_are_counted_one_by_one(toy_engine: Engine) -> None:

@@ -111,9 +111,9 @@ def html(results: Mapping[str, Any]) -> str:
         f"{escape(str(setting.get('device', '')))}, against <b>{escape(reference)}</b></p>",
         _table(*_overall(results)),
         "<p class=note>tokens/s: median over prompts of decoded tokens per second after the first token. "
-        "speed-up: geometric mean over prompts of its ratio to the reference, run by run, median of repeats; the "
-        "interval is over repeats. slowest: the worst prompt. seconds: of a whole request, median; end to end: ratio of seconds per "
-        "token of whole requests. identical: prompts with the reference's very tokens.</p>",
+        "speed-up: its ratio to the reference, run by run; median of repeats, geometric mean over prompts; the "
+        "interval is over repeats. slowest: the worst prompt. seconds: of a whole request, median. end to end: ratio "
+        "of seconds per token of whole requests. identical: prompts with the reference's very tokens.</p>",
         *(_notes(title, sentences) for title, sentences in notes(results).items()),
         _plot(
             "Decoding speed",
@@ -136,7 +136,7 @@ def html(results: Mapping[str, Any]) -> str:
         ),
         _plot(
             "Where the time goes",
-            "Milliseconds of decoding per token; of Outrider's own modes.",
+            "Milliseconds of decoding per token, medians over runs; of Outrider's own modes.",
             plot_time(profile),
             _legend([(label, f"part-{part}") for part, label in PARTS.items()]),
         ),

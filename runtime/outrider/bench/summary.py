@@ -113,7 +113,7 @@ def profile(runs: Runs, modes: Seq[str]) -> dict[str, dict[str, Any]]:
 
     accepted_by_position: of the drafts, the share whose token at this position was kept. drafted_by_round and
     accepted_by_round: means over the answers that had that many rounds, whose number is answers_by_round.
-    milliseconds_per_token: of decoding, in draft model's calls, in the main model's, and in neither.
+    milliseconds_per_token: of decoding, in draft model's calls, in the main model's, and in neither; medians over runs.
     """
     made = {}
     for mode in modes:
@@ -121,7 +121,6 @@ def profile(runs: Runs, modes: Seq[str]) -> dict[str, dict[str, Any]]:
         if not stats or not all(stats):
             continue
         num_drafts = sum(one["num_drafts"] for one in stats)
-        tokens = sum(one["num_generated_tokens"] - 1 for one in stats) or 1
         positions = _columns([one["num_accepted_tokens_per_position"] for one in stats])
         drafted = _columns([one["num_draft_tokens_per_round"] for one in stats])
         made[mode] = {
@@ -132,7 +131,10 @@ def profile(runs: Runs, modes: Seq[str]) -> dict[str, dict[str, Any]]:
             ],
             "answers_by_round": [len(column) for column in drafted],
             "milliseconds_per_token": {
-                part: 1e3 * sum(one[f"{part}_seconds"] for one in stats) / tokens for part in ("draft", "check", "host")
+                part: statistics.median(
+                    1e3 * one[f"{part}_seconds"] / max(one["num_generated_tokens"] - 1, 1) for one in stats
+                )
+                for part in ("draft", "check", "host")
             },
         }
     return made
