@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from outrider.config import GenerationConfig
 
+_PATIENCE = 3.0  # seconds for an engine to end by itself
 _NO_ANSWER = (EOFError, OSError)  # the other end of the pipe is gone
 
 
@@ -105,10 +106,11 @@ class Worker:
         return run
 
     def close(self) -> None:
-        """End the process, whatever it is doing."""
+        """End the process; what it is doing may take a moment more, not longer."""
         if self._connection is not None:
             self._connection.close()
         if self._process is not None:
+            self._process.join(_PATIENCE)
             self._process.terminate()
             self._process.join()
         self._connection = self._process = None

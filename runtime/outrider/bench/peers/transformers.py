@@ -8,6 +8,7 @@ Transformers cannot take tokens back. It is given the bundle's token ids, so the
 from __future__ import annotations
 
 import time
+from copy import deepcopy
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -84,8 +85,13 @@ class _Transformers:
         self, name: ModeName, model: Any, draft_model: Any, eos_token_ids: list[int], description: str
     ) -> None:
         self.name, self.description = name.text, description
-        self._mode, self._model, self._eos_token_ids = name, model, eos_token_ids
+        self._model, self._eos_token_ids = model, eos_token_ids
         self._draft_model = draft_model if name.kind == "transformers-draft" else None
+        self._draft_options = deepcopy(self._draft_model.generation_config) if self._draft_model else None
+        if self._draft_options and name.num_assistant_tokens:
+            self._draft_options.num_assistant_tokens = name.num_assistant_tokens
+            self._draft_options.num_assistant_tokens_schedule = "constant"
+            self._draft_options.assistant_confidence_threshold = 0.0
 
     def run(self, prompt_token_ids: list[int], config: GenerationConfig) -> Run:
         """Decode one prompt."""
@@ -104,11 +110,7 @@ class _Transformers:
             options["min_p"] = config.min_p or None
         if self._draft_model is not None:
             options["assistant_model"] = self._draft_model
-            if self._mode.num_assistant_tokens:
-                own = self._draft_model.generation_config
-                own.num_assistant_tokens = self._mode.num_assistant_tokens
-                own.num_assistant_tokens_schedule = "constant"
-                own.assistant_confidence_threshold = 0.0
+            self._draft_model.generation_config = deepcopy(self._draft_options)  # it changes as it goes
         prompt = torch.tensor([prompt_token_ids])
         first = _FirstToken()
         began = time.perf_counter()
