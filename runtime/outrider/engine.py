@@ -27,6 +27,7 @@ from outrider.schedule import (
     ConfidenceThreshold,
     CostFile,
     PassCost,
+    check_pass,
     measure_pass,
 )
 from outrider.text import TextStream, Tokenizer
@@ -252,9 +253,11 @@ class Engine:
         files = {e.path: e.sha256 for e in self.bundle.manifest.files if e.path.startswith(f"{folder}/")}
         file = CostFile(COSTS_FOLDER, {"role": role, "files": files, **backend.fingerprint, "outrider": __version__})
         cost = file.read()
-        if cost is None:
-            cost = measure_pass(backend, MAIN_ROWS if role == "main" else DRAFT_ROWS)
-            file.write(cost)
+        if cost is not None and cost.contexts[0] + cost.rows[0] <= backend.max_tokens:
+            check_pass(backend, cost)
+            return cost
+        cost = measure_pass(backend, MAIN_ROWS if role == "main" else DRAFT_ROWS)
+        file.write(cost)
         return cost
 
     def _choose_drafter(self, config: GenerationConfig) -> tuple[Drafter | None, int]:

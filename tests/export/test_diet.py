@@ -160,7 +160,9 @@ class Notes:
 @given(st.data())
 def test_without_a_corpus_the_lowest_ids_and_the_required_are_kept(data: st.DataObject) -> None:
     candidates = np.array(data.draw(some_ids), dtype=np.int32)
-    required = np.array(sorted(data.draw(st.sets(st.sampled_from(candidates.tolist())))), dtype=np.int32)
+    required = np.array(
+        sorted(data.draw(st.sets(st.sampled_from(candidates.tolist()), max_size=ROWS - 1))), dtype=np.int32
+    )
     num_tokens = data.draw(st.integers(len(required) + 1, ROWS))
     chosen = Diet(num_tokens, candidates, required, [], ROWS).choose(None, Notes())  # type: ignore[arg-type]
     others = [i for i in candidates if i not in required]

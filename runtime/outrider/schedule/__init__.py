@@ -1,8 +1,8 @@
 """Deciding what to draft: what calls cost, how likely tokens are to be kept, and what that is worth."""
 
-from outrider.schedule.acceptance import Acceptance, Share
+from outrider.schedule.acceptance import Acceptance, Luck, Share
 from outrider.schedule.auto import LONGEST, Auto
-from outrider.schedule.cost import DRAFT_ROWS, MAIN_ROWS, CostFile, PassCost, measure_pass
+from outrider.schedule.cost import DRAFT_ROWS, MAIN_ROWS, CostFile, PassCost, check_pass, measure_pass
 from outrider.schedule.rules import ConfidenceThreshold
 
 __all__ = [
@@ -13,7 +13,9 @@ __all__ = [
     "Auto",
     "ConfidenceThreshold",
     "CostFile",
+    "Luck",
     "PassCost",
     "Share",
+    "check_pass",
     "measure_pass",
 ]

@@ -39,6 +39,29 @@ class Acceptance:
 
 
 @dataclass(slots=True)
+class Luck:
+    """How much more, or less, often than expected things have happened lately.
+
+    weight: expected events that the assumption of no difference counts for; memory: how much the next one leaves.
+    """
+
+    weight: float
+    memory: float
+    happened: float = 0.0
+    expected: float = 0.0
+
+    @property
+    def factor(self) -> float:
+        """What a chance is to be multiplied by."""
+        return (self.happened + self.weight) / (self.expected + self.weight)
+
+    def add(self, chance: float, *, happened: bool) -> None:
+        """Take in what became of a chance."""
+        self.happened = self.memory * self.happened + happened
+        self.expected = self.memory * self.expected + chance
+
+
+@dataclass(slots=True)
 class Share:
     """A running mean that begins at a prior and forgets.
 

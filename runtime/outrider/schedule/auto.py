@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import TYPE_CHECKING
 
-from outrider.schedule.acceptance import Acceptance, Share
+from outrider.schedule.acceptance import Acceptance, Luck, Share
 from outrider.types import NO_DRAFT
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ class Auto:
                 if turn.rule is not None:
                     turn.draft = next(drafts)
                     turn.seconds += turn.rule.step * max(len(turn.draft) - 1, 0)
-            if len(asked) == 1:
+            if len(asked) == 1 and any(turn.rule and len(turn.draft) for turn in rounds):  # the prompt is read
                 self._draft_cost.follow(sum(turn.seconds for turn in rounds) * together, self._model.seconds - began)
         rows = sum(max(len(turn.draft) + 1, 2) for turn in rounds)
         context = sum(len(request.sequence) for request in requests) / together
@@ -132,7 +132,7 @@ class Auto:
         rate = max(answer.tokens / answer.seconds, 1 / plain)  # plain decoding is there to be had
         answer.judge_copy(request.sequence)
         answer.copy, answer.copied_at = copy, len(request.sequence)
-        chances = [answer.record.copies.chance(confidence) for confidence in confidences_of(copy)]
+        chances = [answer.copy_chance(confidence) for confidence in confidences_of(copy)]
         value, length = best_length(chances, [rate * seconds for seconds in check])
         turn = _Turn(copy.cut(length), by_model=False)
         if self._model is None or self._draft_cost is None:
@@ -227,6 +227,7 @@ class _Answer:
     model: Share
     turn: _Turn | None = None
     reading: bool = False  # whether the draft model has been given the prompt
+    luck: Luck = field(default_factory=lambda: Luck(weight=1.0, memory=0.9))  # with copies
     regret: float = 0.0
     copy: Draft = NO_DRAFT
     copied_at: int = 0
@@ -257,10 +258,15 @@ class _Answer:
         if num_accepted:
             self.waited = self.patience = _FIRST_PROBE  # what has worked is tried again at once
 
+    def copy_chance(self, confidence: float) -> float:
+        """How likely a copied token is to be kept: some answers repeat what was said, others only seem to."""
+        return min(self.record.copies.chance(confidence) * self.luck.factor, 1.0)
+
     def judge_copy(self, sequence: Sequence) -> None:
         """Learn from the last copy, proposed or not: what was committed says what would have become of it."""
         committed = sequence.token_ids[self.copied_at :]
         for token_id, confidence, said in zip(self.copy.token_ids, confidences_of(self.copy), committed, strict=False):
+            self.luck.add(self.record.copies.chance(confidence), happened=token_id == said)
             self.record.copies.observe(confidence, kept=token_id == said)
             if token_id != said:
                 break

@@ -17,7 +17,7 @@ import numpy as np
 from outrider.types import Chunk
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Iterator, Mapping
     from collections.abc import Sequence as Seq
     from pathlib import Path
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 MAIN_ROWS = (2, 3, 4, 5, 6, 8, 12, 16)
 DRAFT_ROWS = (1, 2, 4, 8, 32, 128)
 NEAR, FAR = 256, 2048  # tokens of context at which calls are measured
-_SWAY = 0.05  # weight of the latest call in the scale that follows the machine
+_SWAY = 0.1  # weight of the latest call in the scale that follows the machine
 
 
 @dataclass(slots=True)
@@ -58,7 +58,7 @@ class PassCost:
     def follow(self, expected: float, seconds: float) -> None:
         """Adapt to calls that should have taken `expected` seconds, and took `seconds`."""
         # A call that waited for another program, or compiled its kernels first, says little about the next one.
-        self.scale *= min(max(seconds / expected, 0.67), 1.5) ** _SWAY
+        self.scale *= min(max(seconds / expected, 0.5), 2.0) ** _SWAY
 
     def _measured(self, rows: float, context: float) -> float:
         near = _line(rows, self.rows, self.near)
@@ -75,6 +75,17 @@ def _line(x: float, xs: Seq[float], ys: Seq[float]) -> float:
     return ys[-1] + (x - xs[-1]) * max(ys[-1] - ys[-2], 0.0) / (xs[-1] - xs[-2])
 
 
+def check_pass(backend: Backend, cost: PassCost, repeats: int = 3) -> None:
+    """See how fast the machine is today, by the shortest of a few calls, and scale what was measured before.
+
+    Raises:
+        DeviceError: when the device fails.
+    """
+    with _timer(backend, cost.contexts[0] + cost.rows[0]) as seconds:
+        seconds(cost.rows[0], cost.contexts[0])
+        cost.scale = min(seconds(cost.rows[0], cost.contexts[0]) for _ in range(repeats)) / cost.near[0]
+
+
 def measure_pass(backend: Backend, rows: Seq[int], repeats: int = 3) -> PassCost:
     """Time calls of one sequence with these numbers of rows.
 
@@ -86,7 +97,25 @@ def measure_pass(backend: Backend, rows: Seq[int], repeats: int = 3) -> PassCost
     """
     longest = next((n for n in (FAR, FAR // 2, NEAR, 64, 16) if n + max(rows) <= backend.max_tokens), 0)
     contexts = (min(NEAR, longest), longest)
-    slot = backend.open(longest + max(rows))
+    with _timer(backend, longest + max(rows)) as seconds:
+        for n in rows:
+            seconds(n, contexts[0])
+        rounds = [[seconds(n, contexts[0]) for n in rows] for _ in range(repeats)]
+        near = [min(taken) for taken in zip(*rounds, strict=True)]
+        ends = (rows[0], rows[-1])
+        far_rounds = [[seconds(n, contexts[1]) for n in ends] for _ in range(repeats)]
+        extra = [min(taken) for taken in zip(*far_rounds, strict=True)]
+    # A call with more rows does not take less time; where it seems to, both were measured alike.
+    near = list(itertools.accumulate(near, max))
+    more = [max(e - n, 0.0) for e, n in zip(extra, (near[0], near[-1]), strict=True)]
+    far = [n + _line(r, ends, more) for r, n in zip(rows, near, strict=True)]
+    return PassCost(tuple(rows), tuple(near), tuple(far), contexts)
+
+
+@contextlib.contextmanager
+def _timer(backend: Backend, max_tokens: int) -> Iterator[Callable[[int, int], float]]:
+    """Gives a function from rows and tokens of context to the seconds that a call takes."""
+    slot = backend.open(max_tokens)
     if slot is None:
         raise RuntimeError("the cache is in use: costs are measured while nothing runs")
 
@@ -98,20 +127,9 @@ def measure_pass(backend: Backend, rows: Seq[int], repeats: int = 3) -> PassCost
         return time.perf_counter() - began
 
     try:
-        for n in rows:
-            seconds(n, contexts[0])
-        rounds = [[seconds(n, contexts[0]) for n in rows] for _ in range(repeats)]
-        near = [min(taken) for taken in zip(*rounds, strict=True)]
-        ends = (rows[0], rows[-1])
-        far_rounds = [[seconds(n, contexts[1]) for n in ends] for _ in range(repeats)]
-        extra = [min(taken) for taken in zip(*far_rounds, strict=True)]
+        yield seconds
     finally:
         slot.close()
-    # A call with more rows does not take less time; where it seems to, both were measured alike.
-    near = list(itertools.accumulate(near, max))
-    more = [max(e - n, 0.0) for e, n in zip(extra, (near[0], near[-1]), strict=True)]
-    far = [n + _line(r, ends, more) for r, n in zip(rows, near, strict=True)]
-    return PassCost(tuple(rows), tuple(near), tuple(far), contexts)
 
 
 @dataclass(frozen=True, slots=True)
