@@ -20,6 +20,8 @@ class Stats:
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
     num_accepted_tokens_per_position: list[int] = field(default_factory=list)
+    num_draft_tokens_per_round: list[int] = field(default_factory=list)
+    num_accepted_tokens_per_round: list[int] = field(default_factory=list)
     time_to_first_token: float = 0.0  # from the request's start, waiting included
     decode_seconds: float = 0.0  # from the first token to the last
     draft_seconds: float = 0.0  # of decoding rounds: in the draft model's calls
@@ -57,6 +59,8 @@ class Stats:
     def count_round(self, num_draft_tokens: int, num_accepted_tokens: int) -> None:
         """Count one call of the main model and what became of its draft."""
         self.num_rounds += 1
+        self.num_draft_tokens_per_round.append(num_draft_tokens)
+        self.num_accepted_tokens_per_round.append(num_accepted_tokens)
         if not num_draft_tokens:
             return
         self.num_drafts += 1

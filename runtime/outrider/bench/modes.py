@@ -1,35 +1,31 @@
-"""Ways to decode that can be compared: our own, and those of openvino-genai on the same files.
+"""Ways to decode that can be compared: our own, and those of other runtimes on the same prompts.
 
-A mode is written KIND[:N], with N draft tokens a round::
+A mode is written KIND[:N]. Our own, with N draft tokens a round, or as many as the drafter takes by itself::
 
-    plain   draft:3   ngram:5   shuffled:8   genai   genai-draft:3   genai-ngram:5
+    plain   auto   draft:3   ngram:5   suffix:8   shuffled:8   and any drafter that the engine knows
 
-shuffled is for tests of identity: at random every round, one of the drafters or none, and up to N tokens.
+shuffled is for tests of identity: at random every round, one of the drafters or none, and up to N tokens. Those of
+other runtimes are listed in `outrider.bench.peers`.
 """
 
 from __future__ import annotations
 
-import os
-import shutil
-import tempfile
-import time
+import re
 from dataclasses import dataclass, field
-from pathlib import Path
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, Protocol
 
-import numpy as np
-
-from outrider.bench.shuffled import Shuffled
-from outrider.config import LOSSY, GenerationConfig
+from outrider.bench.peers import PEERS, check_peer
 from outrider.errors import OptionError, nearest
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from outrider.bundle import Bundle
+    from outrider.config import Config, GenerationConfig
     from outrider.engine import Engine
-
-# It has no_repeat_ngram_size, which only beam search follows, and logprobs of one token at a place.
-_NOT_IN_GENAI = ("typical_p", "logit_bias", "no_repeat_ngram_size", "banned_token_ids", "logprobs")
-
-KINDS = ("plain", "draft", "ngram", "suffix", "shuffled", "genai", "genai-draft", "genai-ngram")
+    from outrider.types import TextTokenizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,162 +45,126 @@ class Run:
 
 
 class Mode(Protocol):
-    """One way to decode."""
+    """One way to decode. description: weights, precision, threads and version, in one line."""
 
     name: str
     runtime: str
+    description: str
     num_parallel: int  # runs that may go on at a time
 
     def run(self, prompt_token_ids: list[int], config: GenerationConfig) -> Run:
         """Decode one prompt."""
 
 
-def make_modes(names: list[str], engine: Engine) -> list[Mode]:
-    """The modes of these names, on the engine's bundle, device and precision.
+@dataclass(frozen=True, slots=True)
+class ModeName:
+    """A mode's name, taken apart. number: draft tokens a round, or genai-dynamic's threshold; None: not given."""
+
+    text: str
+    kind: str
+    number: float | None
+
+    @classmethod
+    def parse(cls, text: str) -> ModeName:
+        """Take a name apart.
+
+        Raises:
+            OptionError: when it is not of the form KIND or KIND:N.
+        """
+        kind, _, number = text.partition(":")
+        form = r"\d*\.?\d+" if kind == "genai-dynamic" else r"\d+"
+        if not kind or (":" in text and not re.fullmatch(form, number)):
+            raise OptionError(f"There is no mode '{text}': write KIND or KIND:N, such as draft or draft:3.")
+        return cls(text, kind, float(number) if number else None)
+
+    @property
+    def num_assistant_tokens(self) -> int | None:
+        """The number, of modes that count tokens."""
+        return None if self.number is None else int(self.number)
+
+    @property
+    def worker(self) -> str:
+        """Which modes load the same models: ours do, and so do a peer's of one worker."""
+        return PEERS[self.kind].worker if self.kind in PEERS else "outrider"
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What the engines of a comparison are made of. `tokenizer` takes the place of the bundle's own in ours."""
+
+    bundle: Bundle
+    config: Config
+    peer_models: Mapping[str, Path] = field(default_factory=dict)  # by peer: a folder or file of its own format
+    tokenizer: TextTokenizer | None = None
+
+
+def split_modes(modes: str) -> list[str]:
+    """The names in a comma-separated list.
 
     Raises:
-        OptionError: for a name that is not of the form above, or names a drafter that the bundle does not have.
+        OptionError: for a name that is not of the form above, or is there twice.
     """
-    modes: list[Mode] = []
-    pipelines: dict[str, _Pipeline] = {}  # modes of one kind share what they load
+    names = [name.strip() for name in modes.split(",")]
     for name in names:
-        kind, _, number = name.partition(":")
-        if kind not in (*KINDS, *engine.drafters) or (number and not number.isdigit()):
-            raise OptionError(f"There is no mode '{name}': write KIND or KIND:N. {nearest(kind, KINDS)}")
-        if kind.endswith("draft") and not engine.bundle.manifest.drafters:
-            raise OptionError(f"Mode '{name}' needs a draft model, and {engine.bundle.folder} has none.")
-        if kind == "genai-draft" and engine.bundle.manifest.drafters[0].vocabulary != "same":
-            raise OptionError(f"openvino-genai cannot run mode '{name}': the draft model's vocabulary is another.")
-        count = int(number) if number else None
-        if kind.startswith("genai"):
-            if kind not in pipelines:
-                pipelines[kind] = _Pipeline(kind, engine)
-            modes.append(_Genai(name, count, pipelines[kind]))
-        else:
-            modes.append(_Ours(name, kind, count, engine))
+        ModeName.parse(name)
+        if names.count(name) > 1:
+            raise OptionError(f"Mode '{name}' is there twice. Leave one out.")
+    return names
+
+
+def make_modes(names: list[str], engine: Engine) -> list[Mode]:
+    """The modes of these names in this process, on the engine's bundle, device and precision.
+
+    Raises:
+        OptionError: for a name that is not of the form above, names a drafter that the bundle does not have, or a peer
+            that is not installed.
+    """
+    parsed = [ModeName.parse(name) for name in names]
+    setup = Setup(engine.bundle, engine.config)
+    made: dict[str, Mode] = {}
+    for worker in dict.fromkeys(name.worker for name in parsed):
+        mine = [name for name in parsed if name.worker == worker]
+        modes = _ours(mine, engine) if worker == "outrider" else _peers(mine, setup)
+        made |= {mode.name: mode for mode in modes}
+    return [made[name] for name in names]
+
+
+def load_modes(names: list[str], setup: Setup) -> list[Mode]:
+    """The modes of one worker, with the engine that they share.
+
+    Raises:
+        OptionError: as `make_modes`.
+    """
+    parsed = [ModeName.parse(name) for name in names]
+    if parsed[0].worker != "outrider":
+        return _peers(parsed, setup)
+    from outrider.engine import Engine
+
+    return _ours(parsed, Engine(setup.bundle, setup.config, tokenizer=setup.tokenizer))
+
+
+def default_modes(setup: Setup) -> list[str]:
+    """Plain decoding, the engine's own choice, then each of its drafters."""
+    free = setup.config.generation.drafter in (None, "ngram", "suffix")  # then draft models are left on disk
+    bundled = () if free else setup.bundle.manifest.drafters
+    return ["plain", "auto", *(entry.name for entry in bundled), "ngram", "suffix"]
+
+
+def _ours(names: list[ModeName], engine: Engine) -> list[Mode]:
+    from outrider.bench.ours import Ours
+
+    for name in names:
+        if name.kind == "draft" and not engine.bundle.manifest.drafters:
+            raise OptionError(f"Mode '{name.text}' needs a draft model, and {engine.bundle.folder} has none.")
+        if name.kind not in ("plain", "auto", "shuffled", *engine.drafters):
+            known = ["plain", "auto", "shuffled", *engine.drafters, *PEERS]
+            raise OptionError(f"There is no mode '{name.text}': write KIND or KIND:N. {nearest(name.kind, known)}")
+    return [Ours(name, engine) for name in names]
+
+
+def _peers(names: list[ModeName], setup: Setup) -> list[Mode]:
+    for name in names:
+        check_peer(name.text, name.kind, setup)
+    module = import_module(f"outrider.bench.peers.{PEERS[names[0].kind].module}")
+    modes: list[Mode] = module.load(names, setup)
     return modes
-
-
-class _Ours:
-    runtime, num_parallel = "outrider", 8
-
-    def __init__(self, name: str, kind: str, num_assistant_tokens: int | None, engine: Engine) -> None:
-        self.name = name
-        self._drafter = None if kind == "plain" else kind
-        self._num_assistant_tokens = num_assistant_tokens
-        self._engine = engine
-        if kind == "shuffled" and kind not in engine.drafters:
-            engine.add_drafter(kind, Shuffled([engine.find_drafter(drafter) for drafter in engine.drafters]))
-
-    def run(self, prompt_token_ids: list[int], config: GenerationConfig) -> Run:
-        began = time.perf_counter()
-        config = config.replace(drafter=self._drafter)
-        if self._num_assistant_tokens is not None:
-            config = config.replace(num_assistant_tokens=self._num_assistant_tokens)
-        result = self._engine.generate(prompt_token_ids, config)
-        total = time.perf_counter() - began
-        return Run(result.token_ids, result.stats.time_to_first_token, total, result.stats.as_dict())
-
-
-class _Pipeline:
-    """openvino-genai's LLMPipeline on the bundle's own files, with its default cache unless one was chosen."""
-
-    def __init__(self, kind: str, engine: Engine) -> None:
-        import openvino_genai
-
-        self.kind = kind
-        bundle, device = engine.bundle, engine.config.device
-        self.eos_token_ids = set(bundle.manifest.tokenizer.eos_token_ids)
-        properties: dict[str, Any] = dict(device.properties)
-        if device.num_threads:
-            properties["INFERENCE_NUM_THREADS"] = device.num_threads
-        if device.precision != "auto":
-            properties["INFERENCE_PRECISION_HINT"] = device.precision
-        if device.cache_precision != "auto":
-            properties["KV_CACHE_PRECISION"] = device.cache_precision
-        tokenizer = openvino_genai.Tokenizer(str(bundle.tokenizer_path))
-        scheduler = openvino_genai.SchedulerConfig()
-        scheduler.cache_size = 1
-        scheduler.enable_prefix_caching = False  # as ours: every run reads its whole prompt
-        extra: dict[str, Any] = {"scheduler_config": scheduler}
-        if kind == "genai-draft":
-            # It reads a tokenizer from beside the draft model; ours stands apart.
-            self._draft_folder = tempfile.TemporaryDirectory()
-            for folder in (bundle.folder / bundle.manifest.drafters[0].model.folder, bundle.tokenizer_path):
-                for path in folder.iterdir():
-                    _link(path, Path(self._draft_folder.name) / path.name)
-            extra["draft_model"] = openvino_genai.draft_model(
-                self._draft_folder.name, device.draft_device or device.main_device, **properties
-            )
-        elif kind == "genai-ngram":
-            extra["prompt_lookup"] = True
-        folder = bundle.folder / bundle.manifest.main.folder
-        self.generate = openvino_genai.LLMPipeline(
-            str(folder), tokenizer, device.main_device, **extra, **properties
-        ).generate
-
-
-class _Genai:
-    """openvino-genai, with a number of draft tokens."""
-
-    runtime, num_parallel = "openvino-genai", 1
-
-    def __init__(self, name: str, num_assistant_tokens: int | None, pipeline: _Pipeline) -> None:
-        import openvino as ov
-        import openvino_genai
-
-        self.name = name
-        self._genai, self._tensor = openvino_genai, ov.Tensor
-        self._pipeline, self._kind = pipeline, pipeline.kind
-        self._num_assistant_tokens = num_assistant_tokens or (3 if self._kind == "genai-draft" else 5)
-
-    def run(self, prompt_token_ids: list[int], config: GenerationConfig) -> Run:
-        missing = [name for name in _NOT_IN_GENAI if getattr(config, name) != getattr(GenerationConfig(), name)]
-        if config.sampling in LOSSY:
-            missing.append(f"sampling='{config.sampling}'")
-        if missing:
-            raise OptionError(
-                f"openvino-genai has no {missing[0]} here, so mode '{self.name}' cannot be compared with it. "
-                "Leave the option or the mode out."
-            )
-        options = self._genai.GenerationConfig()
-        options.max_new_tokens = config.max_new_tokens
-        options.stop_token_ids = self._pipeline.eos_token_ids | set(config.stop_token_ids)
-        options.ignore_eos = config.ignore_eos
-        options.min_new_tokens = config.min_new_tokens
-        options.stop_strings = set(config.stop)
-        options.repetition_penalty = config.repetition_penalty
-        options.presence_penalty = config.presence_penalty
-        options.frequency_penalty = config.frequency_penalty
-        if config.temperature:
-            options.do_sample = True
-            options.temperature, options.top_p = config.temperature, config.top_p
-            options.top_k = config.top_k or 2**31
-            options.min_p = config.min_p
-            options.rng_seed = config.seed or 0
-        if self._kind != "genai":
-            options.num_assistant_tokens = self._num_assistant_tokens
-        if self._kind == "genai-ngram":
-            options.max_ngram_size = config.max_ngram_size
-        token_ids = np.array([prompt_token_ids], dtype=np.int64)
-        inputs = self._genai.TokenizedInputs(self._tensor(token_ids), self._tensor(np.ones_like(token_ids)))
-        first: list[float] = []
-
-        def streamer(_: str) -> Any:
-            if not first:
-                first.append(time.perf_counter())
-            return self._genai.StreamingStatus.RUNNING
-
-        began = time.perf_counter()
-        answer = self._pipeline.generate(inputs, options, streamer)
-        total = time.perf_counter() - began
-        metrics = answer.perf_metrics
-        first_token = metrics.get_ttft().mean / 1e3 if metrics.get_ttft().mean > 0 else first[0] - began
-        return Run(list(answer.tokens[0]), first_token, total)
-
-
-def _link(path: Path, target: Path) -> None:
-    try:
-        os.link(path, target)
-    except OSError:  # another disk, or a file system without links
-        shutil.copyfile(path, target)

@@ -6,30 +6,57 @@ import importlib.resources
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from outrider.errors import OptionError
+
+if TYPE_CHECKING:
+    from outrider.types import TextTokenizer
+
+BUILT_IN = {"default": "prompts.jsonl", "grounded": "grounded.jsonl"}
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A user's message, with a name and a category to report it under."""
+    """A user's message, with a name and a category to report it under.
+
+    references: texts that the answer may quote from, for drafters that read them.
+    """
 
     id: str
     category: str
     text: str
+    references: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """A prompt as the models get it."""
+
+    prompt: Prompt
+    token_ids: list[int]
+
+
+def encode_prompts(prompts: list[Prompt], tokenizer: TextTokenizer) -> list[Task]:
+    """Each prompt with its token ids, which all modes are given."""
+    return [Task(prompt, tokenizer.encode_prompt(prompt.text)) for prompt in prompts]
 
 
 def read_prompts(path: str | Path | None = None, per_category: int | None = None) -> list[Prompt]:
-    """Prompts from a JSON Lines file; None is the six that ship with Outrider.
+    """Prompts from a JSON Lines file, or those that ship with Outrider: "default", or None, and "grounded".
 
     Each line is an object with `turns`, a list of messages of which the first is used, or `prompt`, a text; and
-    `id` and `category` if there are any. `per_category` keeps the first few of each category.
+    `id`, `category` and `references`, a list of texts, if there are any. `per_category` keeps the first few of each
+    category.
 
     Raises:
         OptionError: when the file is missing, empty, or a line is not of this form.
     """
+    built_in = BUILT_IN.get(str(path or "default"))
     source = (
-        Path(path).expanduser() if path else Path(str(importlib.resources.files("outrider"))) / "bench/prompts.jsonl"
+        Path(str(importlib.resources.files("outrider"))) / "bench" / built_in
+        if built_in
+        else Path(str(path)).expanduser()
     )
     try:
         lines = source.read_text(encoding="utf-8-sig").split("\n")
@@ -40,17 +67,25 @@ def read_prompts(path: str | Path | None = None, per_category: int | None = None
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
-        try:
-            record = json.loads(line)
-            text = record["prompt"] if "prompt" in record else record["turns"][0]
-            if not isinstance(text, str):
-                raise TypeError
-        except (ValueError, KeyError, IndexError, TypeError) as error:
-            raise OptionError(f"{source}, line {number}, has neither a 'prompt' nor 'turns' with text.") from error
-        category = str(record.get("category", "all"))
-        seen[category] = seen.get(category, 0) + 1
-        if per_category is None or seen[category] <= per_category:
-            prompts.append(Prompt(str(record.get("id", number)), category, text))
+        prompt = _read_prompt(line, f"{source}, line {number},", str(number))
+        seen[prompt.category] = seen.get(prompt.category, 0) + 1
+        if per_category is None or seen[prompt.category] <= per_category:
+            prompts.append(prompt)
     if not prompts:
         raise OptionError(f"Prompts {source} holds no prompt.")
     return prompts
+
+
+def _read_prompt(line: str, place: str, number: str) -> Prompt:
+    try:
+        record: dict[str, Any] = json.loads(line)
+        text = record["prompt"] if "prompt" in record else record["turns"][0]
+        if not isinstance(text, str):
+            raise TypeError
+    except (ValueError, KeyError, IndexError, TypeError) as error:
+        raise OptionError(f"{place} has neither a 'prompt' nor 'turns' with text.") from error
+    references = record.get("references", [])
+    if not isinstance(references, list) or not all(isinstance(reference, str) for reference in references):
+        raise OptionError(f"{place} has 'references' that are not a list of texts.")
+    category = str(record.get("category", "all"))
+    return Prompt(str(record.get("id", number)), category, text, tuple(references))

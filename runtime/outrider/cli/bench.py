@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import platform
-from importlib.metadata import version
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from outrider.bench.setting import describe_models, describe_versions
 from outrider.cli.console import err, out, print_json, progress_bar, table
 from outrider.cli.options import generation_options, json_option, load_options, read_options
 from outrider.config import LOSSY
@@ -16,17 +16,44 @@ if TYPE_CHECKING:
     from outrider.engine import Engine
 
 
+def _read_models(context: click.Context, parameter: click.Parameter, given: tuple[str, ...]) -> dict[str, Path]:
+    """Paths by name from NAME=PATH."""
+    models = {}
+    for pair in given:
+        name, _, path = pair.partition("=")
+        if not name or not path:
+            raise click.BadParameter(f"'{pair}' is not NAME=PATH, such as llamacpp=model.gguf.", context, parameter)
+        models[name] = Path(path).expanduser()
+    return models
+
+
 @click.command()
 @click.argument("bundle")
-@click.option("--prompts", metavar="FILE", help="JSON Lines with 'turns' or 'prompt'.  [default: six of our own]")
+@click.option(
+    "--prompts",
+    metavar="NAME|FILE",
+    help="default, grounded, or JSON Lines with 'turns' or 'prompt'.  [default: six of our own]",
+)
 @click.option("--per-category", type=click.IntRange(1), help="Use the first N prompts of each category.")
 @click.option(
     "--modes",
-    default=None,
-    help="Comma-separated: plain, draft:N, ngram:N, suffix:N, and openvino-genai's genai, genai-draft:N, "
-    "genai-ngram:N. The first is what the others are compared with.  [default: plain, then all the bundle's drafters]",
+    help="Comma-separated: plain, auto, draft[:N], ngram[:N], suffix[:N]; openvino-genai's genai, genai-draft[:N], "
+    "genai-dynamic[:T], genai-ngram[:N]; transformers, transformers-draft[:N]; llamacpp, llamacpp-ngram[:N]; ortgenai. "
+    "The first is what the others are compared with.  [default: plain, auto, then all drafters]",
 )
-@click.option("--repeats", type=click.IntRange(1), default=1, show_default=True, help="Runs of every prompt and mode.")
+@click.option(
+    "--peer-model",
+    "peer_models",
+    multiple=True,
+    metavar="NAME=PATH",
+    callback=_read_models,
+    help="A model in another runtime's format: transformers, transformers-draft, llamacpp or ortgenai. Several times.",
+)
+@click.option("--repeats", type=click.IntRange(1), help="Runs of every prompt and mode.  [default: 1, quick: 3]")
+@click.option("--quick", is_flag=True, help="End in ten minutes, with as many prompts as fit.")
+@click.option(
+    "--out", "folder", metavar="DIR", help="Write runs, results and a report here; go on where a run was interrupted."
+)
 @load_options
 @generation_options
 @json_option
@@ -35,92 +62,83 @@ def bench(
     prompts: str | None,
     per_category: int | None,
     modes: str | None,
-    repeats: int,
+    peer_models: dict[str, Path],
+    repeats: int | None,
+    quick: bool,
+    folder: str | None,
     as_json: bool,
     **options: Any,
 ) -> None:
     """Compare ways to decode on BUNDLE.
 
-    All run interleaved, on the same files, prompts and threads.
+    All run interleaved, on the same prompts and threads, each engine in a process of its own. With --out DIR, a run
+    that was interrupted goes on when the same command is given again.
     """
-    from outrider.bench.measure import measure, summarize
-    from outrider.bench.modes import make_modes
+    from outrider.bench import benchmark
+    from outrider.bench.modes import Setup, default_modes, split_modes
     from outrider.bench.prompts import read_prompts
-    from outrider.engine import load
+    from outrider.bench.setting import default_num_threads
+    from outrider.bundle import read_bundle
 
-    config = read_options(options, max_new_tokens=96)
+    config = read_options(options, max_new_tokens=64 if quick else 96)
     chosen = read_prompts(prompts, per_category)
-    engine = load(bundle, config)
-    names = modes.split(",") if modes else ["plain", *(d for d in engine.drafters)]
-    made = make_modes([name.strip() for name in names], engine)
-    with progress_bar("measuring", len(chosen) * len(made) * repeats, quiet=as_json) as advance:
-        measurements = measure(engine, made, chosen, config.generation, repeats, advance)
-    rows = summarize(measurements, [mode.name for mode in made], made[0].name)
-    setting = describe(engine, config.generation.max_new_tokens, repeats)
-    if config.generation.temperature:
-        sampling = config.generation.sampling
-        setting["sampling"] = f"{sampling} (LOSSY)" if sampling in LOSSY else sampling
-    if as_json:
-        runs = [
-            {
-                "id": m.prompt.id,
-                "category": m.prompt.category,
-                "num_prompt_tokens": m.num_prompt_tokens,
-                "mode": mode,
-                "token_ids": run.token_ids,
-                "first_token_seconds": run.first_token_seconds,
-                "total_seconds": run.total_seconds,
-                "stats": run.stats,
-            }
-            for m in measurements
-            for mode, mode_runs in m.runs.items()
-            for run in mode_runs
-        ]
-        print_json({"setting": setting, "summary": rows, "runs": runs})
-        return
-    out.print("  ".join(f"{key}={value}" for key, value in setting.items()), style="dim")
-    columns = (
-        "tokens/s",
-        f"vs {made[0].name}",
-        "slowest",
-        "end to end",
-        "identical",
-        "accepted",
-        "tokens/round",
-        "host",
-    )
-    made_table = table("mode", "category", *columns)
-    for row in rows:
-        known = "acceptance_rate" in row
-        made_table.add_row(
-            row["mode"],
-            row["category"],
-            f"{row['tokens_per_second']:.1f}",
-            f"{row['speed_up']:.2f}×",
-            f"{row['slowest']:.2f}×",
-            f"{row['end_to_end']:.2f}×",
-            f"{row['identical']}/{row['num_prompts']}",
-            f"{row['acceptance_rate']:.0%}" if known else "-",
-            f"{row['tokens_per_round']:.2f}" if known else "-",
-            f"{row['host_share']:.1%}" if known else "-",
+    if not config.device.num_threads:
+        config = config.replace(num_threads=default_num_threads())
+    setup = Setup(read_bundle(bundle), config, peer_models)
+    names = split_modes(modes) if modes else default_modes(setup)
+    repeats = repeats or (3 if quick else 1)
+    label = "measuring, ten minutes at most" if quick else "measuring"
+    try:
+        results = benchmark.run(
+            setup,
+            chosen,
+            names,
+            repeats=repeats,
+            folder=folder,
+            quick=quick,
+            progress=lambda num_runs: progress_bar(label, num_runs, quiet=as_json),
         )
-    out.print(made_table)
-    slower = [row for row in rows if row["category"] == "all" and row["speed_up"] < 1]
-    for row in slower:
-        err.print(f"{row['mode']} is slower than {made[0].name} on these prompts: {row['speed_up']:.2f}×.")
+    except KeyboardInterrupt:
+        if folder:
+            err.print(f"The runs so far are in {folder}; the same command goes on from there.")
+        raise
+    written = benchmark.save(results, Path(folder).expanduser()) if folder else []
+    if as_json:
+        print_json(results)
+        return
+    _print(results)
+    for path in written:
+        err.print(f"Wrote {path}")
+
+
+def _print(results: dict[str, Any]) -> None:
+    from outrider.bench.report import COLUMNS, cells, notes
+
+    setting = results["setting"]
+    if setting.get("temperature"):
+        sampling = setting.get("sampling", "coupled")
+        setting = setting | {"sampling": f"{sampling} (LOSSY)" if sampling in LOSSY else sampling}
+    out.print("  ".join(f"{key}={value}" for key, value in setting.items() if key != "modes"), style="dim")
+    for mode in results["modes"]:
+        out.print(f"{mode['name']}: {mode['description']}", style="dim")
+    headings = {"end to end": "end to\nend", "tokens/round": "tokens/\nround", "identical": "same"}
+    made = table("mode", *(headings.get(column, column) for column in COLUMNS))
+    for mode in results["modes"]:
+        rows = [row for row in results["summary"] if row["mode"] == mode["name"]]
+        for row in reversed(rows):  # all categories first
+            made.add_row(mode["name"] if row["category"] == "all" else f"  {row['category']}", *cells(row))
+    out.print(made)
+    for title, sentences in notes(results).items():
+        for sentence in sentences:
+            err.print(f"{title}: {sentence}")
 
 
 def describe(engine: Engine, max_new_tokens: int | None, repeats: int) -> dict[str, Any]:
     """What a figure was measured on."""
-    manifest = engine.bundle.manifest
     return {
-        "main": f"{manifest.main.source.id} {manifest.main.weights}",
-        "draft": ", ".join(f"{d.model.source.id} {d.model.weights}" for d in manifest.drafters) or "none",
+        **describe_models(engine.bundle),
         **engine.setting,
         "max_new_tokens": max_new_tokens,
         "repeats": repeats,
-        "outrider": version("outrider"),
-        "openvino": version("openvino"),
-        "openvino-genai": version("openvino-genai"),
-        "python": platform.python_version(),
+        **describe_versions(),
     }

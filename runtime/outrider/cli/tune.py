@@ -26,9 +26,10 @@ def tune(bundle: str, prompts: str | None, per_category: int | None, as_json: bo
 
     For the bundle's own drafter, else n-gram, or the one that --drafter names.
     """
-    from outrider.bench.measure import measure, summarize
+    from outrider.bench.measure import measure, warm_up
     from outrider.bench.modes import make_modes
-    from outrider.bench.prompts import read_prompts
+    from outrider.bench.prompts import encode_prompts, read_prompts
+    from outrider.bench.summary import collect, summarize
     from outrider.engine import load
 
     if options.get("num_assistant_tokens") is not None:
@@ -42,9 +43,11 @@ def tune(bundle: str, prompts: str | None, per_category: int | None, as_json: bo
     if drafter not in engine.drafters:
         raise OptionError(f"There is no drafter '{drafter}' here. {nearest(drafter, engine.drafters)}")
     modes = make_modes(["plain", *(f"{drafter}:{n}" for n in range(1, LONGEST + 1))], engine)
+    tasks = encode_prompts(chosen, engine.tokenizer)
     with progress_bar("measuring", len(chosen) * len(modes), quiet=as_json) as advance:
-        measurements = measure(engine, modes, chosen, config.generation, advance=advance)
-    summary = summarize(measurements, [mode.name for mode in modes], "plain")
+        warm_up(modes, tasks, config.generation)
+        records = measure(modes, tasks, config.generation, record=lambda _: advance())
+    summary = summarize(collect(records), tasks, [mode.name for mode in modes], "plain")
     rows = [row | {"num_assistant_tokens": n} for n, row in enumerate(r for r in summary if r["category"] == "all")]
     best = max(rows, key=lambda row: row["speed_up"])
     setting = describe(engine, config.generation.max_new_tokens, 1)

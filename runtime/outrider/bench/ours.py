@@ -1,0 +1,55 @@
+"""Our own modes."""
+
+from __future__ import annotations
+
+import time
+from importlib.metadata import version
+from typing import TYPE_CHECKING
+
+from outrider.bench.modes import ModeName, Run
+from outrider.bench.shuffled import Shuffled
+
+if TYPE_CHECKING:
+    from outrider.config import GenerationConfig
+    from outrider.engine import Engine
+
+
+class Ours:
+    """The engine, with a drafter and its number of draft tokens."""
+
+    runtime, num_parallel = "outrider", 8
+
+    def __init__(self, name: ModeName, engine: Engine) -> None:
+        self.name = name.text
+        self.description = _describe(engine, name.kind)
+        self._drafter = None if name.kind == "plain" else name.kind
+        self._num_assistant_tokens = name.num_assistant_tokens
+        self._engine = engine
+        if name.kind == "shuffled" and name.kind not in engine.drafters:
+            engine.add_drafter(name.kind, Shuffled([engine.find_drafter(drafter) for drafter in engine.drafters]))
+
+    def run(self, prompt_token_ids: list[int], config: GenerationConfig) -> Run:
+        """Decode one prompt."""
+        began = time.perf_counter()
+        config = config.replace(drafter=self._drafter)
+        if self._num_assistant_tokens is not None:
+            config = config.replace(num_assistant_tokens=self._num_assistant_tokens)
+        result = self._engine.generate(prompt_token_ids, config)
+        total = time.perf_counter() - began
+        return Run(result.token_ids, result.stats.time_to_first_token, total, result.stats.as_dict())
+
+
+def _describe(engine: Engine, kind: str) -> str:
+    """The models that a mode may use, and where and how precisely they run."""
+    manifest = engine.bundle.manifest
+    weights = {"main_device": manifest.main.weights}
+    if kind not in ("plain", "ngram", "suffix"):
+        weights |= {f"{drafter.name}_device": drafter.model.weights for drafter in manifest.drafters}
+    models = [
+        f"{role.removesuffix('_device')} model {weights[role]}, {where}"
+        for role, where in engine.setting.items()
+        if role in weights
+    ]
+    threads = engine.config.device.num_threads
+    models.append(f"{threads or 'the default number of'} threads")
+    return "; ".join([*models, f"outrider {version('outrider')}, openvino {version('openvino')}"])

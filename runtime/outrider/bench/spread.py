@@ -1,0 +1,49 @@
+"""Medians, spreads and confidence intervals of a few numbers."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence as Seq
+
+# Student's t, two-sided 95%, for 1, 2, … degrees of freedom; the last is good enough beyond.
+_T = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131, 2.120)
+
+
+def median_and_range(values: Seq[float]) -> tuple[float, tuple[float, float]]:
+    """The median, with the smallest and the largest."""
+    return statistics.median(values), (min(values), max(values))
+
+
+def quartiles(values: Seq[float]) -> tuple[float, float]:
+    """The first and third, by linear interpolation as NumPy's; of one value, itself twice."""
+    if len(values) == 1:
+        return values[0], values[0]
+    first, _, third = statistics.quantiles(values, method="inclusive")
+    return first, third
+
+
+def geometric_mean(ratios: Seq[float]) -> float | None:
+    """None of nothing."""
+    return statistics.geometric_mean(ratios) if ratios else None
+
+
+def median_ratio(ratios: Seq[float]) -> float | None:
+    """The median on a logarithmic scale, so that a run which was held up counts for little; None of nothing."""
+    return math.exp(statistics.median(map(math.log, ratios))) if ratios else None
+
+
+def ratio_interval(ratios: Seq[float]) -> tuple[float, float] | None:
+    """A 95% confidence interval of the geometric mean, from repeats: Student's t of the logarithms.
+
+    None for less than two repeats, which say nothing of their spread.
+    """
+    if len(ratios) < 2:
+        return None
+    logs = [math.log(ratio) for ratio in ratios]
+    mean, degrees = statistics.mean(logs), len(logs) - 1
+    margin = _T[min(degrees, len(_T)) - 1] * statistics.stdev(logs) / math.sqrt(len(logs))
+    return math.exp(mean - margin), math.exp(mean + margin)
