@@ -216,7 +216,7 @@ def check_answers(folder: Path) -> None:
     options: list[dict[str, Any]] = [{}, {"temperature": 1.0, "seed": 1}]
     for option in options:
         answers = [
-            engine.generate("def quicksort", drafter=drafter, max_new_tokens=40, ignore_eos=True, **option)
+            engine.generate("def quicksort", drafter=drafter, max_new_tokens=40, ignore_eos=True, num_assistant_tokens=3, **option)
             for drafter in (None, "draft")
         ]
         assert answers[0].token_ids == answers[1].token_ids

@@ -102,8 +102,8 @@ def check_answers(folder: Path) -> None:
     options: list[dict[str, Any]] = [{}, {"temperature": 1.0, "seed": 1}]
     prompt = "def quicksort(items): 日本語 🙂"
     for option in options:
-        plain = engine.generate(prompt, drafter=None, max_new_tokens=40, ignore_eos=True, **option)
-        drafted = engine.generate(prompt, drafter="draft", max_new_tokens=40, ignore_eos=True, **option)
+        plain = engine.generate(prompt, drafter=None, max_new_tokens=40, ignore_eos=True, num_assistant_tokens=3, **option)
+        drafted = engine.generate(prompt, drafter="draft", max_new_tokens=40, ignore_eos=True, num_assistant_tokens=3, **option)
         assert drafted.token_ids == plain.token_ids
         assert drafted.stats.num_draft_tokens > 0
 
