@@ -123,7 +123,7 @@ class Engine:
         Raises:
             OptionError: for a name that is taken.
         """
-        if name in (*RESERVED_NAMES, *self._bundled, *self._drafters):
+        if name in (*RESERVED_NAMES, *self.bundled_drafters, *self._drafters):
             raise OptionError(f"A drafter cannot be named {name!r}: that is taken. Choose another name.")
         self._drafters[name] = drafter
 
@@ -134,14 +134,14 @@ class Engine:
             OptionError: when there is none, or it was left on disk.
         """
         if name == "auto":
-            name = next((bundled for bundled in self._bundled if bundled in self._drafters), "suffix")
+            name = next((bundled for bundled in self.bundled_drafters if bundled in self._drafters), "suffix")
         if name == "ngram":
             return Ngram(max_ngram_size)
         if name == "suffix":
             return self._suffix
         if name in self._drafters:
             return self._drafters[name]
-        if name in self._bundled:
+        if name in self.bundled_drafters:
             raise OptionError(
                 f"drafter='{name}' was left on disk, as this engine was loaded with "
                 f"drafter={self.config.generation.drafter!r}. Load it with drafter='{name}' or 'auto'."
@@ -149,7 +149,8 @@ class Engine:
         raise OptionError(f"There is no drafter '{name}' here. {nearest(name, ['auto', *self.drafters])}")
 
     @property
-    def _bundled(self) -> tuple[str, ...]:
+    def bundled_drafters(self) -> tuple[str, ...]:
+        """The names of the draft models that come with the bundle."""
         return tuple(entry.name for entry in self.bundle.manifest.drafters)
 
     @property

@@ -214,11 +214,9 @@ def check_answers(folder: Path) -> None:
     """Greedy and coupled text is the same, plain and drafted."""
     engine = outrider.load(folder, cache_size=0.01)
     options: list[dict[str, Any]] = [{}, {"temperature": 1.0, "seed": 1}]
+    fixed: dict[str, Any] = {"max_new_tokens": 40, "ignore_eos": True, "num_assistant_tokens": 3}
     for option in options:
-        answers = [
-            engine.generate("def quicksort", drafter=drafter, max_new_tokens=40, ignore_eos=True, num_assistant_tokens=3, **option)
-            for drafter in (None, "draft")
-        ]
+        answers = [engine.generate("def quicksort", drafter=drafter, **fixed, **option) for drafter in (None, "draft")]
         assert answers[0].token_ids == answers[1].token_ids
         assert answers[1].stats.num_draft_tokens > 0
 

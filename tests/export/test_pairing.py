@@ -101,9 +101,10 @@ def check_answers(folder: Path) -> None:
     engine = outrider.load(folder, cache_size=0.01)
     options: list[dict[str, Any]] = [{}, {"temperature": 1.0, "seed": 1}]
     prompt = "def quicksort(items): 日本語 🙂"
+    fixed: dict[str, Any] = {"max_new_tokens": 40, "ignore_eos": True, "num_assistant_tokens": 3}
     for option in options:
-        plain = engine.generate(prompt, drafter=None, max_new_tokens=40, ignore_eos=True, num_assistant_tokens=3, **option)
-        drafted = engine.generate(prompt, drafter="draft", max_new_tokens=40, ignore_eos=True, num_assistant_tokens=3, **option)
+        plain = engine.generate(prompt, drafter=None, **fixed, **option)
+        drafted = engine.generate(prompt, drafter="draft", **fixed, **option)
         assert drafted.token_ids == plain.token_ids
         assert drafted.stats.num_draft_tokens > 0
 

@@ -118,7 +118,9 @@ def test_references_and_earlier_answers_are_copied(
 
 def test_tune_prints_a_row_for_every_length(smollm2: Path, capsys: pytest.CaptureFixture[str]) -> None:
     result = run_json(capsys, "tune", smollm2, "--max-new-tokens", 8)
-    assert [row["num_assistant_tokens"] for row in result["rows"]] == list(range(9))
+    assert [row["num_assistant_tokens"] for row in result["rows"]] == [0, "auto", *range(1, 9)]
+    assert result["drafter"] == "suffix"
+    assert len(result["costs"]["main"]["near"]) == len(result["costs"]["main"]["rows"])
     assert all(row["identical"] == row["num_prompts"] == 6 for row in result["rows"])
     assert result["rows"][0]["speed_up"] == 1
 

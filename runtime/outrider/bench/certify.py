@@ -69,7 +69,7 @@ class Subject:
 def our_subject(engine: Engine, modes: Seq[str] = ()) -> Subject:
     """Outrider: these modes, or every drafter at several lengths, and both chosen at random every round, twice."""
     own = [f"{drafter}:{length}" for drafter in engine.drafters for length in LENGTHS]
-    plain, *made = make_modes(["plain", *(modes or [*own, "shuffled:8", "shuffled:3"])], engine)
+    plain, *made = make_modes(["plain", *(modes or [*own, "auto", "shuffled:8", "shuffled:3"])], engine)
     return Subject(plain, made)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import click
@@ -12,6 +13,7 @@ from outrider.cli.options import generation_options, json_option, load_options, 
 from outrider.errors import OptionError, nearest
 
 LONGEST = 8
+REPEATS = 15  # of every call that is timed
 
 
 @click.command()
@@ -22,9 +24,10 @@ LONGEST = 8
 @generation_options
 @json_option
 def tune(bundle: str, prompts: str | None, per_category: int | None, as_json: bool, **options: Any) -> None:
-    """Measure what each draft length earns on this machine.
+    """Measure what the models' calls cost here, and what drafting earns: as many tokens as pay, or a fixed number.
 
-    For the bundle's own drafter, else n-gram, or the one that --drafter names.
+    The costs are kept, and are what num_assistant_tokens=auto decides by. Lengths are those of the bundle's own
+    drafter, else of the suffix drafter, or of the one that --drafter names.
     """
     from outrider.bench.measure import measure, warm_up
     from outrider.bench.modes import make_modes
@@ -39,22 +42,35 @@ def tune(bundle: str, prompts: str | None, per_category: int | None, as_json: bo
         raise OptionError("--drafter none leaves nothing to tune. Name a drafter, or leave the option out.")
     chosen = read_prompts(prompts, per_category)
     engine = load(bundle, config)
-    drafter = engine.drafters[0] if config.generation.drafter == "auto" else config.generation.drafter
+    engine.measure_costs(REPEATS)
+    auto = config.generation.drafter
+    drafter = next(iter(engine.bundled_drafters), "suffix") if auto == "auto" else auto
     if drafter not in engine.drafters:
         raise OptionError(f"There is no drafter '{drafter}' here. {nearest(drafter, engine.drafters)}")
-    modes = make_modes(["plain", *(f"{drafter}:{n}" for n in range(1, LONGEST + 1))], engine)
+    lengths = list(range(1, LONGEST + 1))
+    modes = make_modes(["plain", auto, *(f"{drafter}:{n}" for n in lengths)], engine)
     tasks = encode_prompts(chosen, engine.tokenizer)
     with progress_bar("measuring", len(chosen) * len(modes), quiet=as_json) as advance:
         warm_up(modes, tasks, config.generation)
         records = measure(modes, tasks, config.generation, record=lambda _: advance())
     summary = summarize(collect(records), tasks, [mode.name for mode in modes], "plain")
-    rows = [row | {"num_assistant_tokens": n} for n, row in enumerate(r for r in summary if r["category"] == "all")]
+    counts = (0, "auto", *lengths)
+    found = (row for row in summary if row["category"] == "all")
+    rows = [row | {"num_assistant_tokens": n} for n, row in zip(counts, found, strict=True)]
     best = max(rows, key=lambda row: row["speed_up"])
     setting = describe(engine, config.generation.max_new_tokens, 1)
     if as_json:
-        print_json({"setting": setting, "drafter": drafter, "rows": rows, "best": best["num_assistant_tokens"]})
+        costs = {role: dataclasses.asdict(cost) for role, cost in engine.costs.items()}
+        figures = {"setting": setting, "costs": costs, "drafter": drafter, "rows": rows}
+        print_json(figures | {"best": best["num_assistant_tokens"]})
         return
-    made = table("draft length", "acceptance rate", "tokens/round", "tokens/s", "vs plain", "slowest prompt")
+    out.print("  ".join(f"{key}={value}" for key, value in setting.items()), style="dim")
+    for role, cost in engine.costs.items():
+        made = table(f"{role} model, milliseconds a call", *(f"{n} rows" for n in cost.rows))
+        for context, seconds in zip(cost.contexts, (cost.near, cost.far), strict=True):
+            made.add_row(f"{context:,} tokens of context", *(f"{1000 * each:.1f}" for each in seconds))
+        out.print(made)
+    made = table("draft tokens", "acceptance rate", "tokens/round", "tokens/s", "vs plain", "slowest prompt")
     for row in rows:
         made.add_row(
             str(row["num_assistant_tokens"]),
@@ -64,9 +80,9 @@ def tune(bundle: str, prompts: str | None, per_category: int | None, as_json: bo
             f"{row['speed_up']:.2f}×",
             f"{row['slowest']:.2f}×",
         )
-    out.print("  ".join(f"{key}={value}" for key, value in setting.items()), style="dim")
     out.print(made)
     if best["num_assistant_tokens"]:
-        out.print(f"Best on these prompts: drafter={drafter}, num_assistant_tokens={best['num_assistant_tokens']}.")
+        name = auto if best["num_assistant_tokens"] == "auto" else drafter
+        out.print(f"Best on these prompts: drafter={name}, num_assistant_tokens={best['num_assistant_tokens']}.")
     else:
         out.print("Plain decoding was the fastest on these prompts: use drafter=none here.")

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 LONGEST = 15  # draft tokens a round: with the one before them, the 16 rows up to which calls are measured
 _MEMORY = 0.9  # of earlier rounds, how much the next one leaves: the rate is that of about ten rounds
 _FIRST_PROBE, _LAST_PROBE = 8, 32  # rounds between tries of a draft model that does not pay
-_HESITATION = 0.5  # the prompt is read once this much of what that costs was missed without
+_QUICKLY_READ = 2.0  # rounds of plain decoding that reading a prompt may take without a second thought
 _UNSAID = 0.5  # stands for the confidence of a drafter that does not say any
 
 
@@ -145,14 +145,16 @@ class Auto:
         costs = [rate * (seconds + k * step) for k, seconds in enumerate(check)]
         by_model, _ = best_length([chance] * (len(check) - 1), costs)
         if not answer.reading and unread > 1:
-            # The prompt is read once. Half of what may follow is unknown, so as much is expected as has been seen.
+            # Reading the prompt pays later, if the answer goes on, as far as is known for as long again as it has, and
+            # if copies do not do as well: a long one has to be missed first for as much as it takes to read.
+            answer.regret += max(by_model - value, 0.0) / rate
             generated = context - request.sequence.num_prompt_tokens
             left = min(request.num_left, max(generated, self._length.mean))
-            answer.regret += max(by_model - value, 0.0) / rate
-            answer.reading = answer.regret > _HESITATION * first and by_model * left / (1 + chance) > rate * first
+            is_missed = answer.regret >= first - _QUICKLY_READ * plain
+            answer.reading = is_missed and by_model * left / (1 + chance) > rate * first
             by_model = by_model if answer.reading else 0.0
         if (answer.reading and by_model > value) or answer.probes(by_model):
-            rule = WorthIt(answer.record.model.chance, chance, rate, step, check)
+            rule = WorthIt(answer.model_chance, chance, rate, step, check)
             return _Turn(NO_DRAFT, by_model=True, rule=rule, seconds=first)
         return turn
 
@@ -228,6 +230,7 @@ class _Answer:
     turn: _Turn | None = None
     reading: bool = False  # whether the draft model has been given the prompt
     luck: Luck = field(default_factory=lambda: Luck(weight=1.0, memory=0.9))  # with copies
+    model_luck: Luck = field(default_factory=lambda: Luck(weight=8.0, memory=0.95))
     regret: float = 0.0
     copy: Draft = NO_DRAFT
     copied_at: int = 0
@@ -252,11 +255,16 @@ class _Answer:
         if not turn.by_model:
             return
         for i, confidence in enumerate(confidences_of(turn.draft)[: num_accepted + 1]):  # none behind was judged
+            self.model_luck.add(self.record.model.chance(confidence), happened=i < num_accepted)
             self.record.model.observe(confidence, kept=i < num_accepted)
             self.model.add(i < num_accepted)
             self.record.model_share.add(i < num_accepted)
         if num_accepted:
             self.waited = self.patience = _FIRST_PROBE  # what has worked is tried again at once
+
+    def model_chance(self, confidence: float) -> float:
+        """How likely a token of the draft model is to be kept."""
+        return min(self.record.model.chance(confidence) * self.model_luck.factor, 1.0)
 
     def copy_chance(self, confidence: float) -> float:
         """How likely a copied token is to be kept: some answers repeat what was said, others only seem to."""

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 MAIN_ROWS = (2, 3, 4, 5, 6, 8, 12, 16)
 DRAFT_ROWS = (1, 2, 4, 8, 32, 128)
 NEAR, FAR = 256, 2048  # tokens of context at which calls are measured
+_OUTLIER = 3.0
 _SWAY = 0.1  # weight of the latest call in the scale that follows the machine
 
 
@@ -57,8 +58,9 @@ class PassCost:
 
     def follow(self, expected: float, seconds: float) -> None:
         """Adapt to calls that should have taken `expected` seconds, and took `seconds`."""
-        # A call that waited for another program, or compiled its kernels first, says little about the next one.
-        self.scale *= min(max(seconds / expected, 0.5), 2.0) ** _SWAY
+        # A call that waited, compiled its kernels first, or read a prompt besides, says nothing about the next one.
+        if _OUTLIER * expected > seconds > expected / _OUTLIER:
+            self.scale *= (seconds / expected) ** _SWAY
 
     def _measured(self, rows: float, context: float) -> float:
         near = _line(rows, self.rows, self.near)
