@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import os
@@ -292,6 +293,17 @@ def test_the_grounded_prompts_hold_what_they_refer_to() -> None:
         assert reference in prompt.text
         assert len(prompt.text) > len(reference) + 40
     assert read_prompts("default") == read_prompts()
+
+
+def test_long_prompts_are_the_grounded_ones_behind_other_documents() -> None:
+    grounded, prompts = read_prompts("grounded"), read_prompts("long")
+    assert len(prompts) == 4 * len(grounded)
+    assert all(
+        prompt.text.endswith(grounded[i % 10].text) and not prompt.references for i, prompt in enumerate(prompts)
+    )
+    assert [prompt.id for prompt in read_prompts("long", 1)] == [f"ferry-{n}" for n in (1, 4, 8, 16)]
+    lengths = [len(prompt.text) for prompt in read_prompts("long", 1)]
+    assert all(longer > 1.8 * shorter for shorter, longer in itertools.pairwise(lengths))
 
 
 # --- modes -------------------------------------------------------------------------------------------------------

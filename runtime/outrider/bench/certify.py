@@ -75,7 +75,11 @@ def our_subject(engine: Engine, modes: Seq[str] = ()) -> Subject:
 
 def genai_subject(engine: Engine) -> Subject:
     """openvino-genai on the same files: draft model, if there is one, and prompt lookup."""
-    same = [drafter for drafter in engine.bundle.manifest.drafters if drafter.vocabulary == "same"]
+    same = [
+        drafter
+        for drafter in engine.bundle.manifest.drafters
+        if drafter.vocabulary == "same" and not drafter.num_proposed_tokens
+    ]
     kinds = ("genai-draft", "genai-ngram") if same else ("genai-ngram",)
     plain, *modes = make_modes(["genai", *(f"{kind}:{length}" for kind in kinds for length in LENGTHS)], engine)
     return Subject(plain, modes)

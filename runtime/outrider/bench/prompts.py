@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.resources
 import json
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,7 +14,8 @@ from outrider.errors import OptionError
 if TYPE_CHECKING:
     from outrider.types import TextTokenizer
 
-BUILT_IN = {"default": "prompts.jsonl", "grounded": "grounded.jsonl"}
+BUILT_IN = {"default": "prompts.jsonl", "grounded": "grounded.jsonl", "long": "grounded.jsonl"}
+LONG_DOCUMENTS = (1, 4, 8, 16)  # in front of a question of the long prompts
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +45,7 @@ def encode_prompts(prompts: list[Prompt], tokenizer: TextTokenizer) -> list[Task
 
 
 def read_prompts(path: str | Path | None = None, per_category: int | None = None) -> list[Prompt]:
-    """Prompts from a JSON Lines file, or those that ship with Outrider: "default", or None, and "grounded".
+    """Prompts from a JSON Lines file, or those that ship with Outrider: "default", or None, "grounded" and "long".
 
     Each line is an object with `turns`, a list of messages of which the first is used, or `prompt`, a text; and
     `id`, `category` and `references`, a list of texts, if there are any. `per_category` keeps the first few of each
@@ -62,17 +64,30 @@ def read_prompts(path: str | Path | None = None, per_category: int | None = None
         lines = source.read_text(encoding="utf-8-sig").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise OptionError(f"Prompts {source} cannot be read: {error}.") from error
-    prompts = []
-    seen: dict[str, int] = {}
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
-        prompt = _read_prompt(line, f"{source}, line {number},", str(number))
-        seen[prompt.category] = seen.get(prompt.category, 0) + 1
-        if per_category is None or seen[prompt.category] <= per_category:
-            prompts.append(prompt)
+    numbered = [(number, line) for number, line in enumerate(lines, 1) if line.strip()]
+    prompts = [_read_prompt(line, f"{source}, line {number},", str(number)) for number, line in numbered]
+    if path == "long":
+        prompts = _behind_documents(prompts)
     if not prompts:
         raise OptionError(f"Prompts {source} holds no prompt.")
+    seen: Counter[str] = Counter()
+    chosen = []
+    for prompt in prompts:
+        seen[prompt.category] += 1
+        if per_category is None or seen[prompt.category] <= per_category:
+            chosen.append(prompt)
+    return chosen
+
+
+def _behind_documents(grounded: list[Prompt]) -> list[Prompt]:
+    """The same questions, each about its own document behind ever more others. All of it stands in the prompt."""
+    documents = [document for prompt in grounded for document in prompt.references]
+    prompts = []
+    for count in LONG_DOCUMENTS:
+        for i, prompt in enumerate(grounded):
+            others = [documents[(i + k) % len(documents)] for k in range(count - 1, 0, -1)]
+            text = "\n\n".join([*others, prompt.text])
+            prompts.append(Prompt(f"{prompt.id}-{count}", f"{count} documents", text))
     return prompts
 
 

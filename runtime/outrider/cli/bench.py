@@ -32,7 +32,7 @@ def _read_models(context: click.Context, parameter: click.Parameter, given: tupl
 @click.option(
     "--prompts",
     metavar="NAME|FILE",
-    help="default, grounded, or JSON Lines with 'turns' or 'prompt'.  [default: six of our own]",
+    help="default, grounded, long, or JSON Lines with 'turns' or 'prompt'.  [default: six of our own]",
 )
 @click.option("--per-category", type=click.IntRange(1), help="Use the first N prompts of each category.")
 @click.option(
@@ -47,7 +47,7 @@ def _read_models(context: click.Context, parameter: click.Parameter, given: tupl
     multiple=True,
     metavar="NAME=PATH",
     callback=_read_models,
-    help="A model in another runtime's format: transformers, transformers-draft, llamacpp or ortgenai. Several times.",
+    help="A model for transformers, transformers-draft, llamacpp, ortgenai or genai-draft. Several times.",
 )
 @click.option("--repeats", type=click.IntRange(1), help="Runs of every prompt and mode.  [default: 1, quick: 3]")
 @click.option("--quick", is_flag=True, help="End in ten minutes, with as many prompts as fit.")

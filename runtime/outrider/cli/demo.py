@@ -51,8 +51,8 @@ def demo(cache_dir: Path | None, as_json: bool) -> None:
 
     folder = cache_dir or platformdirs.user_cache_path("outrider", appauthor=False)
     bundle = demo_bundle(folder, quiet=as_json)
-    engine = load(bundle, drafter="ngram", max_new_tokens=MAX_NEW_TOKENS)
-    warm_up(engine, PROMPTS["extract"], "ngram", max_new_tokens=24)
+    engine = load(bundle, drafter="suffix", max_new_tokens=MAX_NEW_TOKENS)
+    warm_up(engine, PROMPTS["extract"], "suffix", max_new_tokens=24)
     compared: dict[str, tuple[Result, Result]] = {}
     for name, prompt in PROMPTS.items():
         if not as_json:

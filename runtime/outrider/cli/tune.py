@@ -24,10 +24,10 @@ REPEATS = 15  # of every call that is timed
 @generation_options
 @json_option
 def tune(bundle: str, prompts: str | None, per_category: int | None, as_json: bool, **options: Any) -> None:
-    """Measure what the models' calls cost here, and what drafting earns: as many tokens as pay, or a fixed number.
+    """Measure what calls cost and what drafting earns on this machine.
 
-    The costs are kept, and are what num_assistant_tokens=auto decides by. Lengths are those of the bundle's own
-    drafter, else of the suffix drafter, or of the one that --drafter names.
+    The costs are kept: they are what num_assistant_tokens=auto decides by. It is compared with fixed numbers of draft
+    tokens, of the bundle's own drafter, else of the suffix drafter, or of the one that --drafter names.
     """
     from outrider.bench.measure import measure, warm_up
     from outrider.bench.modes import make_modes

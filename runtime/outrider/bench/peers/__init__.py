@@ -62,6 +62,8 @@ PEERS = {
     ),
 }
 
+DRAFT = "genai-draft"  # names an openvino-genai draft model of its own among the peers' models
+
 # What changes the text, or what is known of it; the rest is about drafting.
 _TEXT_OPTIONS = (
     "temperature",
@@ -102,6 +104,14 @@ def check_peer(mode: str, kind: str, setup: Setup) -> None:
             raise OptionError(f"Mode '{mode}' needs a draft model, and {setup.bundle.folder} has none.")
         if drafters[0].vocabulary != "same":
             raise OptionError(f"openvino-genai cannot run mode '{mode}': the draft model's vocabulary is another.")
+        given = setup.peer_models.get(DRAFT)
+        if given and not (given / "openvino_model.xml").is_file():
+            raise OptionError(f"--peer-model {DRAFT}={given} has no openvino_model.xml. Give a folder that has.")
+        if drafters[0].num_proposed_tokens and not given:
+            raise OptionError(
+                f"openvino-genai cannot run mode '{mode}': the draft model's output matrix was cut. Give a folder with "
+                f"an uncut one as --peer-model {DRAFT}=PATH."
+            )
 
 
 def check_options(runtime: str, mode: str, config: GenerationConfig, followed: Collection[str]) -> None:

@@ -19,7 +19,7 @@ import openvino as ov
 import openvino_genai
 
 from outrider.bench.modes import ModeName, Run, Setup
-from outrider.bench.peers import check_options
+from outrider.bench.peers import DRAFT, check_options
 
 if TYPE_CHECKING:
     from outrider.bench.modes import Mode
@@ -67,10 +67,11 @@ class _Pipeline:
         weights = f"main model {bundle.manifest.main.weights}"
         if worker == "genai-draft":
             drafter = bundle.manifest.drafters[0].model
-            weights += f", draft model {drafter.weights}"
+            draft_folder = setup.peer_models.get(DRAFT, bundle.folder / drafter.folder)
+            weights += f", draft model {drafter.weights if DRAFT not in setup.peer_models else draft_folder}"
             # It reads a tokenizer from beside the draft model; ours stands apart.
             self._draft_folder = tempfile.TemporaryDirectory()
-            for folder in (bundle.folder / drafter.folder, bundle.tokenizer_path):
+            for folder in (draft_folder, bundle.tokenizer_path):
                 for path in folder.iterdir():
                     _link(path, Path(self._draft_folder.name) / path.name)
             extra["draft_model"] = openvino_genai.draft_model(
