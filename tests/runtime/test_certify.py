@@ -82,7 +82,7 @@ def test_identity_is_counted(toy_engine: outrider.Engine) -> None:
     subject = certify.our_subject(toy_engine)
     check = certify.check_greedy(subject, toy_engine, PROMPTS, 30, lambda: advanced.append(1))
     assert check.passed
-    assert check.figures["num_runs"] == len(advanced) == 2 * (3 * len(certify.LENGTHS) + 2)
+    assert check.figures["num_runs"] == len(advanced) == 2 * (3 * len(certify.LENGTHS) + 3)
     assert certify.check_coupled(subject, toy_engine, PROMPTS, 30, nothing).passed
 
 

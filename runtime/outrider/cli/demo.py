@@ -44,7 +44,7 @@ PROMPTS = {
 def demo(cache_dir: Path | None, as_json: bool) -> None:
     """Fetch a small model, export it, and show plain against speculative decoding.
 
-    SmolLM2-135M-Instruct with n-gram drafting: it copies from the prompt, so it pays where the answer repeats the
+    SmolLM2-135M-Instruct with the suffix drafter: it copies from the prompt, so it pays where the answer repeats the
     prompt, and much less where it does not. The last prompt is of that kind.
     """
     from outrider.engine import load
