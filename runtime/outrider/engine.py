@@ -262,7 +262,8 @@ class Engine:
         if cost is not None and cost.contexts[0] + cost.rows[0] <= backend.max_tokens:
             check_pass(backend, cost)
             return cost
-        cost = measure_pass(backend, MAIN_ROWS if role == "main" else DRAFT_ROWS, repeats or 3)
+        rows = MAIN_ROWS if role == "main" else DRAFT_ROWS
+        cost = measure_pass(backend, rows, repeats, limit=math.inf) if repeats else measure_pass(backend, rows)
         file.write(cost)
         return cost
 

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 import outrider
 from outrider.bench.exact import chi_square_p_value, exact_joint
+from outrider.schedule import PassCost
 from outrider.testing import ToyTokenizer, save_toy_bundle
 from outrider.types import Distribution, Draft, Noise
 from outrider.verifiers import TokenRejection
@@ -139,6 +140,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "draft": {"drafter": "draft", "num_assistant_tokens": 3},
     "draft of one": {"drafter": "draft", "num_assistant_tokens": 1},  # a bonus token behind an accepted one
     "ngram": {"drafter": "ngram", "num_assistant_tokens": 3},
+    "auto": {"drafter": "auto"},
     "suffix": {"drafter": "suffix", "num_assistant_tokens": 3},
 }
 
@@ -146,7 +148,11 @@ SETTINGS: dict[str, dict[str, Any]] = {
 @pytest.fixture(scope="module")
 def toy(tmp_path_factory: pytest.TempPathFactory) -> outrider.Engine:
     bundle = save_toy_bundle(tmp_path_factory.mktemp("toy16"), vocab_size=16, draft_noise=0.15)
-    return outrider.Engine(bundle, outrider.Config().replace(cache_size=0.002), tokenizer=ToyTokenizer())
+    engine = outrider.Engine(bundle, outrider.Config().replace(cache_size=0.002), tokenizer=ToyTokenizer())
+    slow, quick = (0.040, 0.050), (0.004, 0.005)  # so that the controller drafts, as far as it pays
+    engine.costs["main"] = PassCost((2, 16), slow, slow)
+    engine.costs["draft"] = PassCost((1, 128), quick, quick)
+    return engine
 
 
 @pytest.mark.parametrize(

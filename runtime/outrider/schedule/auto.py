@@ -138,6 +138,7 @@ class Auto:
         if self._model is None or self._draft_cost is None:
             return turn
         context = len(request.sequence)
+        generated = context - request.sequence.num_prompt_tokens
         unread = max(self._model.num_unread(request.sequence), 1)
         step = self._draft_cost(together, context) / together
         first = self._draft_cost(unread + together - 1, context) / together
@@ -148,13 +149,13 @@ class Auto:
             # Reading the prompt pays later, if the answer goes on, as far as is known for as long again as it has, and
             # if copies do not do as well: a long one has to be missed first for as much as it takes to read.
             answer.regret += max(by_model - value, 0.0) / rate
-            generated = context - request.sequence.num_prompt_tokens
             left = min(request.num_left, max(generated, self._length.mean))
             is_missed = answer.regret >= first - _QUICKLY_READ * plain
             answer.reading = is_missed and by_model * left / (1 + chance) > rate * first
             by_model = by_model if answer.reading else 0.0
         if (answer.reading and by_model > value) or answer.probes(by_model):
-            rule = WorthIt(answer.model_chance, chance, rate, step, check)
+            # How an answer begins says little: it is not drafted farther than it has come, and two tokens.
+            rule = WorthIt(answer.model_chance, chance, rate, step, check[: generated + 3])
             return _Turn(NO_DRAFT, by_model=True, rule=rule, seconds=first)
         return turn
 

@@ -88,11 +88,12 @@ def check_pass(backend: Backend, cost: PassCost, repeats: int = 3) -> None:
         cost.scale = min(seconds(cost.rows[0], cost.contexts[0]) for _ in range(repeats)) / cost.near[0]
 
 
-def measure_pass(backend: Backend, rows: Seq[int], repeats: int = 3) -> PassCost:
+def measure_pass(backend: Backend, rows: Seq[int], repeats: int = 3, limit: float = 1.5) -> PassCost:
     """Time calls of one sequence with these numbers of rows.
 
-    The shortest of `repeats` times, as what else the machine does can only add to them; all sizes take turns, and a
-    round in advance compiles the kernels. The cache is not filled: what is in there does not change the time.
+    The shortest of `repeats` times, or of fewer once `limit` seconds are over, as what else the machine does can only
+    add to them; all sizes take turns, and a round in advance compiles the kernels. The cache is not filled: what is in
+    there does not change the time.
 
     Raises:
         DeviceError: when the device fails.
@@ -102,10 +103,13 @@ def measure_pass(backend: Backend, rows: Seq[int], repeats: int = 3) -> PassCost
     with _timer(backend, longest + max(rows)) as seconds:
         for n in rows:
             seconds(n, contexts[0])
-        rounds = [[seconds(n, contexts[0]) for n in rows] for _ in range(repeats)]
+        rounds = []
+        began = time.perf_counter()
+        while not rounds or (len(rounds) < repeats and time.perf_counter() - began < limit):
+            rounds.append([seconds(n, contexts[0]) for n in rows])
         near = [min(taken) for taken in zip(*rounds, strict=True)]
         ends = (rows[0], rows[-1])
-        far_rounds = [[seconds(n, contexts[1]) for n in ends] for _ in range(repeats)]
+        far_rounds = [[seconds(n, contexts[1]) for n in ends] for _ in rounds]
         extra = [min(taken) for taken in zip(*far_rounds, strict=True)]
     # A call with more rows does not take less time; where it seems to, both were measured alike.
     near = list(itertools.accumulate(near, max))

@@ -1,0 +1,110 @@
+"""The controller in the engine, where a draft model is said to be quick: what it chooses must not show."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import outrider
+from outrider.drafters import Ngram
+from outrider.schedule import LONGEST, PassCost
+from outrider.testing import ToyTokenizer, save_toy_bundle
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from outrider.bundle import Bundle
+
+PROMPTS = ["hello", "abcabcabcabc", "the same the same the same", "0123456789" * 8]
+
+
+@pytest.fixture(scope="module")
+def engine(toy_bundle: Bundle) -> outrider.Engine:
+    """The toy's calls all take as long; with costs like a real pair's, its draft model is used."""
+    engine = outrider.Engine(toy_bundle, outrider.Config().replace(cache_size=0.02), tokenizer=ToyTokenizer())
+    slow, quick = (0.040, 0.050), (0.004, 0.005)
+    engine.costs["main"] = PassCost((2, 16), slow, slow)
+    engine.costs["draft"] = PassCost((1, 128), quick, quick)
+    return engine
+
+
+@pytest.mark.parametrize("options", [{}, {"temperature": 1.0, "top_p": 0.9, "seed": 3}], ids=["greedy", "coupled"])
+@pytest.mark.parametrize("drafter", ["auto", "draft", "suffix", "ngram"])
+def test_text_is_that_of_plain_decoding(engine: outrider.Engine, drafter: str, options: dict[str, Any]) -> None:
+    fixed: dict[str, Any] = {"max_new_tokens": 80, "ignore_eos": True} | options
+    plain = [engine.generate(prompt, drafter=None, **fixed).token_ids for prompt in PROMPTS]
+    with ThreadPoolExecutor(len(PROMPTS)) as pool:
+        together = list(pool.map(lambda prompt: engine.generate(prompt, drafter=drafter, **fixed), PROMPTS))
+    alone = [engine.generate(prompt, drafter=drafter, **fixed) for prompt in PROMPTS]
+    assert [result.token_ids for result in together] == plain
+    assert [result.token_ids for result in alone] == plain
+    assert sum(result.stats.num_draft_tokens for result in (*together, *alone)) > 0
+
+
+def test_drafts_grow_with_what_they_earn(tmp_path: Path) -> None:
+    """A draft model that is the main model is sure of little, and always right."""
+    bundle = save_toy_bundle(tmp_path / "bundle", draft_noise=0.0)
+    engine = outrider.Engine(bundle, outrider.Config().replace(cache_size=0.01), tokenizer=ToyTokenizer())
+    slow, quick = (0.040, 0.042), (0.001, 0.001)
+    engine.costs["main"] = PassCost((2, 16), slow, slow)
+    engine.costs["draft"] = PassCost((1, 128), quick, quick)
+    stats = engine.generate("hello", drafter="draft", max_new_tokens=400, ignore_eos=True).stats
+    assert stats.acceptance_rate == 1
+    assert stats.num_draft_tokens_per_round[0] < LONGEST
+    assert max(stats.num_draft_tokens_per_round[-10:-1]) == LONGEST
+
+
+def test_a_number_fixes_the_length(engine: outrider.Engine) -> None:
+    stats = engine.generate("hello", drafter="draft", num_assistant_tokens=4, max_new_tokens=60, ignore_eos=True).stats
+    assert set(stats.num_draft_tokens_per_round[:-4]) == {4}
+
+
+def test_a_threshold_ends_drafts(engine: outrider.Engine) -> None:
+    options: dict[str, Any] = {"drafter": "draft", "max_new_tokens": 80, "ignore_eos": True}
+    plain = engine.generate("hello", **options | {"drafter": None})
+    lengths = {}
+    for threshold in (0.01, 0.3, 1.0):
+        result = engine.generate("hello", assistant_confidence_threshold=threshold, **options)
+        assert result.token_ids == plain.token_ids
+        lengths[threshold] = result.stats.num_draft_tokens_per_round[:-LONGEST]
+    assert set(lengths[0.01]) == {LONGEST}
+    assert set(lengths[1.0]) == {1}  # the token that is not sure enough is checked with the draft that it ends
+    assert len(set(lengths[0.3])) > 2
+    capped = engine.generate("hello", assistant_confidence_threshold=0.01, num_assistant_tokens=3, **options)
+    assert set(capped.stats.num_draft_tokens_per_round[:-3]) == {3}
+    with pytest.raises(outrider.OptionError, match="threshold=0.5 is for draft models, and drafter='ngram' is none"):
+        engine.generate("hello", drafter="ngram", assistant_confidence_threshold=0.5)
+
+
+def test_an_apps_own_drafter_decides_for_itself(toy_bundle: Bundle) -> None:
+    engine = outrider.Engine(toy_bundle, outrider.Config().replace(cache_size=0.01), tokenizer=ToyTokenizer())
+
+    class Own:
+        """Copies, but is not one of Outrider's."""
+
+        num_assistant_tokens = 2
+        seconds = 0.0
+
+        def __init__(self) -> None:
+            copier = Ngram(2)
+            self.reserve, self.propose = copier.reserve, copier.propose
+            self.observe, self.release = copier.observe, copier.release
+
+    engine.add_drafter("two", Own())
+    stats = engine.generate("abababab", drafter="two", max_new_tokens=40, ignore_eos=True).stats
+    assert 0 < max(stats.num_draft_tokens_per_round) <= 2
+
+
+def test_costs_are_kept_for_the_next_start(toy_bundle: Bundle, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("outrider.engine.COSTS_FOLDER", tmp_path)
+    config = outrider.Config().replace(cache_size=0.01)
+    first = outrider.Engine(toy_bundle, config, tokenizer=ToyTokenizer())
+    assert len(list(tmp_path.iterdir())) == 2
+    again = outrider.Engine(toy_bundle, config, tokenizer=ToyTokenizer())
+    assert {role: cost.near for role, cost in again.costs.items()} == {r: c.near for r, c in first.costs.items()}
+    outrider.Engine(toy_bundle, config.replace(num_threads=1), tokenizer=ToyTokenizer())
+    assert len(list(tmp_path.iterdir())) == 4  # other threads, other costs
+    again.measure_costs(repeats=2)
+    assert {role: cost.near for role, cost in again.costs.items()} != {r: c.near for r, c in first.costs.items()}
