@@ -103,7 +103,7 @@ def measure_pass(backend: Backend, rows: Seq[int], repeats: int = 3, limit: floa
     with _timer(backend, longest + max(rows)) as seconds:
         for n in rows:
             seconds(n, contexts[0])
-        rounds = []
+        rounds: list[list[float]] = []
         began = time.perf_counter()
         while not rounds or (len(rounds) < repeats and time.perf_counter() - began < limit):
             rounds.append([seconds(n, contexts[0]) for n in rows])
