@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import signal
 from typing import TYPE_CHECKING
 
 import platformdirs
@@ -13,6 +14,12 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from outrider.bundle import Bundle
+
+
+@pytest.fixture(scope="session", autouse=True)
+def heed_interrupts() -> None:
+    """Programs that a shell starts in the background ignore Ctrl-C, and so do those that they start."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session", autouse=True)
