@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
     from outrider.types import Backend
 
-MAIN_ROWS = (2, 3, 4, 5, 6, 8, 12, 16)
-DRAFT_ROWS = (1, 2, 4, 8, 32, 128)
+MAIN_ROWS = (2, 3, 4, 6, 8, 16)
+DRAFT_ROWS = (1, 2, 8, 32, 128)
 NEAR, FAR = 256, 2048  # tokens of context at which calls are measured
 _OUTLIER = 3.0
 _SWAY = 0.1  # weight of the latest call in the scale that follows the machine
@@ -88,7 +88,7 @@ def check_pass(backend: Backend, cost: PassCost, repeats: int = 3) -> None:
         cost.scale = min(seconds(cost.rows[0], cost.contexts[0]) for _ in range(repeats)) / cost.near[0]
 
 
-def measure_pass(backend: Backend, rows: Seq[int], repeats: int = 3, limit: float = 1.5) -> PassCost:
+def measure_pass(backend: Backend, rows: Seq[int], repeats: int = 2, limit: float = 1.0) -> PassCost:
     """Time calls of one sequence with these numbers of rows.
 
     The shortest of `repeats` times, or of fewer once `limit` seconds are over, as what else the machine does can only
