@@ -32,6 +32,8 @@ SAMPLING = {
 }
 LOSSY = ("threshold", "typical")
 
+COPYING = ("ngram", "suffix")  # drafters without a model: always there
+
 
 @dataclass(frozen=True, kw_only=True)
 class GenerationConfig:
@@ -146,7 +148,7 @@ class SchedulerConfig:
 
     cache_size: float = 2.0  # GB (10^9 bytes) for the keys and values of main and draft model together
     max_num_batched_tokens: int = 512  # prompt tokens that one call reads at most
-    answer_store: str | None = None  # file of the app's answers, in the clear, that drafter="suffix" copies from
+    answer_store: str | None = None  # file of the app's answers, in the clear, that "auto" and "suffix" copy from
 
     def __post_init__(self) -> None:
         _check(self, "cache_size", ..., Real, lambda s: 0 < s <= 1e6, "a number of GB above 0")

@@ -13,7 +13,7 @@ import platformdirs
 from outrider import __version__
 from outrider.backends.openvino_paged import OpenVINOPaged
 from outrider.bundle import RESERVED_NAMES, Bundle, read_bundle
-from outrider.config import DEFAULT_MAX_NEW_TOKENS, Config, GenerationConfig, load_config
+from outrider.config import COPYING, DEFAULT_MAX_NEW_TOKENS, Config, GenerationConfig, load_config
 from outrider.drafters import AnswerStore, DraftModel, Ngram, References, Subset, Suffix, load_vocabulary
 from outrider.errors import BundleError, OptionError, RequestError, nearest
 from outrider.request import Request
@@ -93,7 +93,7 @@ class Engine:
         device = self.config.device
         self._main = self._compile(bundle.manifest.main, device.main_device, exact=True)
         self._backends = {"main_device": self._main}
-        entries = bundle.manifest.drafters if self.config.generation.drafter not in (None, "ngram", "suffix") else ()
+        entries = bundle.manifest.drafters if self.config.generation.drafter not in (None, *COPYING) else ()
         for entry in entries:
             backend = self._compile(entry.model, device.draft_device or device.main_device, exact=False)
             self._backends[f"{entry.name}_device"] = backend
@@ -113,7 +113,7 @@ class Engine:
     @property
     def drafters(self) -> tuple[str, ...]:
         """The names that `drafter` can have, besides "auto" and None."""
-        return (*self._drafters, "ngram", "suffix")
+        return (*self._drafters, *COPYING)
 
     def add_drafter(self, name: str, drafter: Drafter) -> None:
         """Let requests choose a drafter of your own as `drafter=name`; what it must do is `outrider.types.Drafter`.
@@ -294,8 +294,8 @@ class Engine:
             found = self.find_drafter(name, max_ngram_size)
             model = found if isinstance(found, DraftModel) else None
             copier = self._suffix if name == "auto" else None if model else found
-            role = next((role for role, drafter in self._drafters.items() if drafter is model), "main")
-            made = Auto(self._main, self.costs["main"], copier=copier, model=model, draft_cost=self.costs[role])
+            cost = next((self.costs[role] for role, drafter in self._drafters.items() if drafter is model), None)
+            made = Auto(self._main, self.costs["main"], copier=copier, model=model, draft_cost=cost)
             self._controllers.setdefault(key, made)
         return self._controllers[key]
 

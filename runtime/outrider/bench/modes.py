@@ -16,6 +16,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Protocol
 
 from outrider.bench.peers import PEERS, check_peer
+from outrider.config import COPYING
 from outrider.errors import OptionError, nearest
 
 if TYPE_CHECKING:
@@ -145,9 +146,9 @@ def load_modes(names: list[str], setup: Setup) -> list[Mode]:
 
 def default_modes(setup: Setup) -> list[str]:
     """Plain decoding, the engine's own choice, then each of its drafters."""
-    free = setup.config.generation.drafter in (None, "ngram", "suffix")  # then draft models are left on disk
+    free = setup.config.generation.drafter in (None, *COPYING)  # then draft models are left on disk
     bundled = () if free else setup.bundle.manifest.drafters
-    return ["plain", "auto", *(entry.name for entry in bundled), "ngram", "suffix"]
+    return ["plain", "auto", *(entry.name for entry in bundled), *COPYING]
 
 
 def _ours(names: list[ModeName], engine: Engine) -> list[Mode]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from outrider.bench.modes import ModeName, Run
 from outrider.bench.shuffled import Shuffled
+from outrider.config import COPYING
 
 if TYPE_CHECKING:
     from outrider.config import GenerationConfig
@@ -43,7 +44,7 @@ def _describe(engine: Engine, kind: str) -> str:
     """The models that a mode may use, and where and how precisely they run."""
     manifest = engine.bundle.manifest
     weights = {"main_device": manifest.main.weights}
-    if kind not in ("plain", "ngram", "suffix"):
+    if kind not in ("plain", *COPYING):
         weights |= {f"{drafter.name}_device": drafter.model.weights for drafter in manifest.drafters}
     models = [
         f"{role.removesuffix('_device')} model {weights[role]}, {where}"

@@ -55,7 +55,8 @@ class Reader:
         if probs:
             self._probs.append(probs)
         self._token_ids.append(token_id)
-        self._confidences.append(row.confidence(token_id))
+        if request.rule:  # nobody else asks
+            self._confidences.append(row.confidence(token_id))
         self.unread = [token_id]
 
     @property
@@ -73,7 +74,7 @@ class Reader:
     @property
     def draft(self) -> Draft:
         """What has been chosen, in the main model's ids."""
-        return Draft(self._token_ids, self._probs or None, self._confidences)
+        return Draft(self._token_ids, self._probs or None, self._confidences or None)
 
     def observe(self, sequence: Sequence, num_accepted: int) -> None:
         """Keep the cache up to the last accepted token."""

@@ -204,7 +204,8 @@ class _TextReader(_Translated):
 
     def choose(self, logits: Logits) -> None:
         self._own.append(int(logits.argmax()))
-        self._confidences.append(confidence(logits, self._own[-1]))
+        if self.request.rule:
+            self._confidences.append(confidence(logits, self._own[-1]))
         self.unread = self._own[-1:]
 
     @property

@@ -127,8 +127,8 @@ class Auto:
     def _plan(self, request: DraftRequest, copy: Draft, together: int) -> _Turn:
         """What this round may bring to one answer; the draft model is only asked where `rule` is set."""
         answer = self._answer(request, together)
-        check = self._check(request, together)
-        plain = self._main_cost(2 * together, len(request.sequence)) / together
+        plain = self._plain(request, together)
+        check = self._check(request, together, plain)
         rate = max(answer.tokens / answer.seconds, 1 / plain)  # plain decoding is there to be had
         answer.judge_copy(request.sequence)
         answer.copy, answer.copied_at = copy, len(request.sequence)
@@ -163,18 +163,21 @@ class Auto:
         answer = self._answers.get(request.sequence)
         if answer is None:
             record = self._records.setdefault(type(request.verifier), _Record())
-            plain = self._main_cost(2 * together, len(request.sequence)) / together
+            plain = self._plain(request, together)
             share = Share(record.model_share.mean, weight=6.0, memory=0.9)
             answer = self._answers[request.sequence] = _Answer(record, tokens=1.0, seconds=plain, model=share)
         return answer
 
-    def _check(self, request: DraftRequest, together: int) -> list[float]:
-        """Seconds that checking k draft tokens adds to the round, for k from 0 on; a share, where several share it."""
+    def _plain(self, request: DraftRequest, together: int) -> float:
+        """Seconds of a round without a draft; a share, where several share it."""
+        return self._main_cost(2 * together, len(request.sequence)) / together
+
+    def _check(self, request: DraftRequest, together: int, plain: float) -> list[float]:
+        """Seconds that checking k draft tokens adds to a plain round, for k from 0 on; a share as well."""
         context = len(request.sequence)
-        plain = self._main_cost(2 * together, context)
         longest = min(request.limit, LONGEST)
         return [
-            max(self._main_cost(max(k + 1, 2) * together, context) - plain, 0.0) / together for k in range(longest + 1)
+            max(self._main_cost(max(k + 1, 2) * together, context) / together - plain, 0.0) for k in range(longest + 1)
         ]
 
 

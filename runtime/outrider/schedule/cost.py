@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import hashlib
 import itertools
@@ -12,7 +13,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-import numpy as np
 
 from outrider.types import Chunk
 
@@ -71,10 +71,14 @@ class PassCost:
 
 
 def _line(x: float, xs: Seq[float], ys: Seq[float]) -> float:
-    """Linear interpolation, and the last two points' line beyond the end."""
-    if x <= xs[-1] or len(xs) == 1:
-        return float(np.interp(x, xs, ys))
-    return ys[-1] + (x - xs[-1]) * max(ys[-1] - ys[-2], 0.0) / (xs[-1] - xs[-2])
+    """Linear interpolation, and the last two points' line beyond the end, where it does not fall."""
+    if x <= xs[0] or len(xs) == 1:
+        return ys[0]
+    at = min(bisect.bisect_left(xs, x), len(xs) - 1)  # NumPy's interp takes ten times as long for a few numbers
+    rise = ys[at] - ys[at - 1]
+    if x > xs[-1]:
+        rise = max(rise, 0.0)
+    return ys[at] + (x - xs[at]) * rise / (xs[at] - xs[at - 1])
 
 
 def check_pass(backend: Backend, cost: PassCost, repeats: int = 3) -> None:
