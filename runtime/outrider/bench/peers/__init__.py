@@ -23,6 +23,7 @@ from outrider.errors import OptionError
 
 if TYPE_CHECKING:
     from collections.abc import Collection
+    from pathlib import Path
 
     from outrider.bench.modes import Setup
 
@@ -112,6 +113,20 @@ def check_peer(mode: str, kind: str, setup: Setup) -> None:
                 f"openvino-genai cannot run mode '{mode}': the draft model's output matrix was cut. Give a folder with "
                 f"an uncut one as --peer-model {DRAFT}=PATH."
             )
+
+
+def check_vocabulary(path: Path, num_tokens: int, setup: Setup, what: str) -> None:
+    """Make sure that a peer's model has the bundle's tokens.
+
+    Raises:
+        OptionError: when it has fewer.
+    """
+    wanted = setup.bundle.manifest.main.vocab_size
+    if num_tokens < wanted:
+        raise OptionError(
+            f"{path} has {num_tokens:,} tokens and the bundle {wanted:,}: the prompts' token ids mean something else "
+            f"there. Give {what} of the same model."
+        )
 
 
 def check_options(runtime: str, mode: str, config: GenerationConfig, followed: Collection[str]) -> None:

@@ -13,8 +13,7 @@ import llama_cpp
 from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
 
 from outrider.bench.modes import ModeName, Run, Setup
-from outrider.bench.peers import check_options
-from outrider.errors import OptionError
+from outrider.bench.peers import check_options, check_vocabulary
 
 if TYPE_CHECKING:
     from outrider.bench.modes import Mode
@@ -33,12 +32,7 @@ def load(names: list[ModeName], setup: Setup) -> list[Mode]:
     model = llama_cpp.Llama(
         str(path), n_ctx=CONTEXT, n_threads=threads, n_threads_batch=threads, draft_model=lookup, verbose=False
     )
-    wanted = setup.bundle.manifest.main.vocab_size
-    if model.n_vocab() < wanted:
-        raise OptionError(
-            f"{path} has {model.n_vocab():,} tokens and the bundle {wanted:,}: the prompts' token ids mean something "
-            "else there. Give a file of the same model."
-        )
+    check_vocabulary(path, model.n_vocab(), setup, "a file")
     weights = model.metadata.get("general.name", "") or path.name
     description = (
         f"{path.name} ({weights}), its own weights and kernels, cache f16; {threads or 'the default number of'} "

@@ -13,8 +13,7 @@ import numpy as np
 import onnxruntime_genai as og
 
 from outrider.bench.modes import ModeName, Run, Setup
-from outrider.bench.peers import check_options
-from outrider.errors import OptionError
+from outrider.bench.peers import check_options, check_vocabulary
 
 if TYPE_CHECKING:
     from outrider.bench.modes import Mode
@@ -27,12 +26,7 @@ def load(names: list[ModeName], setup: Setup) -> list[Mode]:
     """The modes of these names, on one model."""
     path, threads = setup.peer_models["ortgenai"], setup.config.device.num_threads
     own = json.loads((path / "genai_config.json").read_text(encoding="utf-8"))["model"]
-    wanted = setup.bundle.manifest.main.vocab_size
-    if own["vocab_size"] < wanted:
-        raise OptionError(
-            f"{path} has {own['vocab_size']:,} tokens and the bundle {wanted:,}: the prompts' token ids mean something "
-            "else there. Give a folder of the same model."
-        )
+    check_vocabulary(path, own["vocab_size"], setup, "a folder")
     config = og.Config(str(path))
     if threads:
         options = {"intra_op_num_threads": threads}

@@ -15,8 +15,7 @@ import torch
 import transformers
 
 from outrider.bench.modes import ModeName, Run, Setup
-from outrider.bench.peers import check_options
-from outrider.errors import OptionError
+from outrider.bench.peers import check_options, check_vocabulary
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -34,12 +33,7 @@ def load(names: list[ModeName], setup: Setup) -> list[Mode]:
         torch.set_num_threads(threads)
     path = setup.peer_models["transformers"]
     model = _load(path)
-    wanted = setup.bundle.manifest.main.vocab_size
-    if model.config.vocab_size < wanted:
-        raise OptionError(
-            f"{path} has {model.config.vocab_size:,} tokens and the bundle {wanted:,}: the prompts' token ids mean "
-            "something else there. Give a checkpoint of the same model."
-        )
+    check_vocabulary(path, model.config.vocab_size, setup, "a checkpoint")
     description = f"{path.name} unpacked to {_precision(model)}"
     draft_model = None
     if any(name.kind == "transformers-draft" for name in names):
