@@ -4,9 +4,12 @@
 
     my-pair/
       outrider.json        the manifest, as `Manifest` below
-      main/                openvino_model.xml and .bin
+      main/                openvino_model.xml and .bin, or model.onnx and model.onnx.data: each model has its format
       draft/               the same; further drafters have folders of their own
       tokenizer/           openvino_tokenizer and openvino_detokenizer (.xml, .bin), tokenizer.json
+
+A model in ONNX is a decoder as onnxruntime-genai's model builder writes it, with two more inputs, `rows_begin` and
+`rows_end` (int64 [1]), which may be left out: the rows from which logits are made.
 
 For a drafter whose vocabulary is another, `DrafterEntry.vocabulary` says how it drafts all the same, and there are::
 
@@ -45,6 +48,8 @@ MANIFEST_NAME = "outrider.json"
 MAP_NAME = "to_main.npy"
 PROPOSED_NAME = "proposed.npy"
 BYTES_NAME = "token_bytes.msgpack"
+# By format: the file that a backend opens, then those that belong to it.
+MODEL_NAMES = {"openvino": ("openvino_model.xml", "openvino_model.bin"), "onnx": ("model.onnx",)}
 SCHEMA_VERSION = 1
 RESERVED_NAMES = ("main", "auto", "ngram", "suffix", "none")  # these mean something else than a drafter of the bundle
 
@@ -83,7 +88,7 @@ class ModelEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One model of the bundle."""
 
     folder: Name
-    format: Literal["openvino"]
+    format: Literal["openvino", "onnx"]
     weights: str  # "int8", "int4", "fp16", "fp32", or GGUF's own, such as "Q4_1"
     geometry: Geometry
     vocab_size: Positive  # real tokens; logits at and above this id are masked
@@ -145,7 +150,7 @@ class Bundle:
 
     def model_path(self, model: ModelEntry) -> Path:
         """The file that the backend of `model.format` opens."""
-        return self.folder / model.folder / "openvino_model.xml"
+        return self.folder / model.folder / MODEL_NAMES[model.format][0]
 
     @property
     def tokenizer_path(self) -> Path:
@@ -332,7 +337,7 @@ def _check_fit(bundle: Bundle) -> None:
         )
     cut = {drafter.name for drafter in manifest.drafters if drafter.num_proposed_tokens}
     for role, model in [("main", manifest.main), *((d.name, d.model) for d in manifest.drafters)]:
-        for name in ("openvino_model.xml", "openvino_model.bin"):
+        for name in MODEL_NAMES[model.format]:
             if f"{model.folder}/{name}" not in listed:
                 raise BundleError(f"{MANIFEST_NAME} lists no {model.folder}/{name} for the {role} model.")
         if model.vocab_size > model.geometry.logits_width and role not in cut:

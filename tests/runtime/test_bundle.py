@@ -57,7 +57,7 @@ def test_a_whole_bundle_is_read_and_checked(copy: Path) -> None:
         (lambda m: m["drafters"][0].update(kind="medusa"), "Invalid enum value 'medusa'"),
         (lambda m: m.update(minimum_runtime="2026.x"), "minimum_runtime"),
         (lambda m: m["tokenizer"].update(eos_token_ids=[40]), "eos_token_id 40 is outside the vocabulary of 40"),
-        (lambda m: m["main"].update(format="onnx"), "Invalid enum value 'onnx'"),
+        (lambda m: m["main"].update(format="pickle"), "Invalid enum value 'pickle'"),
         (lambda m: m.update(schema_version=99, surprise=1), "was written for outrider .* Upgrade"),
         (lambda m: m.update(minimum_runtime="99.0"), "was written for outrider 99.0 or later"),
     ],
