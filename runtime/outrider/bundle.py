@@ -248,6 +248,25 @@ def read_bundle(folder: str | Path) -> Bundle:
     return bundle
 
 
+def draft_models_of(bundle: Bundle, of: Bundle) -> tuple[DrafterEntry, ...]:
+    """The draft models of a bundle, for the main model of the bundle `of`, which may be another.
+
+    A bundle without any gives its main model.
+
+    Raises:
+        BundleError: when the two main models have different vocabularies.
+    """
+    if bundle is of:
+        return bundle.manifest.drafters
+    main = bundle.manifest.main
+    if (main.vocab_sha256, main.vocab_size) != (of.manifest.main.vocab_sha256, of.manifest.main.vocab_size):
+        raise BundleError(
+            f"The main models of {bundle.folder} and {of.folder} have different vocabularies, so the draft models of "
+            "the one cannot draft for the other. Export the pair together."
+        )
+    return bundle.manifest.drafters or (DrafterEntry("draft", "draft_model", main),)
+
+
 def write_manifest(folder: Path, manifest: Manifest) -> None:
     """Write `outrider.json` into `folder`, which holds everything that the manifest lists."""
     text = msgspec.json.format(msgspec.json.encode(manifest), indent=2)

@@ -167,21 +167,24 @@ class DeviceConfig:
 
     main_device: str = "CPU"
     draft_device: str | None = None  # None: the main device
+    draft_bundle: str | None = None  # another bundle, whose draft models (or else main model) draft; None: this one
     precision: str = "auto"  # "auto", "f32", "bf16" or "f16"
     cache_precision: str = "auto"  # the same, or "u8": smaller, not exact
     num_threads: int = 0  # CPU threads; 0: the device's choice
-    properties: Mapping[str, Any] = field(default_factory=dict)  # passed to OpenVINO as they are, for both devices
+    # Passed on as they are, for both models: with a dot in the name to ONNX Runtime, else to OpenVINO.
+    properties: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         _check(self, "main_device", ..., str, bool, "a device such as 'CPU', 'GPU' or 'GPU.1'")
         _check(self, "draft_device", None, str, bool, "a device such as 'CPU', 'GPU' or 'GPU.1'")
+        _check(self, "draft_bundle", None, str, bool, "a bundle's folder")
         precisions = ("auto", "f32", "bf16", "f16")
         _check(self, "precision", ..., str, precisions.__contains__, f"one of {', '.join(precisions)}")
         _check(
             self, "cache_precision", ..., str, (*precisions, "u8").__contains__, f"one of {', '.join(precisions)}, u8"
         )
         _check(self, "num_threads", ..., Integral, lambda n: n >= 0, "an integer of at least 0 (0: all that pay)")
-        _check(self, "properties", ..., Mapping, lambda _: True, "a table of OpenVINO properties")
+        _check(self, "properties", ..., Mapping, lambda _: True, "a table of properties")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import platformdirs
 
 from outrider import __version__
-from outrider.backends.openvino_paged import OpenVINOPaged
-from outrider.bundle import RESERVED_NAMES, Bundle, read_bundle
+from outrider.backends import load_model
+from outrider.bundle import RESERVED_NAMES, Bundle, draft_models_of, read_bundle
 from outrider.config import COPYING, DEFAULT_MAX_NEW_TOKENS, Config, GenerationConfig, load_config
 from outrider.drafters import AnswerStore, DraftModel, Ngram, References, Subset, Suffix, load_vocabulary
 from outrider.errors import BundleError, OptionError, RequestError, nearest
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
     from outrider.bundle import DrafterEntry, ModelEntry
     from outrider.results import Result, TextChunk
-    from outrider.types import Backend, Drafter, TextTokenizer, Verifier
+    from outrider.types import Backend, CompiledModel, Drafter, TextTokenizer, Verifier
 
 
 def load(bundle: str | Path, config: str | Path | Config | None = None, **options: Any) -> Engine:
@@ -91,12 +91,18 @@ class Engine:
         store = self.config.scheduler.answer_store
         self._store = None if store is None else AnswerStore(store, bundle.manifest.main.vocab_sha256)
         device = self.config.device
-        self._main = self._compile(bundle.manifest.main, device.main_device, exact=True)
+        # The draft models may be those of another bundle, in another format perhaps.
+        self._draft_bundle = bundle if device.draft_bundle is None else read_bundle(device.draft_bundle)
+        self._entries = draft_models_of(self._draft_bundle, bundle)
+        self._main = self._compile(bundle, bundle.manifest.main, device.main_device, exact=True)
         self._backends = {"main_device": self._main}
-        entries = bundle.manifest.drafters if self.config.generation.drafter not in (None, *COPYING) else ()
+        entries = self._entries if self.config.generation.drafter not in (None, *COPYING) else ()
         for entry in entries:
-            backend = self._compile(entry.model, device.draft_device or device.main_device, exact=False)
-            self._backends[f"{entry.name}_device"] = backend
+            draft_device = device.draft_device or device.main_device
+            self._backends[f"{entry.name}_device"] = self._compile(
+                self._draft_bundle, entry.model, draft_device, exact=False
+            )
+        self._check_properties()
         self._bytes_per_token = sum(backend.bytes_per_token for backend in self._backends.values())
         max_tokens = int(self.config.scheduler.cache_size * 1e9 / self._bytes_per_token)
         for backend in self._backends.values():
@@ -151,7 +157,12 @@ class Engine:
     @property
     def bundled_drafters(self) -> tuple[str, ...]:
         """The names of the draft models that come with the bundle."""
-        return tuple(entry.name for entry in self.bundle.manifest.drafters)
+        return tuple(entry.name for entry in self._entries)
+
+    @property
+    def models(self) -> dict[str, ModelEntry]:
+        """The models that are loaded, "main" and by the drafters' names."""
+        return dict(self._models)
 
     @property
     def main(self) -> Backend:
@@ -161,7 +172,10 @@ class Engine:
     @property
     def setting(self) -> dict[str, str]:
         """Where and how precisely the models run."""
-        return {role: f"{b.device} {b.precision}, cache {b.cache_precision}" for role, b in self._backends.items()}
+        return {
+            role: f"{b.device} {b.precision}, cache {b.cache_precision}, {b.runtime}"
+            for role, b in self._backends.items()
+        }
 
     @property
     def max_tokens(self) -> int:
@@ -209,36 +223,37 @@ class Engine:
         """Answer a prompt piece by piece; as `generate`. A stream that is closed or forgotten ends as well."""
         return self._queue.run(self._prepare(prompt, config, chat_template, cancel, options))
 
-    def _compile(self, model: ModelEntry, device: str, *, exact: bool) -> OpenVINOPaged:
-        """Compile one model of the bundle and compare it with what the manifest says."""
-        options = self.config.device
-        backend = OpenVINOPaged(
-            self.bundle.model_path(model),
-            vocab_size=min(model.vocab_size, model.geometry.logits_width),  # fewer logits where they were cut
-            device=device,
-            precision=options.precision,
-            cache_precision=options.cache_precision,
-            num_threads=options.num_threads,
-            properties=options.properties,
-            exact=exact,
-        )
+    def _compile(self, bundle: Bundle, model: ModelEntry, device: str, *, exact: bool) -> CompiledModel:
+        """Compile one model of a bundle and compare it with what the manifest says."""
+        backend = load_model(bundle.model_path(model), model, device, self.config.device, exact=exact)
         found = (backend.num_layers, backend.logits_width)
         if found != (model.geometry.num_layers, model.geometry.logits_width):
             raise BundleError(
-                f"The model in {self.bundle.folder / model.folder} has {found[0]} layers and {found[1]:,} logits; "
+                f"The model in {bundle.folder / model.folder} has {found[0]} layers and {found[1]:,} logits; "
                 f"outrider.json says {model.geometry.num_layers} and {model.geometry.logits_width:,}. "
                 "Export the bundle again."
             )
         return backend
 
-    def _draft_model(self, entry: DrafterEntry, backend: OpenVINOPaged, tokenizer: TextTokenizer | None) -> DraftModel:
+    def _check_properties(self) -> None:
+        """Raise OptionError for a property of a library that runs none of the models."""
+        runtimes = {backend.runtime for backend in self._backends.values()}
+        for name in self.config.device.properties:
+            runtime = "ONNX Runtime" if "." in name else "OpenVINO"
+            if runtime not in runtimes:
+                raise OptionError(
+                    f"properties has {name!r}, which is one of {runtime}'s, and the models run on "
+                    f"{' and '.join(sorted(runtimes))}. Leave it out."
+                )
+
+    def _draft_model(self, entry: DrafterEntry, backend: CompiledModel, tokenizer: TextTokenizer | None) -> DraftModel:
         """A draft model of the bundle, whose cache is there; `tokenizer` is its own, where one was given."""
         vocabulary = subset = None
         if entry.vocabulary != "same" and entry.tokenizer:
-            tokenizer = tokenizer or Tokenizer(self.bundle.folder / entry.tokenizer.folder)
-            vocabulary = load_vocabulary(self.bundle, entry, self.tokenizer, tokenizer)
+            tokenizer = tokenizer or Tokenizer(self._draft_bundle.folder / entry.tokenizer.folder)
+            vocabulary = load_vocabulary(self._draft_bundle, entry, self.tokenizer, tokenizer)
         if entry.num_proposed_tokens:
-            subset = Subset(self.bundle.read_proposed(entry), entry.model.vocab_size)
+            subset = Subset(self._draft_bundle.read_proposed(entry), entry.model.vocab_size)
         return DraftModel(
             backend,
             context_length=min(entry.model.geometry.context_length, backend.max_tokens),
@@ -256,15 +271,17 @@ class Engine:
     def _cost(self, role: str, repeats: int = 0) -> PassCost:
         """What a model's calls cost here: as it was measured before, or, with `repeats` or for the first time, now."""
         backend, model = self._backends[f"{role}_device"], self._models[role]
-        files = {e.path: e.sha256 for e in self.bundle.manifest.files if e.path.startswith(f"{model.folder}/")}
+        listed = (self.bundle if role == "main" else self._draft_bundle).manifest.files
+        files = {e.path: e.sha256 for e in listed if e.path.startswith(f"{model.folder}/")}
         file = CostFile(COSTS_FOLDER, {"role": role, "files": files, **backend.fingerprint, "outrider": __version__})
         cost = None if repeats else file.read()
         if cost is not None and cost.contexts[0] + cost.rows[0] <= backend.max_tokens:
             check_pass(backend, cost)
-            return cost
-        rows = MAIN_ROWS if role == "main" else DRAFT_ROWS
-        cost = measure_pass(backend, rows, repeats, limit=math.inf) if repeats else measure_pass(backend, rows)
-        file.write(cost)
+        else:
+            rows = MAIN_ROWS if role == "main" else DRAFT_ROWS
+            cost = measure_pass(backend, rows, repeats, limit=math.inf) if repeats else measure_pass(backend, rows)
+            file.write(cost)
+        cost.one_call = backend.capabilities.one_call
         return cost
 
     def _choose_drafter(self, config: GenerationConfig) -> tuple[Drafter | None, int]:

@@ -287,6 +287,7 @@ class Capabilities:
 
     bit_exact_batching: bool  # with min_rows rows a sequence, logits do not depend on what else is in the call
     min_rows: int  # shorter chunks are padded to this many rows
+    one_call: bool = True  # several sequences share the device's call; or run one after another
 
 
 class Slot(Protocol):
@@ -353,3 +354,28 @@ class Backend(Protocol):
 
     def submit(self, chunks: Seq[Chunk]) -> Pending:
         """Evaluate chunks of one or several sequences in one call. A slot appears once at most."""
+
+
+class CompiledModel(Backend, Protocol):
+    """A backend of a model in a file, as the engine sets it up."""
+
+    runtime: str  # the library that runs it
+    device: str
+    precision: str  # "f32", "bf16", … of calculations
+    cache_precision: str  # of keys and values
+    logits_width: int
+
+    @property
+    def num_layers(self) -> int:
+        """Layers that have a cache."""
+
+    @property
+    def bytes_per_token(self) -> float:
+        """Bytes that one token takes in the cache, over all layers."""
+
+    @property
+    def fingerprint(self) -> dict[str, str]:
+        """All besides the model that the time of a call depends on, and that can be asked for."""
+
+    def allocate(self, max_tokens: int) -> None:
+        """Make the cache, or set how large it may get; called once, before any `open`."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import outrider
+from outrider.backends.openvino_paged import OpenVINOPaged
 from outrider.drafters import Suffix
 from outrider.testing import ToyTokenizer, save_toy_bundle
 from outrider.text import Tokenizer
@@ -241,7 +242,11 @@ def test_an_end_inside_a_draft_counts_no_token_behind_it(tmp_path: Path) -> None
 def test_options_reach_their_place(toy_bundle: Bundle) -> None:
     options = {"precision": "f32", "num_threads": 1, "cache_precision": "u8", "cache_size": 0.001}
     engine = outrider.Engine(toy_bundle, outrider.Config().replace(**options), tokenizer=ToyTokenizer())
-    assert engine.setting == {"main_device": "CPU f32, cache u8", "draft_device": "CPU f32, cache u8"}
+    assert engine.setting == {
+        "main_device": "CPU f32, cache u8, OpenVINO",
+        "draft_device": "CPU f32, cache u8, OpenVINO",
+    }
+    assert isinstance(engine._main, OpenVINOPaged)
     assert engine._main._compiled.get_property("INFERENCE_NUM_THREADS") == 1
     config = outrider.Config().replace(draft_device="XPU")
     with pytest.raises(outrider.OptionError, match="no device 'XPU'"):
@@ -258,7 +263,7 @@ def test_options_reach_their_place(toy_bundle: Bundle) -> None:
 def test_the_precision_is_what_was_compiled(toy_bundle: Bundle) -> None:
     config = outrider.Config().replace(properties={"KV_CACHE_PRECISION": "u8"}, cache_size=0.001)
     engine = outrider.Engine(toy_bundle, config, tokenizer=ToyTokenizer())
-    assert engine.setting["main_device"].endswith("cache u8")
+    assert engine.setting["main_device"].endswith("cache u8, OpenVINO")
     assert not engine._main.capabilities.bit_exact_batching
 
 

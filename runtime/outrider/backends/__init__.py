@@ -1,1 +1,45 @@
-"""Models on devices."""
+"""What evaluates tokens: one module a library, loaded when a model needs it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from outrider.errors import DeviceError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from outrider.bundle import ModelEntry
+    from outrider.config import DeviceConfig
+    from outrider.types import CompiledModel
+
+
+def load_model(path: Path, model: ModelEntry, device: str, options: DeviceConfig, *, exact: bool) -> CompiledModel:
+    """Load the model at `path`, which a bundle describes as `model`, on a device.
+
+    exact: pads calls to what makes logits bit-identical; see `Capabilities`.
+
+    Raises:
+        OptionError, BundleError, DeviceError: as the backends say.
+    """
+    shared: dict[str, Any] = {
+        "vocab_size": min(model.vocab_size, model.geometry.logits_width),  # fewer logits where they were cut
+        "device": device,
+        "precision": options.precision,
+        "cache_precision": options.cache_precision,
+        "num_threads": options.num_threads,
+        "exact": exact,
+    }
+    if model.format == "openvino":
+        from outrider.backends.openvino_paged import OpenVINOPaged
+
+        own = {name: value for name, value in options.properties.items() if "." not in name}
+        return OpenVINOPaged(path, properties=own, **shared)
+    try:
+        from outrider.backends.onnxruntime import OnnxRuntime
+    except ImportError as error:
+        raise DeviceError(
+            f"The model {path} is in ONNX, and onnxruntime cannot be imported: {error}. "
+            'Run: pip install "outrider[onnx]"'
+        ) from error
+    return OnnxRuntime(path, head_size=model.geometry.head_size, properties=options.properties, **shared)

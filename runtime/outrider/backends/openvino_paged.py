@@ -99,6 +99,8 @@ class OpenVINOPaged:
         DeviceError: when the device cannot compile it.
     """
 
+    runtime = "OpenVINO"
+
     def __init__(
         self,
         model_path: Path,

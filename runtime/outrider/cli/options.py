@@ -42,6 +42,7 @@ _LOAD = [
     click.option("--config", metavar="NAME|FILE", help=f"Preset ({', '.join(find_presets())}) or TOML file."),
     click.option("--main-device", metavar="DEVICE", help="Device of the main model.  [default: CPU]"),
     click.option("--draft-device", metavar="DEVICE", help="Device of the draft model.  [default: the main device]"),
+    click.option("--draft-bundle", metavar="FOLDER", help="Draft with another bundle's models, in any format."),
     click.option("--precision", metavar="TYPE", help="Calculate in auto, f32, bf16 or f16."),
     click.option("--cache-precision", metavar="TYPE", help="Store keys and values in auto, f32, bf16, f16 or u8."),
     click.option("--num-threads", type=int, help="CPU threads."),

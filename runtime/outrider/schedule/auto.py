@@ -102,11 +102,11 @@ class Auto:
                     turn.seconds += turn.rule.step * max(len(turn.draft) - 1, 0)
             if len(asked) == 1 and any(turn.rule and len(turn.draft) for turn in rounds):  # the prompt is read
                 self._draft_cost.follow(sum(turn.seconds for turn in rounds) * together, self._model.seconds - began)
-        rows = sum(max(len(turn.draft) + 1, 2) for turn in rounds)
+        rows = [max(len(turn.draft) + 1, 2) for turn in rounds]
         context = sum(len(request.sequence) for request in requests) / together
-        self._expected_check = self._main_cost(rows, context) if rows else 0.0
-        for request, turn in zip(requests, rounds, strict=True):
-            turn.seconds += self._expected_check * max(len(turn.draft) + 1, 2) / rows
+        self._expected_check = self._main_cost.together(rows, context) if rows else 0.0
+        for request, turn, count in zip(requests, rounds, rows, strict=True):
+            turn.seconds += self._expected_check * count / sum(rows)
             self._answers[request.sequence].turn = turn
         self._check_began = self._main.seconds
         return [turn.draft for turn in rounds]
@@ -140,8 +140,8 @@ class Auto:
         context = len(request.sequence)
         generated = context - request.sequence.num_prompt_tokens
         unread = max(self._model.num_unread(request.sequence), 1)
-        step = self._draft_cost(together, context) / together
-        first = self._draft_cost(unread + together - 1, context) / together
+        step = self._draft_cost.together([1] * together, context) / together
+        first = self._draft_cost.together([unread] + [1] * (together - 1), context) / together
         chance = answer.model.mean
         costs = [rate * (seconds + k * step) for k, seconds in enumerate(check)]
         by_model, _ = best_length([chance] * (len(check) - 1), costs)
@@ -170,14 +170,15 @@ class Auto:
 
     def _plain(self, request: DraftRequest, together: int) -> float:
         """Seconds of a round without a draft; a share, where several share it."""
-        return self._main_cost(2 * together, len(request.sequence)) / together
+        return self._main_cost.together([2] * together, len(request.sequence)) / together
 
     def _check(self, request: DraftRequest, together: int, plain: float) -> list[float]:
         """Seconds that checking k draft tokens adds to a plain round, for k from 0 on; a share as well."""
         context = len(request.sequence)
         longest = min(request.limit, LONGEST)
         return [
-            max(self._main_cost(max(k + 1, 2) * together, context) / together - plain, 0.0) for k in range(longest + 1)
+            max(self._main_cost.together([max(k + 1, 2)] * together, context) / together - plain, 0.0)
+            for k in range(longest + 1)
         ]
 
 

@@ -39,7 +39,8 @@ class PassCost:
         cost.follow(expected=0.045, seconds=0.046)
 
     rows: ascending. near, far: seconds for each of `rows`, with `contexts` tokens in the cache. Between these and
-    beyond, straight lines. `follow` keeps up with a machine that gets slower or faster.
+    beyond, straight lines. `follow` keeps up with a machine that gets slower or faster. one_call: whether several
+    sequences share the device's call, or run one after another.
     """
 
     rows: tuple[int, ...]
@@ -47,6 +48,7 @@ class PassCost:
     far: tuple[float, ...]
     contexts: tuple[int, int] = (NEAR, FAR)
     scale: float = 1.0
+    one_call: bool = True
 
     def __post_init__(self) -> None:
         if not len(self.rows) == len(self.near) == len(self.far) > 0 or min(*self.near, *self.far) <= 0:
@@ -55,6 +57,12 @@ class PassCost:
     def __call__(self, rows: float, context: float = NEAR) -> float:
         """Seconds of a call with so many rows at so much context."""
         return self.scale * self._measured(rows, context)
+
+    def together(self, rows: Seq[float], context: float = NEAR) -> float:
+        """Seconds for several sequences with so many rows each."""
+        if self.one_call:
+            return self(sum(rows), context)
+        return sum(self(count, context) for count in rows)
 
     def follow(self, expected: float, seconds: float) -> None:
         """Adapt to calls that should have taken `expected` seconds, and took `seconds`."""

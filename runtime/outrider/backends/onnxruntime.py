@@ -1,0 +1,365 @@
+"""ONNX Runtime, with keys and values in buffers that a model reads and writes in place.
+
+CPU: measured. The OpenVINO, DirectML and CUDA execution providers: written against the documented interface; not
+verified on hardware.
+"""
+
+from __future__ import annotations
+
+import platform
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import onnxruntime as ort
+
+from outrider.errors import BundleError, DeviceError, OptionError, one_line
+from outrider.types import Capabilities, Chunk
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from collections.abc import Sequence as Seq
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+    from outrider.types import Logits
+
+# A row alone takes another kernel than two, as on OpenVINO: see tests/runtime/test_bit_exact.py.
+_MIN_ROWS = 2
+_KINDS = {"tensor(float)": np.float32, "tensor(float16)": np.float16}
+_PRECISIONS = {np.float32: "f32", np.float16: "f16"}
+
+
+@dataclass(frozen=True, slots=True)
+class _Provider:
+    """An execution provider, and what it is told to run on a device.
+
+    memory: where its caches are. index: the option that a device's number goes to.
+    """
+
+    name: str
+    memory: str
+    options: Mapping[str, str]
+    index: str | None = None
+
+
+# Who can run on a device, in the order in which they are tried.
+_CUDA = _Provider("CUDAExecutionProvider", "cuda", {}, "device_id")
+_DIRECTML = _Provider("DmlExecutionProvider", "dml", {}, "device_id")
+_PROVIDERS = {
+    "CPU": (_Provider("CPUExecutionProvider", "cpu", {}),),
+    "GPU": (_Provider("OpenVINOExecutionProvider", "cpu", {"device_type": "GPU"}, "device_type"), _DIRECTML, _CUDA),
+    "NPU": (_Provider("OpenVINOExecutionProvider", "cpu", {"device_type": "NPU"}),),
+    "CUDA": (_CUDA,),
+    "DML": (_DIRECTML,),
+}
+
+
+class BufferSlot:
+    """A sequence's keys and values: one buffer [1, kv_heads, capacity, head_size] a layer and kind.
+
+    The buffers are bound to the model's inputs and outputs once, as past and as present. The first `length` places hold
+    tokens; what is behind them is never read.
+    """
+
+    def __init__(self, backend: OnnxRuntime, capacity: int) -> None:
+        self.length = 0
+        self.capacity = capacity
+        self._backend = backend
+        self.binding, self._buffers = backend.bind_cache(capacity)
+
+    def trim(self, length: int) -> None:
+        """Drop the newest tokens until `length` are left. What they wrote is overwritten next."""
+        self.length = min(self.length, length)
+
+    def skip_to(self, length: int) -> None:
+        """Take `length` tokens to be in the cache, whatever is there: for measurements of what a call costs."""
+        self.length = length
+
+    def close(self) -> None:
+        """Give the memory back. Closing twice does no harm."""
+        if self._buffers:
+            self._backend.give_back(self.capacity)
+        self.binding, self._buffers = None, []
+
+
+@dataclass(frozen=True, slots=True)
+class BufferStep:
+    """Rows of logits, [rows, logits width] in memory of the backend's: valid until the next call."""
+
+    _logits: NDArray[Any]
+    _vocab_size: int
+
+    def wait(self) -> BufferStep:
+        """The rows are there already."""
+        return self
+
+    def logits(self, i: int) -> Logits:
+        """Row i, cut to the real vocabulary."""
+        row: Logits = self._logits[i, : self._vocab_size].astype(np.float32, copy=False)
+        return row
+
+
+class OnnxRuntime:
+    """One model in ONNX on one device.
+
+        backend = OnnxRuntime(path, device="CPU", vocab_size=49_152, head_size=64)
+        backend.allocate(max_tokens=8_192)
+        slot = backend.open(max_tokens=200)
+        step = backend.submit([Chunk(slot, token_ids, num_rows=1)]).wait()
+        step.logits(0)    # float32 [vocab_size]
+
+    GroupQueryAttention takes one sequence a call where it has several rows and a past, so the sequences of one `submit`
+    run one after another. A cache takes no memory before it is written to, where the system commits lazily.
+
+    device: "CPU"; "CUDA" or "DML", with a number behind a dot; "GPU" and "NPU" are whichever provider here has one.
+    properties: those with a dot in their names, such as "session.intra_op.allow_spinning", are ONNX Runtime's session
+    configuration; the others are OpenVINO's and not for this backend.
+
+    Raises:
+        OptionError: for a device that no execution provider has here, or a precision that it does not calculate in.
+        BundleError: when the model cannot be read, or has not the inputs and outputs that `outrider.bundle` describes.
+        DeviceError: when the device cannot run the model, or not with a cache in place.
+    """
+
+    runtime = "ONNX Runtime"
+
+    def __init__(
+        self,
+        model_path: Path,
+        *,
+        vocab_size: int,
+        head_size: int,
+        device: str = "CPU",
+        precision: str = "auto",
+        cache_precision: str = "auto",
+        num_threads: int = 0,
+        properties: Mapping[str, Any] | None = None,
+        exact: bool = True,
+    ) -> None:
+        self.device = device
+        self._provider, self._device_id, provider_options = find_provider(device)
+        self._properties = _SESSION | {k: str(v) for k, v in (properties or {}).items() if "." in k}
+        options = _session_options(num_threads, self._properties)
+        try:
+            self._session = ort.InferenceSession(
+                str(model_path), options, providers=[(self._provider.name, provider_options)]
+            )
+        except Exception as error:  # of a dozen classes that share no other base
+            kind = BundleError if self._provider.memory == "cpu" else DeviceError
+            raise kind(f"{model_path} cannot be loaded by ONNX Runtime on {device}: {one_line(error)}.") from error
+        if self._session.get_providers()[0] != self._provider.name:  # it falls back to another one silently
+            raise DeviceError(f"{self._provider.name} does not start on {device}. Use device CPU, or mend its driver.")
+        self._num_threads = num_threads
+        self._read_shape(model_path, head_size)
+        self.vocab_size = vocab_size
+        self.seconds = 0.0
+        self._num_free = self._num_tokens = 0
+        self._ones = np.ones((1, 0), dtype=np.int64)
+        self._rows = np.empty((0, self.logits_width), dtype=self._logits_kind)
+        self.precision = _PRECISIONS[self._logits_kind]
+        self.cache_precision = _PRECISIONS[self._cache_kind]
+        for name, asked, found in (
+            ("precision", precision, self.precision),
+            ("cache_precision", cache_precision, self.cache_precision),
+        ):
+            if asked not in ("auto", found):
+                raise OptionError(
+                    f"{name}={asked!r} is not what the ONNX model in {model_path.parent} was exported for, {found!r}. "
+                    "Use 'auto'."
+                )
+        self.capabilities = Capabilities(
+            bit_exact_batching=exact and self._provider.memory == "cpu" and device == "CPU",
+            min_rows=_MIN_ROWS if exact else 1,
+            one_call=False,
+        )
+        if device != "CPU":
+            self._check_in_place()
+
+    def _read_shape(self, model_path: Path, head_size: int) -> None:
+        """Layers, heads and names from the graph's own inputs and outputs; it may leave the head's size open."""
+        inputs = {port.name: port for port in self._session.get_inputs()}
+        outputs = {port.name: port for port in self._session.get_outputs()}
+        extra = {port.name for port in self._session.get_overridable_initializers()}
+        self._pasts = [name for name in inputs if name.startswith("past_key_values.")]
+        presents = [name.replace("past_key_values", "present") for name in self._pasts]
+        needed = {"input_ids", "attention_mask", *_ROWS, "logits", *presents}
+        missing = sorted(needed - {*inputs, *outputs, *extra})
+        unknown = sorted({*inputs} - {"input_ids", "attention_mask", "position_ids", *self._pasts, *_ROWS})
+        if missing or unknown or not self._pasts:
+            what = f"lacks {missing[0]}" if missing else f"asks for {unknown[0]}" if unknown else "has no cache"
+            raise BundleError(f"{model_path} {what}, so it cannot be run. Export it again with 'outrider export'.")
+        self._has_positions = "position_ids" in inputs
+        past = inputs[self._pasts[0]]
+        _, num_heads, _, own_head_size = past.shape
+        self._cache_shape: tuple[int, int] = (num_heads, own_head_size if isinstance(own_head_size, int) else head_size)
+        kinds = past.type, outputs["logits"].type
+        if not {*kinds} <= {*_KINDS}:
+            raise BundleError(f"{model_path} has a cache and logits of {kinds}; float and float16 are known here.")
+        self._cache_kind, self._logits_kind = (_KINDS[kind] for kind in kinds)
+        self.logits_width: int = outputs["logits"].shape[2]
+
+    @property
+    def fingerprint(self) -> dict[str, str]:
+        """All besides the model that the time of a call depends on, and that can be asked for."""
+        found = {"provider": self._provider.name, "device": self.device, "threads": str(self._num_threads)}
+        return found | self._properties | {"machine": platform.processor(), "onnxruntime": ort.__version__}
+
+    @property
+    def num_layers(self) -> int:
+        """Layers that have a cache."""
+        return len(self._pasts) // 2
+
+    @property
+    def bytes_per_token(self) -> float:
+        """Bytes that one token takes in the cache, over all layers."""
+        num_heads, head_size = self._cache_shape
+        return float(len(self._pasts) * num_heads * head_size * np.dtype(self._cache_kind).itemsize)
+
+    @property
+    def max_tokens(self) -> int:
+        """Tokens that one sequence can have, padding left out."""
+        return max(self._num_tokens - self.capabilities.min_rows + 1, 0)
+
+    def allocate(self, max_tokens: int) -> None:
+        """Set how many tokens all sequences may have together."""
+        self._num_free = self._num_tokens = max_tokens
+
+    def open(self, max_tokens: int) -> BufferSlot | None:
+        """A slot with room for `max_tokens`; None while other slots hold the room.
+
+        Raises:
+            DeviceError: when the device has no memory for it.
+        """
+        capacity = max_tokens + self.capabilities.min_rows - 1
+        if capacity > self._num_free:
+            return None
+        slot = BufferSlot(self, capacity)
+        self._num_free -= capacity
+        return slot
+
+    def give_back(self, num_tokens: int) -> None:
+        """Room that a slot had."""
+        self._num_free += num_tokens
+
+    def bind_cache(self, capacity: int) -> tuple[Any, list[Any]]:
+        """Buffers for `capacity` tokens, and a binding that has them as past and as present."""
+        num_heads, head_size = self._cache_shape
+        shape, memory = [1, num_heads, capacity, head_size], self._provider.memory
+        binding, buffers = self._session.io_binding(), []
+        try:
+            for name in self._pasts:
+                buffer = ort.OrtValue.ortvalue_from_shape_and_type(shape, self._cache_kind, memory, self._device_id)
+                binding.bind_ortvalue_input(name, buffer)
+                binding.bind_ortvalue_output(name.replace("past_key_values", "present"), buffer)
+                buffers.append(buffer)
+        except Exception as error:
+            raise DeviceError(
+                f"{self.device} has no room for a cache of {capacity:,} tokens "
+                f"({capacity * self.bytes_per_token / 1e9:.2f} GB). Lower max_new_tokens or cache_size."
+            ) from error
+        return binding, buffers
+
+    def submit(self, chunks: Seq[Chunk]) -> BufferStep:
+        """Evaluate chunks of one or several sequences, one after another. A slot appears once at most.
+
+        Chunks shorter than `min_rows` are padded; the padding's place in the cache is the next to be overwritten.
+        """
+        num_rows = [max(chunk.num_rows, 1) for chunk in chunks]  # a row nobody asked for is cheaper than none
+        if len(self._rows) < sum(num_rows):
+            self._rows = np.empty((sum(num_rows), self.logits_width), dtype=self._logits_kind)
+        began, at = time.perf_counter(), 0
+        for chunk, count in zip(chunks, num_rows, strict=True):
+            self._run(chunk, self._rows[at : at + count])
+            at += chunk.num_rows
+        self.seconds += time.perf_counter() - began
+        return BufferStep(self._rows, self.vocab_size)
+
+    def _run(self, chunk: Chunk, rows: NDArray[Any]) -> None:
+        """Evaluate one chunk; `rows` takes the logits of as many of its last tokens, float [rows, logits width]."""
+        slot, count = chunk.slot, len(chunk.token_ids)
+        padded = max(count, self.capabilities.min_rows)
+        total = slot.length + padded
+        if total > self._ones.shape[1]:
+            self._ones = np.ones((1, max(2 * total, 1024)), dtype=np.int64)
+        token_ids = np.zeros((1, padded), dtype=np.int64)
+        token_ids[0, :count] = chunk.token_ids
+        ends = np.array([count - len(rows), count], dtype=np.int64)
+        inputs = {
+            "input_ids": token_ids,
+            "attention_mask": self._ones[:, :total],
+            _ROWS[0]: ends[:1],
+            _ROWS[1]: ends[1:],
+        }
+        if self._has_positions:
+            inputs["position_ids"] = np.arange(slot.length, total, dtype=np.int64)[None]
+        for name, values in inputs.items():
+            slot.binding.bind_input(name, "cpu", 0, np.int64, values.shape, values.ctypes.data)
+        shape = (1, *rows.shape)
+        slot.binding.bind_output("logits", "cpu", 0, self._logits_kind, shape, rows.ctypes.data)
+        try:
+            self._session.run_with_iobinding(slot.binding)
+        except RuntimeError as error:
+            raise DeviceError(f"{self.device} failed: {one_line(error)}") from error
+        slot.length += count
+
+    def _check_in_place(self) -> None:
+        """Ask the device, by two small calls, whether a model's cache is where it was bound.
+
+        A provider may make outputs of its own instead; then every call would see an empty past.
+        """
+        self.allocate(16)
+        slot = BufferSlot(self, 16)
+        whole = self._rows_of(slot, [1, 2, 3, 4])
+        slot.trim(2)
+        parts = self._rows_of(slot, [3, 4])
+        slot.close()
+        self.allocate(0)
+        spread = float(np.ptp(whole)) or 1.0
+        if not np.allclose(whole, parts, atol=0.05 * spread):
+            raise DeviceError(
+                f"{self._provider.name} does not keep this model's cache in place on {self.device}, so nothing can be "
+                "decoded. Use device CPU, or export the model to OpenVINO."
+            )
+
+    def _rows_of(self, slot: BufferSlot, token_ids: list[int]) -> NDArray[np.float32]:
+        """The logits behind the last of a few tokens."""
+        return self.submit([Chunk(slot, token_ids, num_rows=1)]).wait().logits(0).copy()
+
+
+_ROWS = ("rows_begin", "rows_end")
+# Threads that wait for the next operator stop when a call is over: the other model's call comes next.
+_SESSION = {"session.force_spinning_stop": "1"}
+
+
+def find_provider(device: str) -> tuple[_Provider, int, dict[str, str]]:
+    """The execution provider for a device, the device's number, and the provider's options.
+
+    Raises:
+        OptionError: when there is none.
+    """
+    kind, _, number = device.partition(".")
+    here = ort.get_available_providers()
+    found = [kind for kind, providers in _PROVIDERS.items() if any(p.name in here for p in providers)]
+    provider = next((p for p in _PROVIDERS.get(kind, ()) if p.name in here), None)
+    if provider is None or (number and (not number.isdecimal() or provider.index is None)):
+        raise OptionError(
+            f"There is no device '{device}' for a model in ONNX here. Found: {', '.join(found)}. Other devices need "
+            "another package of ONNX Runtime, such as onnxruntime-gpu, onnxruntime-directml or onnxruntime-openvino."
+        )
+    options = dict(provider.options)
+    if number and provider.index:
+        options[provider.index] = device if provider.index == "device_type" else number
+    return provider, int(number or 0), options
+
+
+def _session_options(num_threads: int, entries: Mapping[str, str]) -> ort.SessionOptions:
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = num_threads
+    options.log_severity_level = 4  # what goes wrong is raised
+    options.enable_mem_pattern = False  # shapes hardly repeat, and every one would be remembered
+    for name, value in entries.items():
+        options.add_session_config_entry(name, value)
+    return options
