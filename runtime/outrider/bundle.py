@@ -31,7 +31,7 @@ import hashlib
 import re
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
 
 import msgspec
 
@@ -49,12 +49,16 @@ MAP_NAME = "to_main.npy"
 PROPOSED_NAME = "proposed.npy"
 BYTES_NAME = "token_bytes.msgpack"
 # By format: the file that a backend opens, then those that belong to it.
-MODEL_NAMES = {"openvino": ("openvino_model.xml", "openvino_model.bin"), "onnx": ("model.onnx",)}
+MODEL_NAMES: dict[Format, tuple[str, ...]] = {
+    "openvino": ("openvino_model.xml", "openvino_model.bin"),
+    "onnx": ("model.onnx",),
+}
 SCHEMA_VERSION = 1
 RESERVED_NAMES = ("main", "auto", "ngram", "suffix", "none")  # these mean something else than a drafter of the bundle
 
 _VERSION = r"^\d+(\.\d+)*$"
 
+Format: TypeAlias = Literal["openvino", "onnx"]
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 NonNegative = Annotated[int, msgspec.Meta(ge=0)]
 Sha256 = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
@@ -88,7 +92,7 @@ class ModelEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One model of the bundle."""
 
     folder: Name
-    format: Literal["openvino", "onnx"]
+    format: Format
     weights: str  # "int8", "int4", "fp16", "fp32", or GGUF's own, such as "Q4_1"
     geometry: Geometry
     vocab_size: Positive  # real tokens; logits at and above this id are masked

@@ -268,7 +268,7 @@ class Engine:
             measured = self._cost(role, repeats)
             known.near, known.far, known.scale = measured.near, measured.far, 1.0
 
-    def _cost(self, role: str, repeats: int = 0) -> PassCost:
+    def _cost(self, role: str, repeats: int | None = None) -> PassCost:
         """What a model's calls cost here: as it was measured before, or, with `repeats` or for the first time, now."""
         backend, model = self._backends[f"{role}_device"], self._models[role]
         listed = (self.bundle if role == "main" else self._draft_bundle).manifest.files
@@ -279,7 +279,7 @@ class Engine:
             check_pass(backend, cost)
         else:
             rows = MAIN_ROWS if role == "main" else DRAFT_ROWS
-            cost = measure_pass(backend, rows, repeats, limit=math.inf) if repeats else measure_pass(backend, rows)
+            cost = measure_pass(backend, rows, repeats, max_tokens=model.geometry.context_length)
             file.write(cost)
         cost.one_call = backend.capabilities.one_call
         return cost

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 MAIN_ROWS = (2, 3, 4, 6, 8, 16)
 DRAFT_ROWS = (1, 2, 8, 32, 128)
 NEAR, FAR = 256, 2048  # tokens of context at which calls are measured
+_REPEATS, _PATIENCE = 2, 1.0  # rounds of measurements at a first load, and seconds after which one is enough
 _OUTLIER = 3.0
 _SWAY = 0.1  # weight of the latest call in the scale that follows the machine
 
@@ -100,24 +101,28 @@ def check_pass(backend: Backend, cost: PassCost, repeats: int = 3) -> None:
         cost.scale = min(seconds(cost.rows[0], cost.contexts[0]) for _ in range(repeats)) / cost.near[0]
 
 
-def measure_pass(backend: Backend, rows: Seq[int], repeats: int = 2, limit: float = 1.0) -> PassCost:
-    """Time calls of one sequence with these numbers of rows.
+def measure_pass(
+    backend: Backend, rows: Seq[int], repeats: int | None = None, *, max_tokens: int | None = None
+) -> PassCost:
+    """Time calls of one sequence with these numbers of rows, with no more than `max_tokens` tokens of context.
 
-    The shortest of `repeats` times, or of fewer once `limit` seconds are over, as what else the machine does can only
+    The shortest of `repeats` times, or of two unless the first takes a second, as what else the machine does can only
     add to them; all sizes take turns, and a round in advance compiles the kernels. The cache is not filled: what is in
     there does not change the time.
 
     Raises:
         DeviceError: when the device fails.
     """
-    longest = next((n for n in (FAR, FAR // 2, NEAR, 64, 16) if n + max(rows) <= backend.max_tokens), 0)
+    room = min(backend.max_tokens, max_tokens or backend.max_tokens)
+    longest = next((n for n in (FAR, FAR // 2, NEAR, 64, 16) if n + max(rows) <= room), 0)
     contexts = (min(NEAR, longest), longest)
     with _timer(backend, longest + max(rows)) as seconds:
         for n in rows:
             seconds(n, contexts[0])
         rounds: list[list[float]] = []
         began = time.perf_counter()
-        while not rounds or (len(rounds) < repeats and time.perf_counter() - began < limit):
+        enough = repeats or _REPEATS
+        while not rounds or (len(rounds) < enough and (repeats or time.perf_counter() - began < _PATIENCE)):
             rounds.append([seconds(n, contexts[0]) for n in rows])
         near = [min(taken) for taken in zip(*rounds, strict=True)]
         ends = (rows[0], rows[-1])
