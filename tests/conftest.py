@@ -13,7 +13,7 @@ from outrider.testing import ToyTokenizer, save_toy_bundle
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from outrider.bundle import Bundle
+    from outrider.bundle import Bundle, Format
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -46,10 +46,25 @@ def smollm2_pair(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
     return export_bundle(checkpoint, checkpoint, output=tmp_path_factory.mktemp("pair") / "bundle").folder
 
 
-@pytest.fixture(scope="session")
-def toy_bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+# Main and draft model: each backend for both, and each beside the other.
+FORMATS: list[tuple[Format, Format]] = [
+    ("openvino", "openvino"),
+    ("onnx", "onnx"),
+    ("openvino", "onnx"),
+    ("onnx", "openvino"),
+]
+
+
+@pytest.fixture(scope="session", params=FORMATS, ids="-".join)
+def toy_bundle(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
     """A real main and draft model, random and tiny."""
-    return save_toy_bundle(tmp_path_factory.mktemp("toy"))
+    return save_toy_bundle(tmp_path_factory.mktemp("toy"), formats=request.param)
+
+
+@pytest.fixture(scope="session")
+def openvino_bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    """A toy bundle for what is OpenVINO's alone."""
+    return save_toy_bundle(tmp_path_factory.mktemp("openvino"))
 
 
 @pytest.fixture(scope="session")

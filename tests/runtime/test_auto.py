@@ -62,7 +62,7 @@ def test_a_number_fixes_the_length(engine: outrider.Engine) -> None:
 
 
 def test_a_threshold_ends_drafts(engine: outrider.Engine) -> None:
-    options: dict[str, Any] = {"drafter": "draft", "max_new_tokens": 80, "ignore_eos": True}
+    options: dict[str, Any] = {"drafter": "draft", "max_new_tokens": 400, "ignore_eos": True}
     plain = engine.generate("hello", **options | {"drafter": None})
     lengths = {}
     for threshold in (0.01, 0.3, 1.0):

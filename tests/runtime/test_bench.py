@@ -46,9 +46,9 @@ GENERATION = GenerationConfig(max_new_tokens=8)
 
 
 @pytest.fixture
-def setup(toy_bundle: Bundle) -> Setup:
+def setup(openvino_bundle: Bundle) -> Setup:
     config = Config().replace(cache_size=0.005, max_new_tokens=8, num_threads=1)
-    return Setup(toy_bundle, config, tokenizer=ToyTokenizer())
+    return Setup(openvino_bundle, config, tokenizer=ToyTokenizer())
 
 
 @pytest.fixture
@@ -343,11 +343,11 @@ def test_without_a_number_the_default_length_stands(toy_engine: Engine) -> None:
     ],
 )
 def test_what_a_peer_misses_is_said_before_anything_runs(
-    mode: str, message: str, toy_bundle: Bundle, monkeypatch: pytest.MonkeyPatch
+    mode: str, message: str, openvino_bundle: Bundle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for missing in ("llama_cpp", "onnxruntime_genai"):
         monkeypatch.setitem(sys.modules, missing, None)  # as if it were not installed
-    alone = replace(toy_bundle, manifest=msgspec.structs.replace(toy_bundle.manifest, drafters=()))
+    alone = replace(openvino_bundle, manifest=msgspec.structs.replace(openvino_bundle.manifest, drafters=()))
     with pytest.raises(OptionError, match=message):
         benchmark.run(Setup(alone, Config()), PROMPTS, ["plain", mode])
 
@@ -501,10 +501,10 @@ if __name__ == "__main__":
 """
 
 
-def test_a_run_that_is_killed_goes_on(toy_bundle: Bundle, tmp_path: Path) -> None:
+def test_a_run_that_is_killed_goes_on(openvino_bundle: Bundle, tmp_path: Path) -> None:
     program, folder = tmp_path / "program.py", tmp_path / "out"
     program.write_text(PROGRAM)
-    command = [sys.executable, str(program), str(toy_bundle.folder), str(folder)]
+    command = [sys.executable, str(program), str(openvino_bundle.folder), str(folder)]
     process = subprocess.Popen(command)
     runs = folder / "runs.jsonl"
     while not runs.exists() or len(runs.read_bytes().splitlines()) < 3:

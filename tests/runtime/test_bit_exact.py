@@ -96,9 +96,9 @@ def test_sequences_in_one_call_do_not_touch(backend: OpenVINOPaged, token_ids: l
         slot.close()
 
 
-def test_closing_twice_gives_blocks_back_once(toy_bundle: Bundle) -> None:
-    main = toy_bundle.manifest.main
-    made = OpenVINOPaged(toy_bundle.model_path(main), vocab_size=main.vocab_size)
+def test_closing_twice_gives_blocks_back_once(openvino_bundle: Bundle) -> None:
+    main = openvino_bundle.manifest.main
+    made = OpenVINOPaged(openvino_bundle.model_path(main), vocab_size=main.vocab_size)
     made.allocate(64)
     first = made.open(60)
     assert first
@@ -110,9 +110,9 @@ def test_closing_twice_gives_blocks_back_once(toy_bundle: Bundle) -> None:
     assert made.open(1) is None
 
 
-def test_a_quantised_cache_is_not_called_exact(toy_bundle: Bundle) -> None:
-    main = toy_bundle.manifest.main
-    path = toy_bundle.model_path(main)
+def test_a_quantised_cache_is_not_called_exact(openvino_bundle: Bundle) -> None:
+    main = openvino_bundle.manifest.main
+    path = openvino_bundle.model_path(main)
     quantised = OpenVINOPaged(path, vocab_size=main.vocab_size, cache_precision="u8")
     assert not quantised.capabilities.bit_exact_batching
     assert OpenVINOPaged(path, vocab_size=main.vocab_size).capabilities.bit_exact_batching

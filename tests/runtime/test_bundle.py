@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture
-def copy(toy_bundle: Bundle, tmp_path: Path) -> Path:
-    return shutil.copytree(toy_bundle.folder, tmp_path / "copy")
+def copy(openvino_bundle: Bundle, tmp_path: Path) -> Path:
+    return shutil.copytree(openvino_bundle.folder, tmp_path / "copy")
 
 
 def edit(folder: Path, change: Callable[[dict[str, Any]], object]) -> None:

@@ -257,8 +257,8 @@ def test_a_damaged_bundle(copy: Path, capsys: pytest.CaptureFixture[str]) -> Non
     fails(capsys, 1, "is not the file that was exported", "inspect", copy, "--check")
 
 
-def test_a_damaged_model(toy_bundle: Bundle, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    copied = shutil.copytree(toy_bundle.folder, tmp_path / "copy")
+def test_a_damaged_model(openvino_bundle: Bundle, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    copied = shutil.copytree(openvino_bundle.folder, tmp_path / "copy")
     path = copied / "main" / "openvino_model.xml"
     path.write_bytes(b"<" * path.stat().st_size)
     # The toy has no tokenizer either; the first thing that is wrong is named.

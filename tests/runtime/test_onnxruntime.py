@@ -1,0 +1,241 @@
+"""ONNX Runtime's backend: what is its own. What all backends share is tested on each of them elsewhere."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import onnx
+import pytest
+
+import outrider
+from outrider.backends import onnxruntime
+from outrider.backends.onnxruntime import OnnxRuntime
+from outrider.schedule import PassCost
+from outrider.testing import ToyTokenizer, save_toy_bundle, save_toy_model
+from outrider.types import Chunk
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from outrider.bundle import Bundle
+
+SMALL = outrider.Config().replace(cache_size=0.005)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("model")
+    save_toy_model(folder, vocab_size=40, padding=8, format="onnx")
+    return folder / "model.onnx"
+
+
+def load(path: Path, **options: Any) -> OnnxRuntime:
+    made = OnnxRuntime(path, vocab_size=40, head_size=8, **options)
+    made.allocate(200)
+    return made
+
+
+def rows_of(backend: OnnxRuntime, token_ids: list[int], sizes: list[int]) -> np.ndarray:
+    """All rows of a text read in chunks of these sizes: float32 [len(token_ids), 40]."""
+    slot = backend.open(len(token_ids))
+    assert slot is not None
+    rows = []
+    for size in sizes:
+        chunk = token_ids[slot.length : slot.length + size]
+        step = backend.submit([Chunk(slot, chunk, num_rows=size)]).wait()
+        rows += [step.logits(i).copy() for i in range(size)]
+    slot.close()
+    return np.array(rows)
+
+
+def test_both_backends_calculate_the_same(model: Path, tmp_path: Path) -> None:
+    from outrider.backends.openvino_paged import OpenVINOPaged
+
+    save_toy_model(tmp_path, vocab_size=40, padding=8)
+    other = OpenVINOPaged(tmp_path / "openvino_model.xml", vocab_size=40, precision="f32")
+    other.allocate(200)
+    token_ids = np.random.default_rng(0).integers(0, 39, 60).tolist()
+    slot = other.open(60)
+    assert slot is not None
+    step = other.submit([Chunk(slot, token_ids, num_rows=60)]).wait()
+    theirs = np.array([step.logits(i) for i in range(60)])
+    backend = load(model)
+    np.testing.assert_allclose(rows_of(backend, token_ids, [60]), theirs, atol=2e-5)
+    assert (backend.num_layers, backend.logits_width) == (other.num_layers, other.logits_width) == (2, 48)
+    assert backend.bytes_per_token == other.bytes_per_token == 2 * 2 * 16 * 4
+
+
+def test_sequences_run_one_after_another(model: Path) -> None:
+    backend = load(model)
+    assert not backend.capabilities.one_call
+    texts = [[1, 2, 3, 4, 5], [7, 8, 9], [11] * 6]
+    alone = [rows_of(backend, text, [len(text)]) for text in texts]
+    slots = [backend.open(10) for _ in texts]
+    step = backend.submit([Chunk(slot, text, n) for slot, text, n in zip(slots, texts, (2, 0, 1), strict=True)]).wait()
+    for i, row in enumerate((alone[0][3], alone[0][4], alone[2][5])):
+        np.testing.assert_array_equal(step.logits(i), row)
+
+
+def test_room_is_given_back_once(model: Path) -> None:
+    backend = load(model)
+    assert backend.max_tokens == 199  # one is for padding
+    slot = backend.open(150)
+    assert slot is not None
+    assert backend.open(60) is None
+    slot.close()
+    slot.close()
+    assert backend.open(199) is not None
+    assert backend.open(1) is None
+
+
+def test_a_lack_of_memory_is_an_error_of_the_device(model: Path) -> None:
+    backend = load(model)
+    backend.allocate(10**15)
+    with pytest.raises(outrider.DeviceError, match="no room for a cache of .* Lower max_new_tokens or cache_size"):
+        backend.open(10**14)
+
+
+@pytest.mark.parametrize(
+    ("device", "found"),
+    [("XPU", "Found: CPU"), ("CUDA", "such as onnxruntime-gpu"), ("GPU.1", "no device 'GPU.1'"), ("CPU.1", "CPU.1")],
+)
+def test_devices_without_a_provider_are_named(model: Path, device: str, found: str) -> None:
+    with pytest.raises(outrider.OptionError, match=found):
+        load(model, device=device)
+
+
+@pytest.fixture
+def other_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A device "GPU" that is the CPU's provider: what is asked of other devices is asked of it."""
+    monkeypatch.setitem(onnxruntime._PROVIDERS, "GPU", onnxruntime._PROVIDERS["CPU"])
+
+
+@pytest.mark.usefixtures("other_device")
+def test_another_device_is_not_called_exact(model: Path) -> None:
+    backend = load(model, device="GPU")
+    assert not backend.capabilities.bit_exact_batching
+    assert rows_of(backend, [1, 2, 3], [3]).shape == (3, 40)
+
+
+@pytest.mark.usefixtures("other_device")
+def test_a_device_that_moves_the_cache_is_refused(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    honest = OnnxRuntime.bind_cache
+
+    def moved(self: OnnxRuntime, capacity: int) -> tuple[Any, list[Any]]:
+        binding, buffers = honest(self, capacity)
+        for name in self._pasts:
+            binding.bind_output(name.replace("past_key_values", "present"), "cpu")  # where it likes
+        return binding, buffers
+
+    monkeypatch.setattr(OnnxRuntime, "bind_cache", moved)
+    with pytest.raises(outrider.DeviceError, match="does not keep this model's cache in place on GPU"):
+        load(model, device="GPU")
+
+
+def without_rows(model: onnx.ModelProto) -> None:
+    for name in ("rows_begin", "rows_end"):
+        (port,) = (port for port in model.graph.input if port.name == name)
+        (value,) = (value for value in model.graph.initializer if value.name == name)
+        model.graph.input.remove(port)
+        value.name = f"my_{name}"
+    for node in model.graph.node:
+        for i, name in enumerate(node.input):
+            node.input[i] = f"my_{name}" if name.startswith("rows_") else name
+
+
+def with_more_inputs(model: onnx.ModelProto) -> None:
+    model.graph.input.append(onnx.helper.make_tensor_value_info("pixels", onnx.TensorProto.FLOAT, [1]))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"), [(without_rows, "lacks rows_begin"), (with_more_inputs, "asks for pixels")]
+)
+def test_other_graphs_are_refused(
+    model: Path, tmp_path: Path, change: Callable[[onnx.ModelProto], None], message: str
+) -> None:
+    proto = onnx.load(model)
+    change(proto)
+    onnx.save(proto, tmp_path / "model.onnx")
+    with pytest.raises(outrider.BundleError, match=f"{message}.*Export it again"):
+        load(tmp_path / "model.onnx")
+
+
+def test_a_damaged_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "model.onnx").write_bytes(b"not a model")
+    with pytest.raises(outrider.BundleError, match=r"model.onnx cannot be loaded by ONNX Runtime on CPU"):
+        load(tmp_path / "model.onnx")
+
+
+@pytest.mark.parametrize("option", ["precision", "cache_precision"])
+def test_a_precision_is_not_dropped(model: Path, option: str) -> None:
+    with pytest.raises(outrider.OptionError, match=f"{option}='bf16' is not what the ONNX model .* 'f32'. Use 'auto'"):
+        load(model, **{option: "bf16"})
+    assert load(model, **{option: "f32"}).precision == "f32"
+
+
+def test_without_onnxruntime_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bundle = save_toy_bundle(tmp_path / "b", formats=("onnx", "onnx"))
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    monkeypatch.delitem(sys.modules, "outrider.backends.onnxruntime", raising=False)
+    with pytest.raises(outrider.DeviceError, match=r'pip install "outrider\[onnx\]"'):
+        outrider.Engine(bundle, SMALL, tokenizer=ToyTokenizer())
+
+
+@pytest.mark.parametrize(
+    ("properties", "message"),
+    [
+        ({"PERFORMANCE_HINT": "LATENCY"}, "is one of OpenVINO's, and the models run on ONNX Runtime"),
+        ({"session.intra_op.allow_spinning": "0"}, None),
+    ],
+)
+def test_properties_of_another_library_are_refused(
+    tmp_path: Path, properties: dict[str, str], message: str | None
+) -> None:
+    bundle = save_toy_bundle(tmp_path / "b", formats=("onnx", "onnx"))
+    config = SMALL.replace(properties=properties)
+    if message:
+        with pytest.raises(outrider.OptionError, match=message):
+            outrider.Engine(bundle, config, tokenizer=ToyTokenizer())
+    else:
+        engine = outrider.Engine(bundle, config, tokenizer=ToyTokenizer())
+        assert isinstance(engine.main, OnnxRuntime)
+        assert "session.intra_op.allow_spinning" in engine.main.fingerprint
+
+
+def test_costs_of_sequences_add_up() -> None:
+    shared, each = (PassCost((2, 16), (1.0, 2.0), (1.0, 2.0), one_call=one_call) for one_call in (True, False))
+    assert shared.together([2, 2]) == shared(4) < each.together([2, 2]) == 2 * each(2)
+
+
+class TestDraftBundle:
+    """Drafts of another bundle's models."""
+
+    @pytest.fixture
+    def main(self, openvino_bundle: Bundle) -> Bundle:
+        return openvino_bundle
+
+    def test_its_draft_model_drafts(self, main: Bundle, tmp_path: Path) -> None:
+        other = save_toy_bundle(tmp_path / "onnx", formats=("onnx", "onnx"))
+        config = SMALL.replace(draft_bundle=str(other.folder))
+        engine = outrider.Engine(main, config, tokenizer=ToyTokenizer())
+        assert [where.rsplit(", ", 1)[1] for where in engine.setting.values()] == ["OpenVINO", "ONNX Runtime"]
+        options: dict[str, Any] = {"max_new_tokens": 40, "ignore_eos": True, "num_assistant_tokens": 3}
+        drafted = engine.generate("hello", drafter="draft", **options)
+        assert drafted.stats.num_accepted_tokens > 0
+        assert drafted.token_ids == engine.generate("hello", drafter=None, **options).token_ids
+
+    def test_its_main_model_drafts_where_it_has_no_other(self, main: Bundle, tmp_path: Path) -> None:
+        other = save_toy_bundle(tmp_path / "onnx", formats=("onnx", "onnx"), draft=False)
+        engine = outrider.Engine(main, SMALL.replace(draft_bundle=str(other.folder)), tokenizer=ToyTokenizer())
+        stats = engine.generate(
+            "hello", drafter="draft", max_new_tokens=40, ignore_eos=True, num_assistant_tokens=3
+        ).stats
+        assert stats.acceptance_rate > 0.9  # the same weights
+
+    def test_another_vocabulary_is_refused(self, main: Bundle, tmp_path: Path) -> None:
+        other = save_toy_bundle(tmp_path / "other", vocab_size=30)
+        with pytest.raises(outrider.BundleError, match="have different vocabularies"):
+            outrider.Engine(main, SMALL.replace(draft_bundle=str(other.folder)), tokenizer=ToyTokenizer())
