@@ -59,7 +59,7 @@ def run(
     """
     for name in map(ModeName.parse, names):
         if name.kind in PEERS:
-            check_peer(name.text, name.kind, setup)
+            check_peer(name, setup)
     if setup.config.scheduler.answer_store:
         raise OptionError("answer_store would let a run copy from the run before it. Leave it out of a comparison.")
     budget = Budget(QUICK_SECONDS) if quick else None
@@ -175,7 +175,7 @@ def describe_run(setup: Setup, prompts: list[Prompt], names: list[str], repeats:
         "quick": quick,
         "max_new_tokens": generation.max_new_tokens,
         **options,
-        **describe_versions(),
+        **describe_versions(setup.bundle),
     }
 
 

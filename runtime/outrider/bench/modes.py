@@ -165,7 +165,7 @@ def _ours(names: list[ModeName], engine: Engine) -> list[Mode]:
 
 def _peers(names: list[ModeName], setup: Setup) -> list[Mode]:
     for name in names:
-        check_peer(name.text, name.kind, setup)
+        check_peer(name, setup)
     module = import_module(f"outrider.bench.peers.{PEERS[names[0].kind].module}")
     modes: list[Mode] = module.load(names, setup)
     return modes

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import platform
 from importlib.metadata import version
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from outrider.bundle import Bundle
 
 
@@ -19,10 +22,24 @@ def describe_models(bundle: Bundle) -> dict[str, str]:
     }
 
 
-def describe_versions() -> dict[str, str]:
-    """Of Outrider and what it runs on."""
-    packages = {name: version(name) for name in ("outrider", "openvino", "openvino-genai")}
+def describe_versions(bundle: Bundle) -> dict[str, str]:
+    """Of Outrider and what it runs on; the tokenizer is openvino-genai's whatever the models' formats are."""
+    manifest = bundle.manifest
+    formats = ["openvino", manifest.main.format, *(drafter.model.format for drafter in manifest.drafters)]
+    packages = describe_runtimes(formats) | {"openvino-genai": version("openvino-genai")}
     return packages | {"python": platform.python_version()}
+
+
+def describe_runtimes(formats: Iterable[str]) -> dict[str, str]:
+    """The versions of Outrider and of what runs models of these formats, by name."""
+    formats, versions = set(formats), {"outrider": version("outrider")}
+    if "openvino" in formats:
+        versions["openvino"] = version("openvino")
+    if "onnx" in formats and find_spec("onnxruntime"):
+        import onnxruntime  # several packages hold it: it is asked itself
+
+        versions["onnxruntime"] = onnxruntime.__version__
+    return versions
 
 
 def describe_machine(device: str) -> dict[str, str]:
