@@ -35,7 +35,10 @@ _FOLLOWED = ("temperature", "top_k", "top_p")
 def load(names: list[ModeName], setup: Setup) -> list[Mode]:
     """The modes of these names, on one model."""
     bundle, threads = setup.bundle, setup.config.device.num_threads
-    options = {"intra_op_num_threads": threads} if threads else {}
+    drafts = names[0].kind == "ortgenai-draft"
+    options: dict[str, Any] = {"intra_op_num_threads": threads} if threads else {}
+    if drafts:  # each model has threads of its own, and while one waits by spinning the other lacks a core
+        options["session.intra_op.allow_spinning"] = "0"
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:
         folder = Path(name)
         config, says = _lay_out(folder, ORT_MAIN, bundle.manifest.main, "main", setup)
@@ -43,7 +46,7 @@ def load(names: list[ModeName], setup: Setup) -> list[Mode]:
         # A folder of its own may ask for drafts by itself; here the mode does.
         config["model"].pop("draft", None)
         config.pop("speculative", None)
-        if names[0].kind == "ortgenai-draft":
+        if drafts:
             own, says_draft = _lay_out(folder / _DRAFT, ORT_DRAFT, bundle.manifest.drafters[0].model, "draft", setup)
             draft = own["model"]["decoder"]
             draft["filename"] = f"{_DRAFT}/{draft['filename']}"
@@ -53,7 +56,7 @@ def load(names: list[ModeName], setup: Setup) -> list[Mode]:
         (folder / CONFIG).write_text(json.dumps(config), encoding="utf-8")
         model = og.Model(og.Config(name))
     description = (
-        f"{says}; {threads or 'the default number of'} threads; "
+        f"{says}; {threads or 'the default number of'} threads{' a model, not spinning' if drafts else ''}; "
         f"onnxruntime-genai {og.__version__}, onnxruntime {onnxruntime.__version__}"
     )
     eos_token_ids = set(bundle.manifest.tokenizer.eos_token_ids)
@@ -72,7 +75,7 @@ def _lay_out(folder: Path, key: str, entry: ModelEntry, role: str, setup: Setup)
     path = given or setup.bundle.folder / entry.folder
     shutil.copytree(path, folder, copy_function=link, ignore=shutil.ignore_patterns(CONFIG), dirs_exist_ok=True)
     if given is None:
-        return _describe(entry, setup), f"the same files, {role} model {entry.weights}, CPU"
+        return _describe(entry, setup), f"{role} model {entry.weights}, the same files, CPU"
     config: dict[str, Any] = json.loads((path / CONFIG).read_text(encoding="utf-8"))
     check_vocabulary(path, config["model"]["vocab_size"], setup, "a folder")
     return config, f"{role} model {path.name}, its own weights"
