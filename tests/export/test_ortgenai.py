@@ -249,6 +249,15 @@ def test_a_cut_draft_model_needs_another_in_its_place(setup: Setup, folders: dic
     assert run("ortgenai-draft:3", given).token_ids == greedy(folders["main"], 24)
 
 
+def test_another_bundle_may_hold_the_draft_model(setup: Setup, bundle: Bundle, folders: dict[str, Path]) -> None:
+    manifest = msgspec.structs.replace(bundle.manifest, drafters=())
+    alone = replace(setup, bundle=replace(bundle, manifest=manifest))
+    with pytest.raises(OptionError, match="needs a draft model"):
+        load_modes(["ortgenai-draft:3"], alone)
+    drafting = replace(alone, config=setup.config.replace(draft_bundle=str(bundle.folder)))
+    assert run("ortgenai-draft:3", drafting).token_ids == greedy(folders["main"], 24)
+
+
 def test_links_are_made_where_they_can_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any) -> None:
         raise OSError("no links here")
@@ -273,5 +282,5 @@ def test_versions_are_those_of_the_formats(bundle: Bundle, toy_bundle: Bundle) -
 
     assert describe_runtimes(["onnx"]) == {"outrider": __version__, "onnxruntime": version("onnxruntime")}
     assert list(describe_runtimes(["onnx", "openvino"])) == ["outrider", "openvino", "onnxruntime"]
-    assert "onnxruntime" in describe_versions(bundle)
-    assert "onnxruntime" not in describe_versions(toy_bundle)
+    assert "onnxruntime" in describe_versions([bundle.manifest.main])
+    assert "onnxruntime" not in describe_versions([toy_bundle.manifest.main])

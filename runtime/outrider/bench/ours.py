@@ -42,10 +42,8 @@ class Ours:
 
 def _describe(engine: Engine, kind: str) -> str:
     """The models that a mode may use, and where and how precisely they run."""
-    manifest = engine.bundle.manifest
-    used = {"main_device": manifest.main}
-    if kind not in ("plain", *COPYING):
-        used |= {f"{drafter.name}_device": drafter.model for drafter in manifest.drafters}
+    alone = kind in ("plain", *COPYING)
+    used = {f"{name}_device": model for name, model in engine.models.items() if name == "main" or not alone}
     models = [
         f"{role.removesuffix('_device')} model {used[role].weights}, {where}"
         for role, where in engine.setting.items()

@@ -8,26 +8,21 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
-    from outrider.bundle import Bundle
-
-
-def describe_models(bundle: Bundle) -> dict[str, str]:
-    """The bundle's main model and draft models, with their weights."""
-    manifest = bundle.manifest
-    return {
-        "main": f"{manifest.main.source.id} {manifest.main.weights}",
-        "draft": ", ".join(f"{d.model.source.id} {d.model.weights}" for d in manifest.drafters) or "none",
-    }
+    from outrider.bundle import ModelEntry
 
 
-def describe_versions(bundle: Bundle) -> dict[str, str]:
+def describe_models(models: Mapping[str, ModelEntry]) -> dict[str, str]:
+    """The main model and the draft models, with their weights. models: "main" and others, by name."""
+    said = {name: f"{model.source.id} {model.weights}" for name, model in models.items()}
+    return {"main": said.pop("main"), "draft": ", ".join(said.values()) or "none"}
+
+
+def describe_versions(models: Iterable[ModelEntry]) -> dict[str, str]:
     """Of Outrider and what it runs on; the tokenizer is openvino-genai's whatever the models' formats are."""
-    manifest = bundle.manifest
-    formats = ["openvino", manifest.main.format, *(drafter.model.format for drafter in manifest.drafters)]
-    packages = describe_runtimes(formats) | {"openvino-genai": version("openvino-genai")}
-    return packages | {"python": platform.python_version()}
+    packages = describe_runtimes(["openvino", *(model.format for model in models)])
+    return packages | {"openvino-genai": version("openvino-genai"), "python": platform.python_version()}
 
 
 def describe_runtimes(formats: Iterable[str]) -> dict[str, str]:

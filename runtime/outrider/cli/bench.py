@@ -138,9 +138,9 @@ def _print(results: dict[str, Any]) -> None:
 def describe(engine: Engine, max_new_tokens: int | None, repeats: int) -> dict[str, Any]:
     """What a figure was measured on."""
     return {
-        **describe_models(engine.bundle),
+        **describe_models(engine.models),
         **engine.setting,
         "max_new_tokens": max_new_tokens,
         "repeats": repeats,
-        **describe_versions(engine.bundle),
+        **describe_versions(engine.models.values()),
     }

@@ -127,14 +127,13 @@ def check_peer(name: ModeName, setup: Setup) -> None:
 
 def _check_format(mode: str, peer: Peer, role: str, key: str, setup: Setup) -> None:
     """Whether a model is one that the peer reads: the bundle's, or what --peer-model gives as `key`."""
-    manifest = setup.bundle.manifest
     name, file = _FORMATS[peer.format]
     given = setup.peer_models.get(key)
     if given is not None:
         if not (given / file).is_file():
             raise OptionError(f"--peer-model {key}={given} has no {file}. Give a folder that has.")
         return
-    model = manifest.main if role == "main" else manifest.drafters[0].model
+    model = setup.bundle.manifest.main if role == "main" else setup.drafters[0].model
     if model.format != peer.format:
         instead = f"give a folder with {file} as --peer-model {key}=PATH" if key else "leave the mode out"
         raise OptionError(
@@ -145,10 +144,9 @@ def _check_format(mode: str, peer: Peer, role: str, key: str, setup: Setup) -> N
 
 def _check_draft(mode: str, peer: Peer, setup: Setup) -> None:
     """Whether the bundle has a draft model that the peer can use, or another was given in its place."""
-    manifest = setup.bundle.manifest
-    if not manifest.drafters:
+    if not setup.drafters:
         raise OptionError(f"Mode '{mode}' needs a draft model, and {setup.bundle.folder} has none.")
-    drafter = manifest.drafters[0]
+    drafter = setup.drafters[0]
     if drafter.vocabulary != "same":
         raise OptionError(f"{peer.runtime} cannot run mode '{mode}': the draft model's vocabulary is another.")
     if drafter.num_proposed_tokens and peer.draft not in setup.peer_models:

@@ -64,8 +64,8 @@ class _Pipeline:
         extra: dict[str, Any] = {"scheduler_config": scheduler}
         weights = f"main model {bundle.manifest.main.weights}"
         if worker == "genai-draft":
-            drafter = bundle.manifest.drafters[0].model
-            draft_folder = setup.peer_models.get(DRAFT, bundle.folder / drafter.folder)
+            drafter = setup.drafters[0].model
+            draft_folder = setup.peer_models.get(DRAFT, setup.draft_bundle.folder / drafter.folder)
             weights += f", draft model {drafter.weights if DRAFT not in setup.peer_models else draft_folder}"
             # It reads a tokenizer from beside the draft model; ours stands apart.
             self._draft_folder = tempfile.TemporaryDirectory()

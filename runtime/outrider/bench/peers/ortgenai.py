@@ -8,7 +8,6 @@ have the bundle's vocabulary; it needs no tokenizer.
 from __future__ import annotations
 
 import json
-import shutil
 import tempfile
 import time
 from pathlib import Path
@@ -23,7 +22,7 @@ from outrider.bench.peers import ORT_DRAFT, ORT_MAIN, check_options, check_vocab
 
 if TYPE_CHECKING:
     from outrider.bench.modes import Mode
-    from outrider.bundle import ModelEntry
+    from outrider.bundle import Bundle, ModelEntry
     from outrider.config import GenerationConfig
 
 CONFIG = "genai_config.json"
@@ -41,13 +40,13 @@ def load(names: list[ModeName], setup: Setup) -> list[Mode]:
         options["session.intra_op.allow_spinning"] = "0"
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:
         folder = Path(name)
-        config, says = _lay_out(folder, ORT_MAIN, bundle.manifest.main, "main", setup)
+        config, says = _lay_out(folder, "main", bundle, bundle.manifest.main, setup)
         config["model"]["decoder"].setdefault("session_options", {}).update(options)
         # A folder of its own may ask for drafts by itself; here the mode does.
         config["model"].pop("draft", None)
         config.pop("speculative", None)
         if drafts:
-            own, says_draft = _lay_out(folder / _DRAFT, ORT_DRAFT, bundle.manifest.drafters[0].model, "draft", setup)
+            own, says_draft = _lay_out(folder / _DRAFT, "draft", setup.draft_bundle, setup.drafters[0].model, setup)
             draft = own["model"]["decoder"]
             draft["filename"] = f"{_DRAFT}/{draft['filename']}"
             draft.setdefault("session_options", {}).update(options)
@@ -63,30 +62,33 @@ def load(names: list[ModeName], setup: Setup) -> list[Mode]:
     return [_OrtGenai(name, model, eos_token_ids, config["model"]["context_length"], description) for name in names]
 
 
-def _lay_out(folder: Path, key: str, entry: ModelEntry, role: str, setup: Setup) -> tuple[dict[str, Any], str]:
-    """Link a model's files into `folder`. Gives its configuration, and what it is in a few words.
+def _lay_out(folder: Path, role: str, bundle: Bundle, entry: ModelEntry, setup: Setup) -> tuple[dict[str, Any], str]:
+    """Link the files of a bundle's model, or of what --peer-model gives in its place, into `folder`.
 
-    key: the name by which --peer-model gives another than the bundle's.
+    Gives its configuration, and what it is in a few words.
 
     Raises:
-        OptionError: when that has not the bundle's vocabulary.
+        OptionError: when what was given has not the bundle's vocabulary.
     """
-    given = setup.peer_models.get(key)
-    path = given or setup.bundle.folder / entry.folder
-    shutil.copytree(path, folder, copy_function=link, ignore=shutil.ignore_patterns(CONFIG), dirs_exist_ok=True)
+    given = setup.peer_models.get(ORT_MAIN if role == "main" else ORT_DRAFT)
+    path = given or bundle.folder / entry.folder
+    folder.mkdir(exist_ok=True)
+    for file in path.iterdir():
+        if file.is_file() and file.name != CONFIG:
+            link(file, folder / file.name)
     if given is None:
-        return _describe(entry, setup), f"{role} model {entry.weights}, the same files, CPU"
+        return _describe(bundle, entry), f"{role} model {entry.weights}, the same files, CPU"
     config: dict[str, Any] = json.loads((path / CONFIG).read_text(encoding="utf-8"))
     check_vocabulary(path, config["model"]["vocab_size"], setup, "a folder")
     return config, f"{role} model {path.name}, its own weights"
 
 
-def _describe(entry: ModelEntry, setup: Setup) -> dict[str, Any]:
+def _describe(bundle: Bundle, entry: ModelEntry) -> dict[str, Any]:
     """What genai_config.json says of a model of the bundle, whose inputs have the names that its builder gives them."""
-    tokenizer, geometry = setup.bundle.manifest.tokenizer, entry.geometry
+    tokenizer, geometry = bundle.manifest.tokenizer, entry.geometry
     special = {"bos_token_id": tokenizer.bos_token_id, "pad_token_id": tokenizer.pad_token_id}
     decoder = {
-        "filename": setup.bundle.model_path(entry).name,
+        "filename": bundle.model_path(entry).name,
         "head_size": geometry.head_size,
         "hidden_size": geometry.hidden_size,
         "num_attention_heads": geometry.num_heads,
