@@ -59,7 +59,7 @@ def run(
     """
     for name in map(ModeName.parse, names):
         if name.kind in PEERS:
-            check_peer(name.text, name.kind, setup)
+            check_peer(name, setup)
     if setup.config.scheduler.answer_store:
         raise OptionError("answer_store would let a run copy from the run before it. Leave it out of a comparison.")
     budget = Budget(QUICK_SECONDS) if quick else None
@@ -151,14 +151,17 @@ def describe_run(setup: Setup, prompts: list[Prompt], names: list[str], repeats:
     """Everything that the figures of a measurement depend on."""
     device, generation = setup.config.device, setup.config.generation
     texts = json.dumps([asdict(prompt) for prompt in prompts]).encode()
+    files = [setup.bundle.manifest.files]
+    if device.draft_bundle:
+        files.append(setup.draft_bundle.manifest.files)
     options = {
         option.name: getattr(generation, option.name)
         for option in fields(generation)
         if getattr(generation, option.name) != getattr(GenerationConfig(), option.name)
     }
     return {
-        **describe_models(setup.bundle),
-        "bundle": hashlib.sha256(repr(setup.bundle.manifest.files).encode()).hexdigest()[:16],
+        **describe_models(setup.models),
+        "bundle": hashlib.sha256("".join(map(repr, files)).encode()).hexdigest()[:16],
         **describe_machine(device.main_device),
         "draft_device": device.draft_device or device.main_device,
         "num_threads": device.num_threads,
@@ -175,7 +178,7 @@ def describe_run(setup: Setup, prompts: list[Prompt], names: list[str], repeats:
         "quick": quick,
         "max_new_tokens": generation.max_new_tokens,
         **options,
-        **describe_versions(),
+        **describe_versions(setup.models.values()),
     }
 
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from outrider.bench.exact import chi_square_p_value, exact_joint, expected_total_variation, total_variation
 from outrider.bench.invariance import probe, read
-from outrider.bench.modes import make_modes
+from outrider.bench.modes import Setup, make_modes
 from outrider.config import Config, GenerationConfig
 from outrider.engine import Engine
 from outrider.testing import ToyTokenizer, save_toy_bundle
@@ -77,8 +77,8 @@ def genai_subject(engine: Engine) -> Subject:
     """openvino-genai on the same files: draft model, if there is one, and prompt lookup."""
     same = [
         drafter
-        for drafter in engine.bundle.manifest.drafters
-        if drafter.vocabulary == "same" and not drafter.num_proposed_tokens
+        for drafter in Setup(engine.bundle, engine.config).drafters
+        if drafter.vocabulary == "same" and not drafter.num_proposed_tokens and drafter.model.format == "openvino"
     ]
     kinds = ("genai-draft", "genai-ngram") if same else ("genai-ngram",)
     plain, *modes = make_modes(["genai", *(f"{kind}:{length}" for kind in kinds for length in LENGTHS)], engine)

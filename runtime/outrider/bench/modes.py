@@ -12,10 +12,12 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
+from functools import cached_property
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Protocol
 
 from outrider.bench.peers import PEERS, check_peer
+from outrider.bundle import draft_models_of, read_bundle
 from outrider.config import COPYING
 from outrider.errors import OptionError, nearest
 
@@ -23,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from outrider.bundle import Bundle
+    from outrider.bundle import Bundle, DrafterEntry, ModelEntry
     from outrider.config import Config, GenerationConfig
     from outrider.engine import Engine
     from outrider.types import TextTokenizer
@@ -98,6 +100,22 @@ class Setup:
     peer_models: Mapping[str, Path] = field(default_factory=dict)  # by peer: a folder or file of its own format
     tokenizer: TextTokenizer | None = None
 
+    @cached_property
+    def draft_bundle(self) -> Bundle:
+        """Where the draft models are: another bundle, where the configuration names one."""
+        folder = self.config.device.draft_bundle
+        return self.bundle if folder is None else read_bundle(folder)
+
+    @property
+    def drafters(self) -> tuple[DrafterEntry, ...]:
+        """The draft models."""
+        return draft_models_of(self.draft_bundle, self.bundle)
+
+    @property
+    def models(self) -> dict[str, ModelEntry]:
+        """All models, "main" and by the drafters' names."""
+        return {"main": self.bundle.manifest.main} | {drafter.name: drafter.model for drafter in self.drafters}
+
 
 def split_modes(modes: str) -> list[str]:
     """The names in a comma-separated list.
@@ -147,7 +165,7 @@ def load_modes(names: list[str], setup: Setup) -> list[Mode]:
 def default_modes(setup: Setup) -> list[str]:
     """Plain decoding, the engine's own choice, then each of its drafters."""
     free = setup.config.generation.drafter in (None, *COPYING)  # then draft models are left on disk
-    bundled = () if free else setup.bundle.manifest.drafters
+    bundled = () if free else setup.drafters
     return ["plain", "auto", *(entry.name for entry in bundled), *COPYING]
 
 
@@ -155,7 +173,7 @@ def _ours(names: list[ModeName], engine: Engine) -> list[Mode]:
     from outrider.bench.ours import Ours
 
     for name in names:
-        if name.kind == "draft" and not engine.bundle.manifest.drafters:
+        if name.kind == "draft" and not engine.bundled_drafters:
             raise OptionError(f"Mode '{name.text}' needs a draft model, and {engine.bundle.folder} has none.")
         if name.kind not in ("plain", "auto", "shuffled", *engine.drafters):
             known = ["plain", "auto", "shuffled", *engine.drafters, *PEERS]
@@ -165,7 +183,7 @@ def _ours(names: list[ModeName], engine: Engine) -> list[Mode]:
 
 def _peers(names: list[ModeName], setup: Setup) -> list[Mode]:
     for name in names:
-        check_peer(name.text, name.kind, setup)
+        check_peer(name, setup)
     module = import_module(f"outrider.bench.peers.{PEERS[names[0].kind].module}")
     modes: list[Mode] = module.load(names, setup)
     return modes

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import time
-from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 from outrider.bench.modes import ModeName, Run
+from outrider.bench.setting import describe_runtimes
 from outrider.bench.shuffled import Shuffled
 from outrider.config import COPYING
 
@@ -42,15 +42,14 @@ class Ours:
 
 def _describe(engine: Engine, kind: str) -> str:
     """The models that a mode may use, and where and how precisely they run."""
-    manifest = engine.bundle.manifest
-    weights = {"main_device": manifest.main.weights}
-    if kind not in ("plain", *COPYING):
-        weights |= {f"{drafter.name}_device": drafter.model.weights for drafter in manifest.drafters}
+    alone = kind in ("plain", *COPYING)
+    used = {f"{name}_device": model for name, model in engine.models.items() if name == "main" or not alone}
     models = [
-        f"{role.removesuffix('_device')} model {weights[role]}, {where}"
+        f"{role.removesuffix('_device')} model {used[role].weights}, {where}"
         for role, where in engine.setting.items()
-        if role in weights
+        if role in used
     ]
     threads = engine.config.device.num_threads
     models.append(f"{threads or 'the default number of'} threads")
-    return "; ".join([*models, f"outrider {version('outrider')}, openvino {version('openvino')}"])
+    versions = describe_runtimes(model.format for model in used.values())
+    return "; ".join([*models, ", ".join(f"{name} {version}" for name, version in versions.items())])

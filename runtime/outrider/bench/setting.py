@@ -4,25 +4,37 @@ from __future__ import annotations
 
 import platform
 from importlib.metadata import version
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from outrider.bundle import Bundle
+    from collections.abc import Iterable, Mapping
+
+    from outrider.bundle import ModelEntry
 
 
-def describe_models(bundle: Bundle) -> dict[str, str]:
-    """The bundle's main model and draft models, with their weights."""
-    manifest = bundle.manifest
-    return {
-        "main": f"{manifest.main.source.id} {manifest.main.weights}",
-        "draft": ", ".join(f"{d.model.source.id} {d.model.weights}" for d in manifest.drafters) or "none",
-    }
+def describe_models(models: Mapping[str, ModelEntry]) -> dict[str, str]:
+    """The main model and the draft models, with their weights. models: "main" and others, by name."""
+    said = {name: f"{model.source.id} {model.weights}" for name, model in models.items()}
+    return {"main": said.pop("main"), "draft": ", ".join(said.values()) or "none"}
 
 
-def describe_versions() -> dict[str, str]:
-    """Of Outrider and what it runs on."""
-    packages = {name: version(name) for name in ("outrider", "openvino", "openvino-genai")}
-    return packages | {"python": platform.python_version()}
+def describe_versions(models: Iterable[ModelEntry]) -> dict[str, str]:
+    """Of Outrider and what it runs on; the tokenizer is openvino-genai's whatever the models' formats are."""
+    packages = describe_runtimes(["openvino", *(model.format for model in models)])
+    return packages | {"openvino-genai": version("openvino-genai"), "python": platform.python_version()}
+
+
+def describe_runtimes(formats: Iterable[str]) -> dict[str, str]:
+    """The versions of Outrider and of what runs models of these formats, by name."""
+    formats, versions = set(formats), {"outrider": version("outrider")}
+    if "openvino" in formats:
+        versions["openvino"] = version("openvino")
+    if "onnx" in formats and find_spec("onnxruntime"):
+        import onnxruntime  # several packages hold it: it is asked itself
+
+        versions["onnxruntime"] = onnxruntime.__version__
+    return versions
 
 
 def describe_machine(device: str) -> dict[str, str]:

@@ -38,7 +38,8 @@ def _read_models(context: click.Context, parameter: click.Parameter, given: tupl
 @click.option(
     "--modes",
     help="Comma-separated: plain, auto, draft[:N], ngram[:N], suffix[:N]; openvino-genai's genai, genai-draft[:N], "
-    "genai-dynamic[:T], genai-ngram[:N]; transformers, transformers-draft[:N]; llamacpp, llamacpp-ngram[:N]; ortgenai. "
+    "genai-dynamic[:T], genai-ngram[:N]; transformers, transformers-draft[:N]; llamacpp, llamacpp-ngram[:N]; "
+    "onnxruntime-genai's ortgenai, ortgenai-ngram[:N], ortgenai-draft[:N]. "
     "The first is what the others are compared with.  [default: plain, auto, then all drafters]",
 )
 @click.option(
@@ -47,7 +48,8 @@ def _read_models(context: click.Context, parameter: click.Parameter, given: tupl
     multiple=True,
     metavar="NAME=PATH",
     callback=_read_models,
-    help="A model for transformers, transformers-draft, llamacpp, ortgenai or genai-draft. Several times.",
+    help="A model for transformers, transformers-draft, llamacpp, ortgenai, ortgenai-draft or genai-draft. "
+    "Several times.",
 )
 @click.option("--repeats", type=click.IntRange(1), help="Runs of every prompt and mode.  [default: 1, quick: 3]")
 @click.option("--quick", is_flag=True, help="End in ten minutes, with as many prompts as fit.")
@@ -136,9 +138,9 @@ def _print(results: dict[str, Any]) -> None:
 def describe(engine: Engine, max_new_tokens: int | None, repeats: int) -> dict[str, Any]:
     """What a figure was measured on."""
     return {
-        **describe_models(engine.bundle),
+        **describe_models(engine.models),
         **engine.setting,
         "max_new_tokens": max_new_tokens,
         "repeats": repeats,
-        **describe_versions(),
+        **describe_versions(engine.models.values()),
     }

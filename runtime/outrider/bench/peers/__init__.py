@@ -7,15 +7,19 @@
                                                            its confidence stays above T
     transformers  transformers-draft:N                     Transformers with PyTorch, plain and assisted
     llamacpp  llamacpp-ngram:N                             llama.cpp, plain and with prompt lookup, on a GGUF file
-    ortgenai                                               onnxruntime-genai on a folder of its own
+    ortgenai  ortgenai-ngram:N  ortgenai-draft:N           onnxruntime-genai on the bundle's own files, or on folders of
+                                                           its own: plain, prompt lookup, a draft model
 
 A peer's module has `load(names, setup)`, which makes the modes of one worker.
 """
 
 from __future__ import annotations
 
+import os
+import shutil
 from dataclasses import dataclass
 from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from outrider.config import LOSSY, GenerationConfig
@@ -23,47 +27,58 @@ from outrider.errors import OptionError
 
 if TYPE_CHECKING:
     from collections.abc import Collection
-    from pathlib import Path
 
-    from outrider.bench.modes import Setup
+    from outrider.bench.modes import ModeName, Setup
 
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """A kind of mode of another runtime. model: the names that --peer-model must give, with what they hold."""
+    """A kind of mode of another runtime, on models of its own or on the bundle's.
+
+    models: the names that --peer-model must give, with what they hold. format: that of the bundle's models which it
+    reads; main, draft: the names by which --peer-model may give others in their place.
+    """
 
     module: str  # in this package
     worker: str  # kinds of one worker share what they load
     package: str  # what is imported
     install: str  # what pip is given
     models: tuple[tuple[str, str], ...] = ()
-    draft: bool = False  # whether it drafts with the bundle's draft model
+    format: str = ""
+    main: str = ""
+    draft: str = ""  # only of a kind that drafts with a model
+    most_tokens: int | None = None  # that it drafts in a round
+
+    @property
+    def runtime(self) -> str:
+        """Its name."""
+        return self.package.replace("_", "-")
 
 
-_GENAI = ("genai", "openvino_genai", "openvino-genai")
+DRAFT, ORT_MAIN, ORT_DRAFT = "genai-draft", "ortgenai", "ortgenai-draft"  # among the peers' models
+
+_GENAI = ("openvino_genai", "openvino-genai", (), "openvino")
 _TRANSFORMERS = ("transformers", "transformers", "transformers", '"outrider[bench]"')
 _CHECKPOINT = ("transformers", "a checkpoint folder or a GGUF file")
 _LLAMACPP = ("llama_cpp", "llama-cpp-python", (("llamacpp", "a GGUF file"),))
+_ORTGENAI = ("onnxruntime_genai", '"outrider[bench]"', (), "onnx", ORT_MAIN)
 
 PEERS = {
-    "genai": Peer("genai", *_GENAI),
-    "genai-ngram": Peer("genai", "genai-ngram", *_GENAI[1:]),
-    "genai-draft": Peer("genai", "genai-draft", *_GENAI[1:], draft=True),
-    "genai-dynamic": Peer("genai", "genai-draft", *_GENAI[1:], draft=True),
+    "genai": Peer("genai", "genai", *_GENAI),
+    "genai-ngram": Peer("genai", "genai-ngram", *_GENAI),
+    "genai-draft": Peer("genai", "genai-draft", *_GENAI, draft=DRAFT),
+    "genai-dynamic": Peer("genai", "genai-draft", *_GENAI, draft=DRAFT),
     "transformers": Peer(*_TRANSFORMERS, (_CHECKPOINT,)),
     "transformers-draft": Peer(*_TRANSFORMERS, (_CHECKPOINT, ("transformers-draft", "the draft model's"))),
     "llamacpp": Peer("llamacpp", "llamacpp", *_LLAMACPP),
     "llamacpp-ngram": Peer("llamacpp", "llamacpp-ngram", *_LLAMACPP),
-    "ortgenai": Peer(
-        "ortgenai",
-        "ortgenai",
-        "onnxruntime_genai",
-        '"outrider[bench]"',
-        (("ortgenai", "a folder with genai_config.json"),),
-    ),
+    "ortgenai": Peer("ortgenai", "ortgenai", *_ORTGENAI),
+    "ortgenai-ngram": Peer("ortgenai", "ortgenai", *_ORTGENAI, most_tokens=16),
+    "ortgenai-draft": Peer("ortgenai", "ortgenai-draft", *_ORTGENAI, draft=ORT_DRAFT, most_tokens=16),
 }
 
-DRAFT = "genai-draft"  # names an openvino-genai draft model of its own among the peers' models
+# By format: its name, and the file that a folder given in place of a bundle's model has to hold.
+_FORMATS = {"openvino": ("OpenVINO", "openvino_model.xml"), "onnx": ("ONNX", "genai_config.json")}
 
 # What changes the text, or what is known of it; the rest is about drafting.
 _TEXT_OPTIONS = (
@@ -84,35 +99,74 @@ _TEXT_OPTIONS = (
 )
 
 
-def check_peer(mode: str, kind: str, setup: Setup) -> None:
+def check_peer(name: ModeName, setup: Setup) -> None:
     """Make sure, without loading anything, that a peer can be asked for a mode.
 
     Raises:
-        OptionError: when it is not installed, or a model is not there.
+        OptionError: when it is not installed, a model is not there or of a format that it does not read, or it does
+            not draft that many tokens.
     """
-    peer = PEERS[kind]
+    mode, peer = name.text, PEERS[name.kind]
     if find_spec(peer.package) is None:
         raise OptionError(f"Mode '{mode}' needs a package that is not installed. Run: pip install {peer.install}")
-    for name, what in peer.models:
-        path = setup.peer_models.get(name)
+    number = name.num_assistant_tokens
+    if peer.most_tokens and number is not None and not 1 <= number <= peer.most_tokens:
+        raise OptionError(f"{peer.runtime} drafts 1 to {peer.most_tokens} tokens a round, so '{mode}' cannot be run.")
+    for key, what in peer.models:
+        path = setup.peer_models.get(key)
         if path is None:
-            raise OptionError(f"Mode '{mode}' runs on a model of its own: give {what} as --peer-model {name}=PATH.")
+            raise OptionError(f"Mode '{mode}' runs on a model of its own: give {what} as --peer-model {key}=PATH.")
         if not path.exists():
-            raise OptionError(f"--peer-model {name}={path} is not there. Give {what}.")
+            raise OptionError(f"--peer-model {key}={path} is not there. Give {what}.")
+    if peer.format:
+        _check_format(mode, peer, "main", peer.main, setup)
     if peer.draft:
-        drafters = setup.bundle.manifest.drafters
-        if not drafters:
-            raise OptionError(f"Mode '{mode}' needs a draft model, and {setup.bundle.folder} has none.")
-        if drafters[0].vocabulary != "same":
-            raise OptionError(f"openvino-genai cannot run mode '{mode}': the draft model's vocabulary is another.")
-        given = setup.peer_models.get(DRAFT)
-        if given and not (given / "openvino_model.xml").is_file():
-            raise OptionError(f"--peer-model {DRAFT}={given} has no openvino_model.xml. Give a folder that has.")
-        if drafters[0].num_proposed_tokens and not given:
-            raise OptionError(
-                f"openvino-genai cannot run mode '{mode}': the draft model's output matrix was cut. Give a folder with "
-                f"an uncut one as --peer-model {DRAFT}=PATH."
-            )
+        _check_draft(mode, peer, setup)
+        _check_format(mode, peer, "draft", peer.draft, setup)
+
+
+def _check_format(mode: str, peer: Peer, role: str, key: str, setup: Setup) -> None:
+    """Whether a model is one that the peer reads: the bundle's, or what --peer-model gives as `key`."""
+    name, file = _FORMATS[peer.format]
+    given = setup.peer_models.get(key)
+    if given is not None:
+        if not (given / file).is_file():
+            raise OptionError(f"--peer-model {key}={given} has no {file}. Give a folder that has.")
+        return
+    model = setup.bundle.manifest.main if role == "main" else setup.drafters[0].model
+    if model.format != peer.format:
+        instead = f"give a folder with {file} as --peer-model {key}=PATH" if key else "leave the mode out"
+        raise OptionError(
+            f"{peer.runtime} cannot run mode '{mode}': it reads {name}, and the {role} model is in "
+            f"{_FORMATS[model.format][0]}. Export with --format {peer.format}, or {instead}."
+        )
+
+
+def _check_draft(mode: str, peer: Peer, setup: Setup) -> None:
+    """Whether the bundle has a draft model that the peer can use, or another was given in its place."""
+    if not setup.drafters:
+        raise OptionError(f"Mode '{mode}' needs a draft model, and {setup.bundle.folder} has none.")
+    drafter = setup.drafters[0]
+    if drafter.vocabulary != "same":
+        raise OptionError(f"{peer.runtime} cannot run mode '{mode}': the draft model's vocabulary is another.")
+    if drafter.num_proposed_tokens and peer.draft not in setup.peer_models:
+        raise OptionError(
+            f"{peer.runtime} cannot run mode '{mode}': the draft model's output matrix was cut. Give a folder with "
+            f"an uncut one as --peer-model {peer.draft}=PATH."
+        )
+
+
+def link(source: str | Path, target: str | Path) -> None:
+    """Make `target` the file `source`, without another copy of its bytes where the file system can do that."""
+    source = Path(source).resolve()
+    for make in (os.link, os.symlink, shutil.copyfile):
+        try:
+            make(source, target)
+        except OSError:  # another disk, a file system without links, a system that forbids them
+            if make is shutil.copyfile:
+                raise
+        else:
+            return
 
 
 def check_vocabulary(path: Path, num_tokens: int, setup: Setup, what: str) -> None:

@@ -6,8 +6,6 @@ tokens, or as many as the draft model is sure enough of (`assistant_confidence_t
 
 from __future__ import annotations
 
-import os
-import shutil
 import tempfile
 import time
 from importlib.metadata import version
@@ -19,7 +17,7 @@ import openvino as ov
 import openvino_genai
 
 from outrider.bench.modes import ModeName, Run, Setup
-from outrider.bench.peers import DRAFT, check_options
+from outrider.bench.peers import DRAFT, check_options, link
 
 if TYPE_CHECKING:
     from outrider.bench.modes import Mode
@@ -66,14 +64,14 @@ class _Pipeline:
         extra: dict[str, Any] = {"scheduler_config": scheduler}
         weights = f"main model {bundle.manifest.main.weights}"
         if worker == "genai-draft":
-            drafter = bundle.manifest.drafters[0].model
-            draft_folder = setup.peer_models.get(DRAFT, bundle.folder / drafter.folder)
+            drafter = setup.drafters[0].model
+            draft_folder = setup.peer_models.get(DRAFT, setup.draft_bundle.folder / drafter.folder)
             weights += f", draft model {drafter.weights if DRAFT not in setup.peer_models else draft_folder}"
             # It reads a tokenizer from beside the draft model; ours stands apart.
             self._draft_folder = tempfile.TemporaryDirectory()
             for folder in (draft_folder, bundle.tokenizer_path):
                 for path in folder.iterdir():
-                    _link(path, Path(self._draft_folder.name) / path.name)
+                    link(path, Path(self._draft_folder.name) / path.name)
             extra["draft_model"] = openvino_genai.draft_model(
                 self._draft_folder.name, device.draft_device or device.main_device, **properties
             )
@@ -144,10 +142,3 @@ class _Genai:
 
 def _or_default(precision: str, says: str = "") -> str:
     return f"its default{says}" if precision == "auto" else precision
-
-
-def _link(path: Path, target: Path) -> None:
-    try:
-        os.link(path, target)
-    except OSError:  # another disk, or a file system without links
-        shutil.copyfile(path, target)
