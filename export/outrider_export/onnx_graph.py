@@ -31,7 +31,7 @@ ROWS = ("rows_begin", "rows_end")
 FLOAT, INT64 = 1, 7  # onnx.TensorProto's numbers for them
 _INPUTS = ("input_ids", "attention_mask", "position_ids")
 _CACHE = ("key", "value")
-_PRODUCTS = ("MatMulNBits", "MatMul")
+_PRODUCTS = ("MatMulNBits", "MatMul", "FusedMatMul")
 _ELEMENTWISE = ("Mul", "Div", "Add", "Sub", "Tanh", "Cast", "Identity")
 _BITS = {"int4": 4, "uint4": 4, "int8": 8, "uint8": 8}
 # They choose one scale for the numbers of all rows.
@@ -118,7 +118,7 @@ def add_rows(model: Any) -> None:
     graph = model.graph
     if ROWS[0] in (value.name for value in graph.input):
         return
-    head = _head(graph)
+    head = find_head(graph)
     if _dim(_output(graph, "logits"), 1) is not None:
         raise ExportError(
             f"The model gives the logits of its last token only; drafts are checked by more. {_EXPORT_IT}"
@@ -284,7 +284,7 @@ def _check_attention(graph: Any, path: Path, num_layers: int) -> None:
             raise ExportError(f"{path} does not take layer {i}'s cache from {past} to {present}. {_EXPORT_IT}")
 
 
-def _head(graph: Any) -> Any:
+def find_head(graph: Any) -> Any:
     """The node that multiplies the last hidden states by the output matrix."""
     maker = {name: node for node in graph.node for name in node.output}
     fixed = {tensor.name for tensor in graph.initializer}
