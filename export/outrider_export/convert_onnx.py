@@ -3,8 +3,12 @@
 Job: as that of `convert`, with `weights` one of int8, int4 and fp32; `output` gets model.onnx and model.onnx.data.
 
 int8 is 8 bits, symmetric, in blocks of 32 with a float32 scale each (MatMulNBits); activations are rounded to 8 bits,
-too, row by row (accuracy level 4), which is what processors have instructions for. int4 is the same with 4 bits, and
-the output matrix in 8. The embedding has 8 bits in both, and is the output matrix's where the model ties them.
+too, row by row (accuracy level 4), which is what processors have instructions for. int4 is 4 bits, asymmetric, in the
+same blocks, with the output matrix in 8. The embedding has 8 bits in both, and is the output matrix's where the model
+ties them.
+
+Of Qwen2.5-Coder-0.5B in 4 bits, the logits' mean KL divergence from the torch model on a page of text is 0.073
+symmetric, 0.046 asymmetric, at the same speed; 0.048 with the builder's k_quant, which takes fifteen times as long.
 """
 
 from __future__ import annotations
@@ -30,7 +34,7 @@ if TYPE_CHECKING:
 _BLOCKS = ("block_size=32", "accuracy_level=4")
 _OPTIONS = {
     "int8": ("is_symmetric=true", *_BLOCKS),
-    "int4": ("is_symmetric=true", "matmul_mixed_precision=last_matmul:int8", *_BLOCKS),
+    "int4": ("is_symmetric=false", "matmul_mixed_precision=last_matmul:int8", *_BLOCKS),
     "fp32": (),
 }
 _OPENVINO = "Leave out --format onnx to have it run by OpenVINO."
