@@ -37,6 +37,8 @@ _OPTIONS = {
     "int4": ("is_symmetric=false", "matmul_mixed_precision=last_matmul:int8", *_BLOCKS),
     "fp32": (),
 }
+# The builder's own way to share the embedding takes a transposed copy in memory, or 4 bits: onnx_matrices shares it.
+_UNSHARED = "shared_embeddings=false"
 _OPENVINO = "Leave out --format onnx to have it run by OpenVINO."
 
 
@@ -76,19 +78,23 @@ def _build(model: Any, folder: Path, output: Path, job: dict[str, Any]) -> None:
     """Run the model builder, which is a script, on a model that has been read; `folder` has the rest of it.
 
     Raises:
-        ExportError: if it does not know the model's architecture, or way to encode positions.
+        ExportError: with its words, if it does not know the model's architecture or something in its configuration.
     """
     from transformers import AutoModelForCausalLM
 
-    options = (*_OPTIONS[job["weights"]], "hf_token=false", f"hf_remote={str(job['trust_remote_code']).lower()}")
+    remote = f"hf_remote={str(job['trust_remote_code']).lower()}"
+    options = (*_OPTIONS[job["weights"]], _UNSHARED, "hf_token=false", remote)
     places = ("-i", str(folder), "-o", str(output), "-c", str(output.parent / "cache"))
     sys.argv = ["builder", *places, "-p", job["weights"], "-e", "cpu", "--extra_options", *options]
     # It would read pickles, too, and a GGUF file's weights only after they had been written as a checkpoint.
     AutoModelForCausalLM.from_pretrained = lambda *_, **__: model
     try:
         runpy.run_module("onnxruntime_genai.models.builder", run_name="__main__")
-    except NotImplementedError as error:
-        said = one_line(error).replace(str(folder), type(model).__name__)
+    except OSError:
+        raise
+    except Exception as error:
+        kind = "" if isinstance(error, NotImplementedError) else f"{type(error).__name__}: "
+        said = kind + one_line(error).replace(str(folder), type(model).__name__)
         raise ExportError(f"onnxruntime-genai's model builder says: {said}. {_OPENVINO}") from error
 
 
