@@ -93,8 +93,9 @@ def _build(model: Any, folder: Path, output: Path, job: dict[str, Any]) -> None:
     except OSError:
         raise
     except Exception as error:
-        kind = "" if isinstance(error, NotImplementedError) else f"{type(error).__name__}: "
-        said = kind + one_line(error).replace(str(folder), type(model).__name__)
+        said = one_line(error).replace(str(folder), type(model).__name__)
+        if str(error) and not isinstance(error, NotImplementedError):
+            said = f"{type(error).__name__}: {said}"
         raise ExportError(f"onnxruntime-genai's model builder says: {said}. {_OPENVINO}") from error
 
 

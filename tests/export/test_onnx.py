@@ -411,8 +411,8 @@ LLAMA3 = {
     "original_max_position_embeddings": 64,
 }  # fmt: skip
 YARN = {
-    "rope_type": "yarn", "rope_theta": 10_000.0, "factor": 4.0, "original_max_position_embeddings": 128,
-    "beta_fast": 32.0, "beta_slow": 1.0,
+    "rope_type": "yarn", "rope_theta": 10_000.0, "factor": 4.0, "original_max_position_embeddings": 256,
+    "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False,
 }  # fmt: skip
 LINEAR = {"rope_type": "linear", "rope_theta": 10_000.0, "factor": 4.0}
 
@@ -430,10 +430,10 @@ def test_what_the_builder_stumbles_over_is_told(llama: Any, tmp_path: Path) -> N
         export_bundle(checkpoint, output=tmp_path / "b", format="onnx")
 
 
-@pytest.mark.parametrize("rope", [LINEAR, YARN])
-def test_what_the_builder_would_leave_out_is_refused(llama: Any, tmp_path: Path, rope: dict[str, Any]) -> None:
-    """Of Llama's ways to scale positions it knows one, and ignores the others."""
-    checkpoint = llama(rope_parameters=rope)
+@pytest.mark.parametrize(("kind", "rope"), [("llama", LINEAR), ("llama", YARN), ("qwen2", YARN | {"truncate": True})])
+def test_what_the_builder_would_leave_out_is_refused(llama: Any, tmp_path: Path, kind: str, rope: Any) -> None:
+    """Of Llama's ways to scale positions it knows one, and ignores the others; and it never truncates YaRN's ramp."""
+    checkpoint = llama(kind, rope_parameters=rope)
     with pytest.raises(ExportError, match=rf"not scale positions as this model does \(RoPE: {rope['rope_type']}\)"):
         export_bundle(checkpoint, output=tmp_path / "b", format="onnx")
     assert list(tmp_path.iterdir()) == []
