@@ -24,6 +24,7 @@ from outrider_export.special_tokens import eos_of
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from outrider.bundle import Format
     from outrider_export.pairing import Pairing
     from outrider_export.plan import Plan
     from outrider_export.progress import Progress
@@ -119,7 +120,7 @@ def plan_diet(
     return Diet(asked, candidates, required, corpus, len(vocabulary))
 
 
-def put_on_diet(format: str, whole: Path, target: Path, token_ids: NDArray[np.int32]) -> None:  # noqa: A002
+def put_on_diet(format: Format, whole: Path, target: Path, token_ids: NDArray[np.int32]) -> None:  # noqa: A002
     """Write the model of the folder `whole` to the new folder `target`, with the logits of `token_ids` alone.
 
     Raises:

@@ -38,7 +38,7 @@ from outrider_export.special_tokens import eos_of, token_of_config
 from outrider_export.target import Target, check_space
 
 if TYPE_CHECKING:
-    from outrider.bundle import Geometry
+    from outrider.bundle import Format, Geometry
     from outrider_export.diet import Diet
     from outrider_export.pairing import Pairing
     from outrider_export.progress import Progress
@@ -202,7 +202,7 @@ def _cut(entry: ModelEntry, diet: Diet, tokenizer: str | None, target: Target, p
     return msgspec.structs.replace(entry, geometry=geometry)
 
 
-def _check_model(format: str, folder: Path, geometry: Geometry) -> None:  # noqa: A002
+def _check_model(format: Format, folder: Path, geometry: Geometry) -> None:  # noqa: A002
     """Whether the model in `folder` can be read and has the shape that its source promised."""
     check = check_onnx if format == "onnx" else check_ir
     check(folder / MODEL_NAMES[format][0], geometry)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from outrider.errors import ExportError, OptionError, nearest
 from outrider_export.geometry import geometry_of_config, geometry_of_gguf
@@ -15,11 +15,9 @@ from outrider_export.vocabulary import Vocabulary
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from outrider.bundle import Geometry
+    from outrider.bundle import Format, Geometry
     from outrider_export.progress import Progress
     from outrider_export.sources import Located
-
-Format = Literal["openvino", "onnx"]
 
 # A draft model need not be right, it has to be quick: with 4 bits, the 0.5B of the Qwen2.5-Coder pair drafts in 11 ms a
 # token instead of 15, and 83 % instead of 85 % of its first tokens are kept.
