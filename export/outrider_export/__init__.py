@@ -7,7 +7,9 @@
 A model is a Hugging Face hub id, a local checkpoint folder, or a .gguf file. Checkpoints get int8 weights unless
 `weights` says otherwise (int8, int4, fp16, fp32); they need the packages of `pip install "outrider[export]"`. GGUF
 files keep their weights, without torch and in seconds; where openvino-genai's reader does not know the file's
-quantisation, or a weight format is asked for, they are dequantised and converted like checkpoints. With `draft_vocab`
+quantisation, or a weight format is asked for, they are dequantised and converted like checkpoints. `format="onnx"`
+makes models for ONNX Runtime (`pip install "outrider[onnx-export]"`; int8, int4, fp32), and `draft_format` may give the
+draft model another format than the main model's. With `draft_vocab`
 the draft model proposes the most useful of its tokens only; see `outrider_export.diet`.
 """
 

@@ -32,7 +32,7 @@ def convert(job: dict[str, Any], progress: Progress) -> dict[str, Any]:
     scratch.mkdir(parents=True, exist_ok=True)
     weights: str = job["weights"]
     progress.phase("read")
-    model = _load(job)
+    model = load_model(job)
     progress.phase("convert")
     compressed = weights in ("int8", "int4")
     _to_ir(model, scratch / "ir", weights)
@@ -47,14 +47,19 @@ def convert(job: dict[str, Any], progress: Progress) -> dict[str, Any]:
         move_model(scratch / "ir", output)
     if "tokenizer" in job:
         progress.phase("tokenizer")
-        folder = Path(job["tokenizer"])
-        if not write_tokenizer_ir(folder):
-            _convert_tokenizer(Path(job["model"]), folder, job["trust_remote_code"])
-        check_tokenizer_ir(folder)
+        add_tokenizer(job)
     return {"tied_embeddings": tied}
 
 
-def _load(job: dict[str, Any]) -> Any:
+def add_tokenizer(job: dict[str, Any]) -> None:
+    """Put openvino_tokenizer and openvino_detokenizer beside the tokenizer.json of `job["tokenizer"]`."""
+    folder = Path(job["tokenizer"])
+    if not write_tokenizer_ir(folder):
+        _convert_tokenizer(Path(job["model"]), folder, job["trust_remote_code"])
+    check_tokenizer_ir(folder)
+
+
+def load_model(job: dict[str, Any]) -> Any:
     """The torch model, in the precision in which it is converted."""
     import torch
     from transformers import AutoModelForCausalLM

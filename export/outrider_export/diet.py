@@ -14,15 +14,17 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from outrider.bundle import PROPOSED_NAME
+from outrider.bundle import MODEL_NAMES, PROPOSED_NAME
 from outrider.errors import ExportError, OptionError
 from outrider.text import Tokenizer
-from outrider_export.output_matrix import cut_output
+from outrider_export import onnx_matrices, output_matrix
+from outrider_export.onnx_graph import load
 from outrider_export.special_tokens import eos_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from outrider.bundle import Format
     from outrider_export.pairing import Pairing
     from outrider_export.plan import Plan
     from outrider_export.progress import Progress
@@ -118,24 +120,35 @@ def plan_diet(
     return Diet(asked, candidates, required, corpus, len(vocabulary))
 
 
-def put_on_diet(whole: Path, target: Path, token_ids: NDArray[np.int32]) -> None:
+def put_on_diet(format: Format, whole: Path, target: Path, token_ids: NDArray[np.int32]) -> None:  # noqa: A002
     """Write the model of the folder `whole` to the new folder `target`, with the logits of `token_ids` alone.
 
     Raises:
         ExportError: if its output matrix cannot be cut, or not be written.
     """
+    target.mkdir()
+    cut = _cut_onnx if format == "onnx" else _cut_ir
+    cut(whole / MODEL_NAMES[format][0], target, token_ids)
+    np.save(target / PROPOSED_NAME, token_ids)
+
+
+def _cut_ir(path: Path, target: Path, token_ids: NDArray[np.int32]) -> None:
     import openvino
 
-    target.mkdir()
     try:
-        model = openvino.Core().read_model(whole / "openvino_model.xml")
-        cut_output(model, token_ids)
-        openvino.save_model(model, target / "openvino_model.xml", compress_to_fp16=False)
+        model = openvino.Core().read_model(path)
+        output_matrix.cut_output(model, token_ids)
+        openvino.save_model(model, target / path.name, compress_to_fp16=False)
     except RuntimeError as error:
         raise ExportError(
             f"The draft model's output matrix cannot be cut: {' '.join(str(error).split())[:300]}"
         ) from error
-    np.save(target / PROPOSED_NAME, token_ids)
+
+
+def _cut_onnx(path: Path, target: Path, token_ids: NDArray[np.int32]) -> None:
+    weights = onnx_matrices.Weights(load(path), path.parent)
+    onnx_matrices.cut_output(weights, token_ids)
+    weights.save(target)
 
 
 def read_corpus(path: str | Path | None) -> list[str]:

@@ -11,6 +11,7 @@ import msgspec
 
 from outrider import __version__
 from outrider.bundle import (
+    MODEL_NAMES,
     SCHEMA_VERSION,
     Bundle,
     DrafterEntry,
@@ -28,24 +29,28 @@ from outrider_export.child import run_child
 from outrider_export.diet import check_diet, plan_diet, put_on_diet
 from outrider_export.geometry import check_ir
 from outrider_export.gguf_tokenizer import write_tokenizer
+from outrider_export.onnx_graph import check_onnx
 from outrider_export.pairing import pair_vocabularies
-from outrider_export.plan import Plan, check_extra, check_weights, make_plan, needs_torch, space_needed
+from outrider_export.plan import Plan, check_extra, check_format, check_weights, make_plan, needs_torch, space_needed
 from outrider_export.progress import ForModel, Silent
 from outrider_export.sources import fetch, locate, read_json
 from outrider_export.special_tokens import eos_of, token_of_config
 from outrider_export.target import Target, check_space
 
 if TYPE_CHECKING:
+    from outrider.bundle import Format, Geometry
     from outrider_export.diet import Diet
     from outrider_export.pairing import Pairing
     from outrider_export.progress import Progress
 
 _CHAT_TEMPLATES = ("chat_template.jinja", "chat_template.json")
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", *_CHAT_TEMPLATES)
+_CONVERTERS = {"openvino": "convert", "onnx": "convert_onnx"}
 _FULL = 50_000_000  # bytes; with less room than this, a failure is put down to it
 _PACKAGES = {
     "keep": ("openvino", "openvino-genai", "openvino-tokenizers"),
     "convert": ("openvino", "openvino-tokenizers", "optimum-intel", "nncf", "transformers", "torch"),
+    "onnx": ("onnxruntime-genai", "onnxruntime", "onnx", "transformers", "torch"),
 }
 
 
@@ -54,6 +59,8 @@ def export_bundle(
     draft: str | Path | None = None,
     *,
     output: str | Path,
+    format: str = "openvino",  # noqa: A002 - the option's name
+    draft_format: str | None = None,
     weights: str | None = None,
     draft_weights: str | None = None,
     draft_vocab: int | str | None = None,
@@ -66,6 +73,7 @@ def export_bundle(
 ) -> Bundle:
     """Export a main model, and a draft model for it, to a bundle at `output`; see the package's docstring.
 
+    format: "openvino" or "onnx"; draft_format: the same for the draft model, as the main model's unless it is given.
     draft_vocab: how many of its tokens the draft model proposes, or "all". draft_vocab_corpus: a file of text like that
     to be written, to choose them by. See `outrider_export.diet`.
 
@@ -75,22 +83,23 @@ def export_bundle(
         ExportError: if a model cannot be found, read or converted, or the bundle cannot be written.
     """
     progress = progress or Silent()
-    named = [("main", locate(main, revision), weights)]
+    main_form, draft_form = check_format("format", format), check_format("draft_format", draft_format or format)
+    check_weights("weights", weights, main_form)
+    check_weights("draft_weights", draft_weights, draft_form)
+    named = [("main", locate(main, revision), main_form, weights)]
     if draft is not None:
-        named.append(("draft", locate(draft, draft_revision), draft_weights))
-    check_weights("weights", weights)
-    check_weights("draft_weights", draft_weights)
+        named.append(("draft", locate(draft, draft_revision), draft_form, draft_weights))
     num_tokens, corpus = check_diet(draft is not None, draft_vocab, draft_vocab_corpus)
-    for _, source, asked in named:
-        if needs_torch(source, asked):
-            check_extra(f"Exporting {source.id}")
+    for _, source, form, asked in named:
+        if needs_torch(source, asked, form):
+            check_extra(f"Exporting {source.id}{' to ONNX' if form == 'onnx' else ''}", form)
     try:
         with Target(Path(output), overwrite) as target:
             for leftover in target.leftovers:
                 progress.note(f"{leftover} was left behind by an export that was killed; it can be deleted.")
             plans = [
-                make_plan(role, fetch(source, trust_remote_code, ForModel(progress, role)), asked, progress)
-                for role, source, asked in named
+                make_plan(role, fetch(source, trust_remote_code, ForModel(progress, role)), form, asked, progress)
+                for role, source, form, asked in named
             ]
             pairings = [pair_vocabularies(plans[0], plan, progress) for plan in plans[1:]]
             diets = [None] + [
@@ -166,13 +175,13 @@ def _convert(
             "weights": plan.weights,
             "trust_remote_code": trust_remote_code,
         }
-        done = run_child("outrider_export.convert", job, what, progress)
+        done = run_child(f"outrider_export.{_CONVERTERS[plan.format]}", job, what, progress)
         route = "checkpoint" if plan.header is None else f"dequantise {plan.header.quantisation}"
         recipe = {"route": route, "tied_embeddings": str(done["tied_embeddings"]).lower()}
-    check_ir(folder / "openvino_model.xml", plan.geometry)
+    _check_model(plan.format, folder, plan.geometry)
     return ModelEntry(
         folder=plan.role,
-        format="openvino",
+        format=plan.format,
         weights=plan.header.quantisation if plan.header and plan.weights == "keep" else plan.weights,
         geometry=plan.geometry,
         vocab_size=len(plan.vocabulary),
@@ -187,10 +196,16 @@ def _cut(entry: ModelEntry, diet: Diet, tokenizer: str | None, target: Target, p
     progress.phase("cut")
     folder, whole = target.new / entry.folder, target.scratch / f"whole-{entry.folder}"
     folder.rename(whole)
-    put_on_diet(whole, folder, token_ids)
+    put_on_diet(entry.format, whole, folder, token_ids)
     geometry = msgspec.structs.replace(entry.geometry, logits_width=len(token_ids))
-    check_ir(folder / "openvino_model.xml", geometry)
+    _check_model(entry.format, folder, geometry)
     return msgspec.structs.replace(entry, geometry=geometry)
+
+
+def _check_model(format: Format, folder: Path, geometry: Geometry) -> None:  # noqa: A002
+    """Whether the model in `folder` can be read and has the shape that its source promised."""
+    check = check_onnx if format == "onnx" else check_ir
+    check(folder / MODEL_NAMES[format][0], geometry)
 
 
 def _copy_tokenizer(plan: Plan, folder: Path) -> None:
@@ -204,7 +219,7 @@ def _copy_tokenizer(plan: Plan, folder: Path) -> None:
 
 
 def _describe_source(plan: Plan, recipe: dict[str, str], progress: Progress) -> Source:
-    packages = _PACKAGES["keep" if plan.weights == "keep" else "convert"]
+    packages = _PACKAGES["onnx" if plan.format == "onnx" else "keep" if plan.weights == "keep" else "convert"]
     digest = None
     if plan.header is not None:
         progress.phase("hash", plan.path.stat().st_size)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from outrider.errors import ExportError, OptionError, nearest
 from outrider_export.geometry import geometry_of_config, geometry_of_gguf
@@ -15,20 +15,43 @@ from outrider_export.vocabulary import Vocabulary
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from outrider.bundle import Geometry
+    from outrider.bundle import Format, Geometry
     from outrider_export.progress import Progress
     from outrider_export.sources import Located
 
 # A draft model need not be right, it has to be quick: with 4 bits, the 0.5B of the Qwen2.5-Coder pair drafts in 11 ms a
 # token instead of 15, and 83 % instead of 85 % of its first tokens are kept.
 DEFAULT_WEIGHTS = {"main": "int8", "draft": "int4"}
-WEIGHTS = ("int8", "int4", "fp16", "fp32", "keep")
+# In ONNX a model computes in float32, and GGUF's blocks are unknown.
+WEIGHTS: dict[str, tuple[str, ...]] = {
+    "openvino": ("int8", "int4", "fp16", "fp32", "keep"),
+    "onnx": ("int8", "int4", "fp32"),
+}
 # What openvino-genai's GGUF reader (2026.4) takes: tried type by type.
 KEPT_ARCHITECTURES = ("llama", "qwen2", "qwen3")
 KEPT_MATRICES = ("F16", "Q4_0", "Q4_1", "Q8_0", "Q4_K", "Q6_K")
-# Bytes a weight takes in the bundle, with scales; and in the uncompressed IR that is written on the way.
-_BYTES = {"int8": 1.05, "int4": 0.75, "fp16": 2.0, "fp32": 4.0}
-_SCRATCH_BYTES = {"int8": 4.0, "int4": 4.0, "fp16": 0.0, "fp32": 0.0}
+# Bytes a weight takes in the bundle, with scales; and in the uncompressed model that is written on the way.
+_BYTES = {
+    "openvino": {"int8": 1.05, "int4": 0.75, "fp16": 2.0, "fp32": 4.0},
+    "onnx": {"int8": 1.15, "int4": 0.9, "fp32": 4.0},
+}
+_SCRATCH_BYTES = {
+    "openvino": {"int8": 4.0, "int4": 4.0, "fp16": 0.0, "fp32": 0.0},
+    "onnx": {"int8": 2.2, "int4": 2.0, "fp32": 5.5},  # with the embedding in float32, tied or not
+}
+_EXTRAS = {
+    "export": ("torch", "transformers", "optimum.intel", "nncf", "accelerate", "gguf"),
+    "onnx-export": (
+        "torch",
+        "transformers",
+        "accelerate",
+        "gguf",
+        "onnxruntime",
+        "onnxruntime_genai",
+        "onnx_ir",
+        "onnx",
+    ),
+}
 _TOKENIZER_BYTES = 40_000_000
 
 
@@ -39,6 +62,7 @@ class Plan:
     role: str  # "main" or "draft"
     source: Located
     path: Path
+    format: Format
     weights: str  # "int8", "int4", "fp16", "fp32" or "keep"
     geometry: Geometry
     vocabulary: Vocabulary
@@ -51,42 +75,61 @@ class Plan:
         """An estimate of what the model takes in the bundle."""
         if self.weights == "keep":
             return int(self.path.stat().st_size * 1.05)
-        return int(self.num_weights * _BYTES[self.weights])
+        return int(self.num_weights * _BYTES[self.format][self.weights])
 
     @property
     def scratch_bytes(self) -> int:
         """An estimate of what it takes beside that while it is converted."""
         if self.weights == "keep":
             return self.path.stat().st_size  # where no hard link can be made
-        scratch = int(self.num_weights * _SCRATCH_BYTES[self.weights])
+        scratch = int(self.num_weights * _SCRATCH_BYTES[self.format][self.weights])
         return scratch if self.role == "main" else max(scratch, self.final_bytes)  # before its output matrix is cut
 
 
-def check_weights(option: str, weights: str | None) -> None:
-    """Refuse an unknown weight format.
+def check_format(option: str, format: str) -> Format:  # noqa: A002 - the option's name
+    """The model format, unless it is an unknown one.
 
     Raises:
         OptionError: with the nearest known one.
     """
-    if weights is not None and weights not in WEIGHTS:
-        raise OptionError(f"{option}={weights!r} is not a weight format. {nearest(weights, WEIGHTS)}")
+    if format not in WEIGHTS:
+        raise OptionError(f"{option}={format!r} is not a model format. {nearest(format, WEIGHTS)}")
+    return cast("Format", format)
 
 
-def needs_torch(source: Located, weights: str | None) -> bool:
-    """Whether converting `source` is sure to need the export extra, as far as its name tells."""
-    return source.kind != "gguf" or weights not in (None, "keep")
+def check_weights(option: str, weights: str | None, format: str) -> None:  # noqa: A002
+    """Refuse an unknown weight format, or one that `format` does not have.
+
+    Raises:
+        OptionError: with the nearest known one, or those that there are.
+    """
+    if weights is None or weights in WEIGHTS[format]:
+        return
+    if weights not in WEIGHTS["openvino"]:
+        raise OptionError(f"{option}={weights!r} is not a weight format. {nearest(weights, WEIGHTS[format])}")
+    reason = (
+        "'keep' leaves GGUF files to openvino-genai's reader"
+        if weights == "keep"
+        else "models in ONNX compute in float32 on a processor, and would have to widen their weights first"
+    )
+    raise OptionError(f"{option}={weights!r} is not for ONNX: {reason}. Choose int8, int4 or fp32.")
 
 
-def check_extra(why: str) -> None:
-    """Whether the packages of the export extra are there.
+def needs_torch(source: Located, weights: str | None, format: str) -> bool:  # noqa: A002
+    """Whether converting `source` is sure to need an extra, as far as its name tells."""
+    return format == "onnx" or source.kind != "gguf" or weights not in (None, "keep")
+
+
+def check_extra(why: str, format: str) -> None:  # noqa: A002
+    """Whether the packages are there that converting to `format` takes.
 
     Raises:
         ExportError: with the command that installs them.
     """
-    packages = ("torch", "transformers", "optimum.intel", "nncf", "accelerate", "gguf")
-    missing = [name for name in packages if not _is_installed(name)]
+    extra = "onnx-export" if format == "onnx" else "export"
+    missing = [name for name in _EXTRAS[extra] if not _is_installed(name)]
     if missing:
-        raise ExportError(f'{why} needs {missing[0]}, which is not installed. Run: pip install "outrider[export]"')
+        raise ExportError(f'{why} needs {missing[0]}, which is not installed. Run: pip install "outrider[{extra}]"')
 
 
 def _is_installed(package: str) -> bool:
@@ -96,7 +139,13 @@ def _is_installed(package: str) -> bool:
         return False
 
 
-def make_plan(role: str, source: Located, weights: str | None, progress: Progress) -> Plan:
+def make_plan(
+    role: str,
+    source: Located,
+    format: Format,  # noqa: A002
+    weights: str | None,
+    progress: Progress,
+) -> Plan:
     """Look at a model and decide.
 
     Raises:
@@ -109,23 +158,22 @@ def make_plan(role: str, source: Located, weights: str | None, progress: Progres
     if source.kind == "gguf":
         header = read_header(path)
         vocabulary, geometry = Vocabulary.of_gguf(header), geometry_of_gguf(header)
-        weights = _weights_of_gguf(header, weights, role, progress)
+        if format == "openvino":
+            weights = _weights_of_gguf(header, weights, role, progress)
         num_weights = sum(tensor.num_weights for tensor in header.tensors.values())
-        plan = Plan(role, source, path, weights, geometry, vocabulary, header, {}, num_weights)
+        config: dict[str, Any] = {}
     else:
         if weights == "keep":
             raise OptionError(f"'keep' is for GGUF files; {source.id} is none. Choose int8, int4, fp16 or fp32.")
         config, num_weights = read_config(path), count_weights(path)
-        vocabulary, geometry = Vocabulary.of_folder(path), geometry_of_config(config, path)
-        plan = Plan(
-            role, source, path, weights or DEFAULT_WEIGHTS[role], geometry, vocabulary, None, config, num_weights
-        )
+        vocabulary, geometry, header = Vocabulary.of_folder(path), geometry_of_config(config, path), None
     if len(vocabulary) > geometry.logits_width:
         raise ExportError(
             f"{source.id} has {len(vocabulary):,} tokens and an output matrix for {geometry.logits_width:,}: tokenizer "
             "and weights do not belong together."
         )
-    return plan
+    weights = weights or DEFAULT_WEIGHTS[role]
+    return Plan(role, source, path, format, weights, geometry, vocabulary, header, config, num_weights)
 
 
 def space_needed(plans: list[Plan]) -> int:
@@ -143,7 +191,7 @@ def _weights_of_gguf(header: GGUFHeader, asked: str | None, role: str, progress:
             raise ExportError(f"{header.path} cannot be kept as it is: {obstacle}. Use {option} int8 instead.")
         asked = DEFAULT_WEIGHTS[role]
         progress.note(f"{header.path.name}: {obstacle}; its weights are converted to {asked} instead.")
-    check_extra(f"Converting {header.path.name} to {asked}")
+    check_extra(f"Converting {header.path.name} to {asked}", "openvino")
     return asked
 
 

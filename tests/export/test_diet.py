@@ -123,7 +123,7 @@ def test_a_toy_decoder_is_cut(tmp_path: Path) -> None:
     for name, proposed in (("whole", None), ("expected", [2, 3, 17])):
         (tmp_path / name).mkdir()
         save_toy_model(tmp_path / name, vocab_size=20, padding=3, seed=4, proposed=proposed)
-    put_on_diet(tmp_path / "whole", tmp_path / "cut", np.array([2, 3, 17], dtype=np.int32))
+    put_on_diet("openvino", tmp_path / "whole", tmp_path / "cut", np.array([2, 3, 17], dtype=np.int32))
     assert np.array_equal(np.load(tmp_path / "cut" / "proposed.npy"), [2, 3, 17])
     assert np.array_equal(logits_of(tmp_path / "cut"), logits_of(tmp_path / "expected"))
 
@@ -260,7 +260,7 @@ def test_converted_weights_are_cut(make_checkpoint: Any, tmp_path: Path, weights
     checkpoint = make_checkpoint(f"diet-{weights}", hidden_size=128, dtype="bfloat16", seed=3, **changes)
     bundle = export_bundle(checkpoint, output=tmp_path / "whole", weights=weights)
     token_ids = np.array([3, 77, 78, 300, 402], dtype=np.int32)
-    put_on_diet(bundle.folder / "main", tmp_path / "cut", token_ids)
+    put_on_diet("openvino", bundle.folder / "main", tmp_path / "cut", token_ids)
     assert np.array_equal(logits_of(tmp_path / "cut"), logits_of(bundle.folder / "main")[:, token_ids])
 
 

@@ -21,15 +21,19 @@ if TYPE_CHECKING:
     from rich.progress import TaskID
 
 
-_FORMATS = "int8, int4, fp16, fp32 or keep"
+_WEIGHTS = "int8, int4, fp16, fp32 or keep; for ONNX int8, int4 or fp32"
 
 
 @click.command()
 @click.argument("main")
 @click.option("--draft", metavar="DRAFT", help="Draft model, of the same kinds as MAIN.")
 @click.option("-o", "--output", metavar="BUNDLE", help="Folder to make.  [default: named after MAIN]")
-@click.option("--weights", metavar="FORMAT", help=f"{_FORMATS}.  [default: int8; keep for GGUF files]")
-@click.option("--draft-weights", metavar="FORMAT", help="The same for the draft model.  [default: int4; keep for GGUF]")
+@click.option(
+    "--format", metavar="FORMAT", default="openvino", show_default=True, help="Model format: openvino or onnx."
+)
+@click.option("--draft-format", metavar="FORMAT", help="The same for the draft model.  [default: as --format]")
+@click.option("--weights", metavar="FORMAT", help=f"{_WEIGHTS}.  [default: int8; keep for GGUF files on OpenVINO]")
+@click.option("--draft-weights", metavar="FORMAT", help="The same for the draft model.  [default: int4; keep as above]")
 @click.option("--draft-vocab", metavar="N|all", help="How many of its tokens the draft model proposes.")
 @click.option("--draft-vocab-corpus", metavar="FILE", help="Choose them by a text like those to be written.")
 @click.option("--revision", metavar="NAME", help="Branch, tag or commit of MAIN on the hub.")

@@ -1,0 +1,127 @@
+"""Child process: a checkpoint folder or a GGUF file to ONNX, by onnxruntime-genai's model builder.
+
+Job: as that of `convert`, with `weights` one of int8, int4 and fp32; `output` gets model.onnx and model.onnx.data.
+
+int8 is 8 bits, symmetric, in blocks of 32 with a float32 scale each (MatMulNBits); activations are rounded to 8 bits,
+too, row by row (accuracy level 4), which is what processors have instructions for. int4 is 4 bits, asymmetric, in the
+same blocks, with the output matrix in 8. The embedding has 8 bits in both, and is the output matrix's where the model
+ties them.
+
+Of Qwen2.5-Coder-0.5B in 4 bits, the logits' mean KL divergence from the torch model on a page of text is 0.073
+symmetric, 0.046 asymmetric, at the same speed; 0.048 with the builder's k_quant, which takes fifteen times as long.
+"""
+
+from __future__ import annotations
+
+import gc
+import runpy
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from outrider.errors import ExportError, one_line
+from outrider_export.convert import add_tokenizer, load_model
+from outrider_export.gguf_file import read_header
+from outrider_export.gguf_tokenizer import write_tokenizer
+from outrider_export.onnx_graph import add_rows, load
+from outrider_export.onnx_matrices import Weights, compress_embedding, share_embedding
+
+if TYPE_CHECKING:
+    from outrider_export.progress import Progress
+
+_BLOCKS = ("block_size=32", "accuracy_level=4")
+_OPTIONS = {
+    "int8": ("is_symmetric=true", *_BLOCKS),
+    "int4": ("is_symmetric=false", "matmul_mixed_precision=last_matmul:int8", *_BLOCKS),
+    "fp32": (),
+}
+# The builder's own way to share the embedding takes a transposed copy in memory, or 4 bits: onnx_matrices shares it.
+_UNSHARED = "shared_embeddings=false"
+_OPENVINO = "Leave out --format onnx to have it run by OpenVINO."
+
+
+def convert(job: dict[str, Any], progress: Progress) -> dict[str, Any]:
+    """Convert the model that `job` describes; the files are in place when this returns."""
+    output, scratch = Path(job["output"]), Path(job["scratch"])
+    scratch.mkdir(parents=True, exist_ok=True)
+    progress.phase("read")
+    model = load_model(job)
+    config = model.config
+    folder = _describe(job, model, scratch / "checkpoint") if job["gguf"] else Path(job["model"])
+    progress.phase("convert")
+    _build(model, folder, scratch / "built", job)
+    del model
+    gc.collect()  # the builder leaves it in cycles
+    progress.phase("write")
+    weights = Weights(load(scratch / "built" / "model.onnx"), scratch / "built")
+    _check_rope(weights, config)
+    tied = share_embedding(weights) if job["weights"] == "fp32" else compress_embedding(weights)
+    add_rows(weights.model)
+    weights.save(output)
+    if "tokenizer" in job:
+        progress.phase("tokenizer")
+        add_tokenizer(job)
+    return {"tied_embeddings": tied}
+
+
+def _describe(job: dict[str, Any], model: Any, folder: Path) -> Path:
+    """A folder with what the builder reads of a GGUF file beside its weights: configuration and tokenizer."""
+    write_tokenizer(read_header(Path(job["model"])), folder)
+    model.config.architectures = [type(model).__name__]
+    model.config.save_pretrained(folder)
+    return folder
+
+
+def _build(model: Any, folder: Path, output: Path, job: dict[str, Any]) -> None:
+    """Run the model builder, which is a script, on a model that has been read; `folder` has the rest of it.
+
+    Raises:
+        ExportError: with its words, if it does not know the model's architecture or something in its configuration.
+    """
+    from transformers import AutoModelForCausalLM
+
+    remote = f"hf_remote={str(job['trust_remote_code']).lower()}"
+    options = (*_OPTIONS[job["weights"]], _UNSHARED, "hf_token=false", remote)
+    places = ("-i", str(folder), "-o", str(output), "-c", str(output.parent / "cache"))
+    sys.argv = ["builder", *places, "-p", job["weights"], "-e", "cpu", "--extra_options", *options]
+    # It would read pickles, too, and a GGUF file's weights only after they had been written as a checkpoint.
+    AutoModelForCausalLM.from_pretrained = lambda *_, **__: model
+    try:
+        runpy.run_module("onnxruntime_genai.models.builder", run_name="__main__")
+    except OSError:
+        raise
+    except Exception as error:
+        said = one_line(error).replace(str(folder), type(model).__name__)
+        if str(error) and not isinstance(error, NotImplementedError):
+            said = f"{type(error).__name__}: {said}"
+        raise ExportError(f"onnxruntime-genai's model builder says: {said}. {_OPENVINO}") from error
+
+
+def _check_rope(weights: Weights, config: Any) -> None:
+    """Whether the builder scaled positions as the configuration says; it leaves out some ways without a word.
+
+    Raises:
+        ExportError: naming the way.
+    """
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    kind = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
+    if kind == "default":
+        return
+    problem = f"onnxruntime-genai's model builder does not scale positions as this model does (RoPE: {kind})."
+    if kind not in ROPE_INIT_FUNCTIONS or "cos_cache" not in weights:
+        raise ExportError(f"{problem} {_OPENVINO}")
+    frequencies, scale = ROPE_INIT_FUNCTIONS[kind](config, device="cpu")
+    found = weights.read("cos_cache")
+    positions = np.array([0, 1, 2, len(found) // 2, len(found) - 1])
+    angles = positions[:, None] * frequencies.double().numpy()
+    if found.shape[1] != len(frequencies) or np.abs(found[positions] - np.cos(angles) * scale).max() > 1e-2:
+        raise ExportError(f"{problem} {_OPENVINO}")
+
+
+if __name__ == "__main__":
+    from outrider_export.child import serve
+
+    serve(convert)

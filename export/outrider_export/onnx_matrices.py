@@ -1,0 +1,331 @@
+"""The two large matrices of a decoder in ONNX: the embedding in 8 bits, once where it is the output matrix, too.
+
+    weights = Weights(load(path), path.parent)      # the graph, and its weights where they lie
+    tied = compress_embedding(weights)              # or share_embedding, where the weights are float32
+    weights.save(folder)                            # model.onnx, and model.onnx.data with what the graph still uses
+
+    cut_output(weights, np.array([0, 1, 2, 151_645]))    # the model now gives four logits, those of these ids
+
+onnxruntime-genai's model builder leaves the embedding in float32: in Qwen2.5-Coder-0.5B, half of the file. Here it gets
+the format of MatMulNBits with 8 bits, blocks of 32 weights with a float32 scale each, and is read by operators of
+standard ONNX. Weights are read and written a piece at a time.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from outrider.errors import ExportError
+from outrider_export.onnx_graph import MODEL, find_head
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+BLOCK = 32
+_ZERO = 128  # the middle of 8 bits
+_PIECE = 1 << 24  # bytes of weights that are looked at or copied at a time
+# Large tensors begin where a file can be mapped on every system: at multiples of 64 KiB on Windows.
+_SMALL = 1 << 10  # bytes
+_LARGE, _PAGE, _LINE = 1 << 20, 1 << 16, 64
+_ALL = "export with --draft-vocab all."
+
+
+class Weights:
+    """A graph (`onnx.ModelProto`, changed in place) and its initializers, which lie in the folder of its file.
+
+    `read(name)` is one of them, mapped; `put(name, array)` adds or replaces one. `save(folder)` writes what is used.
+    """
+
+    def __init__(self, model: Any, folder: Path) -> None:
+        self.model, self.folder = model, folder
+        self._tensors = {tensor.name: tensor for tensor in model.graph.initializer}
+        self._new: dict[str, NDArray[Any]] = {}
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._tensors
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Of an initializer."""
+        return tuple(self._tensors[name].dims)
+
+    def read(self, name: str) -> NDArray[Any]:
+        """An initializer; not to be written to."""
+        from onnx import helper, numpy_helper
+
+        if name in self._new:
+            return self._new[name]
+        tensor = self._tensors[name]
+        place = {entry.key: entry.value for entry in tensor.external_data}
+        if not place:
+            return np.asarray(numpy_helper.to_array(tensor))
+        dtype = helper.tensor_dtype_to_np_dtype(tensor.data_type)
+        path, offset = self.folder / place["location"], int(place.get("offset", 0))
+        return np.memmap(path, dtype, mode="r", offset=offset, shape=self.shape(name))
+
+    def put(self, name: str, array: NDArray[Any]) -> str:
+        """Add an initializer, or put another in its place; its name."""
+        from onnx import TensorProto, helper, numpy_helper
+
+        if name not in self._tensors:
+            self._tensors[name] = self.model.graph.initializer.add(name=name)
+        tensor = self._tensors[name]
+        if array.nbytes < _SMALL:  # shapes and axes have to be seen in the graph
+            tensor.CopyFrom(numpy_helper.from_array(array, name))
+            return name
+        tensor.CopyFrom(TensorProto(name=name, data_type=helper.np_dtype_to_tensor_dtype(array.dtype)))
+        tensor.dims.extend(array.shape)
+        self._new[name] = array
+        return name
+
+    def save(self, folder: Path) -> None:
+        """Write model.onnx and model.onnx.data into `folder`, without the initializers that no node reads.
+
+        Afterwards the graph's weights are those of `folder`.
+        """
+        import onnx
+
+        folder.mkdir(parents=True, exist_ok=True)
+        graph = self.model.graph
+        used = {name for node in graph.node for name in node.input}
+        kept = [tensor for tensor in graph.initializer if tensor.name in used]
+        places = {}
+        with (folder / f"{MODEL}.data").open("wb") as file:
+            for tensor in kept:
+                if tensor.external_data or tensor.name in self._new:
+                    places[tensor.name] = _write(file, self.read(tensor.name))
+        for tensor in kept:
+            if tensor.name in places:
+                _point_to(tensor, *places[tensor.name])
+        copies = [onnx.TensorProto.FromString(tensor.SerializeToString()) for tensor in kept]
+        del graph.initializer[:]
+        graph.initializer.extend(copies)
+        onnx.save(self.model, folder / MODEL)
+        self.folder, self._new = folder, {}
+        self._tensors = {tensor.name: tensor for tensor in graph.initializer}
+
+
+def compress_embedding(weights: Weights) -> bool:
+    """Put 8 bits a weight in the place of the float32 embedding; whether it is the output matrix's own.
+
+    It is where no weight of the embedding is further from the output matrix's than that one's rounding explains.
+
+    Raises:
+        ExportError: if there is no embedding to be found in the graph.
+    """
+    gather = _find_embedding(weights)
+    name = gather.input[0]
+    head = find_head(weights.model.graph)
+    tied = head.op_type == "MatMulNBits" and _is_rounded(weights, name, head)
+    if tied:
+        matrix, scales, zeros = head.input[1], head.input[2], head.input[3] if len(head.input) > 3 else ""
+    else:
+        values, scale = quantise(weights.read(name))
+        matrix, scales = weights.put(f"{name}_Q8", values), weights.put(f"{name}_scales", scale)
+        zeros = ""
+    _read_in_8_bits(weights, gather, matrix, scales, zeros)
+    return tied
+
+
+def share_embedding(weights: Weights) -> bool:
+    """Have a float32 output matrix read from the embedding where both are one; whether they are.
+
+    Raises:
+        ExportError: if there is no embedding to be found in the graph.
+    """
+    from onnx import helper
+
+    name = _find_embedding(weights).input[0]
+    head = find_head(weights.model.graph)
+    if head.op_type != "MatMul" or weights.shape(name) != weights.shape(head.input[1])[::-1]:
+        return False
+    rows, columns = weights.read(name), weights.read(head.input[1])
+    if not all(np.array_equal(rows[piece], columns[:, piece].T) for piece in _pieces(rows)):
+        return False
+    # The other way round, a Transpose before the Gather, onnxruntime would keep two matrices in memory.
+    head.op_type, head.domain, head.input[1] = "FusedMatMul", "com.microsoft", name
+    head.attribute.append(helper.make_attribute("transB", 1))
+    return True
+
+
+def quantise(matrix: NDArray[np.float32]) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
+    """8 bits a weight, symmetric: uint8 [rows, blocks, 32] and float32 [rows, blocks] for float32 [rows, columns].
+
+    As onnxruntime's own quantiser: the largest of a block's weights is stored as 0, which stands for −128 scales.
+    """
+    rows, blocks = len(matrix), math.ceil(matrix.shape[1] / BLOCK)
+    values = np.empty((rows, blocks, BLOCK), dtype=np.uint8)
+    scales = np.empty((rows, blocks), dtype=np.float32)
+    for piece in _pieces(matrix):
+        given = _in_blocks(matrix[piece], BLOCK)
+        largest = np.take_along_axis(given, np.abs(given).argmax(-1)[..., None], -1)
+        scale = largest / -_ZERO
+        steps = np.divide(given, scale, out=np.zeros_like(given), where=scale != 0)
+        values[piece] = np.clip(np.rint(steps) + _ZERO, 0, 255).astype(np.uint8)
+        scales[piece] = scale[..., 0]
+    return values, scales
+
+
+def cut_output(weights: Weights, token_ids: NDArray[np.int32]) -> None:
+    """Keep the logits of `token_ids`, int32 [n], in this order. The embedding stays whole, also where both are one.
+
+    Raises:
+        ExportError: if the logits are not made in a way that is known here.
+    """
+    graph = weights.model.graph
+    head = find_head(graph)
+    logits = next(value for value in graph.output if value.name == "logits")
+    width = int(logits.type.tensor_type.shape.dim[2].dim_value)
+    if head.op_type == "MatMulNBits":
+        # Weights, scales, zero points and a bias; a weight's column (input 4) is the same for all rows.
+        for i in (1, 2, 3, 5):
+            _cut(weights, head, i, width, token_ids)
+        _set(head, "N", len(token_ids))
+    else:
+        _cut(weights, head, 1, width, token_ids, axis=0 if head.op_type == "FusedMatMul" else 1)
+    names = _follow(weights, head, width, token_ids)
+    for value in [value for value in graph.value_info if value.name in names]:
+        graph.value_info.remove(value)  # they have another shape now
+    logits.type.tensor_type.shape.dim[2].dim_value = len(token_ids)
+
+
+def _follow(weights: Weights, head: Any, width: int, token_ids: NDArray[np.int32]) -> set[str]:
+    """Cut what the product's values meet on their way to the logits, a bias for one; the names that they have."""
+    names = {head.output[0]}
+    for node in weights.model.graph.node:  # in the order in which they run
+        if node is head or names.isdisjoint(node.input):
+            continue
+        names.update(node.output)
+        for i, name in enumerate(node.input):
+            if name in weights and weights.shape(name)[-1:] == (width,):
+                _cut(weights, node, i, width, token_ids, axis=len(weights.shape(name)) - 1)
+    return names
+
+
+def _cut(
+    weights: Weights, node: Any, index: int, width: int, token_ids: NDArray[np.int32], axis: int | None = None
+) -> None:
+    """Give `node` some of the `width` rows of its input `index`, if it has one, which lie along `axis`.
+
+    Without an axis the rows come first, whatever shape the rest of them has.
+    """
+    if len(node.input) <= index or not (name := node.input[index]):
+        return
+    if name not in weights:
+        raise ExportError(f"The draft model's output matrix is made by other nodes, which cannot be cut: {_ALL}")
+    array = weights.read(name)
+    if axis is None:
+        shape = (-1,) if array.ndim == 1 else (len(token_ids), *array.shape[1:])
+        array = array.reshape(width, -1)[token_ids].reshape(shape)
+    else:
+        array = np.take(array, token_ids, axis)
+    node.input[index] = weights.put(f"{name}.proposed", np.ascontiguousarray(array))
+
+
+def _find_embedding(weights: Weights) -> Any:
+    """The Gather that reads the embedding."""
+    for node in weights.model.graph.node:
+        if node.op_type == "Gather" and node.input[1] == "input_ids" and node.input[0] in weights:
+            return node
+    raise ExportError("The converted model has no embedding that is read by its input_ids.")
+
+
+def _is_rounded(weights: Weights, name: str, head: Any) -> bool:
+    """Whether the matrix `name` is what the 8-bit product `head` has, up to one step of each block."""
+    attributes = {attribute.name: attribute.i for attribute in head.attribute}
+    matrix, block = weights.read(name), attributes["block_size"]
+    if attributes.get("bits", 4) != 8 or matrix.shape != (attributes["N"], attributes["K"]):
+        return False
+    values = weights.read(head.input[1])
+    scales = weights.read(head.input[2]).reshape(values.shape[:2])
+    zeros = weights.read(head.input[3]).reshape(scales.shape) if len(head.input) > 3 and head.input[3] else None
+    for piece in _pieces(matrix):
+        steps = values[piece].astype(np.float32) - (_ZERO if zeros is None else zeros[piece, :, None])
+        off = np.abs(_in_blocks(matrix[piece], block) - steps * scales[piece, :, None]).reshape(len(steps), -1)
+        step = np.repeat(np.abs(scales[piece]), block, axis=1)
+        # A step and not half of one: 8 bits reach from −128 to 127, and weights of half precision were rounded, too.
+        if (off > 1.01 * step + 1e-12)[:, : matrix.shape[1]].any():  # what fills the last block up may be anything
+            return False
+    return True
+
+
+def _read_in_8_bits(weights: Weights, gather: Any, matrix: str, scales: str, zeros: str) -> None:
+    """Put in the place of `gather`: (rows of `matrix` − their zero points) × their scales."""
+    from onnx import helper
+
+    graph = weights.model.graph
+    columns = weights.shape(gather.input[0])[1]
+    rows, blocks, block = weights.shape(matrix)
+    for name in filter(None, (scales, zeros)):
+        if len(weights.shape(name)) == 1:  # MatMulNBits takes both shapes, a Gather of rows only one
+            weights.put(name, np.ascontiguousarray(weights.read(name)).reshape(rows, blocks))
+    nodes: list[Any] = []
+
+    def node(op: str, *inputs: str, output: str | None = None, **attributes: Any) -> str:
+        name = f"/model/embed_tokens/{op}_{len(nodes)}"
+        output = output or f"{name}/output_0"
+        nodes.append(helper.make_node(op, inputs, [output], name=name, **attributes))
+        return output
+
+    def constant(name: str, value: Any) -> str:
+        return weights.put(f"/model/embed_tokens/{name}", np.asarray(value))
+
+    ids, result, last = gather.input[1], gather.output[0], constant("last_axis", np.array([-1], dtype=np.int64))
+    values = node("Cast", node("Gather", matrix, ids), to=1)
+    if zeros:
+        zero = node("Unsqueeze", node("Cast", node("Gather", zeros, ids), to=1), last)
+    else:
+        zero = constant("zero_point", np.float32(_ZERO))
+    values = node("Sub", values, zero)
+    values = node("Mul", values, node("Unsqueeze", node("Gather", scales, ids), last))
+    whole = blocks * block == columns
+    shape = constant("shape", np.array([0, 0, blocks * block], dtype=np.int64))
+    values = node("Reshape", values, shape, output=result if whole else None)
+    if not whole:
+        begin, end = (constant(name, np.array([i], dtype=np.int64)) for name, i in (("begin", 0), ("end", columns)))
+        node("Slice", values, begin, end, last, output=result)
+    place = list(graph.node).index(gather)
+    graph.node.remove(gather)
+    for i, new in enumerate(nodes):
+        graph.node.insert(place + i, new)
+
+
+def _pieces(matrix: NDArray[Any]) -> Iterator[slice]:
+    """Rows of `matrix` that are worked on at a time."""
+    step = max(1, _PIECE // (matrix.itemsize * matrix[0].size))
+    return (slice(begin, begin + step) for begin in range(0, len(matrix), step))
+
+
+def _in_blocks(rows: NDArray[Any], block: int) -> NDArray[np.float32]:
+    """float32 [rows, blocks, block], filled up with zeros."""
+    missing = -rows.shape[1] % block
+    return np.pad(rows.astype(np.float32), ((0, 0), (0, missing))).reshape(len(rows), -1, block)
+
+
+def _write(file: Any, array: NDArray[Any]) -> tuple[int, int]:
+    """Append an array to a file; where it begins and how many bytes it has."""
+    offset = -(-file.tell() // (unit := _PAGE if array.nbytes >= _LARGE else _LINE)) * unit
+    file.write(bytes(offset - file.tell()))
+    flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    for begin in range(0, len(flat), _PIECE):
+        file.write(flat[begin : begin + _PIECE].data)
+    return offset, array.nbytes
+
+
+def _point_to(tensor: Any, offset: int, length: int) -> None:
+    from onnx import TensorProto
+
+    del tensor.external_data[:]
+    tensor.ClearField("raw_data")
+    tensor.data_location = TensorProto.EXTERNAL
+    for key, value in (("location", f"{MODEL}.data"), ("offset", offset), ("length", length)):
+        tensor.external_data.add(key=key, value=str(value))
+
+
+def _set(node: Any, name: str, value: int) -> None:
+    next(attribute for attribute in node.attribute if attribute.name == name).i = value

@@ -1,0 +1,439 @@
+"""From checkpoints and GGUF files to bundles with models in ONNX, through onnxruntime-genai's model builder."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import openvino as ov
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from onnx import TensorProto, helper, numpy_helper
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from outrider.bundle import Bundle, read_bundle
+from outrider.cli import run
+from outrider.errors import ExportError, OptionError
+from outrider_export import export_bundle
+from outrider_export.diet import put_on_diet
+from outrider_export.onnx_graph import load
+from outrider_export.onnx_matrices import Weights, cut_output, quantise
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+IDS = np.arange(20, 52)[None]
+
+
+class Recorder:
+    """A progress that remembers."""
+
+    def __init__(self) -> None:
+        self.phases: list[str] = []
+        self.notes: list[str] = []
+
+    def phase(self, name: str, total: int | None = None) -> None:
+        self.phases.append(name)
+
+    def advance(self, count: int) -> None:
+        pass
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+
+def logits_of(folder: Path, rows: tuple[int, int] | None = None) -> Any:
+    """float32 [tokens, logits width] of the model in `folder`, after an empty cache; all rows, or some."""
+    path = folder / "model.onnx"
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads, options.log_severity_level = 1, 3
+    session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+    cosines = next(t for t in load(path).graph.initializer if t.name == "cos_cache")
+    head_size = 2 * cosines.dims[1]
+    inputs: dict[str, Any] = {"input_ids": IDS, "attention_mask": np.ones_like(IDS)}
+    for given_input in session.get_inputs():
+        if given_input.name.startswith("past_key_values"):
+            inputs[given_input.name] = np.zeros((1, given_input.shape[1], 0, head_size), dtype=np.float32)
+    for name, row in zip(("rows_begin", "rows_end"), rows or (), strict=False):
+        inputs[name] = np.array([row])
+    return np.array(session.run(["logits"], inputs)[0])[0]
+
+
+def logits_of_torch(folder: Path) -> Any:
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    with torch.no_grad():
+        return model(torch.from_numpy(IDS)).logits[0].numpy()
+
+
+def error_of(bundle: Bundle, folder: str, checkpoint: Path) -> float:
+    """Largest difference in the logits, as a share of the largest logit."""
+    reference = logits_of_torch(checkpoint)
+    return float(np.abs(logits_of(bundle.folder / folder) - reference).max() / np.abs(reference).max())
+
+
+def matrices(folder: Path, rows: int) -> list[str]:
+    """The types of the tensors that have a row, or a column, for each of `rows` tokens, no scales."""
+    tensors = onnx.load(folder / "model.onnx", load_external_data=False).graph.initializer
+    large = [tensor for tensor in tensors if rows in tensor.dims and len(tensor.dims) > 1]
+    parts = ("scales", "zero_points", "scales.proposed", "zero_points.proposed", "cos_cache", "sin_cache")
+    return sorted(TensorProto.DataType.Name(tensor.data_type) for tensor in large if not tensor.name.endswith(parts))
+
+
+@pytest.fixture(scope="module")
+def tied(make_checkpoint: Any) -> Path:
+    folder: Path = make_checkpoint("tied", vocab_size=448, seed=1)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def untied(make_checkpoint: Any) -> Path:
+    folder: Path = make_checkpoint(
+        "untied", vocab_size=512, seed=2, dtype="bfloat16", tie_word_embeddings=False, hidden_size=128
+    )
+    return folder
+
+
+@pytest.fixture(scope="module")
+def pair(tied: Path, untied: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Bundle, Recorder]:
+    """int8 and int4, the defaults."""
+    progress = Recorder()
+    output = tmp_path_factory.mktemp("onnx") / "new" / "pair"
+    return export_bundle(tied, untied, output=output, format="onnx", progress=progress), progress
+
+
+@pytest.fixture(scope="module")
+def exact(tied: Path, untied: Path, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    output = tmp_path_factory.mktemp("onnx") / "pair"
+    return export_bundle(tied, untied, output=output, format="onnx", weights="fp32", draft_weights="fp32")
+
+
+@pytest.fixture(scope="module")
+def llama(tied: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """`llama(rope_parameters=…)`: a checkpoint folder of a tiny Llama, or of another kind."""
+
+    def make(kind: str = "llama", **changes: Any) -> Path:
+        folder: Path = tmp_path_factory.mktemp("llama") / "checkpoint"
+        shutil.copytree(tied, folder)
+        shape = {
+            "vocab_size": 448, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
+            "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 512,
+        }  # fmt: skip
+        torch.manual_seed(3)
+        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **(shape | changes)))
+        for parameter in model.parameters():
+            torch.nn.init.normal_(parameter, std=0.1)
+        model.save_pretrained(folder)
+        return folder
+
+    return make
+
+
+# What is in the files
+
+
+def test_fp32_is_the_torch_model(exact: Bundle, tied: Path, untied: Path) -> None:
+    """A tied matrix is stored once there, too."""
+    assert error_of(exact, "main", tied) < 1e-5
+    assert error_of(exact, "draft", untied) < 1e-5
+    assert matrices(exact.folder / "main", 448) == ["FLOAT"]
+    assert matrices(exact.folder / "draft", 512) == ["FLOAT", "FLOAT"]
+
+
+def test_compressed_weights_are_near_the_torch_model(pair: tuple[Bundle, Recorder], tied: Path, untied: Path) -> None:
+    assert error_of(pair[0], "main", tied) < 0.02
+    assert error_of(pair[0], "draft", untied) < 0.25
+
+
+def test_the_embedding_has_8_bits_and_is_stored_once_where_it_is_tied(pair: tuple[Bundle, Recorder]) -> None:
+    folder = pair[0].folder
+    assert matrices(folder / "main", 448) == ["UINT8"]
+    assert matrices(folder / "draft", 512) == ["UINT8", "UINT8"]
+    recipes = [entry.source.recipe for entry in (pair[0].manifest.main, pair[0].manifest.drafters[0].model)]
+    assert [recipe["tied_embeddings"] for recipe in recipes] == ["true", "false"]
+
+
+def test_the_data_file_holds_what_is_used_and_no_more(pair: tuple[Bundle, Recorder]) -> None:
+    for name in ("main", "draft"):
+        folder = pair[0].folder / name
+        places = [
+            {entry.key: entry.value for entry in tensor.external_data}
+            for tensor in onnx.load(folder / "model.onnx", load_external_data=False).graph.initializer
+            if tensor.external_data
+        ]
+        assert {place["location"] for place in places} == {"model.onnx.data"}
+        size = (folder / "model.onnx.data").stat().st_size
+        assert 0 <= size - sum(int(place["length"]) for place in places) < 64 * len(places)
+        assert all(int(place["offset"]) % 64 == 0 for place in places)
+
+
+def test_manifest_describes_the_pair(pair: tuple[Bundle, Recorder]) -> None:
+    bundle, progress = pair
+    main, draft = bundle.manifest.main, bundle.manifest.drafters[0].model
+    assert [(entry.format, entry.weights) for entry in (main, draft)] == [("onnx", "int8"), ("onnx", "int4")]
+    assert (main.geometry.num_layers, main.geometry.num_kv_heads, main.geometry.head_size) == (2, 2, 16)
+    assert (main.geometry.logits_width, draft.geometry.logits_width) == (448, 512)
+    assert main.vocab_size == draft.vocab_size == 404
+    recipe = main.source.recipe
+    assert recipe["route"] == "checkpoint"
+    assert {"onnxruntime-genai", "onnxruntime", "onnx", "transformers", "torch"} < set(recipe)
+    assert "unknown" not in recipe.values()
+    assert sorted(p.name for p in (bundle.folder / "main").iterdir()) == ["model.onnx", "model.onnx.data"]
+    assert (bundle.folder / "tokenizer" / "openvino_tokenizer.xml").is_file()
+    read_bundle(bundle.folder).check_hashes()
+    assert [path.name for path in bundle.folder.parent.iterdir()] == ["pair"]
+    assert progress.phases == [
+        *(f"{phase} main" for phase in ("read", "convert", "write", "tokenizer")),
+        *(f"{phase} draft" for phase in ("read", "convert", "write")),
+        "hash",
+    ]
+
+
+def test_rows_can_be_chosen(exact: Bundle) -> None:
+    for name in ("main", "draft"):
+        whole = logits_of(exact.folder / name)
+        assert np.allclose(logits_of(exact.folder / name, (3, 7)), whole[3:7], rtol=0, atol=1e-5)
+        assert len(logits_of(exact.folder / name, (0, 1))) == 1
+
+
+def test_rows_have_the_same_bits(pair: tuple[Bundle, Recorder]) -> None:
+    """What the runtime counts on: two rows or more, whichever."""
+    for name in ("main", "draft"):
+        whole = logits_of(pair[0].folder / name)
+        assert np.array_equal(logits_of(pair[0].folder / name, (5, 7)), whole[5:7])
+        assert np.array_equal(logits_of(pair[0].folder / name, (0, 31)), whole[:31])
+
+
+def test_blocks_may_be_wider_than_the_embedding(make_checkpoint: Any, tmp_path: Path) -> None:
+    """80 columns in blocks of 32; int4 with the tied matrix in 8 bits and with zero points."""
+    narrow = {"hidden_size": 80, "num_attention_heads": 5, "num_key_value_heads": 1}
+    checkpoint = make_checkpoint("blocks", seed=5, **narrow)
+    bundle = export_bundle(checkpoint, checkpoint, output=tmp_path / "b", format="onnx")
+    assert error_of(bundle, "main", checkpoint) < 0.02
+    assert error_of(bundle, "draft", checkpoint) < 0.25
+    for name in ("main", "draft"):
+        assert matrices(bundle.folder / name, 448) == ["UINT8"]
+
+
+def test_int4_has_4_bits_and_an_output_matrix_in_8(pair: tuple[Bundle, Recorder]) -> None:
+    bits = {}
+    for node in load(pair[0].folder / "draft" / "model.onnx").graph.node:
+        if node.op_type == "MatMulNBits":
+            bits[node.name] = {attribute.name: attribute.i for attribute in node.attribute}
+    assert {(n["block_size"], n["accuracy_level"]) for n in bits.values()} == {(32, 4)}
+    heads = [name for name in bits if "lm_head" in name]
+    assert [bits.pop(name)["bits"] for name in heads] == [8]
+    assert {node["bits"] for node in bits.values()} == {4}
+
+
+# The 8-bit format
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(1, 5), st.integers(1, 70), st.integers(0, 2**32 - 1), st.sampled_from([0.0, 1e-6, 1.0, 1e4]))
+def test_no_weight_is_off_by_more_than_a_step(rows: int, columns: int, seed: int, size: float) -> None:
+    """Half a step, but for those of the largest's size and the other sign, which 8 bits just miss."""
+    matrix = np.random.default_rng(seed).standard_normal((rows, columns)).astype(np.float32) * np.float32(size)
+    values, scales = quantise(matrix)
+    assert values.shape == (rows, -(-columns // 32), 32)
+    back = (values.astype(np.float32) - 128) * scales[..., None]
+    step = np.repeat(np.abs(scales), 32, axis=1)[:, :columns]
+    off = np.abs(back.reshape(rows, -1)[:, :columns] - matrix)
+    assert (off <= 1.001 * step).all()
+    inside = back.reshape(rows, -1)[:, :columns] / np.where(step, step, 1)
+    assert (off <= 0.501 * step)[np.abs(inside) < 126.5].all()
+
+
+def test_it_is_the_quantiser_of_onnxruntime(pair: tuple[Bundle, Recorder], tied: Path) -> None:
+    """The tied matrix, which onnxruntime quantised, from the checkpoint's weights."""
+    from safetensors.numpy import load_file
+
+    weights = Weights(load(pair[0].folder / "main" / "model.onnx"), pair[0].folder / "main")
+    values, scales = quantise(load_file(tied / "model.safetensors")["model.embed_tokens.weight"])
+    head = next(node for node in weights.model.graph.node if node.output[0] == "logits")
+    assert np.allclose(scales, weights.read(head.input[2]).reshape(scales.shape), rtol=1e-6)
+    assert (values.astype(int) - weights.read(head.input[1])).__abs__().max() <= 1  # ties go one way or the other
+    assert (values == weights.read(head.input[1])).mean() > 0.999
+
+
+# The cut output matrix
+
+
+@pytest.mark.parametrize("name", ["main", "draft"])
+@pytest.mark.parametrize("weights", ["pair", "exact"])
+def test_the_rows_left_are_the_same(
+    pair: tuple[Bundle, Recorder], exact: Bundle, tmp_path: Path, name: str, weights: str
+) -> None:
+    """Tied and untied, in 8 bits with and without zero points, and in float32; every token can still be read."""
+    bundle = pair[0] if weights == "pair" else exact
+    token_ids = np.array([3, 20, 21, 77, 300, 402], dtype=np.int32)
+    put_on_diet("onnx", bundle.folder / name, tmp_path / "cut", token_ids)
+    whole, cut = logits_of(bundle.folder / name), logits_of(tmp_path / "cut")
+    assert cut.shape == (32, 6)
+    assert np.allclose(cut, whole[:, token_ids], rtol=0, atol=1e-5 * np.abs(whole).max())
+    assert np.array_equal(np.load(tmp_path / "cut" / "proposed.npy"), token_ids)
+    sizes = [(folder / "model.onnx.data").stat().st_size for folder in (bundle.folder / name, tmp_path / "cut")]
+    assert (sizes[1] < sizes[0]) == (name == "draft")  # a tied matrix stays whole for the embedding
+
+
+def biased(folder: Path, op: str) -> None:
+    """hidden → product → `op` with a bias → logits, float32, with the weights in model.onnx.data."""
+    rng = np.random.default_rng(0)
+    tensors = [
+        numpy_helper.from_array(rng.standard_normal(shape).astype(np.float32), name)
+        for name, shape in (("matrix", (4, 9)), ("bias", (9,)))
+    ]
+    nodes = [
+        helper.make_node("MatMul", ["hidden", "matrix"], ["product"]),
+        helper.make_node(op, ["product", "bias"], ["moved"]),
+        helper.make_node("Tanh", ["moved"], ["logits"]),
+    ]
+    value = [
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, ["batch", "rows", width])
+        for name, width in (("hidden", 4), ("logits", 9))
+    ]
+    graph = helper.make_graph(nodes, "head", value[:1], value[1:], tensors)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 21)], ir_version=10)
+    onnx.save(model, folder / "model.onnx", save_as_external_data=True, location="model.onnx.data", size_threshold=0)
+
+
+def test_a_bias_is_cut(tmp_path: Path) -> None:
+    biased(tmp_path, "Add")
+    weights = Weights(load(tmp_path / "model.onnx"), tmp_path)
+    hidden = np.random.default_rng(1).standard_normal((1, 3, 4)).astype(np.float32)
+    token_ids = np.array([1, 2, 8], dtype=np.int32)
+    cut_output(weights, token_ids)
+    weights.save(tmp_path / "cut")
+    whole, cut = (
+        onnxruntime.InferenceSession(folder / "model.onnx").run(None, {"hidden": hidden})[0]
+        for folder in (tmp_path, tmp_path / "cut")
+    )
+    assert np.allclose(cut, whole[..., token_ids], atol=1e-6)
+
+
+def test_what_cannot_be_cut_is_refused(tmp_path: Path) -> None:
+    biased(tmp_path, "Pow")
+    with pytest.raises(ExportError, match="logits are made by Tanh of Pow"):
+        cut_output(Weights(load(tmp_path / "model.onnx"), tmp_path), np.array([1], dtype=np.int32))
+
+
+# Sources, formats, options
+
+
+def test_gguf_files_are_converted_and_drafts_cut(make_checkpoint: Any, make_gguf: Any, tmp_path: Path) -> None:
+    checkpoint = make_checkpoint("keep", hidden_size=128, num_attention_heads=2, num_key_value_heads=1)
+    path = make_gguf("keep", checkpoint, quantisation="Q8_0")
+    progress = Recorder()
+    bundle = export_bundle(path, path, output=tmp_path / "b", format="onnx", draft_vocab=100, progress=progress)
+    main, draft = bundle.manifest.main, bundle.manifest.drafters[0]
+    assert (main.weights, draft.model.weights) == ("int8", "int4")
+    assert main.source.recipe["route"] == "dequantise Q8_0"
+    assert main.source.recipe["tied_embeddings"] == "true"
+    assert error_of(bundle, "main", checkpoint) < 0.05
+    assert progress.notes == ["draft vocabulary: 100 of 404 tokens."]
+    assert (draft.num_proposed_tokens, draft.model.geometry.logits_width) == (100, 100)
+    assert logits_of(bundle.folder / "draft").shape == (32, 100)
+    assert matrices(bundle.folder / "draft", 100) == ["UINT8"]
+    assert matrices(bundle.folder / "draft", 448) == ["UINT8"]
+    bundle.check_hashes()
+
+
+@pytest.mark.parametrize("formats", [("openvino", "onnx"), ("onnx", "openvino")])
+def test_pairs_may_be_mixed(tied: Path, tmp_path: Path, formats: tuple[str, str]) -> None:
+    options: dict[str, Any] = dict(zip(("format", "draft_format"), formats, strict=True))
+    bundle = export_bundle(tied, tied, output=tmp_path / "b", weights="fp32", draft_weights="fp32", **options)
+    models = {"main": bundle.manifest.main, "draft": bundle.manifest.drafters[0].model}
+    assert tuple(model.format for model in models.values()) == formats
+    for name, model in models.items():
+        if model.format == "onnx":
+            assert error_of(bundle, name, tied) < 1e-5
+        else:
+            assert ov.Core().read_model(bundle.model_path(model)).output("logits").partial_shape[-1] == 448
+
+
+def test_the_command_line_takes_the_format(tied: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["export", str(tied), "--format", "onnx", "-o", str(tmp_path / "b"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["weights"] == {"main": "int8"}
+    assert read_bundle(tmp_path / "b").manifest.main.format == "onnx"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"format": "onyx"}, "format='onyx' is not a model format. Did you mean 'onnx'"),
+        ({"draft_format": "gguf"}, "draft_format='gguf' is not a model format"),
+        ({"format": "onnx", "weights": "keep"}, "weights='keep' is not for ONNX: .* Choose int8, int4 or fp32"),
+        ({"format": "onnx", "weights": "fp16"}, "weights='fp16' is not for ONNX: .* Choose int8, int4 or fp32"),
+        ({"draft_format": "onnx", "draft_weights": "keep"}, "draft_weights='keep' is not for ONNX"),
+        ({"format": "onnx", "weights": "int9"}, "weights='int9' is not a weight format. Did you mean 'int8'"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(tied: Path, tmp_path: Path, options: Any, message: str) -> None:
+    with pytest.raises(OptionError, match=message):
+        export_bundle(tied, tied, output=tmp_path / "b", **options)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_without_the_extra_the_way_out_is_named(
+    tied: Path, make_checkpoint: Any, make_gguf: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = make_gguf("plain", make_checkpoint("plain"))
+    monkeypatch.setattr("outrider_export.plan._is_installed", lambda package: package != "onnxruntime_genai")
+    way_out = r'to ONNX needs onnxruntime_genai, which is not installed\. Run: pip install "outrider\[onnx-export\]"'
+    for source in (tied, file):
+        with pytest.raises(ExportError, match=way_out):
+            export_bundle(source, output=tmp_path / "b", format="onnx")
+    with pytest.raises(ExportError, match=way_out):
+        export_bundle(file, tied, output=tmp_path / "b", draft_format="onnx")
+    assert list(tmp_path.iterdir()) == []
+
+
+# What the builder knows
+
+
+def test_an_unknown_architecture_is_refused_in_one_line(llama: Any, tmp_path: Path) -> None:
+    checkpoint = llama("gpt_neox")
+    with pytest.raises(
+        ExportError, match=r"builder says: The GPTNeoXForCausalLM model is not .* --format onnx"
+    ) as info:
+        export_bundle(checkpoint, output=tmp_path / "b", format="onnx")
+    assert "\n" not in str(info.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+LLAMA3 = {
+    "rope_type": "llama3", "rope_theta": 10_000.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}  # fmt: skip
+YARN = {
+    "rope_type": "yarn", "rope_theta": 10_000.0, "factor": 4.0, "original_max_position_embeddings": 256,
+    "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False,
+}  # fmt: skip
+LINEAR = {"rope_type": "linear", "rope_theta": 10_000.0, "factor": 4.0}
+
+
+@pytest.mark.parametrize(("kind", "rope"), [("llama", None), ("llama", LLAMA3), ("qwen2", LINEAR), ("qwen2", YARN)])
+def test_positions_are_scaled_as_torch_does(llama: Any, tmp_path: Path, kind: str, rope: Any) -> None:
+    checkpoint = llama(kind, **({"rope_parameters": rope} if rope else {}))
+    bundle = export_bundle(checkpoint, output=tmp_path / "b", format="onnx", weights="fp32")
+    assert error_of(bundle, "main", checkpoint) < 1e-4
+
+
+def test_what_the_builder_stumbles_over_is_told(llama: Any, tmp_path: Path) -> None:
+    checkpoint = llama("qwen2", rope_parameters={name: YARN[name] for name in YARN if "beta" not in name})
+    with pytest.raises(ExportError, match=r"builder says: ZeroDivisionError: .* Leave out --format onnx"):
+        export_bundle(checkpoint, output=tmp_path / "b", format="onnx")
+
+
+@pytest.mark.parametrize(("kind", "rope"), [("llama", LINEAR), ("llama", YARN), ("qwen2", YARN | {"truncate": True})])
+def test_what_the_builder_would_leave_out_is_refused(llama: Any, tmp_path: Path, kind: str, rope: Any) -> None:
+    """Of Llama's ways to scale positions it knows one, and ignores the others; and it never truncates YaRN's ramp."""
+    checkpoint = llama(kind, rope_parameters=rope)
+    with pytest.raises(ExportError, match=rf"not scale positions as this model does \(RoPE: {rope['rope_type']}\)"):
+        export_bundle(checkpoint, output=tmp_path / "b", format="onnx")
+    assert list(tmp_path.iterdir()) == []
