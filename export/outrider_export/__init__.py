@@ -9,8 +9,9 @@ A model is a Hugging Face hub id, a local checkpoint folder, or a .gguf file. Ch
 files keep their weights, without torch and in seconds; where openvino-genai's reader does not know the file's
 quantisation, or a weight format is asked for, they are dequantised and converted like checkpoints. `format="onnx"`
 makes models for ONNX Runtime (`pip install "outrider[onnx-export]"`; int8, int4, fp32), and `draft_format` may give the
-draft model another format than the main model's. With `draft_vocab`
-the draft model proposes the most useful of its tokens only; see `outrider_export.diet`.
+draft model another format than the main model's. With `draft_vocab` the draft model proposes the most useful of its
+tokens only; see `outrider_export.diet`. `import_bundle` takes models that are in ONNX already; see
+`outrider_export.take_in`.
 """
 
 from __future__ import annotations
@@ -22,14 +23,16 @@ if TYPE_CHECKING:
     from outrider_export.export import export_bundle
     from outrider_export.progress import Progress, Silent
     from outrider_export.sources import default_output
+    from outrider_export.take_in import import_bundle
 
-__all__ = ["Progress", "Silent", "default_output", "export_bundle"]
+__all__ = ["Progress", "Silent", "default_output", "export_bundle", "import_bundle"]
 
 _MODULE_OF = {
     "Progress": "progress",
     "Silent": "progress",
     "default_output": "sources",
     "export_bundle": "export",
+    "import_bundle": "take_in",
 }
 
 

@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from outrider_export.gguf_file import write_slim_copy
 from outrider_export.keep import move_model
-from outrider_export.tokenizer_check import check_tokenizer_ir
-from outrider_export.tokenizer_ir import write_tokenizer_ir
+from outrider_export.tokenizer_job import add_tokenizer
 
 if TYPE_CHECKING:
     from outrider_export.progress import Progress
@@ -49,14 +48,6 @@ def convert(job: dict[str, Any], progress: Progress) -> dict[str, Any]:
         progress.phase("tokenizer")
         add_tokenizer(job)
     return {"tied_embeddings": tied}
-
-
-def add_tokenizer(job: dict[str, Any]) -> None:
-    """Put openvino_tokenizer and openvino_detokenizer beside the tokenizer.json of `job["tokenizer"]`."""
-    folder = Path(job["tokenizer"])
-    if not write_tokenizer_ir(folder):
-        _convert_tokenizer(Path(job["model"]), folder, job["trust_remote_code"])
-    check_tokenizer_ir(folder)
 
 
 def load_model(job: dict[str, Any]) -> Any:
@@ -124,19 +115,6 @@ def _compress(source: Path, target: Path, weights: str) -> None:
         )
     target.parent.mkdir(parents=True, exist_ok=True)
     openvino.save_model(model, target, compress_to_fp16=False)
-
-
-def _convert_tokenizer(source: Path, folder: Path, trust_remote_code: bool) -> None:
-    """Tokenizers of another kind than `tokenizer_ir` knows: openvino_tokenizers' own way."""
-    import openvino
-    from openvino_tokenizers import convert_tokenizer
-    from transformers import AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(source, local_files_only=True, trust_remote_code=trust_remote_code)
-    # Cleaning up spaces changes text that has been shown already when the next token comes.
-    encoder, decoder = convert_tokenizer(tokenizer, with_detokenizer=True, clean_up_tokenization_spaces=False)
-    openvino.save_model(encoder, folder / "openvino_tokenizer.xml")
-    openvino.save_model(decoder, folder / "openvino_detokenizer.xml")
 
 
 if __name__ == "__main__":

@@ -22,11 +22,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from outrider.errors import ExportError, one_line
-from outrider_export.convert import add_tokenizer, load_model
+from outrider_export.convert import load_model
 from outrider_export.gguf_file import read_header
 from outrider_export.gguf_tokenizer import write_tokenizer
 from outrider_export.onnx_graph import add_rows, load
 from outrider_export.onnx_matrices import Weights, compress_embedding, share_embedding
+from outrider_export.tokenizer_job import add_tokenizer
 
 if TYPE_CHECKING:
     from outrider_export.progress import Progress

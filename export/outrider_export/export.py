@@ -33,7 +33,7 @@ from outrider_export.onnx_graph import check_onnx
 from outrider_export.pairing import pair_vocabularies
 from outrider_export.plan import Plan, check_extra, check_format, check_weights, make_plan, needs_torch, space_needed
 from outrider_export.progress import ForModel, Silent
-from outrider_export.sources import fetch, locate, read_json
+from outrider_export.sources import CHAT_TEMPLATES, TOKENIZER_FILES, fetch, locate, read_json
 from outrider_export.special_tokens import eos_of, token_of_config
 from outrider_export.target import Target, check_space
 
@@ -43,8 +43,6 @@ if TYPE_CHECKING:
     from outrider_export.pairing import Pairing
     from outrider_export.progress import Progress
 
-_CHAT_TEMPLATES = ("chat_template.jinja", "chat_template.json")
-_TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", *_CHAT_TEMPLATES)
 _CONVERTERS = {"openvino": "convert", "onnx": "convert_onnx"}
 _FULL = 50_000_000  # bytes; with less room than this, a failure is put down to it
 _PACKAGES = {
@@ -113,29 +111,44 @@ def export_bundle(
                 _convert_or_explain(plan, folder, diet, target, trust_remote_code, ForModel(progress, plan.role))
                 for plan, folder, diet in zip(plans, folders, diets, strict=True)
             ]
-            tokenizer = _describe_tokenizer(plans[0], target.new / "tokenizer")
-            drafters = [
-                _describe_drafter(plan, entry, pairing, diet, target.new)
-                for plan, entry, pairing, diet in zip(plans[1:], entries[1:], pairings, diets[1:], strict=True)
-            ]
-            progress.phase("hash", sum(p.stat().st_size for p in target.new.rglob("*") if p.is_file()))
-            write_manifest(
-                target.new,
-                Manifest(
-                    schema_version=SCHEMA_VERSION,
-                    minimum_runtime=__version__,
-                    created_by=f"outrider {__version__}",
-                    main=entries[0],
-                    drafters=tuple(drafters),
-                    tokenizer=tokenizer,
-                    files=list_files(target.new, progress.advance),
-                ),
-            )
-            read_bundle(target.new)
-            target.commit()
+            finish(target, plans, entries, pairings, diets, progress)
     except OSError as error:
         raise ExportError(f"{output} cannot be written: {error}.") from error
     return read_bundle(target.output)
+
+
+def finish(
+    target: Target,
+    plans: list[Plan],
+    entries: list[ModelEntry],
+    pairings: list[Pairing],
+    diets: list[Diet | None],
+    progress: Progress,
+) -> None:
+    """Describe the models and tokenizers that are in place, write the manifest, and give the bundle its name.
+
+    plans, entries, diets: the main model's first, then the drafters'. pairings: the drafters'.
+    """
+    tokenizer = _describe_tokenizer(plans[0], target.new / "tokenizer")
+    drafters = [
+        _describe_drafter(plan, entry, pairing, diet, target.new)
+        for plan, entry, pairing, diet in zip(plans[1:], entries[1:], pairings, diets[1:], strict=True)
+    ]
+    progress.phase("hash", sum(p.stat().st_size for p in target.new.rglob("*") if p.is_file()))
+    write_manifest(
+        target.new,
+        Manifest(
+            schema_version=SCHEMA_VERSION,
+            minimum_runtime=__version__,
+            created_by=f"outrider {__version__}",
+            main=entries[0],
+            drafters=tuple(drafters),
+            tokenizer=tokenizer,
+            files=list_files(target.new, progress.advance),
+        ),
+    )
+    read_bundle(target.new)
+    target.commit()
 
 
 def _convert_or_explain(
@@ -163,7 +176,7 @@ def _convert(
     what = f"The {plan.role} model {plan.source.id} cannot be converted"
     job: dict[str, Any] = {"output": str(folder), "scratch": str(target.scratch / plan.role)}
     if tokenizer:
-        _copy_tokenizer(plan, target.new / tokenizer)
+        copy_tokenizer(plan, target.new / tokenizer)
         job["tokenizer"] = str(target.new / tokenizer)
     if plan.weights == "keep":
         recipe = {"route": "keep"}
@@ -208,12 +221,13 @@ def _check_model(format: Format, folder: Path, geometry: Geometry) -> None:  # n
     check(folder / MODEL_NAMES[format][0], geometry)
 
 
-def _copy_tokenizer(plan: Plan, folder: Path) -> None:
+def copy_tokenizer(plan: Plan, folder: Path) -> None:
+    """Bring a model's tokenizer.json, and what belongs to it, into a new folder."""
     if plan.header is not None:
         write_tokenizer(plan.header, folder)
         return
     folder.mkdir()
-    for name in _TOKENIZER_FILES:
+    for name in TOKENIZER_FILES:
         if (plan.path / name).is_file():
             shutil.copyfile(plan.path / name, folder / name)
 
@@ -241,7 +255,7 @@ def _describe_tokenizer(plan: Plan, folder: Path) -> TokenizerEntry:
         special_token_ids=plan.vocabulary.special_token_ids,
         bos_token_id=token_of_config(config, "bos", plan.vocabulary),
         pad_token_id=token_of_config(config, "pad", plan.vocabulary),
-        chat_template="chat_template" in config or any((folder / name).exists() for name in _CHAT_TEMPLATES),
+        chat_template="chat_template" in config or any((folder / name).exists() for name in CHAT_TEMPLATES),
     )
 
 

@@ -35,6 +35,29 @@ def geometry_of_config(config: dict[str, Any], where: Path) -> Geometry:
         raise ExportError(f"{where}/config.json has no {error}, so its model's shape is not known.") from error
 
 
+def geometry_of_genai(config: dict[str, Any], where: Path) -> Geometry:
+    """From the `genai_config.json` of a model for onnxruntime-genai.
+
+    Raises:
+        ExportError: naming the key that is missing.
+    """
+    try:
+        model = config["model"]
+        decoder = model["decoder"]
+        return Geometry(
+            architecture=model["type"],
+            num_layers=decoder["num_hidden_layers"],
+            num_heads=decoder["num_attention_heads"],
+            num_kv_heads=decoder["num_key_value_heads"],
+            head_size=decoder["head_size"],
+            hidden_size=decoder["hidden_size"],
+            context_length=model["context_length"],
+            logits_width=model["vocab_size"],
+        )
+    except (KeyError, TypeError) as error:
+        raise ExportError(f"{where}/genai_config.json has no {error}, so its model's shape is not known.") from error
+
+
 def geometry_of_gguf(header: GGUFHeader) -> Geometry:
     """From a GGUF file's metadata.
 

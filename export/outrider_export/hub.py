@@ -35,8 +35,16 @@ class _Cancelled(Exception):
     """Ends the download's own threads after Ctrl-C."""
 
 
-def download(repo_id: str, revision: str | None, trust_remote_code: bool, progress: Progress) -> tuple[Path, str]:
+def download(
+    repo_id: str,
+    revision: str | None,
+    trust_remote_code: bool,
+    progress: Progress,
+    only: tuple[str, ...] | None = None,
+) -> tuple[Path, str]:
     """The folder that holds the checkpoint, and the commit that `revision` stands for.
+
+    only: patterns for the files to fetch, sub-folders included, in place of the checkpoint's.
 
     Raises:
         ExportError: in one line, whether the id is unknown, gated, or the hub out of reach.
@@ -51,8 +59,8 @@ def download(repo_id: str, revision: str | None, trust_remote_code: bool, progre
         ) from error
     options: dict[str, Any] = {
         "revision": revision,
-        "allow_patterns": list(ALLOWED_WITH_CODE if trust_remote_code else ALLOWED),
-        "ignore_patterns": list(ELSEWHERE),
+        "allow_patterns": list(only or (ALLOWED_WITH_CODE if trust_remote_code else ALLOWED)),
+        "ignore_patterns": [] if only else list(ELSEWHERE),
     }
 
     def fetch(advance: Advance, begin: Begin) -> Path:

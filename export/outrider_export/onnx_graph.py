@@ -123,8 +123,8 @@ def add_rows(model: Any) -> None:
         raise ExportError(
             f"The model gives the logits of its last token only; drafts are checked by more. {_EXPORT_IT}"
         )
-    add_default(model, ROWS[0], 0, [1])
-    add_default(model, ROWS[1], 2**63 - 1, [1])
+    add_default(model, ROWS[0], 0)
+    add_default(model, ROWS[1], 2**63 - 1)
     axis = _constant("rows_axis", 1, [1])
     graph.initializer.append(axis)
     rows = _node("Slice", [head.input[0], *ROWS, axis.name], ["/rows/output_0"], "/rows")
@@ -133,13 +133,15 @@ def add_rows(model: Any) -> None:
     _output(graph, "logits").type.tensor_type.shape.dim[1].dim_param = "rows"
 
 
-def add_default(model: Any, name: str, value: int, dims: list[int]) -> None:
-    """Give the int64 input `name` a value that it has when it is left out; the input is added if it is not there."""
+def add_default(model: Any, name: str, value: int) -> None:
+    """Give the int64 input `name` a value that it has when it is left out; added, as int64 [1], if it is not there."""
     from onnx import helper
 
-    if name not in (given.name for given in model.graph.input):
-        model.graph.input.append(helper.make_tensor_value_info(name, INT64, dims))
-    model.graph.initializer.append(_constant(name, value, dims))
+    given = {value.name: value for value in model.graph.input}
+    if name not in given:
+        given[name] = helper.make_tensor_value_info(name, INT64, [1])
+        model.graph.input.append(given[name])
+    model.graph.initializer.append(_constant(name, value, [1] * len(given[name].type.tensor_type.shape.dim)))
 
 
 def rename(model: Any, names: dict[str, str]) -> None:
@@ -263,7 +265,7 @@ def _check_names(model: Any, path: Path, shape: Shape) -> None:
         if kind != expected and (value.name not in optional or value.name in _INPUTS):
             raise ExportError(
                 f"{path} has {value.name} in {_type_name(kind)}; Outrider runs models whose cache and logits are in "
-                "float32, which is what processors compute in, and whose ids are in int64. Choose another file of the "
+                "float32, and whose ids are in int64. Choose another file of the "
                 "model, such as model.onnx or model_q4.onnx."
             )
 

@@ -167,13 +167,23 @@ def make_plan(
             raise OptionError(f"'keep' is for GGUF files; {source.id} is none. Choose int8, int4, fp16 or fp32.")
         config, num_weights = read_config(path), count_weights(path)
         vocabulary, geometry, header = Vocabulary.of_folder(path), geometry_of_config(config, path), None
-    if len(vocabulary) > geometry.logits_width:
-        raise ExportError(
-            f"{source.id} has {len(vocabulary):,} tokens and an output matrix for {geometry.logits_width:,}: tokenizer "
-            "and weights do not belong together."
-        )
     weights = weights or DEFAULT_WEIGHTS[role]
-    return Plan(role, source, path, format, weights, geometry, vocabulary, header, config, num_weights)
+    plan = Plan(role, source, path, format, weights, geometry, vocabulary, header, config, num_weights)
+    check_width(plan)
+    return plan
+
+
+def check_width(plan: Plan) -> None:
+    """Whether the output matrix has a row for each token.
+
+    Raises:
+        ExportError: with both numbers.
+    """
+    if len(plan.vocabulary) > plan.geometry.logits_width:
+        raise ExportError(
+            f"{plan.source.id} has {len(plan.vocabulary):,} tokens and an output matrix for "
+            f"{plan.geometry.logits_width:,}: tokenizer and weights do not belong together."
+        )
 
 
 def space_needed(plans: list[Plan]) -> int:

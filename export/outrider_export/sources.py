@@ -22,6 +22,8 @@ from outrider_export.hub import download
 if TYPE_CHECKING:
     from outrider_export.progress import Progress
 
+CHAT_TEMPLATES = ("chat_template.jinja", "chat_template.json")
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", *CHAT_TEMPLATES)
 _HUB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)?")
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 
@@ -75,15 +77,17 @@ def default_output(main: str | Path, draft: str | Path | None = None) -> Path:
     return path.with_name(f"{path.name}-bundle") if path.exists() and path.resolve() == Path(main).resolve() else path
 
 
-def fetch(located: Located, trust_remote_code: bool, progress: Progress) -> Located:
-    """Download a hub id; everything else is there already.
+def fetch(
+    located: Located, trust_remote_code: bool, progress: Progress, only: tuple[str, ...] | None = None
+) -> Located:
+    """Download a hub id; everything else is there already. `only` names the files, as patterns, where not all count.
 
     Raises:
         ExportError: if the hub does not give it.
     """
     if located.kind != "hub":
         return located
-    folder, commit = download(located.id, located.revision, trust_remote_code, progress)
+    folder, commit = download(located.id, located.revision, trust_remote_code, progress, only)
     return replace(located, path=folder, revision=commit)
 
 

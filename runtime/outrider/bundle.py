@@ -82,7 +82,7 @@ class Source(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Where a model came from and how it was converted."""
 
     id: str  # hub id, or the name of the folder or file (never a full path)
-    kind: str  # "hub", "folder" or "gguf"
+    kind: str  # "hub", "folder" or "gguf"; "onnx" where the model was in ONNX already
     revision: str | None = None  # resolved commit of a hub id
     sha256: Sha256 | None = None  # of a GGUF file
     recipe: dict[str, str] = {}  # route and the versions of the packages that converted it

@@ -7,13 +7,14 @@ import importlib
 import io
 import os
 import sys
+from keyword import iskeyword
 
 import click
 
 from outrider import __version__
 from outrider.errors import OptionError, OutriderError, nearest
 
-COMMANDS = ("bench", "demo", "export", "generate", "inspect", "tune", "verify")
+COMMANDS = ("bench", "demo", "export", "generate", "import", "inspect", "tune", "verify")
 
 
 class _Commands(click.Group):
@@ -25,8 +26,8 @@ class _Commands(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command:  # noqa: ARG002
         if cmd_name not in COMMANDS:
             raise OptionError(f"There is no command '{cmd_name}'. {nearest(cmd_name, COMMANDS)}")
-        module = importlib.import_module(f"outrider.cli.{cmd_name}")
-        command: click.Command = getattr(module, cmd_name)
+        name = f"{cmd_name}_" if iskeyword(cmd_name) else cmd_name
+        command: click.Command = getattr(importlib.import_module(f"outrider.cli.{name}"), name)
         return command
 
 

@@ -16,9 +16,11 @@ from outrider.cli.options import json_option
 from outrider.errors import ExportError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from rich.progress import TaskID
+
+    from outrider.bundle import Bundle
 
 
 _WEIGHTS = "int8, int4, fp16, fp32 or keep; for ONNX int8, int4 or fp32"
@@ -53,8 +55,13 @@ def export(main: str, draft: str | None, output: str | None, as_json: bool, **op
             f'The export half of outrider is not installed ({error}). Run: pip install "outrider[export]"'
         ) from error
     output = output or str(default_output(main, draft))
+    make(lambda bars: export_bundle(main, draft, output=output, progress=bars, **options), output, as_json)
+
+
+def make(work: Callable[[Bars], Bundle], output: str, as_json: bool) -> None:
+    """Make a bundle at `output`, showing how far `work` is, and say what it has become."""
     with _terminable(), Bars(quiet=as_json) as bars:
-        bundle = export_bundle(main, draft, output=output, progress=bars, **options)
+        bundle = work(bars)
     manifest = bundle.manifest
     size = sum(file.size for file in manifest.files)
     if as_json:

@@ -1,0 +1,37 @@
+"""`outrider import`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from outrider.cli.export import make
+from outrider.cli.options import json_option
+from outrider.errors import ExportError
+
+
+@click.command(name="import")
+@click.argument("main")
+@click.option("--draft", metavar="DRAFT", help="Draft model, of the same kinds as MAIN.")
+@click.option("-o", "--output", metavar="BUNDLE", help="Folder to make.  [default: named after MAIN]")
+@click.option("--file", metavar="NAME", help="MAIN's model among several, such as onnx/model_q4.onnx.")
+@click.option("--draft-file", metavar="NAME", help="The same for the draft model.")
+@click.option("--revision", metavar="NAME", help="Branch, tag or commit of MAIN on the hub.")
+@click.option("--draft-revision", metavar="NAME", help="The same for the draft model.")
+@click.option("--overwrite", is_flag=True, help="Replace an existing bundle once the new one is complete.")
+@json_option
+def import_(main: str, draft: str | None, output: str | None, as_json: bool, **options: Any) -> None:
+    """Make a bundle of models that are in ONNX already.
+
+    MAIN is a folder as onnxruntime-genai reads it, or one like those of onnx-community on the Hugging Face hub, or the
+    hub id of such a one.
+    """
+    try:
+        from outrider_export import default_output, import_bundle
+    except ImportError as error:
+        raise ExportError(
+            f'The export half of outrider is not installed ({error}). Run: pip install "outrider[onnx-export]"'
+        ) from error
+    output = output or str(default_output(main, draft))
+    make(lambda bars: import_bundle(main, draft, output=output, progress=bars, **options), output, as_json)
