@@ -1,0 +1,513 @@
+"""From ONNX folders to bundles: onnxruntime-genai's own, built here by its model builder, and others made of it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+import huggingface_hub
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from huggingface_hub.utils._paths import filter_repo_objects
+from onnx import TensorProto, helper
+from onnx.external_data_helper import convert_model_to_external_data
+
+from outrider.bundle import Geometry, read_bundle
+from outrider.cli import run
+from outrider.errors import ExportError, OptionError, VocabularyMismatch
+from outrider_export import import_bundle
+from outrider_export.onnx_graph import add_rows, check_onnx, data_files, load, rename, shape_of, weights_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+IDS = np.arange(20, 52)[None]
+
+
+@pytest.fixture(scope="session")
+def build(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """`build(checkpoint, "int8")`: a folder for onnxruntime-genai."""
+    root = tmp_path_factory.mktemp("genai")
+
+    def make(checkpoint: Path, precision: str) -> Path:
+        folder = root / f"{checkpoint.name}-{precision}"
+        if not folder.exists():
+            builder = [sys.executable, "-m", "onnxruntime_genai.models.builder", "-i", str(checkpoint)]
+            options = ["-o", str(folder), "-p", precision, "-e", "cpu", "-c", str(root / "cache")]
+            subprocess.run([*builder, *options], check=True, capture_output=True, cwd=root)
+        return folder
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def genai(build: Callable[..., Path], make_checkpoint: Any) -> Path:
+    return build(make_checkpoint("for-onnx", seed=3), "int8")
+
+
+@pytest.fixture
+def folder(genai: Path, tmp_path: Path) -> Path:
+    """A copy of it, for changes."""
+    copy = tmp_path / "model"
+    shutil.copytree(genai, copy)
+    return copy
+
+
+@pytest.fixture
+def community(genai: Path, make_checkpoint: Any, tmp_path: Path) -> Path:
+    """The same model in the layout of onnx-community, in three files, one of them alone with its data in two more."""
+    top = tmp_path / "community"
+    (top / "onnx").mkdir(parents=True)
+    checkpoint = make_checkpoint("for-onnx", seed=3)
+    for name in ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"):
+        shutil.copyfile(checkpoint / name, top / name)
+    shutil.copyfile(genai / "chat_template.jinja", top / "chat_template.jinja")
+    whole = onnx.load(genai / "model.onnx")
+    onnx.save(whole, top / "onnx" / "model_quantized.onnx")
+    split = onnx.load(genai / "model.onnx")
+    convert_model_to_external_data(split, location="model.onnx_data", size_threshold=0)
+    for tensor in list(split.graph.initializer)[::2]:
+        onnx.external_data_helper.set_external_data(tensor, "model.onnx_data_1")
+    onnx.save(split, top / "onnx" / "model.onnx")
+    takes_number_of_logits(whole)
+    onnx.save(whole, top / "onnx" / "model_q8.onnx")
+    return top
+
+
+def takes_number_of_logits(model: Any) -> None:
+    """Give a model the input of newer exports: of how many of the last rows to make logits, 0 for all."""
+    graph = model.graph
+    head = next(node for node in graph.node if "logits" in node.output)
+    constants = {"axis_": ([1], [1]), "end_": ([1], [2**63 - 1]), "one_": ([1], [1])}
+    for name, (dims, values) in constants.items():
+        graph.initializer.append(helper.make_tensor(name, TensorProto.INT64, dims, values))
+    graph.input.append(helper.make_tensor_value_info("num_logits_to_keep", TensorProto.INT64, []))
+    nodes = [
+        helper.make_node("Neg", ["num_logits_to_keep"], ["negative_"]),
+        helper.make_node("Reshape", ["negative_", "one_"], ["begin_"]),
+        helper.make_node("Slice", [head.input[0], "begin_", "end_", "axis_"], ["kept_"]),
+    ]
+    head.input[0] = "kept_"
+    for node in nodes:
+        graph.node.insert(list(graph.node).index(head), node)
+
+
+def session(path: Path) -> Any:
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3  # of inputs that have defaults, it says that they cannot be folded
+    return onnxruntime.InferenceSession(path, options)
+
+
+def logits_of(path: Path, **more: Any) -> Any:
+    """float32 [rows, logits width] of IDS after an empty cache, with the inputs that the model wants."""
+    runner = session(path)
+    feeds = {"input_ids": IDS, "attention_mask": np.ones_like(IDS), "position_ids": np.arange(IDS.size)[None]}
+    wanted = {value.name: value.shape for value in runner.get_inputs()}
+    feeds = {name: array for name, array in feeds.items() if name in wanted}
+    pasts = {name: np.zeros((1, 2, 0, 16), np.float32) for name in wanted if name.startswith("past")}
+    return runner.run(["logits"], feeds | pasts | more)[0][0]
+
+
+def change(path: Path, how: Callable[[Any], object]) -> None:
+    """Change the graph at `path`."""
+    model = onnx.load(path, load_external_data=False)
+    how(model)
+    onnx.save(model, path)
+
+
+def change_json(path: Path, how: Callable[[Any], object]) -> None:
+    content = json.loads(path.read_text(encoding="utf-8"))
+    how(content)
+    path.write_text(json.dumps(content), encoding="utf-8")
+
+
+def test_a_genai_folder_becomes_a_bundle(genai: Path, tmp_path: Path) -> None:
+    bundle = import_bundle(genai, output=tmp_path / "bundle")
+    model = bundle.manifest.main
+    assert (model.format, model.weights, model.vocab_size) == ("onnx", "int8", 404)
+    assert model.geometry == Geometry("qwen2", 2, 4, 2, 16, 64, 512, 448)
+    assert (model.source.id, model.source.kind) == (genai.name, "onnx")
+    assert model.source.recipe["route"] == "import"
+    assert model.source.recipe["file"] == "model.onnx"
+    assert bundle.manifest.tokenizer.eos_token_ids == (400, 402)
+    assert bundle.manifest.tokenizer.chat_template
+    files = {entry.path for entry in bundle.manifest.files}
+    assert {"main/model.onnx", "main/model.onnx.data", "tokenizer/openvino_tokenizer.xml"} <= files
+    bundle.check_hashes()
+    check_onnx(bundle.model_path(model), model.geometry)
+
+
+def test_the_logits_are_the_sources_for_all_rows_and_for_some(genai: Path, tmp_path: Path) -> None:
+    bundle = import_bundle(genai, output=tmp_path / "bundle")
+    path = bundle.model_path(bundle.manifest.main)
+    expected = logits_of(genai / "model.onnx")
+    assert expected.std() > 0.05
+    np.testing.assert_array_equal(logits_of(path), expected)
+    some = logits_of(path, rows_begin=np.array([5]), rows_end=np.array([9]))
+    np.testing.assert_array_equal(some, expected[5:9])
+    last = logits_of(path, rows_begin=np.array([-1]))
+    np.testing.assert_array_equal(last, expected[-1:])
+
+
+def test_onnxruntime_genai_still_runs_the_file(genai: Path, tmp_path: Path) -> None:
+    bundle = import_bundle(genai, output=tmp_path / "bundle")
+    program = """if True:
+        import sys
+        import onnxruntime_genai as og
+        model = og.Model(sys.argv[1])
+        params = og.GeneratorParams(model)
+        params.set_search_options(max_length=40, do_sample=False)
+        generator = og.Generator(model, params)
+        generator.append_tokens(list(range(20, 30)))
+        while not generator.is_done():
+            generator.generate_next_token()
+        print(list(map(int, generator.get_sequence(0))))
+    """
+    other = tmp_path / "as-genai"
+    shutil.copytree(genai, other)
+    for name in ("model.onnx", "model.onnx.data"):
+        shutil.copyfile(bundle.folder / "main" / name, other / name)
+    texts = [
+        subprocess.run([sys.executable, "-c", program, folder], check=True, capture_output=True, text=True).stdout
+        for folder in (genai, other)
+    ]
+    assert len(json.loads(texts[0])) > 10
+    assert texts[0] == texts[1]
+
+
+@pytest.mark.parametrize("name", ["onnx/model_quantized.onnx", "onnx/model.onnx", "onnx/model_q8.onnx"])
+def test_a_community_folder_becomes_a_bundle(community: Path, genai: Path, name: str, tmp_path: Path) -> None:
+    bundle = import_bundle(community, output=tmp_path / "bundle", file=name)
+    assert bundle.manifest.main.weights == "int8"
+    assert bundle.manifest.main.source.recipe["file"] == name
+    assert bundle.manifest.tokenizer.eos_token_ids == (400, 402)
+    data = sorted(path.name for path in (bundle.folder / "main").glob("*.data*"))
+    assert data == (["model.onnx.data", "model.onnx.data_1"] if name == "onnx/model.onnx" else [])
+    path = bundle.model_path(bundle.manifest.main)
+    np.testing.assert_array_equal(logits_of(path), logits_of(genai / "model.onnx"))
+
+
+def test_of_several_files_one_is_chosen(community: Path, tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match=r"has 3 models.*--file: onnx/model.onnx, onnx/model_q8.onnx, onnx/model_qu"):
+        import_bundle(community, output=tmp_path / "bundle")
+    with pytest.raises(ExportError, match=r"has no onnx/model_q4.onnx. It has onnx/model.onnx, "):
+        import_bundle(community, output=tmp_path / "bundle", file="onnx/model_q4.onnx")
+    for name in ("model.onnx", "model_q8.onnx"):
+        (community / "onnx" / name).unlink()
+    bundle = import_bundle(community, output=tmp_path / "bundle")
+    assert bundle.manifest.main.source.recipe["file"] == "onnx/model_quantized.onnx"
+
+
+def test_from_the_hub_comes_what_is_needed(community: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = [path.relative_to(community).as_posix() for path in community.rglob("*") if path.is_file()]
+    (community / "README.md").write_text("not needed")
+    snapshot = tmp_path / "hub" / ("0123456789" * 4)
+
+    def download(_: str, *, dry_run: bool = False, tqdm_class: Any, **options: Any) -> Any:
+        patterns = {"allow_patterns": options["allow_patterns"], "ignore_patterns": options["ignore_patterns"]}
+        for name in filter_repo_objects(names, **patterns) if not dry_run else ():
+            (snapshot / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(community / name, snapshot / name)
+        return [] if dry_run else str(snapshot)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    bundle = import_bundle("org/tiny", output=tmp_path / "bundle", file="onnx/model.onnx")
+    source = bundle.manifest.main.source
+    assert (source.id, source.kind, source.revision) == ("org/tiny", "onnx", snapshot.name)
+    models = sorted(path.name for path in (snapshot / "onnx").iterdir())
+    assert models == ["model.onnx", "model.onnx_data", "model.onnx_data_1"]
+    assert not (snapshot / "README.md").exists()
+    assert bundle.manifest.tokenizer.chat_template
+
+
+def test_other_names_become_ours(folder: Path, genai: Path, tmp_path: Path) -> None:
+    """Of inputs and outputs, as genai_config.json gives them; and a model that wants position_ids keeps them."""
+    pasts = {f"past_key_values.{i}.{half}": f"cache_{half}_{i}" for i in range(2) for half in ("key", "value")}
+    presents = {f"present.{i}.{half}": f"new_{half}_{i}" for i in range(2) for half in ("key", "value")}
+
+    def rewrite(model: Any) -> None:
+        rename(model, pasts | presents | {"input_ids": "tokens", "logits": "scores"})
+        model.graph.input.append(helper.make_tensor_value_info("positions", TensorProto.INT64, ["batch", "tokens_"]))
+
+    def tell(config: Any) -> None:
+        decoder = config["model"]["decoder"]
+        decoder["inputs"] |= {"input_ids": "tokens", "position_ids": "positions"}
+        decoder["inputs"] |= {"past_key_names": "cache_key_%d", "past_value_names": "cache_value_%d"}
+        decoder["outputs"] = {
+            "logits": "scores",
+            "present_key_names": "new_key_%d",
+            "present_value_names": "new_value_%d",
+        }
+
+    change(folder / "model.onnx", rewrite)
+    with pytest.raises(ExportError, match=r"has no past_key_values.0.key.*outrider export MODEL --format onnx"):
+        import_bundle(folder, output=tmp_path / "bundle")
+    change_json(folder / "genai_config.json", tell)
+    bundle = import_bundle(folder, output=tmp_path / "bundle")
+    path = bundle.model_path(bundle.manifest.main)
+    assert "position_ids" in shape_of(load(path)).inputs
+    np.testing.assert_array_equal(logits_of(path), logits_of(genai / "model.onnx"))
+
+
+def test_a_pair_with_one_vocabulary(genai: Path, build: Any, make_checkpoint: Any, tmp_path: Path) -> None:
+    draft = build(make_checkpoint("onnx-draft", seed=4, num_hidden_layers=1), "int4")
+    bundle = import_bundle(genai, draft, output=tmp_path / "pair")
+    drafter = bundle.manifest.drafters[0]
+    assert (drafter.model.weights, drafter.model.geometry.num_layers, drafter.vocabulary) == ("int4", 1, "same")
+    assert not (bundle.folder / "draft-tokenizer").exists()
+    assert logits_of(bundle.folder / "draft" / "model.onnx").shape == (32, 448)
+
+
+def test_pairs_with_other_vocabularies(genai: Path, folder: Path, build_tokenizer: Any, tmp_path: Path) -> None:
+    build_tokenizer(special=("<s>", "<|im_end|>"), text=["other words entirely " * 50]).save(
+        str(folder / "tokenizer.json")
+    )
+    bundle = import_bundle(genai, folder, output=tmp_path / "pair")
+    drafter = bundle.manifest.drafters[0]
+    assert drafter.vocabulary in ("intersection", "text")
+    assert drafter.tokenizer
+    assert read_bundle(bundle.folder).manifest == bundle.manifest
+    words: dict[str, Any] = {"model": {"vocab": {"zebra": 0}}, "added_tokens": [], "decoder": None}
+    (folder / "tokenizer.json").write_text(json.dumps(words), encoding="utf-8")
+    with pytest.raises(VocabularyMismatch, match="cannot draft for"):
+        import_bundle(genai, folder, output=tmp_path / "other")
+    assert not (tmp_path / "other").exists()
+
+
+def set_heads(model: Any) -> None:
+    for node in model.graph.node:
+        for attribute in node.attribute:
+            if attribute.name == "kv_num_heads":
+                attribute.i = 4
+
+
+def set_half(model: Any) -> None:
+    for value in (*model.graph.input, *model.graph.output):
+        if "key" in value.name or "value" in value.name:
+            value.type.tensor_type.elem_type = TensorProto.FLOAT16
+
+
+def add_input(model: Any) -> None:
+    model.graph.input.append(helper.make_tensor_value_info("use_cache_branch", TensorProto.BOOL, [1]))
+
+
+def keep_last_only(model: Any) -> None:
+    logits = next(value for value in model.graph.output if value.name == "logits")
+    logits.type.tensor_type.shape.dim[1].dim_value = 1
+
+
+def cross_layers(model: Any) -> None:
+    nodes = [node for node in model.graph.node if node.op_type == "GroupQueryAttention"]
+    nodes[0].output[1], nodes[1].output[1] = nodes[1].output[1], nodes[0].output[1]
+
+
+def quantise_rows(model: Any) -> None:
+    node = helper.make_node("DynamicQuantizeLinear", ["any"], ["a", "b", "c"])
+    model.graph.node.append(node)
+
+
+def move_data(model: Any) -> None:
+    for tensor in model.graph.initializer:
+        for entry in tensor.external_data:
+            if entry.key == "location":
+                entry.value = "../elsewhere.data"
+
+
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        (
+            set_heads,
+            r"has 2 layers, 4 heads, 4 kv heads, 16 head size, 448 logits, where its config.* promises 2 layers",
+        ),
+        (set_half, r"past_key_values.0.key in float16; Outrider runs models whose cache and logits are in float32"),
+        (add_input, r"wants an input use_cache_branch, which Outrider does not know"),
+        (keep_last_only, r"gives the logits of its last token only"),
+        (cross_layers, r"does not take layer 0's cache from"),
+        (quantise_rows, r"rounds the numbers of all rows by one scale \(DynamicQuantizeLinear\)"),
+        (move_data, r"weights in '../elsewhere.data', which is not inside it"),
+    ],
+)
+def test_graphs_that_do_not_fit_are_refused(folder: Path, tmp_path: Path, how: Any, message: str) -> None:
+    change(folder / "model.onnx", how)
+    with pytest.raises(ExportError, match=message):
+        import_bundle(folder, output=tmp_path / "bundle")
+    assert not list(tmp_path.glob("*bundle*"))
+
+
+def remove(name: str) -> Callable[[Path], None]:
+    return lambda folder: (folder / name).unlink()
+
+
+def cut(folder: Path) -> None:
+    data = folder / "model.onnx.data"
+    data.write_bytes(data.read_bytes()[:-100])
+
+
+def promise_more_layers(folder: Path) -> None:
+    change_json(folder / "genai_config.json", lambda c: c["model"]["decoder"].update(num_hidden_layers=3))
+
+
+def forget_head_size(folder: Path) -> None:
+    change_json(folder / "genai_config.json", lambda c: c["model"]["decoder"].pop("head_size"))
+
+
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        (remove("model.onnx.data"), r"model.onnx.data is missing, which holds the model's weights"),
+        (cut, r"model.onnx.data has [\d,]+ bytes of [\d,]+. Download it again"),
+        (remove("tokenizer.json"), r"has no tokenizer.json"),
+        (remove("genai_config.json"), r"has no config.json and no genai_config.json"),
+        (remove("model.onnx"), r"has no model in ONNX"),
+        (lambda folder: (folder / "model.onnx").write_bytes(b"not a model"), r"is not an ONNX model that can be read"),
+        (promise_more_layers, r"has 2 layers, .* promises 3 layers"),
+        (forget_head_size, r"genai_config.json has no 'head_size'"),
+    ],
+)
+def test_folders_that_are_not_whole_are_refused(folder: Path, tmp_path: Path, how: Any, message: str) -> None:
+    how(folder)
+    with pytest.raises(ExportError, match=message):
+        import_bundle(folder, output=tmp_path / "bundle")
+    assert not list(tmp_path.glob("*bundle*"))
+
+
+def test_plain_attention_is_refused(folder: Path, tmp_path: Path) -> None:
+    """One layer, one head, as older exports write it: the cache grows by Concat."""
+    info, kind = helper.make_tensor_value_info, TensorProto.FLOAT
+    ids, cache = ["batch", "tokens"], ["batch", 1, "past", 4]
+    nodes = [
+        helper.make_node("Gather", ["table", "input_ids"], ["hidden"]),
+        helper.make_node("Unsqueeze", ["hidden", "one"], ["heads"]),
+        helper.make_node("Concat", ["past_key_values.0.key", "heads"], ["present.0.key"], axis=2),
+        helper.make_node("Concat", ["past_key_values.0.value", "heads"], ["present.0.value"], axis=2),
+        helper.make_node("Transpose", ["present.0.key"], ["keys"], perm=[0, 1, 3, 2]),
+        helper.make_node("MatMul", ["heads", "keys"], ["scores"]),
+        helper.make_node("Softmax", ["scores"], ["attention"], axis=-1),
+        helper.make_node("MatMul", ["attention", "present.0.value"], ["mixed"]),
+        helper.make_node("Squeeze", ["mixed", "one"], ["joined"]),
+        helper.make_node("MatMul", ["joined", "matrix"], ["logits"]),
+    ]
+    pasts = [info(f"past_key_values.0.{half}", kind, cache) for half in ("key", "value")]
+    presents = [info(f"present.0.{half}", kind, cache) for half in ("key", "value")]
+    graph = helper.make_graph(
+        nodes,
+        "plain",
+        [info("input_ids", TensorProto.INT64, ids), info("attention_mask", TensorProto.INT64, ids), *pasts],
+        [info("logits", kind, [*ids, 448]), *presents],
+        [
+            helper.make_tensor("one", TensorProto.INT64, [1], [1]),
+            helper.make_tensor("table", kind, [448, 4], np.ones(448 * 4)),
+            helper.make_tensor("matrix", kind, [4, 448], np.ones(448 * 4)),
+        ],
+    )
+    onnx.save(helper.make_model(graph), folder / "model.onnx")
+    with pytest.raises(
+        ExportError, match=r"is not GroupQueryAttention: layer 0's past keys go to Concat.*export MODEL --format onnx"
+    ):
+        import_bundle(folder, output=tmp_path / "bundle")
+
+
+def test_elementwise_operations_may_follow_the_output_matrix(folder: Path, tmp_path: Path) -> None:
+    """As in models that divide and cap their logits, and those that make them in another precision."""
+
+    def cap(model: Any) -> None:
+        head = next(node for node in model.graph.node if "logits" in node.output)
+        head.output[0] = "raw_"
+        model.graph.initializer.append(helper.make_tensor("cap_", TensorProto.FLOAT, [], [5.0]))
+        model.graph.node.extend([
+            helper.make_node("Div", ["raw_", "cap_"], ["small_"]),
+            helper.make_node("Tanh", ["small_"], ["capped_"]),
+            helper.make_node("Constant", [], ["factor_"], value_float=5.0),
+            helper.make_node("Mul", ["factor_", "capped_"], ["wide_"]),
+            helper.make_node("Cast", ["wide_"], ["logits"], to=TensorProto.FLOAT),
+        ])  # fmt: skip
+
+    change(folder / "model.onnx", cap)
+    bundle = import_bundle(folder, output=tmp_path / "bundle")
+    path, expected = bundle.model_path(bundle.manifest.main), logits_of(folder / "model.onnx")
+    assert np.abs(expected).max() <= 5
+    np.testing.assert_array_equal(logits_of(path), expected)
+    slices = [node for node in load(path).graph.node if node.name == "/rows"]
+    assert len(slices) == 1
+    np.testing.assert_array_equal(logits_of(path, rows_begin=np.array([30])), expected[30:])
+
+
+def test_a_head_that_is_no_product_is_refused(folder: Path, tmp_path: Path) -> None:
+    def soften(model: Any) -> None:
+        head = next(node for node in model.graph.node if "logits" in node.output)
+        head.output[0] = "raw_"
+        model.graph.node.append(helper.make_node("Softmax", ["raw_"], ["logits"], axis=-1))
+
+    change(folder / "model.onnx", soften)
+    with pytest.raises(ExportError, match=r"logits are made by Softmax; Outrider looks for a product"):
+        import_bundle(folder, output=tmp_path / "bundle")
+
+
+def test_adding_rows_twice_changes_nothing(genai: Path) -> None:
+    model = load(genai / "model.onnx")
+    add_rows(model)
+    once = model.SerializeToString()
+    add_rows(model)
+    assert model.SerializeToString() == once
+    assert weights_of(model) == "int8"
+    assert data_files(model, genai) == ["model.onnx.data"]
+
+
+def test_without_onnx_the_way_out_is_named(genai: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "onnx", None)
+    with pytest.raises(ExportError, match=r'pip install "outrider\[onnx-export\]"'):
+        import_bundle(genai, output=tmp_path / "bundle")
+
+
+def test_neither_torch_nor_transformers_is_loaded(genai: Path, tmp_path: Path) -> None:
+    program = """if True:
+        import sys
+        for name in ("torch", "transformers", "optimum", "nncf"):
+            sys.modules[name] = None
+        from outrider.cli import main
+        main(sys.argv[1:])
+    """
+    arguments = ["import", str(genai), "-o", str(tmp_path / "bundle"), "--json"]
+    done = subprocess.run([sys.executable, "-c", program, *arguments], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["weights"] == {"main": "int8"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["nowhere/at/all"], 1, "There is no nowhere/at/all"),
+        (["CHECKPOINT"], 1, "has no model in ONNX (*.onnx). To make one of a checkpoint: outrider export"),
+        (["GGUF"], 1, "is a GGUF file, not a folder with a model in ONNX. Use: outrider export"),
+        (["org/name"], 2, "org/name may have its model in several files. Name one, such as --file onnx/model_q4.onnx"),
+        (["GENAI", "--draft-file", "onnx/model.onnx"], 2, "are for a draft model. Name one with --draft"),
+        (["GENAI", "--file", "../model.onnx"], 1, "has no ../model.onnx. It has model.onnx."),
+        (["GENAI", "--revision", "main"], 2, "is for hub ids"),
+    ],
+)
+def test_bad_input_takes_one_line(
+    genai: Path,
+    make_checkpoint: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+    code: int,
+    message: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "x.gguf").write_bytes(b"GGUF")
+    places = {"GENAI": genai, "CHECKPOINT": make_checkpoint("for-onnx", seed=3), "GGUF": "x.gguf"}
+    assert run(["import", *(str(places.get(word, word)) for word in arguments)]) == code
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert message in printed.err
+    assert printed.err.count("\n") == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["x.gguf"]
