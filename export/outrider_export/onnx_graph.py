@@ -31,7 +31,7 @@ ROWS = ("rows_begin", "rows_end")
 FLOAT, INT64 = 1, 7  # onnx.TensorProto's numbers for them
 _INPUTS = ("input_ids", "attention_mask", "position_ids")
 _CACHE = ("key", "value")
-_PRODUCTS = ("MatMulNBits", "MatMul", "FusedMatMul")
+_PRODUCTS = ("MatMulNBits", "MatMulBnb4", "MatMul", "FusedMatMul")
 _ELEMENTWISE = ("Mul", "Div", "Add", "Sub", "Tanh", "Cast", "Identity")
 _BITS = {"int4": 4, "uint4": 4, "int8": 8, "uint8": 8}
 # They choose one scale for the numbers of all rows.
@@ -52,11 +52,11 @@ class Shape:
     outputs: tuple[str, ...]
 
 
-def load(path: Path) -> Any:
-    """The `onnx.ModelProto` at `path`, without the weights that lie in files of their own.
+def import_onnx() -> Any:
+    """The package `onnx`.
 
     Raises:
-        ExportError: if it is missing or damaged, or the package `onnx` is.
+        ExportError: with the command that installs it.
     """
     try:
         import onnx
@@ -64,6 +64,16 @@ def load(path: Path) -> Any:
         raise ExportError(
             'Models in ONNX need onnx, which is not installed. Run: pip install "outrider[onnx-export]"'
         ) from error
+    return onnx
+
+
+def load(path: Path) -> Any:
+    """The `onnx.ModelProto` at `path`, without the weights that lie in files of their own.
+
+    Raises:
+        ExportError: if it is missing or damaged, or the package `onnx` is.
+    """
+    onnx = import_onnx()
     try:
         return onnx.load(path, load_external_data=False)
     except Exception as error:  # protobuf's DecodeError, which it names differently from version to version
@@ -99,7 +109,7 @@ def weights_of(model: Any) -> str:
     held = {tensor.name: tensor.data_type for tensor in model.graph.initializer}
     bits: Counter[int] = Counter()
     for node in model.graph.node:
-        if node.op_type == "MatMulNBits":
+        if node.op_type in ("MatMulNBits", "MatMulBnb4"):
             bits[_attribute(node, "bits") or 4] += 1
         elif node.op_type == "DequantizeLinear" and (width := _BITS.get(_type_name(held.get(node.input[0], 0)))):
             bits[width] += 1
@@ -268,6 +278,10 @@ def _check_names(model: Any, path: Path, shape: Shape) -> None:
                 "float32, and whose ids are in int64. Choose another file of the "
                 "model, such as model.onnx or model_q4.onnx."
             )
+    given = {value.name: value for value in model.graph.input}
+    for name, axis in (("input_ids", 1), (pasts[0], 2)):
+        if (fixed := _dim(given[name], axis)) is not None:
+            raise ExportError(f"{path} takes {name} of {fixed} tokens only, where any number has to do. {_EXPORT_IT}")
 
 
 def _check_attention(graph: Any, path: Path, num_layers: int) -> None:

@@ -28,6 +28,7 @@ from outrider_export.onnx_graph import (
     check_graph,
     check_onnx,
     data_files,
+    import_onnx,
     load,
     rename,
     save,
@@ -85,6 +86,7 @@ def import_bundle(
         ExportError: if a model cannot be found, read or run by Outrider, or the bundle cannot be written.
     """
     progress = progress or Silent()
+    import_onnx()
     if draft is None and (draft_file or draft_revision):
         raise OptionError("draft_file and draft_revision are for a draft model. Name one with --draft.")
     named = [("main", _locate(main, revision, file), file)]
@@ -208,6 +210,7 @@ def _take(model: _Found, tokenizer: str | None, bundle: Path, progress: Progress
         progress.advance(copy.stat().st_size)
 
     save(model.graph, model.file.parent, folder, place)
+    progress.advance(model.file.stat().st_size)
     check_onnx(folder / MODEL, plan.geometry)
     if tokenizer:
         copy_tokenizer(plan, bundle / tokenizer)

@@ -312,6 +312,11 @@ def quantise_rows(model: Any) -> None:
     model.graph.node.append(node)
 
 
+def fix_tokens(model: Any) -> None:
+    ids = next(value for value in model.graph.input if value.name == "input_ids")
+    ids.type.tensor_type.shape.dim[1].dim_value = 64
+
+
 def move_data(model: Any) -> None:
     for tensor in model.graph.initializer:
         for entry in tensor.external_data:
@@ -329,6 +334,7 @@ def move_data(model: Any) -> None:
         (set_half, r"past_key_values.0.key in float16; Outrider runs models whose cache and logits are in float32"),
         (add_input, r"wants an input use_cache_branch, which Outrider does not know"),
         (keep_last_only, r"gives the logits of its last token only"),
+        (fix_tokens, r"takes input_ids of 64 tokens only, where any number has to do"),
         (cross_layers, r"does not take layer 0's cache from"),
         (quantise_rows, r"rounds the numbers of all rows by one scale \(DynamicQuantizeLinear\)"),
         (move_data, r"weights in '../elsewhere.data', which is not inside it"),
@@ -339,6 +345,13 @@ def test_graphs_that_do_not_fit_are_refused(folder: Path, tmp_path: Path, how: A
     with pytest.raises(ExportError, match=message):
         import_bundle(folder, output=tmp_path / "bundle")
     assert not list(tmp_path.glob("*bundle*"))
+
+
+def test_every_place_for_eos_ids_counts(folder: Path, tmp_path: Path) -> None:
+    change_json(folder / "genai_config.json", lambda content: content["model"].update(eos_token_id=[399, 402]))
+    (folder / "config.json").write_text('{"eos_token_id": 398}', encoding="utf-8")
+    bundle = import_bundle(folder, output=tmp_path / "bundle")
+    assert bundle.manifest.tokenizer.eos_token_ids == (398, 399, 400, 402)
 
 
 def remove(name: str) -> Callable[[Path], None]:
