@@ -154,6 +154,17 @@ def add_default(model: Any, name: str, value: int) -> None:
     model.graph.initializer.append(_constant(name, value, [1] * len(given[name].type.tensor_type.shape.dim)))
 
 
+def write_shape(model: Any, geometry: Geometry) -> None:
+    """Write into inputs and outputs what the runtime reads there, where the graph leaves it open."""
+    for value in (*model.graph.input, *model.graph.output):
+        if _is_past(value.name) or value.name.startswith("present."):
+            dims = {1: geometry.num_kv_heads, 3: geometry.head_size}
+        else:
+            dims = {2: geometry.logits_width} if value.name == "logits" else {}
+        for axis, dim in dims.items():
+            value.type.tensor_type.shape.dim[axis].dim_value = dim
+
+
 def rename(model: Any, names: dict[str, str]) -> None:
     """Give tensors of the graph other names, wherever they stand.
 
@@ -278,7 +289,10 @@ def _check_names(model: Any, path: Path, shape: Shape) -> None:
                 "float32, and whose ids are in int64. Choose another file of the "
                 "model, such as model.onnx or model_q4.onnx."
             )
-    given = {value.name: value for value in model.graph.input}
+    given = {value.name: value for value in (*model.graph.input, *model.graph.output)}
+    for name, rank in (("logits", 3), *((name, 4) for name in (*pasts, *presents))):
+        if (found := len(given[name].type.tensor_type.shape.dim)) != rank:
+            raise ExportError(f"{path} has {name} with {found} dimensions, not {rank}. {_EXPORT_IT}")
     for name, axis in (("input_ids", 1), (pasts[0], 2)):
         if (fixed := _dim(given[name], axis)) is not None:
             raise ExportError(f"{path} takes {name} of {fixed} tokens only, where any number has to do. {_EXPORT_IT}")

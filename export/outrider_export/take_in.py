@@ -33,6 +33,7 @@ from outrider_export.onnx_graph import (
     rename,
     save,
     weights_of,
+    write_shape,
 )
 from outrider_export.pairing import pair_vocabularies
 from outrider_export.plan import Plan, check_width
@@ -140,6 +141,7 @@ def _look(role: str, source: Located, name: str | None, progress: Progress) -> _
     rename(graph, _our_names(genai, geometry.num_layers))
     _fill_in(graph)
     check_graph(graph, path, geometry)
+    write_shape(graph, geometry)
     add_rows(graph)
     data_files(graph, path.parent)
     plan = Plan(

@@ -17,6 +17,7 @@ from huggingface_hub.utils._paths import filter_repo_objects
 from onnx import TensorProto, helper
 from onnx.external_data_helper import convert_model_to_external_data
 
+import outrider
 from outrider.bundle import Geometry, read_bundle
 from outrider.cli import run
 from outrider.errors import ExportError, OptionError, VocabularyMismatch
@@ -263,6 +264,31 @@ def test_a_pair_with_one_vocabulary(genai: Path, build: Any, make_checkpoint: An
     assert not (bundle.folder / "draft-tokenizer").exists()
     assert logits_of(bundle.folder / "draft" / "model.onnx").shape == (32, 448)
 
+    engine = outrider.load(bundle.folder)
+    alone, drafted = (
+        engine.generate(list(range(20, 30)), max_new_tokens=12, min_new_tokens=12, drafter=drafter)
+        for drafter in (None, "draft")
+    )
+    assert len(alone.token_ids) == 12
+    assert drafted.token_ids == alone.token_ids
+
+
+def test_a_shape_that_the_graph_leaves_open_is_written_into_it(folder: Path, tmp_path: Path) -> None:
+    def leave_open(model: Any) -> None:
+        del model.graph.value_info[:]
+        for value in (*model.graph.input, *model.graph.output):
+            for dim in value.type.tensor_type.shape.dim:
+                dim.dim_param = "some"
+
+    change(folder / "model.onnx", leave_open)
+    found = shape_of(load(folder / "model.onnx"))
+    assert (found.head_size, found.logits_width) == (None, None)
+    bundle = import_bundle(folder, output=tmp_path / "bundle")
+    found = shape_of(load(bundle.folder / "main" / "model.onnx"))
+    assert (found.head_size, found.logits_width) == (16, 448)
+    engine = outrider.load(bundle.folder)
+    assert len(engine.generate([20, 21], max_new_tokens=3, min_new_tokens=3).token_ids) == 3
+
 
 def test_pairs_with_other_vocabularies(genai: Path, folder: Path, build_tokenizer: Any, tmp_path: Path) -> None:
     build_tokenizer(special=("<s>", "<|im_end|>"), text=["other words entirely " * 50]).save(
@@ -317,6 +343,11 @@ def fix_tokens(model: Any) -> None:
     ids.type.tensor_type.shape.dim[1].dim_value = 64
 
 
+def flatten_cache(model: Any) -> None:
+    past = next(value for value in model.graph.input if value.name == "past_key_values.1.value")
+    del past.type.tensor_type.shape.dim[3:]
+
+
 def move_data(model: Any) -> None:
     for tensor in model.graph.initializer:
         for entry in tensor.external_data:
@@ -335,6 +366,7 @@ def move_data(model: Any) -> None:
         (add_input, r"wants an input use_cache_branch, which Outrider does not know"),
         (keep_last_only, r"gives the logits of its last token only"),
         (fix_tokens, r"takes input_ids of 64 tokens only, where any number has to do"),
+        (flatten_cache, r"has past_key_values.1.value with 3 dimensions, not 4"),
         (cross_layers, r"does not take layer 0's cache from"),
         (quantise_rows, r"rounds the numbers of all rows by one scale \(DynamicQuantizeLinear\)"),
         (move_data, r"weights in '../elsewhere.data', which is not inside it"),
