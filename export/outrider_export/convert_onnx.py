@@ -1,6 +1,7 @@
 """Child process: a checkpoint folder or a GGUF file to ONNX, by onnxruntime-genai's model builder.
 
-Job: as that of `convert`, with `weights` one of int8, int4 and fp32; `output` gets model.onnx and model.onnx.data.
+Job: as that of `convert`, with `weights` one of int8, int4 and fp32, and `geometry`, what the graph shall say of its
+shape; `output` gets model.onnx and model.onnx.data.
 
 int8 is 8 bits, symmetric, in blocks of 32 with a float32 scale each (MatMulNBits); activations are rounded to 8 bits,
 too, row by row (accuracy level 4), which is what processors have instructions for. int4 is 4 bits, asymmetric, in the
@@ -19,13 +20,15 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
 
+from outrider.bundle import Geometry
 from outrider.errors import ExportError, one_line
 from outrider_export.convert import load_model
 from outrider_export.gguf_file import read_header
 from outrider_export.gguf_tokenizer import write_tokenizer
-from outrider_export.onnx_graph import add_rows, load
+from outrider_export.onnx_graph import add_rows, load, write_shape
 from outrider_export.onnx_matrices import Weights, compress_embedding, share_embedding
 from outrider_export.tokenizer_job import add_tokenizer
 
@@ -59,6 +62,7 @@ def convert(job: dict[str, Any], progress: Progress) -> dict[str, Any]:
     weights = Weights(load(scratch / "built" / "model.onnx"), scratch / "built")
     _check_rope(weights, config)
     tied = share_embedding(weights) if job["weights"] == "fp32" else compress_embedding(weights)
+    write_shape(weights.model, msgspec.convert(job["geometry"], Geometry))
     add_rows(weights.model)
     weights.save(output)
     if "tokenizer" in job:

@@ -187,6 +187,7 @@ def _convert(
             "gguf": plan.header is not None,
             "weights": plan.weights,
             "trust_remote_code": trust_remote_code,
+            "geometry": msgspec.to_builtins(plan.geometry),
         }
         done = run_child(f"outrider_export.{_CONVERTERS[plan.format]}", job, what, progress)
         route = "checkpoint" if plan.header is None else f"dequantise {plan.header.quantisation}"

@@ -33,7 +33,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def load(path: Path, **options: Any) -> OnnxRuntime:
-    made = OnnxRuntime(path, vocab_size=40, head_size=8, **options)
+    made = OnnxRuntime(path, vocab_size=40, **options)
     made.allocate(200)
     return made
 
@@ -150,8 +150,19 @@ def with_more_inputs(model: onnx.ModelProto) -> None:
     model.graph.input.append(onnx.helper.make_tensor_value_info("pixels", onnx.TensorProto.FLOAT, [1]))
 
 
+def with_open_heads(model: onnx.ModelProto) -> None:
+    for port in (*model.graph.input, *model.graph.output):
+        if port.name.startswith(("past", "present")):
+            port.type.tensor_type.shape.dim[3].dim_param = "head_size"
+
+
 @pytest.mark.parametrize(
-    ("change", "message"), [(without_rows, "lacks rows_begin"), (with_more_inputs, "asks for pixels")]
+    ("change", "message"),
+    [
+        (without_rows, "lacks rows_begin"),
+        (with_more_inputs, "asks for pixels"),
+        (with_open_heads, "leaves open how many heads"),
+    ],
 )
 def test_other_graphs_are_refused(
     model: Path, tmp_path: Path, change: Callable[[onnx.ModelProto], None], message: str

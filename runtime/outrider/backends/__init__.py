@@ -42,4 +42,4 @@ def load_model(path: Path, model: ModelEntry, device: str, options: DeviceConfig
             f"The model {path} is in ONNX, and onnxruntime cannot be imported: {error}. "
             'Run: pip install "outrider[onnx]"'
         ) from error
-    return OnnxRuntime(path, head_size=model.geometry.head_size, properties=options.properties, **shared)
+    return OnnxRuntime(path, properties=options.properties, **shared)

@@ -105,7 +105,7 @@ class BufferStep:
 class OnnxRuntime:
     """One model in ONNX on one device.
 
-        backend = OnnxRuntime(path, device="CPU", vocab_size=49_152, head_size=64)
+        backend = OnnxRuntime(path, device="CPU", vocab_size=49_152)
         backend.allocate(max_tokens=8_192)
         slot = backend.open(max_tokens=200)
         step = backend.submit([Chunk(slot, token_ids, num_rows=1)]).wait()
@@ -131,7 +131,6 @@ class OnnxRuntime:
         model_path: Path,
         *,
         vocab_size: int,
-        head_size: int,
         device: str = "CPU",
         precision: str = "auto",
         cache_precision: str = "auto",
@@ -153,7 +152,7 @@ class OnnxRuntime:
         if self._session.get_providers()[0] != self._provider.name:  # it falls back to another one silently
             raise DeviceError(f"{self._provider.name} does not start on {device}. Use device CPU, or mend its driver.")
         self._num_threads = num_threads
-        self._read_shape(model_path, head_size)
+        self._read_shape(model_path)
         self.vocab_size = vocab_size
         self.seconds = 0.0
         self._num_free = self._num_tokens = 0
@@ -178,8 +177,8 @@ class OnnxRuntime:
         if device != "CPU":
             self._check_in_place()
 
-    def _read_shape(self, model_path: Path, head_size: int) -> None:
-        """Layers, heads and names from the graph's own inputs and outputs; it may leave the head's size open."""
+    def _read_shape(self, model_path: Path) -> None:
+        """Layers, heads and names from the graph's own inputs and outputs."""
         inputs = {port.name: port for port in self._session.get_inputs()}
         outputs = {port.name: port for port in self._session.get_outputs()}
         extra = {port.name for port in self._session.get_overridable_initializers()}
@@ -193,13 +192,16 @@ class OnnxRuntime:
             raise BundleError(f"{model_path} {what}, so it cannot be run. Export it again with 'outrider export'.")
         self._has_positions = "position_ids" in inputs
         past = inputs[self._pasts[0]]
-        _, num_heads, _, own_head_size = past.shape
-        self._cache_shape: tuple[int, int] = (num_heads, own_head_size if isinstance(own_head_size, int) else head_size)
+        shape = (past.shape[1], past.shape[3], outputs["logits"].shape[2])
+        if not all(isinstance(dim, int) for dim in shape):
+            raise BundleError(
+                f"{model_path} leaves open how many heads, numbers a head or logits it has. Export it again."
+            )
+        *self._cache_shape, self.logits_width = shape  # [kv_heads, head_size]
         kinds = past.type, outputs["logits"].type
         if not {*kinds} <= {*_KINDS}:
             raise BundleError(f"{model_path} has a cache and logits of {kinds}; float and float16 are known here.")
         self._cache_kind, self._logits_kind = (_KINDS[kind] for kind in kinds)
-        self.logits_width: int = outputs["logits"].shape[2]
 
     @property
     def fingerprint(self) -> dict[str, str]:
