@@ -1,8 +1,9 @@
 """Child process: a bundle's logits beside those of the checkpoint that it came from.
 
 Job: `bundle`, its folder; `role`, "main" or a drafter's name; `scheduler` and `device`, options of these sections of
-`outrider.Config`; `model`, the checkpoint folder or GGUF file, which Transformers reads in float32; `gguf`, whether it
-is one; `scratch`, a folder for a copy of it; `trust_remote_code`; `texts`, lists of token ids.
+`outrider.Config`, where `main_device` is the model's; `model`, the checkpoint folder or GGUF file, which Transformers
+reads in float32; `gguf`, whether it is one; `scratch`, a folder for a copy of it; `trust_remote_code`; `texts`, lists
+of token ids.
 
 Both read the same texts in the same pieces, so that no more than a piece's logits are in memory. The result: for each
 text the `cosines` and whether the `top` tokens are the same, row by row, and the bundle's `setting`.
@@ -38,9 +39,9 @@ def compare(job: dict[str, Any], progress: Progress) -> dict[str, Any]:
     import torch
 
     bundle = read_bundle(job["bundle"])
-    columns = _proposed(bundle, job["role"])
+    alone, columns = _alone(bundle, job["role"])
     config = Config().replace(**job["scheduler"], **job["device"], drafter=None)
-    engine = Engine(_alone(bundle, job["role"]), config)
+    engine = Engine(alone, config)
     progress.phase("read")
     reference = load_model(job | {"weights": "fp32"}).eval()
     progress.phase("compare")
@@ -54,17 +55,12 @@ def compare(job: dict[str, Any], progress: Progress) -> dict[str, Any]:
     return made
 
 
-def _alone(bundle: Bundle, role: str) -> Bundle:
-    """The bundle as if its model for `role` were the only one."""
-    drafters = {drafter.name: drafter.model for drafter in bundle.manifest.drafters}
-    main = bundle.manifest.main if role == "main" else drafters[role]
-    return Bundle(bundle.folder, msgspec.structs.replace(bundle.manifest, main=main, drafters=()))
-
-
-def _proposed(bundle: Bundle, role: str) -> NDArray[np.int32] | None:
-    """The token id of each logit, where the output matrix was cut."""
+def _alone(bundle: Bundle, role: str) -> tuple[Bundle, NDArray[np.int32] | None]:
+    """The bundle as if its model for `role` were the only one, and the token id of each logit if some were cut."""
     entry = next((drafter for drafter in bundle.manifest.drafters if drafter.name == role), None)
-    return bundle.read_proposed(entry) if entry is not None and entry.num_proposed_tokens else None
+    main = entry.model if entry else bundle.manifest.main
+    columns = bundle.read_proposed(entry) if entry and entry.num_proposed_tokens else None
+    return Bundle(bundle.folder, msgspec.structs.replace(bundle.manifest, main=main, drafters=())), columns
 
 
 def _compare_text(
@@ -96,7 +92,10 @@ def _same_columns(logits: NDArray[np.float32], width: int, columns: NDArray[np.i
     """The checkpoint's logits of the tokens that the bundle has logits for, padding left out."""
     needed = width if columns is None else int(columns.max()) + 1
     if logits.shape[1] < needed:
-        raise ExportError(f"It gives {logits.shape[1]:,} logits and the bundle's model needs {needed:,} of them")
+        raise ExportError(
+            f"It gives {logits.shape[1]:,} logits and the bundle's model has {needed:,} tokens. Name the checkpoint that "
+            "the bundle was made of."
+        )
     return logits[:, :width] if columns is None else logits[:, columns]
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from outrider.bundle import draft_models_of, read_bundle
 from outrider.errors import ExportError, OptionError, nearest
 from outrider_export.child import run_child
 from outrider_export.plan import check_extra
@@ -59,18 +60,19 @@ def compare_with_checkpoint(
         OptionError: for a role that is not there, or has a vocabulary of its own.
         ExportError: when the checkpoint cannot be read, is another model's, or the export extra is missing.
     """
-    check_role(bundle, role)
+    holder = find_holder(bundle, role, config)
     check_extra(f"Comparing with {checkpoint}")
     told = progress or Silent()
+    device = config.device.main_device if role == "main" else config.device.draft_device or config.device.main_device
     source = fetch(locate(checkpoint), trust_remote_code, ForModel(told, role))
     if source.path is None:
         raise AssertionError("what has been fetched has a path")
     with tempfile.TemporaryDirectory(prefix="outrider-", ignore_cleanup_errors=True) as scratch:
         job = {
-            "bundle": str(bundle.folder),
+            "bundle": str(holder.folder),
             "role": role,
             "scheduler": asdict(config.scheduler) | {"answer_store": None},
-            "device": asdict(config.device),
+            "device": asdict(config.device) | {"main_device": device, "draft_bundle": None},
             "model": str(source.path.resolve()),
             "gguf": source.kind == "gguf",
             "scratch": scratch,
@@ -93,17 +95,23 @@ def compare_with_checkpoint(
     )
 
 
-def check_role(bundle: Bundle, role: str) -> None:
-    """Whether the bundle has a model for `role` that reads the main model's tokens.
+def find_holder(bundle: Bundle, role: str, config: Config) -> Bundle:
+    """The bundle that has the model for `role`: this one, or the one that `config` takes its draft models from.
 
     Raises:
-        OptionError: otherwise.
+        OptionError: if there is none, or it does not read the main model's tokens.
+        BundleError: if the bundle of the draft models cannot be read, or does not fit.
     """
-    drafters = {drafter.name: drafter for drafter in bundle.manifest.drafters}
-    if role not in ("main", *drafters):
-        raise OptionError(f"{bundle.folder} has no model '{role}'. {nearest(role, ['main', *drafters])}")
-    if role != "main" and drafters[role].vocabulary != "same":
+    if role == "main":
+        return bundle
+    other = config.device.draft_bundle
+    holder = bundle if other is None else read_bundle(other)
+    drafters = {drafter.name: drafter for drafter in draft_models_of(holder, bundle)}
+    if role not in drafters:
+        raise OptionError(f"{holder.folder} has no model '{role}'. {nearest(role, ['main', *drafters])}")
+    if drafters[role].vocabulary != "same":
         raise OptionError(
             f"The model '{role}' has a vocabulary of its own, so it cannot read the main model's text. Export it "
             "alone, and verify that bundle."
         )
+    return holder

@@ -33,13 +33,13 @@ def check_fidelity(
         ExportError: when a checkpoint cannot be read, or the export half is not installed.
     """
     try:
-        from outrider_export.fidelity import check_role, compare_with_checkpoint
+        from outrider_export.fidelity import compare_with_checkpoint, find_holder
     except ImportError as error:
         raise ExportError(
             f'The export half of outrider is not installed ({error}). Run: pip install "outrider[export]"'
         ) from error
     for role in checkpoints:
-        check_role(engine.bundle, role)
+        find_holder(engine.bundle, role, engine.config)
     with progress_bar("answering", len(prompts), quiet=quiet) as advance:
         texts = [_answered(engine, prompt, max_new_tokens, advance) for prompt in prompts]
     checks = []
