@@ -93,8 +93,8 @@ def _same_columns(logits: NDArray[np.float32], width: int, columns: NDArray[np.i
     needed = width if columns is None else int(columns.max()) + 1
     if logits.shape[1] < needed:
         raise ExportError(
-            f"It gives {logits.shape[1]:,} logits and the bundle's model has {needed:,} tokens. Name the checkpoint that "
-            "the bundle was made of."
+            f"It gives {logits.shape[1]:,} logits and the bundle's model has {needed:,} tokens. Name the checkpoint "
+            "that the bundle was made of."
         )
     return logits[:, :width] if columns is None else logits[:, columns]
 
