@@ -61,7 +61,7 @@ def compare_with_checkpoint(
         ExportError: when the checkpoint cannot be read, is another model's, or the export extra is missing.
     """
     holder = find_holder(bundle, role, config)
-    check_extra(f"Comparing with {checkpoint}")
+    check_extra(f"Comparing with {checkpoint}", bundle.manifest.main.format)
     told = progress or Silent()
     device = config.device.main_device if role == "main" else config.device.draft_device or config.device.main_device
     source = fetch(locate(checkpoint), trust_remote_code, ForModel(told, role))
