@@ -51,11 +51,23 @@ class TensorInfo:
 
     type: str  # "F32", "Q4_K", …
     shape: tuple[int, ...]  # rows first, as NumPy has it; GGUF stores it the other way round
+    offset: int  # of its data, in bytes from the header's `data_start`
 
     @property
     def num_weights(self) -> int:
         """How many numbers the tensor stands for."""
         return math.prod(self.shape)
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of one block of weights."""
+        return next(size for name, _, size in TENSOR_TYPES.values() if name == self.type)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of its data."""
+        per_block = next(count for name, count, _ in TENSOR_TYPES.values() if name == self.type)
+        return self.num_weights // per_block * self.block_bytes
 
 
 @dataclass(frozen=True)
@@ -184,9 +196,9 @@ class _Reader:
             type_id, offset = self.scalar("I"), self.scalar("Q")
             if type_id not in TENSOR_TYPES:
                 raise ExportError(f"{self.path} stores {name} in tensor type {type_id}, which is not known here.")
-            type_name, block, size = TENSOR_TYPES[type_id]
-            tensors[name] = TensorInfo(type_name, shape)
-            end = max(end, offset + math.prod(shape) // block * size)
+            type_name, _, _ = TENSOR_TYPES[type_id]
+            tensors[name] = TensorInfo(type_name, shape, offset)
+            end = max(end, offset + tensors[name].num_bytes)
         if not tensors:
             raise ExportError(f"{self.path} holds no tensors, so it is not a model.")
         alignment = metadata.get("general.alignment", 32)

@@ -1,5 +1,7 @@
 """Child process: a GGUF file to OpenVINO IR by openvino-genai's own reader. No torch; the file's weights are kept.
 
+What the reader rounds is put right afterwards: see `gguf_minima`.
+
 Job: `gguf`, the file; `output`, the folder for openvino_model; `scratch`, a folder for anything else; and, for the
 model that brings the tokenizer, `tokenizer`: the folder with tokenizer.json, which gets openvino_tokenizer and
 openvino_detokenizer.
@@ -12,9 +14,12 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from outrider_export.gguf_file import read_header
+from outrider_export.gguf_minima import has_minima, restore_minima
 from outrider_export.tokenizer_ir import write_tokenizer_ir
 
 if TYPE_CHECKING:
+    from outrider_export.gguf_file import GGUFHeader
     from outrider_export.progress import Progress
 
 
@@ -29,11 +34,24 @@ def keep(job: dict[str, Any], progress: Progress) -> dict[str, Any]:
     alias = scratch / "model.gguf"
     link_or_copy(Path(job["gguf"]), alias)
     openvino_genai.LLMPipeline(str(alias), "CPU", enable_save_ov_model=True)
-    move_model(scratch, output)  # and not the tokenizer that the reader makes: see tokenizer_ir
+    header = read_header(Path(job["gguf"]))
+    if has_minima(header):
+        _move_restored(scratch, output, header)
+    else:
+        move_model(scratch, output)  # and not the tokenizer that the reader makes: see tokenizer_ir
     if "tokenizer" in job:
         progress.phase("tokenizer")
         write_tokenizer_ir(Path(job["tokenizer"]))
     return {}
+
+
+def _move_restored(source: Path, target: Path, header: GGUFHeader) -> None:
+    import openvino
+
+    model = openvino.Core().read_model(source / "openvino_model.xml")
+    restore_minima(model, header)
+    target.mkdir(parents=True)
+    openvino.save_model(model, target / "openvino_model.xml", compress_to_fp16=False)
 
 
 def move_model(source: Path, target: Path) -> None:

@@ -81,7 +81,7 @@ class Plan:
     def scratch_bytes(self) -> int:
         """An estimate of what it takes beside that while it is converted."""
         if self.weights == "keep":
-            return self.path.stat().st_size  # where no hard link can be made
+            return self.path.stat().st_size * 2  # the reader's IR, and the file where no hard link can be made
         scratch = int(self.num_weights * _SCRATCH_BYTES[self.format][self.weights])
         return scratch if self.role == "main" else max(scratch, self.final_bytes)  # before its output matrix is cut
 

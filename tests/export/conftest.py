@@ -123,6 +123,35 @@ def make_gguf(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return make
 
 
+FILE_TYPES = {"F32": "ALL_F32", "Q4_K": "MOSTLY_Q4_K_M"}
+
+
+def random_q4_k(array: Any) -> Any:
+    """Q4_K blocks for a matrix of this shape, uint8 [rows, bytes]: the gguf package reads them and makes none."""
+    import gguf
+    import numpy as np
+
+    rng = np.random.default_rng(array.view(np.uint32).reshape(-1)[:4])  # another for each matrix
+    scales = rng.integers(32, 64, (*array.shape[:-1], array.shape[-1] // 256, 8))
+    minima = np.minimum(scales + rng.integers(-3, 4, scales.shape), 63)
+    blocks = rng.integers(0, 256, (*scales.shape[:-1], 144)).astype(np.uint8)
+    blocks[..., :4] = np.array([0.0004, 0.003], dtype=np.float16).view(np.uint8)
+    low, high = slice(0, 4), slice(4, 8)
+    blocks[..., 4:8] = scales[..., low] | scales[..., high] >> 4 << 6
+    blocks[..., 8:12] = minima[..., low] | minima[..., high] >> 4 << 6
+    blocks[..., 12:16] = scales[..., high] & 15 | (minima[..., high] & 15) << 4
+    found = gguf.dequantize(blocks.reshape(len(array), -1), gguf.GGMLQuantizationType.Q4_K)
+    assert found.shape == array.shape
+    assert 0.05 < found.std() < 0.2
+    return blocks.reshape(len(array), -1)
+
+
+@pytest.fixture(scope="session")
+def gguf_name() -> Any:
+    """`gguf_name("model.norm.weight")`: its name in a GGUF file; None for what is left out."""
+    return _gguf_name
+
+
 def write_gguf(path: Path, checkpoint: Path, quantisation: str, pre: str, metadata: dict[str, Any]) -> None:
     """Write a Qwen2 checkpoint as GGUF, the way its converter does: padded vocabulary, named pre-tokenizer."""
     import gguf
@@ -136,7 +165,7 @@ def write_gguf(path: Path, checkpoint: Path, quantisation: str, pre: str, metada
         tokens[token["id"]] = (token["content"], 3 if token["special"] else 4)
     rows = [tokens.get(i, (f"[PAD{i}]", 5)) for i in range(config["vocab_size"])]
     values: dict[str, Any] = {
-        "general.file_type": int(gguf.LlamaFileType[f"MOSTLY_{quantisation}" if quantisation != "F32" else "ALL_F32"]),
+        "general.file_type": int(gguf.LlamaFileType[FILE_TYPES.get(quantisation, f"MOSTLY_{quantisation}")]),
         "qwen2.block_count": config["num_hidden_layers"],
         "qwen2.context_length": config["max_position_embeddings"],
         "qwen2.embedding_length": config["hidden_size"],
@@ -164,7 +193,8 @@ def write_gguf(path: Path, checkpoint: Path, quantisation: str, pre: str, metada
             writer.add_tensor(name, array.astype("float32"))
         else:
             kind = gguf.GGMLQuantizationType[quantisation]
-            writer.add_tensor(name, gguf.quantize(array.astype("float32"), kind), raw_dtype=kind)
+            packed = random_q4_k(array) if quantisation == "Q4_K" else gguf.quantize(array.astype("float32"), kind)
+            writer.add_tensor(name, packed, raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

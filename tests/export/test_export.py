@@ -7,6 +7,7 @@ import shutil
 import struct
 from typing import TYPE_CHECKING, Any
 
+import gguf
 import numpy as np
 import openvino as ov
 import pytest
@@ -19,6 +20,7 @@ from outrider_export import export_bundle
 from outrider_export.gguf_file import read_header
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 IDS = np.arange(20, 52)[None]
@@ -183,6 +185,39 @@ def test_gguf_keeps_its_weights(make_checkpoint: Any, make_gguf: Any, tmp_path: 
     assert error_of(bundle, "main", checkpoint) < 0.05
     assert sorted(p.name for p in path.parent.iterdir()) == before  # nothing beside the source file
     read_bundle(bundle.folder).check_hashes()
+
+
+def logits_of_gguf(path: Path, checkpoint: Path, gguf_name: Callable[[str], str | None]) -> Any:
+    """The torch model with the weights that the file holds, as the `gguf` package reads them."""
+    model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
+    tensors = {tensor.name: tensor for tensor in gguf.GGUFReader(path).tensors}
+    state = {}
+    for name, value in model.state_dict().items():
+        tensor = tensors.get(gguf_name(name) or "")
+        if tensor is not None:
+            weights = gguf.dequantize(tensor.data, tensor.tensor_type)
+            state[name] = torch.from_numpy(weights.reshape(value.shape).copy())
+    model.load_state_dict(state, strict=False)
+    assert len(state) >= len(tensors)
+    with torch.no_grad():
+        return model(torch.from_numpy(IDS)).logits[0].numpy()
+
+
+@pytest.mark.parametrize("quantisation", ["Q8_0", "Q4_0", "Q4_1", "Q4_K"])
+@pytest.mark.parametrize("tied", [True, False])
+def test_kept_weights_are_those_of_the_file(
+    make_checkpoint: Any, make_gguf: Any, gguf_name: Any, tmp_path: Path, quantisation: str, tied: bool
+) -> None:
+    """The minima that openvino-genai rounds are there again: rounded ones give 0.12."""
+    name = f"wide-{tied}"
+    shape = {"hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 4, "num_key_value_heads": 4}
+    checkpoint = make_checkpoint(name, tie_word_embeddings=tied, **shape)
+    path = make_gguf(f"{name}-{quantisation}", checkpoint, quantisation=quantisation)
+    bundle = export_bundle(path, output=tmp_path / "bundle")
+    expected = logits_of_gguf(path, checkpoint, gguf_name)
+    found = logits_of_ir(bundle, "main")
+    error = float(np.linalg.norm(found - expected) / np.linalg.norm(expected))
+    assert error < 0.02
 
 
 def test_gguf_is_dequantised_where_it_cannot_be_kept(make_checkpoint: Any, make_gguf: Any, tmp_path: Path) -> None:

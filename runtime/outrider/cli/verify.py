@@ -19,10 +19,13 @@ if TYPE_CHECKING:
     from outrider.bench.prompts import Prompt
     from outrider.engine import Engine
 
-CHECKS = ("batching", "greedy", "coupled", "sampling")
+OWN_CHECKS = ("batching", "greedy", "coupled", "sampling")
+CHECKS = (*OWN_CHECKS, "fidelity")
 
 
-def _read_checks(_context: click.Context, _option: click.Parameter, value: str) -> tuple[str, ...]:
+def _read_checks(_context: click.Context, _option: click.Parameter, value: str | None) -> tuple[str, ...] | None:
+    if value is None:
+        return None
     names = tuple(name.strip() for name in value.split(","))
     for name in names:
         if name not in CHECKS:
@@ -32,7 +35,15 @@ def _read_checks(_context: click.Context, _option: click.Parameter, value: str) 
 
 @click.command()
 @click.argument("bundle")
-@click.option("--checks", callback=_read_checks, default=",".join(CHECKS), show_default=True, help="What to check.")
+@click.option(
+    "--checks",
+    metavar="NAME,…",
+    callback=_read_checks,
+    help=f"What to check: {', '.join(CHECKS)}.  [default: all; fidelity with --against]",
+)
+@click.option("--against", metavar="MODEL", help="Compare the main model's logits with this checkpoint's, in float32.")
+@click.option("--draft-against", metavar="MODEL", help="The same for the draft model.")
+@click.option("--min-cosine", type=click.FloatRange(-1, 1), help="Fail where fidelity's median cosine is lower.")
 @click.option("--prompts", metavar="FILE", help="JSON Lines with 'turns' or 'prompt'.  [default: six of our own]")
 @click.option("--per-category", type=click.IntRange(1), help="Use the first N prompts of each category.")
 @click.option("--max-new-tokens", type=click.IntRange(2), default=48, show_default=True, help="Length of each answer.")
@@ -43,7 +54,10 @@ def _read_checks(_context: click.Context, _option: click.Parameter, value: str) 
 @json_option
 def verify(
     bundle: str,
-    checks: tuple[str, ...],
+    checks: tuple[str, ...] | None,
+    against: str | None,
+    draft_against: str | None,
+    min_cosine: float | None,
     prompts: str | None,
     per_category: int | None,
     max_new_tokens: int,
@@ -58,7 +72,9 @@ def verify(
     batching: the backend's logits, bit by bit, for every way to read the same tokens. greedy, coupled: text against
     plain decoding, for every drafter, several draft lengths, and both chosen at random every round. sampling: the
     joint distribution of sampled tokens against the exact one, enumerated on a built-in toy pair; how far the lossy
-    modes are from it is reported. A correct sampler fails one such test in 10,000. The exit code is 1 if a check fails.
+    modes are from it is reported. A correct sampler fails one such test in 10,000. fidelity: cosine and likeliest token
+    of the logits, for prompts and answers, against the checkpoint (a hub id, a folder or a .gguf file) that a model
+    came from; reported, and judged with --min-cosine. The exit code is 1 if a check fails.
     """
     from outrider.bench import certify
     from outrider.bench.invariance import longest_context
@@ -67,6 +83,8 @@ def verify(
 
     if modes and "genai" in modes:
         raise OptionError("--modes are Outrider's own. --peer openvino-genai puts openvino-genai to the same tests.")
+    checkpoints = {role: name for role, name in (("main", against), ("draft", draft_against)) if name}
+    checks = _choose_checks(checks, bool(checkpoints), min_cosine)
     config = read_options(options)
     chosen = read_prompts(prompts, per_category)
     engine = load(bundle, config)
@@ -89,6 +107,10 @@ def verify(
         with certify.toy_engine(config, engine.bundle.tokenizer_path if peer else None) as toy:
             made += certify.check_our_sampling(toy)
             made += certify.check_genai_sampling(toy) if peer else []
+    if "fidelity" in checks:
+        from outrider.cli.fidelity import check_fidelity
+
+        made += check_fidelity(engine, checkpoints, chosen, max_new_tokens, min_cosine, quiet=as_json)
     failed = [check.name for check in made if check.passed is False and check.subject == "outrider"]
     setting = describe(engine, max_new_tokens, 1)
     if as_json:
@@ -98,6 +120,21 @@ def verify(
         _print(made)
     if failed:
         raise OutriderError(f"Not certified on this device: {', '.join(failed)}.")
+
+
+def _choose_checks(checks: tuple[str, ...] | None, has_checkpoint: bool, min_cosine: float | None) -> tuple[str, ...]:
+    if checks is None:
+        checks = CHECKS if has_checkpoint else OWN_CHECKS
+    if "fidelity" in checks and not has_checkpoint:
+        raise OptionError(
+            "The check 'fidelity' needs the checkpoint to compare with: add --against or --draft-against."
+        )
+    if "fidelity" not in checks and (has_checkpoint or min_cosine is not None):
+        raise OptionError(
+            "--against, --draft-against and --min-cosine are for the check 'fidelity'"
+            + (", and --checks leaves it out. Add it there." if has_checkpoint else ": add --against.")
+        )
+    return checks
 
 
 def _identity(
@@ -128,7 +165,9 @@ def _print(checks: list[Check]) -> None:
     for column in made.columns[1:]:
         column.justify = "left"
     made.columns[-1].no_wrap = False
-    results = {True: "passed", False: "FAILED", None: "lossy"}
     for check in checks:
-        made.add_row(*([check.subject] if several else []), check.name, results[check.passed], check.detail)
+        result = {True: "passed", False: "FAILED", None: "lossy"}[check.passed]
+        if check.passed is None and check.name.startswith("fidelity"):
+            result = "measured"
+        made.add_row(*([check.subject] if several else []), check.name, result, check.detail)
     out.print(made)

@@ -1,0 +1,112 @@
+"""Child process: a bundle's logits beside those of the checkpoint that it came from.
+
+Job: `bundle`, its folder; `role`, "main" or a drafter's name; `scheduler` and `device`, options of these sections of
+`outrider.Config`, where `main_device` is the model's; `model`, the checkpoint folder or GGUF file, which Transformers
+reads in float32; `gguf`, whether it is one; `scratch`, a folder for a copy of it; `trust_remote_code`; `texts`, lists
+of token ids.
+
+Both read the same texts in the same pieces, so that no more than a piece's logits are in memory. The result: for each
+text the `cosines` and whether the `top` tokens are the same, row by row, and the bundle's `setting`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import numpy as np
+
+from outrider.bundle import Bundle, read_bundle
+from outrider.config import Config
+from outrider.engine import Engine
+from outrider.errors import ExportError
+from outrider.types import Chunk
+from outrider_export.convert import load_model
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence as Seq
+
+    from numpy.typing import NDArray
+
+    from outrider.types import Backend
+    from outrider_export.progress import Progress
+
+PIECE = 64  # rows; at 152,000 logits, 40 MB each side
+
+
+def compare(job: dict[str, Any], progress: Progress) -> dict[str, Any]:
+    """Compare the models that `job` describes; `progress` moves on by one a text."""
+    import torch
+
+    bundle = read_bundle(job["bundle"])
+    alone, columns = _alone(bundle, job["role"])
+    config = Config().replace(**job["scheduler"], **job["device"], drafter=None)
+    engine = Engine(alone, config)
+    progress.phase("read")
+    reference = load_model(job | {"weights": "fp32"}).eval()
+    progress.phase("compare")
+    made: dict[str, Any] = {"setting": engine.setting["main_device"], "cosines": [], "top": []}
+    with torch.inference_mode():
+        for token_ids in job["texts"]:
+            cosines, same = _compare_text(engine.main, reference, token_ids, columns)
+            made["cosines"].append(cosines)
+            made["top"].append(same)
+            progress.advance(1)
+    return made
+
+
+def _alone(bundle: Bundle, role: str) -> tuple[Bundle, NDArray[np.int32] | None]:
+    """The bundle as if its model for `role` were the only one, and the token id of each logit if some were cut."""
+    entry = next((drafter for drafter in bundle.manifest.drafters if drafter.name == role), None)
+    main = entry.model if entry else bundle.manifest.main
+    columns = bundle.read_proposed(entry) if entry and entry.num_proposed_tokens else None
+    return Bundle(bundle.folder, msgspec.structs.replace(bundle.manifest, main=main, drafters=())), columns
+
+
+def _compare_text(
+    backend: Backend, reference: Any, token_ids: Seq[int], columns: NDArray[np.int32] | None
+) -> tuple[list[float], list[bool]]:
+    import torch
+
+    slot, cache = backend.open(len(token_ids)), None
+    if slot is None:
+        raise ExportError(f"The cache has no room for {len(token_ids):,} tokens. Raise --cache-size.")
+    cosines: list[float] = []
+    same: list[bool] = []
+    try:
+        for begin in range(0, len(token_ids), PIECE):
+            piece = list(token_ids[begin : begin + PIECE])
+            step = backend.submit([Chunk(slot, piece, num_rows=len(piece))]).wait()
+            ours = np.array([step.logits(i) for i in range(len(piece))])
+            done = reference(input_ids=torch.tensor([piece]), past_key_values=cache, use_cache=True)
+            cache = done.past_key_values
+            theirs = _same_columns(done.logits[0].float().numpy(), ours.shape[1], columns)
+            cosines += cosine(ours, theirs).tolist()
+            same += (ours.argmax(-1) == theirs.argmax(-1)).tolist()
+    finally:
+        slot.close()
+    return cosines, same
+
+
+def _same_columns(logits: NDArray[np.float32], width: int, columns: NDArray[np.int32] | None) -> NDArray[np.float32]:
+    """The checkpoint's logits of the tokens that the bundle has logits for, padding left out."""
+    needed = width if columns is None else int(columns.max()) + 1
+    if logits.shape[1] < needed:
+        raise ExportError(
+            f"It gives {logits.shape[1]:,} logits and the bundle's model has {needed:,} tokens. Name the checkpoint "
+            "that the bundle was made of."
+        )
+    return logits[:, :width] if columns is None else logits[:, columns]
+
+
+def cosine(ours: NDArray[np.float32], theirs: NDArray[np.float32]) -> NDArray[np.float64]:
+    """The cosine of the angle between rows, float64 [rows], of two float32 [rows, width]."""
+    a, b = ours.astype(np.float64), theirs.astype(np.float64)
+    made: NDArray[np.float64] = np.einsum("ij,ij->i", a, b) / (np.linalg.norm(a, axis=1) * np.linalg.norm(b, axis=1))
+    return made
+
+
+if __name__ == "__main__":
+    from outrider_export.child import serve
+
+    serve(compare)

@@ -1,0 +1,117 @@
+"""How near a bundle's model is to the checkpoint that it came from.
+
+found = compare_with_checkpoint(bundle, "main", "checkpoint-folder", texts, config)
+found.median, found.top1_agreement
+"""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from outrider.bundle import draft_models_of, read_bundle
+from outrider.errors import ExportError, OptionError, nearest
+from outrider_export.child import run_child
+from outrider_export.plan import check_extra
+from outrider_export.progress import ForModel, Silent
+from outrider_export.sources import fetch, locate
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence as Seq
+    from pathlib import Path
+
+    from outrider.bundle import Bundle
+    from outrider.config import Config
+    from outrider_export.progress import Progress
+
+
+@dataclass(frozen=True, slots=True)
+class Fidelity:
+    """The cosine between the bundle's logits and the checkpoint's in float32, over the rows of all texts."""
+
+    checkpoint: str  # its name
+    setting: str  # device and precision of the bundle's model
+    num_rows: int
+    median: float
+    first_percentile: float
+    minimum: float
+    top1_agreement: float  # the share of rows whose likeliest token is the same
+
+
+def compare_with_checkpoint(
+    bundle: Bundle,
+    role: str,
+    checkpoint: str | Path,
+    texts: Seq[Seq[int]],
+    config: Config,
+    *,
+    trust_remote_code: bool = False,
+    progress: Progress | None = None,
+) -> Fidelity:
+    """Compare the logits for every token of `texts`, token ids of the bundle.
+
+    role: "main" or the name of a drafter that has the main model's vocabulary. checkpoint: a folder, a GGUF file or a
+    hub id. `progress` moves on by one a text.
+
+    Raises:
+        OptionError: for a role that is not there, or has a vocabulary of its own.
+        ExportError: when the checkpoint cannot be read, is another model's, or the export extra is missing.
+    """
+    holder = find_holder(bundle, role, config)
+    check_extra(f"Comparing with {checkpoint}", bundle.manifest.main.format)
+    told = progress or Silent()
+    device = config.device.main_device if role == "main" else config.device.draft_device or config.device.main_device
+    source = fetch(locate(checkpoint), trust_remote_code, ForModel(told, role))
+    if source.path is None:
+        raise AssertionError("what has been fetched has a path")
+    with tempfile.TemporaryDirectory(prefix="outrider-", ignore_cleanup_errors=True) as scratch:
+        job = {
+            "bundle": str(holder.folder),
+            "role": role,
+            "scheduler": asdict(config.scheduler) | {"answer_store": None},
+            "device": asdict(config.device) | {"main_device": device, "draft_bundle": None},
+            "model": str(source.path.resolve()),
+            "gguf": source.kind == "gguf",
+            "scratch": scratch,
+            "trust_remote_code": trust_remote_code,
+            "texts": [list(token_ids) for token_ids in texts],
+        }
+        what = f"The {role} model cannot be compared with {source.id}"
+        done = run_child("outrider_export.compare", job, what, told)
+    cosines = np.concatenate(done["cosines"])
+    if not np.isfinite(cosines).all():
+        raise ExportError(f"{what}: {int((~np.isfinite(cosines)).sum()):,} rows have logits that are no numbers.")
+    return Fidelity(
+        checkpoint=source.id,
+        setting=done["setting"],
+        num_rows=len(cosines),
+        median=float(np.median(cosines)),
+        first_percentile=float(np.percentile(cosines, 1)),
+        minimum=float(cosines.min()),
+        top1_agreement=float(np.concatenate(done["top"]).mean()),
+    )
+
+
+def find_holder(bundle: Bundle, role: str, config: Config) -> Bundle:
+    """The bundle that has the model for `role`: this one, or the one that `config` takes its draft models from.
+
+    Raises:
+        OptionError: if there is none, or it does not read the main model's tokens.
+        BundleError: if the bundle of the draft models cannot be read, or does not fit.
+    """
+    if role == "main":
+        return bundle
+    other = config.device.draft_bundle
+    holder = bundle if other is None else read_bundle(other)
+    drafters = {drafter.name: drafter for drafter in draft_models_of(holder, bundle)}
+    if role not in drafters:
+        raise OptionError(f"{holder.folder} has no model '{role}'. {nearest(role, ['main', *drafters])}")
+    if drafters[role].vocabulary != "same":
+        raise OptionError(
+            f"The model '{role}' has a vocabulary of its own, so it cannot read the main model's text. Export it "
+            "alone, and verify that bundle."
+        )
+    return holder

@@ -1,0 +1,129 @@
+"""`outrider verify --against`: logits beside those of the checkpoint."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from outrider.cli import run
+from outrider_export import export_bundle
+from outrider_export.compare import PIECE, cosine
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from outrider.bundle import Bundle
+
+F32 = ("--precision", "f32", "--max-new-tokens", "8", "--cache-size", "0.02")
+
+
+@pytest.fixture(scope="module")
+def checkpoints(make_checkpoint: Any) -> tuple[Path, Path]:
+    return make_checkpoint("tied", vocab_size=448, seed=1), make_checkpoint("other", vocab_size=448, seed=9)
+
+
+@pytest.fixture(scope="module")
+def pair(checkpoints: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    """A main model that is the checkpoint, and a draft model in 4 bits."""
+    return export_bundle(*checkpoints, output=tmp_path_factory.mktemp("fidelity") / "pair", weights="fp32")
+
+
+@pytest.fixture(scope="module")
+def prompts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("prompts") / "prompts.jsonl"
+    texts = ["Sort 3, 1 and 2.", "The quick brown fox jumps over the lazy dog. " * 12]
+    path.write_text("\n".join(json.dumps({"prompt": text}) for text in texts), encoding="utf-8")
+    return path
+
+
+def verify(capsys: pytest.CaptureFixture[str], bundle: Bundle, *arguments: object) -> tuple[int, list[dict[str, Any]]]:
+    """The exit code and the checks."""
+    code = run(["verify", str(bundle.folder), "--json", *F32, *map(str, arguments)])
+    return code, json.loads(capsys.readouterr().out)["checks"]
+
+
+def test_an_exact_model_is_told_from_a_compressed_one(
+    pair: Bundle, checkpoints: tuple[Path, Path], prompts: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    main, draft = checkpoints
+    both = ("--checks", "fidelity", "--prompts", prompts, "--against", main, "--draft-against", draft)
+    code, (exact, compressed) = verify(capsys, pair, *both)
+    assert code == 0
+    assert (exact["passed"], compressed["passed"]) == (None, None)
+    assert exact["figures"]["num_rows"] == compressed["figures"]["num_rows"] > 2 * PIECE
+    assert exact["figures"]["minimum"] > 0.999999
+    assert exact["figures"]["top1_agreement"] == 1
+    assert exact["figures"]["setting"].startswith("CPU f32")
+    assert exact["figures"]["checkpoint"] == "tied"
+    assert 0.9 < compressed["figures"]["median"] < 0.9999
+    code, (exact, compressed) = verify(capsys, pair, *both, "--min-cosine", 0.9999)
+    assert code == 1
+    assert (exact["passed"], compressed["passed"]) == (True, False)
+
+
+def test_another_models_checkpoint_is_noticed(
+    pair: Bundle, checkpoints: tuple[Path, Path], prompts: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _, (check,) = verify(capsys, pair, "--checks", "fidelity", "--prompts", prompts, "--against", checkpoints[1])
+    assert check["figures"]["median"] < 0.5
+    assert check["figures"]["top1_agreement"] < 0.5
+
+
+def test_a_gguf_file_and_a_cut_output_matrix(
+    checkpoints: tuple[Path, Path],
+    make_gguf: Any,
+    prompts: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    main, draft = checkpoints
+    path = make_gguf("fidelity", main, quantisation="Q4_1")
+    bundle = export_bundle(path, draft, output=tmp_path / "pair", draft_weights="fp32", draft_vocab=200)
+    assert bundle.manifest.drafters[0].num_proposed_tokens == 200
+    both = ("--checks", "fidelity", "--prompts", prompts, "--against", path, "--draft-against", draft)
+    code, (kept, cut) = verify(capsys, bundle, *both)
+    assert code == 0
+    assert kept["figures"]["median"] > 0.999
+    assert cut["figures"]["minimum"] > 0.999999
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["--checks", "fidelity"], 2, "The check 'fidelity' needs the checkpoint to compare with: add --against"),
+        (["--checks", "batching", "--against", "x"], 2, "--checks leaves it out. Add it there."),
+        (["--min-cosine", "0.9"], 2, "are for the check 'fidelity': add --against."),
+        (["--checks", "fidelity", "--against", "./nowhere"], 1, "There is no ./nowhere. Name a .gguf file"),
+    ],
+)
+def test_what_cannot_be_compared_is_said(
+    pair: Bundle, arguments: list[str], code: int, message: str, prompts: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["verify", str(pair.folder), *F32, "--prompts", str(prompts), *arguments]) == code
+    assert message in capsys.readouterr().err
+
+
+def test_models_that_cannot_be_compared_are_named(
+    checkpoints: tuple[Path, Path],
+    make_checkpoint: Any,
+    prompts: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    bundle = export_bundle(checkpoints[0], output=tmp_path / "alone", weights="fp32")
+    options = ["--checks", "fidelity", *F32, "--prompts", str(prompts)]
+    assert run(["verify", str(bundle.folder), *options, "--draft-against", str(checkpoints[1])]) == 2
+    assert "has no model 'draft'" in capsys.readouterr().err
+    narrow = make_checkpoint("narrower", vocab_size=403)
+    assert run(["verify", str(bundle.folder), *options, "--against", str(narrow)]) == 1
+    said = capsys.readouterr().err
+    assert "cannot be compared with narrower: It gives 403 logits and the bundle's model has 404" in said
+
+
+def test_cosine_of_rows() -> None:
+    ours = np.array([[3, 4], [1, 0], [2, 2]], dtype=np.float32)
+    theirs = np.array([[3, 4], [0, 7], [-1, -1]], dtype=np.float32)
+    assert cosine(ours, theirs) == pytest.approx([1, 0, -1])
