@@ -77,7 +77,8 @@ def run_child(module: str, job: dict[str, Any], what: str, progress: Progress) -
         log.seek(0)
         text = log.read().decode("utf-8", "replace").strip()
         last = text.splitlines()[-1][:300] if text else "it said nothing"
-        reason = final.get("error") or f"its process ended with code {code}: {last}"
+        killed = f"its process was killed, perhaps because memory ran out: {last}"
+        reason = final.get("error") or (killed if code == -9 else f"its process ended with code {code}: {last}")
         raise ExportError(f"{what}: {reason}") from ChildFailed(text)
 
 

@@ -187,6 +187,11 @@ class DeviceConfig:
         _check(self, "properties", ..., Mapping, lambda _: True, "a table of properties")
 
 
+def format_of_property(name: str) -> str:
+    """The format of the models that a device property is for: ONNX Runtime's have dots in their names."""
+    return "onnx" if "." in name else "openvino"
+
+
 @dataclass(frozen=True, kw_only=True)
 class Config:
     """All options, in the sections that a TOML file has."""

@@ -13,7 +13,7 @@ import platformdirs
 from outrider import __version__
 from outrider.backends import load_model
 from outrider.bundle import RESERVED_NAMES, Bundle, draft_models_of, read_bundle
-from outrider.config import COPYING, DEFAULT_MAX_NEW_TOKENS, Config, GenerationConfig, load_config
+from outrider.config import COPYING, DEFAULT_MAX_NEW_TOKENS, Config, GenerationConfig, format_of_property, load_config
 from outrider.drafters import AnswerStore, DraftModel, Ngram, References, Subset, Suffix, load_vocabulary
 from outrider.errors import BundleError, OptionError, RequestError, nearest
 from outrider.request import Request
@@ -102,6 +102,7 @@ class Engine:
             self._backends[f"{entry.name}_device"] = self._compile(
                 self._draft_bundle, entry.model, draft_device, exact=False
             )
+        self._models = {"main": bundle.manifest.main} | {entry.name: entry.model for entry in entries}
         self._check_properties()
         self._bytes_per_token = sum(backend.bytes_per_token for backend in self._backends.values())
         max_tokens = int(self.config.scheduler.cache_size * 1e9 / self._bytes_per_token)
@@ -111,7 +112,6 @@ class Engine:
             entry.name: self._draft_model(entry, self._backends[f"{entry.name}_device"], draft_tokenizer)
             for entry in entries
         }
-        self._models = {"main": bundle.manifest.main} | {entry.name: entry.model for entry in entries}
         self.costs = {role: self._cost(role) for role in self._models}
         self._controllers: dict[tuple[str, int], Auto] = {}
         self._queue = RequestQueue(self._main, self.config.scheduler.max_num_batched_tokens)
@@ -236,14 +236,13 @@ class Engine:
         return backend
 
     def _check_properties(self) -> None:
-        """Raise OptionError for a property of a library that runs none of the models."""
-        runtimes = {backend.runtime for backend in self._backends.values()}
+        """Raise OptionError for a property that is for none of the models."""
+        formats = {model.format for model in self._models.values()}
         for name in self.config.device.properties:
-            runtime = "ONNX Runtime" if "." in name else "OpenVINO"
-            if runtime not in runtimes:
+            if (wanted := format_of_property(name)) not in formats:
                 raise OptionError(
-                    f"properties has {name!r}, which is one of {runtime}'s, and the models run on "
-                    f"{' and '.join(sorted(runtimes))}. Leave it out."
+                    f"properties has {name!r}, which is for models in {wanted}, and these are in "
+                    f"{' and '.join(sorted(formats))}. Leave it out."
                 )
 
     def _draft_model(self, entry: DrafterEntry, backend: CompiledModel, tokenizer: TextTokenizer | None) -> DraftModel:

@@ -198,7 +198,7 @@ def test_without_onnxruntime_the_extra_is_named(tmp_path: Path, monkeypatch: pyt
 @pytest.mark.parametrize(
     ("properties", "message"),
     [
-        ({"PERFORMANCE_HINT": "LATENCY"}, "is one of OpenVINO's, and the models run on ONNX Runtime"),
+        ({"PERFORMANCE_HINT": "LATENCY"}, "is for models in openvino, and these are in onnx"),
         ({"session.intra_op.allow_spinning": "0"}, None),
     ],
 )

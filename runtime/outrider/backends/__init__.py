@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from outrider.config import format_of_property
 from outrider.errors import DeviceError
 
 if TYPE_CHECKING:
@@ -28,13 +29,13 @@ def load_model(path: Path, model: ModelEntry, device: str, options: DeviceConfig
         "precision": options.precision,
         "cache_precision": options.cache_precision,
         "num_threads": options.num_threads,
+        "properties": {k: v for k, v in options.properties.items() if format_of_property(k) == model.format},
         "exact": exact,
     }
     if model.format == "openvino":
         from outrider.backends.openvino_paged import OpenVINOPaged
 
-        own = {name: value for name, value in options.properties.items() if "." not in name}
-        return OpenVINOPaged(path, properties=own, **shared)
+        return OpenVINOPaged(path, **shared)
     try:
         from outrider.backends.onnxruntime import OnnxRuntime
     except ImportError as error:
@@ -42,4 +43,4 @@ def load_model(path: Path, model: ModelEntry, device: str, options: DeviceConfig
             f"The model {path} is in ONNX, and onnxruntime cannot be imported: {error}. "
             'Run: pip install "outrider[onnx]"'
         ) from error
-    return OnnxRuntime(path, properties=options.properties, **shared)
+    return OnnxRuntime(path, **shared)

@@ -116,8 +116,7 @@ class OnnxRuntime:
     run one after another. A cache takes no memory before it is written to, where the system commits lazily.
 
     device: "CPU"; "CUDA" or "DML", with a number behind a dot; "GPU" and "NPU" are whichever provider here has one.
-    properties: those with a dot in their names, such as "session.intra_op.allow_spinning", are ONNX Runtime's session
-    configuration; the others are OpenVINO's and not for this backend.
+    properties: ONNX Runtime's session configuration, such as {"session.intra_op.allow_spinning": "0"}.
 
     Raises:
         OptionError: for a device that no execution provider has here, or a precision that it does not calculate in.
@@ -141,7 +140,7 @@ class OnnxRuntime:
     ) -> None:
         self.device = device
         self._provider, self._device_id, provider_options = find_provider(device)
-        self._properties = _SESSION | {k: str(v) for k, v in (properties or {}).items() if "." in k}
+        self._properties = _SESSION | {name: str(value) for name, value in (properties or {}).items()}
         options = _session_options(num_threads, self._properties)
         try:
             self._session = ort.InferenceSession(

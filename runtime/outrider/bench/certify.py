@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from outrider.bench.exact import chi_square_p_value, exact_joint, expected_total_variation, total_variation
 from outrider.bench.invariance import probe, read
 from outrider.bench.modes import Setup, make_modes
-from outrider.config import Config, GenerationConfig
+from outrider.config import Config, GenerationConfig, format_of_property
 from outrider.engine import Engine
 from outrider.testing import ToyTokenizer, save_toy_bundle
 
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
     from outrider.bench.modes import Mode, Run
     from outrider.bench.prompts import Prompt
+    from outrider.bundle import Format
     from outrider.types import Backend
 
 FALSE_ALARM = 1e-4  # the chance that a correct sampler fails one chi-square test
@@ -255,16 +256,21 @@ def check_genai_sampling(toy: Engine, num_samples: int = 2000) -> list[Check]:
 
 
 @contextmanager
-def toy_engine(config: Config, tokenizer: Path | None = None) -> Iterator[Engine]:
+def toy_engine(
+    config: Config, formats: tuple[Format, Format] = ("openvino", "openvino"), tokenizer: Path | None = None
+) -> Iterator[Engine]:
     """A random main and draft model of 16 tokens, on the devices and with the precision of `config`.
 
-    tokenizer: the folder of any tokenizer, for runtimes that want one to load a model.
+    formats: of main and draft model; "onnx" needs the package onnx. tokenizer: the folder of any tokenizer, for
+    runtimes that want one to load a model.
     """
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         # Not every runtime masks what is beyond the vocabulary.
         bundle = save_toy_bundle(
-            Path(folder) / "toy", vocab_size=16, draft_noise=0.15, padded=False, tokenizer=tokenizer
+            Path(folder) / "toy", vocab_size=16, draft_noise=0.15, padded=False, tokenizer=tokenizer, formats=formats
         )
         # Generation options are the user's bundle's, whose token ids mean nothing here.
-        options = Config(device=config.device, scheduler=config.scheduler).replace(cache_size=0.01)
+        options = Config(device=config.device, scheduler=config.scheduler).replace(cache_size=0.01, draft_bundle=None)
+        properties = {k: v for k, v in config.device.properties.items() if format_of_property(k) in formats}
+        options = options.replace(properties=properties)
         yield Engine(bundle, options, tokenizer=ToyTokenizer())

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from outrider.cli.bench import describe
-from outrider.cli.console import out, print_json, progress_bar, table
+from outrider.cli.console import err, out, print_json, progress_bar, table
 from outrider.cli.options import json_option, load_options, read_options
 from outrider.errors import OptionError, OutriderError, nearest
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
     from outrider.bench.certify import Check, Subject
     from outrider.bench.prompts import Prompt
+    from outrider.bundle import Format
     from outrider.engine import Engine
 
 OWN_CHECKS = ("batching", "greedy", "coupled", "sampling")
@@ -104,7 +106,8 @@ def verify(
     for subject in subjects:
         made += _identity(subject, engine, checks, chosen, max_new_tokens, quiet=as_json)
     if "sampling" in checks:
-        with certify.toy_engine(config, engine.bundle.tokenizer_path if peer else None) as toy:
+        tokenizer = engine.bundle.tokenizer_path if peer else None
+        with certify.toy_engine(config, _toy_formats(engine, peer), tokenizer) as toy:
             made += certify.check_our_sampling(toy)
             made += certify.check_genai_sampling(toy) if peer else []
     if "fidelity" in checks:
@@ -135,6 +138,17 @@ def _choose_checks(checks: tuple[str, ...] | None, has_checkpoint: bool, min_cos
             + (", and --checks leaves it out. Add it there." if has_checkpoint else ": add --against.")
         )
     return checks
+
+
+def _toy_formats(engine: Engine, peer: str | None) -> tuple[Format, Format]:
+    """What the built-in pair is written in: the formats of the models that are certified, if that can be done."""
+    main, *drafts = (model.format for model in engine.models.values())
+    formats = (main, drafts[0] if drafts else main)
+    if "onnx" in formats and (peer or find_spec("onnx") is None):
+        why = "openvino-genai has no other" if peer else "writing it in ONNX needs the package onnx"
+        err.print(f"The sampling check's own pair runs on OpenVINO, as {why}.")
+        return "openvino", "openvino"
+    return formats
 
 
 def _identity(
