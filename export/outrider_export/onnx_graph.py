@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
+from math import prod
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
 MODEL = "model.onnx"
 ROWS = ("rows_begin", "rows_end")
+EXTRA = "extra_rows"
 FLOAT, INT64 = 1, 7  # onnx.TensorProto's numbers for them
 _INPUTS = ("input_ids", "attention_mask", "position_ids")
 _CACHE = ("key", "value")
@@ -141,6 +143,40 @@ def add_rows(model: Any) -> None:
     head.input[0] = rows.output[0]
     graph.node.insert(list(graph.node).index(head), rows)
     _output(graph, "logits").type.tensor_type.shape.dim[1].dim_param = "rows"
+
+
+def add_extra_rows(model: Any) -> None:
+    """Let attention, and nothing else, see rows of zeros behind the tokens: extra_rows, int64 [1], none if left out.
+
+    Attention takes another kernel for one row than for more, so a token alone gets other bits than with others; the
+    products with weights need not. With a row more for attention, a token alone has the bits that it has with others,
+    without a second row going through all of the model. attention_mask then counts the extra rows, too. A model that
+    has this input, or whose attention is told positions or biases of each row, is left as it is.
+    """
+    graph = model.graph
+    attentions = [node for node in graph.node if node.op_type == "GroupQueryAttention"]
+    if EXTRA in (value.name for value in graph.input) or any(any(node.input[9:11]) for node in attentions):
+        return
+    add_default(model, EXTRA, 0)
+    first, axis = _constant("extra_first", 0, [1]), _constant("extra_axis", 1, [1])
+    before = _constant("extra_before", 0, [4])
+    graph.initializer.extend([first, axis, before])
+    count = _node("Shape", ["input_ids"], ["/extra/count"], "/extra/Shape", start=1, end=2)
+    pads = _node("Concat", [before.name, EXTRA, first.name], ["/extra/pads"], "/extra/Concat", axis=0)
+    for node in attentions:
+        at = list(graph.node).index(node)
+        for i, name in enumerate(node.input[:3]):
+            if name:  # one packed input, or three
+                pad = _node("Pad", [name, pads.output[0]], [f"{node.name}/extra/{i}"], f"{node.name}/extra/Pad_{i}")
+                node.input[i] = pad.output[0]
+                graph.node.insert(at, pad)
+        whole = f"{node.name}/extra/output"
+        inputs = [whole, first.name, count.output[0], axis.name]
+        cut = _node("Slice", inputs, [node.output[0]], f"{node.name}/extra/Slice")
+        node.output[0] = whole
+        graph.node.insert(list(graph.node).index(node) + 1, cut)
+    for made in (pads, count):
+        graph.node.insert(0, made)
 
 
 def add_default(model: Any, name: str, value: int) -> None:
@@ -282,7 +318,7 @@ def _check_names(model: Any, path: Path, shape: Shape) -> None:
             "past_key_values.N.key and .value; it gives logits, present.N.key and .value, N from 0. " + _EXPORT_IT
         )
     for value in (*model.graph.input, *model.graph.output):
-        kind, expected = value.type.tensor_type.elem_type, INT64 if value.name in (*_INPUTS, *ROWS) else FLOAT
+        kind, expected = value.type.tensor_type.elem_type, INT64 if value.name in (*_INPUTS, *ROWS, EXTRA) else FLOAT
         if kind != expected and (value.name not in optional or value.name in _INPUTS):
             raise ExportError(
                 f"{path} has {value.name} in {_type_name(kind)}; Outrider runs models whose cache and logits are in "
@@ -372,13 +408,13 @@ def _type_name(kind: int) -> str:
 def _constant(name: str, value: int, dims: list[int]) -> Any:
     from onnx import helper
 
-    return helper.make_tensor(name, INT64, dims, [value])
+    return helper.make_tensor(name, INT64, dims, [value] * prod(dims))
 
 
-def _node(op: str, inputs: list[str], outputs: list[str], name: str) -> Any:
+def _node(op: str, inputs: list[str], outputs: list[str], name: str, **attributes: int) -> Any:
     from onnx import helper
 
-    return helper.make_node(op, inputs, outputs, name=name)
+    return helper.make_node(op, inputs, outputs, name=name, **attributes)
 
 
 def _graphs(graph: Any) -> Iterator[Any]:

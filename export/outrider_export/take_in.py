@@ -24,6 +24,7 @@ from outrider_export.geometry import geometry_of_config, geometry_of_genai
 from outrider_export.onnx_graph import (
     MODEL,
     add_default,
+    add_extra_rows,
     add_rows,
     check_graph,
     check_onnx,
@@ -143,6 +144,7 @@ def _look(role: str, source: Located, name: str | None, progress: Progress) -> _
     check_graph(graph, path, geometry)
     write_shape(graph, geometry)
     add_rows(graph)
+    add_extra_rows(graph)
     data_files(graph, path.parent)
     plan = Plan(
         role, source, folder, "onnx", weights_of(graph), geometry, vocabulary, None, _with_eos(config, genai), 0

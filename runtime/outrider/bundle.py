@@ -8,8 +8,9 @@
       draft/               the same; further drafters have folders of their own
       tokenizer/           openvino_tokenizer and openvino_detokenizer (.xml, .bin), tokenizer.json
 
-A model in ONNX is a decoder as onnxruntime-genai's model builder writes it, with two more inputs, `rows_begin` and
-`rows_end` (int64 [1]), which may be left out: the rows from which logits are made.
+A model in ONNX is a decoder as onnxruntime-genai's model builder writes it, with more inputs, int64 [1] each, which may
+be left out: `rows_begin` and `rows_end`, between which logits are made, and perhaps `extra_rows`, zeros that attention
+alone sees behind the tokens.
 
 For a drafter whose vocabulary is another, `DrafterEntry.vocabulary` says how it drafts all the same, and there are::
 

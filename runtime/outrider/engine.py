@@ -278,6 +278,7 @@ class Engine:
             check_pass(backend, cost)
         else:
             rows = MAIN_ROWS if role == "main" else DRAFT_ROWS
+            rows = tuple(sorted({*rows, backend.capabilities.min_rows}))
             cost = measure_pass(backend, rows, repeats, max_tokens=model.geometry.context_length)
             file.write(cost)
         cost.one_call = backend.capabilities.one_call

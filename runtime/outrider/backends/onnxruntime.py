@@ -6,6 +6,7 @@ verified on hardware.
 
 from __future__ import annotations
 
+import dataclasses
 import platform
 import time
 from dataclasses import dataclass
@@ -26,7 +27,8 @@ if TYPE_CHECKING:
 
     from outrider.types import Logits
 
-# A row alone takes another kernel than two, as on OpenVINO: see tests/runtime/test_bit_exact.py.
+# A row alone takes another kernel than two, as on OpenVINO: always in attention, and in the products with weights
+# depending on their format (not with 8 bits in blocks of up to 64). See tests/runtime/test_bit_exact.py.
 _MIN_ROWS = 2
 _KINDS = {"tensor(float)": np.float32, "tensor(float16)": np.float16}
 _PRECISIONS = {np.float32: "f32", np.float16: "f16"}
@@ -169,14 +171,14 @@ class OnnxRuntime:
                     f"{name}={asked!r} is not what the ONNX model in {model_path.parent} was exported for, {found!r}. "
                     "Use 'auto'."
                 )
-        self.capabilities = Capabilities(
-            bit_exact_batching=exact and self._provider.memory == "cpu" and device == "CPU",
-            min_rows=_MIN_ROWS if exact else 1,
-            one_call=False,
-        )
+        self._num_spare = 1 if exact else 0  # places in the cache for padding, behind the last token's
+        self._num_extra = 0  # rows that attention alone sees
         self._least_logits = 1  # rows of logits that a call makes: not every device computes on nothing
-        if exact or device != "CPU":
-            self._ask(exact)
+        self.capabilities = Capabilities(bit_exact_batching=exact and device == "CPU", min_rows=1, one_call=False)
+        if device != "CPU":
+            self._check_in_place()
+        if exact:
+            self._make_exact()
 
     def _read_shape(self, model_path: Path) -> None:
         """Layers, heads and names from the graph's own inputs and outputs."""
@@ -185,9 +187,10 @@ class OnnxRuntime:
         extra = {port.name for port in self._session.get_overridable_initializers()}
         self._pasts = [name for name in inputs if name.startswith("past_key_values.")]
         presents = [name.replace("past_key_values", "present") for name in self._pasts]
+        self._has_extra = _EXTRA in extra
         needed = {"input_ids", "attention_mask", *_ROWS, "logits", *presents}
         missing = sorted(needed - {*inputs, *outputs, *extra})
-        unknown = sorted({*inputs} - {"input_ids", "attention_mask", "position_ids", *self._pasts, *_ROWS})
+        unknown = sorted({*inputs} - {"input_ids", "attention_mask", "position_ids", *self._pasts, *_ROWS, _EXTRA})
         if missing or unknown or not self._pasts:
             what = f"lacks {missing[0]}" if missing else f"asks for {unknown[0]}" if unknown else "has no cache"
             raise BundleError(f"{model_path} {what}, so it cannot be run. Export it again with 'outrider export'.")
@@ -224,7 +227,7 @@ class OnnxRuntime:
     @property
     def max_tokens(self) -> int:
         """Tokens that one sequence can have, padding left out."""
-        return max(self._num_tokens - self.capabilities.min_rows + 1, 0)
+        return max(self._num_tokens - self._num_spare, 0)
 
     def allocate(self, max_tokens: int) -> None:
         """Set how many tokens all sequences may have together."""
@@ -236,7 +239,7 @@ class OnnxRuntime:
         Raises:
             DeviceError: when the device has no memory for it.
         """
-        capacity = max_tokens + self.capabilities.min_rows - 1
+        capacity = max_tokens + self._num_spare
         if capacity > self._num_free:
             return None
         slot = BufferSlot(self, capacity)
@@ -268,7 +271,8 @@ class OnnxRuntime:
     def submit(self, chunks: Seq[Chunk]) -> BufferStep:
         """Evaluate chunks of one or several sequences, one after another. A slot appears once at most.
 
-        Chunks shorter than `min_rows` are padded; the padding's place in the cache is the next to be overwritten.
+        Chunks shorter than `min_rows` are padded, and attention may see a row more than there are tokens. The place
+        that either has in the cache is the next to be overwritten.
         """
         began = time.perf_counter()
         sizes = [max(chunk.num_rows, self._least_logits) for chunk in chunks]
@@ -289,7 +293,7 @@ class OnnxRuntime:
         """Evaluate one chunk; `rows`, float [rows, logits width], takes the logits from its token `begin` on."""
         slot, count = chunk.slot, len(chunk.token_ids)
         padded = max(count, self.capabilities.min_rows)
-        total = slot.length + padded
+        total = slot.length + padded + self._num_extra
         if total > self._ones.shape[1]:
             self._ones = np.ones((1, max(2 * total, 1024)), dtype=np.int64)
         token_ids = np.zeros((1, padded), dtype=np.int64)
@@ -301,8 +305,10 @@ class OnnxRuntime:
             _ROWS[0]: ends[:1],
             _ROWS[1]: ends[1:],
         }
+        if self._num_extra:
+            inputs[_EXTRA] = np.array([self._num_extra], dtype=np.int64)
         if self._has_positions:
-            inputs["position_ids"] = np.arange(slot.length, total, dtype=np.int64)[None]
+            inputs["position_ids"] = np.arange(slot.length, slot.length + padded, dtype=np.int64)[None]
         for name, values in inputs.items():
             slot.binding.bind_input(name, "cpu", 0, np.int64, values.shape, values.ctypes.data)
         shape = (1, *rows.shape)
@@ -313,33 +319,47 @@ class OnnxRuntime:
             raise DeviceError(f"{self.device} failed: {one_line(error)}") from error
         slot.length += count
 
-    def _ask(self, exact: bool) -> None:
-        """Ask the device, by three small calls, what it can do with this model.
+    def _check_in_place(self) -> None:
+        """Ask the device, by two small calls, whether it keeps the cache where it was bound.
 
-        A provider may make outputs of its own for what was bound as the cache; then every call would see an empty past.
-        And the product with the output matrix may take another kernel for one row than for two, as attention does.
+        A provider may make outputs of its own instead; then every call would see an empty past.
         """
-        self.allocate(16)
-        slot = BufferSlot(self, 16)
-
-        def rows(token_ids: list[int], num_rows: int) -> NDArray[np.float32]:
-            slot.trim(4 - len(token_ids))
-            step = self.submit([Chunk(slot, token_ids, num_rows)]).wait()
-            return np.array([step.logits(i) for i in range(num_rows)])
-
-        whole, last, in_two = rows([1, 2, 3, 4], 4), rows([1, 2, 3, 4], 1), rows([3, 4], 2)
-        slot.close()
-        self.allocate(0)
-        if not np.allclose(whole[2:], in_two, atol=0.05 * (float(np.ptp(whole)) or 1.0)):
+        whole, parts = self._try([1, 2, 3, 4], 2), self._try([3, 4], 2)
+        if not np.allclose(whole, parts, atol=0.05 * (float(np.ptp(whole)) or 1.0)):
             raise DeviceError(
                 f"{self._provider.name} does not keep this model's cache in place on {self.device}, so nothing can be "
                 "decoded. Use device CPU, or export the model to OpenVINO."
             )
-        if exact and not np.array_equal(whole[3:], last):
+
+    def _make_exact(self) -> None:
+        """Ask the device, by a few small calls, what it takes for a row to have the same bits alone and with others.
+
+        The least is a row more for attention alone; else two rows for all of the model, and if need be for the logits.
+        """
+        whole = self._try([1, 2, 3, 4], 4)
+        if self._has_extra:
+            self._num_extra = 1
+            if np.array_equal(self._try([4], 1), whole[3:]) and np.array_equal(self._try([2, 3, 4], 1), whole[3:]):
+                return
+            self._num_extra = 0
+        self.capabilities = dataclasses.replace(self.capabilities, min_rows=_MIN_ROWS)
+        if not np.array_equal(self._try([1, 2, 3, 4], 1), whole[3:]):
             self._least_logits = _MIN_ROWS
 
+    def _try(self, token_ids: list[int], num_rows: int) -> NDArray[np.float32]:
+        """The logits of the last rows of a text of four tokens, of which those before `token_ids` are in the cache."""
+        self.allocate(16)
+        slot = BufferSlot(self, 16)
+        for read, count in (([1, 2, 3, 4], 4), (token_ids, num_rows)):
+            slot.trim(4 - len(read))
+            step = self.submit([Chunk(slot, read, count)])
+        rows = np.array([step.logits(i) for i in range(num_rows)])
+        slot.close()
+        self.allocate(0)
+        return rows
 
-_ROWS = ("rows_begin", "rows_end")
+
+_ROWS, _EXTRA = ("rows_begin", "rows_end"), "extra_rows"
 # Threads that wait for the next operator stop when a call is over: the other model's call comes next.
 _SESSION = {"session.force_spinning_stop": "1"}
 
