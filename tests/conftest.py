@@ -46,6 +46,16 @@ def smollm2_pair(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
     return export_bundle(checkpoint, checkpoint, output=tmp_path_factory.mktemp("pair") / "bundle").folder
 
 
+@pytest.fixture(scope="session")
+def smollm2_onnx(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same model in ONNX, in 8 bits."""
+    from outrider_export import export_bundle
+    from outrider_export.demo_model import FILE
+
+    output = tmp_path_factory.mktemp("onnx") / "bundle"
+    return export_bundle(smollm2.parent / FILE, output=output, weights="int8", format="onnx").folder
+
+
 # Main and draft model: each backend for both, and each beside the other.
 FORMATS: list[tuple[Format, Format]] = [
     ("openvino", "openvino"),

@@ -153,16 +153,16 @@ def share_embedding(weights: Weights) -> bool:
     return True
 
 
-def quantise(matrix: NDArray[np.float32]) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
-    """8 bits a weight, symmetric: uint8 [rows, blocks, 32] and float32 [rows, blocks] for float32 [rows, columns].
+def quantise(matrix: NDArray[np.float32], block: int = BLOCK) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
+    """8 bits a weight, symmetric: uint8 [rows, blocks, block] and float32 [rows, blocks] for float32 [rows, columns].
 
     As onnxruntime's own quantiser: the largest of a block's weights is stored as 0, which stands for −128 scales.
     """
-    rows, blocks = len(matrix), math.ceil(matrix.shape[1] / BLOCK)
-    values = np.empty((rows, blocks, BLOCK), dtype=np.uint8)
+    rows, blocks = len(matrix), math.ceil(matrix.shape[1] / block)
+    values = np.empty((rows, blocks, block), dtype=np.uint8)
     scales = np.empty((rows, blocks), dtype=np.float32)
     for piece in _pieces(matrix):
-        given = _in_blocks(matrix[piece], BLOCK)
+        given = _in_blocks(matrix[piece], block)
         largest = np.take_along_axis(given, np.abs(given).argmax(-1)[..., None], -1)
         scale = largest / -_ZERO
         steps = np.divide(given, scale, out=np.zeros_like(given), where=scale != 0)

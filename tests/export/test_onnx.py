@@ -48,15 +48,20 @@ class Recorder:
         self.notes.append(text)
 
 
-def logits_of(folder: Path, rows: tuple[int, int] | None = None) -> Any:
-    """float32 [tokens, logits width] of the model in `folder`, after an empty cache; all rows, or some."""
+def logits_of(folder: Path, rows: tuple[int, int] | None = None, extra: int = 0) -> Any:
+    """float32 [tokens, logits width] of the model in `folder`, after an empty cache; all rows, or some.
+
+    extra: rows that attention alone sees.
+    """
     path = folder / "model.onnx"
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads, options.log_severity_level = 1, 3
     session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
     cosines = next(t for t in load(path).graph.initializer if t.name == "cos_cache")
     head_size = 2 * cosines.dims[1]
-    inputs: dict[str, Any] = {"input_ids": IDS, "attention_mask": np.ones_like(IDS)}
+    inputs: dict[str, Any] = {"input_ids": IDS, "attention_mask": np.ones((1, IDS.shape[1] + extra), dtype=np.int64)}
+    if extra:
+        inputs["extra_rows"] = np.array([extra])
     for given_input in session.get_inputs():
         if given_input.name.startswith("past_key_values"):
             inputs[given_input.name] = np.zeros((1, given_input.shape[1], 0, head_size), dtype=np.float32)
@@ -201,6 +206,11 @@ def test_rows_can_be_chosen(exact: Bundle) -> None:
         assert len(logits_of(exact.folder / name, (0, 1))) == 1
 
 
+def test_rows_that_attention_alone_sees_change_nothing(pair: tuple[Bundle, Recorder]) -> None:
+    for name in ("main", "draft"):
+        assert np.array_equal(logits_of(pair[0].folder / name, extra=1), logits_of(pair[0].folder / name))
+
+
 def test_rows_have_the_same_bits(pair: tuple[Bundle, Recorder]) -> None:
     """What the runtime counts on: two rows or more, whichever."""
     for name in ("main", "draft"):
@@ -254,7 +264,7 @@ def test_it_is_the_quantiser_of_onnxruntime(pair: tuple[Bundle, Recorder], tied:
     from safetensors.numpy import load_file
 
     weights = Weights(load(pair[0].folder / "main" / "model.onnx"), pair[0].folder / "main")
-    values, scales = quantise(load_file(tied / "model.safetensors")["model.embed_tokens.weight"])
+    values, scales = quantise(load_file(tied / "model.safetensors")["model.embed_tokens.weight"], 64)
     head = next(node for node in weights.model.graph.node if node.output[0] == "logits")
     assert np.allclose(scales, weights.read(head.input[2]).reshape(scales.shape), rtol=1e-6)
     assert (values.astype(int) - weights.read(head.input[1])).__abs__().max() <= 1  # ties go one way or the other

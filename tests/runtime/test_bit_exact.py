@@ -8,23 +8,27 @@ import numpy as np
 import pytest
 
 import outrider
+from outrider.backends import load_model
 from outrider.backends.openvino_paged import OpenVINOPaged
+from outrider.config import DeviceConfig
 from outrider.types import Chunk
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from outrider.bundle import Bundle
+    from outrider.types import CompiledModel
 
 LENGTH = 140
 
 
-@pytest.fixture(scope="module", params=["f32", "bf16"])
-def backend(request: pytest.FixtureRequest, smollm2: Path) -> OpenVINOPaged:
-    bundle = outrider.read_bundle(smollm2)
-    made = OpenVINOPaged(
-        bundle.model_path(bundle.manifest.main), vocab_size=bundle.manifest.main.vocab_size, precision=request.param
-    )
+@pytest.fixture(scope="module", params=["f32", "bf16", "onnx"])
+def backend(request: pytest.FixtureRequest) -> CompiledModel:
+    """SmolLM2 on OpenVINO in two precisions, and on ONNX Runtime."""
+    folder, precision = ("smollm2_onnx", "auto") if request.param == "onnx" else ("smollm2", request.param)
+    bundle = outrider.read_bundle(request.getfixturevalue(folder))
+    main = bundle.manifest.main
+    made = load_model(bundle.model_path(main), main, "CPU", DeviceConfig(precision=precision), exact=True)
     made.allocate(max_tokens=2048)
     return made
 
@@ -36,12 +40,12 @@ def token_ids() -> list[int]:
 
 
 @pytest.fixture(scope="module")
-def whole(backend: OpenVINOPaged, token_ids: list[int]) -> np.ndarray:
+def whole(backend: CompiledModel, token_ids: list[int]) -> np.ndarray:
     """The rows of a prompt read in one call: float32 [LENGTH, vocab_size]."""
     return rows_of(backend, token_ids, [LENGTH])
 
 
-def rows_of(backend: OpenVINOPaged, token_ids: list[int], sizes: list[int]) -> np.ndarray:
+def rows_of(backend: CompiledModel, token_ids: list[int], sizes: list[int]) -> np.ndarray:
     """All rows of a prompt read in chunks of these sizes."""
     slot = backend.open(LENGTH)
     assert slot is not None
@@ -58,14 +62,14 @@ def rows_of(backend: OpenVINOPaged, token_ids: list[int], sizes: list[int]) -> n
     "sizes", [[70, 70], [32, 64, 44], [100, 40], [2] * 70, [139, 1], [1] * 140, [7] * 20, [137, 3]]
 )
 def test_a_prompt_in_pieces_ends_in_the_same_bits(
-    backend: OpenVINOPaged, token_ids: list[int], whole: np.ndarray, sizes: list[int]
+    backend: CompiledModel, token_ids: list[int], whole: np.ndarray, sizes: list[int]
 ) -> None:
     np.testing.assert_array_equal(rows_of(backend, token_ids, sizes), whole)
 
 
 @pytest.mark.parametrize("num_draft", [0, 1, 2, 3, 5, 8, 15])
 def test_rejected_tokens_leave_no_trace(
-    backend: OpenVINOPaged, token_ids: list[int], whole: np.ndarray, num_draft: int
+    backend: CompiledModel, token_ids: list[int], whole: np.ndarray, num_draft: int
 ) -> None:
     """Decode on with wrong drafts behind every token, trimmed each time: across a block's end, too."""
     slot = backend.open(LENGTH)
@@ -79,7 +83,7 @@ def test_rejected_tokens_leave_no_trace(
     slot.close()
 
 
-def test_sequences_in_one_call_do_not_touch(backend: OpenVINOPaged, token_ids: list[int], whole: np.ndarray) -> None:
+def test_sequences_in_one_call_do_not_touch(backend: CompiledModel, token_ids: list[int], whole: np.ndarray) -> None:
     first, second, third = (backend.open(LENGTH) for _ in range(3))
     assert first
     assert second

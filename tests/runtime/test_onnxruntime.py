@@ -216,6 +216,18 @@ def test_properties_of_another_library_are_refused(
         assert "session.intra_op.allow_spinning" in engine.main.fingerprint
 
 
+def test_a_real_models_text_is_that_of_plain_decoding(smollm2_onnx: Path) -> None:
+    engine = outrider.load(smollm2_onnx, cache_size=0.2)
+    prompt = "List the days of the week, twice."
+    several: list[dict[str, Any]] = [{}, {"temperature": 0.8, "seed": 4}]
+    for options in several:
+        plain = engine.generate(prompt, max_new_tokens=48, drafter=None, **options)
+        for drafter in ("ngram", "suffix"):
+            drafted = engine.generate(prompt, max_new_tokens=48, drafter=drafter, num_assistant_tokens=4, **options)
+            assert drafted.token_ids == plain.token_ids
+            assert drafted.stats.num_draft_tokens > 0
+
+
 def test_costs_of_sequences_add_up() -> None:
     shared, each = (PassCost((2, 16), (1.0, 2.0), (1.0, 2.0), one_call=one_call) for one_call in (True, False))
     assert shared.together([2, 2]) == shared(4) < each.together([2, 2]) == 2 * each(2)
