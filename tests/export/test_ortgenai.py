@@ -277,10 +277,10 @@ def test_links_are_made_where_they_can_be(tmp_path: Path, monkeypatch: pytest.Mo
         link(tmp_path / "absent", tmp_path / "fourth")
 
 
-def test_versions_are_those_of_the_formats(bundle: Bundle, toy_bundle: Bundle) -> None:
+def test_versions_are_those_of_the_formats(bundle: Bundle, openvino_bundle: Bundle) -> None:
     from importlib.metadata import version
 
     assert describe_runtimes(["onnx"]) == {"outrider": __version__, "onnxruntime": version("onnxruntime")}
     assert list(describe_runtimes(["onnx", "openvino"])) == ["outrider", "openvino", "onnxruntime"]
     assert "onnxruntime" in describe_versions([bundle.manifest.main])
-    assert "onnxruntime" not in describe_versions([toy_bundle.manifest.main])
+    assert "onnxruntime" not in describe_versions([openvino_bundle.manifest.main])
