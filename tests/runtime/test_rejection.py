@@ -145,10 +145,9 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.fixture(scope="module", params=["openvino", "onnx"])
-def toy(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> outrider.Engine:
-    formats = (request.param, request.param)
-    bundle = save_toy_bundle(tmp_path_factory.mktemp("toy16"), vocab_size=16, draft_noise=0.15, formats=formats)
+@pytest.fixture(scope="module")
+def toy(tmp_path_factory: pytest.TempPathFactory) -> outrider.Engine:
+    bundle = save_toy_bundle(tmp_path_factory.mktemp("toy16"), vocab_size=16, draft_noise=0.15)
     engine = outrider.Engine(bundle, outrider.Config().replace(cache_size=0.002), tokenizer=ToyTokenizer())
     slow, quick = (0.040, 0.050), (0.004, 0.005)  # so that the controller drafts, as far as it pays
     engine.costs["main"] = PassCost((2, 16), slow, slow)
