@@ -32,6 +32,7 @@ from outrider.bundle import (
 )
 from outrider.config import Config, GenerationConfig
 from outrider.errors import OptionError
+from outrider_export.onnx_graph import add_rows, load, save
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -60,26 +61,6 @@ def build(make_checkpoint: Any, tmp_path_factory: pytest.TempPathFactory) -> Any
     return make
 
 
-def add_rows(folder: Path, into: Path) -> None:
-    """Write the model of `folder` as bundles have it: with two inputs for the rows whose logits are wanted."""
-    import onnx
-    from onnx import TensorProto, helper, numpy_helper
-
-    model = onnx.load(folder / "model.onnx")
-    graph = model.graph
-    for name, value in (("rows_begin", 0), ("rows_end", 2**63 - 1), ("rows_axis", 1)):
-        graph.initializer.append(numpy_helper.from_array(np.array([value], dtype=np.int64), name))
-        if name != "rows_axis":
-            graph.input.append(helper.make_tensor_value_info(name, TensorProto.INT64, [1]))
-    nodes = list(graph.node)
-    head = next(node for node in nodes if "logits" in node.output)
-    rows = helper.make_node("Slice", [head.input[0], "rows_begin", "rows_end", "rows_axis"], ["rows"], name="rows")
-    graph.node.insert(nodes.index(head), rows)
-    head.input[0] = "rows"
-    into.mkdir()
-    onnx.save(model, into / "model.onnx", save_as_external_data=True, location="model.onnx.data")
-
-
 @pytest.fixture(scope="module")
 def folders(build: Any) -> dict[str, Path]:
     return {"main": build("main"), "draft": build("draft", seed=1)}
@@ -89,7 +70,9 @@ def folders(build: Any) -> dict[str, Path]:
 def bundle(folders: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Bundle:
     folder = tmp_path_factory.mktemp("bundle")
     for role, source in folders.items():
-        add_rows(source, folder / role)
+        model = load(source / "model.onnx")
+        add_rows(model)
+        save(model, source, folder / role)
     tokens = vocabulary_sha256(str(i) for i in range(VOCAB))
     shape = Geometry("qwen2", 2, 4, 2, 16, 64, 512, VOCAB)
     main, draft = (

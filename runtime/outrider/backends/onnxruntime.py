@@ -175,10 +175,12 @@ class OnnxRuntime:
         self._num_extra = 0  # rows that attention alone sees
         self._least_logits = 1  # rows of logits that a call makes: not every device computes on nothing
         self.capabilities = Capabilities(bit_exact_batching=exact and device == "CPU", min_rows=1, one_call=False)
+        slot = BufferSlot(self, 16)
         if device != "CPU":
-            self._check_in_place()
+            self._check_in_place(slot)
         if exact:
-            self._make_exact()
+            self._make_exact(slot)
+        slot.close()
 
     def _read_shape(self, model_path: Path) -> None:
         """Layers, heads and names from the graph's own inputs and outputs."""
@@ -319,44 +321,39 @@ class OnnxRuntime:
             raise DeviceError(f"{self.device} failed: {one_line(error)}") from error
         slot.length += count
 
-    def _check_in_place(self) -> None:
+    def _check_in_place(self, slot: BufferSlot) -> None:
         """Ask the device, by two small calls, whether it keeps the cache where it was bound.
 
         A provider may make outputs of its own instead; then every call would see an empty past.
         """
-        whole, parts = self._try([1, 2, 3, 4], 2), self._try([3, 4], 2)
+        whole, parts = self._try(slot, [1, 2, 3, 4], 2), self._try(slot, [3, 4], 2)
         if not np.allclose(whole, parts, atol=0.05 * (float(np.ptp(whole)) or 1.0)):
             raise DeviceError(
                 f"{self._provider.name} does not keep this model's cache in place on {self.device}, so nothing can be "
                 "decoded. Use device CPU, or export the model to OpenVINO."
             )
 
-    def _make_exact(self) -> None:
+    def _make_exact(self, slot: BufferSlot) -> None:
         """Ask the device, by a few small calls, what it takes for a row to have the same bits alone and with others.
 
         The least is a row more for attention alone; else two rows for all of the model, and if need be for the logits.
         """
-        whole = self._try([1, 2, 3, 4], 4)
+        whole = self._try(slot, [1, 2, 3, 4], 4)
         if self._has_extra:
             self._num_extra = 1
-            if np.array_equal(self._try([4], 1), whole[3:]) and np.array_equal(self._try([2, 3, 4], 1), whole[3:]):
+            alone, last = self._try(slot, [4], 1), self._try(slot, [2, 3, 4], 1)
+            if np.array_equal(alone, whole[3:]) and np.array_equal(last, whole[3:]):
                 return
             self._num_extra = 0
         self.capabilities = dataclasses.replace(self.capabilities, min_rows=_MIN_ROWS)
-        if not np.array_equal(self._try([1, 2, 3, 4], 1), whole[3:]):
+        if not np.array_equal(self._try(slot, [1, 2, 3, 4], 1), whole[3:]):
             self._least_logits = _MIN_ROWS
 
-    def _try(self, token_ids: list[int], num_rows: int) -> NDArray[np.float32]:
+    def _try(self, slot: BufferSlot, token_ids: list[int], num_rows: int) -> NDArray[np.float32]:
         """The logits of the last rows of a text of four tokens, of which those before `token_ids` are in the cache."""
-        self.allocate(16)
-        slot = BufferSlot(self, 16)
-        for read, count in (([1, 2, 3, 4], 4), (token_ids, num_rows)):
-            slot.trim(4 - len(read))
-            step = self.submit([Chunk(slot, read, count)])
-        rows = np.array([step.logits(i) for i in range(num_rows)])
-        slot.close()
-        self.allocate(0)
-        return rows
+        slot.trim(4 - len(token_ids))
+        step = self.submit([Chunk(slot, token_ids, num_rows)])
+        return np.array([step.logits(i) for i in range(num_rows)])
 
 
 _ROWS, _EXTRA = ("rows_begin", "rows_end"), "extra_rows"
