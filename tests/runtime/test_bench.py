@@ -316,7 +316,9 @@ def test_names_are_taken_apart() -> None:
     assert [ModeName.parse(name).worker for name in ("auto", "genai-draft", "genai-dynamic", "genai")] == [
         "outrider", "genai-draft", "genai-draft", "genai",
     ]  # fmt: skip
-    for wrong in ("", ":3", "draft:", "draft:x", "draft:0.5"):
+    assert ModeName.parse("draft:3@other") == ModeName("draft:3@other", "draft", 3, "other")
+    assert ModeName.parse("auto@other").worker != ModeName.parse("auto").worker
+    for wrong in ("", ":3", "draft:", "draft:x", "draft:0.5", "auto@", "@other"):
         with pytest.raises(OptionError, match=f"There is no mode '{wrong}'"):
             split_modes(wrong)
     with pytest.raises(OptionError, match="'plain' is there twice"):
@@ -340,6 +342,8 @@ def test_without_a_number_the_default_length_stands(toy_engine: Engine) -> None:
         ("transformers", "checkpoint folder or a GGUF file as --peer-model transformers=PATH"),
         ("llamacpp", "not installed. Run: pip install llama-cpp-python"),
         ("ortgenai", r'not installed. Run: pip install "outrider\[bench\]"'),
+        ("auto@other", "needs a bundle: give it as --peer-model other=FOLDER"),
+        ("genai@other", "only our own modes can have another bundle"),
     ],
 )
 def test_what_a_peer_misses_is_said_before_anything_runs(
@@ -350,6 +354,17 @@ def test_what_a_peer_misses_is_said_before_anything_runs(
     alone = replace(openvino_bundle, manifest=msgspec.structs.replace(openvino_bundle.manifest, drafters=()))
     with pytest.raises(OptionError, match=message):
         benchmark.run(Setup(alone, Config()), PROMPTS, ["plain", mode])
+
+
+def test_another_bundle_is_compared_in_the_same_run(setup: Setup, smollm2: Path) -> None:
+    both = replace(setup, peer_models={"other": setup.bundle.folder, "real": smollm2})
+    results = benchmark.run(both, PROMPTS[:1], ["plain", "draft:2@other"])
+    assert [mode["name"] for mode in results["modes"]] == ["plain", "draft:2@other"]
+    plain, other = results["runs"]
+    assert other["token_ids"] == plain["token_ids"]
+    assert max(other["stats"]["num_draft_tokens_per_round"]) == 2
+    with pytest.raises(OptionError, match="has other tokens than .* Leave mode 'auto@real' out"):
+        benchmark.run(both, PROMPTS[:1], ["plain", "auto@real"])
 
 
 def test_runs_cannot_copy_from_one_another(setup: Setup) -> None:

@@ -60,6 +60,7 @@ def run(
     for name in map(ModeName.parse, names):
         if name.kind in PEERS:
             check_peer(name, setup)
+        setup.on(name)
     if setup.config.scheduler.answer_store:
         raise OptionError("answer_store would let a run copy from the run before it. Leave it out of a comparison.")
     budget = Budget(QUICK_SECONDS) if quick else None
@@ -154,6 +155,7 @@ def describe_run(setup: Setup, prompts: list[Prompt], names: list[str], repeats:
     files = [setup.bundle.manifest.files]
     if device.draft_bundle:
         files.append(setup.draft_bundle.manifest.files)
+    files += [setup.on(name).bundle.manifest.files for name in map(ModeName.parse, names) if name.bundle]
     options = {
         option.name: getattr(generation, option.name)
         for option in fields(generation)

@@ -1,17 +1,17 @@
 """Ways to decode that can be compared: our own, and those of other runtimes on the same prompts.
 
-A mode is written KIND[:N]. Our own, with N draft tokens a round, or as many as the drafter takes by itself::
+A mode is written KIND[:N][@NAME]. Our own, with N draft tokens a round, or as many as the drafter takes by itself::
 
     plain   auto   draft:3   ngram:5   suffix:8   shuffled:8   and any drafter that the engine knows
 
-shuffled is for tests of identity: at random every round, one of the drafters or none, and up to N tokens. Those of
-other runtimes are listed in `outrider.bench.peers`.
+shuffled is for tests of identity: at random every round, one of the drafters or none, and up to N tokens. `auto@NAME`
+is our own on another bundle, given as a peer's model. Those of other runtimes are listed in `outrider.bench.peers`.
 """
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Protocol
@@ -61,24 +61,32 @@ class Mode(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ModeName:
-    """A mode's name, taken apart. number: draft tokens a round, or genai-dynamic's threshold; None: not given."""
+    """A mode's name, taken apart.
+
+    number: draft tokens a round, or genai-dynamic's threshold; None: not given. bundle: the peer's model that is
+    another bundle to run on.
+    """
 
     text: str
     kind: str
     number: float | None
+    bundle: str = ""
 
     @classmethod
     def parse(cls, text: str) -> ModeName:
         """Take a name apart.
 
         Raises:
-            OptionError: when it is not of the form KIND or KIND:N.
+            OptionError: when it is not of the form KIND or KIND:N, with @NAME behind it or not.
         """
-        kind, _, number = text.partition(":")
+        name, _, bundle = text.partition("@")
+        kind, _, number = name.partition(":")
         form = r"\d*\.?\d+" if kind == "genai-dynamic" else r"\d+"
-        if not kind or (":" in text and not re.fullmatch(form, number)):
+        if not kind or (":" in name and not re.fullmatch(form, number)) or (("@" in text) != bool(bundle)):
             raise OptionError(f"There is no mode '{text}': write KIND or KIND:N, such as draft or draft:3.")
-        return cls(text, kind, float(number) if number else None)
+        if bundle and kind in PEERS:
+            raise OptionError(f"Mode '{text}' cannot be run: only our own modes can have another bundle.")
+        return cls(text, kind, float(number) if number else None, bundle)
 
     @property
     def num_assistant_tokens(self) -> int | None:
@@ -88,7 +96,9 @@ class ModeName:
     @property
     def worker(self) -> str:
         """Which modes load the same models: ours do, and so do a peer's of one worker."""
-        return PEERS[self.kind].worker if self.kind in PEERS else "outrider"
+        if self.kind in PEERS:
+            return PEERS[self.kind].worker
+        return f"outrider@{self.bundle}" if self.bundle else "outrider"
 
 
 @dataclass(frozen=True)
@@ -116,6 +126,26 @@ class Setup:
         """All models, "main" and by the drafters' names."""
         return {"main": self.bundle.manifest.main} | {drafter.name: drafter.model for drafter in self.drafters}
 
+    def on(self, name: ModeName) -> Setup:
+        """The same with the bundle that a mode runs on.
+
+        Raises:
+            OptionError: when it was not given, or has another tokenizer.
+            BundleError: when it cannot be read.
+        """
+        if not name.bundle:
+            return self
+        folder = self.peer_models.get(name.bundle)
+        if folder is None:
+            raise OptionError(f"Mode '{name.text}' needs a bundle: give it as --peer-model {name.bundle}=FOLDER.")
+        bundle = read_bundle(folder)
+        theirs, ours = (
+            (one.manifest.main.vocab_size, one.manifest.tokenizer.special_token_ids) for one in (bundle, self.bundle)
+        )
+        if theirs != ours:
+            raise OptionError(f"{folder} has other tokens than {self.bundle.folder}. Leave mode '{name.text}' out.")
+        return replace(self, bundle=bundle, config=self.config.replace(draft_bundle=None))
+
 
 def split_modes(modes: str) -> list[str]:
     """The names in a comma-separated list.
@@ -139,6 +169,9 @@ def make_modes(names: list[str], engine: Engine) -> list[Mode]:
             that is not installed.
     """
     parsed = [ModeName.parse(name) for name in names]
+    for name in parsed:
+        if name.bundle:
+            raise OptionError(f"Mode '{name.text}' has another bundle, which only 'outrider bench' compares with.")
     setup = Setup(engine.bundle, engine.config)
     made: dict[str, Mode] = {}
     for worker in dict.fromkeys(name.worker for name in parsed):
@@ -155,9 +188,11 @@ def load_modes(names: list[str], setup: Setup) -> list[Mode]:
         OptionError: as `make_modes`.
     """
     parsed = [ModeName.parse(name) for name in names]
-    if parsed[0].worker != "outrider":
+    if parsed[0].kind in PEERS:
         return _peers(parsed, setup)
     from outrider.engine import Engine
+
+    setup = setup.on(parsed[0])
 
     return _ours(parsed, Engine(setup.bundle, setup.config, tokenizer=setup.tokenizer))
 

@@ -48,8 +48,8 @@ def _read_models(context: click.Context, parameter: click.Parameter, given: tupl
     multiple=True,
     metavar="NAME=PATH",
     callback=_read_models,
-    help="A model for transformers, transformers-draft, llamacpp, ortgenai, ortgenai-draft or genai-draft. "
-    "Several times.",
+    help="A model for transformers, transformers-draft, llamacpp, ortgenai, ortgenai-draft or genai-draft, or "
+    "another bundle for modes such as auto@NAME. Several times.",
 )
 @click.option("--repeats", type=click.IntRange(1), help="Runs of every prompt and mode.  [default: 1, quick: 3]")
 @click.option("--quick", is_flag=True, help="End in ten minutes, with as many prompts as fit.")
