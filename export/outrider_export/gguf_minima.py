@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from outrider.errors import ExportError
+from outrider_export.four_bits import pack, unpack
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -134,13 +135,13 @@ def _widen_weights(matrix: _Matrix, minima: NDArray[np.float32]) -> Any:
     """The matrix float32 [rows, columns] with what its zero points leave over of the minima behind it."""
     from openvino import opset13 as ops
 
-    zero_points, scales = _unpack(matrix.zero_points), matrix.scales.data
+    zero_points, scales = unpack(matrix.zero_points), matrix.scales.data
     rows, num_groups = minima.shape
     leftover = minima + scales[..., 0].astype(np.float32) * zero_points[..., 0]
     leftover = np.pad(leftover, ((0, 0), (0, -num_groups % GROUP))).reshape(rows, -1, GROUP)
     more_codes, more_zero_points, more_scales = _quantise(leftover)
-    codes = _pack(np.concatenate([_unpack(matrix.codes), more_codes], 1))
-    zero_points = _pack(np.concatenate([zero_points, more_zero_points], 1))
+    codes = pack(np.concatenate([unpack(matrix.codes), more_codes], 1))
+    zero_points = pack(np.concatenate([zero_points, more_zero_points], 1))
     scales = np.concatenate([scales, more_scales], 1)
     weights = ops.subtract(ops.convert(codes, "f16"), ops.convert(zero_points, "f16"))
     weights = ops.multiply(weights, ops.constant(scales))
@@ -169,25 +170,6 @@ def _quantise(
     zero_points = np.clip(np.rint(-lowest / steps), 0, _LARGEST)
     codes = np.clip(np.rint(values / steps + zero_points), 0, _LARGEST)
     return codes.astype(np.uint8), zero_points.astype(np.uint8), scales
-
-
-def _unpack(constant: Any) -> NDArray[np.uint8]:
-    """The codes of a u4 constant, uint8, one a byte."""
-    shape = list(constant.get_output_shape(0))
-    pairs = constant.data.view(np.uint8).reshape(-1)
-    codes: NDArray[np.uint8] = np.stack([pairs & 15, pairs >> 4], -1).reshape(-1)[: np.prod(shape)].reshape(shape)
-    return codes
-
-
-def _pack(codes: NDArray[np.uint8]) -> Any:
-    """A u4 constant of codes in one byte each: two a byte, the first in the lower half."""
-    import openvino
-
-    flat = codes.reshape(-1)
-    flat = np.append(flat, np.zeros(flat.size % 2, dtype=np.uint8))
-    tensor = openvino.Tensor(flat[::2] | flat[1::2] << 4, openvino.Shape(list(codes.shape)), openvino.Type.u4)
-    # A copy: a constant that shares the memory does not keep it alive.
-    return openvino.op.Constant(tensor, shared_memory=False)
 
 
 def _read_minima(header: GGUFHeader) -> Iterator[tuple[str, NDArray[np.float16], NDArray[np.float32]]]:

@@ -8,12 +8,12 @@ the model still reads every token.
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from outrider.errors import ExportError
+from outrider_export.four_bits import pack, unpack
 
 if TYPE_CHECKING:
     import openvino as ov
@@ -82,17 +82,11 @@ def _take(constant: Any, token_ids: NDArray[np.int32], axis: int) -> ov.Node:
     """Some rows of a constant, with the bits that they have."""
     import openvino
 
-    kind, shape = constant.get_element_type(), list(constant.get_output_shape(0))
-    if kind.bitwidth == 4:  # two weights a byte, the first in the lower half; a row may begin inside a byte
-        pairs = constant.data.view(np.uint8).reshape(-1, 1)
-        halves = np.hstack([pairs & 15, pairs >> 4]).reshape(-1)[: math.prod(shape)].reshape(shape)
-        taken = np.take(halves, token_ids, axis).reshape(-1)
-        taken = np.append(taken, np.zeros(len(taken) % 2, dtype=np.uint8))
-        taken = taken[::2] | taken[1::2] << 4
-    elif kind.bitwidth % 8 == 0:
-        taken = np.ascontiguousarray(np.take(constant.data, token_ids, axis))
-    else:
+    kind = constant.get_element_type()
+    if kind.bitwidth == 4:  # a row may begin inside a byte
+        return pack(np.take(unpack(constant), token_ids, axis), kind)
+    if kind.bitwidth % 8:
         raise ExportError(f"The draft model's output matrix is {kind.get_type_name()}: export with --draft-vocab all.")
-    shape[axis] = len(token_ids)
+    taken = np.ascontiguousarray(np.take(constant.data, token_ids, axis))
     # A copy: a constant that shares the memory does not keep it alive.
-    return openvino.op.Constant(openvino.Tensor(taken, openvino.Shape(shape), kind), shared_memory=False)
+    return openvino.op.Constant(openvino.Tensor(taken, openvino.Shape(taken.shape), kind), shared_memory=False)

@@ -232,3 +232,19 @@ def _gguf_name(weight: str) -> str | None:
     }  # fmt: skip
     part, kind = rest.rsplit(".", 1)
     return f"blk.{layer}.{parts[part]}.{kind}"
+
+
+@pytest.fixture(scope="session")
+def tied(make_checkpoint: Any) -> Path:
+    """A checkpoint whose output matrix is its embedding."""
+    folder: Path = make_checkpoint("tied", vocab_size=448, seed=1)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def untied(make_checkpoint: Any) -> Path:
+    """The same vocabulary under a wider output matrix, as in Qwen2.5 7B, and in its precision."""
+    folder: Path = make_checkpoint(
+        "untied", vocab_size=512, seed=2, dtype="bfloat16", tie_word_embeddings=False, hidden_size=128
+    )
+    return folder

@@ -79,21 +79,6 @@ def matrices(bundle: Bundle, folder: str, rows: int) -> dict[str, int]:
 
 
 @pytest.fixture(scope="module")
-def tied(make_checkpoint: Any) -> Path:
-    folder: Path = make_checkpoint("tied", vocab_size=448, seed=1)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def untied(make_checkpoint: Any) -> Path:
-    """The same vocabulary under a wider output matrix, as in Qwen2.5 7B, and in its precision."""
-    folder: Path = make_checkpoint(
-        "untied", vocab_size=512, seed=2, dtype="bfloat16", tie_word_embeddings=False, hidden_size=128
-    )
-    return folder
-
-
-@pytest.fixture(scope="module")
 def exact(tied: Path, untied: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Bundle, Recorder]:
     progress = Recorder()
     output = tmp_path_factory.mktemp("exact") / "new" / "pair"

@@ -91,20 +91,6 @@ def matrices(folder: Path, rows: int) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def tied(make_checkpoint: Any) -> Path:
-    folder: Path = make_checkpoint("tied", vocab_size=448, seed=1)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def untied(make_checkpoint: Any) -> Path:
-    folder: Path = make_checkpoint(
-        "untied", vocab_size=512, seed=2, dtype="bfloat16", tie_word_embeddings=False, hidden_size=128
-    )
-    return folder
-
-
-@pytest.fixture(scope="module")
 def pair(tied: Path, untied: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Bundle, Recorder]:
     """int8 and int4, the defaults."""
     progress = Recorder()
