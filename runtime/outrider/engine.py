@@ -25,10 +25,13 @@ from outrider.schedule import (
     MAIN_ROWS,
     Auto,
     ConfidenceThreshold,
+    Contention,
     CostFile,
     PassCost,
     check_pass,
+    measure_contention,
     measure_pass,
+    pays,
 )
 from outrider.text import TextStream, Tokenizer
 from outrider.types import Noise, Sequence
@@ -114,6 +117,7 @@ class Engine:
         }
         self.costs = {role: self._cost(role) for role in self._models}
         self._controllers: dict[tuple[str, int], Auto] = {}
+        self.overlaps = self._decide_overlap(self.config.scheduler.overlap)
         self._queue = RequestQueue(self._main, self.config.scheduler.max_num_batched_tokens)
 
     @property
@@ -270,9 +274,7 @@ class Engine:
     def _cost(self, role: str, repeats: int | None = None) -> PassCost:
         """What a model's calls cost here: as it was measured before, or, with `repeats` or for the first time, now."""
         backend, model = self._backends[f"{role}_device"], self._models[role]
-        listed = (self.bundle if role == "main" else self._draft_bundle).manifest.files
-        files = {e.path: e.sha256 for e in listed if e.path.startswith(f"{model.folder}/")}
-        file = CostFile(COSTS_FOLDER, {"role": role, "files": files, **backend.fingerprint, "outrider": __version__})
+        file = CostFile(COSTS_FOLDER, self._describe(role), PassCost)
         cost = None if repeats else file.read()
         if cost is not None and cost.contexts[0] + cost.rows[0] <= backend.max_tokens:
             check_pass(backend, cost)
@@ -283,6 +285,35 @@ class Engine:
             file.write(cost)
         cost.one_call = backend.capabilities.one_call
         return cost
+
+    def _describe(self, role: str) -> dict[str, Any]:
+        """What the time of a model's calls depends on, as far as it can be known."""
+        listed = (self.bundle if role == "main" else self._draft_bundle).manifest.files
+        files = {e.path: e.sha256 for e in listed if e.path.startswith(f"{self._models[role].folder}/")}
+        fingerprint = self._backends[f"{role}_device"].fingerprint
+        return {"role": role, "files": files, **fingerprint, "outrider": __version__}
+
+    def _decide_overlap(self, wanted: bool | str) -> bool:
+        """Whether draft models draft while the main model checks; asked of the machine where `wanted` is "auto"."""
+        roles = [role for role in self._models if role != "main"]
+        if not roles or not wanted:
+            if wanted is True:
+                raise OptionError("overlap=True needs a draft model, and none is loaded. Leave it at 'auto'.")
+            return False
+        self._main.run_in_background(True)
+        if wanted is True:
+            return True
+        draft = self._backends[f"{roles[0]}_device"]
+        key = {"main": self._describe("main"), "draft": self._describe(roles[0])}
+        file = CostFile(COSTS_FOLDER, key, Contention)
+        contention = file.read()
+        if contention is None:
+            contention = measure_contention(self._main, draft)
+            file.write(contention)
+        if pays(self.costs["main"], self.costs[roles[0]], contention):
+            return True
+        self._main.run_in_background(False)
+        return False
 
     def _choose_drafter(self, config: GenerationConfig) -> tuple[Drafter | None, int]:
         """What drafts for a request, and how many tokens a round it may at most."""
@@ -366,6 +397,7 @@ class Engine:
             drafter=drafter,
             sampled=sampled,
             num_assistant_tokens=num_assistant_tokens,
+            ahead_drafter=drafter if self.overlaps and isinstance(drafter, DraftModel | Auto) else None,
             rule=None if threshold is None else ConfidenceThreshold(threshold),
             logprobs=None if config.logprobs is None else [],
             cancel=cancel,
