@@ -117,6 +117,7 @@ class Engine:
         }
         self.costs = {role: self._cost(role) for role in self._models}
         self._controllers: dict[tuple[str, int], Auto] = {}
+        self._overlaps = False
         self.overlaps = self._decide_overlap(self.config.scheduler.overlap)
         self._queue = RequestQueue(self._main, self.config.scheduler.max_num_batched_tokens)
 
@@ -169,6 +170,17 @@ class Engine:
         return dict(self._models)
 
     @property
+    def overlaps(self) -> bool:
+        """Whether draft models draft while the main model checks. Not to be set while requests run."""
+        return self._overlaps
+
+    @overlaps.setter
+    def overlaps(self, wanted: bool) -> None:
+        if wanted != self._overlaps:
+            self._main.run_in_background(wanted)
+        self._overlaps = wanted
+
+    @property
     def main(self) -> Backend:
         """The main model's backend, for measurements; not to be called while requests run."""
         return self._main
@@ -211,7 +223,7 @@ class Engine:
                 that ban tokens leave none to choose.
             DeviceError: when a device fails.
         """
-        request = self._prepare(prompt, config, chat_template, cancel, options)
+        request = self.prepare(prompt, config, chat_template=chat_template, cancel=cancel, **options)
         *_, last = self._queue.run(request)
         return last.result or request.result()
 
@@ -225,7 +237,7 @@ class Engine:
         **options: Any,
     ) -> Generator[TextChunk, None, None]:
         """Answer a prompt piece by piece; as `generate`. A stream that is closed or forgotten ends as well."""
-        return self._queue.run(self._prepare(prompt, config, chat_template, cancel, options))
+        return self._queue.run(self.prepare(prompt, config, chat_template=chat_template, cancel=cancel, **options))
 
     def _compile(self, bundle: Bundle, model: ModelEntry, device: str, *, exact: bool) -> CompiledModel:
         """Compile one model of a bundle and compare it with what the manifest says."""
@@ -271,6 +283,14 @@ class Engine:
             measured = self._cost(role, repeats)
             known.near, known.far, known.scale = measured.near, measured.far, 1.0
 
+    def measure_contention(self, drafter: str) -> Contention:
+        """Measure how much slower calls of the main model and of a draft model get at the same time."""
+        self._main.run_in_background(True)
+        try:
+            return measure_contention(self._main, self._backends[f"{drafter}_device"])
+        finally:
+            self._main.run_in_background(self.overlaps)
+
     def _cost(self, role: str, repeats: int | None = None) -> PassCost:
         """What a model's calls cost here: as it was measured before, or, with `repeats` or for the first time, now."""
         backend, model = self._backends[f"{role}_device"], self._models[role]
@@ -300,20 +320,14 @@ class Engine:
             if wanted is True:
                 raise OptionError("overlap=True needs a draft model, and none is loaded. Leave it at 'auto'.")
             return False
-        self._main.run_in_background(True)
-        if wanted is True:
-            return True
-        draft = self._backends[f"{roles[0]}_device"]
-        key = {"main": self._describe("main"), "draft": self._describe(roles[0])}
-        file = CostFile(COSTS_FOLDER, key, Contention)
-        contention = file.read()
-        if contention is None:
-            contention = measure_contention(self._main, draft)
-            file.write(contention)
-        if pays(self.costs["main"], self.costs[roles[0]], contention):
-            return True
-        self._main.run_in_background(False)
-        return False
+        if wanted == "auto":
+            file = CostFile(COSTS_FOLDER, {each: self._describe(each) for each in ("main", roles[0])}, Contention)
+            contention = file.read()
+            if contention is None:
+                contention = self.measure_contention(roles[0])
+                file.write(contention)
+            wanted = pays(self.costs["main"], self.costs[roles[0]], contention)
+        return bool(wanted)
 
     def _choose_drafter(self, config: GenerationConfig) -> tuple[Drafter | None, int]:
         """What drafts for a request, and how many tokens a round it may at most."""
@@ -354,15 +368,16 @@ class Engine:
         documents = (self._references(config.references),) if config.references else ()
         return documents + (self._store.references() if self._store else ())
 
-    def _prepare(
+    def prepare(
         self,
         prompt: str | Seq[Mapping[str, Any]] | Seq[int],
-        config: GenerationConfig | None,
-        chat_template: bool,
-        cancel: Event | None,
-        options: dict[str, Any],
+        config: GenerationConfig | None = None,
+        *,
+        chat_template: bool = True,
+        cancel: Event | None = None,
+        **options: Any,
     ) -> Request:
-        """Check a request before anything runs."""
+        """What `generate` would run, checked and ready for the loop."""
         created = time.perf_counter()
         if not isinstance(config, GenerationConfig | None):
             raise OptionError(f"config={config!r} is not a GenerationConfig. Give options as keywords, or make one.")

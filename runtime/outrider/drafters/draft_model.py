@@ -50,6 +50,16 @@ class DraftModel:
         """Time spent in the draft model's calls so far, but for those while the main model was checking."""
         return self.backend.seconds - self.ahead_seconds
 
+    def on(self, backend: Backend) -> DraftModel:
+        """Another drafter of the same model, through another backend."""
+        return DraftModel(
+            backend,
+            context_length=self._context_length,
+            max_num_batched_tokens=self._max_num_batched_tokens,
+            vocabulary=self._vocabulary,
+            subset=self._subset,
+        )
+
     def reserve(self, sequence: Sequence, max_tokens: int) -> bool:
         """Take room in the cache for a sequence that may grow to `max_tokens`; False while there is none."""
         room = min(self._vocabulary.room(max_tokens), self._context_length)
