@@ -25,10 +25,13 @@ from outrider.schedule import (
     MAIN_ROWS,
     Auto,
     ConfidenceThreshold,
+    Contention,
     CostFile,
     PassCost,
     check_pass,
+    measure_contention,
     measure_pass,
+    pays,
 )
 from outrider.text import TextStream, Tokenizer
 from outrider.types import Noise, Sequence
@@ -114,6 +117,8 @@ class Engine:
         }
         self.costs = {role: self._cost(role) for role in self._models}
         self._controllers: dict[tuple[str, int], Auto] = {}
+        self._overlaps = False
+        self.overlaps = self._decide_overlap(self.config.scheduler.overlap)
         self._queue = RequestQueue(self._main, self.config.scheduler.max_num_batched_tokens)
 
     @property
@@ -165,6 +170,17 @@ class Engine:
         return dict(self._models)
 
     @property
+    def overlaps(self) -> bool:
+        """Whether draft models draft while the main model checks. Not to be set while requests run."""
+        return self._overlaps
+
+    @overlaps.setter
+    def overlaps(self, wanted: bool) -> None:
+        if wanted != self._overlaps:
+            self._main.run_in_background(wanted)
+        self._overlaps = wanted
+
+    @property
     def main(self) -> Backend:
         """The main model's backend, for measurements; not to be called while requests run."""
         return self._main
@@ -207,7 +223,7 @@ class Engine:
                 that ban tokens leave none to choose.
             DeviceError: when a device fails.
         """
-        request = self._prepare(prompt, config, chat_template, cancel, options)
+        request = self.prepare(prompt, config, chat_template=chat_template, cancel=cancel, **options)
         *_, last = self._queue.run(request)
         return last.result or request.result()
 
@@ -221,7 +237,7 @@ class Engine:
         **options: Any,
     ) -> Generator[TextChunk, None, None]:
         """Answer a prompt piece by piece; as `generate`. A stream that is closed or forgotten ends as well."""
-        return self._queue.run(self._prepare(prompt, config, chat_template, cancel, options))
+        return self._queue.run(self.prepare(prompt, config, chat_template=chat_template, cancel=cancel, **options))
 
     def _compile(self, bundle: Bundle, model: ModelEntry, device: str, *, exact: bool) -> CompiledModel:
         """Compile one model of a bundle and compare it with what the manifest says."""
@@ -267,12 +283,18 @@ class Engine:
             measured = self._cost(role, repeats)
             known.near, known.far, known.scale = measured.near, measured.far, 1.0
 
+    def measure_contention(self, drafter: str) -> Contention:
+        """Measure how much slower calls of the main model and of a draft model get at the same time."""
+        self._main.run_in_background(True)
+        try:
+            return measure_contention(self._main, self._backends[f"{drafter}_device"])
+        finally:
+            self._main.run_in_background(self.overlaps)
+
     def _cost(self, role: str, repeats: int | None = None) -> PassCost:
         """What a model's calls cost here: as it was measured before, or, with `repeats` or for the first time, now."""
         backend, model = self._backends[f"{role}_device"], self._models[role]
-        listed = (self.bundle if role == "main" else self._draft_bundle).manifest.files
-        files = {e.path: e.sha256 for e in listed if e.path.startswith(f"{model.folder}/")}
-        file = CostFile(COSTS_FOLDER, {"role": role, "files": files, **backend.fingerprint, "outrider": __version__})
+        file = CostFile(COSTS_FOLDER, self._describe(role), PassCost)
         cost = None if repeats else file.read()
         if cost is not None and cost.contexts[0] + cost.rows[0] <= backend.max_tokens:
             check_pass(backend, cost)
@@ -283,6 +305,29 @@ class Engine:
             file.write(cost)
         cost.one_call = backend.capabilities.one_call
         return cost
+
+    def _describe(self, role: str) -> dict[str, Any]:
+        """What the time of a model's calls depends on, as far as it can be known."""
+        listed = (self.bundle if role == "main" else self._draft_bundle).manifest.files
+        files = {e.path: e.sha256 for e in listed if e.path.startswith(f"{self._models[role].folder}/")}
+        fingerprint = self._backends[f"{role}_device"].fingerprint
+        return {"role": role, "files": files, **fingerprint, "outrider": __version__}
+
+    def _decide_overlap(self, wanted: bool | str) -> bool:
+        """Whether draft models draft while the main model checks; asked of the machine where `wanted` is "auto"."""
+        roles = [role for role in self._models if role != "main"]
+        if not roles or not wanted:
+            if wanted is True:
+                raise OptionError("overlap=True needs a draft model, and none is loaded. Leave it at 'auto'.")
+            return False
+        if wanted == "auto":
+            file = CostFile(COSTS_FOLDER, {each: self._describe(each) for each in ("main", roles[0])}, Contention)
+            contention = file.read()
+            if contention is None:
+                contention = self.measure_contention(roles[0])
+                file.write(contention)
+            wanted = pays(self.costs["main"], self.costs[roles[0]], contention)
+        return bool(wanted)
 
     def _choose_drafter(self, config: GenerationConfig) -> tuple[Drafter | None, int]:
         """What drafts for a request, and how many tokens a round it may at most."""
@@ -323,15 +368,16 @@ class Engine:
         documents = (self._references(config.references),) if config.references else ()
         return documents + (self._store.references() if self._store else ())
 
-    def _prepare(
+    def prepare(
         self,
         prompt: str | Seq[Mapping[str, Any]] | Seq[int],
-        config: GenerationConfig | None,
-        chat_template: bool,
-        cancel: Event | None,
-        options: dict[str, Any],
+        config: GenerationConfig | None = None,
+        *,
+        chat_template: bool = True,
+        cancel: Event | None = None,
+        **options: Any,
     ) -> Request:
-        """Check a request before anything runs."""
+        """What `generate` would run, checked and ready for the loop."""
         created = time.perf_counter()
         if not isinstance(config, GenerationConfig | None):
             raise OptionError(f"config={config!r} is not a GenerationConfig. Give options as keywords, or make one.")
@@ -366,6 +412,7 @@ class Engine:
             drafter=drafter,
             sampled=sampled,
             num_assistant_tokens=num_assistant_tokens,
+            ahead_drafter=drafter if self.overlaps and isinstance(drafter, DraftModel | Auto) else None,
             rule=None if threshold is None else ConfidenceThreshold(threshold),
             logprobs=None if config.logprobs is None else [],
             cancel=cancel,

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence as Seq
 
     from outrider.request import Request
-    from outrider.types import Backend
+    from outrider.types import Backend, Pending
 
 
 def step(main: Backend, requests: Seq[Request], max_num_batched_tokens: int) -> None:
@@ -33,7 +33,9 @@ def step(main: Backend, requests: Seq[Request], max_num_batched_tokens: int) -> 
             chunks.append(Chunk(request.slot, unread[:piece], num_rows=0))
         else:
             chunks.append(Chunk(request.slot, unread + draft.token_ids, num_rows=len(draft) + 1))
-    checked = main.submit(chunks).wait()
+    check = main.submit(chunks)
+    draft_ahead(requests, drafts, check)
+    checked = check.wait()
 
     row = 0
     for request, draft, chunk in zip(requests, drafts, chunks, strict=True):
@@ -68,6 +70,22 @@ def propose(requests: Seq[Request], vocab_size: int) -> list[Draft]:
                 if request.drafter is drafter:
                     request.fail(error)
     return drafts
+
+
+def draft_ahead(requests: Seq[Request], drafts: Seq[Draft], check: Pending) -> None:
+    """Let the drafters that can draft for the next round, while this one's drafts are checked.
+
+    What goes wrong with a drafter ends the requests that use it.
+    """
+    drafters = {id(request.ahead_drafter): request.ahead_drafter for request in requests if request.ahead_drafter}
+    for drafter in drafters.values():
+        mine = [i for i, request in enumerate(requests) if request.ahead_drafter is drafter and len(drafts[i])]
+        try:
+            drafter.draft_ahead([requests[i].draft_request for i in mine], [drafts[i] for i in mine], check)
+        except Exception as error:
+            for request in requests:
+                if request.ahead_drafter is drafter:
+                    request.fail(error)
 
 
 def _within(draft: Draft, limit: int, vocab_size: int) -> Draft:

@@ -26,6 +26,7 @@ class Stats:
     decode_seconds: float = 0.0  # from the first token to the last
     draft_seconds: float = 0.0  # of decoding rounds: in the draft model's calls
     check_seconds: float = 0.0  # in the main model's
+    ahead_seconds: float = 0.0  # in the draft model's, while the main model was checking
     host_seconds: float = 0.0  # in neither: n-gram lookup, sampling, verification, text
 
     @property

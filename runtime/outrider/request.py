@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from outrider.text import TextStream
     from outrider.types import (
+        AheadDrafter,
         Backend,
         Distribution,
         Draft,
@@ -51,6 +52,7 @@ class Request:
     eos_token_ids: frozenset[int]
     drafter: Drafter | None = None
     num_assistant_tokens: int = 0  # at most, a round
+    ahead_drafter: AheadDrafter | None = None  # the drafter, where it drafts while its drafts are checked
     rule: DraftRule | None = None  # what may end a draft earlier
     sampled: bool = False  # whether the noise has a say
     logprobs: list[TokenLogprobs] | None = None  # of the committed tokens; None: not wanted

@@ -169,6 +169,8 @@ class _Worker:
         drafters = {id(r.drafter): r.drafter for r in self._running if r.drafter is not None}.values()
         began, main_began = time.perf_counter(), self._main.seconds
         drafting_began = sum(drafter.seconds for drafter in drafters)
+        ahead = {id(r.ahead_drafter): r.ahead_drafter for r in self._running if r.ahead_drafter is not None}.values()
+        ahead_began = sum(drafter.ahead_seconds for drafter in ahead)
         try:
             step(self._main, self._running, self._max_num_batched_tokens)
         except BaseException as error:  # of the models' calls, which all requests share
@@ -176,8 +178,10 @@ class _Worker:
                 request.fail(error)
         checking = self._main.seconds - main_began
         drafting = sum(drafter.seconds for drafter in drafters) - drafting_began
+        ahead_seconds = sum(drafter.ahead_seconds for drafter in ahead) - ahead_began
         host = time.perf_counter() - began - checking - drafting
         for request in decoding:
             request.stats.check_seconds += checking
             request.stats.draft_seconds += drafting
+            request.stats.ahead_seconds += ahead_seconds
             request.stats.host_seconds += host

@@ -281,6 +281,17 @@ class Drafter(Protocol):
         """Forget a sequence and give its room back. Harmless for one that is not known."""
 
 
+class AheadDrafter(Drafter, Protocol):
+    """A drafter that can use the time in which its drafts are checked."""
+
+    @property
+    def ahead_seconds(self) -> float:
+        """Time spent in model calls while drafts were checked, which `seconds` leaves out."""
+
+    def draft_ahead(self, requests: Seq[DraftRequest], drafts: Seq[Draft], check: Pending) -> None:
+        """Draft for the next round, until `check` is done. The requests and drafts are the round's under way."""
+
+
 @dataclass(frozen=True, slots=True)
 class Capabilities:
     """What a backend can do, for the parts that would otherwise have to assume it."""
@@ -325,6 +336,10 @@ class Step(Protocol):
 
 class Pending(Protocol):
     """A call under way."""
+
+    @property
+    def done(self) -> bool:
+        """Whether `wait` would return at once."""
 
     def wait(self) -> Step:
         """Block until the rows are there."""
@@ -376,6 +391,9 @@ class CompiledModel(Backend, Protocol):
     @property
     def fingerprint(self) -> dict[str, str]:
         """All besides the model that the time of a call depends on, and that can be asked for."""
+
+    def run_in_background(self, wanted: bool) -> None:
+        """Let other work be done between `submit` and `wait`, and count seconds until a call is done; or do not."""
 
     def allocate(self, max_tokens: int) -> None:
         """Make the cache, or set how large it may get; called once, before any `open`."""

@@ -101,10 +101,10 @@ def test_costs_are_kept_for_the_next_start(toy_bundle: Bundle, monkeypatch: pyte
     monkeypatch.setattr("outrider.engine.COSTS_FOLDER", tmp_path)
     config = outrider.Config().replace(cache_size=0.01)
     first = outrider.Engine(toy_bundle, config, tokenizer=ToyTokenizer())
-    assert len(list(tmp_path.iterdir())) == 2
+    assert len(list(tmp_path.iterdir())) == 3  # of both models, and of both at once
     again = outrider.Engine(toy_bundle, config, tokenizer=ToyTokenizer())
     assert {role: cost.near for role, cost in again.costs.items()} == {r: c.near for r, c in first.costs.items()}
     outrider.Engine(toy_bundle, config.replace(num_threads=1), tokenizer=ToyTokenizer())
-    assert len(list(tmp_path.iterdir())) == 4  # other threads, other costs
+    assert len(list(tmp_path.iterdir())) == 6  # other threads, other costs
     again.measure_costs(repeats=2)
     assert {role: cost.near for role, cost in again.costs.items()} != {r: c.near for r, c in first.costs.items()}

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import platform
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,7 @@ from outrider.types import Capabilities, Chunk
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from collections.abc import Sequence as Seq
+    from concurrent.futures import Future
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -94,6 +96,7 @@ class BufferStep:
     _logits: NDArray[Any]
     _wanted: Seq[int]  # which of them were asked for
     _vocab_size: int
+    done = True
 
     def wait(self) -> BufferStep:
         """The rows are there already."""
@@ -103,6 +106,26 @@ class BufferStep:
         """Row i, cut to the real vocabulary."""
         row: Logits = self._logits[self._wanted[i], : self._vocab_size].astype(np.float32, copy=False)
         return row
+
+
+@dataclass(frozen=True, slots=True)
+class BufferPending:
+    """A call in the backend's own thread."""
+
+    _future: Future[BufferStep]
+
+    @property
+    def done(self) -> bool:
+        """Whether `wait` would return at once."""
+        return self._future.done()
+
+    def wait(self) -> BufferStep:
+        """Block until the rows are there.
+
+        Raises:
+            DeviceError: when the device failed.
+        """
+        return self._future.result()
 
 
 class OnnxRuntime:
@@ -157,6 +180,7 @@ class OnnxRuntime:
         self._read_shape(model_path)
         self.vocab_size = vocab_size
         self.seconds = 0.0
+        self._thread: ThreadPoolExecutor | None = None
         self._num_free = self._num_tokens = 0
         self._ones = np.ones((1, 0), dtype=np.int64)
         self._rows = np.empty((0, self.logits_width), dtype=self._logits_kind)
@@ -270,12 +294,19 @@ class OnnxRuntime:
             ) from error
         return binding, buffers
 
-    def submit(self, chunks: Seq[Chunk]) -> BufferStep:
+    def run_in_background(self, wanted: bool) -> None:
+        """Evaluate in a thread of the backend's own, so that `submit` returns at once."""
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="outrider-onnxruntime") if wanted else None
+
+    def submit(self, chunks: Seq[Chunk]) -> BufferStep | BufferPending:
         """Evaluate chunks of one or several sequences, one after another. A slot appears once at most.
 
         Chunks shorter than `min_rows` are padded, and attention may see a row more than there are tokens. The place
         that either has in the cache is the next to be overwritten.
         """
+        return BufferPending(self._thread.submit(self._evaluate, chunks)) if self._thread else self._evaluate(chunks)
+
+    def _evaluate(self, chunks: Seq[Chunk]) -> BufferStep:
         began = time.perf_counter()
         sizes = [max(chunk.num_rows, self._least_logits) for chunk in chunks]
         if len(self._rows) < sum(sizes):
@@ -352,7 +383,7 @@ class OnnxRuntime:
     def _try(self, slot: BufferSlot, token_ids: list[int], num_rows: int) -> NDArray[np.float32]:
         """The logits of the last rows of a text of four tokens, of which those before `token_ids` are in the cache."""
         slot.trim(4 - len(token_ids))
-        step = self.submit([Chunk(slot, token_ids, num_rows)])
+        step = self._evaluate([Chunk(slot, token_ids, num_rows)])
         return np.array([step.logits(i) for i in range(num_rows)])
 
 

@@ -73,6 +73,11 @@ class PagedPending:
         self._backend = backend
         self._began = began
 
+    @property
+    def done(self) -> bool:
+        """Whether `wait` would return at once."""
+        return self._backend.is_idle
+
     def wait(self) -> PagedStep:
         """Block until the rows are there.
 
@@ -137,6 +142,7 @@ class OpenVINOPaged:
         except (RuntimeError, TypeError) as error:
             raise DeviceError(f"{device} cannot compile {model_path.parent.name}: {one_line(error)}") from error
         self._request = self._compiled.create_infer_request()
+        self._ended = 0.0  # when the last call did, in seconds of `time.perf_counter`; 0: nobody wants to know
         self.vocab_size = vocab_size
         self._caches = {port.get_any_name(): port for port in self._compiled.inputs if "_cache." in port.get_any_name()}
         # Tokens a block: 32 on CPU, 16 on GPU. Only values keep it in one place, [blocks, heads, block_size, head].
@@ -241,13 +247,27 @@ class OpenVINOPaged:
             chunk.slot.length += len(chunk.token_ids)
         return PagedPending(self, began)
 
+    def run_in_background(self, wanted: bool) -> None:
+        """Count a call's seconds until the device is done, though `wait` may come later. It is asynchronous anyway."""
+
+        def note_end(_: object) -> None:
+            self._ended = time.perf_counter()
+
+        self._request.set_callback(note_end if wanted else lambda _: None, None)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no call is under way."""
+        return bool(self._request.wait_for(0))
+
     def finish(self, began: float) -> PagedStep:
         """Wait for the call that began at `began`."""
         try:
             self._request.wait()
         except RuntimeError as error:
             raise DeviceError(f"{self.device} failed: {one_line(error)}") from error
-        self.seconds += time.perf_counter() - began
+        ended = self._ended if self._ended > began else time.perf_counter()
+        self.seconds += ended - began
         return PagedStep(self._request.get_output_tensor(0).data[:, 0, : self.vocab_size])
 
     def _set(self, name: str, values: NDArray[Any]) -> None:

@@ -38,6 +38,11 @@ def _read_count(context: click.Context, parameter: click.Parameter, given: str |
         raise click.BadParameter(f"'{given}' is neither a number nor auto.", context, parameter) from error
 
 
+def _read_switch(context: click.Context, parameter: click.Parameter, given: str | None) -> bool | str | None:  # noqa: ARG001
+    """True, False or "auto"."""
+    return given if given in (None, "auto") else given == "on"
+
+
 _LOAD = [
     click.option("--config", metavar="NAME|FILE", help=f"Preset ({', '.join(find_presets())}) or TOML file."),
     click.option("--main-device", metavar="DEVICE", help="Device of the main model.  [default: CPU]"),
@@ -47,6 +52,12 @@ _LOAD = [
     click.option("--cache-precision", metavar="TYPE", help="Store keys and values in auto, f32, bf16, f16 or u8."),
     click.option("--num-threads", type=int, help="CPU threads."),
     click.option("--cache-size", type=float, help="GB for keys and values.  [default: 2]"),
+    click.option(
+        "--overlap",
+        type=click.Choice(["auto", "on", "off"]),
+        callback=_read_switch,
+        help="Draft while the main model checks.  [default: auto, if it pays]",
+    ),
     click.option("--answer-store", metavar="FILE", help="Keep answers here, in the clear, for the suffix drafter."),
 ]
 

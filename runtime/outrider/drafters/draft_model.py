@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from outrider.drafters.reader import Reader
     from outrider.drafters.vocabulary import Subset
-    from outrider.types import Backend, DraftRequest, Sequence
+    from outrider.types import Backend, DraftRequest, Pending, Sequence
 
 
 class DraftModel:
@@ -43,11 +43,22 @@ class DraftModel:
         self._vocabulary = vocabulary or Vocabulary()
         self._subset = subset
         self._readers: dict[Sequence, Reader] = {}
+        self.ahead_seconds = 0.0  # in calls while the main model was checking
 
     @property
     def seconds(self) -> float:
-        """Time spent in the draft model's calls so far."""
-        return self.backend.seconds
+        """Time spent in the draft model's calls so far, but for those while the main model was checking."""
+        return self.backend.seconds - self.ahead_seconds
+
+    def on(self, backend: Backend) -> DraftModel:
+        """Another drafter of the same model, through another backend."""
+        return DraftModel(
+            backend,
+            context_length=self._context_length,
+            max_num_batched_tokens=self._max_num_batched_tokens,
+            vocabulary=self._vocabulary,
+            subset=self._subset,
+        )
 
     def reserve(self, sequence: Sequence, max_tokens: int) -> bool:
         """Take room in the cache for a sequence that may grow to `max_tokens`; False while there is none."""
@@ -66,15 +77,38 @@ class DraftModel:
         piece = max(self._max_num_batched_tokens // max(len(requests), 1), 2)
         active = [reader for reader, request in zip(readers, requests, strict=True) if reader.begin(request)]
         while active:
-            chunks = [Chunk(r.slot, r.unread[:piece], num_rows=int(len(r.unread) <= piece)) for r in active]
-            step = self.backend.submit(chunks).wait()
-            rows = iter(range(len(active)))
-            for reader, chunk in zip(active, chunks, strict=True):
-                if chunk.num_rows:
-                    logits = step.logits(next(rows))
-                    reader.choose(self._subset.widen(logits) if self._subset else logits)
+            self._read(active, piece)
             active = [reader for reader in active if reader.wants_more]
         return [reader.draft for reader in readers]
+
+    def draft_ahead(self, requests: Seq[DraftRequest], drafts: Seq[Draft], check: Pending) -> None:
+        """Draft for the next round while the main model checks this one's drafts, until that is done.
+
+        As if all of a draft were kept, and followed by the token that the draft model expects there (Liu et al. 2024,
+        "PEARL: parallel speculative decoding with adaptive draft length"; McDanel 2024, "AMUSD: asynchronous
+        multi-device speculative decoding"). Where it comes out otherwise, the time is lost and nothing else.
+        """
+        began = self.backend.seconds
+        readers = [self._readers[request.sequence] for request in requests]
+        active = [reader for reader, draft in zip(readers, drafts, strict=True) if reader.begin_ahead(draft)]
+        while active and not check.done:
+            self._read(active, 1)
+            active = [reader for reader in active if reader.goes_on_ahead()]
+        self.ahead_seconds += self.backend.seconds - began
+
+    def _read(self, readers: Seq[Reader], piece: int) -> None:
+        """Have up to `piece` tokens of each sequence read, and the next one chosen where those were all."""
+        chunks = [Chunk(r.slot, r.unread[:piece], num_rows=int(len(r.unread) <= piece)) for r in readers]
+        step = self.backend.submit(chunks).wait()
+        rows = iter(range(len(readers)))
+        for reader, chunk in zip(readers, chunks, strict=True):
+            if chunk.num_rows:
+                logits = step.logits(next(rows))
+                reader.choose(self._subset.widen(logits) if self._subset else logits)
+
+    def num_ahead(self, sequence: Sequence) -> int:
+        """Tokens of the next draft that are there already."""
+        return self._readers[sequence].num_ahead(sequence)
 
     def num_unread(self, sequence: Sequence) -> int:
         """Committed tokens that are to be read before the next draft."""

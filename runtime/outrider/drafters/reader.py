@@ -17,15 +17,21 @@ if TYPE_CHECKING:
 class Reader:
     """Reads and drafts in the main model's own tokens. Lives from `reserve` to `release`, with a new draft each round.
 
+    Between rounds it may draft ahead: as if the main model kept all of the draft under way, and went on with the token
+    that the draft model takes to be next. If it does, the next draft is begun already.
+
     slot: the sequence's place in the draft model's cache, with room for `room` draft tokens.
     """
 
     request: DraftRequest  # this round's
+    can_draft_ahead = True
 
     def __init__(self, slot: Slot, room: int) -> None:
         self.slot = slot
         self.room = room
         self.unread: list[int] = []  # draft token ids that the model has to read before its next row
+        self._num_committed = 0  # tokens of the sequence, when what follows was drafted ahead
+        self._behind: list[int] = []  # the draft that was being checked then, and the token expected behind it
         self._token_ids: list[int] = []
         self._probs: list[Distribution] = []
         self._confidences: list[float] = []
@@ -35,20 +41,33 @@ class Reader:
         return sequence.token_ids
 
     def begin(self, request: DraftRequest) -> bool:
-        """Start a round's draft; False where it stays empty: no room for one, or nothing to go on from."""
-        self.request, self._token_ids, self._probs, self._confidences = request, [], [], []
+        """Start a round's draft; False where no call is needed: no room for one, or all of it was drafted ahead."""
+        if not self.num_ahead(request.sequence) or (request.rule and not self._confidences):
+            self._forget_ahead(request.sequence)
+        self.request, self._behind = request, []
         context = self.context(request.sequence)
-        self.slot.trim(max(len(context) - 1, 0))  # the last one is read for its row
-        self.unread = context[self.slot.length :]
+        self._cut()
+        self.slot.trim(max(len(context) + len(self._token_ids) - 1, 0))  # the last one is read for its row
+        self.unread = (context + self._token_ids)[self.slot.length :]
+        if self._token_ids:
+            return self.wants_more
         # A token is needed more than is drafted: the last one is not read.
         return bool(context) and len(context) + request.limit - 1 <= self.room
+
+    def _cut(self) -> None:
+        """Leave what this round wants of the tokens that were drafted ahead."""
+        rule, count = self.request.rule, min(len(self._token_ids), self.request.limit)
+        # As when they are drawn one by one, no token has a say in whether it is wanted.
+        num_wanted = next((n for n in range(1, count) if rule and not rule.wants_more(self._confidences[:n])), count)
+        for values in (self._token_ids, self._probs, self._confidences):
+            del values[num_wanted:]
 
     def choose(self, logits: Logits) -> None:
         """Take the next token from its row, float32 [vocab_size]."""
         request, i = self.request, len(self._token_ids)
-        row = _Row(logits, request.sampler, self._token_ids)
+        row = _Row(logits, request.sampler, self._behind + self._token_ids, len(self._behind))
         try:
-            token_id, probs = request.verifier.draw(row, i, request.noise, len(request.sequence))
+            token_id, probs = request.verifier.draw(row, i, request.noise, len(request.sequence) + len(self._behind))
         except NoTokenLeft:  # the draft ends here; the main model's own row is what may fail the request
             self.unread = []
             return
@@ -77,25 +96,74 @@ class Reader:
         return Draft(self._token_ids, self._probs or None, self._confidences or None)
 
     def observe(self, sequence: Sequence, num_accepted: int) -> None:
-        """Keep the cache up to the last accepted token."""
+        """Keep the cache up to the last accepted token, and what was drafted ahead while it may be right."""
+        if self._behind and len(sequence) == self._num_committed:
+            if num_accepted == len(self._behind) - 1:
+                return
+            self._clear()
+        self._forget_ahead(sequence)
         self.slot.trim(len(self.context(sequence)) + num_accepted)
+
+    def begin_ahead(self, draft: Draft) -> bool:
+        """Start to draft behind this round's draft, which is being checked; False where that cannot be.
+
+        The first token to be chosen is the one that the main model is expected to put there.
+        """
+        request = self.request
+        if not (self.can_draft_ahead and self.unread and draft.token_ids and draft.token_ids == self._token_ids):
+            return False  # it ended early, was cut, or is another's
+        if draft.token_ids[-1] in request.eos_token_ids:
+            return False
+        if len(request.sequence) + len(draft) + request.limit > self.room:
+            return False
+        self._num_committed = len(request.sequence)
+        self._token_ids, self._probs, self._confidences = [*draft.token_ids], [], []
+        return True
+
+    def goes_on_ahead(self) -> bool:
+        """Take what was chosen last, and say whether another token may follow."""
+        request = self.request
+        if not self.unread or self.unread[-1] in request.eos_token_ids:
+            return False
+        if not self._behind:
+            self._behind, self._token_ids, self._probs, self._confidences = self._token_ids, [], [], []
+        return len(self._token_ids) < min(request.limit, request.num_left - len(self._behind) - 1)
+
+    def num_ahead(self, sequence: Sequence) -> int:
+        """Tokens of the next draft that are there already, as the round before went as expected."""
+        came_true = bool(self._behind) and sequence.token_ids[self._num_committed :] == self._behind
+        return len(self._token_ids) if came_true else 0
+
+    def _forget_ahead(self, sequence: Sequence) -> None:
+        """Drop what was drafted ahead, from the cache as far as it did not come true."""
+        if self._behind:
+            said = sequence.token_ids[self._num_committed :]
+            pairs = enumerate(zip(self._behind, said, strict=False))
+            num_same = next((i for i, (one, other) in pairs if one != other), min(len(self._behind), len(said)))
+            self.slot.trim(self._num_committed + num_same)
+        self._clear()
+
+    def _clear(self) -> None:
+        self._behind, self._token_ids, self._probs, self._confidences = [], [], [], []
 
 
 @dataclass(slots=True)
 class _Row:
-    """The draft model's latest row, as `Rows`: it follows all draft tokens so far."""
+    """The draft model's latest row, as `Rows`: it follows all draft tokens so far, the first `num_behind` another's."""
 
     logits: Logits
     sampler: Sampler
     draft_token_ids: list[int]
+    num_behind: int = 0
     _distribution: Distribution | None = None
 
     def best(self, i: int) -> int:
-        return self.sampler.best(self.logits, self.draft_token_ids[:i])
+        return self.sampler.best(self.logits, self.draft_token_ids[: self.num_behind + i])
 
     def distribution(self, i: int) -> Distribution:
         if self._distribution is None:
-            self._distribution = self.sampler.distribution(self.logits, self.draft_token_ids[:i])
+            prefix = self.draft_token_ids[: self.num_behind + i]
+            self._distribution = self.sampler.distribution(self.logits, prefix)
         return self._distribution
 
     def confidence(self, token_id: int) -> float:

@@ -150,6 +150,8 @@ def load_vocabulary(bundle: Bundle, drafter: DrafterEntry, main: TextTokenizer, 
 class _Translated(Reader):
     """Reads a translation of the context."""
 
+    can_draft_ahead = False  # what was drafted may read otherwise once it is committed
+
     def __init__(self, slot: Slot, room: int, dictionary: Dictionary) -> None:
         super().__init__(slot, room)
         self._translation = Translation(dictionary)

@@ -3,6 +3,7 @@
 from outrider.schedule.acceptance import Acceptance, Luck, Share
 from outrider.schedule.auto import LONGEST, Auto
 from outrider.schedule.cost import DRAFT_ROWS, MAIN_ROWS, CostFile, PassCost, check_pass, measure_pass
+from outrider.schedule.overlap import Contention, measure_contention, pays
 from outrider.schedule.rules import ConfidenceThreshold
 
 __all__ = [
@@ -12,10 +13,13 @@ __all__ = [
     "Acceptance",
     "Auto",
     "ConfidenceThreshold",
+    "Contention",
     "CostFile",
     "Luck",
     "PassCost",
     "Share",
     "check_pass",
+    "measure_contention",
     "measure_pass",
+    "pays",
 ]

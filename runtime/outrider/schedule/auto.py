@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from outrider.drafters import DraftModel
     from outrider.schedule.cost import PassCost
-    from outrider.types import Backend, Draft, Drafter, DraftRequest, Sequence
+    from outrider.types import Backend, Draft, Drafter, DraftRequest, Pending, Sequence
 
 LONGEST = 15  # draft tokens a round: with the one before them, the 16 rows up to which calls are measured
 _MEMORY = 0.9  # of earlier rounds, how much the next one leaves: the rate is that of about ten rounds
@@ -65,6 +65,11 @@ class Auto:
         return sum(drafter.seconds for drafter in self._drafters)
 
     @property
+    def ahead_seconds(self) -> float:
+        """Time spent in the draft model's calls while drafts were checked."""
+        return self._model.ahead_seconds if self._model else 0.0
+
+    @property
     def _drafters(self) -> list[Drafter]:
         return [drafter for drafter in (self._copier, self._model) if drafter is not None]
 
@@ -100,7 +105,7 @@ class Auto:
             for turn in rounds:
                 if turn.rule is not None:
                     turn.draft = next(drafts)
-                    turn.seconds += turn.rule.step * max(len(turn.draft) - 1, 0)
+                    turn.seconds += turn.rule.step * max(len(turn.draft) - max(turn.rule.num_ahead, 1), 0)
             if len(asked) == 1 and any(turn.rule and len(turn.draft) for turn in rounds):  # the prompt is read
                 self._draft_cost.follow(sum(turn.seconds for turn in rounds) * together, self._model.seconds - began)
         rows = [max(len(turn.draft) + 1, self._least) for turn in rounds]
@@ -111,6 +116,13 @@ class Auto:
             self._answers[request.sequence].turn = turn
         self._check_began = self._main.seconds
         return [turn.draft for turn in rounds]
+
+    def draft_ahead(self, requests: Seq[DraftRequest], drafts: Seq[Draft], check: Pending) -> None:
+        """Let the draft model go on where it has drafted."""
+        turns = (self._answers[request.sequence].turn for request in requests)
+        mine = [(r, draft) for r, draft, turn in zip(requests, drafts, turns, strict=True) if turn and turn.by_model]
+        if self._model and mine:
+            self._model.draft_ahead([request for request, _ in mine], [draft for _, draft in mine], check)
 
     def observe(self, sequence: Sequence, num_accepted: int) -> None:
         """Learn from what became of the last draft."""
@@ -143,8 +155,11 @@ class Auto:
         unread = max(self._model.num_unread(request.sequence), 1)
         step = self._draft_cost.together([1] * together, context) / together
         first = self._draft_cost.together([unread] + [1] * (together - 1), context) / together
+        num_ahead = self._model.num_ahead(request.sequence)
+        if num_ahead:
+            first = 0.0  # how many there are may depend on what they are: it has no say in whether they are used
         chance = answer.model.mean
-        costs = [rate * (seconds + k * step) for k, seconds in enumerate(check)]
+        costs = [rate * (seconds + max(k - bool(num_ahead), 0) * step) for k, seconds in enumerate(check)]
         by_model, _ = best_length([chance] * (len(check) - 1), costs)
         if not answer.reading and unread > 1:
             # Reading the prompt pays later, if the answer goes on, as far as is known for as long again as it has, and
@@ -156,7 +171,7 @@ class Auto:
             by_model = by_model if answer.reading else 0.0
         if (answer.reading and by_model > value) or answer.probes(by_model):
             # How an answer begins says little: it is not drafted farther than it has come, and two tokens.
-            rule = WorthIt(answer.model_chance, chance, rate, step, check[: generated + 3])
+            rule = WorthIt(answer.model_chance, chance, rate, step, check[: generated + 3], num_ahead)
             return _Turn(NO_DRAFT, by_model=True, rule=rule, seconds=first)
         return turn
 
@@ -188,7 +203,7 @@ class WorthIt:
     """Goes on while the next token is worth what it costs: its chance of being reached and kept against its seconds.
 
     chance: of a token to be kept, by its confidence. next_chance: of one that is not drawn yet. rate: tokens a second.
-    step: seconds to draft a token. check: seconds that checking k tokens adds.
+    step: seconds to draft a token. check: seconds that checking k tokens adds. num_ahead: tokens that are drafted.
     """
 
     chance: Callable[[float], float]
@@ -196,6 +211,7 @@ class WorthIt:
     rate: float
     step: float
     check: Seq[float]
+    num_ahead: int = 0
 
     def wants_more(self, confidences: Seq[float]) -> bool:
         """Whether another token is worth it; what a token after that may be worth falls with every further one."""
@@ -203,7 +219,8 @@ class WorthIt:
         if k + 1 >= len(self.check):
             return False
         kept = prod(self.chance(confidence) for confidence in confidences) * self.next_chance
-        return kept > self.rate * (self.step + self.check[k + 1] - self.check[k])
+        step = self.step if k >= self.num_ahead else 0.0
+        return kept > self.rate * (step + self.check[k + 1] - self.check[k])
 
 
 @dataclass(slots=True)

@@ -10,7 +10,7 @@ import json
 import os
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import msgspec
 
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from outrider.types import Backend
+
+T = TypeVar("T")
 
 MAIN_ROWS = (2, 3, 4, 6, 8, 16)
 DRAFT_ROWS = (1, 2, 8, 32, 128)
@@ -156,11 +158,12 @@ def _timer(backend: Backend, max_tokens: int) -> Iterator[Callable[[int, int], f
 
 
 @dataclass(frozen=True, slots=True)
-class CostFile:
-    """What a model's calls cost, kept on disk for one model on one machine in one setting: all that is in `key`."""
+class CostFile(Generic[T]):
+    """A measurement, kept on disk for one model on one machine in one setting: all that is in `key`."""
 
     folder: Path
     key: Mapping[str, Any]
+    kind: type[T]  # of what was measured, such as PassCost
 
     @property
     def path(self) -> Path:
@@ -171,14 +174,15 @@ class CostFile:
     def _key(self) -> str:
         return json.dumps(self.key, sort_keys=True, default=str)
 
-    def read(self) -> PassCost | None:
+    def read(self) -> T | None:
         """What was measured before; None where nothing was, or the file is not what it should be."""
         try:
-            return msgspec.json.decode(self.path.read_bytes(), type=_Record).cost
+            record = msgspec.json.decode(self.path.read_bytes(), type=_Record)
+            return msgspec.convert(record.cost, self.kind)
         except (OSError, msgspec.DecodeError):
             return None
 
-    def write(self, cost: PassCost) -> None:
+    def write(self, cost: T) -> None:
         """Keep a measurement for the next time. A folder that cannot be written to costs another one, no more."""
         with contextlib.suppress(OSError):
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -189,4 +193,4 @@ class CostFile:
 
 class _Record(msgspec.Struct):
     key: str
-    cost: PassCost
+    cost: Any

@@ -99,6 +99,7 @@ class FakeBackend:
         """Rows that are there already."""
 
         rows: list[NDArray[np.float32]]
+        done = True
 
         def wait(self) -> FakeBackend.Step:
             """There is nothing to wait for."""

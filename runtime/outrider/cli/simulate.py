@@ -1,0 +1,79 @@
+"""`outrider simulate`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from outrider.cli.console import err, out, print_json, progress_bar, table
+from outrider.cli.options import generation_options, json_option, load_options, read_options
+
+if TYPE_CHECKING:
+    from outrider.bench.simulate import Profile
+
+_MODES = "plain,draft:3,auto"
+
+
+@click.command()
+@click.argument("bundle")
+@click.option("--profile", metavar="FILE", help="What calls take on another machine.  [default: measured on this one]")
+@click.option("--modes", default=_MODES, show_default=True, help="Comma-separated: plain, auto, draft[:N].")
+@click.option("--prompts", metavar="FILE", help="JSON Lines with 'turns' or 'prompt'.  [default: six of our own]")
+@click.option("--per-category", type=click.IntRange(1), help="Use the first N prompts of each category.")
+@load_options
+@generation_options
+@json_option
+def simulate(
+    bundle: str,
+    profile: str | None,
+    modes: str,
+    prompts: str | None,
+    per_category: int | None,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Predict how fast BUNDLE's pair would be on another machine, with drafting overlapped and not.
+
+    The models run here, at the times of a profile. Without one, this machine's own times are measured and taken, and
+    what is predicted stands beside what was measured.
+    """
+    from outrider.bench.modes import split_modes
+    from outrider.bench.prompts import encode_prompts, read_prompts
+    from outrider.bench.simulate import compare, read_profile
+    from outrider.engine import load
+
+    config = read_options(options, max_new_tokens=64)
+    names = split_modes(modes)
+    given = read_profile(Path(profile).expanduser()) if profile else None
+    chosen = read_prompts(prompts, per_category)
+    engine = load(bundle, config)
+    tasks = encode_prompts(chosen, engine.tokenizer)
+    with progress_bar("simulating", len(tasks), quiet=as_json) as advance:
+        found, rows = compare(engine, tasks, names, given, advance)
+    if as_json:
+        print_json({"profile": _describe(found), "measured": given is None, "rows": rows})
+        return
+    out.print("  ".join(f"{key}={value}" for key, value in _describe(found).items()), style="dim")
+    made = table("mode", "predicted tokens/s", "vs plain", *(("measured tokens/s", "error") if not given else ()))
+    for row in rows:
+        cells = [row["mode"], f"{row['predicted']:.1f}", f"{row['speed_up']:.2f}×"]
+        if row["measured"]:
+            cells += [f"{row['measured']:.1f}", f"{row['predicted'] / row['measured'] - 1:+.0%}"]
+        made.add_row(*cells)
+    out.print(made)
+    if given:
+        err.print(f"Predictions, by the times in {profile}: nothing was measured on such a machine.")
+
+
+def _describe(profile: Profile) -> dict[str, Any]:
+    return {
+        "profile": profile.name,
+        **{
+            f"{role}_ms": {n: round(1000 * cost(n), 2) for n in cost.rows}
+            for role, cost in (("main", profile.main), ("draft", profile.draft))
+        },
+        "contention": {"check": round(profile.contention.check, 2), "draft": round(profile.contention.draft, 2)},
+        "host_ms": round(1000 * profile.host, 2),
+    }

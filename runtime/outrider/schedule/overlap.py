@@ -1,0 +1,106 @@
+"""Whether it pays to draft for the next round while the main model checks this one."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from outrider.schedule.auto import LONGEST
+from outrider.schedule.cost import NEAR
+from outrider.types import Chunk
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from outrider.schedule.cost import PassCost
+    from outrider.types import Backend, Pending
+
+_ROWS = 4  # of the call that is measured
+_ACCEPTANCE = 0.7  # the share of draft tokens that is taken to be kept: what the controller begins with
+_LEAST_GAIN = 1.02  # what is won by less may as well be lost
+
+
+@dataclass(frozen=True, slots=True)
+class Contention:
+    """How many times as long a call takes while calls of the other model run: of the main model, of the draft model.
+
+    1 where the two share nothing. On one processor both may be above 2.
+    """
+
+    check: float
+    draft: float
+
+
+def pays(main: PassCost, draft: PassCost, contention: Contention, acceptance: float = _ACCEPTANCE) -> bool:
+    """Whether overlapped drafting is faster, by what calls cost."""
+    lengths = range(1, LONGEST + 1)
+    apart = max(1 / main(1), *(_rate(main, draft, k, acceptance) for k in lengths))
+    return max(_rate(main, draft, k, acceptance, contention) for k in lengths) > _LEAST_GAIN * apart
+
+
+def _rate(main: PassCost, draft: PassCost, k: int, acceptance: float, contention: Contention | None = None) -> float:
+    """Tokens a second with drafts of k tokens, each kept with this probability if those before it are.
+
+    A round yields Σ acceptance^i, i = 0 … k (Leviathan et al. 2022, equation 1). What was drafted ahead counts when
+    all k are kept and the next one is as expected.
+    """
+    num_tokens = sum(acceptance**i for i in range(k + 1))
+    check, step = main(k + 1), draft(1)
+    if contention is None:
+        return num_tokens / (check + k * step)
+    check, ahead_step = check * contention.check, step * contention.draft
+    num_ahead = min(max(check // ahead_step - 1, 0), k)  # the first call gives the token that is expected
+    wait = min(ahead_step / 2, check)  # for the call that is under way when the check is done
+    return num_tokens / (check + wait + (k - acceptance ** (k + 1) * num_ahead) * step)
+
+
+def measure_contention(main: Backend, draft: Backend, repeats: int = 3) -> Contention:
+    """Time calls of both models, alone and at the same time. The main model's are to run in the background.
+
+    Raises:
+        DeviceError: when a device fails.
+    """
+    with _calls(main, _ROWS) as check, _calls(draft, 1) as step:
+        alone, beside, step_alone, step_beside = [], [], [], []
+        for _ in range(repeats + 1):  # the first round compiles kernels
+            alone.append(_seconds(lambda: check().wait()))
+            step_alone.append(_seconds(lambda: step().wait()))
+            began = main.seconds
+            under_way = check()
+            steps: list[float] = []
+            while not under_way.done:
+                steps.append(_seconds(lambda: step().wait()))
+            under_way.wait()
+            beside.append(main.seconds - began)
+            step_beside.extend(steps[:-1] or steps)  # the last one ran on alone
+    return Contention(
+        check=max(min(beside[1:]) / min(alone[1:]), 1.0),
+        draft=max(min(step_beside, default=0.0) / min(step_alone[1:]), 1.0),
+    )
+
+
+def _seconds(call: Callable[[], object]) -> float:
+    began = time.perf_counter()
+    call()
+    return time.perf_counter() - began
+
+
+@contextlib.contextmanager
+def _calls(backend: Backend, num_rows: int) -> Iterator[Callable[[], Pending]]:
+    """Gives a function that begins a call with so many rows, at a context of some length."""
+    context = max(min(NEAR, backend.max_tokens - num_rows), 0)
+    slot = backend.open(context + num_rows)
+    if slot is None:
+        raise RuntimeError("the cache is in use: costs are measured while nothing runs")
+
+    def submit() -> Pending:
+        slot.trim(0)
+        slot.skip_to(context)
+        return backend.submit([Chunk(slot, [0] * num_rows, num_rows=num_rows)])
+
+    try:
+        yield submit
+    finally:
+        slot.close()

@@ -1,0 +1,262 @@
+"""Overlapped drafting: it saves time where the guess comes true, and never shows."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import outrider
+from outrider.config import GenerationConfig
+from outrider.drafters import DraftModel, Suffix
+from outrider.errors import DeviceError, OptionError
+from outrider.request import Request
+from outrider.request_queue import RequestQueue
+from outrider.sampling import LogitsSampler
+from outrider.schedule import Auto, Contention, PassCost, measure_contention, pays
+from outrider.testing import FakeBackend, ToyTokenizer
+from outrider.text import TextStream
+from outrider.types import Noise, Sequence
+from outrider.verifiers import BlockRejection, Coupled, Greedy, TokenRejection
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from collections.abc import Sequence as Seq
+
+    from outrider.bundle import Bundle
+    from outrider.types import Chunk
+
+VOCAB_SIZE = 6
+MEMORY = 12  # tokens that a logit depends on: what is left in a cache by mistake shows
+VERIFIERS: dict[str, Any] = {
+    "greedy": Greedy(), "coupled": Coupled(), "rejection": BlockRejection(), "token-rejection": TokenRejection(),
+}  # fmt: skip
+
+
+@dataclass
+class SlowPending:
+    """A call that is done once it has been asked for `left` times."""
+
+    main: SlowBackend
+    step: FakeBackend.Step
+    left: int
+
+    @property
+    def done(self) -> bool:
+        self.left -= 1
+        return self.left < 0
+
+    def wait(self) -> FakeBackend.Step:
+        self.main.ends.append(self.main.watch())
+        return self.step
+
+
+class SlowBackend(FakeBackend):
+    """A device that is busy for as long as it takes to draft `patience` tokens."""
+
+    def __init__(self, vocab_size: int, *, patience: int, seed: int = 0, watch: Callable[[], int] = lambda: 0) -> None:
+        super().__init__(vocab_size, seed=seed, memory=MEMORY)
+        self.patience, self.watch = patience, watch
+        self.begins: list[int] = []
+        self.ends: list[int] = []
+
+    def submit(self, chunks: Seq[Chunk]) -> SlowPending:  # type: ignore[override]
+        self.begins.append(self.watch())
+        return SlowPending(self, super().submit(chunks), self.patience)
+
+
+def make_request(
+    prompt: Seq[int],
+    drafter: Any,
+    *,
+    overlap: bool = True,
+    n: int = 3,
+    sampling: str = "greedy",
+    eos: Seq[int] = (),
+    **options: Any,
+) -> Request:
+    config = GenerationConfig(temperature=0.0 if sampling == "greedy" else 1.0, max_new_tokens=30, **options)
+    return Request(
+        sequence=Sequence(list(prompt), len(prompt)),
+        sampler=LogitsSampler(config, list(prompt)),
+        verifier=VERIFIERS[sampling],
+        noise=Noise(3),
+        text=TextStream(lambda ids: "".join("abcdef"[i] for i in ids), ()),
+        max_new_tokens=30,
+        eos_token_ids=frozenset(eos),
+        drafter=drafter,
+        ahead_drafter=drafter if overlap else None,
+        num_assistant_tokens=n if drafter else 0,
+    )
+
+
+def run(main: FakeBackend, *requests: Request) -> None:
+    """Answer requests together."""
+    queue = RequestQueue(main, 32)
+    threads = [threading.Thread(target=lambda r=request: [*queue.run(r)]) for request in requests]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+def draft_model(seed: int, noise: float) -> DraftModel:
+    backend = FakeBackend(VOCAB_SIZE, seed=seed, noise=noise, memory=MEMORY)
+    return DraftModel(backend, context_length=1000, max_num_batched_tokens=32)
+
+
+SITUATIONS = {
+    "prompt": st.lists(st.integers(0, VOCAB_SIZE - 1), min_size=1, max_size=70),
+    "seed": st.integers(0, 2**20),
+    "n": st.integers(1, 6),
+    "noise": st.sampled_from([0.0, 0.2, 1.0]),
+    "patience": st.integers(0, 9),
+    "eos": st.sampled_from([(), (1,)]),
+    "penalty": st.sampled_from([0.0, 0.7]),
+}
+
+
+@settings(max_examples=150, deadline=None)
+@given(sampling=st.sampled_from(list(VERIFIERS)), **SITUATIONS)
+def test_the_text_and_the_rounds_are_those_without_overlap(
+    sampling: str,
+    prompt: list[int],
+    seed: int,
+    n: int,
+    noise: float,
+    patience: int,
+    eos: tuple[int, ...],
+    penalty: float,
+) -> None:
+    """What is drafted ahead is what would be drafted: so even rejection sampling draws the same tokens."""
+    options: dict[str, Any] = {"n": n, "sampling": sampling, "eos": eos, "presence_penalty": penalty}
+    apart = make_request(prompt, draft_model(seed, noise), overlap=False, **options)
+    overlapped = make_request(prompt, draft_model(seed, noise), **options)
+    run(FakeBackend(VOCAB_SIZE, seed=seed, memory=MEMORY), apart)
+    run(SlowBackend(VOCAB_SIZE, seed=seed, patience=patience), overlapped)
+    assert overlapped.sequence.token_ids == apart.sequence.token_ids
+    assert overlapped.finish_reason == apart.finish_reason
+    assert overlapped.stats.num_draft_tokens_per_round == apart.stats.num_draft_tokens_per_round
+    assert overlapped.stats.num_accepted_tokens_per_round == apart.stats.num_accepted_tokens_per_round
+
+
+@settings(max_examples=100, deadline=None)
+@given(sampling=st.sampled_from(["greedy", "coupled"]), **SITUATIONS)
+def test_the_controllers_text_is_plain_text(
+    sampling: str,
+    prompt: list[int],
+    seed: int,
+    n: int,
+    noise: float,
+    patience: int,
+    eos: tuple[int, ...],
+    penalty: float,
+) -> None:
+    main = SlowBackend(VOCAB_SIZE, seed=seed, patience=patience)
+    model, step = draft_model(seed, noise), cost(0.1, 0.0)
+    auto = Auto(main, cost(1.0, n / 100), copier=Suffix(), model=model, draft_cost=step)
+    options: dict[str, Any] = {"sampling": sampling, "eos": eos, "presence_penalty": penalty}
+    plain, overlapped = make_request(prompt, None, **options), make_request(prompt, auto, n=15, **options)
+    run(main, plain)
+    run(main, overlapped)
+    assert overlapped.sequence.token_ids == plain.sequence.token_ids
+
+
+def test_a_guess_that_comes_true_leaves_nothing_to_draft() -> None:
+    model = draft_model(0, noise=0.0)  # always right
+    calls = model.backend.calls  # type: ignore[attr-defined]
+    main = SlowBackend(VOCAB_SIZE, patience=4, watch=lambda: len(calls))  # the token that is expected, then three
+    request = make_request([1, 2], model)
+    run(main, request)
+    assert set(request.stats.num_accepted_tokens_per_round[:-1]) == {3}
+    between = [begin - end for end, begin in zip(main.ends, main.begins[1:], strict=False)]
+    assert between[0] == 3  # the first draft
+    assert set(between[1:-1]) == {0}
+
+
+def test_a_check_that_is_done_at_once_leaves_no_time() -> None:
+    model = draft_model(0, noise=0.0)
+    request = make_request([1, 2], model)
+    run(SlowBackend(VOCAB_SIZE, patience=0), request)
+    apart = draft_model(0, noise=0.0)
+    run(FakeBackend(VOCAB_SIZE, memory=MEMORY), make_request([1, 2], apart, overlap=False))
+    assert model.backend.calls == apart.backend.calls  # type: ignore[attr-defined]
+
+
+def test_requests_overlap_together() -> None:
+    prompts = [[1, 2], [3], [4, 5, 1]]
+    plain = [make_request(prompt, None) for prompt in prompts]
+    model = draft_model(0, noise=0.3)
+    overlapped = [make_request(prompt, model) for prompt in prompts]
+    run(FakeBackend(VOCAB_SIZE, memory=MEMORY), *plain)
+    run(SlowBackend(VOCAB_SIZE, patience=3), *overlapped)
+    for one, other in zip(plain, overlapped, strict=True):
+        assert one.sequence.token_ids == other.sequence.token_ids
+
+
+def test_a_draft_model_that_fails_ahead_ends_its_requests_alone() -> None:
+    class Breaks(FakeBackend):
+        def submit(self, chunks: Seq[Chunk]) -> FakeBackend.Step:
+            if len(self.calls) == 5:
+                raise DeviceError("it broke")
+            return super().submit(chunks)
+
+    broken = make_request([1, 2], DraftModel(Breaks(VOCAB_SIZE), context_length=1000))
+    plain, alone = make_request([3], None), make_request([3], None)
+    main = SlowBackend(VOCAB_SIZE, patience=9)
+    queue = RequestQueue(main, 32)
+    with pytest.raises(DeviceError, match="it broke"):
+        [*queue.run(broken)]
+    run(main, plain)
+    run(FakeBackend(VOCAB_SIZE, memory=MEMORY), alone)
+    assert plain.sequence.token_ids == alone.sequence.token_ids
+
+
+# --- whether it pays ---------------------------------------------------------------------------------------------
+
+
+def cost(base: float, row: float) -> PassCost:
+    return PassCost((1, 16), (base + row, base + 16 * row), (base + row, base + 16 * row))
+
+
+def test_it_pays_where_devices_share_nothing_and_not_where_they_share_all() -> None:
+    main, draft = cost(1.0, 0.01), cost(0.3, 0.01)
+    assert pays(main, draft, Contention(1.0, 1.0))
+    assert not pays(main, draft, Contention(2.0, 2.0))
+    assert not pays(main, cost(3.0, 0.01), Contention(1.0, 1.0))  # a draft model that never pays
+
+
+def test_contention_is_measured(toy_bundle: Bundle) -> None:
+    engine = outrider.Engine(toy_bundle, outrider.Config().replace(cache_size=0.005), tokenizer=ToyTokenizer())
+    engine.main.run_in_background(True)  # type: ignore[attr-defined]
+    draft = engine.find_drafter("draft")
+    assert isinstance(draft, DraftModel)
+    found = measure_contention(engine.main, draft.backend)
+    assert found.check >= 1
+    assert found.draft >= 1
+
+
+# --- the engine ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("sampling", [{}, {"temperature": 1.0, "seed": 4}])
+def test_an_engine_that_overlaps_gives_plain_text(toy_bundle: Bundle, sampling: dict[str, Any]) -> None:
+    config = outrider.Config().replace(cache_size=0.005, overlap=True)
+    engine = outrider.Engine(toy_bundle, config, tokenizer=ToyTokenizer())
+    assert engine.overlaps
+    options = {"max_new_tokens": 40, "ignore_eos": True, **sampling}
+    plain = engine.generate("abc abc", drafter=None, **options)
+    for n in (1, 3, "auto"):
+        result = engine.generate("abc abc", drafter="draft", num_assistant_tokens=n, **options)
+        assert result.token_ids == plain.token_ids
+    assert engine.generate("abc", drafter="draft", num_assistant_tokens=3, **options).stats.ahead_seconds > 0
+
+
+def test_overlap_needs_a_draft_model(toy_bundle: Bundle) -> None:
+    config = outrider.Config().replace(cache_size=0.005, overlap=True, drafter="ngram")
+    with pytest.raises(OptionError, match="overlap=True needs a draft model, and none is loaded"):
+        outrider.Engine(toy_bundle, config, tokenizer=ToyTokenizer())
