@@ -19,7 +19,7 @@ LAYERS = [
     {"testing"},
     {"engine"},
     {"request_queue", "schedule"},
-    {"loop"},
+    {"loop", "trace"},
     {"request"},
     {"drafters", "verifiers"},
     {"backends"},

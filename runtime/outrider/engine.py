@@ -6,6 +6,8 @@ import functools
 import math
 import secrets
 import time
+from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import platformdirs
@@ -34,15 +36,15 @@ from outrider.schedule import (
     pays,
 )
 from outrider.text import TextStream, Tokenizer
+from outrider.trace import Trace, TracedRequest
 from outrider.types import Noise, Sequence
 from outrider.verifiers import SAMPLING_VERIFIERS, Greedy
 
 COSTS_FOLDER = platformdirs.user_cache_path("outrider", appauthor=False) / "costs"
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Mapping
+    from collections.abc import Callable, Generator, Iterator, Mapping
     from collections.abc import Sequence as Seq
-    from pathlib import Path
     from threading import Event
 
     from outrider.bundle import DrafterEntry, ModelEntry
@@ -119,6 +121,7 @@ class Engine:
         self._controllers: dict[tuple[str, int], Auto] = {}
         self._overlaps = False
         self.overlaps = self._decide_overlap(self.config.scheduler.overlap)
+        self._trace: Trace | None = None
         self._queue = RequestQueue(self._main, self.config.scheduler.max_num_batched_tokens)
 
     @property
@@ -238,6 +241,39 @@ class Engine:
     ) -> Generator[TextChunk, None, None]:
         """Answer a prompt piece by piece; as `generate`. A stream that is closed or forgotten ends as well."""
         return self._queue.run(self.prepare(prompt, config, chat_template=chat_template, cancel=cancel, **options))
+
+    @contextmanager
+    def trace(self, path: str | Path) -> Iterator[None]:
+        """Write a timeline of the requests that begin in the block, for ui.perfetto.dev; see `outrider.trace`.
+
+            with engine.trace("out.json"):
+                engine.generate("Why is the sky blue?")
+
+        Outside of such a block nothing is timed.
+
+        Raises:
+            OptionError: when the file cannot be written, or the engine is being traced already.
+        """
+        if self._trace:
+            raise OptionError(f"This engine is being traced to {self._trace.path} already. One trace runs at a time.")
+        trace = Trace(Path(path).expanduser(), (f"{role}: {where}" for role, where in self.setting.items()))
+        backends = {name: self._backends[f"{name}_device"] for name in self._models}
+        traced = {name: trace.backend(backend, name, backend.device) for name, backend in backends.items()}
+        self._run_on(traced)
+        self._trace = trace
+        try:
+            yield
+        finally:
+            self._trace = None
+            self._run_on(backends)
+            trace.close()
+
+    def _run_on(self, backends: Mapping[str, Backend]) -> None:
+        """Have the models called by way of these, wrappers of their backends or those themselves."""
+        self._queue.run_on(backends["main"])
+        for name, drafter in self._drafters.items():
+            if name in backends and isinstance(drafter, DraftModel):
+                drafter.backend = backends[name]
 
     def _compile(self, bundle: Bundle, model: ModelEntry, device: str, *, exact: bool) -> CompiledModel:
         """Compile one model of a bundle and compare it with what the manifest says."""
@@ -401,7 +437,11 @@ class Engine:
         sampled = config.temperature > 0
         seed = secrets.randbits(63) if config.seed is None else int(config.seed)
         end_token_ids = frozenset(config.stop_token_ids).union(() if config.ignore_eos else tokenizer.eos_token_ids)
-        request = Request(
+        new_request: Callable[..., Request] = Request
+        if trace := self._trace:
+            new_request = functools.partial(TracedRequest, trace, "plain" if drafter is None else str(config.drafter))
+            drafter = None if drafter is None else trace.drafter(drafter, str(config.drafter))
+        request = new_request(
             sequence=Sequence(token_ids, len(token_ids), self._texts(config)),
             sampler=LogitsSampler(config, token_ids, end_token_ids=end_token_ids),
             verifier=_verifier(config),

@@ -40,11 +40,15 @@ class RequestQueue:
 
     def __init__(self, main: Backend, max_num_batched_tokens: int) -> None:
         self._inbox: _Inbox = SimpleQueue()
-        worker = _Worker(main, max_num_batched_tokens, self._inbox)
-        thread = threading.Thread(target=worker.work, name="outrider", daemon=True)
+        self._worker = _Worker(main, max_num_batched_tokens, self._inbox)
+        thread = threading.Thread(target=self._worker.work, name="outrider", daemon=True)
         thread.start()
         # When this object goes, or the interpreter ends: a daemon must not die in the middle of a device's call.
         weakref.finalize(self, _stop, self._inbox, thread)
+
+    def run_on(self, main: Backend) -> None:
+        """Call the main model by way of `main`, a wrapper of its backend or that itself, from the next round on."""
+        self._worker.main = main
 
     def run(self, request: Request) -> Generator[TextChunk, None, None]:
         """Bring a request to its end, yielding its text as it becomes certain.
@@ -79,7 +83,7 @@ class _Worker:
     """Steps the loop for all requests that were sent to it and are not done."""
 
     def __init__(self, main: Backend, max_num_batched_tokens: int, inbox: _Inbox) -> None:
-        self._main = main
+        self.main = main
         self._max_num_batched_tokens = max_num_batched_tokens
         self._inbox = inbox
         self._waiting: deque[Request] = deque()
@@ -158,7 +162,7 @@ class _Worker:
 
     def _admit(self, request: Request) -> bool:
         try:
-            return request.admit(self._main)
+            return request.admit(self.main)
         except Exception as error:  # an app's drafter
             request.fail(error)
             return False
@@ -167,16 +171,16 @@ class _Worker:
         """One step of the loop, with its time put down to those who were decoding."""
         decoding = [request for request in self._running if request.stats.num_generated_tokens]
         drafters = {id(r.drafter): r.drafter for r in self._running if r.drafter is not None}.values()
-        began, main_began = time.perf_counter(), self._main.seconds
+        began, main_began = time.perf_counter(), self.main.seconds
         drafting_began = sum(drafter.seconds for drafter in drafters)
         ahead = {id(r.ahead_drafter): r.ahead_drafter for r in self._running if r.ahead_drafter is not None}.values()
         ahead_began = sum(drafter.ahead_seconds for drafter in ahead)
         try:
-            step(self._main, self._running, self._max_num_batched_tokens)
+            step(self.main, self._running, self._max_num_batched_tokens)
         except BaseException as error:  # of the models' calls, which all requests share
             for request in self._running:
                 request.fail(error)
-        checking = self._main.seconds - main_began
+        checking = self.main.seconds - main_began
         drafting = sum(drafter.seconds for drafter in drafters) - drafting_began
         ahead_seconds = sum(drafter.ahead_seconds for drafter in ahead) - ahead_began
         host = time.perf_counter() - began - checking - drafting

@@ -53,6 +53,15 @@ class Canvas:
             f'role="img" aria-label="{escape(label)}">{"".join(self._shapes)}</svg>'
         )
 
+    def document(self, label: str, style: str) -> str:
+        """The drawing as a file of its own, with a style sheet of its own."""
+        shapes = "\n".join(self._shapes)
+        return (
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {self.width:.0f} {self.height:.0f}" '
+            f'width="{self.width:.0f}" height="{self.height:.0f}" role="img" aria-label="{escape(label)}">\n'
+            f"<style>{style}</style>\n{shapes}\n</svg>\n"
+        )
+
     def _add(self, shape: str, title: str, *, kind: str, **places: float | str) -> None:
         attributes = "".join(
             f' {name}="{place if isinstance(place, str) else format(place, ".1f")}"' for name, place in places.items()

@@ -14,7 +14,7 @@ import click
 from outrider import __version__
 from outrider.errors import OptionError, OutriderError, nearest
 
-COMMANDS = ("bench", "demo", "export", "generate", "import", "inspect", "simulate", "tune", "verify")
+COMMANDS = ("bench", "demo", "export", "generate", "import", "inspect", "simulate", "trace", "tune", "verify")
 
 
 class _Commands(click.Group):

@@ -11,10 +11,11 @@ import platformdirs
 from outrider.cli.console import out, print_json, table
 from outrider.cli.export import Bars
 from outrider.cli.generate import compare_as_dict, print_stream, speed_up, verdict, warm_up
-from outrider.cli.options import json_option
+from outrider.cli.options import json_option, trace_option, tracing
 from outrider.errors import BundleError
 
 if TYPE_CHECKING:
+    from outrider.engine import Engine
     from outrider.results import Result
 
 MAX_NEW_TOKENS = 96
@@ -40,8 +41,9 @@ PROMPTS = {
 
 @click.command()
 @click.option("--cache-dir", type=click.Path(path_type=Path), help="Where model and bundle are kept.")
+@trace_option
 @json_option
-def demo(cache_dir: Path | None, as_json: bool) -> None:
+def demo(cache_dir: Path | None, trace: str | None, as_json: bool) -> None:
     """Fetch a small model, export it, and show plain against speculative decoding.
 
     SmolLM2-135M-Instruct with the suffix drafter: it copies from the prompt, so it pays where the answer repeats the
@@ -53,20 +55,8 @@ def demo(cache_dir: Path | None, as_json: bool) -> None:
     bundle = demo_bundle(folder, quiet=as_json)
     engine = load(bundle, drafter="suffix", max_new_tokens=MAX_NEW_TOKENS)
     warm_up(engine, PROMPTS["extract"], "suffix", max_new_tokens=24)
-    compared: dict[str, tuple[Result, Result]] = {}
-    for name, prompt in PROMPTS.items():
-        if not as_json:
-            out.print(f"── {name}", style="bold")
-            out.print(prompt, style="dim", markup=False)
-            out.print()
-            result = print_stream(engine.stream(prompt))
-        else:
-            result = engine.generate(prompt)
-        plain = engine.generate(prompt, drafter=None)
-        compared[name] = (result, plain)
-        if not as_json:
-            out.print(verdict(result, plain), style="bold green" if result.token_ids == plain.token_ids else "bold red")
-            out.print()
+    with tracing(engine, trace):
+        compared = {name: _compare(engine, name, quiet=as_json) for name in PROMPTS}
     if as_json:
         answers: dict[str, Any] = {
             name: result.as_dict() | {"compare": compare_as_dict(result, plain)}
@@ -87,6 +77,21 @@ def demo(cache_dir: Path | None, as_json: bool) -> None:
         )
     out.print(made)
     out.print(f"\nTry your own: outrider generate {bundle} 'your prompt' --compare")
+
+
+def _compare(engine: Engine, name: str, *, quiet: bool) -> tuple[Result, Result]:
+    """Answer a prompt both ways, and print it unless `quiet`."""
+    prompt = PROMPTS[name]
+    if quiet:
+        return engine.generate(prompt), engine.generate(prompt, drafter=None)
+    out.print(f"── {name}", style="bold")
+    out.print(prompt, style="dim", markup=False)
+    out.print()
+    result = print_stream(engine.stream(prompt))
+    plain = engine.generate(prompt, drafter=None)
+    out.print(verdict(result, plain), style="bold green" if result.token_ids == plain.token_ids else "bold red")
+    out.print()
+    return result, plain
 
 
 def demo_bundle(folder: Path, *, quiet: bool) -> Path:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from outrider.cli.console import out, print_json, table
-from outrider.cli.options import generation_options, json_option, load_options, read_options
+from outrider.cli.options import generation_options, json_option, load_options, read_options, trace_option, tracing
 from outrider.errors import OptionError, one_line
 
 if TYPE_CHECKING:
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     help="A text that the suffix drafter copies from. Can be given several times.",
 )
 @click.option("--compare", is_flag=True, help="Run the same request plainly too, and print both speeds.")
+@trace_option
 @load_options
 @generation_options
 @json_option
@@ -44,6 +45,7 @@ def generate(
     no_chat_template: bool,
     reference: tuple[str, ...],
     compare: bool,
+    trace: str | None,
     as_json: bool,
     **options: Any,
 ) -> None:
@@ -72,8 +74,9 @@ def generate(
         few = min(config.generation.max_new_tokens or 16, 16)
         warm_up(engine, request, config.generation.drafter, max_new_tokens=few, min_new_tokens=0, **arguments)
 
-    result = engine.generate(request, **arguments) if as_json else print_stream(engine.stream(request, **arguments))
-    plain = engine.generate(request, **arguments, drafter=None, seed=result.seed) if compare else None
+    with tracing(engine, trace):
+        result = engine.generate(request, **arguments) if as_json else print_stream(engine.stream(request, **arguments))
+        plain = engine.generate(request, **arguments, drafter=None, seed=result.seed) if compare else None
     if as_json:
         print_json(result.as_dict() | ({"compare": compare_as_dict(result, plain)} if plain else {}))
         return

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from outrider.cli.console import err
 from outrider.config import find_presets, load_config
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from outrider.config import Config
+    from outrider.engine import Engine
 
 
 def _read_biases(context: click.Context, parameter: click.Parameter, given: tuple[str, ...]) -> dict[str, float] | None:
@@ -118,6 +121,22 @@ def generation_options(function: Callable[..., Any]) -> Callable[..., Any]:
 def json_option(function: Callable[..., Any]) -> Callable[..., Any]:
     """Add `--json`."""
     return click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead.")(function)
+
+
+def trace_option(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add `--trace`."""
+    return click.option("--trace", metavar="FILE", help="Write a timeline, for ui.perfetto.dev.")(function)
+
+
+@contextmanager
+def tracing(engine: Engine, trace: str | None) -> Iterator[None]:
+    """Trace what runs in the block if a file was named, and say how to look at it."""
+    if trace is None:
+        yield
+        return
+    with engine.trace(trace):
+        yield
+    err.print(f"Wrote {trace}: open it at https://ui.perfetto.dev, or: outrider trace {trace}")
 
 
 def read_options(options: dict[str, Any], *, max_new_tokens: int | None = None) -> Config:

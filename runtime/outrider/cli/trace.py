@@ -1,0 +1,65 @@
+"""`outrider trace`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from outrider.cli.console import err, out, print_json, table
+from outrider.cli.options import json_option
+from outrider.errors import OptionError, one_line
+
+
+@click.command()
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option("-o", "--output", type=click.Path(path_type=Path), metavar="SVG", help="Draw some rounds into this file.")
+@click.option("--first", type=click.IntRange(1), default=1, show_default=True, help="The first round that is drawn.")
+@click.option("--rounds", type=click.IntRange(1), default=8, show_default=True, help="How many rounds are drawn.")
+@json_option
+def trace(file: Path, output: Path | None, first: int, rounds: int, as_json: bool) -> None:
+    """Say where the time went in FILE, a trace.
+
+    FILE comes from `outrider generate … --trace FILE`; https://ui.perfetto.dev shows all of it.
+    """
+    from outrider.bench.plot_timeline import draw_timeline
+    from outrider.bench.timeline import read_timeline, summarise
+
+    timeline = read_timeline(file.expanduser())
+    drawing = draw_timeline(timeline, first=first, count=rounds) if output else ""
+    summary = summarise(timeline)
+    if output:
+        try:
+            output.expanduser().write_text(drawing, encoding="utf-8")
+        except OSError as error:
+            raise OptionError(f"{output} cannot be written: {one_line(error)}. Name another file.") from error
+    if as_json:
+        print_json(summary)
+    else:
+        _print(summary)
+        if output:
+            err.print(f"Wrote {output}")
+
+
+def _print(summary: dict[str, Any]) -> None:
+    if not summary["is_whole"]:
+        err.print("The trace was cut off: the program that wrote it did not end it.")
+    if not summary["rounds"]:
+        out.print("No round of decoding is in this trace.")
+        return
+    accepted = f"{summary['accepted']} of {summary['drafted']} draft tokens accepted"
+    out.print(
+        f"{summary['seconds']:.2f} s of decoding: {summary['rounds']} rounds, {summary['tokens']} tokens, {accepted}"
+    )
+    made = table("", "share", "calls", "ms a call")
+    for lane, device in summary["devices"].items():
+        made.add_row(lane, f"{device['share']:.1%}", str(device["calls"]), f"{device['milliseconds']:.2f}")
+    if len(summary["devices"]) > 1:
+        made.add_row("both at a time", f"{summary['both']:.1%}")
+    made.add_row("host alone", f"{sum(summary['host'].values()):.1%}", "", f"{summary['host_milliseconds']:.2f}")
+    for name, share in summary["host"].items():
+        made.add_row(f"  {name}", f"{share:.2%}")
+    out.print(made)
+    if summary["gap_milliseconds"] is not None:
+        out.print(f"Between two draft calls in a row: {summary['gap_milliseconds']:.2f} ms (median)")
