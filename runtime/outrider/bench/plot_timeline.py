@@ -21,7 +21,7 @@ _KINDS = {  # of spans, by name: the class of the style sheet, and what the lege
     "draft": ("draft", "draft model drafts a token"),
     "prompt": ("prompt", "a model reads the prompt"),
     "draw": ("draw", "host: draws a draft token"),
-    "propose": ("propose", "host: looks for copies, plans"),
+    "propose": ("propose", "host: proposes, with the draft calls in it"),
     "submit": ("submit", "host: prepares a call"),
     "verify": ("verify", "host: verifies"),
     "commit": ("commit", "host: commits"),

@@ -1,0 +1,356 @@
+"""Traces: that the viewer can read them, and that they say what happened."""
+
+from __future__ import annotations
+
+import gc
+import json
+import subprocess
+import sys
+import threading
+import time
+from collections import defaultdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from xml.etree import ElementTree
+
+import pytest
+
+import outrider
+from outrider.bench.timeline import Timeline, read_timeline, summarise
+from outrider.cli import run
+from outrider.errors import DeviceError, OptionError
+from outrider.testing import FakeBackend, ToyTokenizer
+from outrider.trace import Trace, TracedBackend
+from outrider.types import Chunk
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence as Seq
+
+    from outrider.bundle import Bundle
+
+OPTIONS: dict[str, Any] = {"max_new_tokens": 40, "ignore_eos": True}
+WAYS: dict[str, dict[str, Any]] = {
+    "auto": {},
+    "draft": {"drafter": "draft", "num_assistant_tokens": 4},
+    "ngram": {"drafter": "ngram"},
+    "plain": {"drafter": None},
+    "sampled": {"temperature": 0.8, "seed": 1},
+}
+
+
+def read_strictly(path: Path) -> list[dict[str, Any]]:
+    """A whole trace's events, each checked against the format, and the spans of each lane against each other."""
+    events: list[dict[str, Any]] = json.loads(path.read_bytes())
+    opened: dict[tuple[int, int], list[dict[str, Any]]] = defaultdict(list)
+    lanes: dict[tuple[int, int], list[tuple[int, int]]] = defaultdict(list)
+    named = set()
+    for event in events:
+        lane = event["pid"], event["tid"]
+        assert event["ph"] in "XBECM"
+        assert isinstance(event["name"], str)
+        assert all(isinstance(event[key], int) and event[key] >= 0 for key in ("pid", "tid", "ts"))
+        if event["ph"] == "M":
+            named.add((*lane, event["name"]))
+        elif event["ph"] == "C":
+            assert all(isinstance(value, int | float) for value in event["args"].values())
+            assert (event["pid"], 0, "process_name") in named
+        else:
+            assert (*lane, "thread_name") in named, "named before it is used"
+        if event["ph"] == "X":
+            assert isinstance(event["dur"], int)
+            assert event["dur"] >= 0
+            lanes[lane].append((event["ts"], event["ts"] + event["dur"]))
+        elif event["ph"] == "B":
+            opened[lane].append(event)
+        elif event["ph"] == "E":
+            begun = opened[lane].pop()
+            assert begun["name"] == event["name"], "which the viewer wants"
+            lanes[lane].append((begun["ts"], event["ts"]))
+    assert not any(opened.values()), "all has ended"
+    for spans in lanes.values():
+        around: list[int] = []
+        previous = (-1, -1)
+        for began, ended in sorted(spans, key=lambda span: (span[0], -span[1])):
+            while around and around[-1] <= began:
+                around.pop()
+            assert not around or ended <= around[-1], "they lie in each other or follow each other"
+            if previous[0] == began:  # then the viewer cannot tell which is the outer one
+                assert previous[1] == began or ended == began
+            around.append(ended)
+            previous = began, ended
+    return events
+
+
+def of_lane(timeline: Timeline, lane: str, *names: str) -> list[dict[str, Any]]:
+    return [span.args for span in timeline.spans if span.lane == lane and (not names or span.name in names)]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_trace_says_what_the_statistics_say(toy_engine: outrider.Engine, tmp_path: Path, way: str) -> None:
+    path = tmp_path / "out.json"
+    expected = toy_engine.generate("hello hello", **OPTIONS, **WAYS[way])
+    with toy_engine.trace(path):
+        result = toy_engine.generate("hello hello", **OPTIONS, **WAYS[way])
+    assert result.token_ids == expected.token_ids
+    events, stats = read_strictly(path), result.stats
+    timeline = read_timeline(path)
+    assert timeline.is_whole
+
+    rounds = [span.args for span in timeline.rounds]
+    assert [args["drafted"] for args in rounds] == stats.num_draft_tokens_per_round
+    assert [args["accepted"] for args in rounds] == stats.num_accepted_tokens_per_round
+    assert sum(args["tokens"] for args in of_host(timeline, "commit")) == len(result.token_ids)
+    (request,) = of_lane(timeline, "request", f"request 1: {WAYS[way].get('drafter', 'auto') or 'plain'}")
+    assert request["finish_reason"] == "length"
+    assert (request["prompt"], request["tokens"]) == (stats.num_prompt_tokens, len(result.token_ids))
+    assert [span.name for span in timeline.of("request")][1:3] == ["queued", "prompt"]
+
+    calls = of_lane(timeline, "main: CPU", "check")
+    assert len(calls) == stats.num_rounds
+    assert all(args["rows"] == args["tokens"] and args["sequences"] == 1 for args in calls)
+    assert len(of_lane(timeline, "main: CPU", "prompt")) == 1
+    if way == "draft":
+        assert sum(args["drafted"] for args in of_host(timeline, "propose")) >= stats.num_draft_tokens
+        draws = [span for span in timeline.of("host", "draw") if span.depth == 1]
+        assert len(draws) == len(of_lane(timeline, "draft: CPU")) >= stats.num_draft_tokens
+    counters = [event for event in events if event["ph"] == "C"]
+    assert [c["args"] for c in counters if c["name"] == "draft"][-1]["tokens"] == stats.num_draft_tokens_per_round[-1]
+    assert [c["args"] for c in counters if c["name"] == "acceptance"][-1]["share"] == stats.acceptance_rate
+
+
+def of_host(timeline: Timeline, name: str) -> list[dict[str, Any]]:
+    return [span.args for span in timeline.of("host", name)]
+
+
+def test_no_text_and_no_token_gets_into_a_trace(toy_engine: outrider.Engine, tmp_path: Path) -> None:
+    with toy_engine.trace(tmp_path / "out.json"):
+        toy_engine.generate("hello", **OPTIONS)
+    known = {
+        "prompt", "limit", "tokens", "rounds", "finish_reason", "request", "drafted", "accepted", "context", "share",
+        "per_second", "drafter", "sequences", "rows", "name", "sort_index", "labels",
+    }  # fmt: skip
+    assert {key for event in read_strictly(tmp_path / "out.json") for key in event.get("args", {})} == known
+
+
+def test_nothing_is_wrapped_unless_a_trace_runs(openvino_bundle: Bundle, tmp_path: Path) -> None:
+    def wrappers() -> list[Any]:
+        gc.collect()
+        return [o for o in gc.get_objects() if type(o).__module__ == "outrider.trace"]
+
+    engine = outrider.Engine(openvino_bundle, outrider.Config().replace(cache_size=0.005), tokenizer=ToyTokenizer())
+    engine.generate("hello", **OPTIONS)
+    assert not wrappers()
+    with pytest.raises(RuntimeError), engine.trace(tmp_path / "out.json"):  # noqa: PT012
+        assert len([w for w in wrappers() if isinstance(w, TracedBackend)]) == 2
+        engine.generate("hello", **OPTIONS)
+        raise RuntimeError
+    assert engine.generate("hello", **OPTIONS).stats.num_generated_tokens == 40
+    assert not wrappers()
+    read_strictly(tmp_path / "out.json")
+
+
+def test_requests_at_the_same_time_have_lanes_of_their_own(toy_engine: outrider.Engine, tmp_path: Path) -> None:
+    results: dict[int, outrider.Result] = {}
+
+    def ask(i: int) -> None:
+        results[i] = toy_engine.generate("hello" * (i + 1), max_new_tokens=10 + i, ignore_eos=True)
+
+    with toy_engine.trace(tmp_path / "out.json"):
+        for _ in range(2):
+            threads = [threading.Thread(target=ask, args=(i,)) for i in range(5)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+    read_strictly(tmp_path / "out.json")
+    timeline = read_timeline(tmp_path / "out.json")
+    lives = [span for span in timeline.of("request") if span.depth == 0]
+    assert sorted(span.args["tokens"] for span in lives) == sorted(2 * [10 + i for i in range(5)])
+    assert len({span.name for span in lives}) == 10
+    assert len({span.lane for span in lives}) <= 5  # they are used again
+    assert sum(args["tokens"] for args in of_host(timeline, "commit")) == 2 * sum(range(10, 15))
+    checked = sum(args["rows"] for args in of_lane(timeline, "main: CPU"))
+    assert checked == sum(span.args["drafted"] + 1 for span in timeline.of("request", "prompt", "round"))
+
+
+class Failing:
+    """A drafter that an app brings."""
+
+    num_assistant_tokens, seconds = 4, 0.0
+
+    def propose(self, requests: Any) -> Any:
+        if requests:
+            raise ValueError("no draft")
+        return []
+
+    def reserve(self, sequence: Any, max_tokens: int) -> bool:
+        return True
+
+    def observe(self, sequence: Any, num_accepted: int) -> None:
+        pass
+
+    def release(self, sequence: Any) -> None:
+        pass
+
+
+def test_what_is_cancelled_or_fails_ends_in_the_trace(
+    openvino_bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = outrider.Engine(openvino_bundle, outrider.Config().replace(cache_size=0.005), tokenizer=ToyTokenizer())
+    engine.add_drafter("failing", Failing())
+    cancel = threading.Event()
+    with engine.trace(tmp_path / "out.json"):
+        for _ in engine.stream("hello", cancel=cancel, max_new_tokens=400, ignore_eos=True):
+            cancel.set()
+        with pytest.raises(ValueError, match="no draft"):
+            engine.generate("hello", **OPTIONS, drafter="failing")
+
+        def fail(*_: Any) -> Any:
+            raise DeviceError("gone")
+
+        monkeypatch.setattr(engine.main, "finish", fail)
+        with pytest.raises(DeviceError):
+            engine.generate("hello", **OPTIONS)
+        monkeypatch.undo()
+        engine.stream("never read")
+    read_strictly(tmp_path / "out.json")
+    timeline = read_timeline(tmp_path / "out.json")
+    reasons = {span.name: span.args["finish_reason"] for span in timeline.of("request") if span.depth == 0}
+    assert [*reasons.values()] == ["cancelled", "ValueError", "DeviceError", "goes on"]
+    assert [args["error"] for args in of_host(timeline, "propose") if "error" in args] == ["ValueError"]
+    assert [args["error"] for args in of_lane(timeline, "main: CPU") if "error" in args] == ["DeviceError"]
+
+
+def test_a_trace_that_cannot_be_written(toy_engine: outrider.Engine, tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match="cannot be written"), toy_engine.trace(tmp_path / "no" / "out.json"):
+        pass
+    with toy_engine.trace(tmp_path / "a.json"):  # noqa: SIM117
+        with pytest.raises(OptionError, match="already"), toy_engine.trace(tmp_path / "b.json"):
+            pass
+    if Path("/dev/full").exists():
+        with pytest.raises(OptionError, match="cut short"), toy_engine.trace("/dev/full"):
+            assert len(toy_engine.generate("hello", **OPTIONS).token_ids) == 40
+    assert len(toy_engine.generate("hello", **OPTIONS).token_ids) == 40
+
+
+def test_a_program_that_dies_leaves_a_trace(openvino_bundle: Bundle, tmp_path: Path) -> None:
+    path = tmp_path / "out.json"
+    code = (
+        "import os, sys, time, outrider\nfrom outrider.testing import ToyTokenizer\n"
+        "engine = outrider.Engine(outrider.read_bundle(sys.argv[1]), tokenizer=ToyTokenizer())\n"
+        "with engine.trace(sys.argv[2]):\n"
+        "    engine.generate('hello', max_new_tokens=40, ignore_eos=True, drafter='ngram')\n"
+        "    stream = engine.stream('hello', max_new_tokens=400, ignore_eos=True)\n"
+        "    next(stream)\n"
+        "    time.sleep(1.5)\n"
+        "    os._exit(3)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(openvino_bundle.folder), str(path)], check=False)
+    assert done.returncode == 3
+    assert not path.read_bytes().endswith(b"]\n")
+    json.loads(path.read_bytes() + b"]")  # as the format allows a reader to take it
+    timeline = read_timeline(path)
+    assert not timeline.is_whole
+    first, second = (span for span in timeline.of("request") if span.depth == 0)
+    assert first.args["tokens"] == 40
+    assert "tokens" not in second.args
+    assert any(span.name == "round" and span.began >= second.began for span in timeline.spans)
+    path.write_bytes(path.read_bytes()[:-9])  # in the middle of a line
+    assert len(read_timeline(path).spans) in (len(timeline.spans), len(timeline.spans) - 1)
+
+
+class Slow(FakeBackend):
+    """A device of its own: a call takes `duration`, and is over whether or not somebody waits."""
+
+    device = "CPU"
+
+    def __init__(self, duration: float) -> None:
+        super().__init__(8)
+        self.duration = duration
+
+    def submit(self, chunks: Seq[Chunk]) -> Any:
+        step, done = super().submit(chunks), threading.Event()
+
+        def work() -> None:
+            time.sleep(self.duration)
+            self.seconds += self.duration
+            done.set()
+
+        threading.Thread(target=work).start()
+
+        class Pending:
+            def wait(self) -> Any:
+                done.wait()
+                return step
+
+        return Pending()
+
+
+def test_calls_on_two_devices_overlap(tmp_path: Path) -> None:
+    trace = Trace(tmp_path / "out.json")
+    main, draft = trace.backend(Slow(0.5), "main", "CPU"), trace.backend(Slow(0.01), "draft", "NPU")
+    chunks = [[Chunk(backend.open(10), [1, 2], num_rows=2)] for backend in (main, draft)]
+    check = main.submit(chunks[0])
+    for _ in range(2):
+        draft.submit(chunks[1]).wait()
+    time.sleep(0.6)  # the host comes late
+    check.wait()
+    trace.close()
+    read_strictly(tmp_path / "out.json")
+    timeline = read_timeline(tmp_path / "out.json")
+    (checked,) = timeline.of("device", "check")
+    first, second = timeline.of("device", "draft")
+    assert checked.seconds == pytest.approx(0.5, abs=1e-5), "until the device was done, not until somebody waited"
+    assert checked.began < first.began < first.ended <= second.began < second.ended < checked.ended
+    assert first.lane == "draft: NPU"
+
+
+def test_the_summary_accounts_for_all_time(toy_engine: outrider.Engine, tmp_path: Path) -> None:
+    with toy_engine.trace(tmp_path / "out.json"):
+        results = [
+            toy_engine.generate("hello", **OPTIONS | WAYS[way] | {"max_new_tokens": 150}) for way in ("draft", "plain")
+        ]
+    summary = summarise(read_timeline(tmp_path / "out.json"))
+    assert summary["rounds"] == sum(result.stats.num_rounds for result in results)
+    assert summary["drafted"] == sum(result.stats.num_draft_tokens for result in results)
+    assert summary["accepted"] == sum(result.stats.num_accepted_tokens for result in results)
+    assert summary["tokens"] == 2 * 149  # the first comes with the prompt
+    shares = [device["share"] for device in summary["devices"].values()]
+    assert sum(shares) + sum(summary["host"].values()) - summary["both"] == pytest.approx(1)
+    assert summary["seconds"] == pytest.approx(sum(result.stats.decode_seconds for result in results), rel=0.25)
+    assert summary["devices"]["main: CPU"]["calls"] == summary["rounds"]
+    busy = sum(result.stats.check_seconds for result in results) / summary["seconds"]
+    assert summary["devices"]["main: CPU"]["share"] == pytest.approx(busy, rel=0.1)
+    assert summary["gap_milliseconds"] > 0
+
+
+def test_the_command_line(smollm2: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path, svg = tmp_path / "out.json", tmp_path / "out.svg"
+    arguments = ["generate", str(smollm2), "Repeat: one two three", "--max-new-tokens", "30", "--trace", str(path)]
+    assert run([*arguments, "--compare", "--json"]) == 0
+    printed = capsys.readouterr()
+    result = json.loads(printed.out)
+    assert str(path) in printed.err
+    read_strictly(path)
+    lives = [span for span in read_timeline(path).of("request") if span.depth == 0]
+    assert [span.name for span in lives] == ["request 1: auto", "request 2: plain"]
+    assert [span.args["tokens"] for span in lives] == 2 * [len(result["token_ids"])]
+    assert run(["trace", str(path), "-o", str(svg), "--rounds", "3"]) == 0
+    assert "main: CPU" in capsys.readouterr().out
+    drawing = svg.read_text(encoding="utf-8")
+    ElementTree.fromstring(drawing)  # noqa: S314
+    rounds = read_timeline(path).rounds[:3]
+    assert drawing.count(" draft tokens accepted, ") == 3
+    assert drawing.count('class="fill kept"') == sum(span.args["accepted"] for span in rounds) + 1  # and the legend's
+    assert run(["trace", str(path), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["rounds"] == len(read_timeline(path).rounds)
+
+
+def test_a_file_that_is_no_trace(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "out.json"
+    for content, message in ((b"{}", "is not a trace"), (b"[\nx\n1\n]", "line 2"), (b"", "is not a trace")):
+        path.write_bytes(content)
+        assert run(["trace", str(path)]) == 2
+        assert message in capsys.readouterr().err
+    assert run(["trace", str(tmp_path / "none")]) == 2
+    assert "cannot be read" in capsys.readouterr().err
