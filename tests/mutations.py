@@ -222,6 +222,34 @@ MUTATIONS = [
         "return self.num_assistant_tokens",
         "test_loop.py",
     ),
+    Mutation(
+        "trace: a call ends when the device was done, not when somebody waits for it",
+        "trace.py",
+        "ended = min(self._submitted + busy, done)",
+        "ended = done",
+        "test_trace.py",
+    ),
+    Mutation(
+        "trace: what a thread does behind a draft call ends where it begins something else",
+        "trace.py",
+        "        if self.drawing_since:\n",
+        "        if False:\n",
+        "test_trace.py",
+    ),
+    Mutation(
+        "trace: a request leaves once",
+        "trace.py",
+        "            self._open.remove(request)\n        except KeyError:",
+        "            self._open.discard(request)\n        except KeyError:",
+        "test_trace.py",
+    ),
+    Mutation(
+        "trace: the models run without it when it is over",
+        "engine.py",
+        "            self._run_on(backends)\n",
+        "",
+        "test_trace.py",
+    ),
 ]
 
 

@@ -402,8 +402,8 @@ class TracedRequest(Request):
             self._stage("round" if before[0] else "prompt", ended, **counts, context=len(self.sequence))
             share, rate = trace.counts.add(ended, tokens, drafted, accepted)
             trace.count("draft", ended, tokens=drafted, accepted=accepted)
-            trace.count("acceptance", ended, share=share)
-            trace.count("tokens", ended, per_second=rate)
+            trace.count("acceptance", ended, percent=100 * share)
+            trace.count("tokens", ended, **{"per second": rate})
 
     def publish(self) -> None:
         """As a request does. Who hears that it has ended may close the trace."""

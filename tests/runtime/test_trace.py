@@ -115,7 +115,7 @@ def test_a_trace_says_what_the_statistics_say(toy_engine: outrider.Engine, tmp_p
         assert len(draws) == len(of_lane(timeline, "draft: CPU")) >= stats.num_draft_tokens
     counters = [event for event in events if event["ph"] == "C"]
     assert [c["args"] for c in counters if c["name"] == "draft"][-1]["tokens"] == stats.num_draft_tokens_per_round[-1]
-    assert [c["args"] for c in counters if c["name"] == "acceptance"][-1]["share"] == stats.acceptance_rate
+    assert [c["args"] for c in counters if c["name"] == "acceptance"][-1]["percent"] == 100 * stats.acceptance_rate
 
 
 def of_host(timeline: Timeline, name: str) -> list[dict[str, Any]]:
@@ -126,8 +126,8 @@ def test_no_text_and_no_token_gets_into_a_trace(toy_engine: outrider.Engine, tmp
     with toy_engine.trace(tmp_path / "out.json"):
         toy_engine.generate("hello", **OPTIONS)
     known = {
-        "prompt", "limit", "tokens", "rounds", "finish_reason", "request", "drafted", "accepted", "context", "share",
-        "per_second", "drafter", "sequences", "rows", "name", "sort_index", "labels",
+        "prompt", "limit", "tokens", "rounds", "finish_reason", "request", "drafted", "accepted", "context", "percent",
+        "per second", "drafter", "sequences", "rows", "name", "sort_index", "labels",
     }  # fmt: skip
     assert {key for event in read_strictly(tmp_path / "out.json") for key in event.get("args", {})} == known
 
