@@ -437,10 +437,7 @@ class Engine:
         sampled = config.temperature > 0
         seed = secrets.randbits(63) if config.seed is None else int(config.seed)
         end_token_ids = frozenset(config.stop_token_ids).union(() if config.ignore_eos else tokenizer.eos_token_ids)
-        new_request: Callable[..., Request] = Request
-        if trace := self._trace:
-            new_request = functools.partial(TracedRequest, trace, "plain" if drafter is None else str(config.drafter))
-            drafter = None if drafter is None else trace.drafter(drafter, str(config.drafter))
+        new_request = functools.partial(TracedRequest, self._trace, config.drafter) if self._trace else Request
         request = new_request(
             sequence=Sequence(token_ids, len(token_ids), self._texts(config)),
             sampler=LogitsSampler(config, token_ids, end_token_ids=end_token_ids),

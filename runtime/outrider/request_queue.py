@@ -47,8 +47,8 @@ class RequestQueue:
         weakref.finalize(self, _stop, self._inbox, thread)
 
     def run_on(self, main: Backend) -> None:
-        """Call the main model by way of `main`, a wrapper of its backend or that itself, from the next round on."""
-        self._worker.main = main
+        """Call the main model by way of `main`, its backend or a wrapper of that, from the next round on."""
+        self._worker.run_on(main)
 
     def run(self, request: Request) -> Generator[TextChunk, None, None]:
         """Bring a request to its end, yielding its text as it becomes certain.
@@ -83,11 +83,14 @@ class _Worker:
     """Steps the loop for all requests that were sent to it and are not done."""
 
     def __init__(self, main: Backend, max_num_batched_tokens: int, inbox: _Inbox) -> None:
-        self.main = main
+        self._main = main
         self._max_num_batched_tokens = max_num_batched_tokens
         self._inbox = inbox
         self._waiting: deque[Request] = deque()
         self._running: list[Request] = []
+
+    def run_on(self, main: Backend) -> None:
+        self._main = main
 
     def work(self) -> None:
         while self._receive():
@@ -162,7 +165,7 @@ class _Worker:
 
     def _admit(self, request: Request) -> bool:
         try:
-            return request.admit(self.main)
+            return request.admit(self._main)
         except Exception as error:  # an app's drafter
             request.fail(error)
             return False
@@ -171,16 +174,16 @@ class _Worker:
         """One step of the loop, with its time put down to those who were decoding."""
         decoding = [request for request in self._running if request.stats.num_generated_tokens]
         drafters = {id(r.drafter): r.drafter for r in self._running if r.drafter is not None}.values()
-        began, main_began = time.perf_counter(), self.main.seconds
+        began, main_began = time.perf_counter(), self._main.seconds
         drafting_began = sum(drafter.seconds for drafter in drafters)
         ahead = {id(r.ahead_drafter): r.ahead_drafter for r in self._running if r.ahead_drafter is not None}.values()
         ahead_began = sum(drafter.ahead_seconds for drafter in ahead)
         try:
-            step(self.main, self._running, self._max_num_batched_tokens)
+            step(self._main, self._running, self._max_num_batched_tokens)
         except BaseException as error:  # of the models' calls, which all requests share
             for request in self._running:
                 request.fail(error)
-        checking = self.main.seconds - main_began
+        checking = self._main.seconds - main_began
         drafting = sum(drafter.seconds for drafter in drafters) - drafting_began
         ahead_seconds = sum(drafter.ahead_seconds for drafter in ahead) - ahead_began
         host = time.perf_counter() - began - checking - drafting

@@ -1,145 +1,52 @@
-"""A timeline of what the devices and the host do, for a viewer.
-
-    with engine.trace("out.json"):
-        engine.generate("Why is the sky blue?")
-
-https://ui.perfetto.dev and chrome://tracing open the file; `outrider trace out.json` sums it up. Its lanes::
-
-    outrider   main: CPU    the device's calls, from when they began to when they were done: prompt, check
-               draft: CPU   prompt, draft
-               host         propose, and within it for each draft token submit, wait, draw; submit, wait, verify, commit
-    requests   request 1    what became of one request: queued, prompt, then a round after the other
-
-and counters: the draft tokens of a round and how many were accepted, the accepted share so far, tokens per second. It
-says nothing of what was said: no text, no token ids.
-
-The format is the JSON array of Google's "Trace Event Format", an event a line. The array may lack its end, so a program
-that dies leaves a file that can be opened; it lacks the last half second.
-
-The parts do not know of any of this. While a trace runs, the engine puts a `TracedBackend` in front of each backend,
-gives its requests a `TracedDrafter`, and makes them `TracedRequest`s. When none runs, none of these is there.
-"""
+"""The parts of an engine, seen at work."""
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import threading
 import time
 from collections import deque
-from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, cast
 from weakref import WeakValueDictionary
 
-import msgspec
-
-from outrider.errors import OptionError, one_line
 from outrider.request import Request
+from outrider.trace.events import REQUESTS, Lane, TraceFile
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable
     from collections.abc import Sequence as Seq
     from pathlib import Path
 
     from outrider.request import RequestRows
     from outrider.types import Backend, Chunk, Draft, Drafter, DraftRequest, Outcome, Pending, Step
 
-_PATIENCE = 0.5  # seconds between writes: what a program that dies loses
 _CATCH_UP = 16  # tokens that a draft call may read first without being called the prompt's: the longest copy's
 _LATELY = 16  # commits over which tokens per second are counted
 _now = time.perf_counter
 
 
-@dataclass(frozen=True, slots=True)
-class Lane:
-    """A row of the timeline, by the numbers that the format calls process and thread."""
-
-    pid: int
-    tid: int
-
-
-_WORK, _REQUESTS = 1, 2  # the groups that lanes are in
-
-
-class Trace:
-    """A file that events are written to, in a thread of its own.
-
-        trace = Trace(Path("out.json"))
-        lane = trace.lane("main: CPU")
-        trace.span(lane, "device", "check", began, ended, rows=4)    # times as `time.perf_counter` has them
-        trace.close()
-
-    Events may come from any thread; behind `close` they are ignored. None of this takes a lock, for a Ctrl-C may come
-    anywhere. labels: shown beside the timeline, such as what the models run on.
+class Trace(TraceFile):
+    """A trace of an engine: what its parts need to be seen, and what is known of them.
 
     Raises:
         OptionError: when the file cannot be written.
     """
 
     def __init__(self, path: Path, labels: Iterable[str] = ()) -> None:
-        self.path = path
-        try:
-            self._file = path.open("wb")
-        except OSError as error:
-            raise OptionError(f"Trace {path} cannot be written: {one_line(error)}. Name another file.") from error
+        super().__init__(path, labels)
         self.counts = Counts()
-        self._zero = _now()
-        self._events: deque[dict[str, Any]] = deque()
-        self._end: SimpleQueue[None] = SimpleQueue()
-        self._takes_more = True
-        self._failure: OSError | None = None
-        self._numbers, self._tids = itertools.count(1), itertools.count(10)
+        self._numbers = itertools.count(1)
         self._hosts: dict[int, _Host] = {}
         self._drafters: WeakValueDictionary[int, TracedDrafter] = WeakValueDictionary()
         self._free_lanes: SimpleQueue[Lane] = SimpleQueue()
         self._open: set[TracedRequest] = set()
-        for pid, name in ((_WORK, "outrider"), (_REQUESTS, "requests")):
-            self._name("process_name", Lane(pid, 0), name=name)
-            self._name("process_sort_index", Lane(pid, 0), sort_index=pid)
-        self._name("process_labels", Lane(_WORK, 0), labels="; ".join(labels))
-        self._writer = threading.Thread(target=self._write, name="outrider-trace", daemon=True)
-        self._writer.start()
 
     def close(self) -> None:
-        """Write what is left, and end the file. Requests that go on end here.
-
-        Raises:
-            OptionError: when not all could be written.
-        """
+        """As a file does; requests that go on end here."""
         for request in tuple(self._open):
             request.leave("goes on")
-        self._takes_more = False
-        self._end.put(None)
-        self._writer.join()
-        if self._failure:
-            raise OptionError(
-                f"Trace {self.path} is cut short: {one_line(self._failure)}. Name a file where there is room."
-            ) from self._failure
-
-    def lane(self, name: str, group: int = _WORK) -> Lane:
-        """A new row of the timeline."""
-        lane = Lane(group, next(self._tids))
-        self._name("thread_name", lane, name=name)
-        self._name("thread_sort_index", lane, sort_index=lane.tid)
-        return lane
-
-    def span(self, lane: Lane, kind: str, name: str, began: float, ended: float, **args: Any) -> None:
-        """Something that is over. In one lane, spans follow each other or lie within those of `begin`."""
-        at = self._micros(began)
-        self._add("X", lane, name, ts=at, dur=max(self._micros(ended) - at, 0), cat=kind, args=args)
-
-    def begin(self, lane: Lane, kind: str, name: str, at: float, **args: Any) -> None:
-        """Something that others lie within begins; see `end`."""
-        self._add("B", lane, name, ts=self._micros(at), cat=kind, args=args)
-
-    def end(self, lane: Lane, name: str, at: float, **args: Any) -> None:
-        """What has begun last in a lane is over; the viewer wants its name again."""
-        self._add("E", lane, name, ts=self._micros(at), args=args)
-
-    def count(self, name: str, at: float, **values: float) -> None:
-        """Counters, from here on."""
-        self._add("C", Lane(_REQUESTS, 0), name, ts=self._micros(at), args=values)
+        super().close()
 
     def host(self) -> _Host:
         """The lane of the thread that asks."""
@@ -163,7 +70,7 @@ class Trace:
         try:
             lane = self._free_lanes.get_nowait()
         except Empty:
-            lane = self.lane("request", _REQUESTS)
+            lane = self.lane("request", REQUESTS)
         return next(self._numbers), lane
 
     def leave(self, request: TracedRequest) -> bool:
@@ -177,38 +84,6 @@ class Trace:
     def give_back(self, lane: Lane) -> None:
         """The lane is free for another request."""
         self._free_lanes.put(lane)
-
-    def _micros(self, at: float) -> int:
-        """The format's unit, from the trace's begin; whole, so that what ends and what begins there agree on when."""
-        return max(round((at - self._zero) * 1e6), 0)
-
-    def _name(self, what: str, lane: Lane, **args: Any) -> None:
-        self._add("M", lane, what, ts=0, args=args)
-
-    def _add(self, phase: str, lane: Lane, name: str, **more: Any) -> None:
-        if self._takes_more:
-            self._events.append({"ph": phase, "pid": lane.pid, "tid": lane.tid, "name": name, **more})
-
-    def _write(self) -> None:
-        """Write what has come, now and then: the thread that brings it is in a hurry."""
-        separator, ended = b"[\n", False
-        try:
-            with self._file as file:
-                while not ended:
-                    with contextlib.suppress(Empty):
-                        self._end.get(timeout=_PATIENCE)
-                        ended = True
-                    if lines := [msgspec.json.encode(event) for event in self._taken()]:
-                        file.write(separator + b",\n".join(lines))
-                        file.flush()  # whole lines
-                        separator = b",\n"
-                file.write(b"\n]\n")
-        except OSError as error:  # the disk is full, perhaps: no answer shall suffer for it
-            self._failure, self._takes_more = error, False
-
-    def _taken(self) -> Iterator[dict[str, Any]]:
-        for _ in range(len(self._events)):
-            yield self._events.popleft()
 
 
 class Counts:
@@ -355,15 +230,19 @@ class TracedDrafter:
 
 
 class TracedRequest(Request):
-    """A request whose life is drawn. name: what drafts for it."""
+    """A request whose life is drawn, and that has a drafter that is. name: of the drafter."""
 
     __slots__ = ("_label", "_lane", "_number", "_since", "_trace")
 
-    def __init__(self, trace: Trace, name: str, **parts: Any) -> None:
+    def __init__(self, trace: Trace, name: str | None, **parts: Any) -> None:
+        drafter: Drafter | None = parts["drafter"]
+        if drafter is not None:
+            traced = trace.drafter(drafter, str(name))
+            parts = {key: traced if part is drafter else part for key, part in parts.items()}
         super().__init__(**parts)
         self._trace = trace
         self._number, self._lane = trace.enter(self)
-        began, self._label = _now(), f"request {self._number}: {name}"
+        began, self._label = _now(), f"request {self._number}: {name if drafter is not None else 'plain'}"
         args = {"prompt": self.sequence.num_prompt_tokens, "limit": self.num_assistant_tokens}
         trace.begin(self._lane, "request", self._label, began, **args)
         self._since = began + 2e-6  # of two that begin at once, the viewer may take either for the outer one

@@ -1,0 +1,22 @@
+"""A timeline of what the devices and the host do, for a viewer.
+
+    with engine.trace("out.json"):
+        engine.generate("Why is the sky blue?")
+
+https://ui.perfetto.dev and chrome://tracing open the file; `outrider trace out.json` sums it up. Its lanes::
+
+    outrider   main: CPU    the device's calls, from when they began to when they were done: prompt, check
+               draft: CPU   prompt, draft
+               host         propose, and within it for each draft token submit, wait, draw; submit, wait, verify, commit
+    requests   request      what became of one request: queued, prompt, then a round after the other
+
+and counters: the draft tokens of a round and how many were accepted, the accepted share so far, tokens per second. It
+says nothing of what was said: no text, no token ids.
+
+The parts do not know of any of this. While a trace runs, the engine puts a `TracedBackend` in front of each backend,
+and makes its requests `TracedRequest`s with a `TracedDrafter`. When none runs, none of these is there.
+"""
+
+from outrider.trace.parts import Trace, TracedRequest
+
+__all__ = ["Trace", "TracedRequest"]

@@ -1,0 +1,142 @@
+"""The file of a trace.
+
+The format is the JSON array of Google's "Trace Event Format", an event a line. The array may lack its end, so a program
+that dies leaves a file that can be opened; it lacks the last half second.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import threading
+import time
+from collections import deque
+from dataclasses import dataclass
+from queue import Empty, SimpleQueue
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from outrider.errors import OptionError, one_line
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+    from pathlib import Path
+
+_PATIENCE = 0.5  # seconds between writes: what a program that dies loses
+
+
+@dataclass(frozen=True, slots=True)
+class Lane:
+    """A row of the timeline, by the numbers that the format calls process and thread."""
+
+    pid: int
+    tid: int
+
+
+WORK, REQUESTS = 1, 2  # the groups that lanes are in
+
+
+class TraceFile:
+    """A file that events are written to, in a thread of its own.
+
+        trace = TraceFile(Path("out.json"))
+        lane = trace.lane("main: CPU")
+        trace.span(lane, "device", "check", began, ended, rows=4)    # times as `time.perf_counter` has them
+        trace.close()
+
+    Events may come from any thread; behind `close` they are ignored. None of this takes a lock, for a Ctrl-C may come
+    anywhere. labels: shown beside the timeline, such as what the models run on.
+
+    Raises:
+        OptionError: when the file cannot be written.
+    """
+
+    def __init__(self, path: Path, labels: Iterable[str] = ()) -> None:
+        self.path = path
+        try:
+            self._file = path.open("wb")
+        except OSError as error:
+            raise OptionError(f"Trace {path} cannot be written: {one_line(error)}. Name another file.") from error
+        self._zero = time.perf_counter()
+        self._events: deque[dict[str, Any]] = deque()
+        self._end: SimpleQueue[None] = SimpleQueue()
+        self._takes_more = True
+        self._failure: OSError | None = None
+        self._tids = itertools.count(10)
+        for pid, name in ((WORK, "outrider"), (REQUESTS, "requests")):
+            self._name("process_name", Lane(pid, 0), name=name)
+            self._name("process_sort_index", Lane(pid, 0), sort_index=pid)
+        self._name("process_labels", Lane(WORK, 0), labels="; ".join(labels))
+        self._writer = threading.Thread(target=self._write, name="outrider-trace", daemon=True)
+        self._writer.start()
+
+    def close(self) -> None:
+        """Write what is left, and end the file.
+
+        Raises:
+            OptionError: when not all could be written.
+        """
+        self._takes_more = False
+        self._end.put(None)
+        self._writer.join()
+        if self._failure:
+            raise OptionError(
+                f"Trace {self.path} is cut short: {one_line(self._failure)}. Name a file where there is room."
+            ) from self._failure
+
+    def lane(self, name: str, group: int = WORK) -> Lane:
+        """A new row of the timeline."""
+        lane = Lane(group, next(self._tids))
+        self._name("thread_name", lane, name=name)
+        self._name("thread_sort_index", lane, sort_index=lane.tid)
+        return lane
+
+    def span(self, lane: Lane, kind: str, name: str, began: float, ended: float, **args: Any) -> None:
+        """Something that is over. In one lane, spans follow each other or lie within those of `begin`."""
+        at = self._micros(began)
+        self._add("X", lane, name, ts=at, dur=max(self._micros(ended) - at, 0), cat=kind, args=args)
+
+    def begin(self, lane: Lane, kind: str, name: str, at: float, **args: Any) -> None:
+        """Something that others lie within begins; see `end`."""
+        self._add("B", lane, name, ts=self._micros(at), cat=kind, args=args)
+
+    def end(self, lane: Lane, name: str, at: float, **args: Any) -> None:
+        """What has begun last in a lane is over; the viewer wants its name again."""
+        self._add("E", lane, name, ts=self._micros(at), args=args)
+
+    def count(self, name: str, at: float, **values: float) -> None:
+        """Counters, from here on."""
+        self._add("C", Lane(REQUESTS, 0), name, ts=self._micros(at), args=values)
+
+    def _micros(self, at: float) -> int:
+        """The format's unit, from the trace's begin; whole, so that what ends and what begins there agree on when."""
+        return max(round((at - self._zero) * 1e6), 0)
+
+    def _name(self, what: str, lane: Lane, **args: Any) -> None:
+        self._add("M", lane, what, ts=0, args=args)
+
+    def _add(self, phase: str, lane: Lane, name: str, **more: Any) -> None:
+        if self._takes_more:
+            self._events.append({"ph": phase, "pid": lane.pid, "tid": lane.tid, "name": name, **more})
+
+    def _write(self) -> None:
+        """Write what has come, now and then: the thread that brings it is in a hurry."""
+        separator, ended = b"[\n", False
+        try:
+            with self._file as file:
+                while not ended:
+                    with contextlib.suppress(Empty):
+                        self._end.get(timeout=_PATIENCE)
+                        ended = True
+                    if lines := [msgspec.json.encode(event) for event in self._taken()]:
+                        file.write(separator + b",\n".join(lines))
+                        file.flush()  # whole lines
+                        separator = b",\n"
+                file.write(b"\n]\n")
+        except OSError as error:  # the disk is full, perhaps: no answer shall suffer for it
+            self._failure, self._takes_more = error, False
+
+    def _taken(self) -> Iterator[dict[str, Any]]:
+        for _ in range(len(self._events)):
+            yield self._events.popleft()
