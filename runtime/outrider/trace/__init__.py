@@ -3,7 +3,7 @@
     with engine.trace("out.json"):
         engine.generate("Why is the sky blue?")
 
-https://ui.perfetto.dev and chrome://tracing open the file; `outrider trace out.json` sums it up. Its lanes::
+https://ui.perfetto.dev opens the file; `outrider trace out.json` sums it up. Its lanes::
 
     outrider   main: CPU    the device's calls, from when they began to when they were done: prompt, check
                draft: CPU   prompt, draft
