@@ -92,6 +92,7 @@ class Engine:
         self.config = config or Config()
         self.tokenizer = tokenizer or Tokenizer(bundle.tokenizer_path)
         self._suffix = Suffix()
+        self._trace: Trace | None = None
         self._references = _cached_references(self.tokenizer.encode)
         store = self.config.scheduler.answer_store
         self._store = None if store is None else AnswerStore(store, bundle.manifest.main.vocab_sha256)
@@ -121,7 +122,6 @@ class Engine:
         self._controllers: dict[tuple[str, int], Auto] = {}
         self._overlaps = False
         self.overlaps = self._decide_overlap(self.config.scheduler.overlap)
-        self._trace: Trace | None = None
         self._queue = RequestQueue(self._main, self.config.scheduler.max_num_batched_tokens)
 
     @property
