@@ -6,6 +6,7 @@ import itertools
 import threading
 import time
 from collections import deque
+from contextlib import contextmanager
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, cast
 from weakref import WeakValueDictionary
@@ -14,7 +15,7 @@ from outrider.request import Request
 from outrider.trace.events import REQUESTS, Lane, TraceFile
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
     from collections.abc import Sequence as Seq
     from pathlib import Path
 
@@ -214,19 +215,25 @@ class TracedDrafter:
         """What the drafter proposes."""
         if not requests:  # their prompts are read
             return self.inner.propose(requests)
-        trace, host = self._trace, self._trace.host()
-        limit = max(request.limit for request in requests)
-        trace.begin(host.lane, "host", "propose", host.turn(), drafter=self._name, limit=limit)
-        args: dict[str, Any] = {}
-        try:
+        with self._seen("propose", requests) as args:
             drafts = self.inner.propose(requests)
-            args = {"drafted": sum(map(len, drafts)), "sequences": len(drafts)}
-            return drafts
+            args["drafted"] = sum(map(len, drafts))
+        return drafts
+
+    @contextmanager
+    def _seen(self, name: str, requests: Seq[DraftRequest]) -> Iterator[dict[str, Any]]:
+        """Draw a span around the calls of the block; yields what to say of it when it is over."""
+        trace, host = self._trace, self._trace.host()
+        args: dict[str, Any] = {"sequences": len(requests)}
+        limit = max((request.limit for request in requests), default=0)
+        trace.begin(host.lane, "host", name, host.turn(), drafter=self._name, limit=limit)
+        try:
+            yield args
         except BaseException as error:
-            args = {"error": type(error).__name__}
+            args = args | {"error": type(error).__name__}
             raise
         finally:
-            trace.end(host.lane, "propose", host.turn(), **args)
+            trace.end(host.lane, name, host.turn(), **args)
 
 
 class TracedRequest(Request):
