@@ -260,50 +260,42 @@ def test_a_program_that_dies_leaves_a_trace(openvino_bundle: Bundle, tmp_path: P
     assert len(read_timeline(path).spans) in (len(timeline.spans), len(timeline.spans) - 1)
 
 
-class Slow(FakeBackend):
-    """A device of its own: a call takes `duration`, and is over whether or not somebody waits."""
+class Device(FakeBackend):
+    """A device that is done when the test says so, whether or not somebody waits."""
 
     device = "CPU"
 
-    def __init__(self, duration: float) -> None:
-        super().__init__(8)
-        self.duration = duration
-
     def submit(self, chunks: Seq[Chunk]) -> Any:
-        step, done = super().submit(chunks), threading.Event()
+        self.began = time.perf_counter()
+        return super().submit(chunks)
 
-        def work() -> None:
-            time.sleep(self.duration)
-            self.seconds += self.duration
-            done.set()
-
-        threading.Thread(target=work).start()
-
-        class Pending:
-            def wait(self) -> Any:
-                done.wait()
-                return step
-
-        return Pending()
+    def finish(self) -> None:
+        self.seconds += time.perf_counter() - self.began
 
 
 def test_calls_on_two_devices_overlap(tmp_path: Path) -> None:
-    trace = Trace(tmp_path / "out.json")
-    main, draft = trace.backend(Slow(0.5), "main", "CPU"), trace.backend(Slow(0.01), "draft", "NPU")
-    chunks = [[Chunk(backend.open(10), [1, 2], num_rows=2)] for backend in (main, draft)]
-    check = main.submit(chunks[0])
+    trace, devices = Trace(tmp_path / "out.json"), (Device(8), Device(8))
+    main, draft = trace.backend(devices[0], "main", "CPU"), trace.backend(devices[1], "draft", "NPU")
+    check = main.submit([Chunk(main.open(10), [1, 2], num_rows=2)])
+    slot = draft.open(10)
     for _ in range(2):
-        draft.submit(chunks[1]).wait()
-    time.sleep(0.6)  # the host comes late
+        call = draft.submit([Chunk(slot, [1, 2], num_rows=2)])
+        time.sleep(0.01)
+        devices[1].finish()
+        call.wait()
+    devices[0].finish()
+    time.sleep(0.5)  # the host comes late
     check.wait()
     trace.close()
     read_strictly(tmp_path / "out.json")
     timeline = read_timeline(tmp_path / "out.json")
     (checked,) = timeline.of("device", "check")
     first, second = timeline.of("device", "draft")
-    assert checked.seconds == pytest.approx(0.5, abs=1e-5), "until the device was done, not until somebody waited"
+    assert checked.seconds == pytest.approx(devices[0].seconds, abs=1e-5)
+    assert checked.ended < timeline.of("host", "wait")[-1].ended - 0.2, "when the device was done, not the host"
     assert checked.began < first.began < first.ended <= second.began < second.ended < checked.ended
     assert first.lane == "draft: NPU"
+    assert summarise(timeline)["rounds"] == 0
 
 
 def test_the_summary_accounts_for_all_time(toy_engine: outrider.Engine, tmp_path: Path) -> None:
@@ -318,7 +310,7 @@ def test_the_summary_accounts_for_all_time(toy_engine: outrider.Engine, tmp_path
     assert summary["tokens"] == 2 * 149  # the first comes with the prompt
     shares = [device["share"] for device in summary["devices"].values()]
     assert sum(shares) + sum(summary["host"].values()) - summary["both"] == pytest.approx(1)
-    assert summary["seconds"] == pytest.approx(sum(result.stats.decode_seconds for result in results), rel=0.25)
+    assert summary["seconds"] == pytest.approx(sum(result.stats.decode_seconds for result in results), rel=0.5)
     assert summary["devices"]["main: CPU"]["calls"] == summary["rounds"]
     busy = sum(result.stats.check_seconds for result in results) / summary["seconds"]
     assert summary["devices"]["main: CPU"]["share"] == pytest.approx(busy, rel=0.1)
