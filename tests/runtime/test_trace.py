@@ -106,7 +106,7 @@ def test_a_trace_says_what_the_statistics_say(toy_engine: outrider.Engine, tmp_p
     assert (request["prompt"], request["tokens"]) == (stats.num_prompt_tokens, len(result.token_ids))
     assert [span.name for span in timeline.of("request")][1:3] == ["queued", "prompt"]
 
-    prompt, *checks = of_lane(timeline, "main: CPU", "prompt", "check")
+    prompt, *checks = of_lane(timeline, "main: CPU", "read", "check")
     assert prompt["rows"] == 1
     assert len(checks) == stats.num_rounds
     assert all(args["rows"] == args["tokens"] and args["sequences"] == 1 for args in checks)

@@ -19,7 +19,7 @@ _TOKEN = 9.0  # a token's square and the space behind it
 _KINDS = {  # of spans, by name: the class of the style sheet, and what the legend says; in the legend's order
     "check": ("check", "main model checks"),
     "draft": ("draft", "draft model drafts a token"),
-    "prompt": ("prompt", "a model reads the prompt"),
+    "read": ("read", "a model reads a prompt, or what it did not draft"),
     "draw": ("draw", "host: draws a draft token"),
     "propose": ("propose", "host: proposes, with the draft calls in it"),
     "submit": ("submit", "host: prepares a call"),
@@ -30,7 +30,7 @@ _STYLE = """
 text { font: 12px system-ui, sans-serif; fill: #24292f }
 .strong { font-weight: 600 } .small { font-size: 11px; fill: #57606a } .light { fill: #ffffff; font-size: 11px }
 .paper { fill: #ffffff } .grid { stroke: #d8dee4; stroke-width: 1 } .lane { fill: #f3f5f7 }
-.check { fill: #2f6fb5 } .draft { fill: #e08a1e } .prompt { fill: #7d8590 }
+.check { fill: #2f6fb5 } .draft { fill: #e08a1e } .read { fill: #7d8590 }
 .draw { fill: #b35fa5 } .propose { fill: #8c9bd6 } .submit { fill: #4fa39b } .verify { fill: #c9453d }
 .commit { fill: #7a9a3a } .round { fill: #ffffff; stroke: #afb8c1; stroke-width: 1 }
 .kept { fill: #3f9e5a } .rejected { fill: #ffffff; stroke: #c9453d; stroke-width: 1.4 } .own { fill: #2f6fb5 }

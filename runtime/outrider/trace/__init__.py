@@ -5,8 +5,8 @@
 
 https://ui.perfetto.dev opens the file; `outrider trace out.json` sums it up. Its lanes::
 
-    outrider   main: CPU    the device's calls, from when they began to when they were done: prompt, check
-               draft: CPU   prompt, draft
+    outrider   main: CPU    the device's calls, from when they began to when they were done: check, or read a prompt
+               draft: CPU   draft, or read: a prompt, or what was not drafted by this model
                host         propose, and within it for each draft token submit, wait, draw; submit, wait, verify, commit
     requests   request      what became of one request: queued, prompt, then a round after the other
 

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from outrider.request import RequestRows
     from outrider.types import Backend, Chunk, Draft, Drafter, DraftRequest, Outcome, Pending, Step
 
-_CATCH_UP = 16  # tokens that a draft call may read first without being called the prompt's: the longest copy's
 _LATELY = 16  # commits over which tokens per second are counted
 _now = time.perf_counter
 
@@ -140,8 +139,8 @@ class TracedBackend:
     def submit(self, chunks: Seq[Chunk]) -> Pending:
         """Evaluate chunks, and draw the call when it is done."""
         num_tokens, num_rows = sum(len(chunk.token_ids) for chunk in chunks), sum(chunk.num_rows for chunk in chunks)
-        is_prompt = num_tokens - num_rows > (_CATCH_UP * len(chunks) if self.drafts else 0)
-        name = "prompt" if is_prompt else "draft" if self.drafts else "check"
+        reads = num_tokens - num_rows > (len(chunks) if self.drafts else 0)  # a draft that was kept leaves one token
+        name = "read" if reads else "draft" if self.drafts else "check"
         context = max((chunk.slot.length for chunk in chunks), default=0)
         args = {"sequences": len(chunks), "tokens": num_tokens, "rows": num_rows, "context": context}
         began, busy = self.trace.host().turn(), self.inner.seconds
