@@ -260,6 +260,27 @@ def test_a_program_that_dies_leaves_a_trace(openvino_bundle: Bundle, tmp_path: P
     assert len(read_timeline(path).spans) in (len(timeline.spans), len(timeline.spans) - 1)
 
 
+def test_what_is_drafted_ahead_is_seen(toy_bundle: Bundle, tmp_path: Path) -> None:
+    config = outrider.Config().replace(cache_size=0.005, overlap=True)
+    engine = outrider.Engine(toy_bundle, config, tokenizer=ToyTokenizer())
+    plain = engine.generate("hello hello", **OPTIONS, drafter=None)
+    with engine.trace(tmp_path / "out.json"):
+        result = engine.generate("hello hello", **OPTIONS | WAYS["draft"])
+    assert result.token_ids == plain.token_ids
+    read_strictly(tmp_path / "out.json")
+    timeline = read_timeline(tmp_path / "out.json")
+    ahead = timeline.of("host", "draft ahead")
+    assert ahead
+    calls = [
+        span.seconds
+        for span in timeline.of("device", "draft")
+        for around in ahead
+        if around.began <= span.began and span.ended <= around.ended
+    ]
+    assert sum(calls) == pytest.approx(result.stats.ahead_seconds, rel=0.1, abs=1e-4)
+    assert summarise(timeline)["both"] <= sum(calls) / summarise(timeline)["seconds"] + 1e-3
+
+
 class Device(FakeBackend):
     """A device that is done when the test says so, whether or not somebody waits."""
 

@@ -22,6 +22,7 @@ _KINDS = {  # of spans, by name: the class of the style sheet, and what the lege
     "read": ("read", "a model reads a prompt, or what it did not draft"),
     "draw": ("draw", "host: draws a draft token"),
     "propose": ("propose", "host: proposes, with the draft calls in it"),
+    "draft ahead": ("ahead", "host: drafts while the main model checks"),
     "submit": ("submit", "host: prepares a call"),
     "verify": ("verify", "host: verifies"),
     "commit": ("commit", "host: commits"),
@@ -31,8 +32,8 @@ text { font: 12px system-ui, sans-serif; fill: #24292f }
 .strong { font-weight: 600 } .small { font-size: 11px; fill: #57606a } .light { fill: #ffffff; font-size: 11px }
 .paper { fill: #ffffff } .grid { stroke: #d8dee4; stroke-width: 1 } .lane { fill: #f3f5f7 }
 .check { fill: #2f6fb5 } .draft { fill: #e08a1e } .read { fill: #7d8590 }
-.draw { fill: #b35fa5 } .propose { fill: #8c9bd6 } .submit { fill: #4fa39b } .verify { fill: #c9453d }
-.commit { fill: #7a9a3a } .round { fill: #ffffff; stroke: #afb8c1; stroke-width: 1 }
+.draw { fill: #b35fa5 } .propose { fill: #8c9bd6 } .ahead { fill: #d6a98c } .submit { fill: #4fa39b }
+.verify { fill: #c9453d } .commit { fill: #7a9a3a } .round { fill: #ffffff; stroke: #afb8c1; stroke-width: 1 }
 .kept { fill: #3f9e5a } .rejected { fill: #ffffff; stroke: #c9453d; stroke-width: 1.4 } .own { fill: #2f6fb5 }
 """
 
@@ -102,7 +103,7 @@ class _Drawing:
         width = self.x(span.ended) - x
         figures = ", ".join(f"{name} {value}" for name, value in span.args.items())
         title = f"{span.name}: {1e3 * span.seconds:.2f} ms, {figures}".removesuffix(", ")
-        if span.name == "propose":  # a line under what lies in it
+        if span.name in ("propose", "draft ahead"):  # a line under what lies in it
             self._canvas.rect(x, y + _BAR - 5, width, 5, kind, title)
             return
         self._canvas.rect(x, y, width, _BAR - (7 if span.kind == "host" else 0), kind, title)

@@ -205,7 +205,8 @@ class TracedDrafter:
     """A drafter that is seen proposing. All else is the drafter's own."""
 
     def __init__(self, inner: Drafter, trace: Trace, name: str) -> None:
-        self.inner, self._trace, self._name = inner, trace, name
+        self.inner: Any = inner
+        self._trace, self._name = trace, name
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.inner, name)
@@ -213,11 +214,16 @@ class TracedDrafter:
     def propose(self, requests: Seq[DraftRequest]) -> list[Draft]:
         """What the drafter proposes."""
         if not requests:  # their prompts are read
-            return self.inner.propose(requests)
+            return cast("list[Draft]", self.inner.propose(requests))
         with self._seen("propose", requests) as args:
-            drafts = self.inner.propose(requests)
+            drafts: list[Draft] = self.inner.propose(requests)
             args["drafted"] = sum(map(len, drafts))
         return drafts
+
+    def draft_ahead(self, requests: Seq[DraftRequest], drafts: Seq[Draft], check: Pending) -> None:
+        """What the drafter drafts while these drafts are checked."""
+        with self._seen("draft ahead", requests):
+            self.inner.draft_ahead(requests, drafts, check)
 
     @contextmanager
     def _seen(self, name: str, requests: Seq[DraftRequest]) -> Iterator[dict[str, Any]]:
