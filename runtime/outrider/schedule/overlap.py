@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from outrider.types import Backend, Pending
 
 _ROWS = 4  # of the call that is measured
-_ACCEPTANCE = 0.7  # the share of draft tokens that is taken to be kept: what the controller begins with
+ACCEPTANCE = 0.7  # the share of draft tokens that is taken to be kept: what the controller begins with
 _LEAST_GAIN = 1.02  # what is won by less may as well be lost
 
 
@@ -33,14 +33,14 @@ class Contention:
     draft: float
 
 
-def pays(main: PassCost, draft: PassCost, contention: Contention, acceptance: float = _ACCEPTANCE) -> bool:
+def pays(main: PassCost, draft: PassCost, contention: Contention, acceptance: float = ACCEPTANCE) -> bool:
     """Whether overlapped drafting is faster, by what calls cost."""
     lengths = range(1, LONGEST + 1)
-    apart = max(1 / main(1), *(_rate(main, draft, k, acceptance) for k in lengths))
-    return max(_rate(main, draft, k, acceptance, contention) for k in lengths) > _LEAST_GAIN * apart
+    apart = max(1 / main(1), *(rate(main, draft, k, acceptance) for k in lengths))
+    return max(rate(main, draft, k, acceptance, contention) for k in lengths) > _LEAST_GAIN * apart
 
 
-def _rate(main: PassCost, draft: PassCost, k: int, acceptance: float, contention: Contention | None = None) -> float:
+def rate(main: PassCost, draft: PassCost, k: int, acceptance: float, contention: Contention | None = None) -> float:
     """Tokens a second with drafts of k tokens, each kept with this probability if those before it are.
 
     A round yields Σ acceptance^i, i = 0 … k (Leviathan et al. 2022, equation 1). What was drafted ahead counts when
