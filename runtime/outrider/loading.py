@@ -140,7 +140,8 @@ def judge(part: Part, device: str, options: DeviceConfig, *, again: bool = False
 def place(main: Part, draft: Part | None, options: DeviceConfig, *, overlap: bool = False) -> Placement:
     """Where the models should run: the devices that are named, or, for "auto", the quickest pair as measured.
 
-    What was chosen is kept: it holds for the devices with their drivers, the models, the options and the versions.
+    What was chosen is kept: it holds for the devices with their drivers and the verdicts on them, the models, the
+    options and the versions.
     """
     asked = options.main_device, options.draft_device or options.main_device
     asked = _resolved(asked[0]), _resolved(asked[1])
@@ -151,10 +152,11 @@ def place(main: Part, draft: Part | None, options: DeviceConfig, *, overlap: boo
     draft_devices = _fitting(draft, asked[1], here) if draft else [None]
     if len(mains) * len(draft_devices) == 1:
         return Placement(mains[0], draft_devices[0], why="there is no other device that could run them")
-    parts = [part for part in (main, draft) if part]
+    open_to = [(main, mains)] + ([(draft, draft_devices)] if draft else [])
     key = {
         "devices": [device.identity for device in here],
-        "parts": [{"role": part.role, "files": part.files, **_versions(part)} for part in parts],
+        "parts": [{"role": part.role, "files": part.files, **_versions(part)} for part, _ in open_to],
+        "works": [[judge(part, n, options).works for n in names if n and n != "CPU"] for part, names in open_to],
         "options": dataclasses.asdict(options),
         "overlap": overlap,
     }
@@ -166,10 +168,11 @@ def place(main: Part, draft: Part | None, options: DeviceConfig, *, overlap: boo
     return placement
 
 
-def settle(bundle: Bundle, draft_bundle: Bundle, options: DeviceConfig) -> DeviceConfig:
+def settle(bundle: Bundle, draft_bundle: Bundle, options: DeviceConfig, *, overlap: bool = False) -> DeviceConfig:
     """The options with the devices that "auto" and "AUTO" stand for: for what has to name them."""
     drafts = [Part(entry.name, draft_bundle, entry.model) for entry in draft_models_of(draft_bundle, bundle)]
-    placement = place(Part("main", bundle, bundle.manifest.main), drafts[0] if drafts else None, options)
+    main = Part("main", bundle, bundle.manifest.main)
+    placement = place(main, drafts[0] if drafts else None, options, overlap=overlap)
     draft_device = placement.draft or options.draft_device
     return dataclasses.replace(options, main_device=placement.main, draft_device=draft_device)
 
@@ -269,15 +272,19 @@ def _fitting(part: Part, name: str, here: Seq[Device]) -> list[str]:
 def _measure_pairs(
     main: Part, draft: Part | None, mains: Seq[str], draft_devices: Seq[str | None], options: DeviceConfig
 ) -> dict[Pair, PairCost]:
-    """What each pair of devices costs, alone and side by side; as without a draft model where that one fails."""
+    """What each pair of devices that works costs, alone and side by side.
+
+    Where no device runs the draft model, the main model's devices as without one.
+    """
     costs: dict[Pair, PairCost] = {}
+    plain: dict[Pair, PairCost] = {}
     for main_device in mains:
         backend = _load_for_trial(main, main_device, options, must=main_device in ("CPU", options.main_device))
         if backend is None:
             continue
         alone = PairCost(cost_of(main, backend), None)
         for draft_device in draft_devices:
-            costs[main_device, draft_device] = alone
+            plain[main_device, draft_device] = alone
             if draft is None or draft_device is None:
                 continue
             if other := _load_for_trial(draft, draft_device, options, must=draft_device == "CPU"):
@@ -287,7 +294,7 @@ def _measure_pairs(
             other = None
         backend = None
         gc.collect()  # the next device's model may need the memory
-    return costs
+    return costs or plain
 
 
 def _load_for_trial(part: Part, device: str, options: DeviceConfig, *, must: bool) -> CompiledModel | None:

@@ -24,6 +24,7 @@ from outrider.backends.devices import Device
 from outrider.backends.memory import system_memory
 from outrider.backends.openvino_paged import OpenVINOPaged
 from outrider.schedule import Contention, PassCost
+from outrider.schedule.placement import Placement
 from outrider.testing import ToyTokenizer, save_toy_bundle
 from outrider.types import Chunk
 
@@ -80,6 +81,10 @@ def answers_as_it_should(engine: outrider.Engine) -> bool:
     return drafted.stats.num_draft_tokens > 0 and drafted.token_ids == plain.token_ids
 
 
+def parts_that_draft(bundle: Bundle) -> list[loading.Part]:
+    return [loading.Part(entry.name, bundle, entry.model) for entry in bundle.manifest.drafters]
+
+
 ABORT = "probe.load_model = lambda *_, **__: os.abort()"
 SEGFAULT = "import ctypes; probe.load_model = lambda *_, **__: ctypes.string_at(0)"
 EXIT = "probe.load_model = lambda *_, **__: os._exit(3)"
@@ -124,6 +129,12 @@ class TestADriverThatCrashes:
             engine = load(bundle, main_device="auto")
         assert answers_as_it_should(engine)
         assert engine.placement.main == engine.placement.draft == engine.config.device.main_device == "CPU"
+        assert "GPU" not in engine.placement.why
+        assert load(bundle, main_device="auto").placement == engine.placement  # kept, without another warning
+        gpu("")  # the driver has been mended
+        for part in (loading.Part("main", bundle, bundle.manifest.main), *parts_that_draft(bundle)):
+            assert loading.judge(part, "GPU", SMALL.device, again=True).works
+        assert "GPU and GPU" in load(bundle, main_device="auto").placement.why
 
     def test_one_that_hangs_is_given_up(
         self, bundle: Bundle, gpu: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
@@ -272,14 +283,17 @@ class TestAuto:
         engine = load(bundle, main_device="auto", drafter=None)
         assert (engine.placement.main, engine.placement.draft) == ("GPU", None)
 
-    def test_a_choice_that_fails_later_is_replaced(self, bundle: Bundle, costs: dict[tuple[str, str], float]) -> None:
+    def test_a_choice_that_fails_later_is_replaced(
+        self, bundle: Bundle, costs: dict[tuple[str, str], float], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         costs |= {("main", "CPU"): 0.05, ("main", "GPU"): 0.02, ("draft", "CPU"): 0.005, ("draft", "GPU"): 0.005}
         load(bundle, main_device="auto")
         for file in (kept.FOLDER / "verdicts").iterdir():
             file.write_text(file.read_text().replace('"works": true', '"works": false'))
+        monkeypatch.setattr(loading, "place", lambda *_, **__: Placement("GPU", "GPU", why="as it was"))
         with pytest.warns(outrider.DeviceWarning, match="The main model does not run on GPU: .* CPU is used instead"):
             engine = load(bundle, main_device="auto")
-        assert engine.placement.main == "CPU"
+        assert (engine.placement.main, engine.placement.draft) == ("CPU", "CPU")
         assert answers_as_it_should(engine)
 
     def test_a_machine_with_a_cpu_measures_nothing(

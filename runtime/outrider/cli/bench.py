@@ -89,7 +89,8 @@ def bench(
     if not config.device.num_threads:
         config = config.replace(num_threads=default_num_threads())
     setup = Setup(read_bundle(bundle), config, peer_models)
-    settled = settle(setup.bundle, setup.draft_bundle, config.device)  # the peers know no "auto"
+    overlap = bool(config.scheduler.overlap)
+    settled = settle(setup.bundle, setup.draft_bundle, config.device, overlap=overlap)  # the peers know no "auto"
     setup = replace(setup, config=replace(config, device=settled))
     names = split_modes(modes) if modes else default_modes(setup)
     repeats = repeats or (3 if quick else 1)

@@ -68,7 +68,8 @@ def _try_models(
         for device in found
         if device.format == part.model.format and device.full_name
     ]
-    return rows, asdict(place(main, drafts[0] if drafts else None, config.device))
+    overlap = bool(config.scheduler.overlap)
+    return rows, asdict(place(main, drafts[0] if drafts else None, config.device, overlap=overlap))
 
 
 def _try_model(part: Part, device: Device, config: Config, *, again: bool) -> dict[str, Any]:
