@@ -173,6 +173,8 @@ class DeviceConfig:
     precision: str = "auto"  # "auto", "f32", "bf16" or "f16"
     cache_precision: str = "auto"  # the same, or "u8": smaller, not exact
     num_threads: int = 0  # CPU threads; 0: the device's choice
+    # Logits a row that the device picks out, so that the others stay there; 0: none; "auto": 0 on CPU. OpenVINO only
+    top_logits: int | str = "auto"
     # Passed on as they are, for both models: with a dot in the name to ONNX Runtime, else to OpenVINO.
     properties: Mapping[str, Any] = field(default_factory=dict)
 
@@ -186,6 +188,7 @@ class DeviceConfig:
             self, "cache_precision", ..., str, (*precisions, "u8").__contains__, f"one of {', '.join(precisions)}, u8"
         )
         _check(self, "num_threads", ..., Integral, lambda n: n >= 0, "an integer of at least 0 (0: all that pay)")
+        _check(self, "top_logits", "auto", Integral, lambda n: 0 <= n <= 4096, "'auto', or an integer from 0 to 4096")
         _check(self, "properties", ..., Mapping, lambda _: True, "a table of properties")
 
 

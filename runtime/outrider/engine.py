@@ -288,8 +288,12 @@ class Engine:
         return backend
 
     def _check_properties(self) -> None:
-        """Raise OptionError for a property that is for none of the models."""
+        """Raise OptionError for what is for none of the models."""
         formats = {model.format for model in self._models.values()}
+        if (top_logits := self.config.device.top_logits) not in ("auto", 0) and "openvino" not in formats:
+            raise OptionError(
+                f"top_logits={top_logits} is for models in OpenVINO's format, and these are in onnx. Leave it out."
+            )
         for name in self.config.device.properties:
             if (wanted := format_of_property(name)) not in formats:
                 raise OptionError(

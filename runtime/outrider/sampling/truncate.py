@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from outrider.types import Logits
 
 
-_SMALLEST = np.finfo(np.float32).smallest_subnormal
+SMALLEST = np.finfo(np.float32).smallest_subnormal
 
 
 def truncated_softmax(
@@ -50,7 +50,7 @@ def truncated_softmax(
         kept = np.sort(order[:num_kept])  # token_ids ascend, so positions in order keep them ascending
         weights, token_ids = weights[kept], token_ids[kept]
     # The highest weight is 1. Without min-p, what has underflowed to 0 goes: it has no logarithm.
-    weights, token_ids = _keep(weights, token_ids, weights >= max(np.float32(min_p), _SMALLEST))
+    weights, token_ids = _keep(weights, token_ids, weights >= max(np.float32(min_p), SMALLEST))
     probs = weights.astype(np.float64)
     probs /= probs.sum()
     if typical_p < 1:
