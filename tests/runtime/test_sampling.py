@@ -87,7 +87,7 @@ def test_the_early_cut_of_top_p_drops_no_kept_token_at_a_real_vocabulary() -> No
 @pytest.mark.parametrize("top_k", [1, 5, 50, 500, 1187, 1188, 151_935])
 @pytest.mark.parametrize("kind", ["spread", "tied", "rising", "gaps"])
 def test_the_early_cut_of_top_k_drops_no_kept_token_at_a_real_vocabulary(top_k: int, kind: str) -> None:
-    logits = np.random.default_rng(0).normal(0, 2, 151_936).astype(np.float32)
+    logits: Any = np.random.default_rng(0).normal(0, 2, 151_936).astype(np.float32)
     if kind == "tied":
         logits = np.round(2 * logits)
     if kind == "rising":  # the highest stand together, behind the last whole part

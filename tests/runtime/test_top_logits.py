@@ -291,9 +291,9 @@ def test_a_device_that_lists_others_is_refused(
     main = openvino_bundle.manifest.main
     found = PagedStep.top_logits
 
-    def wrong(step: PagedStep, i: int) -> TopLogits:
-        top = found(step, i)
-        assert top
+    def wrong(step: PagedStep, i: int) -> TopLogits | None:
+        if (top := found(step, i)) is None:
+            return None
         changes: dict[str, Any] = {
             "token_ids": top.token_ids[::-1],
             "logits": top.logits + 1,
@@ -303,8 +303,14 @@ def test_a_device_that_lists_others_is_refused(
 
     monkeypatch.setattr(PagedStep, "top_logits", wrong)
     made = OpenVINOPaged(openvino_bundle.model_path(main), vocab_size=main.vocab_size, top_logits=8)
-    with pytest.raises(DeviceError, match="other logits than the largest"):
+    with pytest.raises(DeviceError, match="CPU picks out other logits than the largest"):
         made.allocate(64)
+    made._chooses_top = True  # then it does without
+    made.allocate(64)
+    assert made.num_top == 0
+    slot = made.open(2)
+    assert slot
+    assert Row.of(made.submit([Chunk(slot, [1, 2], 2)]).wait(), 0).top is None
 
 
 @pytest.mark.parametrize("precision", ["f32", "bf16"])
