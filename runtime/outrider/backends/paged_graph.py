@@ -5,6 +5,8 @@ All work in place on the stateful IR that optimum-intel and openvino-genai write
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import openvino as ov
 from openvino import opset13 as ops
@@ -73,10 +75,27 @@ def add_top_logits(model: ov.Model, k: int, vocab_size: int) -> None:
     top = ops.topk(logits, ops.constant(np.int64(k)), 2, "max", "value", "i32")
     last = ops.constant(np.array([2], dtype=np.int64))
     highest = ops.reduce_max(top.output(0), last, True)
-    total = ops.reduce_sum(ops.exp(ops.subtract(logits, highest)), last, True)
+    total = _sum_in_parts(ops.exp(ops.subtract(logits, highest)), vocab_size)
     made = top.output(1), top.output(0), ops.add(highest, ops.log(total)).output(0)
     for name, output in zip(TOP, made, strict=True):
         result = ops.result(output)
         result.output(0).set_names({name})
         model.add_results([result])
     model.validate_nodes_and_infer_types()
+
+
+def _sum_in_parts(values: ov.Node, count: int) -> ov.Node:
+    """The sums float32 [r, 1, 1] of values float32 [r, 1, count].
+
+    In whichever order a device adds n numbers in single precision, it may be off by n · 6e-8 of the sum, as what is
+    small beside the sum so far is lost. Of parts, each of √count numbers, n is the size of one and their number.
+    """
+    size = math.isqrt(count) + 1
+
+    def ints(*numbers: int) -> ov.Node:
+        return ops.constant(np.array(numbers, dtype=np.int64))
+
+    padded = ops.pad(values, ints(0, 0, 0), ints(0, 0, -count % size), "constant", ops.constant(np.float32(0)))
+    parts = ops.reshape(padded, ints(0, -1, size), True)
+    means = ops.reduce_mean(parts, ints(2), True)  # two sums in a row would be made one by OpenVINO
+    return ops.multiply(ops.reduce_sum(means, ints(1), True), ops.constant(np.float32(size)))

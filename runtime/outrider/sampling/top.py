@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
     from outrider.types import Logits, Sampler, Step, TopLogits
 
-# How far a device's log-sum-exp, which adds up in single precision, and an exponential in single precision may be off.
+# How far, at most, a device's sum of 150,000 exponentials in single precision may be off (see `add_top_logits`), and an
+# exponential of NumPy's.
 TOLERANCE = 1e-4
 
 
