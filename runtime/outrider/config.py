@@ -179,6 +179,8 @@ class DeviceConfig:
     cache_precision: str = "auto"  # the same, or "u8": smaller, not exact
     num_threads: int = 0  # CPU threads; 0: the device's choice
     draft_num_threads: int | None = None  # of the draft models; None: as num_threads
+    # Logits a row that the device picks out, so that the others stay there; 0: none; "auto": 0 on CPU. OpenVINO only
+    top_logits: int | str = "auto"
     # Passed on as they are: with a dot in the name to ONNX Runtime, else to OpenVINO. For both models, then for each.
     properties: Mapping[str, Any] = field(default_factory=dict)
     main_properties: Mapping[str, Any] = field(default_factory=dict)
@@ -199,6 +201,7 @@ class DeviceConfig:
         _check(self, "draft_num_threads", None, Integral, lambda n: n >= 0, "an integer of at least 0, or None")
         for name in ("properties", "main_properties", "draft_properties"):
             _check(self, name, ..., Mapping, _are_named, "a table of properties, by their names")
+        _check(self, "top_logits", "auto", Integral, lambda n: 0 <= n <= 4096, "'auto', or an integer from 0 to 4096")
         _check(self, "compiled_cache", ..., str, bool, "a folder's name, 'auto' or 'off'")
 
     def of(self, role: str) -> DeviceConfig:

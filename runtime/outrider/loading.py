@@ -330,11 +330,16 @@ def _own(options: DeviceConfig, part: Part, device: str) -> DeviceConfig:
 
 def _asked(own: DeviceConfig) -> dict[str, Any]:
     """What of a model's options it is compiled by."""
-    return {name: getattr(own, name) for name in ("precision", "cache_precision", "num_threads", "properties")}
+    names = ("precision", "cache_precision", "num_threads", "top_logits", "properties")
+    return {name: getattr(own, name) for name in names}
 
 
 def _check_properties(main: Part, drafts: Seq[Part], options: DeviceConfig) -> None:
-    """Raise OptionError for a property that is for none of the models, or not for those of its role."""
+    """Raise OptionError for what is for none of the models, or for a property not for those of its role."""
+    if options.top_logits not in ("auto", 0) and all(part.model.format != "openvino" for part in (main, *drafts)):
+        raise OptionError(
+            f"top_logits={options.top_logits} is for models in OpenVINO's format, and these are in onnx. Leave it out."
+        )
     for option, parts in (
         ("properties", [main, *drafts]),
         ("main_properties", [main]),

@@ -35,7 +35,7 @@ def load_model(path: Path, model: ModelEntry, device: str, options: DeviceConfig
     if model.format == "openvino":
         from outrider.backends.openvino_paged import OpenVINOPaged
 
-        return OpenVINOPaged(path, **shared)
+        return OpenVINOPaged(path, **shared, top_logits=options.top_logits)
     try:
         from outrider.backends.onnxruntime import OnnxRuntime
     except ImportError as error:

@@ -107,6 +107,9 @@ class BufferStep:
         row: Logits = self._logits[self._wanted[i], : self._vocab_size].astype(np.float32, copy=False)
         return row
 
+    def top_logits(self, i: int) -> None:
+        """Not looked for: the rows are in host memory."""
+
 
 @dataclass(frozen=True, slots=True)
 class BufferPending:

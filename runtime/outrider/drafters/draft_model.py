@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from outrider.drafters.vocabulary import Vocabulary
+from outrider.sampling import Row
 from outrider.types import Chunk, Draft
 
 if TYPE_CHECKING:
@@ -103,8 +104,8 @@ class DraftModel:
         rows = iter(range(len(readers)))
         for reader, chunk in zip(readers, chunks, strict=True):
             if chunk.num_rows:
-                logits = step.logits(next(rows))
-                reader.choose(self._subset.widen(logits) if self._subset else logits)
+                row = Row.of(step, next(rows))
+                reader.choose(self._subset.row(row) if self._subset else row)
 
     def num_ahead(self, sequence: Sequence) -> int:
         """Tokens of the next draft that are there already."""
