@@ -18,7 +18,7 @@ from outrider.loading import Part, check_room, contention_of, cost_of, load_part
 from outrider.request import Request
 from outrider.request_queue import RequestQueue
 from outrider.sampling import LogitsSampler
-from outrider.schedule import LONGEST, Auto, ConfidenceThreshold, Contention, PassCost, measure_contention, pays
+from outrider.schedule import ALONE, LONGEST, Auto, ConfidenceThreshold, Contention, PassCost, measure_contention, pays
 from outrider.text import TextStream, Tokenizer
 from outrider.trace import Trace, TracedRequest
 from outrider.types import Noise, Sequence
@@ -106,7 +106,7 @@ class Engine:
         }
         self.costs = {role: self._cost(role) for role in self._models}
         self._controllers: dict[tuple[str, int], Auto] = {}
-        self._overlaps = False
+        self._overlaps, self._contention = False, ALONE
         self.overlaps = self._decide_overlap(self.config.scheduler.overlap)
         self._queue = RequestQueue(self._main, self.config.scheduler.max_num_batched_tokens)
 
@@ -302,10 +302,9 @@ class Engine:
             if wanted is True:
                 raise OptionError("overlap=True needs a draft model, and none is loaded. Leave it at 'auto'.")
             return False
-        if wanted == "auto":
-            main, draft = ((self._parts[role], self._backends[f"{role}_device"]) for role in ("main", roles[0]))
-            wanted = pays(self.costs["main"], self.costs[roles[0]], contention_of(*main, *draft))
-        return bool(wanted)
+        main, draft = ((self._parts[role], self._backends[f"{role}_device"]) for role in ("main", roles[0]))
+        self._contention = contention_of(*main, *draft)
+        return wanted is True or pays(self.costs["main"], self.costs[roles[0]], self._contention)
 
     def _choose_drafter(self, config: GenerationConfig) -> tuple[Drafter | None, int]:
         """What drafts for a request, and how many tokens a round it may at most."""
@@ -335,7 +334,14 @@ class Engine:
             model = found if isinstance(found, DraftModel) else None
             copier = self._suffix if name == "auto" else None if model else found
             cost = next((self.costs[role] for role, drafter in self._drafters.items() if drafter is model), None)
-            made = Auto(self._main, self.costs["main"], copier=copier, model=model, draft_cost=cost)
+            made = Auto(
+                self._main,
+                self.costs["main"],
+                copier=copier,
+                model=model,
+                draft_cost=cost,
+                contention=self._contention,
+            )
             self._controllers.setdefault(key, made)
         return self._controllers[key]
 

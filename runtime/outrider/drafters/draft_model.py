@@ -82,7 +82,9 @@ class DraftModel:
             active = [reader for reader in active if reader.wants_more]
         return [reader.draft for reader in readers]
 
-    def draft_ahead(self, requests: Seq[DraftRequest], drafts: Seq[Draft], check: Pending) -> None:
+    def draft_ahead(
+        self, requests: Seq[DraftRequest], drafts: Seq[Draft], check: Pending, max_calls: int | None = None
+    ) -> None:
         """Draft for the next round while the main model checks this one's drafts, until that is done.
 
         As if all of a draft were kept, and followed by the token that the draft model expects there (Liu et al. 2024,
@@ -92,8 +94,10 @@ class DraftModel:
         began = self.backend.seconds
         readers = [self._readers[request.sequence] for request in requests]
         active = [reader for reader, draft in zip(readers, drafts, strict=True) if reader.begin_ahead(draft)]
-        while active and not check.done:
+        num_calls = 0
+        while active and not check.done and num_calls != max_calls:
             self._read(active, 1)
+            num_calls += 1
             active = [reader for reader in active if reader.goes_on_ahead()]
         self.ahead_seconds += self.backend.seconds - began
 

@@ -73,6 +73,20 @@ class PassCost:
         return near + share * (_line(rows, self.rows, self.far) - near)
 
 
+@dataclass(frozen=True, slots=True)
+class Contention:
+    """How many times as long a call takes while calls of the other model run: of the main model, of the draft model.
+
+    1 where the two share nothing. On one processor both may be above 2.
+    """
+
+    check: float
+    draft: float
+
+
+ALONE = Contention(1.0, 1.0)
+
+
 def _line(x: float, xs: Seq[float], ys: Seq[float]) -> float:
     """Linear interpolation, and the last two points' line beyond the end, where it does not fall."""
     if x <= xs[0] or len(xs) == 1:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import time
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from outrider.schedule.auto import LONGEST
-from outrider.schedule.cost import NEAR
+from outrider.schedule.cost import NEAR, Contention
 from outrider.types import Chunk
 
 if TYPE_CHECKING:
@@ -20,17 +19,6 @@ if TYPE_CHECKING:
 _ROWS = 4  # of the call that is measured
 ACCEPTANCE = 0.7  # the share of draft tokens that is taken to be kept: what the controller begins with
 _LEAST_GAIN = 1.02  # what is won by less may as well be lost
-
-
-@dataclass(frozen=True, slots=True)
-class Contention:
-    """How many times as long a call takes while calls of the other model run: of the main model, of the draft model.
-
-    1 where the two share nothing. On one processor both may be above 2.
-    """
-
-    check: float
-    draft: float
 
 
 def pays(main: PassCost, draft: PassCost, contention: Contention, acceptance: float = ACCEPTANCE) -> bool:

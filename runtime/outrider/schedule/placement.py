@@ -16,8 +16,7 @@ from outrider.schedule.overlap import ACCEPTANCE, rate
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from outrider.schedule.cost import PassCost
-    from outrider.schedule.overlap import Contention
+    from outrider.schedule.cost import Contention, PassCost
 
 MARGIN = 1.05  # how much quicker a pair has to be than one before it in the list: less is noise
 
