@@ -85,12 +85,13 @@ def load_parts(
     _check_properties(main, drafts, options)
     placement = place(main, drafts[0] if drafts else None, options, overlap=overlap)
     instead = [] if options.main_device != "auto" else ["CPU"]
-    backends = {"main": _load_first(main, [placement.main, *instead], options)}
-    beside = backends["main"].device
+    loaded = {"main": _load_first(main, [placement.main, *instead], options)}
+    beside = loaded["main"][1]
     for part in drafts:
         instead = [beside, "CPU"] if find_device(beside, part.model.format) else ["CPU"]
-        backends[part.role] = _load_first(part, [placement.draft or beside, *instead], options)
-    found = beside, backends[drafts[0].role].device if drafts else None
+        loaded[part.role] = _load_first(part, [placement.draft or beside, *instead], options)
+    backends = {role: backend for role, (backend, _) in loaded.items()}
+    found = beside, loaded[drafts[0].role][1] if drafts else None
     if found != (placement.main, placement.draft):
         why = f"{named(placement.main, placement.draft)} could not be had, as was warned"
         placement = Placement(*found, why=why)
@@ -241,11 +242,11 @@ def check_room(backends: Mapping[str, CompiledModel], max_tokens: int) -> None:
             raise DeviceError(f"{device} has {has}, and the cache may take {size / 1e9:.2f} GB. Lower cache_size.")
 
 
-def _load_first(part: Part, devices: Seq[str], options: DeviceConfig) -> CompiledModel:
-    """Compile a model on the first of `devices` that runs it, with a warning for each before it."""
+def _load_first(part: Part, devices: Seq[str], options: DeviceConfig) -> tuple[CompiledModel, str]:
+    """Compile a model on the first of `devices` that runs it, with a warning for each before it; and which it was."""
     first, *others = dict.fromkeys(devices)
     try:
-        return load_part(part, first, options)
+        return load_part(part, first, options), first
     except DeviceError as error:
         if first == "CPU" or not others:
             raise
