@@ -173,6 +173,8 @@ class DeviceConfig:
     precision: str = "auto"  # "auto", "f32", "bf16" or "f16"
     cache_precision: str = "auto"  # the same, or "u8": smaller, not exact
     num_threads: int = 0  # CPU threads; 0: the device's choice
+    npu_max_prompt_tokens: int | None = None  # that models on an NPU are compiled for; None: 1024, or what fits
+    npu_max_new_tokens: int | None = None  # the same, of an answer; None: 512, or what fits
     # Passed on as they are, for both models: with a dot in the name to ONNX Runtime, else to OpenVINO.
     properties: Mapping[str, Any] = field(default_factory=dict)
 
@@ -186,12 +188,19 @@ class DeviceConfig:
             self, "cache_precision", ..., str, (*precisions, "u8").__contains__, f"one of {', '.join(precisions)}, u8"
         )
         _check(self, "num_threads", ..., Integral, lambda n: n >= 0, "an integer of at least 0 (0: all that pay)")
+        for name in ("npu_max_prompt_tokens", "npu_max_new_tokens"):
+            _check(self, name, None, Integral, lambda n: n >= 1, "an integer of at least 1, or None")
         _check(self, "properties", ..., Mapping, lambda _: True, "a table of properties")
 
 
 def format_of_property(name: str) -> str:
     """The format of the models that a device property is for: ONNX Runtime's have dots in their names."""
     return "onnx" if "." in name else "openvino"
+
+
+def is_npu_property(name: str) -> bool:
+    """Whether a device property is for an NPU alone, and not passed on to other devices."""
+    return name.startswith(("NPU_", "NPUW_", "++NPUW_"))
 
 
 @dataclass(frozen=True, kw_only=True)

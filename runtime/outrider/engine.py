@@ -33,6 +33,7 @@ from outrider.schedule import (
     check_pass,
     measure_contention,
     measure_pass,
+    measure_windows,
     pays,
 )
 from outrider.text import TextStream, Tokenizer
@@ -277,7 +278,12 @@ class Engine:
 
     def _compile(self, bundle: Bundle, model: ModelEntry, device: str, *, exact: bool) -> CompiledModel:
         """Compile one model of a bundle and compare it with what the manifest says."""
-        backend = load_model(bundle.model_path(model), model, device, self.config.device, exact=exact)
+        count = self.config.generation.num_assistant_tokens
+        longest = LONGEST if isinstance(count, str) else count
+        max_rows = longest + 1 if exact else 2  # a draft model reads one token, or two where all were kept
+        backend = load_model(
+            bundle.model_path(model), model, device, self.config.device, exact=exact, max_rows=max_rows
+        )
         found = (backend.num_layers, backend.logits_width)
         if found != (model.geometry.num_layers, model.geometry.logits_width):
             raise BundleError(
@@ -334,6 +340,9 @@ class Engine:
         cost = None if repeats else file.read()
         if cost is not None and cost.contexts[0] + cost.rows[0] <= backend.max_tokens:
             check_pass(backend, cost)
+        elif backend.capabilities.fixed:
+            cost = measure_windows(backend, repeats)
+            file.write(cost)
         else:
             rows = MAIN_ROWS if role == "main" else DRAFT_ROWS
             rows = tuple(sorted({*rows, backend.capabilities.min_rows}))
@@ -466,6 +475,7 @@ class Engine:
         asked = f"{num_prompt_tokens:,} prompt tokens and max_new_tokens={max_new_tokens or 1:,}"
         if wanted > context:
             raise RequestError(f"{asked} exceed the model's context of {context:,} tokens. Shorten one of them.")
+        self._check_fixed(num_prompt_tokens, wanted)
         if wanted > cache:
             size = (wanted + 2 * 32) * self._bytes_per_token / 1e9
             raise RequestError(
@@ -473,6 +483,22 @@ class Engine:
                 f"Raise cache_size to at least {math.ceil(size * 1000) / 1000:g}."
             )
         return max_new_tokens or min(DEFAULT_MAX_NEW_TOKENS, min(context, cache) - num_prompt_tokens)
+
+    def _check_fixed(self, num_prompt_tokens: int, num_tokens: int) -> None:
+        """Refuse what is more than a model on an NPU was compiled for."""
+        for role, backend in self._backends.items():
+            fixed = backend.capabilities.fixed
+            if fixed and num_prompt_tokens > fixed.max_prompt_tokens:
+                raise RequestError(
+                    f"{role}={backend.device!r} was compiled for prompts of up to {fixed.max_prompt_tokens:,} tokens; "
+                    f"this one has {num_prompt_tokens:,}. Load with npu_max_prompt_tokens={num_prompt_tokens}."
+                )
+            if fixed and num_tokens > fixed.max_tokens:
+                wanted = num_tokens - fixed.max_prompt_tokens
+                raise RequestError(
+                    f"{role}={backend.device!r} was compiled for {fixed.max_tokens:,} tokens of prompt and answer; this "
+                    f"request needs {num_tokens:,}. Lower max_new_tokens, or load with npu_max_new_tokens={wanted}."
+                )
 
 
 def _cached_references(encode: Callable[[str], list[int]]) -> Callable[[tuple[str, ...]], References]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from outrider.config import format_of_property
+from outrider.config import format_of_property, is_npu_property
 from outrider.errors import DeviceError
 
 if TYPE_CHECKING:
@@ -15,23 +15,42 @@ if TYPE_CHECKING:
     from outrider.types import CompiledModel
 
 
-def load_model(path: Path, model: ModelEntry, device: str, options: DeviceConfig, *, exact: bool) -> CompiledModel:
+def load_model(
+    path: Path, model: ModelEntry, device: str, options: DeviceConfig, *, exact: bool, max_rows: int = 16
+) -> CompiledModel:
     """Load the model at `path`, which a bundle describes as `model`, on a device.
 
-    exact: pads calls to what makes logits bit-identical; see `Capabilities`.
+    exact: pads calls to what makes logits bit-identical; see `Capabilities`. max_rows: rows that one call shall have
+    room for, where a model is compiled for fixed shapes.
 
     Raises:
         OptionError, BundleError, DeviceError: as the backends say.
     """
+    on_npu = device.split(".")[0] == "NPU" and model.format == "openvino"
     shared: dict[str, Any] = {
         "vocab_size": min(model.vocab_size, model.geometry.logits_width),  # fewer logits where they were cut
         "device": device,
         "precision": options.precision,
         "cache_precision": options.cache_precision,
         "num_threads": options.num_threads,
-        "properties": {k: v for k, v in options.properties.items() if format_of_property(k) == model.format},
+        "properties": {
+            name: value
+            for name, value in options.properties.items()
+            if format_of_property(name) == model.format and (on_npu or not is_npu_property(name))
+        },
         "exact": exact,
     }
+    if on_npu:
+        from outrider.backends.openvino_npu import OpenVINONpu
+
+        return OpenVINONpu(
+            path,
+            context_length=model.geometry.context_length,
+            max_rows=max_rows,
+            max_prompt_tokens=options.npu_max_prompt_tokens,
+            max_new_tokens=options.npu_max_new_tokens,
+            **shared,
+        )
     if model.format == "openvino":
         from outrider.backends.openvino_paged import OpenVINOPaged
 

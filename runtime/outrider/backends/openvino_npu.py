@@ -1,0 +1,492 @@
+"""OpenVINO's NPU, by its wrapper NPUW: a stateful model in fixed shapes, read in windows of so many rows.
+
+Emulated on a CPU: measured. NPU: written against NPUW's source (llm_infer_request.cpp); not verified on hardware.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import openvino as ov
+from openvino import opset13 as ops
+
+from outrider.errors import BundleError, DeviceError, OptionError, one_line
+from outrider.types import Capabilities, Chunk, FixedShape
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from collections.abc import Sequence as Seq
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+    from outrider.types import Logits
+
+_ROWS_STEP, _TOKENS_STEP = 8, 64  # NPUW rounds a window's rows, and tokens of prompt and answer, up to these
+_PIECE = 256  # prompt tokens that the prefill model reads in one go
+_DEFAULT_PROMPT, _DEFAULT_ANSWER = 1024, 512  # tokens; GenAI's are 1024 and 128
+_KINDS = {"auto": "f16", "f16": "f16", "f32": "f32"}  # of keys and values: NPUW's own is f16
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """What a model is compiled for, in tokens.
+
+    prompt, answer: as asked for. window: rows of every call that decodes. piece: tokens of every call that reads a
+    prompt.
+    """
+
+    prompt: int
+    answer: int
+    window: int
+    piece: int
+
+    @property
+    def prefill(self) -> int:
+        """What the prefill model has room for. NPUW reads a prompt in pieces only where there is room for two."""
+        return max(_up(_up(self.prompt, _TOKENS_STEP), self.piece), 2 * self.piece)
+
+    @property
+    def total(self) -> int:
+        """Columns of the cache: a window's own rows, and what is left of its last place, are no room for tokens."""
+        return self.prefill + _up(self.answer + 2 * self.window, _TOKENS_STEP)
+
+    @property
+    def past(self) -> int:
+        """Tokens before a window that it can look back at."""
+        return self.total - self.window
+
+    @property
+    def max_tokens(self) -> int:
+        """Tokens that a sequence can have, so that every window is written to the cache whole."""
+        return min(self.prompt + self.answer, self.window_begin(self.past))
+
+    @property
+    def longest_prefill(self) -> int:
+        """Tokens of a prompt that the prefill model reads at most; windows read what is behind."""
+        return self.window_begin(self.prefill)
+
+    def window_begin(self, position: int) -> int:
+        """Where the window begins that a position is in.
+
+        Windows lie at fixed places, so that a token is evaluated in the same arrangement whatever is drafted. Token 0
+        has one of its own: several tokens from position 0 on are what NPUW takes for a new prompt.
+        """
+        return 1 + (position - 1) // self.window * self.window if position else 0
+
+    def window_end(self, begin: int) -> int:
+        """Where the window that begins here ends."""
+        return begin + self.window if begin else 1
+
+
+def find_sizes(max_rows: int, context_length: int, prompt: int | None, answer: int | None) -> Sizes:
+    """The sizes for windows of `max_rows`, and for prompts and answers of so many tokens; None is what fits, up to
+    1,024 and 512.
+
+    Raises:
+        OptionError: when they are more than the model's context.
+    """
+    prompt = prompt or min(_DEFAULT_PROMPT, context_length - min(answer or _DEFAULT_ANSWER, context_length // 3))
+    answer = answer or min(_DEFAULT_ANSWER, context_length - prompt)
+    if prompt + answer > context_length or answer < 1:
+        raise OptionError(
+            f"npu_max_prompt_tokens={prompt:,} and npu_max_new_tokens={answer:,} exceed the model's context of "
+            f"{context_length:,} tokens. Lower one of them."
+        )
+    window = _up(max_rows, _ROWS_STEP)
+    piece = _PIECE
+    while piece > _TOKENS_STEP and 2 * piece > prompt:
+        piece //= 2
+    return Sizes(prompt, answer, window, piece)
+
+
+class WindowSlot:
+    """A sequence's tokens, of which the first `num_stored` have keys and values on the device. One is open at a time.
+
+    Tokens are kept, because a window is evaluated whole, from its place's beginning on.
+    """
+
+    def __init__(self, backend: OpenVINONpu) -> None:
+        self.token_ids: list[int] = []
+        self.num_stored = 0
+        self._backend = backend
+
+    @property
+    def length(self) -> int:
+        """Tokens that were given, and not trimmed."""
+        return len(self.token_ids)
+
+    def trim(self, length: int) -> None:
+        """Drop the newest tokens until `length` are left. What they wrote is masked, and overwritten."""
+        del self.token_ids[length:]
+        self.num_stored = min(self.num_stored, length)
+
+    def skip_to(self, length: int) -> None:
+        """Take about `length` tokens to be in the cache, for measurements: as many as end with a window."""
+        self._backend.end_prefill()
+        self.token_ids = [0] * self._backend.sizes.window_begin(length)
+        self.num_stored = self.length
+
+    def close(self) -> None:
+        """Give the place back. Closing twice does no harm."""
+        self._backend.give_back(self)
+
+
+@dataclass(frozen=True, slots=True)
+class WindowStep:
+    """Rows of logits, each [logits width]. Those of the last window are the device's: valid until the next call."""
+
+    _rows: Seq[NDArray[Any]]
+    _vocab_size: int
+
+    def logits(self, i: int) -> Logits:
+        """Row i, cut to the real vocabulary."""
+        row: Logits = self._rows[i][: self._vocab_size].astype(np.float32, copy=False)
+        return row
+
+
+@dataclass(frozen=True, slots=True)
+class _Window:
+    """One call: the window of `slot` that begins at `begin`; the rows from token `first` to `end` are wanted."""
+
+    slot: WindowSlot
+    begin: int
+    first: int
+    end: int
+
+
+class WindowPending:
+    """A submit whose last window is under way since `began`, in seconds of `time.perf_counter`; or none is."""
+
+    def __init__(
+        self, backend: OpenVINONpu, rows: list[NDArray[Any]], last: _Window | None, began: float
+    ) -> None:
+        self._backend, self._rows, self._last, self._began = backend, rows, last, began
+
+    def wait(self) -> WindowStep:
+        """Block until the rows are there.
+
+        Raises:
+            DeviceError: when the device failed.
+        """
+        last, self._last = self._last, None
+        if last is not None:
+            self._rows += self._backend.finish(last, self._began)
+        return WindowStep(self._rows, self._backend.vocab_size)
+
+
+class OpenVINONpu:
+    """One model in fixed shapes on an NPU: one to read prompts with, and one to decode with, on one cache.
+
+        backend = OpenVINONpu(path, vocab_size=49_152, context_length=8_192, properties={"NPUW_DEVICES": "CPU"})
+        backend.allocate(max_tokens=1_536)
+        slot = backend.open(max_tokens=200)
+        step = backend.submit([Chunk(slot, token_ids, num_rows=1)]).wait()
+        step.logits(0)    # float32 [vocab_size]
+
+    Tokens whose rows are not wanted are a prompt: the prefill model reads them, in pieces. All others are evaluated by
+    the other model, whose calls have `window` rows, however many are wanted: a call costs the same for one row as for
+    all. Windows lie at fixed places, and one is evaluated whole each time, with padding behind its last token, which
+    no token looks at. So a row's bits depend on the tokens before it, and on how many of them were the prompt, and
+    neither on drafts nor on how a prompt was cut; rows on both sides of a window's end take two calls.
+
+    NPUW counts the cache's tokens once a model, not once a request: there is one slot, and sequences take turns.
+
+    properties: OpenVINO's and NPUW's. {"NPUW_DEVICES": "CPU"} emulates an NPU on the CPU. max_rows: rows that one call
+    shall have room for. max_prompt_tokens, max_new_tokens: what there shall be room for; see `find_sizes`.
+
+    Raises:
+        OptionError: where there is no NPU and none is emulated, or for sizes that the model cannot have.
+        BundleError: when the model cannot be read or is not a stateful decoder.
+        DeviceError: when NPUW cannot compile it.
+    """
+
+    runtime = "OpenVINO NPUW"
+
+    def __init__(
+        self,
+        model_path: Path,
+        *,
+        vocab_size: int,
+        context_length: int,
+        max_rows: int = 16,
+        max_prompt_tokens: int | None = None,
+        max_new_tokens: int | None = None,
+        device: str = "NPU",
+        precision: str = "auto",
+        cache_precision: str = "auto",
+        num_threads: int = 0,
+        properties: Mapping[str, Any] | None = None,
+        exact: bool = True,
+    ) -> None:
+        self._core = ov.Core()
+        asked = dict(properties or {})
+        self._emulated_on = check_npu(self._core, device, str(asked.get("NPUW_DEVICES", "")))
+        self.device = f"{device} (emulated on {self._emulated_on})" if self._emulated_on else device
+        self.sizes = find_sizes(max_rows, context_length, max_prompt_tokens, max_new_tokens)
+        if cache_precision not in _KINDS:
+            raise OptionError(f"cache_precision={cache_precision!r} is not for an NPU. Use {', '.join(_KINDS)}.")
+        self.cache_precision = _KINDS[cache_precision]
+        model = self._read(model_path)
+        self._properties = _properties(self.sizes, self.cache_precision, precision, num_threads) | asked
+        try:
+            self._compiled = self._core.compile_model(model, device, self._properties)
+            self._request = self._compiled.create_infer_request()
+        except (RuntimeError, TypeError) as error:
+            raise DeviceError(f"{self.device} cannot compile {model_path.parent.name}: {one_line(error)}") from error
+        self.precision = self._find_precision(precision)
+        self._states = {state.name: state for state in self._request.query_state()}
+        self._continues = bool(self._compiled.get_property("NPUW_LLM_CONTINUOUS_PREFILL_SUPPORTED"))
+        self.vocab_size = vocab_size
+        self.seconds = 0.0
+        self._max_tokens = 0
+        self._open: WindowSlot | None = None
+        # Tokens that the prefill model has read, and that the other one has not taken over; None where it has.
+        self._prefilled: int | None = None
+        fixed = FixedShape(self.sizes.window, self.sizes.prompt, self.sizes.max_tokens)
+        self.capabilities = Capabilities(bit_exact_batching=False, min_rows=1, one_call=False, fixed=fixed)
+        self.allocate(self.sizes.max_tokens)
+        self._start()
+        if exact:
+            self.capabilities = dataclasses.replace(self.capabilities, bit_exact_batching=self._is_exact())
+            self.seconds = 0.0
+
+    def _read(self, model_path: Path) -> ov.Model:
+        """The graph, and from it the geometry."""
+        try:
+            model = self._core.read_model(model_path)
+        except RuntimeError as error:
+            raise BundleError(
+                f"{model_path} cannot be read by OpenVINO: {one_line(error)}. Export the bundle again."
+            ) from error
+        caches = [variable.info for variable in model.get_variables()]
+        shapes = [info.data_shape for info in caches]
+        if not shapes or any(shape.rank.get_length() != 4 for shape in shapes):
+            raise BundleError(f"{model_path} has no cache inside, so NPUW cannot run it. Export the bundle again.")
+        self.num_layers = len(shapes) // 2
+        bits = 32 if self.cache_precision == "f32" else 16
+        self.bytes_per_token = sum(s[1].get_length() * s[3].get_length() for s in shapes) * bits / 8
+        self.logits_width: int = model.output("logits").get_partial_shape()[2].get_length()
+        return model
+
+    def _find_precision(self, asked: str) -> str:
+        """What the device calculates in: an NPU in f16, a CPU in what it makes of what was asked for."""
+        if not self._emulated_on:
+            return "f16" if asked == "auto" else asked
+        port = ops.parameter([1], np.float32)
+        smallest = ov.Model([ops.result(ops.abs(port))], [port], "smallest")
+        options = {} if asked == "auto" else {"INFERENCE_PRECISION_HINT": asked}
+        compiled = self._core.compile_model(smallest, self._emulated_on, options)
+        return str(compiled.get_property("INFERENCE_PRECISION_HINT").get_type_name())
+
+    @property
+    def fingerprint(self) -> dict[str, str]:
+        """All besides the model that the time of a call depends on, and that can be asked for."""
+        device = self._emulated_on or self.device
+        found = {"device": self.device, "precision": self.precision, "openvino": ov.get_version()}
+        for name in ("FULL_DEVICE_NAME", "DEVICE_ARCHITECTURE", "NPU_DRIVER_VERSION", "INFERENCE_NUM_THREADS"):
+            if name in self._core.get_property(device, "SUPPORTED_PROPERTIES"):
+                found[name] = str(self._core.get_property(device, name))
+        return found | {name: str(value) for name, value in self._properties.items()}
+
+    @property
+    def max_tokens(self) -> int:
+        """Tokens that one sequence can have."""
+        return self._max_tokens
+
+    def allocate(self, max_tokens: int) -> None:
+        """Set how many tokens there may be. The cache was made with the model: it takes none of what is left out."""
+        self._max_tokens = min(max_tokens, self.sizes.max_tokens)
+
+    def open(self, max_tokens: int) -> WindowSlot | None:
+        """The slot, if it has room for `max_tokens`; None while it is open, or too small."""
+        if self._open is not None or max_tokens > self._max_tokens:
+            return None
+        self._open = WindowSlot(self)
+        return self._open
+
+    def give_back(self, slot: WindowSlot) -> None:
+        """A slot's room."""
+        if self._open is slot:
+            self._open = None
+
+    def submit(self, chunks: Seq[Chunk]) -> WindowPending:
+        """Evaluate chunks of the one sequence there is. Returns with the last window under way.
+
+        Raises:
+            DeviceError: when the device fails.
+        """
+        began = time.perf_counter()
+        windows: list[_Window] = []
+        for chunk in chunks:
+            slot: WindowSlot = chunk.slot
+            slot.token_ids.extend(chunk.token_ids)
+            first = slot.length - chunk.num_rows
+            if chunk.num_rows:
+                self._prefill(slot, self.sizes.window_begin(first))
+            elif self._continues:
+                self._prefill(slot, slot.length)
+            elif not slot.num_stored:
+                continue  # it is read with what follows
+            windows += self._windows(slot, first)
+            slot.num_stored = slot.length
+        rows: list[NDArray[Any]] = []
+        for window in windows[:-1]:
+            self._start_window(window)
+            rows += [row.copy() for row in self._finish_window(window)]
+        if windows:
+            self._start_window(windows[-1])
+            return WindowPending(self, rows, windows[-1], began)
+        self.seconds += time.perf_counter() - began
+        return WindowPending(self, rows, None, began)
+
+    def finish(self, window: _Window, began: float) -> list[NDArray[Any]]:
+        """Wait for the last window of a submit that began at `began`; its wanted rows."""
+        rows = self._finish_window(window)
+        self.seconds += time.perf_counter() - began
+        return rows
+
+    def end_prefill(self) -> None:
+        """Let the decoding model begin anywhere, on a cache that holds nothing of use."""
+        if self._prefilled is not None:
+            self._start()
+
+    def _start(self) -> None:
+        """A call at position 0, which NPUW takes for where prompts begin if it is the first."""
+        self._run(_Window(WindowSlot(self), 0, 1, 1))
+
+    def _prefill(self, slot: WindowSlot, end: int) -> None:
+        """Have the prefill model read a prompt up to `end`, going on from what it has read.
+
+        The decoding model has to begin exactly there: on its first call, NPUW copies the last piece to the wrong place
+        if the cache was trimmed since.
+        """
+        end = min(end, self.sizes.longest_prefill)
+        decoded = slot.num_stored > 0 and self._prefilled is None  # what the prefill model had is gone
+        if end < 2 or decoded or self._prefilled == end <= slot.num_stored:
+            return
+        begin = self._keep(min(slot.num_stored, self._prefilled or 0, end - 1))
+        self._set(slot.token_ids[begin:end], begin, np.ones((1, end), dtype=np.int64))
+        self._call(self._request.infer)
+        slot.num_stored = self._prefilled = end
+
+    def _keep(self, num_tokens: int) -> int:
+        """Ask NPUW to go on from a prompt's first tokens; how many it keeps: those of whole pieces."""
+        if num_tokens < self.sizes.piece or not self._continues:
+            return 0
+        state = self._states["npuw_stored_tokens_state"]
+        state.state = ov.Tensor(np.array([num_tokens], dtype=np.int64))
+        return int(state.state.data[0])
+
+    def _windows(self, slot: WindowSlot, first: int) -> list[_Window]:
+        """The windows that tokens are in which are not stored, or whose rows, from `first` on, are wanted."""
+        windows: list[_Window] = []
+        if slot.num_stored == slot.length == first:
+            return windows
+        begin = self.sizes.window_begin(min(slot.num_stored, first))
+        if self._prefilled not in (None, begin):  # trimmed too far to go on from the prompt
+            begin = 0
+        while begin < slot.length:
+            end = min(self.sizes.window_end(begin), slot.length)
+            windows.append(_Window(slot, begin, max(first, begin), end))
+            begin = self.sizes.window_end(begin)
+        return windows
+
+    def _run(self, window: _Window) -> None:
+        self._start_window(window)
+        self._finish_window(window)
+
+    def _start_window(self, window: _Window) -> None:
+        begin, past = window.begin, self.sizes.past
+        tokens = window.slot.token_ids[begin : window.end]
+        count = self.sizes.window_end(begin) - begin
+        # NPUW leaves what an earlier mask said of tokens that were trimmed: all of it is said each time.
+        mask = np.zeros((1, past + count), dtype=np.int64)
+        mask[0, :begin] = 1
+        self._set(tokens + [0] * (count - len(tokens)), begin, mask)
+        self._call(self._request.start_async)
+        self._prefilled = None
+
+    def _finish_window(self, window: _Window) -> list[NDArray[Any]]:
+        """The wanted rows, in the device's memory."""
+        self._call(self._request.wait)
+        logits = self._request.get_tensor("logits").data[0]
+        behind = self.sizes.window_end(window.begin)  # the position behind the last row
+        return [logits[position - behind] for position in range(window.first, window.end)]
+
+    def _set(self, token_ids: Seq[int], begin: int, mask: NDArray[np.int64]) -> None:
+        positions = np.arange(begin, begin + len(token_ids), dtype=np.int64)[None]
+        self._request.set_tensor("input_ids", ov.Tensor(np.array([token_ids], dtype=np.int64)))
+        self._request.set_tensor("position_ids", ov.Tensor(positions))
+        self._request.set_tensor("attention_mask", ov.Tensor(mask))
+        self._request.set_tensor("beam_idx", ov.Tensor(np.zeros(1, dtype=np.int32)))
+
+    def _call(self, function: Any) -> None:
+        try:
+            function()
+        except RuntimeError as error:
+            raise DeviceError(f"{self.device} failed: {one_line(error)}") from error
+
+    def _is_exact(self) -> bool:
+        """Ask the device, by a few calls, whether a row has the same bits whatever is drafted behind it."""
+        count = self.sizes.window + 4
+        token_ids = [1 + i % (self.vocab_size - 1) for i in range(count)]
+        slot = WindowSlot(self)
+        whole = self._rows_of(slot, token_ids, count)
+        for i in range(count - 6, count):  # across a window's end
+            slot.trim(i)
+            if not np.array_equal(self._rows_of(slot, [token_ids[i], 0, 0, 0], 4)[0], whole[i]):
+                return False
+        return True
+
+    def _rows_of(self, slot: WindowSlot, token_ids: list[int], num_rows: int) -> NDArray[np.float32]:
+        step = self.submit([Chunk(slot, token_ids, num_rows)]).wait()
+        return np.array([step.logits(i) for i in range(num_rows)])
+
+
+def check_npu(core: ov.Core, device: str, runs_on: str) -> str:
+    """The device that an NPU is emulated on, empty where there is one; `runs_on` is what NPUW was told to use.
+
+    Raises:
+        OptionError: where neither is there.
+    """
+    if runs_on and not runs_on.startswith("NPU"):  # NPUW takes the first that is there, and works
+        return runs_on.split(",")[0]
+    found = core.available_devices
+    if device not in found and device.removesuffix(".0") not in found and f"{device}.0" not in found:
+        raise OptionError(
+            f"There is no device '{device}' here. Found: {', '.join(found)}. To try an NPU's way of working on the "
+            "CPU, load with properties={'NPUW_DEVICES': 'CPU'}, or the preset npu-emulated."
+        )
+    return ""
+
+
+def _properties(sizes: Sizes, cache_precision: str, precision: str, num_threads: int) -> dict[str, Any]:
+    """What NPUW is told."""
+    made: dict[str, Any] = {
+        "NPU_USE_NPUW": "YES",
+        "NPUW_LLM": "YES",
+        "NPUW_LLM_BATCH_DIM": 0,
+        "NPUW_LLM_SEQ_LEN_DIM": 2,
+        "NPUW_LLM_MAX_PROMPT_LEN": sizes.prefill,
+        "NPUW_LLM_MIN_RESPONSE_LEN": sizes.total - sizes.prefill,
+        "NPUW_LLM_MAX_GENERATION_TOKEN_LEN": sizes.window,
+        "NPUW_LLM_PREFILL_HINT": "DYNAMIC",
+        "NPUW_LLM_PREFILL_CHUNK_SIZE": sizes.piece,
+        "NPUW_LLM_ENABLE_CONTINUOUS_PREFILL": "YES",
+        "NPUW_LLM_GENERATE_PYRAMID": "NO",  # models for several lengths, which need not agree in the last bit
+        "KV_CACHE_PRECISION": cache_precision,
+    }
+    if precision != "auto":
+        made["INFERENCE_PRECISION_HINT"] = precision
+    if num_threads:
+        made["INFERENCE_NUM_THREADS"] = num_threads
+    return made
+
+
+def _up(number: int, step: int) -> int:
+    return -(-number // step) * step
