@@ -496,8 +496,8 @@ class Engine:
             if fixed and num_tokens > fixed.max_tokens:
                 wanted = num_tokens - fixed.max_prompt_tokens
                 raise RequestError(
-                    f"{role}={backend.device!r} was compiled for {fixed.max_tokens:,} tokens of prompt and answer; this "
-                    f"request needs {num_tokens:,}. Lower max_new_tokens, or load with npu_max_new_tokens={wanted}."
+                    f"{role}={backend.device!r} was compiled for {fixed.max_tokens:,} tokens of prompt and answer; "
+                    f"this request needs {num_tokens:,}. Lower max_new_tokens, or load with npu_max_new_tokens={wanted}."
                 )
 
 

@@ -91,8 +91,8 @@ def find_sizes(max_rows: int, context_length: int, prompt: int | None, answer: i
         OptionError: when they are more than the model's context.
     """
     prompt = prompt or min(_DEFAULT_PROMPT, context_length - min(answer or _DEFAULT_ANSWER, context_length // 3))
-    answer = answer or min(_DEFAULT_ANSWER, context_length - prompt)
-    if prompt + answer > context_length or answer < 1:
+    answer = answer or max(min(_DEFAULT_ANSWER, context_length - prompt), 1)
+    if prompt + answer > context_length:
         raise OptionError(
             f"npu_max_prompt_tokens={prompt:,} and npu_max_new_tokens={answer:,} exceed the model's context of "
             f"{context_length:,} tokens. Lower one of them."
@@ -162,9 +162,7 @@ class _Window:
 class WindowPending:
     """A submit whose last window is under way since `began`, in seconds of `time.perf_counter`; or none is."""
 
-    def __init__(
-        self, backend: OpenVINONpu, rows: list[NDArray[Any]], last: _Window | None, began: float
-    ) -> None:
+    def __init__(self, backend: OpenVINONpu, rows: list[NDArray[Any]], last: _Window | None, began: float) -> None:
         self._backend, self._rows, self._last, self._began = backend, rows, last, began
 
     def wait(self) -> WindowStep:
