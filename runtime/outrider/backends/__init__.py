@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from outrider.config import format_of_property, is_npu_property
-from outrider.errors import DeviceError
+from outrider.errors import BundleError, DeviceError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -43,6 +43,11 @@ def load_model(
     if on_npu:
         from outrider.backends.openvino_npu import OpenVINONpu
 
+        if model.source.recipe.get("route") == "keep":
+            raise BundleError(
+                f"The model {path} has the weights of its GGUF file, {model.weights}, which NPUW does not take. Export it "
+                "again with --weights int8 (--draft-weights for a draft model)."
+            )
         return OpenVINONpu(
             path,
             context_length=model.geometry.context_length,

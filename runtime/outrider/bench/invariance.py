@@ -46,8 +46,10 @@ def probe(main: Backend, context: int) -> dict[str, float]:
     return made
 
 
-def longest_context(max_tokens: int) -> int:
+def longest_context(main: Backend, max_tokens: int) -> int:
     """The longest `context` that `probe` can have where one sequence may have `max_tokens`."""
+    if main.capabilities.fixed:
+        return main.max_tokens - max(WRONG_DRAFTS)
     return (max_tokens - TAIL) // 3 - 64  # a slot is rounded up to whole blocks
 
 

@@ -54,6 +54,8 @@ _LOAD = [
     click.option("--precision", metavar="TYPE", help="Calculate in auto, f32, bf16 or f16."),
     click.option("--cache-precision", metavar="TYPE", help="Store keys and values in auto, f32, bf16, f16 or u8."),
     click.option("--num-threads", type=int, help="CPU threads."),
+    click.option("--npu-max-prompt-tokens", type=int, help="That models on an NPU are compiled for.  [default: 1024]"),
+    click.option("--npu-max-new-tokens", type=int, help="The same, of an answer.  [default: 512]"),
     click.option("--cache-size", type=float, help="GB for keys and values.  [default: 2]"),
     click.option(
         "--overlap",
