@@ -88,15 +88,38 @@ def test_rejected_tokens_leave_no_trace(backend: OpenVINONpu, num_prompt: int) -
 
 def test_a_prompt_that_was_cut_short_is_read_again(backend: OpenVINONpu) -> None:
     """On its first call, NPUW's decoding model takes over the prompt as it was read, whatever was trimmed since."""
-    expected = rows_of(backend, [200], [1])
-    for kept in (0, 1, 5, 140, 199):
-        slot = backend.open(300)
-        assert slot is not None
-        backend.submit([Chunk(slot, [*TOKEN_IDS[:kept], *[9] * (290 - kept)], 0)]).wait()
-        slot.trim(kept)
-        step = backend.submit([Chunk(slot, TOKEN_IDS[kept:200], 1)]).wait()
-        np.testing.assert_array_equal(step.logits(0), expected[0])
-        slot.close()
+    for count in (7, 200):
+        expected = rows_of(backend, [count], [1])
+        for kept in (0, 1, 5, 140, 199):
+            if kept < count:
+                slot = backend.open(300)
+                assert slot is not None
+                backend.submit([Chunk(slot, [*TOKEN_IDS[:kept], *[9] * (290 - kept)], 0)]).wait()
+                slot.trim(kept)
+                step = backend.submit([Chunk(slot, TOKEN_IDS[kept:count], 1)]).wait()
+                np.testing.assert_array_equal(step.logits(0), expected[0])
+                slot.close()
+
+
+def test_calls_are_as_few_as_can_be(backend: OpenVINONpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A prompt's pieces are read once, and a window's rows take one call, however many are wanted."""
+    read: list[tuple[int, int]] = []
+    honest = OpenVINONpu._set
+
+    def spy(self: OpenVINONpu, token_ids: Seq[int], begin: int, mask: np.ndarray) -> None:
+        read.append((begin, begin + len(token_ids)))
+        honest(self, token_ids, begin, mask)
+
+    monkeypatch.setattr(OpenVINONpu, "_set", spy)
+    rows_of(backend, [128, 128, 41], [0, 0, 1])  # in pieces, the last up to where a window begins
+    assert [(begin, end) for begin, end in read if end - begin != 8] == [(0, 128), (128, 256), (256, 289)]
+    assert len(read) == 6  # one for every piece to go on from, and one for the row
+    read.clear()
+    rows_of(backend, [297, 1, 5, 2, 8], [1, 1, 5, 2, 8])
+    assert read == [(0, 289), (289, 297), (297, 305), (297, 305), (297, 305), (305, 313)]
+    read.clear()
+    rows_of(backend, [5, 3], [1, 3])
+    assert read == [(0, 1), (1, 9), (1, 9)]
 
 
 def test_a_longer_prompt_than_it_was_compiled_for_is_read_in_windows(openvino_bundle: Bundle) -> None:

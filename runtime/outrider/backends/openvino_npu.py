@@ -367,15 +367,19 @@ class OpenVINONpu:
         decoded = slot.num_stored > 0 and self._prefilled is None  # what the prefill model had is gone
         if end < 2 or decoded or self._prefilled == end <= slot.num_stored:
             return
-        begin = self._keep(min(slot.num_stored, self._prefilled or 0, end - 1))
+        begin = self._keep(slot, min(slot.num_stored, self._prefilled or 0, end - 1))
         self._set(slot.token_ids[begin:end], begin, np.ones((1, end), dtype=np.int64))
         self._call(self._request.infer)
         slot.num_stored = self._prefilled = end
 
-    def _keep(self, num_tokens: int) -> int:
-        """Ask NPUW to go on from a prompt's first tokens; how many it keeps: those of whole pieces."""
-        if num_tokens < self.sizes.piece or not self._continues:
+    def _keep(self, slot: WindowSlot, num_tokens: int) -> int:
+        """Ask NPUW to go on from a prompt's first tokens; how many it keeps: those of whole pieces.
+
+        It takes them from where the decoding model has them, which therefore has to be called in between.
+        """
+        if num_tokens < self.sizes.piece or not self._continues or self._prefilled is None:
             return 0
+        self._run(_Window(slot, self._prefilled, self._prefilled, self._prefilled))
         state = self._states["npuw_stored_tokens_state"]
         state.state = ov.Tensor(np.array([num_tokens], dtype=np.int64))
         return int(state.state.data[0])
