@@ -497,7 +497,8 @@ class Engine:
                 wanted = num_tokens - fixed.max_prompt_tokens
                 raise RequestError(
                     f"{role}={backend.device!r} was compiled for {fixed.max_tokens:,} tokens of prompt and answer; "
-                    f"this request needs {num_tokens:,}. Lower max_new_tokens, or load with npu_max_new_tokens={wanted}."
+                    f"this request needs {num_tokens:,}. Lower max_new_tokens, or load with "
+                    f"npu_max_new_tokens={wanted}."
                 )
 
 

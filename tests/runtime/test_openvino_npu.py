@@ -206,6 +206,11 @@ def test_a_pair_on_two_devices_says_what_its_main_model_says(
             assert drafted.token_ids == plain.token_ids
             assert drafted.stats.num_draft_tokens > 0
     assert engine.generate(prompt, **options).token_ids == plain.token_ids
+    before, engine.overlaps = engine.overlaps, True
+    try:
+        assert engine.generate(prompt, num_assistant_tokens=4, **options).token_ids == plain.token_ids
+    finally:
+        engine.overlaps = before
 
 
 def test_drafts_are_kept_as_often_as_on_the_cpu(engine: outrider.Engine, openvino_bundle: Bundle) -> None:

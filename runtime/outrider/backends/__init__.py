@@ -45,8 +45,8 @@ def load_model(
 
         if model.source.recipe.get("route") == "keep":
             raise BundleError(
-                f"The model {path} has the weights of its GGUF file, {model.weights}, which NPUW does not take. Export it "
-                "again with --weights int8 (--draft-weights for a draft model)."
+                f"The model {path} has the weights of its GGUF file, {model.weights}, which NPUW does not take. "
+                "Export it again with --weights int8 (--draft-weights for a draft model)."
             )
         return OpenVINONpu(
             path,

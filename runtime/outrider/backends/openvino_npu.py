@@ -165,6 +165,11 @@ class WindowPending:
     def __init__(self, backend: OpenVINONpu, rows: list[NDArray[Any]], last: _Window | None, began: float) -> None:
         self._backend, self._rows, self._last, self._began = backend, rows, last, began
 
+    @property
+    def done(self) -> bool:
+        """Whether `wait` would return at once."""
+        return self._last is None or self._backend.is_idle
+
     def wait(self) -> WindowStep:
         """Block until the rows are there.
 
@@ -241,6 +246,7 @@ class OpenVINONpu:
         self._continues = bool(self._compiled.get_property("NPUW_LLM_CONTINUOUS_PREFILL_SUPPORTED"))
         self.vocab_size = vocab_size
         self.seconds = 0.0
+        self._ended = 0.0  # when the last call did, in seconds of `time.perf_counter`; 0: nobody wants to know
         self._max_tokens = 0
         self._open: WindowSlot | None = None
         # Tokens that the prefill model has read, and that the other one has not taken over; None where it has.
@@ -345,8 +351,24 @@ class OpenVINONpu:
     def finish(self, window: _Window, began: float) -> list[NDArray[Any]]:
         """Wait for the last window of a submit that began at `began`; its wanted rows."""
         rows = self._finish_window(window)
-        self.seconds += time.perf_counter() - began
+        ended = self._ended if self._ended > began else time.perf_counter()
+        self.seconds += ended - began
         return rows
+
+    def run_in_background(self, wanted: bool) -> None:
+        """Count a call's seconds until the device is done, though `wait` may come later. The last one of a submit is
+        asynchronous anyway.
+        """
+
+        def note_end(_: object) -> None:
+            self._ended = time.perf_counter()
+
+        self._request.set_callback(note_end if wanted else lambda _: None, None)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no call is under way."""
+        return bool(self._request.wait_for(0))
 
     def end_prefill(self) -> None:
         """Let the decoding model begin anywhere, on a cache that holds nothing of use."""
