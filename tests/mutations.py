@@ -245,9 +245,23 @@ MUTATIONS = [
     ),
     Mutation(
         "NPU: a window may end where the cache does",
-        "backends/openvino_npu.py",
+        "backends/npu_sizes.py",
         "_up(self.answer + 2 * self.window, _TOKENS_STEP)",
         "_up(self.answer, _TOKENS_STEP)",
+        "test_openvino_npu.py",
+    ),
+    Mutation(
+        "NPU: a prompt takes all that is alike in the last one, whole piece or not",
+        "backends/openvino_npu.py",
+        "read = token_ids[: self.sizes.window_begin(len(token_ids) - 1)]",
+        "read = token_ids",
+        "test_openvino_npu.py",
+    ),
+    Mutation(
+        "NPU: what was written over is taken for a prompt",
+        "backends/openvino_npu.py",
+        "del self._prompt[begin:]",
+        "pass",
         "test_openvino_npu.py",
     ),
     Mutation(

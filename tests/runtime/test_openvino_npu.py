@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 import outrider
-from outrider.backends.openvino_npu import OpenVINONpu, find_sizes
+from outrider.backends.npu_sizes import find_sizes
+from outrider.backends.openvino_npu import OpenVINONpu
 from outrider.backends.openvino_paged import OpenVINOPaged
 from outrider.bench.invariance import probe
 from outrider.schedule import LONGEST, measure_windows
@@ -99,6 +100,42 @@ def test_a_prompt_that_was_cut_short_is_read_again(backend: OpenVINONpu) -> None
                 step = backend.submit([Chunk(slot, TOKEN_IDS[kept:count], 1)]).wait()
                 np.testing.assert_array_equal(step.logits(0), expected[0])
                 slot.close()
+
+
+@pytest.mark.parametrize(("count", "num_kept"), [(300, 256), (257, 128), (130, 128), (129, 0), (40, 0)])
+@pytest.mark.parametrize("was_cancelled", [False, True])
+def test_a_prompt_that_begins_as_the_last_one_is_read_from_there(
+    backend: OpenVINONpu, count: int, num_kept: int, was_cancelled: bool
+) -> None:
+    rows_of(backend, [50], [1])
+    fresh = rows_of(backend, [count, 1, 1], [1, 1, 1])
+    first = backend.open(400)
+    assert first is not None
+    assert first.length == 0
+    backend.submit([Chunk(first, TOKEN_IDS[:270], 0)]).wait()
+    if not was_cancelled:
+        for token_id in (7, 8, 9):
+            backend.submit([Chunk(first, [token_id], 1)]).wait()
+    first.close()
+    slot = backend.open(400, TOKEN_IDS[:count])
+    assert slot is not None
+    # As many whole pieces as the prefill model would read. 270 is not where a window begins: it was read up to 265.
+    assert slot.length == num_kept
+    for i, token_ids in enumerate((TOKEN_IDS[num_kept:count], *([t] for t in TOKEN_IDS[count : count + 2]))):
+        step = backend.submit([Chunk(slot, token_ids, 1)]).wait()
+        np.testing.assert_array_equal(step.logits(0), fresh[i])
+    slot.close()
+
+
+def test_another_prompt_takes_nothing_of_the_last_one(backend: OpenVINONpu) -> None:
+    for token_ids in ([9] * 300, [*TOKEN_IDS[:127], 5, *TOKEN_IDS[128:300]], TOKEN_IDS[:200]):
+        rows_of(backend, [300], [1])
+        if len(token_ids) == 200:
+            measure_windows(backend)  # writes over it
+        slot = backend.open(300, token_ids)
+        assert slot is not None
+        assert slot.length == 0
+        slot.close()
 
 
 def test_calls_are_as_few_as_can_be(backend: OpenVINONpu, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ Emulated on a CPU: measured. NPU: written against NPUW's source (llm_infer_reque
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,7 @@ import numpy as np
 import openvino as ov
 from openvino import opset13 as ops
 
+from outrider.backends.npu_sizes import CACHE_KINDS, check_npu, find_sizes, npuw_properties
 from outrider.errors import BundleError, DeviceError, OptionError, one_line
 from outrider.types import Capabilities, Chunk, FixedShape
 
@@ -26,93 +28,17 @@ if TYPE_CHECKING:
 
     from outrider.types import Logits
 
-_ROWS_STEP, _TOKENS_STEP = 8, 64  # NPUW rounds a window's rows, and tokens of prompt and answer, up to these
-_PIECE = 256  # prompt tokens that the prefill model reads in one go
-_DEFAULT_PROMPT, _DEFAULT_ANSWER = 1024, 512  # tokens; GenAI's are 1024 and 128
-_KINDS = {"auto": "f16", "f16": "f16", "f32": "f32"}  # of keys and values: NPUW's own is f16
-
-
-@dataclass(frozen=True, slots=True)
-class Sizes:
-    """What a model is compiled for, in tokens.
-
-    prompt, answer: as asked for. window: rows of every call that decodes. piece: tokens of every call that reads a
-    prompt.
-    """
-
-    prompt: int
-    answer: int
-    window: int
-    piece: int
-
-    @property
-    def prefill(self) -> int:
-        """What the prefill model has room for. NPUW reads a prompt in pieces only where there is room for two."""
-        return max(_up(_up(self.prompt, _TOKENS_STEP), self.piece), 2 * self.piece)
-
-    @property
-    def total(self) -> int:
-        """Columns of the cache: a window's own rows, and what is left of its last place, are no room for tokens."""
-        return self.prefill + _up(self.answer + 2 * self.window, _TOKENS_STEP)
-
-    @property
-    def past(self) -> int:
-        """Tokens before a window that it can look back at."""
-        return self.total - self.window
-
-    @property
-    def max_tokens(self) -> int:
-        """Tokens that a sequence can have, so that every window is written to the cache whole."""
-        return min(self.prompt + self.answer, self.window_begin(self.past))
-
-    @property
-    def longest_prefill(self) -> int:
-        """Tokens of a prompt that the prefill model reads at most; windows read what is behind."""
-        return self.window_begin(self.prefill)
-
-    def window_begin(self, position: int) -> int:
-        """Where the window begins that a position is in.
-
-        Windows lie at fixed places, so that a token is evaluated in the same arrangement whatever is drafted. Token 0
-        has one of its own: several tokens from position 0 on are what NPUW takes for a new prompt.
-        """
-        return 1 + (position - 1) // self.window * self.window if position else 0
-
-    def window_end(self, begin: int) -> int:
-        """Where the window that begins here ends."""
-        return begin + self.window if begin else 1
-
-
-def find_sizes(max_rows: int, context_length: int, prompt: int | None, answer: int | None) -> Sizes:
-    """The sizes for windows of `max_rows`, and for prompts and answers of so many tokens; None is what fits, up to
-    1,024 and 512.
-
-    Raises:
-        OptionError: when they are more than the model's context.
-    """
-    prompt = prompt or min(_DEFAULT_PROMPT, context_length - min(answer or _DEFAULT_ANSWER, context_length // 3))
-    answer = answer or max(min(_DEFAULT_ANSWER, context_length - prompt), 1)
-    if prompt + answer > context_length:
-        raise OptionError(
-            f"npu_max_prompt_tokens={prompt:,} and npu_max_new_tokens={answer:,} exceed the model's context of "
-            f"{context_length:,} tokens. Lower one of them."
-        )
-    window = _up(max_rows, _ROWS_STEP)
-    piece = _PIECE
-    while piece > _TOKENS_STEP and 2 * piece > prompt:
-        piece //= 2
-    return Sizes(prompt, answer, window, piece)
-
 
 class WindowSlot:
     """A sequence's tokens, of which the first `num_stored` have keys and values on the device. One is open at a time.
 
-    Tokens are kept, because a window is evaluated whole, from its place's beginning on.
+    Tokens are kept, because a window is evaluated whole, from its place's beginning on. Of those that are stored, the
+    prefill model has read the first `num_read`.
     """
 
-    def __init__(self, backend: OpenVINONpu) -> None:
-        self.token_ids: list[int] = []
-        self.num_stored = 0
+    def __init__(self, backend: OpenVINONpu, token_ids: Seq[int] = ()) -> None:
+        self.token_ids = list(token_ids)
+        self.num_stored = self.num_read = len(token_ids)
         self._backend = backend
 
     @property
@@ -124,12 +50,16 @@ class WindowSlot:
         """Drop the newest tokens until `length` are left. What they wrote is masked, and overwritten."""
         del self.token_ids[length:]
         self.num_stored = min(self.num_stored, length)
+        self.num_read = min(self.num_read, length)
+
+    def keep(self, token_ids: Seq[int]) -> None:
+        """Nothing to do: of the last prompt, what can be read on from is there for the next one anyway."""
 
     def skip_to(self, length: int) -> None:
         """Take about `length` tokens to be in the cache, for measurements: as many as end with a window."""
         self._backend.end_prefill()
         self.token_ids = [0] * self._backend.sizes.window_begin(length)
-        self.num_stored = self.length
+        self.num_stored, self.num_read = self.length, 0
 
     def close(self) -> None:
         """Give the place back. Closing twice does no harm."""
@@ -231,11 +161,11 @@ class OpenVINONpu:
         self._emulated_on = check_npu(self._core, device, str(asked.get("NPUW_DEVICES", "")))
         self.device = f"{device} (emulated on {self._emulated_on})" if self._emulated_on else device
         self.sizes = find_sizes(max_rows, context_length, max_prompt_tokens, max_new_tokens)
-        if cache_precision not in _KINDS:
-            raise OptionError(f"cache_precision={cache_precision!r} is not for an NPU. Use {', '.join(_KINDS)}.")
-        self.cache_precision = _KINDS[cache_precision]
+        if cache_precision not in CACHE_KINDS:
+            raise OptionError(f"cache_precision={cache_precision!r} is not for an NPU. Use {', '.join(CACHE_KINDS)}.")
+        self.cache_precision = CACHE_KINDS[cache_precision]
         model = self._read(model_path)
-        self._properties = _properties(self.sizes, self.cache_precision, precision, num_threads) | asked
+        self._properties = npuw_properties(self.sizes, self.cache_precision, precision, num_threads) | asked
         try:
             self._compiled = self._core.compile_model(model, device, self._properties)
             self._request = self._compiled.create_infer_request()
@@ -251,6 +181,7 @@ class OpenVINONpu:
         self._open: WindowSlot | None = None
         # Tokens that the prefill model has read, and that the other one has not taken over; None where it has.
         self._prefilled: int | None = None
+        self._prompt: list[int] = []  # what the prefill model has read, as far as it is in the cache
         fixed = FixedShape(self.sizes.window, self.sizes.prompt, self.sizes.max_tokens)
         self.capabilities = Capabilities(bit_exact_batching=False, min_rows=1, one_call=False, fixed=fixed)
         self.allocate(self.sizes.max_tokens)
@@ -306,11 +237,20 @@ class OpenVINONpu:
         """Set how many tokens there may be. The cache was made with the model: it takes none of what is left out."""
         self._max_tokens = min(max_tokens, self.sizes.max_tokens)
 
-    def open(self, max_tokens: int) -> WindowSlot | None:
-        """The slot, if it has room for `max_tokens`; None while it is open, or too small."""
+    def open(self, max_tokens: int, token_ids: Seq[int] = ()) -> WindowSlot | None:
+        """The slot, if it has room for `max_tokens`; None while it is open, or too small.
+
+        Where `token_ids`, which are going to be read, begin as the last prompt did, the slot has its whole pieces from
+        the start: they have the bits that they would have if they were read again.
+        """
         if self._open is not None or max_tokens > self._max_tokens:
             return None
-        self._open = WindowSlot(self)
+        count = 0
+        if token_ids and self._continues:
+            read = token_ids[: self.sizes.window_begin(len(token_ids) - 1)]  # what the prefill model would read
+            alike = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(read, self._prompt, strict=False))
+            count = sum(1 for _ in alike)
+        self._open = WindowSlot(self, token_ids[: count - count % self.sizes.piece])
         return self._open
 
     def give_back(self, slot: WindowSlot) -> None:
@@ -386,22 +326,25 @@ class OpenVINONpu:
         if the cache was trimmed since.
         """
         end = min(end, self.sizes.longest_prefill)
-        decoded = slot.num_stored > 0 and self._prefilled is None  # what the prefill model had is gone
-        if end < 2 or decoded or self._prefilled == end <= slot.num_stored:
+        decoded = slot.num_stored > slot.num_read  # NPUW does not read on from there
+        there = end <= slot.num_stored and self._prefilled in (None, end)
+        if end < 2 or decoded or there:
             return
-        begin = self._keep(slot, min(slot.num_stored, self._prefilled or 0, end - 1))
+        begin = self._keep(slot, min(slot.num_read, end - 1))
         self._set(slot.token_ids[begin:end], begin, np.ones((1, end), dtype=np.int64))
         self._call(self._request.infer)
-        slot.num_stored = self._prefilled = end
+        slot.num_stored = slot.num_read = self._prefilled = end
+        self._prompt = slot.token_ids[:end]
 
     def _keep(self, slot: WindowSlot, num_tokens: int) -> int:
         """Ask NPUW to go on from a prompt's first tokens; how many it keeps: those of whole pieces.
 
         It takes them from where the decoding model has them, which therefore has to be called in between.
         """
-        if num_tokens < self.sizes.piece or not self._continues or self._prefilled is None:
+        if num_tokens < self.sizes.piece or not self._continues:
             return 0
-        self._run(_Window(slot, self._prefilled, self._prefilled, self._prefilled))
+        if self._prefilled is not None:
+            self._run(_Window(slot, self._prefilled, self._prefilled, self._prefilled))
         state = self._states["npuw_stored_tokens_state"]
         state.state = ov.Tensor(np.array([num_tokens], dtype=np.int64))
         return int(state.state.data[0])
@@ -434,6 +377,8 @@ class OpenVINONpu:
         self._set(tokens + [0] * (count - len(tokens)), begin, mask)
         self._call(self._request.start_async)
         self._prefilled = None
+        del self._prompt[begin:]  # written over
+        window.slot.num_read = min(window.slot.num_read, begin)
 
     def _finish_window(self, window: _Window) -> list[NDArray[Any]]:
         """The wanted rows, in the device's memory."""
@@ -470,47 +415,3 @@ class OpenVINONpu:
     def _rows_of(self, slot: WindowSlot, token_ids: list[int], num_rows: int) -> NDArray[np.float32]:
         step = self.submit([Chunk(slot, token_ids, num_rows)]).wait()
         return np.array([step.logits(i) for i in range(num_rows)])
-
-
-def check_npu(core: ov.Core, device: str, runs_on: str) -> str:
-    """The device that an NPU is emulated on, empty where there is one; `runs_on` is what NPUW was told to use.
-
-    Raises:
-        OptionError: where neither is there.
-    """
-    if runs_on and not runs_on.startswith("NPU"):  # NPUW takes the first that is there, and works
-        return runs_on.split(",")[0]
-    found = core.available_devices
-    if device not in found and device.removesuffix(".0") not in found and f"{device}.0" not in found:
-        raise OptionError(
-            f"There is no device '{device}' here. Found: {', '.join(found)}. To try an NPU's way of working on the "
-            "CPU, load with properties={'NPUW_DEVICES': 'CPU'}, or the preset npu-emulated."
-        )
-    return ""
-
-
-def _properties(sizes: Sizes, cache_precision: str, precision: str, num_threads: int) -> dict[str, Any]:
-    """What NPUW is told."""
-    made: dict[str, Any] = {
-        "NPU_USE_NPUW": "YES",
-        "NPUW_LLM": "YES",
-        "NPUW_LLM_BATCH_DIM": 0,
-        "NPUW_LLM_SEQ_LEN_DIM": 2,
-        "NPUW_LLM_MAX_PROMPT_LEN": sizes.prefill,
-        "NPUW_LLM_MIN_RESPONSE_LEN": sizes.total - sizes.prefill,
-        "NPUW_LLM_MAX_GENERATION_TOKEN_LEN": sizes.window,
-        "NPUW_LLM_PREFILL_HINT": "DYNAMIC",
-        "NPUW_LLM_PREFILL_CHUNK_SIZE": sizes.piece,
-        "NPUW_LLM_ENABLE_CONTINUOUS_PREFILL": "YES",
-        "NPUW_LLM_GENERATE_PYRAMID": "NO",  # models for several lengths, which need not agree in the last bit
-        "KV_CACHE_PRECISION": cache_precision,
-    }
-    if precision != "auto":
-        made["INFERENCE_PRECISION_HINT"] = precision
-    if num_threads:
-        made["INFERENCE_NUM_THREADS"] = num_threads
-    return made
-
-
-def _up(number: int, step: int) -> int:
-    return -(-number // step) * step
