@@ -38,7 +38,7 @@ def backend(openvino_bundle: Bundle) -> OpenVINONpu:
 def load(bundle: Bundle, **options: Any) -> OpenVINONpu:
     defaults = {"context_length": 2048, "max_rows": WINDOW, "max_prompt_tokens": 300, "max_new_tokens": 100}
     path = bundle.model_path(bundle.manifest.main)
-    return OpenVINONpu(path, vocab_size=40, properties=EMULATED, precision="f32", **(defaults | options))
+    return OpenVINONpu(path, vocab_size=40, precision="f32", **(defaults | {"properties": EMULATED} | options))
 
 
 def rows_of(backend: CompiledModel, sizes: Seq[int], wanted: Seq[int]) -> np.ndarray:
@@ -332,6 +332,11 @@ def test_settings_that_cannot_be_compiled_are_refused_before(openvino_bundle: Bu
         outrider.Engine(openvino_bundle, config, tokenizer=ToyTokenizer())
     with pytest.raises(outrider.OptionError, match="npu_max_new_tokens=0 is not an integer of at least 1"):
         outrider.Config().replace(npu_max_new_tokens=0)
+
+
+def test_properties_do_not_contradict_the_options(openvino_bundle: Bundle) -> None:
+    with pytest.raises(outrider.OptionError, match="'NPUW_LLM_MAX_PROMPT_LEN', which Outrider sets to 384. Leave it"):
+        load(openvino_bundle, properties={**EMULATED, "NPUW_LLM_MAX_PROMPT_LEN": 1024})
 
 
 def test_properties_of_an_npu_are_not_for_other_devices(openvino_bundle: Bundle) -> None:

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 from outrider.errors import OptionError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     import openvino as ov
 
 CACHE_KINDS = {"auto": "f16", "f16": "f16", "f32": "f32"}  # of keys and values: NPUW's own is f16
@@ -105,8 +107,14 @@ def check_npu(core: ov.Core, device: str, runs_on: str) -> str:
     return ""
 
 
-def npuw_properties(sizes: Sizes, cache_precision: str, precision: str, num_threads: int) -> dict[str, Any]:
-    """What NPUW is told."""
+def npuw_properties(
+    sizes: Sizes, cache_precision: str, precision: str, num_threads: int, asked: Mapping[str, Any]
+) -> dict[str, Any]:
+    """What NPUW is told; `asked` are the user's own properties.
+
+    Raises:
+        OptionError: for one of these that is decided here.
+    """
     made: dict[str, Any] = {
         "NPU_USE_NPUW": "YES",
         "NPUW_LLM": "YES",
@@ -125,7 +133,13 @@ def npuw_properties(sizes: Sizes, cache_precision: str, precision: str, num_thre
         made["INFERENCE_PRECISION_HINT"] = precision
     if num_threads:
         made["INFERENCE_NUM_THREADS"] = num_threads
-    return made
+    for name in asked:
+        if name in made and name.startswith("NPUW_LLM"):
+            raise OptionError(
+                f"properties has {name!r}, which Outrider sets to {made[name]}. Leave it out: sizes are chosen by "
+                "npu_max_prompt_tokens, npu_max_new_tokens and num_assistant_tokens."
+            )
+    return {**made, **asked}
 
 
 def _up(number: int, step: int) -> int:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import time
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,6 +15,7 @@ import openvino as ov
 from openvino import opset13 as ops
 
 from outrider.backends.npu_sizes import CACHE_KINDS, check_npu, find_sizes, npuw_properties
+from outrider.backends.npu_window import Window, WindowPending, WindowSlot
 from outrider.errors import BundleError, DeviceError, OptionError, one_line
 from outrider.types import Capabilities, Chunk, FixedShape
 
@@ -25,91 +25,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from numpy.typing import NDArray
-
-    from outrider.types import Logits
-
-
-class WindowSlot:
-    """A sequence's tokens, of which the first `num_stored` have keys and values on the device. One is open at a time.
-
-    Tokens are kept, because a window is evaluated whole, from its place's beginning on. Of those that are stored, the
-    prefill model has read the first `num_read`.
-    """
-
-    def __init__(self, backend: OpenVINONpu, token_ids: Seq[int] = ()) -> None:
-        self.token_ids = list(token_ids)
-        self.num_stored = self.num_read = len(token_ids)
-        self._backend = backend
-
-    @property
-    def length(self) -> int:
-        """Tokens that were given, and not trimmed."""
-        return len(self.token_ids)
-
-    def trim(self, length: int) -> None:
-        """Drop the newest tokens until `length` are left. What they wrote is masked, and overwritten."""
-        del self.token_ids[length:]
-        self.num_stored = min(self.num_stored, length)
-        self.num_read = min(self.num_read, length)
-
-    def keep(self, token_ids: Seq[int]) -> None:
-        """Nothing to do: of the last prompt, what can be read on from is there for the next one anyway."""
-
-    def skip_to(self, length: int) -> None:
-        """Take about `length` tokens to be in the cache, for measurements: as many as end with a window."""
-        self._backend.end_prefill()
-        self.token_ids = [0] * self._backend.sizes.window_begin(length)
-        self.num_stored, self.num_read = self.length, 0
-
-    def close(self) -> None:
-        """Give the place back. Closing twice does no harm."""
-        self._backend.give_back(self)
-
-
-@dataclass(frozen=True, slots=True)
-class WindowStep:
-    """Rows of logits, each [logits width]. Those of the last window are the device's: valid until the next call."""
-
-    _rows: Seq[NDArray[Any]]
-    _vocab_size: int
-
-    def logits(self, i: int) -> Logits:
-        """Row i, cut to the real vocabulary."""
-        row: Logits = self._rows[i][: self._vocab_size].astype(np.float32, copy=False)
-        return row
-
-
-@dataclass(frozen=True, slots=True)
-class _Window:
-    """One call: the window of `slot` that begins at `begin`; the rows from token `first` to `end` are wanted."""
-
-    slot: WindowSlot
-    begin: int
-    first: int
-    end: int
-
-
-class WindowPending:
-    """A submit whose last window is under way since `began`, in seconds of `time.perf_counter`; or none is."""
-
-    def __init__(self, backend: OpenVINONpu, rows: list[NDArray[Any]], last: _Window | None, began: float) -> None:
-        self._backend, self._rows, self._last, self._began = backend, rows, last, began
-
-    @property
-    def done(self) -> bool:
-        """Whether `wait` would return at once."""
-        return self._last is None or self._backend.is_idle
-
-    def wait(self) -> WindowStep:
-        """Block until the rows are there.
-
-        Raises:
-            DeviceError: when the device failed.
-        """
-        last, self._last = self._last, None
-        if last is not None:
-            self._rows += self._backend.finish(last, self._began)
-        return WindowStep(self._rows, self._backend.vocab_size)
 
 
 class OpenVINONpu:
@@ -165,7 +80,7 @@ class OpenVINONpu:
             raise OptionError(f"cache_precision={cache_precision!r} is not for an NPU. Use {', '.join(CACHE_KINDS)}.")
         self.cache_precision = CACHE_KINDS[cache_precision]
         model = self._read(model_path)
-        self._properties = npuw_properties(self.sizes, self.cache_precision, precision, num_threads) | asked
+        self._properties = npuw_properties(self.sizes, self.cache_precision, precision, num_threads, asked)
         try:
             self._compiled = self._core.compile_model(model, device, self._properties)
             self._request = self._compiled.create_infer_request()
@@ -265,7 +180,7 @@ class OpenVINONpu:
             DeviceError: when the device fails.
         """
         began = time.perf_counter()
-        windows: list[_Window] = []
+        windows: list[Window] = []
         for chunk in chunks:
             slot: WindowSlot = chunk.slot
             slot.token_ids.extend(chunk.token_ids)
@@ -288,7 +203,7 @@ class OpenVINONpu:
         self.seconds += time.perf_counter() - began
         return WindowPending(self, rows, None, began)
 
-    def finish(self, window: _Window, began: float) -> list[NDArray[Any]]:
+    def finish(self, window: Window, began: float) -> list[NDArray[Any]]:
         """Wait for the last window of a submit that began at `began`; its wanted rows."""
         rows = self._finish_window(window)
         ended = self._ended if self._ended > began else time.perf_counter()
@@ -317,7 +232,7 @@ class OpenVINONpu:
 
     def _start(self) -> None:
         """A call at position 0, which NPUW takes for where prompts begin if it is the first."""
-        self._run(_Window(WindowSlot(self), 0, 1, 1))
+        self._run(Window(WindowSlot(self), 0, 1, 1))
 
     def _prefill(self, slot: WindowSlot, end: int) -> None:
         """Have the prefill model read a prompt up to `end`, going on from what it has read.
@@ -344,14 +259,14 @@ class OpenVINONpu:
         if num_tokens < self.sizes.piece or not self._continues:
             return 0
         if self._prefilled is not None:
-            self._run(_Window(slot, self._prefilled, self._prefilled, self._prefilled))
+            self._run(Window(slot, self._prefilled, self._prefilled, self._prefilled))
         state = self._states["npuw_stored_tokens_state"]
         state.state = ov.Tensor(np.array([num_tokens], dtype=np.int64))
         return int(state.state.data[0])
 
-    def _windows(self, slot: WindowSlot, first: int) -> list[_Window]:
+    def _windows(self, slot: WindowSlot, first: int) -> list[Window]:
         """The windows that tokens are in which are not stored, or whose rows, from `first` on, are wanted."""
-        windows: list[_Window] = []
+        windows: list[Window] = []
         if slot.num_stored == slot.length == first:
             return windows
         begin = self.sizes.window_begin(min(slot.num_stored, first))
@@ -359,15 +274,15 @@ class OpenVINONpu:
             begin = 0
         while begin < slot.length:
             end = min(self.sizes.window_end(begin), slot.length)
-            windows.append(_Window(slot, begin, max(first, begin), end))
+            windows.append(Window(slot, begin, max(first, begin), end))
             begin = self.sizes.window_end(begin)
         return windows
 
-    def _run(self, window: _Window) -> None:
+    def _run(self, window: Window) -> None:
         self._start_window(window)
         self._finish_window(window)
 
-    def _start_window(self, window: _Window) -> None:
+    def _start_window(self, window: Window) -> None:
         begin, past = window.begin, self.sizes.past
         tokens = window.slot.token_ids[begin : window.end]
         count = self.sizes.window_end(begin) - begin
@@ -380,7 +295,7 @@ class OpenVINONpu:
         del self._prompt[begin:]  # written over
         window.slot.num_read = min(window.slot.num_read, begin)
 
-    def _finish_window(self, window: _Window) -> list[NDArray[Any]]:
+    def _finish_window(self, window: Window) -> list[NDArray[Any]]:
         """The wanted rows, in the device's memory."""
         self._call(self._request.wait)
         logits = self._request.get_tensor("logits").data[0]
