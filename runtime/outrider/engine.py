@@ -33,7 +33,6 @@ from outrider.schedule import (
     check_pass,
     measure_contention,
     measure_pass,
-    measure_windows,
     pays,
 )
 from outrider.text import TextStream, Tokenizer
@@ -279,8 +278,7 @@ class Engine:
     def _compile(self, bundle: Bundle, model: ModelEntry, device: str, *, exact: bool) -> CompiledModel:
         """Compile one model of a bundle and compare it with what the manifest says."""
         count = self.config.generation.num_assistant_tokens
-        longest = LONGEST if isinstance(count, str) else count
-        max_rows = longest + 1 if exact else 2  # a draft model reads one token, or two where all were kept
+        max_rows = None if isinstance(count, str) or not exact else count + 1
         backend = load_model(
             bundle.model_path(model), model, device, self.config.device, exact=exact, max_rows=max_rows
         )
@@ -340,9 +338,6 @@ class Engine:
         cost = None if repeats else file.read()
         if cost is not None and cost.contexts[0] + cost.rows[0] <= backend.max_tokens:
             check_pass(backend, cost)
-        elif backend.capabilities.fixed:
-            cost = measure_windows(backend, repeats)
-            file.write(cost)
         else:
             rows = MAIN_ROWS if role == "main" else DRAFT_ROWS
             rows = tuple(sorted({*rows, backend.capabilities.min_rows}))

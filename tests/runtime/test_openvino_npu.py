@@ -13,7 +13,7 @@ from outrider.backends.npu_sizes import find_sizes
 from outrider.backends.openvino_npu import OpenVINONpu
 from outrider.backends.openvino_paged import OpenVINOPaged
 from outrider.bench.invariance import probe
-from outrider.schedule import LONGEST, measure_windows
+from outrider.schedule import LONGEST, MAIN_ROWS, measure_pass
 from outrider.testing import ToyTokenizer
 from outrider.types import Chunk
 
@@ -185,11 +185,15 @@ def test_there_is_one_slot_with_room_to_its_end(backend: OpenVINONpu) -> None:
 
 
 def test_a_row_more_costs_the_chance_of_another_window(backend: OpenVINONpu) -> None:
-    cost = measure_windows(backend)
+    cost = measure_pass(backend, MAIN_ROWS)
     assert cost(8) == pytest.approx(cost(1) * (2 - 1 / 8))
     assert cost(1, context=50) == cost(1, context=2000)
     assert cost(4) - cost(3) == pytest.approx(cost(1) / 8)
-    backend.submit([])  # nothing is left half done
+    backend.allocate(20)  # a small cache_size
+    assert backend.max_tokens == 20
+    assert measure_pass(backend, MAIN_ROWS)(1) > 0
+    backend.allocate(10**6)
+    assert backend.max_tokens == 400
 
 
 def test_a_measurement_after_a_prompt_does_not_meet_it(backend: OpenVINONpu) -> None:
@@ -198,7 +202,7 @@ def test_a_measurement_after_a_prompt_does_not_meet_it(backend: OpenVINONpu) -> 
     assert slot is not None
     backend.submit([Chunk(slot, TOKEN_IDS[:200], 0)]).wait()  # cancelled here
     slot.close()
-    measure_windows(backend)
+    measure_pass(backend, MAIN_ROWS)
     np.testing.assert_array_equal(rows_of(backend, [200], [1]), expected)
 
 

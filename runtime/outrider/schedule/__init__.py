@@ -2,7 +2,7 @@
 
 from outrider.schedule.acceptance import Acceptance, Luck, Share
 from outrider.schedule.auto import LONGEST, Auto
-from outrider.schedule.cost import DRAFT_ROWS, MAIN_ROWS, CostFile, PassCost, check_pass, measure_pass, measure_windows
+from outrider.schedule.cost import DRAFT_ROWS, MAIN_ROWS, CostFile, PassCost, check_pass, measure_pass
 from outrider.schedule.overlap import Contention, measure_contention, pays
 from outrider.schedule.rules import ConfidenceThreshold
 
@@ -21,6 +21,5 @@ __all__ = [
     "check_pass",
     "measure_contention",
     "measure_pass",
-    "measure_windows",
     "pays",
 ]

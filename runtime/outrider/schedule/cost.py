@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence as Seq
     from pathlib import Path
 
-    from outrider.types import Backend
+    from outrider.types import Backend, FixedShape
 
 T = TypeVar("T")
 
@@ -110,11 +110,13 @@ def measure_pass(
 
     The shortest of `repeats` times, or of two unless the first takes a second, as what else the machine does can only
     add to them; all sizes take turns, and a round in advance compiles the kernels. The cache is not filled: what is in
-    there does not change the time.
+    there does not change the time. For a model in fixed shapes, `rows` and `max_tokens` are its own.
 
     Raises:
         DeviceError: when the device fails.
     """
+    if fixed := backend.capabilities.fixed:
+        return _measure_windows(backend, fixed, repeats)
     room = min(backend.max_tokens, max_tokens or backend.max_tokens)
     longest = next((n for n in (FAR, FAR // 2, NEAR, 64, 16) if n + max(rows) <= room), 0)
     contexts = (min(NEAR, longest), longest)
@@ -137,20 +139,14 @@ def measure_pass(
     return PassCost(tuple(rows), tuple(near), tuple(far), contexts)
 
 
-def measure_windows(backend: Backend, repeats: int | None = None) -> PassCost:
+def _measure_windows(backend: Backend, fixed: FixedShape, repeats: int | None) -> PassCost:
     """The same for a model in fixed shapes: time a call, and the reading of a prompt.
 
     A call takes as long for one row as for all of a window's, wherever it is in the context. What a row more costs is
     the chance that it is behind a window's end, in another call.
-
-    Raises:
-        DeviceError: when the device fails.
     """
-    fixed = backend.capabilities.fixed
-    if fixed is None:
-        raise RuntimeError("this model takes calls of any size: measure_pass times them")
-    prompt = min(DRAFT_ROWS[-1], fixed.max_prompt_tokens)
-    context = min(NEAR, fixed.max_tokens - 1)
+    prompt = min(DRAFT_ROWS[-1], fixed.max_prompt_tokens, backend.max_tokens)
+    context = min(NEAR, backend.max_tokens - 1)
     with _timer(backend, max(context + 1, prompt)) as seconds:
         seconds(1, context)
         rounds = [(seconds(1, context), seconds(prompt, 0, 1)) for _ in range(repeats or _REPEATS)]
