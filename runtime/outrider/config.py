@@ -179,6 +179,8 @@ class DeviceConfig:
     cache_precision: str = "auto"  # the same, or "u8": smaller, not exact
     num_threads: int = 0  # CPU threads; 0: the device's choice
     draft_num_threads: int | None = None  # of the draft models; None: as num_threads
+    npu_max_prompt_tokens: int | None = None  # that models on an NPU are compiled for; None: 1024, or what fits
+    npu_max_new_tokens: int | None = None  # the same, of an answer; None: 512, or what fits
     # Passed on as they are: with a dot in the name to ONNX Runtime, else to OpenVINO. For both models, then for each.
     properties: Mapping[str, Any] = field(default_factory=dict)
     main_properties: Mapping[str, Any] = field(default_factory=dict)
@@ -197,6 +199,8 @@ class DeviceConfig:
         )
         _check(self, "num_threads", ..., Integral, lambda n: n >= 0, "an integer of at least 0 (0: all that pay)")
         _check(self, "draft_num_threads", None, Integral, lambda n: n >= 0, "an integer of at least 0, or None")
+        for name in ("npu_max_prompt_tokens", "npu_max_new_tokens"):
+            _check(self, name, None, Integral, lambda n: n >= 1, "an integer of at least 1, or None")
         for name in ("properties", "main_properties", "draft_properties"):
             _check(self, name, ..., Mapping, _are_named, "a table of properties, by their names")
         _check(self, "compiled_cache", ..., str, bool, "a folder's name, 'auto' or 'off'")
@@ -220,6 +224,11 @@ class DeviceConfig:
 def format_of_property(name: str) -> str:
     """The format of the models that a device property is for: ONNX Runtime's have dots in their names."""
     return "onnx" if "." in name else "openvino"
+
+
+def is_npu_property(name: str) -> bool:
+    """Whether a device property is for an NPU alone, and not passed on to other devices."""
+    return name.startswith(("NPU_", "NPUW_", "++NPUW_"))
 
 
 @dataclass(frozen=True, kw_only=True)
