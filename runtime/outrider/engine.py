@@ -86,8 +86,10 @@ class Engine:
         self._draft_bundle = bundle if device.draft_bundle is None else read_bundle(device.draft_bundle)
         self._entries = draft_models_of(self._draft_bundle, bundle)
         entries = self._entries if self.config.generation.drafter not in (None, *COPYING) else ()
+        count = self.config.generation.num_assistant_tokens
+        max_rows = None if isinstance(count, str) else count + 1
         drafts = [Part(entry.name, self._draft_bundle, entry.model) for entry in entries]
-        self._parts = {part.role: part for part in (Part("main", bundle, bundle.manifest.main), *drafts)}
+        self._parts = {part.role: part for part in (Part("main", bundle, bundle.manifest.main, max_rows), *drafts)}
         overlap = bool(self.config.scheduler.overlap)
         backends, self.placement = load_parts(self._parts["main"], drafts, device, overlap=overlap)
         where = {"main_device": self.placement.main, "draft_device": self.placement.draft or device.draft_device}
@@ -414,6 +416,7 @@ class Engine:
         asked = f"{num_prompt_tokens:,} prompt tokens and max_new_tokens={max_new_tokens or 1:,}"
         if wanted > context:
             raise RequestError(f"{asked} exceed the model's context of {context:,} tokens. Shorten one of them.")
+        self._check_fixed(num_prompt_tokens, wanted)
         if wanted > cache:
             size = (wanted + 2 * 32) * self._bytes_per_token / 1e9
             raise RequestError(
@@ -421,6 +424,23 @@ class Engine:
                 f"Raise cache_size to at least {math.ceil(size * 1000) / 1000:g}."
             )
         return max_new_tokens or min(DEFAULT_MAX_NEW_TOKENS, min(context, cache) - num_prompt_tokens)
+
+    def _check_fixed(self, num_prompt_tokens: int, num_tokens: int) -> None:
+        """Refuse what is more than a model on an NPU was compiled for."""
+        for role, backend in self._backends.items():
+            fixed = backend.capabilities.fixed
+            if fixed and num_prompt_tokens > fixed.max_prompt_tokens:
+                raise RequestError(
+                    f"{role}={backend.device!r} was compiled for prompts of up to {fixed.max_prompt_tokens:,} tokens; "
+                    f"this one has {num_prompt_tokens:,}. Load with npu_max_prompt_tokens={num_prompt_tokens}."
+                )
+            if fixed and num_tokens > fixed.max_tokens:
+                wanted = num_tokens - fixed.max_prompt_tokens
+                raise RequestError(
+                    f"{role}={backend.device!r} was compiled for {fixed.max_tokens:,} tokens of prompt and answer; "
+                    f"this request needs {num_tokens:,}. Lower max_new_tokens, or load with "
+                    f"npu_max_new_tokens={wanted}."
+                )
 
 
 def _cached_references(encode: Callable[[str], list[int]]) -> Callable[[tuple[str, ...]], References]:

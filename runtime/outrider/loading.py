@@ -53,6 +53,7 @@ class Part:
     role: str
     bundle: Bundle
     model: ModelEntry
+    max_rows: int | None = None  # that a call shall have room for, where a model is compiled for fixed shapes
 
     def __str__(self) -> str:
         return "The main model" if self.role == "main" else f"The draft model '{self.role}'"
@@ -107,7 +108,8 @@ def load_part(part: Part, device: str, options: DeviceConfig) -> CompiledModel:
                 f"{part} does not run on {device}: {verdict.reason}. "
                 f"Once that is mended, try again with 'outrider devices {part.bundle.folder} --again'."
             )
-    backend = load_model(part.path, part.model, device, _own(options, part, device), exact=part.role == "main")
+    own, exact = _own(options, part, device), part.role == "main"
+    backend = load_model(part.path, part.model, device, own, exact=exact, max_rows=part.max_rows)
     found, geometry = (backend.num_layers, backend.logits_width), part.model.geometry
     if found != (geometry.num_layers, geometry.logits_width):
         raise BundleError(
@@ -127,12 +129,13 @@ def judge(part: Part, device: str, options: DeviceConfig, *, again: bool = False
         return Verdict(works=None, reason="there is no such device")
     identity = found.identity if found else {"device": device, "format": part.model.format}
     asked = _asked(options.of(part.role))
-    key = {**identity, "role": part.role, "files": part.files, "options": asked, **_versions(part)}
+    key = {**identity, "role": part.role, "files": part.files, "options": asked, "max_rows": part.max_rows}
+    key |= _versions(part)
     file = kept.Kept(kept.FOLDER / "verdicts", key, Verdict)
     verdict = None if again else file.read()
     if verdict is None:
-        job = Job(str(part.path.resolve()), part.model, device, _own(options, part, device), part.role == "main")
-        verdict = try_apart(job)
+        own, exact = _own(options, part, device), part.role == "main"
+        verdict = try_apart(Job(str(part.path.resolve()), part.model, device, own, exact, part.max_rows))
         if verdict.works is not None:
             file.write(verdict)
     return verdict
@@ -263,7 +266,8 @@ def _fitting(part: Part, name: str, here: Seq[Device]) -> list[str]:
     if name != "auto":
         return [name]
     found = [device for device in here if device.format == part.model.format]
-    fit = [device.name for device in found if not device.why_not(part.role)]
+    # An NPU as main device would limit every request: it has to be named.
+    fit = [d.name for d in found if not d.why_not(part.role) and not (d.fixed and part.role == "main")]
     if not fit:
         reasons = "; ".join(f"{device.name}: {device.why_not(part.role)}" for device in found)
         raise DeviceError(f"{part} runs on no device here. {reasons}.")
@@ -332,7 +336,7 @@ def _own(options: DeviceConfig, part: Part, device: str) -> DeviceConfig:
 def _asked(own: DeviceConfig) -> dict[str, Any]:
     """What of a model's options it is compiled by."""
     names = ("precision", "cache_precision", "num_threads", "top_logits", "properties")
-    return {name: getattr(own, name) for name in names}
+    return {name: getattr(own, name) for name in (*names, "npu_max_prompt_tokens", "npu_max_new_tokens")}
 
 
 def _check_properties(main: Part, drafts: Seq[Part], options: DeviceConfig) -> None:

@@ -314,12 +314,22 @@ class AheadDrafter(Drafter, Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class FixedShape:
+    """The sizes that a model was compiled for. It has one slot: sequences take turns."""
+
+    window: int  # rows of a call, whatever is wanted; rows on both sides of a window's end take two
+    max_prompt_tokens: int
+    max_tokens: int  # of prompt and answer
+
+
+@dataclass(frozen=True, slots=True)
 class Capabilities:
     """What a backend can do, for the parts that would otherwise have to assume it."""
 
     bit_exact_batching: bool  # with min_rows rows a sequence, logits do not depend on what else is in the call
     min_rows: int  # shorter chunks are padded to this many rows
     one_call: bool = True  # several sequences share the device's call; or run one after another
+    fixed: FixedShape | None = None  # None: chunks, and slots, of any size that fits
 
 
 class Slot(Protocol):

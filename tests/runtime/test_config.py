@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 def test_the_presets_are_those_of_the_repository_and_all_load() -> None:
     presets = find_presets()
-    assert set(presets) == {"cpu", "gpu", "gpu-main-npu-draft", "ngram"}
+    assert set(presets) == {"cpu", "gpu", "gpu-main-npu-draft", "ngram", "npu", "npu-emulated"}
     for name in presets:
         assert load_config(name) != Config() or name == "cpu"
 

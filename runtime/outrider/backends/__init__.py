@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from outrider.config import format_of_property
-from outrider.errors import DeviceError
+from outrider.config import format_of_property, is_npu_property
+from outrider.errors import BundleError, DeviceError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -15,23 +15,47 @@ if TYPE_CHECKING:
     from outrider.types import CompiledModel
 
 
-def load_model(path: Path, model: ModelEntry, device: str, options: DeviceConfig, *, exact: bool) -> CompiledModel:
+def load_model(
+    path: Path, model: ModelEntry, device: str, options: DeviceConfig, *, exact: bool, max_rows: int | None = None
+) -> CompiledModel:
     """Load the model at `path`, which a bundle describes as `model`, on a device.
 
-    exact: pads calls to what makes logits bit-identical; see `Capabilities`.
+    exact: pads calls to what makes logits bit-identical; see `Capabilities`. max_rows: rows that one call shall have
+    room for, where a model is compiled for fixed shapes; None: 16, or 2 for a model that only drafts.
 
     Raises:
         OptionError, BundleError, DeviceError: as the backends say.
     """
+    on_npu = device.split(".")[0] == "NPU" and model.format == "openvino"
     shared: dict[str, Any] = {
         "vocab_size": min(model.vocab_size, model.geometry.logits_width),  # fewer logits where they were cut
         "device": device,
         "precision": options.precision,
         "cache_precision": options.cache_precision,
         "num_threads": options.num_threads,
-        "properties": {k: v for k, v in options.properties.items() if format_of_property(k) == model.format},
+        "properties": {
+            name: value
+            for name, value in options.properties.items()
+            if format_of_property(name) == model.format and (on_npu or not is_npu_property(name))
+        },
         "exact": exact,
     }
+    if on_npu:
+        from outrider.backends.openvino_npu import OpenVINONpu
+
+        if model.source.recipe.get("route") == "keep":
+            raise BundleError(
+                f"The model {path} has the weights of its GGUF file, {model.weights}, which NPUW does not take. "
+                "Export it again with --weights int8 (--draft-weights for a draft model)."
+            )
+        return OpenVINONpu(
+            path,
+            context_length=model.geometry.context_length,
+            max_rows=max_rows or (16 if exact else 2),  # a draft model reads a token, or two where all were kept
+            max_prompt_tokens=options.npu_max_prompt_tokens,
+            max_new_tokens=options.npu_max_new_tokens,
+            **shared,
+        )
     if model.format == "openvino":
         from outrider.backends.openvino_paged import OpenVINOPaged
 

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
 _PRECISIONS = {"FP32": "f32", "BF16": "bf16", "FP16": "f16", "INT8": "int8", "INT4": "int4"}
 _EXACT = "the text is that of plain decoding, bit for bit"
-_NO_NPU = "it has no backend in this version"
 _MORE_ONNX = "another package of ONNX Runtime brings it, such as onnxruntime-gpu, -directml or -openvino"
 
 
@@ -38,6 +37,7 @@ class Device:
     name: what `main_device` and `draft_device` call it. format: of the models that it runs. memory, free: bytes, None
     where it does not say. precisions: that it calculates in; empty where the model's own decides. driver: its version.
     not_for_main, not_for_draft: why not, in words; None where it can. remark: what to know.
+    fixed: whether models are compiled for a longest prompt and answer.
     """
 
     name: str
@@ -50,6 +50,7 @@ class Device:
     not_for_main: str | None = None
     not_for_draft: str | None = None
     remark: str | None = None
+    fixed: bool = False
 
     def why_not(self, role: str) -> str | None:
         """Why it cannot run a model, "main" or a draft model; None where it can."""
@@ -149,7 +150,7 @@ def _openvino_device(core: ov.Core, name: str) -> Device:
         shared = "shares the system's memory; " if is_integrated(core, name) else ""
         asked["remark"] = f"{shared}not verified on hardware: run 'outrider verify'"
     elif kind == "NPU":
-        asked |= {"not_for_main": _NO_NPU, "not_for_draft": _NO_NPU}
+        asked |= {"fixed": True, "remark": "prompts and answers have a longest length; not verified on hardware"}
     elif kind != "CPU":
         reason = "no backend of Outrider's knows it"
         asked |= {"not_for_main": reason, "not_for_draft": reason}

@@ -39,14 +39,17 @@ def probe(main: Backend, context: int) -> dict[str, float]:
     uneven = rng.integers(1, 300, size=context).tolist()
     sizes["uneven pieces"] = uneven[: int(np.searchsorted(np.cumsum(uneven), context)) + 1]
     made = {name: _difference(read(main, token_ids, each, TAIL), whole) for name, each in sizes.items()}
-    made["beside two others"] = _difference(_beside(main, token_ids), whole)
+    if main.capabilities.fixed is None:  # else there is no room beside it
+        made["beside two others"] = _difference(_beside(main, token_ids), whole)
     for n in WRONG_DRAFTS:
         made[f"{n} wrong drafts" if n else "token by token"] = _difference(_decode(main, token_ids, n), whole)
     return made
 
 
-def longest_context(max_tokens: int) -> int:
+def longest_context(main: Backend, max_tokens: int) -> int:
     """The longest `context` that `probe` can have where one sequence may have `max_tokens`."""
+    if main.capabilities.fixed:
+        return main.max_tokens - max(WRONG_DRAFTS)
     return (max_tokens - TAIL) // 3 - 64  # a slot is rounded up to whole blocks
 
 

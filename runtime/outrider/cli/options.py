@@ -80,6 +80,8 @@ _LOAD = [
     click.option(
         "--compiled-cache", metavar="FOLDER", help="Keep what devices compile here; auto or off.  [default: auto]"
     ),
+    click.option("--npu-max-prompt-tokens", type=int, help="That models on an NPU are compiled for.  [default: 1024]"),
+    click.option("--npu-max-new-tokens", type=int, help="The same, of an answer.  [default: 512]"),
     click.option("--cache-size", type=float, help="GB for keys and values.  [default: 2]"),
     click.option(
         "--overlap",

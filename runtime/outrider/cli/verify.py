@@ -96,7 +96,7 @@ def verify(
         subjects.append(certify.our_subject(engine, [name.strip() for name in modes.split(",")] if modes else []))
         subjects += [certify.genai_subject(engine)] if peer else []
     if "batching" in checks:
-        longest = longest_context(engine.max_tokens)
+        longest = longest_context(engine.main, engine.max_tokens)
         if context > longest:
             raise OptionError(
                 f"--context {context:,} needs room for three sequences, and there is some for {max(longest, 0):,} "

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from collections.abc import Sequence as Seq
 
-    from outrider.types import Backend
+    from outrider.types import Backend, FixedShape
 
 MAIN_ROWS = (2, 3, 4, 6, 8, 16)
 DRAFT_ROWS = (1, 2, 8, 32, 128)
@@ -116,11 +116,13 @@ def measure_pass(
 
     The shortest of `repeats` times, or of two unless the first takes a second, as what else the machine does can only
     add to them; all sizes take turns, and a round in advance compiles the kernels. The cache is not filled: what is in
-    there does not change the time.
+    there does not change the time. For a model in fixed shapes, `rows` and `max_tokens` are its own.
 
     Raises:
         DeviceError: when the device fails.
     """
+    if fixed := backend.capabilities.fixed:
+        return _measure_windows(backend, fixed, repeats)
     room = min(backend.max_tokens, max_tokens or backend.max_tokens)
     longest = next((n for n in (FAR, FAR // 2, NEAR, 64, 16) if n + max(rows) <= room), 0)
     contexts = (min(NEAR, longest), longest)
@@ -143,18 +145,37 @@ def measure_pass(
     return PassCost(tuple(rows), tuple(near), tuple(far), contexts)
 
 
+def _measure_windows(backend: Backend, fixed: FixedShape, repeats: int | None) -> PassCost:
+    """The same for a model in fixed shapes: time a call, and the reading of a prompt.
+
+    A call takes as long for one row as for all of a window's, wherever it is in the context. What a row more costs is
+    the chance that it is behind a window's end, in another call.
+    """
+    prompt = min(DRAFT_ROWS[-1], fixed.max_prompt_tokens, backend.max_tokens)
+    context = min(NEAR, backend.max_tokens - 1)
+    with _timer(backend, max(context + 1, prompt)) as seconds:
+        seconds(1, context)
+        rounds = [(seconds(1, context), seconds(prompt, 0, 1)) for _ in range(repeats or _REPEATS)]
+    call, read = (min(taken) for taken in zip(*rounds, strict=True))
+    near = [call, call * (2 - 1 / fixed.window)]
+    rows = [1, fixed.window]
+    if prompt > fixed.window:
+        rows, near = [*rows, prompt], [*near, max(read, near[-1])]
+    return PassCost(tuple(rows), tuple(near), tuple(near), (context, context))
+
+
 @contextlib.contextmanager
-def _timer(backend: Backend, max_tokens: int) -> Iterator[Callable[[int, int], float]]:
-    """Gives a function from rows and tokens of context to the seconds that a call takes."""
+def _timer(backend: Backend, max_tokens: int) -> Iterator[Callable[..., float]]:
+    """Gives a function from tokens, tokens of context, and rows (by default of all tokens) to a call's seconds."""
     slot = backend.open(max_tokens)
     if slot is None:
         raise RuntimeError("the cache is in use: costs are measured while nothing runs")
 
-    def seconds(num_rows: int, context: int) -> float:
+    def seconds(num_tokens: int, context: int, num_rows: int | None = None) -> float:
         slot.trim(0)
         slot.skip_to(context)
         began = time.perf_counter()
-        backend.submit([Chunk(slot, [0] * num_rows, num_rows=num_rows)]).wait()
+        backend.submit([Chunk(slot, [0] * num_tokens, num_rows=num_rows or num_tokens)]).wait()
         return time.perf_counter() - began
 
     try:

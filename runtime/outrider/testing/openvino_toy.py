@@ -45,9 +45,13 @@ def openvino_toy(weights: ToyWeights) -> ov.Model:
     empty_shape = ops.concat([batch, ints(HEADS, 0, HEAD_SIZE)], 0)
     empty = ops.broadcast(ops.constant(np.float32(0)), empty_shape)
     length = ops.gather(ops.shape_of(attention_mask), scalar(1), axis0)
+    count = ops.gather(ops.shape_of(input_ids), scalar(1), axis0)
     columns = ops.range(scalar(0), length, scalar(1), output_type="i64")
-    seen = ops.less_equal(ops.unsqueeze(columns, ints(0, 1, 2)), ops.unsqueeze(position_ids, ints(1, 3)))
-    mask = ops.select(seen, ops.constant(np.float32(0)), ops.constant(np.float32(-1e9)))
+    # The last columns are the tokens' own. Positions do not say so where the cache has a fixed length.
+    own = ops.range(ops.subtract(length, count), length, scalar(1), output_type="i64")
+    earlier = ops.less_equal(ops.unsqueeze(columns, ints(0, 1, 2)), ops.unsqueeze(own, ints(0, 1, 3)))
+    seen = ops.logical_and(earlier, ops.greater(ops.unsqueeze(attention_mask, ints(1, 2)), scalar(0)))
+    mask = ops.select(seen, ops.constant(np.float32(0)), ops.constant(np.float32(-65504)))
     assigned = []
 
     def heads(x: Any, matrix: NDArray[np.float32]) -> Any:
@@ -61,8 +65,8 @@ def openvino_toy(weights: ToyWeights) -> ov.Model:
         return whole
 
     for i, layer in enumerate(weights.layers):
-        key = cached(heads(x, layer.key), f"past_key_{i}")
-        value = cached(heads(x, layer.value), f"past_value_{i}")
+        key = cached(heads(x, layer.key), f"past_key_values.{i}.keypresent.{i}.key")
+        value = cached(heads(x, layer.value), f"past_key_values.{i}.valuepresent.{i}.value")
         attended = ops.scaled_dot_product_attention(heads(x, layer.query), key, value, mask)
         joined = ops.reshape(ops.transpose(attended, heads_first), ints(0, 0, HIDDEN), True)
         x = ops.add(x, product(joined, layer.output))

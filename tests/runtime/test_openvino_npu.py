@@ -1,0 +1,349 @@
+"""The NPU's backend, emulated on the CPU through NPUW: windows, rollback, limits, and pairs on two devices."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+import outrider
+from outrider.backends.npu_sizes import find_sizes
+from outrider.backends.openvino_npu import OpenVINONpu
+from outrider.backends.openvino_paged import OpenVINOPaged
+from outrider.bench.invariance import probe
+from outrider.schedule import LONGEST, MAIN_ROWS, measure_pass
+from outrider.testing import ToyTokenizer
+from outrider.types import Chunk
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence as Seq
+
+    from outrider.bundle import Bundle
+    from outrider.types import CompiledModel
+
+EMULATED = {"NPUW_DEVICES": "CPU"}
+SMALL: dict[str, Any] = {"npu_max_prompt_tokens": 300, "npu_max_new_tokens": 100, "properties": EMULATED}
+WINDOW = 8
+# Pieces of 128 tokens; windows begin at 0, 1, 9, 17, …
+TOKEN_IDS: list[int] = np.random.default_rng(0).integers(0, 39, 400).tolist()
+
+
+@pytest.fixture(scope="module")
+def backend(openvino_bundle: Bundle) -> OpenVINONpu:
+    return load(openvino_bundle)
+
+
+def load(bundle: Bundle, **options: Any) -> OpenVINONpu:
+    defaults = {"context_length": 2048, "max_rows": WINDOW, "max_prompt_tokens": 300, "max_new_tokens": 100}
+    path = bundle.model_path(bundle.manifest.main)
+    return OpenVINONpu(path, vocab_size=40, precision="f32", **(defaults | {"properties": EMULATED} | options))
+
+
+def rows_of(backend: CompiledModel, sizes: Seq[int], wanted: Seq[int]) -> np.ndarray:
+    """The last rows of a text read in chunks of these sizes, as many of each chunk as are `wanted`."""
+    slot = backend.open(sum(sizes))
+    assert slot is not None
+    rows = []
+    for size, num_rows in zip(sizes, wanted, strict=True):
+        step = backend.submit([Chunk(slot, TOKEN_IDS[slot.length : slot.length + size], num_rows)]).wait()
+        rows += [step.logits(i).copy() for i in range(num_rows)]
+    slot.close()
+    return np.array(rows)
+
+
+def test_it_calculates_what_the_other_backend_does(backend: OpenVINONpu, openvino_bundle: Bundle) -> None:
+    main = openvino_bundle.manifest.main
+    paged = OpenVINOPaged(openvino_bundle.model_path(main), vocab_size=40, precision="f32")
+    paged.allocate(512)
+    # All that is kept between NPUW's parts, keys and values among it, is in f16.
+    np.testing.assert_allclose(rows_of(backend, [390], [300]), rows_of(paged, [390], [300]), atol=0.02)
+    assert (backend.num_layers, backend.logits_width) == (paged.num_layers, paged.logits_width)
+    assert backend.bytes_per_token == paged.bytes_per_token / 2
+    assert (backend.precision, backend.cache_precision) == ("f32", "f16")
+    assert backend.device == "NPU (emulated on CPU)"
+
+
+def test_a_row_has_the_same_bits_however_it_was_come_by(backend: OpenVINONpu) -> None:
+    assert backend.capabilities.bit_exact_batching
+    assert set(probe(backend, 300).values()) == {0.0}
+
+
+@pytest.mark.parametrize("num_prompt", [1, 2, 9, 10, 127, 128, 129, 200, 256, 257, 300])
+def test_rejected_tokens_leave_no_trace(backend: OpenVINONpu, num_prompt: int) -> None:
+    """Three times over: far too long a draft, then a token; over windows' ends, and at once after the prompt."""
+    count = num_prompt + 30
+    whole = rows_of(backend, [num_prompt, *[1] * 30], [1] * 31)
+    slot = backend.open(count + 20)
+    assert slot is not None
+    backend.submit([Chunk(slot, TOKEN_IDS[:num_prompt], 1)]).wait()
+    for i in range(num_prompt, count):
+        for wrong in ([7] * 17, [3, 4], []):
+            step = backend.submit([Chunk(slot, [TOKEN_IDS[i], *wrong], len(wrong) + 1)]).wait()
+            np.testing.assert_array_equal(step.logits(0), whole[1 + i - num_prompt])
+            slot.trim(i)
+        backend.submit([Chunk(slot, [TOKEN_IDS[i]], 1)]).wait()
+    slot.close()
+
+
+def test_a_prompt_that_was_cut_short_is_read_again(backend: OpenVINONpu) -> None:
+    """On its first call, NPUW's decoding model takes over the prompt as it was read, whatever was trimmed since."""
+    for count in (7, 200):
+        expected = rows_of(backend, [count], [1])
+        for kept in (0, 1, 5, 140, 199):
+            if kept < count:
+                slot = backend.open(300)
+                assert slot is not None
+                backend.submit([Chunk(slot, [*TOKEN_IDS[:kept], *[9] * (290 - kept)], 0)]).wait()
+                slot.trim(kept)
+                step = backend.submit([Chunk(slot, TOKEN_IDS[kept:count], 1)]).wait()
+                np.testing.assert_array_equal(step.logits(0), expected[0])
+                slot.close()
+
+
+@pytest.mark.parametrize(("count", "num_kept"), [(300, 256), (257, 128), (130, 128), (129, 0), (40, 0)])
+@pytest.mark.parametrize("was_cancelled", [False, True])
+def test_a_prompt_that_begins_as_the_last_one_is_read_from_there(
+    backend: OpenVINONpu, count: int, num_kept: int, was_cancelled: bool
+) -> None:
+    rows_of(backend, [50], [1])
+    fresh = rows_of(backend, [count, 1, 1], [1, 1, 1])
+    first = backend.open(400)
+    assert first is not None
+    assert first.length == 0
+    backend.submit([Chunk(first, TOKEN_IDS[:270], 0)]).wait()
+    if not was_cancelled:
+        for token_id in (7, 8, 9):
+            backend.submit([Chunk(first, [token_id], 1)]).wait()
+    first.close()
+    slot = backend.open(400, TOKEN_IDS[:count])
+    assert slot is not None
+    # As many whole pieces as the prefill model would read. 270 is not where a window begins: it was read up to 265.
+    assert slot.length == num_kept
+    for i, token_ids in enumerate((TOKEN_IDS[num_kept:count], *([t] for t in TOKEN_IDS[count : count + 2]))):
+        step = backend.submit([Chunk(slot, token_ids, 1)]).wait()
+        np.testing.assert_array_equal(step.logits(0), fresh[i])
+    slot.close()
+
+
+def test_another_prompt_takes_nothing_of_the_last_one(backend: OpenVINONpu) -> None:
+    for token_ids in ([9] * 300, [*TOKEN_IDS[:127], 5, *TOKEN_IDS[128:300]], TOKEN_IDS[:200]):
+        rows_of(backend, [300], [1])
+        if len(token_ids) == 200:
+            rows_of(backend, [5], [1])  # writes over it
+        slot = backend.open(300, token_ids)
+        assert slot is not None
+        assert slot.length == 0
+        slot.close()
+
+
+def test_calls_are_as_few_as_can_be(backend: OpenVINONpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A prompt's pieces are read once, and a window's rows take one call, however many are wanted."""
+    read: list[tuple[int, int]] = []
+    honest = OpenVINONpu._set
+
+    def spy(self: OpenVINONpu, token_ids: Seq[int], begin: int, mask: np.ndarray) -> None:
+        read.append((begin, begin + len(token_ids)))
+        honest(self, token_ids, begin, mask)
+
+    monkeypatch.setattr(OpenVINONpu, "_set", spy)
+    rows_of(backend, [128, 128, 41], [0, 0, 1])  # in pieces, the last up to where a window begins
+    assert [(begin, end) for begin, end in read if end - begin != 8] == [(0, 128), (128, 256), (256, 289)]
+    assert len(read) == 6  # one for every piece to go on from, and one for the row
+    read.clear()
+    rows_of(backend, [297, 1, 5, 2, 8], [1, 1, 5, 2, 8])
+    assert read == [(0, 289), (289, 297), (297, 305), (297, 305), (297, 305), (305, 313)]
+    read.clear()
+    rows_of(backend, [5, 3], [1, 3])
+    assert read == [(0, 1), (1, 9), (1, 9)]
+
+
+def test_a_longer_prompt_than_it_was_compiled_for_is_read_in_windows(openvino_bundle: Bundle) -> None:
+    backend = load(openvino_bundle, max_prompt_tokens=100, max_new_tokens=200)
+    assert backend.sizes.longest_prefill < 130
+    paged = OpenVINOPaged(openvino_bundle.model_path(openvino_bundle.manifest.main), vocab_size=40, precision="f32")
+    paged.allocate(512)
+    for sizes in ([280], [100, 100, 80]):
+        wanted = [0] * (len(sizes) - 1) + [3]
+        np.testing.assert_allclose(rows_of(backend, sizes, wanted), rows_of(paged, sizes, wanted), atol=0.02)
+
+
+def test_there_is_one_slot_with_room_to_its_end(backend: OpenVINONpu) -> None:
+    assert backend.max_tokens == 400
+    slot = backend.open(400)
+    assert slot is not None
+    assert backend.open(1) is None
+    backend.submit([Chunk(slot, TOKEN_IDS[:399], 1)]).wait()
+    backend.submit([Chunk(slot, TOKEN_IDS[399:], 1)]).wait()  # the last window is written whole
+    slot.close()
+    slot.close()
+    assert backend.open(401) is None
+    again = backend.open(1)
+    assert again is not None
+    again.close()
+
+
+def test_a_row_more_costs_the_chance_of_another_window(backend: OpenVINONpu) -> None:
+    cost = measure_pass(backend, MAIN_ROWS)
+    assert cost(8) == pytest.approx(cost(1) * (2 - 1 / 8))
+    assert cost(1, context=50) == cost(1, context=2000)
+    assert cost(4) - cost(3) == pytest.approx(cost(1) / 8)
+    backend.allocate(20)  # a small cache_size
+    assert backend.max_tokens == 20
+    assert measure_pass(backend, MAIN_ROWS)(1) > 0
+    backend.allocate(10**6)
+    assert backend.max_tokens == 400
+
+
+def test_a_measurement_after_a_prompt_does_not_meet_it(backend: OpenVINONpu) -> None:
+    expected = rows_of(backend, [200], [1])
+    slot = backend.open(300)
+    assert slot is not None
+    backend.submit([Chunk(slot, TOKEN_IDS[:200], 0)]).wait()  # cancelled here
+    slot.close()
+    measure_pass(backend, MAIN_ROWS)
+    np.testing.assert_array_equal(rows_of(backend, [200], [1]), expected)
+
+
+def test_sizes_are_what_was_asked_for_and_npuw_can_have() -> None:
+    sizes = find_sizes(max_rows=4, context_length=2048, prompt=None, answer=None)
+    assert (sizes.prompt, sizes.answer, sizes.window, sizes.piece) == (1024, 512, 8, 256)
+    assert sizes.max_tokens == 1536
+    assert (sizes.prefill % 256, sizes.total % 64) == (0, 0)
+    small = find_sizes(max_rows=16, context_length=300, prompt=None, answer=None)
+    assert (small.prompt, small.answer, small.prefill) == (200, 100, 256)
+    for prompt, answer in ((1, 1), (64, 1), (1000, 7), (129, 300)):
+        for rows in (2, 9, 33):
+            sizes = find_sizes(rows, 4096, prompt, answer)
+            assert sizes.max_tokens == prompt + answer
+            assert sizes.prefill >= 2 * sizes.piece
+            begin = sizes.window_begin(prompt + answer - 1)
+            assert sizes.window_end(begin) <= sizes.past
+    with pytest.raises(outrider.OptionError, match="npu_max_prompt_tokens=300 and npu_max_new_tokens=100 exceed"):
+        find_sizes(8, 399, 300, 100)
+
+
+PLACES = [("NPU", "CPU"), ("CPU", "NPU"), ("NPU", "NPU")]
+
+
+@pytest.fixture(scope="module", params=PLACES, ids="-".join)
+def engine(request: pytest.FixtureRequest, openvino_bundle: Bundle) -> outrider.Engine:
+    main_device, draft_device = request.param
+    config = outrider.Config().replace(main_device=main_device, draft_device=draft_device, cache_size=0.005, **SMALL)
+    return outrider.Engine(openvino_bundle, config, tokenizer=ToyTokenizer())
+
+
+@pytest.mark.parametrize("sampling", [{}, {"temperature": 0.8, "seed": 3}], ids=["greedy", "coupled"])
+@pytest.mark.parametrize("prompt", ["a", "hello world", "0123456789" * 30])
+def test_a_pair_on_two_devices_says_what_its_main_model_says(
+    engine: outrider.Engine, prompt: str, sampling: dict[str, Any]
+) -> None:
+    options = {"max_new_tokens": 60, "ignore_eos": True, **sampling}
+    plain = engine.generate(prompt, drafter=None, **options)
+    for drafter in ("draft", "suffix"):
+        for count in (1, 3, 8, 20):  # the last is more than a window holds
+            drafted = engine.generate(prompt, drafter=drafter, num_assistant_tokens=count, **options)
+            assert drafted.token_ids == plain.token_ids
+            assert drafted.stats.num_draft_tokens > 0
+    assert engine.generate(prompt, **options).token_ids == plain.token_ids
+    before, engine.overlaps = engine.overlaps, True
+    try:
+        assert engine.generate(prompt, num_assistant_tokens=4, **options).token_ids == plain.token_ids
+    finally:
+        engine.overlaps = before
+
+
+def test_drafts_are_kept_as_often_as_on_the_cpu(engine: outrider.Engine, openvino_bundle: Bundle) -> None:
+    """A draft model that saw rejected tokens, or lost its place, would still not change the text."""
+    config = outrider.Config().replace(cache_size=0.005)
+    other = outrider.Engine(openvino_bundle, config, tokenizer=ToyTokenizer())
+    rates = []
+    for each in (engine, other):
+        kept = drafted = 0
+        for prompt in ("hello world", "0123456789" * 15, "abc", "z"):
+            stats = each.generate(prompt, max_new_tokens=90, ignore_eos=True, num_assistant_tokens=4).stats
+            kept, drafted = kept + stats.num_accepted_tokens, drafted + stats.num_draft_tokens
+        rates.append(kept / drafted)
+    assert rates[0] == pytest.approx(rates[1], abs=0.12)
+
+
+def test_requests_take_turns(engine: outrider.Engine) -> None:
+    prompts = ["hello", "world", "abc abc", "0123"]
+    alone = [engine.generate(p, max_new_tokens=30, drafter=None, ignore_eos=True).token_ids for p in prompts]
+    together: dict[str, list[int]] = {}
+
+    def run(prompt: str) -> None:
+        together[prompt] = engine.generate(prompt, max_new_tokens=30, ignore_eos=True).token_ids
+
+    threads = [threading.Thread(target=run, args=(prompt,)) for prompt in prompts]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [together[prompt] for prompt in prompts] == alone
+
+
+def test_a_cancelled_prompt_leaves_nothing_behind(engine: outrider.Engine) -> None:
+    expected = engine.generate("0123456789" * 20, max_new_tokens=20, drafter=None, ignore_eos=True).token_ids
+    cancel = threading.Event()
+    for _ in engine.stream("z" * 290, max_new_tokens=90, ignore_eos=True, cancel=cancel):
+        cancel.set()
+    assert engine.generate("0123456789" * 20, max_new_tokens=20, ignore_eos=True).token_ids == expected
+
+
+def test_it_says_where_it_runs(engine: outrider.Engine) -> None:
+    devices = (engine.config.device.main_device, engine.config.device.draft_device)
+    for device, said in zip(devices, engine.setting.values(), strict=True):
+        if device == "NPU":
+            assert said.startswith("NPU (emulated on CPU) ")
+            assert said.endswith("cache f16, OpenVINO NPUW")
+        else:
+            assert said.startswith("CPU ")
+
+
+def test_requests_beyond_what_was_compiled_are_refused_before_they_run(engine: outrider.Engine) -> None:
+    with pytest.raises(
+        outrider.RequestError, match=r"compiled for prompts of up to 300 .* 301\. Load with npu_max_prompt_tokens=301"
+    ):
+        engine.generate("a" * 301)
+    with pytest.raises(outrider.RequestError, match=r"400 tokens .* needs 500\. .* npu_max_new_tokens=200"):
+        engine.generate("a" * 300, max_new_tokens=200)
+    assert len(engine.generate("a" * 300, ignore_eos=True).token_ids) == 100  # what fits, as nothing was asked
+
+
+def test_the_window_is_as_long_as_drafts_may_be(openvino_bundle: Bundle) -> None:
+    for count, window in (("auto", LONGEST + 1), (20, 24), (0, 8)):
+        config = outrider.Config().replace(
+            main_device="NPU", draft_device="CPU", num_assistant_tokens=count, cache_size=0.005, **SMALL
+        )
+        engine = outrider.Engine(openvino_bundle, config, tokenizer=ToyTokenizer())
+        assert engine.main.capabilities.fixed is not None
+        assert engine.main.capabilities.fixed.window == window
+
+
+def test_without_an_npu_it_says_how_to_try_one(openvino_bundle: Bundle) -> None:
+    config = outrider.Config().replace(main_device="NPU", cache_size=0.005)
+    with pytest.raises(outrider.OptionError, match=r"no device 'NPU' here. Found: .*CPU.*'NPUW_DEVICES': 'CPU'"):
+        outrider.Engine(openvino_bundle, config, tokenizer=ToyTokenizer())
+    with pytest.raises(outrider.OptionError, match="cache_precision='u8' is not for an NPU. Use auto, f16, f32"):
+        load(openvino_bundle, cache_precision="u8")
+
+
+def test_settings_that_cannot_be_compiled_are_refused_before(openvino_bundle: Bundle) -> None:
+    config = outrider.Config().replace(main_device="NPU", properties=EMULATED, npu_max_prompt_tokens=2048)
+    with pytest.raises(outrider.OptionError, match=r"npu_max_prompt_tokens=2,048 and .* context of 2,048 tokens"):
+        outrider.Engine(openvino_bundle, config, tokenizer=ToyTokenizer())
+    with pytest.raises(outrider.OptionError, match="npu_max_new_tokens=0 is not an integer of at least 1"):
+        outrider.Config().replace(npu_max_new_tokens=0)
+
+
+def test_properties_do_not_contradict_the_options(openvino_bundle: Bundle) -> None:
+    with pytest.raises(outrider.OptionError, match="'NPUW_LLM_MAX_PROMPT_LEN', which Outrider sets to 384. Leave it"):
+        load(openvino_bundle, properties={**EMULATED, "NPUW_LLM_MAX_PROMPT_LEN": 1024})
+
+
+def test_properties_of_an_npu_are_not_for_other_devices(openvino_bundle: Bundle) -> None:
+    config = outrider.Config().replace(cache_size=0.005, draft_device="NPU", properties={**EMULATED, "NO_SUCH": 1})
+    with pytest.raises(outrider.DeviceError, match="CPU cannot compile main: .*NO_SUCH"):
+        outrider.Engine(openvino_bundle, config, tokenizer=ToyTokenizer())
