@@ -6,7 +6,6 @@ Emulated on a CPU: measured. NPU: written against NPUW's source (llm_infer_reque
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +16,8 @@ from openvino import opset13 as ops
 from outrider.backends.npu_sizes import CACHE_KINDS, check_npu, find_sizes, npuw_properties
 from outrider.backends.npu_window import Window, WindowPending, WindowSlot
 from outrider.errors import BundleError, DeviceError, OptionError, one_line
-from outrider.types import Capabilities, Chunk, FixedShape
+from outrider.kv import PrefixCounts, num_common_tokens
+from outrider.types import CacheUse, Capabilities, Chunk, FixedShape
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -93,6 +93,7 @@ class OpenVINONpu:
         self.seconds = 0.0
         self._ended = 0.0  # when the last call did, in seconds of `time.perf_counter`; 0: nobody wants to know
         self._max_tokens = 0
+        self._counts = PrefixCounts()
         self._open: WindowSlot | None = None
         # Tokens that the prefill model has read, and that the other one has not taken over; None where it has.
         self._prefilled: int | None = None
@@ -148,9 +149,25 @@ class OpenVINONpu:
         """Tokens that one sequence can have."""
         return self._max_tokens
 
+    @property
+    def cache(self) -> CacheUse:
+        """What is in the cache."""
+        return CacheUse(
+            num_tokens=self._max_tokens,
+            bytes_per_token=self.bytes_per_token,
+            num_used_tokens=self._max_tokens if self._open else 0,
+            num_kept_tokens=0 if self._open else len(self._prompt),
+            num_evicted_tokens=0,
+            **dataclasses.asdict(self._counts),
+        )
+
     def allocate(self, max_tokens: int) -> None:
         """Set how many tokens there may be. The cache was made with the model: it takes none of what is left out."""
         self._max_tokens = min(max_tokens, self.sizes.max_tokens)
+
+    def tokens_for(self, max_tokens: int) -> int:
+        """What to give `allocate` so that a slot can have `max_tokens`."""
+        return max_tokens
 
     def open(self, max_tokens: int, token_ids: Seq[int] = ()) -> WindowSlot | None:
         """The slot, if it has room for `max_tokens`; None while it is open, or too small.
@@ -163,9 +180,10 @@ class OpenVINONpu:
         count = 0
         if token_ids and self._continues:
             read = token_ids[: self.sizes.window_begin(len(token_ids) - 1)]  # what the prefill model would read
-            alike = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(read, self._prompt, strict=False))
-            count = sum(1 for _ in alike)
+            count = num_common_tokens(read, self._prompt)
         self._open = WindowSlot(self, token_ids[: count - count % self.sizes.piece])
+        if token_ids:
+            self._counts.add(len(token_ids), self._open.length)
         return self._open
 
     def give_back(self, slot: WindowSlot) -> None:
