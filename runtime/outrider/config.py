@@ -147,12 +147,14 @@ class SchedulerConfig:
     """How memory and calls are shared out."""
 
     cache_size: float = 2.0  # GB (10^9 bytes) for the keys and values of main and draft model together
+    enable_prefix_caching: bool = True  # keep what was read, as far as there is room, for prompts that begin alike
     max_num_batched_tokens: int = 512  # prompt tokens that one call reads at most
     overlap: bool | str = "auto"  # draft for the next round while the main model checks this one; "auto": if it pays
     answer_store: str | None = None  # file of the app's answers, in the clear, that "auto" and "suffix" copy from
 
     def __post_init__(self) -> None:
         _check(self, "cache_size", ..., Real, lambda s: 0 < s <= 1e6, "a number of GB above 0")
+        _check(self, "enable_prefix_caching", ..., bool, lambda _: True, "true or false")
         _check(self, "max_num_batched_tokens", ..., Integral, lambda n: n >= 32, "an integer of at least 32")
         _check(self, "overlap", "auto", bool, lambda _: True, "true, false or 'auto'")
         _check(self, "answer_store", None, str, bool, "a file's name")

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from outrider.bundle import DrafterEntry, ModelEntry
     from outrider.results import Result, TextChunk
-    from outrider.types import Backend, CompiledModel, Drafter, TextTokenizer, Verifier
+    from outrider.types import Backend, CacheUse, CompiledModel, Drafter, TextTokenizer, Verifier
 
 
 def load(bundle: str | Path, config: str | Path | Config | None = None, **options: Any) -> Engine:
@@ -183,6 +183,11 @@ class Engine:
         }
 
     @property
+    def cache(self) -> dict[str, CacheUse]:
+        """What is in the models' caches, "main" and by the drafters' names: room, kept tokens, hits."""
+        return {role.removesuffix("_device"): backend.cache for role, backend in self._backends.items()}
+
+    @property
     def max_tokens(self) -> int:
         """Tokens that prompt and answer of one request may have: the model's context or what fits in the cache."""
         return min(self.bundle.manifest.main.geometry.context_length, self._cache_tokens)
@@ -275,6 +280,7 @@ class Engine:
             max_num_batched_tokens=self.config.scheduler.max_num_batched_tokens,
             vocabulary=vocabulary,
             subset=subset,
+            reuse=self.config.scheduler.enable_prefix_caching,
         )
 
     def measure_costs(self, repeats: int) -> None:
@@ -402,6 +408,7 @@ class Engine:
             logprobs=None if config.logprobs is None else [],
             cancel=cancel,
             keep=self._store.add if self._store else None,
+            reuse=self.config.scheduler.enable_prefix_caching,
             created=created,
         )
         request.stats.num_prompt_tokens = len(token_ids)
@@ -415,12 +422,19 @@ class Engine:
         if wanted > context:
             raise RequestError(f"{asked} exceed the model's context of {context:,} tokens. Shorten one of them.")
         if wanted > cache:
-            size = (wanted + 2 * 32) * self._bytes_per_token / 1e9
+            most = max(backend.tokens_for(wanted) for backend in self._backends.values())
+            size = _round_up((most + 1) * self._bytes_per_token / 1e9)
             raise RequestError(
                 f"cache_size={self.config.scheduler.cache_size:g} GB holds {cache:,} tokens; {asked} need more. "
-                f"Raise cache_size to at least {math.ceil(size * 1000) / 1000:g}."
+                f"Raise cache_size to at least {size:g}."
             )
         return max_new_tokens or min(DEFAULT_MAX_NEW_TOKENS, min(context, cache) - num_prompt_tokens)
+
+
+def _round_up(size: float) -> float:
+    """To three digits."""
+    step = 10.0 ** (math.floor(math.log10(size)) - 2)
+    return math.ceil(size / step) * step
 
 
 def _cached_references(encode: Callable[[str], list[int]]) -> Callable[[tuple[str, ...]], References]:

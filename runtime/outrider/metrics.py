@@ -14,6 +14,7 @@ class Stats:
     """
 
     num_prompt_tokens: int = 0
+    num_cached_tokens: int = 0  # of the prompt: those that were in the main model's cache, and not read again
     num_generated_tokens: int = 0
     num_rounds: int = 0  # calls of the main model after the prompt was read
     num_drafts: int = 0

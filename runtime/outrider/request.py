@@ -58,6 +58,7 @@ class Request:
     logprobs: list[TokenLogprobs] | None = None  # of the committed tokens; None: not wanted
     cancel: Event | None = None  # set from any thread to end the answer here
     keep: Callable[[list[int]], None] | None = None  # is given the answer's tokens, unless it was cancelled
+    reuse: bool = True  # takes what the caches have of its beginning, and leaves its own tokens there
     created: float = field(default_factory=time.perf_counter)
     stats: Stats = field(default_factory=Stats)
     news: SimpleQueue[TextChunk | BaseException] = field(default_factory=SimpleQueue)  # for the reader
@@ -147,7 +148,7 @@ class Request:
     def admit(self, main: Backend) -> bool:
         """Take places in the caches of main and draft model; False, and nothing taken, while there is no room."""
         max_tokens = self.sequence.num_prompt_tokens + self.max_new_tokens
-        slot = main.open(max_tokens)
+        slot = main.open(max_tokens, self.sequence.token_ids if self.reuse else ())
         if slot is None:
             return False
         try:
@@ -158,10 +159,13 @@ class Request:
             slot.close()
             raise
         self.slot = slot
+        self.stats.num_cached_tokens = slot.length
         return True
 
     def release(self) -> None:
-        """Give the places back."""
+        """Give the places back, and leave the committed tokens in the caches. After an error, nothing is certain."""
+        if self.reuse and self.error is None:
+            self.slot.keep(self.sequence.token_ids)
         self.slot.close()
         if self.drafter is not None:
             self.drafter.release(self.sequence)
@@ -189,6 +193,8 @@ class Request:
         """Append what a round yields, up to the end of the answer. Nothing past it is counted anywhere."""
         if not self.first_token_at:
             self.first_token_at = time.perf_counter()
+            if self.reuse:
+                self.slot.keep(self.sequence.token_ids)  # others may have the same prompt
         draft_token_ids = rows.draft_token_ids
         token_ids = self._until_end([*draft_token_ids[: outcome.num_accepted], outcome.next_token_id])
         if self.logprobs is not None:

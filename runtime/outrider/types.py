@@ -330,13 +330,49 @@ class Slot(Protocol):
         """Tokens whose keys and values are in the cache."""
 
     def trim(self, length: int) -> None:
-        """Drop the newest tokens until `length` are left; no effect on a shorter slot. O(1)."""
+        """Drop the newest tokens until `length` are left; no effect on a shorter slot. O(1).
+
+        Not to fewer than were there when it was opened, or were kept: others may have them in common with this slot.
+        """
 
     def skip_to(self, length: int) -> None:
         """Take `length` tokens to be in the cache, whatever is there: for measurements of what a call costs."""
 
+    def keep(self, token_ids: Seq[int]) -> None:
+        """Of a text's committed tokens, have the cache keep those that are in the slot, for texts that begin alike.
+
+        Others may share them from now on; when the slot is closed they stay, as long as nobody needs their room. Not to
+        be called while the slot is in a call.
+        """
+
     def close(self) -> None:
         """Give the place back. Closing twice does no harm."""
+
+
+@dataclass(frozen=True, slots=True)
+class CacheUse:
+    """What one model's cache holds, and what it was good for.
+
+    num_tokens: room there is. num_used_tokens: room that requests under way have taken. num_kept_tokens: room that is
+    taken by texts which have ended, and is given to others when they need it. num_evicted_tokens: kept ones that had to
+    go so far. num_requests: those that were begun, with num_prompt_tokens in all. num_hits: those that found their
+    beginning in the cache, num_cached_tokens in all.
+    """
+
+    num_tokens: int
+    bytes_per_token: float
+    num_used_tokens: int
+    num_kept_tokens: int
+    num_evicted_tokens: int
+    num_requests: int
+    num_hits: int
+    num_prompt_tokens: int
+    num_cached_tokens: int
+
+    @property
+    def num_bytes(self) -> int:
+        """What the cache may take."""
+        return int(self.num_tokens * self.bytes_per_token)
 
 
 @dataclass(frozen=True, slots=True)
@@ -388,8 +424,12 @@ class Backend(Protocol):
     def max_tokens(self) -> int:
         """Tokens that one sequence can have."""
 
-    def open(self, max_tokens: int) -> Slot | None:
-        """A slot with room for `max_tokens`; None while other slots hold the room."""
+    def open(self, max_tokens: int, token_ids: Seq[int] = ()) -> Slot | None:
+        """A slot with room for `max_tokens`; None while other slots hold the room.
+
+        token_ids: what is going to be read. Where a text that was kept begins alike, the slot has that much of it from
+        the start; the last token is always left to be read.
+        """
 
     def submit(self, chunks: Seq[Chunk]) -> Pending:
         """Evaluate chunks of one or several sequences in one call. A slot appears once at most."""
@@ -419,5 +459,12 @@ class CompiledModel(Backend, Protocol):
     def run_in_background(self, wanted: bool) -> None:
         """Let other work be done between `submit` and `wait`, and count seconds until a call is done; or do not."""
 
+    @property
+    def cache(self) -> CacheUse:
+        """What is in the cache."""
+
     def allocate(self, max_tokens: int) -> None:
         """Make the cache, or set how large it may get; called once, before any `open`."""
+
+    def tokens_for(self, max_tokens: int) -> int:
+        """What to give `allocate` so that a slot can have `max_tokens`."""

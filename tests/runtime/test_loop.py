@@ -359,8 +359,8 @@ def test_interrupts_at_any_time_harm_no_other_request() -> None:
     slots: list[Any] = []
     open_slot = backend.open
 
-    def remember(max_tokens: int) -> Any:
-        slots.append(open_slot(max_tokens))
+    def remember(max_tokens: int, token_ids: Any = ()) -> Any:
+        slots.append(open_slot(max_tokens, token_ids))
         return slots[-1]
 
     backend.open = remember  # type: ignore[method-assign]
@@ -387,10 +387,10 @@ class Narrow(FakeBackend):
         super().__init__(VOCAB_SIZE, **options)
         self.slots: list[Any] = []
 
-    def open(self, max_tokens: int) -> Any:
+    def open(self, max_tokens: int, token_ids: Any = ()) -> Any:
         if any(not slot.closed for slot in self.slots):
             return None
-        self.slots.append(super().open(max_tokens))
+        self.slots.append(super().open(max_tokens, token_ids))
         return self.slots[-1]
 
 

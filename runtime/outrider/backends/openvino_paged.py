@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import openvino as ov
 
+from outrider.backends.paged_cache import PagedCache, PagedSlot, blocks_to_allocate, bytes_of
 from outrider.backends.paged_graph import ROWS, add_top_logits, gather_rows, to_paged_attention
 from outrider.backends.paged_step import Outputs
 from outrider.errors import BundleError, DeviceError, OptionError, one_line
-from outrider.kv import BlockPool
 from outrider.types import Capabilities, Chunk
 
 if TYPE_CHECKING:
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from outrider.backends.paged_step import PagedStep
+    from outrider.types import CacheUse
 
 # A row alone takes another kernel than two rows, and differs by up to 0.7 in the logits. From two rows on, every row
 # has the same bits however many ran with it (measured on CPU; see tests/runtime/test_bit_exact.py).
@@ -34,27 +35,6 @@ _MIN_ROWS = 2
 _NUM_TOP = 128
 
 
-class PagedSlot:
-    """A sequence's blocks in the cache. `length` tokens of them hold keys and values."""
-
-    def __init__(self, pool: BlockPool, blocks: list[int]) -> None:
-        self.length = 0
-        self.blocks = np.array(blocks, dtype=np.int32)
-        self._pool = pool
-        self._held = blocks
-
-    def trim(self, length: int) -> None:
-        """Drop the newest tokens until `length` are left. What they wrote is overwritten next."""
-        self.length = min(self.length, length)
-
-    def skip_to(self, length: int) -> None:
-        """Take `length` tokens to be in the cache, whatever is there: for measurements of what a call costs."""
-        self.length = length
-
-    def close(self) -> None:
-        """Give the blocks back. Closing twice does no harm."""
-        self._pool.give_back(self._held)
-        self._held = []
 
 
 class PagedPending:
@@ -147,8 +127,9 @@ class OpenVINOPaged:
         self._caches = {port.get_any_name(): port for port in self._compiled.inputs if "_cache." in port.get_any_name()}
         # Tokens a block: 32 on CPU, 16 on GPU. Only values keep it in one place, [blocks, heads, block_size, head].
         self.block_size: int = self._caches["value_cache.0"].partial_shape[2].get_length()
-        self._pool = BlockPool(0, self.block_size)
+        self._cache: PagedCache | None = None
         self._inputs: dict[str, NDArray[Any]] = {}  # views of the bound tensors
+        self._chunks: Seq[Chunk] = ()  # of the call under way
         self.seconds = 0.0
         # A device may take another precision than it was asked for, and properties may have asked for another.
         self.precision = _name(self._compiled.get_property("INFERENCE_PRECISION_HINT"))
@@ -178,29 +159,39 @@ class OpenVINOPaged:
     @property
     def bytes_per_token(self) -> float:
         """Bytes that one token takes in the cache, over all layers."""
-        return sum(_bytes_of(port, 1) for port in self._caches.values()) / self.block_size
+        return sum(bytes_of(port, 1) for port in self._caches.values()) / self.block_size
 
     @property
     def max_tokens(self) -> int:
         """Tokens that one sequence can have, padding left out."""
-        return max(self._pool.max_tokens - self.capabilities.min_rows + 1, 0)
+        return max(self._cache.max_tokens - self._num_spare, 0) if self._cache else 0
+
+    @property
+    def cache(self) -> CacheUse:
+        """What is in the cache."""
+        return self._made_cache.use
+
+    @property
+    def _made_cache(self) -> PagedCache:
+        if self._cache is None:
+            raise RuntimeError("the cache is made by `allocate`, which comes first")
+        return self._cache
+
+    @property
+    def _num_spare(self) -> int:
+        """Places for padding behind a sequence's last token."""
+        return self.capabilities.min_rows - 1
 
     def allocate(self, max_tokens: int) -> None:
-        """Make the cache. Pages that were never written take no memory where the system commits lazily."""
-        num_blocks = max(1, max_tokens // self.block_size)
-        context = None if self.device.startswith("CPU") else self._compiled.get_context()
-        for name, port in self._caches.items():
-            shape = ov.Shape([num_blocks, *(port.partial_shape[axis].get_length() for axis in (1, 2, 3))])
-            kind = port.get_element_type()
-            try:
-                tensor = ov.Tensor(kind, shape) if context is None else context.create_tensor(kind, shape, {})
-            except (RuntimeError, MemoryError, TypeError) as error:  # TypeError: more than an index can hold
-                raise DeviceError(
-                    f"{self.device} has no room for a cache of {max_tokens:,} tokens "
-                    f"({max_tokens * self.bytes_per_token / 1e9:.2f} GB). Lower cache_size."
-                ) from error
-            self._request.set_tensor(name, tensor)
-        self._pool = BlockPool(num_blocks, self.block_size)
+        """Make the cache, or as much of it as a device needs to begin with. Anew: what was in it is forgotten."""
+        self._cache = PagedCache(
+            self._request,
+            self._caches,
+            max(1, max_tokens // self.block_size),
+            self.block_size,
+            device=self.device,
+            context=None if self.device.startswith("CPU") else self._compiled.get_context(),
+        )
         if self.num_top:
             self._check_top()
 
@@ -220,10 +211,14 @@ class OpenVINOPaged:
             )
         self.num_top, self._outputs.has_top = 0, False
 
-    def open(self, max_tokens: int) -> PagedSlot | None:
-        """A slot with room for `max_tokens`; None while other slots hold the room."""
-        blocks = self._pool.take(max_tokens + self.capabilities.min_rows - 1)
-        return None if blocks is None else PagedSlot(self._pool, blocks)
+    def tokens_for(self, max_tokens: int) -> int:
+        """What to give `allocate` so that a slot can have `max_tokens`: in whole blocks, and room to grow in."""
+        num_blocks = -(-(max_tokens + self._num_spare) // self.block_size)
+        return blocks_to_allocate(num_blocks, len(self._caches), grows=self._made_cache.grows) * self.block_size
+
+    def open(self, max_tokens: int, token_ids: Seq[int] = ()) -> PagedSlot | None:
+        """A slot with room for `max_tokens` that begin with `token_ids`; None while other slots hold the room."""
+        return self._made_cache.open(max_tokens + self._num_spare, token_ids)
 
     def submit(self, chunks: Seq[Chunk]) -> PagedPending:
         """Evaluate chunks of one or several sequences in one call. A slot appears once at most.
@@ -263,7 +258,8 @@ class OpenVINOPaged:
         except RuntimeError as error:
             raise DeviceError(f"{self.device} failed: {one_line(error)}") from error
         for chunk in chunks:
-            chunk.slot.length += len(chunk.token_ids)
+            chunk.slot.append(chunk.token_ids)
+        self._chunks = chunks
         return PagedPending(self, began)
 
     def run_in_background(self, wanted: bool) -> None:
@@ -284,6 +280,8 @@ class OpenVINOPaged:
         try:
             self._request.wait()
         except RuntimeError as error:
+            for chunk in self._chunks:
+                chunk.slot.skip_to(chunk.slot.length)  # what is there now is nobody's text
             raise DeviceError(f"{self.device} failed: {one_line(error)}") from error
         ended = self._ended if self._ended > began else time.perf_counter()
         self.seconds += ended - began
@@ -320,11 +318,3 @@ def _precisions(core: ov.Core, device: str, precision: str, cache_precision: str
 def _name(kind: ov.Type) -> str:
     """ "bf16", "f32", "u8", …"""
     return str(kind.get_type_name())
-
-
-def _bytes_of(port: ov.ConstOutput, num_blocks: int) -> int:
-    elements = num_blocks
-    for axis in (1, 2, 3):
-        elements *= port.partial_shape[axis].get_length()
-    bits: int = elements * port.get_element_type().bitwidth
-    return -(-bits // 8)

@@ -24,7 +24,8 @@ class DraftModel:
     drafted in one call, token by token.
 
     context_length: tokens that the model reads at most. vocabulary: how its tokens and the main model's become one
-    another; by default they are the same. subset: the tokens that it has logits for; by default all.
+    another; by default they are the same. subset: the tokens that it has logits for; by default all. reuse:
+    whether texts begin with what the cache has of them, and leave their tokens there.
     """
 
     num_assistant_tokens = 3
@@ -37,12 +38,14 @@ class DraftModel:
         max_num_batched_tokens: int = 512,
         vocabulary: Vocabulary | None = None,
         subset: Subset | None = None,
+        reuse: bool = True,
     ) -> None:
         self.backend = backend
         self._context_length = context_length
         self._max_num_batched_tokens = max_num_batched_tokens
         self._vocabulary = vocabulary or Vocabulary()
         self._subset = subset
+        self._reuse = reuse
         self._readers: dict[Sequence, Reader] = {}
         self.ahead_seconds = 0.0  # in calls while the main model was checking
 
@@ -64,7 +67,8 @@ class DraftModel:
     def reserve(self, sequence: Sequence, max_tokens: int) -> bool:
         """Take room in the cache for a sequence that may grow to `max_tokens`; False while there is none."""
         room = min(self._vocabulary.room(max_tokens), self._context_length)
-        if (slot := self.backend.open(room)) is None:
+        context = self._vocabulary.context(sequence.token_ids) if self._reuse else ()
+        if (slot := self.backend.open(room, context)) is None:
             return False
         self._readers[sequence] = self._vocabulary.reader(slot, room)
         return True
@@ -127,4 +131,8 @@ class DraftModel:
     def release(self, sequence: Sequence) -> None:
         """Forget a sequence and give its cache back."""
         if reader := self._readers.pop(sequence, None):
-            reader.slot.close()
+            try:
+                if self._reuse:
+                    reader.slot.keep(reader.context(sequence))
+            finally:
+                reader.slot.close()

@@ -29,6 +29,10 @@ class Vocabulary:
         """Draft tokens to make room for, where the main model has up to `max_tokens`."""
         return max_tokens
 
+    def context(self, token_ids: Seq[int]) -> Seq[int]:
+        """A prompt in the draft model's tokens, as its reader will read it."""
+        return token_ids
+
     def reader(self, slot: Slot, room: int) -> Reader:
         """What reads and drafts for one sequence."""
         return Reader(slot, room)
@@ -94,6 +98,12 @@ class Intersection(_Other):
         self._draft_ids = np.flatnonzero(to_main >= 0)
         self._main_ids = to_main[self._draft_ids]
 
+    def context(self, token_ids: Seq[int]) -> Seq[int]:
+        """A prompt in the draft model's tokens, as its reader will read it."""
+        translation = Translation(self.dictionary)
+        translation.extend(token_ids)
+        return translation.token_ids
+
     def reader(self, slot: Slot, room: int) -> Reader:
         """What reads and drafts for one sequence."""
         return _IntersectionReader(slot, room, self)
@@ -128,6 +138,12 @@ class Text(_Other):
         self.special_token_ids = frozenset(special_token_ids)
         self.encode = encode
         self.dictionary = dictionary
+
+    def context(self, token_ids: Seq[int]) -> Seq[int]:
+        """A prompt in the draft model's tokens, as its reader will read it."""
+        translation = Translation(self.dictionary)
+        translation.extend_with_bytes(b"".join(self.dictionary.token_bytes[i] for i in translation.read(token_ids)))
+        return translation.token_ids
 
     def reader(self, slot: Slot, room: int) -> Reader:
         """What reads and drafts for one sequence."""
@@ -197,7 +213,8 @@ class _TextReader(_Translated):
         spelled = b"".join(token_bytes[i] for i in translation.read(sequence.token_ids))
         kept, spelled = self._keep(spelled) if translation.is_complete else ([], spelled)
         translation.token_ids.extend(kept)
-        self.slot.trim(len(translation.token_ids))
+        if self._own:
+            self.slot.trim(len(translation.token_ids))
         translation.extend_with_bytes(spelled)
         self._own = []
         return translation.token_ids

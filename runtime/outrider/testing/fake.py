@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from outrider.kv import num_common_tokens
 from outrider.types import Capabilities
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ class FakeSlot:
     max_tokens: int
     token_ids: list[int] = field(default_factory=list)
     closed: bool = False
+    num_kept: int = 0
 
     @property
     def length(self) -> int:
@@ -36,13 +38,20 @@ class FakeSlot:
     def trim(self, length: int) -> None:
         """Drop the newest tokens until `length` are left."""
         del self.token_ids[length:]
+        self.num_kept = min(self.num_kept, length)
 
     def skip_to(self, length: int) -> None:
         """Take `length` tokens to be in the cache."""
         self.token_ids = [0] * length
 
+    def keep(self, token_ids: Seq[int]) -> None:
+        """Of committed tokens, have the backend keep those that are here."""
+        self.num_kept = num_common_tokens(self.token_ids, token_ids)
+
     def close(self) -> None:
         """Give the place back."""
+        if self.num_kept and not self.closed:
+            self.backend.kept.append(self.token_ids[: self.num_kept])
         self.closed = True
 
 
@@ -61,11 +70,14 @@ class FakeBackend:
         self.vocab_size, self.seed, self.noise, self.memory = vocab_size, seed, noise, memory
         self.seconds = 0.0
         self.max_tokens = _MAX_TOKENS
+        self.kept: list[list[int]] = []  # texts that later ones may begin with
         self.calls: list[list[int]] = []  # for every call, how many tokens each chunk had
 
-    def open(self, max_tokens: int) -> FakeSlot:
-        """A slot; there is always room."""
-        return FakeSlot(self, max_tokens)
+    def open(self, max_tokens: int, token_ids: Seq[int] = ()) -> FakeSlot:
+        """A slot; there is always room, and all that was kept stays."""
+        text = list(token_ids[:-1])
+        num_cached = max((num_common_tokens(kept, text) for kept in self.kept), default=0)
+        return FakeSlot(self, max_tokens, text[:num_cached])
 
     def submit(self, chunks: Seq[Chunk]) -> FakeBackend.Step:
         """Evaluate chunks at once; the step is its own pending."""

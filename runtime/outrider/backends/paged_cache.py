@@ -1,0 +1,207 @@
+"""The cache tensors of a model with paged attention, and who has which of their blocks.
+
+GPU: written against the documented interface and openvino-genai's cache manager; not verified on hardware.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+import openvino as ov
+
+from outrider.errors import DeviceError
+from outrider.kv import BlockPool, PrefixCounts, SlotTokens, allocate_zeros
+from outrider.types import CacheUse
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from collections.abc import Sequence as Seq
+
+    from numpy.typing import NDArray
+
+    from outrider.kv import Place
+
+_FIRST_BLOCKS = 16  # of a cache that grows
+
+
+class PagedCache:
+    """Keys and values in blocks, one tensor a layer and kind, bound to a request.
+
+        cache = PagedCache(request, ports, num_blocks=256, block_size=32)
+        slot = cache.open(200, prompt_token_ids)    # None while other slots hold the room
+
+    On the host all of it is made at once: pages that were never written take no memory. On a device, memory is taken
+    when it is asked for, so the cache begins small and grows as it is needed, tensor by tensor: then only one of them
+    is there twice, and room for that is left.
+
+    ports: the compiled model's inputs for the cache, by name. num_blocks: what fits in the budget. context: of the
+    device; None for the host. grows: whether it does; by default on devices.
+
+    Raises:
+        DeviceError: when there is no room for it.
+    """
+
+    def __init__(
+        self,
+        request: ov.InferRequest,
+        ports: Mapping[str, ov.ConstOutput],
+        num_blocks: int,
+        block_size: int,
+        *,
+        device: str,
+        context: ov.RemoteContext | None = None,
+        grows: bool | None = None,
+    ) -> None:
+        self._request, self._ports, self._device, self._context = request, ports, device, context
+        self._tensors: dict[str, _Tensor] = {}
+        grows = context is not None if grows is None else grows
+        # A tensor that is replaced is there twice: as large as the others will be, and smaller, as it was.
+        most = max(num_blocks * len(ports) // (len(ports) + 1), 1) if grows else num_blocks
+        first = min(_FIRST_BLOCKS, most) if grows else most
+        self.grows = grows
+        self._resize(first)
+        self._pool = BlockPool(first, block_size, max_blocks=most, grow=self._resize)
+        self._counts = PrefixCounts()
+
+    @property
+    def max_tokens(self) -> int:
+        """Tokens that there is room for, once it has grown."""
+        return self._pool.max_tokens
+
+    @property
+    def use(self) -> CacheUse:
+        """What is in it."""
+        size = self._pool.block_size
+        return CacheUse(
+            num_tokens=self.max_tokens,
+            bytes_per_token=sum(bytes_of(port, 1) for port in self._ports.values()) / size,
+            num_used_tokens=self._pool.num_used * size,
+            num_kept_tokens=self._pool.num_idle * size,
+            num_evicted_tokens=self._pool.num_evicted * size,
+            **dataclasses.asdict(self._counts),
+        )
+
+    def open(self, num_tokens: int, token_ids: Seq[int] = ()) -> PagedSlot | None:
+        """A slot with room for `num_tokens` that begin with `token_ids`, as many of them as possible there already."""
+        place = self._pool.open(num_tokens, token_ids)
+        if place is None:
+            return None
+        if place.copied_block is not None:
+            for tensor in self._tensors.values():
+                tensor.copy_block(place.copied_block, place.first_own_block)
+        return PagedSlot(place, token_ids, self._counts)
+
+    def _resize(self, num_blocks: int) -> None:
+        """Make the tensors, or put larger ones in their place. Not while a call is under way."""
+        for name in self._ports:
+            self._replace(name, num_blocks)
+
+    def _replace(self, name: str, num_blocks: int) -> None:
+        port, old = self._ports[name], self._tensors.get(name)
+        try:
+            made = _HostTensor(port, num_blocks) if self._context is None else _on(self._context, port, num_blocks)
+            if old is not None:
+                made.begin_with(old)
+        except (RuntimeError, MemoryError, OSError, OverflowError, TypeError, ValueError) as error:
+            size = sum(bytes_of(each, num_blocks) for each in self._ports.values())
+            raise DeviceError(
+                f"{self._device} has no room for a cache of {size / 1e9:.2f} GB. Lower cache_size."
+            ) from error
+        self._request.set_tensor(name, made.tensor)
+        self._tensors[name] = made
+
+
+class PagedSlot(SlotTokens):
+    """A sequence's blocks in the cache. `length` tokens of them hold keys and values."""
+
+    def __init__(self, place: Place, token_ids: Seq[int], counts: PrefixCounts) -> None:
+        super().__init__(token_ids, place.num_cached, counts)
+        self._place = place
+        self.blocks = np.array(place.blocks, dtype=np.int32)
+
+    def trim(self, length: int) -> None:
+        """Drop the newest tokens until `length` are left. What they wrote is overwritten next.
+
+        Raises:
+            ValueError: when that would be among tokens that others may have in common with this slot.
+        """
+        if length < min(self._place.num_shared, self.length):
+            raise ValueError(f"{self._place.num_shared} tokens of this slot are shared: it cannot go back to {length}.")
+        super().trim(length)
+
+    def keep(self, token_ids: Seq[int]) -> None:
+        """Of `token_ids`, all committed, keep for others what is in the cache. Not while a call is under way."""
+        super().keep(token_ids)
+        self._place.keep(self.kept_token_ids)
+        self.blocks = np.array(self._place.blocks, dtype=np.int32)
+
+    def close(self) -> None:
+        """Give the blocks back, those at least that nothing is kept in. Closing twice does no harm."""
+        self._place.close(self.kept_token_ids)
+
+
+class _Tensor(Protocol):
+    """A cache tensor [blocks, heads, block size, head size]."""
+
+    tensor: Any
+
+    def copy_block(self, source: int, target: int) -> None:
+        """Write one block's content over another's."""
+
+    def begin_with(self, other: Any) -> None:
+        """Take over the content of a smaller one."""
+
+
+class _HostTensor:
+    def __init__(self, port: ov.ConstOutput, num_blocks: int) -> None:
+        # All zeros: kernels may multiply what is in blocks beyond a sequence's end by 0, which a NaN survives.
+        self._bytes = allocate_zeros(bytes_of(port, num_blocks))
+        self.tensor = ov.Tensor(self._bytes, shape_of(port, num_blocks), port.get_element_type())
+        self._blocks: NDArray[np.uint8] = self._bytes.reshape(num_blocks, -1)
+
+    def copy_block(self, source: int, target: int) -> None:
+        self._blocks[target] = self._blocks[source]
+
+    def begin_with(self, other: Any) -> None:
+        self._bytes[: len(other._bytes)] = other._bytes
+
+
+class _DeviceTensor:
+    def __init__(self, tensor: ov.RemoteTensor) -> None:
+        self.tensor = tensor
+
+    def part(self, begin: int, end: int) -> ov.RemoteTensor:
+        """Its blocks from `begin` to `end`."""
+        _, *inner = self.tensor.get_shape()
+        return ov.RemoteTensor(self.tensor, ov.Coordinate([begin, 0, 0, 0]), ov.Coordinate([end, *inner]))
+
+    def copy_block(self, source: int, target: int) -> None:
+        self.part(target, target + 1).copy_from(self.part(source, source + 1))
+
+    def begin_with(self, other: Any) -> None:
+        self.part(0, other.tensor.get_shape()[0]).copy_from(other.tensor)
+
+
+def _on(context: ov.RemoteContext, port: ov.ConstOutput, num_blocks: int) -> _DeviceTensor:
+    return _DeviceTensor(context.create_tensor(port.get_element_type(), shape_of(port, num_blocks), {}))
+
+
+def blocks_to_allocate(num_blocks: int, num_tensors: int, *, grows: bool) -> int:
+    """What `PagedCache` has to be given for so many blocks to fit."""
+    return -(-num_blocks * (num_tensors + 1) // num_tensors) if grows else num_blocks
+
+
+def shape_of(port: ov.ConstOutput, num_blocks: int) -> ov.Shape:
+    """The shape of a cache input with so many blocks."""
+    return ov.Shape([num_blocks, *(port.partial_shape[axis].get_length() for axis in (1, 2, 3))])
+
+
+def bytes_of(port: ov.ConstOutput, num_blocks: int) -> int:
+    """What so many blocks of a cache input take."""
+    elements = num_blocks
+    for axis in (1, 2, 3):
+        elements *= port.partial_shape[axis].get_length()
+    bits: int = elements * port.get_element_type().bitwidth
+    return -(-bits // 8)
