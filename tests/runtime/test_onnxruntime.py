@@ -11,6 +11,7 @@ import pytest
 
 import outrider
 from outrider.backends import onnxruntime
+from outrider.backends.onnx_cache import BufferCache
 from outrider.backends.onnxruntime import OnnxRuntime
 from outrider.schedule import PassCost
 from outrider.testing import ToyTokenizer, save_toy_bundle, save_toy_model
@@ -122,15 +123,15 @@ def test_another_device_is_not_called_exact(model: Path) -> None:
 
 @pytest.mark.usefixtures("other_device")
 def test_a_device_that_moves_the_cache_is_refused(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    honest = OnnxRuntime.bind_cache
+    honest = BufferCache._make
 
-    def moved(self: OnnxRuntime, capacity: int) -> tuple[Any, list[Any]]:
-        binding, buffers = honest(self, capacity)
+    def moved(self: BufferCache, *given: Any) -> Any:
+        made = honest(self, *given)
         for name in self._pasts:
-            binding.bind_output(name.replace("past_key_values", "present"), "cpu")  # where it likes
-        return binding, buffers
+            made.binding.bind_output(name.replace("past_key_values", "present"), "cpu")  # where it likes
+        return made
 
-    monkeypatch.setattr(OnnxRuntime, "bind_cache", moved)
+    monkeypatch.setattr(BufferCache, "_make", moved)
     with pytest.raises(outrider.DeviceError, match="does not keep this model's cache in place on GPU"):
         load(model, device="GPU")
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import onnxruntime as ort
 
+from outrider.backends.onnx_cache import BufferCache
 from outrider.errors import BundleError, DeviceError, OptionError, one_line
 from outrider.types import Capabilities, Chunk
 
@@ -27,7 +28,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from outrider.types import Logits
+    from outrider.backends.onnx_cache import BufferSlot
+    from outrider.types import CacheUse, Logits
 
 # A row alone takes another kernel than two, as on OpenVINO: always in attention, and in the products with weights
 # depending on their format (not with 8 bits in blocks of up to 64). See tests/runtime/test_bit_exact.py.
@@ -59,34 +61,6 @@ _PROVIDERS = {
     "CUDA": (_CUDA,),
     "DML": (_DIRECTML,),
 }
-
-
-class BufferSlot:
-    """A sequence's keys and values: one buffer [1, kv_heads, capacity, head_size] a layer and kind.
-
-    The buffers are bound to the model's inputs and outputs once, as past and as present. The first `length` places hold
-    tokens; what is behind them is never read.
-    """
-
-    def __init__(self, backend: OnnxRuntime, capacity: int) -> None:
-        self.length = 0
-        self.capacity = capacity
-        self._backend = backend
-        self.binding, self._buffers = backend.bind_cache(capacity)
-
-    def trim(self, length: int) -> None:
-        """Drop the newest tokens until `length` are left. What they wrote is overwritten next."""
-        self.length = min(self.length, length)
-
-    def skip_to(self, length: int) -> None:
-        """Take `length` tokens to be in the cache, whatever is there: for measurements of what a call costs."""
-        self.length = length
-
-    def close(self) -> None:
-        """Give the memory back. Closing twice does no harm."""
-        if self._buffers:
-            self._backend.give_back(self.capacity)
-        self.binding, self._buffers = None, []
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +158,6 @@ class OnnxRuntime:
         self.vocab_size = vocab_size
         self.seconds = 0.0
         self._thread: ThreadPoolExecutor | None = None
-        self._num_free = self._num_tokens = 0
         self._ones = np.ones((1, 0), dtype=np.int64)
         self._rows = np.empty((0, self.logits_width), dtype=self._logits_kind)
         self.precision = _PRECISIONS[self._logits_kind]
@@ -202,12 +175,14 @@ class OnnxRuntime:
         self._num_extra = 0  # rows that attention alone sees
         self._least_logits = 1  # rows of logits that a call makes: not every device computes on nothing
         self.capabilities = Capabilities(bit_exact_batching=exact and device == "CPU", min_rows=1, one_call=False)
-        slot = BufferSlot(self, 16)
+        self.allocate(16)
+        slot = self._slot_to_try()
         if device != "CPU":
             self._check_in_place(slot)
         if exact:
             self._make_exact(slot)
         slot.close()
+        self.allocate(0)
 
     def _read_shape(self, model_path: Path) -> None:
         """Layers, heads and names from the graph's own inputs and outputs."""
@@ -250,52 +225,43 @@ class OnnxRuntime:
     @property
     def bytes_per_token(self) -> float:
         """Bytes that one token takes in the cache, over all layers."""
-        num_heads, head_size = self._cache_shape
-        return float(len(self._pasts) * num_heads * head_size * np.dtype(self._cache_kind).itemsize)
+        return self._cache.bytes_per_token
 
     @property
     def max_tokens(self) -> int:
         """Tokens that one sequence can have, padding left out."""
-        return max(self._num_tokens - self._num_spare, 0)
+        return max(self._cache.max_tokens - self._num_spare, 0)
+
+    @property
+    def cache(self) -> CacheUse:
+        """What is in the cache."""
+        return self._cache.use
 
     def allocate(self, max_tokens: int) -> None:
-        """Set how many tokens all sequences may have together."""
-        self._num_free = self._num_tokens = max_tokens
+        """Set how many tokens all sequences may have together. What was kept is forgotten."""
+        provider = self._provider
+        memory = provider.memory, self._device_id
+        self._cache = BufferCache(
+            self._session,
+            self._pasts,
+            self._cache_shape,
+            self._cache_kind,
+            max_tokens,
+            memory=memory,
+            device=self.device,
+        )
 
-    def open(self, max_tokens: int) -> BufferSlot | None:
-        """A slot with room for `max_tokens`; None while other slots hold the room.
+    def tokens_for(self, max_tokens: int) -> int:
+        """What to give `allocate` so that a slot can have `max_tokens`."""
+        return max_tokens + self._num_spare
+
+    def open(self, max_tokens: int, token_ids: Seq[int] = ()) -> BufferSlot | None:
+        """A slot with room for `max_tokens` that begin with `token_ids`; None while other slots hold the room.
 
         Raises:
             DeviceError: when the device has no memory for it.
         """
-        capacity = max_tokens + self._num_spare
-        if capacity > self._num_free:
-            return None
-        slot = BufferSlot(self, capacity)
-        self._num_free -= capacity
-        return slot
-
-    def give_back(self, num_tokens: int) -> None:
-        """Room that a slot had."""
-        self._num_free += num_tokens
-
-    def bind_cache(self, capacity: int) -> tuple[Any, list[Any]]:
-        """Buffers for `capacity` tokens, and a binding that has them as past and as present."""
-        num_heads, head_size = self._cache_shape
-        shape, memory = [1, num_heads, capacity, head_size], self._provider.memory
-        binding, buffers = self._session.io_binding(), []
-        try:
-            for name in self._pasts:
-                buffer = ort.OrtValue.ortvalue_from_shape_and_type(shape, self._cache_kind, memory, self._device_id)
-                binding.bind_ortvalue_input(name, buffer)
-                binding.bind_ortvalue_output(name.replace("past_key_values", "present"), buffer)
-                buffers.append(buffer)
-        except Exception as error:
-            raise DeviceError(
-                f"{self.device} has no room for a cache of {capacity:,} tokens "
-                f"({capacity * self.bytes_per_token / 1e9:.2f} GB). Lower max_new_tokens or cache_size."
-            ) from error
-        return binding, buffers
+        return self._cache.open(max_tokens + self._num_spare, token_ids)
 
     def run_in_background(self, wanted: bool) -> None:
         """Evaluate in a thread of the backend's own, so that `submit` returns at once."""
@@ -330,6 +296,7 @@ class OnnxRuntime:
         slot, count = chunk.slot, len(chunk.token_ids)
         padded = max(count, self.capabilities.min_rows)
         total = slot.length + padded + self._num_extra
+        slot.has_written(total)
         if total > self._ones.shape[1]:
             self._ones = np.ones((1, max(2 * total, 1024)), dtype=np.int64)
         token_ids = np.zeros((1, padded), dtype=np.int64)
@@ -353,7 +320,7 @@ class OnnxRuntime:
             self._session.run_with_iobinding(slot.binding)
         except RuntimeError as error:
             raise DeviceError(f"{self.device} failed: {one_line(error)}") from error
-        slot.length += count
+        slot.append(chunk.token_ids)
 
     def _check_in_place(self, slot: BufferSlot) -> None:
         """Ask the device, by two small calls, whether it keeps the cache where it was bound.
@@ -382,6 +349,11 @@ class OnnxRuntime:
         self.capabilities = dataclasses.replace(self.capabilities, min_rows=_MIN_ROWS)
         if not np.array_equal(self._try(slot, [1, 2, 3, 4], 1), whole[3:]):
             self._least_logits = _MIN_ROWS
+
+    def _slot_to_try(self) -> BufferSlot:
+        if (slot := self.open(8)) is None:
+            raise RuntimeError("there is room before anything runs")
+        return slot
 
     def _try(self, slot: BufferSlot, token_ids: list[int], num_rows: int) -> NDArray[np.float32]:
         """The logits of the last rows of a text of four tokens, of which those before `token_ids` are in the cache."""

@@ -14,6 +14,8 @@ from outrider.cli.options import generation_options, json_option, load_options, 
 from outrider.config import LOSSY
 
 if TYPE_CHECKING:
+    from outrider.bundle import Bundle
+    from outrider.config import Config
     from outrider.engine import Engine
 
 
@@ -53,6 +55,12 @@ def _read_models(context: click.Context, parameter: click.Parameter, given: tupl
     "another bundle for modes such as auto@NAME. Several times.",
 )
 @click.option("--repeats", type=click.IntRange(1), help="Runs of every prompt and mode.  [default: 1, quick: 3]")
+@click.option(
+    "--conversations",
+    type=click.IntRange(1),
+    metavar="N",
+    help="Instead: what the cache does for N conversations, with room for 20.",
+)
 @click.option("--quick", is_flag=True, help="End in ten minutes, with as many prompts as fit.")
 @click.option(
     "--out", "folder", metavar="DIR", help="Write runs, results and a report here; go on where a run was interrupted."
@@ -67,6 +75,7 @@ def bench(
     modes: str | None,
     peer_models: dict[str, Path],
     repeats: int | None,
+    conversations: int | None,
     quick: bool,
     folder: str | None,
     as_json: bool,
@@ -88,6 +97,9 @@ def bench(
     chosen = read_prompts(prompts, per_category)
     if not config.device.num_threads:
         config = config.replace(num_threads=default_num_threads())
+    if conversations:
+        _bench_conversations(read_bundle(bundle), config, conversations, as_json)
+        return
     setup = Setup(read_bundle(bundle), config, peer_models)
     overlap = bool(config.scheduler.overlap)
     settled = settle(setup.bundle, setup.draft_bundle, config.device, overlap=overlap)  # the peers know no "auto"
@@ -116,6 +128,35 @@ def bench(
     _print(results)
     for path in written:
         err.print(f"Wrote {path}")
+
+
+def _bench_conversations(bundle: Bundle, config: Config, count: int, as_json: bool) -> None:
+    from outrider.bench.conversations import measure_conversations
+
+    found = measure_conversations(bundle, config, count)
+    if as_json:
+        print_json(found)
+        return
+    had, long, memory = found["conversations"], found["take_up"], found["conversations"]["resident_bytes"]
+    out.print(
+        f"{count} conversations of two turns, {had['tokens']} tokens each, in {had['cache_size']:.3f} GB, which is room "
+        f"for {had['num_that_fit']}: {had['num_second_turns_taken_up']} second turns were taken up, "
+        f"{had['second_turn_cached_tokens']:,} of their {had['second_turn_prompt_tokens']:,} prompt tokens not read again."
+    )
+    gb = {when: f"{size / 1e9:.3f} GB" for when, size in memory.items()}
+    out.print(
+        f"Resident: {gb['loaded']} loaded, {gb['after_one_prompt']} after a first prompt, {gb['highest']} at most: a "
+        f"rise of {had['rise_over_budget']:.0%} of cache_size."
+    )
+    out.print(
+        f"First token of a second turn, {long['prompt_tokens']:,} tokens of prompt: {long['seconds'] * 1000:.0f} ms taken "
+        f"up, {long['seconds_read_again'] * 1000:.0f} ms read again ({long['ratio']:.1%})."
+    )
+    made = table("rollback of 8 tokens", "median", "longest")
+    for row in found["rollback"]:
+        times = (f"{row[which] * 1e6:.1f} µs" for which in ("median_seconds", "longest_seconds"))
+        made.add_row(f"{row['context']:,} tokens of context", *times)
+    out.print(made)
 
 
 def _print(results: dict[str, Any]) -> None:

@@ -1,0 +1,189 @@
+"""Keys and values of models in ONNX: a buffer for each text, which the model reads and writes in place."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import mmap
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import onnxruntime as ort
+
+from outrider.errors import DeviceError
+from outrider.kv import Buffer, BufferPool, PrefixCounts, SlotTokens, allocate_zeros
+from outrider.types import CacheUse
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence as Seq
+
+    from numpy.typing import NDArray
+
+    from outrider.kv import Opening
+
+
+@dataclass(eq=False, slots=True)
+class _Memory:
+    """Keys and values of one text: for each layer and kind a part [1, kv_heads, capacity, head_size].
+
+    The parts are bound to the model's inputs and outputs once, as past and as present. arrays: the same on the host;
+    None elsewhere. num_written: places that may have been written to.
+    """
+
+    binding: Any
+    parts: list[Any]
+    arrays: list[NDArray[Any] | None]
+    num_written: int = 0
+
+
+class BufferSlot(SlotTokens):
+    """A sequence's keys and values, in a buffer of its own.
+
+    The first `length` places hold tokens; what is behind them is never read.
+    """
+
+    def __init__(
+        self,
+        pool: BufferPool[_Memory],
+        buffer: Buffer[_Memory],
+        token_ids: Seq[int],
+        num_cached: int,
+        counts: PrefixCounts,
+        num_spare: int,
+    ) -> None:
+        super().__init__(token_ids, num_cached, counts)
+        self._pool, self._buffer, self._num_spare = pool, buffer, num_spare
+        self._closed = False
+
+    @property
+    def binding(self) -> Any:
+        """What a call is made with."""
+        return self._buffer.memory.binding
+
+    def has_written(self, length: int) -> None:
+        """Take down how far a call may have written."""
+        self._buffer.memory.num_written = max(self._buffer.memory.num_written, length)
+
+    def keep(self, token_ids: Seq[int]) -> None:
+        """Of `token_ids`, all committed, keep for others what is in the buffer."""
+        super().keep(token_ids)
+        self._pool.share(self._buffer, self.kept_token_ids)
+
+    def close(self) -> None:
+        """Give the memory back, or what of it nothing is kept in. Closing twice does no harm."""
+        if not self._closed:
+            self._closed = True
+            buffer = self._buffer
+            buffer.token_ids = self.kept_token_ids
+            buffer.num_taken = min(buffer.capacity, buffer.memory.num_written + self._num_spare)
+            self._pool.close(buffer)
+
+
+class BufferCache:
+    """The room for the texts of one model, those included that have ended and are kept.
+
+        cache = BufferCache(session, past_names, (kv_heads, head_size), np.float32, num_tokens=8192)
+        slot = cache.open(700, prompt_token_ids)    # None while other slots hold the room
+
+    On the host, a buffer takes no memory before it is written to, so a kept one counts as far as it has been. Elsewhere
+    it counts as a whole, and is taken up only where it is large enough: nothing is copied there.
+
+    memory: the kind of memory that the execution provider has, and its number. device: for messages.
+    """
+
+    def __init__(
+        self,
+        session: ort.InferenceSession,
+        pasts: Seq[str],
+        shape: Seq[int],
+        kind: type[np.generic],
+        num_tokens: int,
+        *,
+        memory: tuple[str, int] = ("cpu", 0),
+        device: str = "CPU",
+    ) -> None:
+        self._session, self._pasts, self._kind, self._memory, self._device = session, pasts, kind, memory, device
+        self._num_heads, self._head_size = shape
+        self._on_host = memory[0] == "cpu"
+        self._pool: BufferPool[_Memory] = BufferPool(num_tokens, len(pasts), copies=self._on_host)
+        self._counts = PrefixCounts()
+
+    @property
+    def max_tokens(self) -> int:
+        """Tokens that there is room for."""
+        return self._pool.num_tokens
+
+    @property
+    def bytes_per_token(self) -> float:
+        """Bytes that one token takes, over all layers."""
+        return float(len(self._pasts) * self._num_heads * self._bytes_per_head)
+
+    @property
+    def _bytes_per_head(self) -> int:
+        return self._head_size * np.dtype(self._kind).itemsize
+
+    @property
+    def use(self) -> CacheUse:
+        """What is in it."""
+        return CacheUse(
+            num_tokens=self._pool.num_tokens,
+            bytes_per_token=self.bytes_per_token,
+            num_used_tokens=self._pool.num_used,
+            num_kept_tokens=self._pool.num_kept,
+            num_evicted_tokens=self._pool.num_evicted,
+            **dataclasses.asdict(self._counts),
+        )
+
+    def open(self, num_tokens: int, token_ids: Seq[int] = ()) -> BufferSlot | None:
+        """A slot with room for `num_tokens` that begin with `token_ids`, as many of them as possible there already."""
+        opening = self._pool.open(num_tokens, token_ids)
+        if opening is None:
+            return None
+        source, capacity = opening.source, opening.capacity
+        if source is not None and opening.moves and source.capacity == capacity:
+            buffer = source
+        else:
+            buffer = Buffer(self._make(opening), capacity, capacity, [])
+        self._pool.add(buffer)
+        # No page is taken that was not written to; those where a head's places begin and end count as if they were.
+        num_spare = -(-2 * mmap.PAGESIZE // self._bytes_per_head) if self._on_host else capacity
+        return BufferSlot(self._pool, buffer, token_ids, opening.num_cached, self._counts, num_spare)
+
+    def _make(self, opening: Opening[_Memory]) -> _Memory:
+        """Memory as it was decided, with what there is of its text."""
+        source = opening.source.memory if opening.source else None
+        made = _Memory(self._session.io_binding(), [], [], opening.num_cached)
+        if source and opening.moves:
+            source.binding = None  # it holds the parts
+        try:
+            for i, name in enumerate(self._pasts):
+                array, part = self._make_part(opening.capacity)
+                if source:
+                    _copy(source.arrays[i], array, opening.num_cached)
+                if source and opening.moves:
+                    source.parts[i] = source.arrays[i] = None
+                made.binding.bind_ortvalue_input(name, part)
+                made.binding.bind_ortvalue_output(name.replace("past_key_values", "present"), part)
+                made.parts.append(part)
+                made.arrays.append(array)
+        except Exception as error:
+            size = opening.capacity * self.bytes_per_token / 1e9
+            raise DeviceError(
+                f"{self._device} has no room for a cache of {opening.capacity:,} tokens ({size:.2f} GB). "
+                "Lower max_new_tokens or cache_size."
+            ) from error
+        return made
+
+    def _make_part(self, capacity: int) -> tuple[NDArray[Any] | None, Any]:
+        shape = [1, self._num_heads, capacity, self._head_size]
+        if not self._on_host:
+            return None, ort.OrtValue.ortvalue_from_shape_and_type(shape, self._kind, *self._memory)
+        array = allocate_zeros(math.prod(shape) * np.dtype(self._kind).itemsize).view(self._kind).reshape(shape)
+        return array, ort.OrtValue.ortvalue_from_numpy(array)
+
+
+def _copy(source: NDArray[Any] | None, target: NDArray[Any] | None, num_tokens: int) -> None:
+    """Write the first tokens of one part over those of another, both on the host."""
+    if source is not None and target is not None:
+        target[:, :, :num_tokens] = source[:, :, :num_tokens]
