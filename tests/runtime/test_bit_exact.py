@@ -100,6 +100,42 @@ def test_sequences_in_one_call_do_not_touch(backend: CompiledModel, token_ids: l
         slot.close()
 
 
+@pytest.mark.parametrize("num_common", [139, 128, 100, 65, 33, 5])
+def test_what_is_taken_from_the_cache_has_the_same_bits(
+    backend: CompiledModel, token_ids: list[int], whole: np.ndarray, num_common: int
+) -> None:
+    """The first text was decoded with wrong drafts; the second begins alike, the third goes on where that ended."""
+    backend.allocate(2048)
+    other = [*token_ids[:num_common], *[7] * (LENGTH - num_common)]
+    slot = backend.open(LENGTH + 5, other)
+    assert slot is not None
+    assert slot.length == 0
+    while slot.length < LENGTH:
+        done = slot.length
+        read = other[done : done + (60 if done < 60 else 3)]
+        backend.submit([Chunk(slot, [*read, 5, 6], num_rows=1)]).wait()
+        slot.trim(done + len(read))
+    slot.keep(other)
+    slot.close()
+    for num_read in (LENGTH - 10, LENGTH):
+        slot = backend.open(LENGTH, token_ids[:num_read])
+        assert slot is not None
+        found = slot.length
+        assert found == (min(num_common, num_read - 1) if num_read < LENGTH else max(num_common, LENGTH - 10))
+        for _ in range(2):  # what it writes is not where others' tokens are
+            step = backend.submit([Chunk(slot, token_ids[found:num_read], num_rows=num_read - found)]).wait()
+            rows = np.array([step.logits(i) for i in range(num_read - found)])
+            np.testing.assert_array_equal(rows, whole[found:num_read])
+            slot.trim(found)
+        backend.submit([Chunk(slot, token_ids[found:num_read], num_rows=0)]).wait()
+        slot.keep(token_ids)
+        slot.close()
+    again = backend.open(LENGTH, [*other, 7])
+    assert again is not None
+    assert again.length == LENGTH - 1  # as far as there is room
+    again.close()
+
+
 def test_closing_twice_gives_blocks_back_once(openvino_bundle: Bundle) -> None:
     main = openvino_bundle.manifest.main
     made = OpenVINOPaged(openvino_bundle.model_path(main), vocab_size=main.vocab_size)

@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 # A row alone takes another kernel than two, as on OpenVINO: always in attention, and in the products with weights
 # depending on their format (not with 8 bits in blocks of up to 64). See tests/runtime/test_bit_exact.py.
 _MIN_ROWS = 2
-_KINDS = {"tensor(float)": np.float32, "tensor(float16)": np.float16}
-_PRECISIONS = {np.float32: "f32", np.float16: "f16"}
+_KINDS: dict[str, type[np.generic]] = {"tensor(float)": np.float32, "tensor(float16)": np.float16}
+_PRECISIONS: dict[type[np.generic], str] = {np.float32: "f32", np.float16: "f16"}
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -17,8 +15,9 @@ def resident_bytes() -> int:
     if status.exists():
         line = next(line for line in status.read_text().splitlines() if line.startswith("VmRSS:"))
         return int(line.split()[1]) * 1024
-    done = subprocess.run(["ps", "-o", "rss=", "-p", str(os.getpid())], capture_output=True, text=True, check=True)
-    return int(done.stdout) * 1024
+    import resource
+
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # the most so far; in bytes on macOS
 
 
 class _Counters(ctypes.Structure):

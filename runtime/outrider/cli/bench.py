@@ -139,18 +139,18 @@ def _bench_conversations(bundle: Bundle, config: Config, count: int, as_json: bo
         return
     had, long, memory = found["conversations"], found["take_up"], found["conversations"]["resident_bytes"]
     out.print(
-        f"{count} conversations of two turns, {had['tokens']} tokens each, in {had['cache_size']:.3f} GB, which is room "
-        f"for {had['num_that_fit']}: {had['num_second_turns_taken_up']} second turns were taken up, "
-        f"{had['second_turn_cached_tokens']:,} of their {had['second_turn_prompt_tokens']:,} prompt tokens not read again."
+        f"{count} conversations of two turns, {had['tokens']} tokens each, in {had['cache_size']:.3f} GB, which is "
+        f"room for {had['num_that_fit']}: {had['num_second_turns_taken_up']} second turns were taken up, with "
+        f"{had['second_turn_cached_tokens']:,} of {had['second_turn_prompt_tokens']:,} prompt tokens in the cache."
     )
     gb = {when: f"{size / 1e9:.3f} GB" for when, size in memory.items()}
     out.print(
-        f"Resident: {gb['loaded']} loaded, {gb['after_one_prompt']} after a first prompt, {gb['highest']} at most: a "
-        f"rise of {had['rise_over_budget']:.0%} of cache_size."
+        f"Resident: {gb['loaded']} loaded, {gb['without_cache']} without the cache after a first prompt, "
+        f"{gb['highest']} at most: the cache has taken {had['cache_share']:.0%} of cache_size."
     )
     out.print(
-        f"First token of a second turn, {long['prompt_tokens']:,} tokens of prompt: {long['seconds'] * 1000:.0f} ms taken "
-        f"up, {long['seconds_read_again'] * 1000:.0f} ms read again ({long['ratio']:.1%})."
+        f"First token of a second turn, {long['prompt_tokens']:,} tokens of prompt: {long['seconds'] * 1000:.0f} ms "
+        f"taken up, {long['seconds_read_again'] * 1000:.0f} ms read again ({long['ratio']:.1%})."
     )
     made = table("rollback of 8 tokens", "median", "longest")
     for row in found["rollback"]:

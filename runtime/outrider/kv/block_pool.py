@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import TYPE_CHECKING
 
+from outrider.errors import DeviceError
+
 if TYPE_CHECKING:
     from collections.abc import Callable
     from collections.abc import Sequence as Seq
@@ -24,6 +26,8 @@ class BlockPool:
     share them by reference. The last block of a text may be part full; what a place needs of it is copied. Blocks that
     no place uses stay until their room is needed; then the least recently used ones go, the end of a text before its
     beginning.
+
+    Where it cannot grow, it makes do with what it has, if that is enough.
 
     num_blocks: blocks there are. block_size: tokens a block. max_blocks, grow: how many there may be, and what makes
     the cache so large when more are needed; at least twice as large each time, so that copying adds up to little.
@@ -129,7 +133,12 @@ class BlockPool:
         if wanted > len(self._free) and self.num_blocks < self.max_blocks and self._grow:
             least = self.num_blocks + wanted - len(self._free)
             size = min(max(least, 2 * self.num_blocks), self.max_blocks)
-            self._grow(size)
+            try:
+                self._grow(size)
+            except DeviceError:
+                if wanted > len(self._free) + len(self._idle):
+                    raise
+                self.max_blocks = size = self.num_blocks  # it is as large as it gets: others' memory is not ours
             self._free[:0] = range(size - 1, self.num_blocks - 1, -1)
             self.num_blocks = size
         while wanted > len(self._free):

@@ -1,0 +1,228 @@
+"""Who has which blocks, and what is in them. A token's keys and values are stood for by the token."""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import outrider
+from outrider.kv import BlockPool, Place
+
+SIZE, NUM_BLOCKS, GARBAGE = 3, 12, -7
+
+
+class Text:
+    """A text that is read and written as a request is: in rounds, with wrong drafts, and padding behind the end."""
+
+    def __init__(self, pool: BlockPool, memory: np.ndarray, prompt: list[int], room: int, place: Place) -> None:
+        self.memory, self.room, self.place = memory, room, place
+        self.token_ids = prompt[: place.num_cached]
+        if place.copied_block is not None:
+            memory[place.first_own_block] = memory[place.copied_block]
+        self.pool = pool
+
+    def read(self, token_ids: list[int], num_wrong: int) -> None:
+        """Append tokens; a draft behind them is dropped again, and stays in memory."""
+        self.write(len(self.token_ids), [*token_ids, *[GARBAGE] * num_wrong][: self.room - len(self.token_ids)])
+        self.token_ids += token_ids[: self.room - len(self.token_ids)]
+
+    def write(self, at: int, values: list[int]) -> None:
+        assert at >= self.place.num_shared
+        for i, value in enumerate(values, at):
+            self.memory[self.place.blocks[i // SIZE], i % SIZE] = value
+
+    @property
+    def found(self) -> list[int]:
+        """What its blocks say."""
+        return [int(self.memory[self.place.blocks[i // SIZE], i % SIZE]) for i in range(len(self.token_ids))]
+
+
+def check(pool: BlockPool, texts: list[Text]) -> None:
+    for text in texts:
+        assert text.found == text.token_ids
+        assert len(text.place.blocks) == -(-text.room // SIZE)
+    own = [number for text in texts for number in text.place._own]
+    shared = {block for text in texts for block in text.place._shared}
+    users = [block for text in texts for block in text.place._shared]
+    held = [*own, *(block.number for block in shared), *pool._free, *(block.number for block in pool._idle)]
+    assert sorted(held) == list(range(pool.num_blocks))  # neither lost nor there twice
+    assert all(block.num_users == users.count(block) > 0 for block in shared)
+    assert pool.num_used == len(own) + len(shared)
+    above = [block for block in (*shared, *pool._idle) if block.parent is not pool._root]
+    order = {block: i for i, block in enumerate(pool._idle)}
+    for block in above:
+        assert block.parent is not None
+        assert block.parent.children[block.token_ids] is block
+        assert block.parent in shared or order[block.parent] > order[block]  # the beginning goes after the end
+
+
+ACTIONS = st.tuples(
+    st.sampled_from(["open", "read", "keep", "close", "drop"]),
+    st.integers(0, 5),
+    st.lists(st.integers(0, 1), min_size=1, max_size=9),
+    st.integers(0, 4),
+)
+
+
+@settings(max_examples=400, deadline=None)
+@given(st.lists(ACTIONS, max_size=40), st.booleans())
+def test_every_text_finds_its_own_tokens(actions: list[Any], grows: bool) -> None:
+    """Whatever is opened, read, kept and closed in whatever order."""
+    memory = np.full((NUM_BLOCKS, SIZE), GARBAGE)
+    sizes = [2 if grows else NUM_BLOCKS]
+    pool = BlockPool(sizes[0], SIZE, max_blocks=NUM_BLOCKS, grow=sizes.append)
+    texts: list[Text] = []
+    for kind, which, token_ids, count in actions:
+        if kind == "open":
+            room = len(token_ids) + count
+            free = pool.num_free + pool.num_idle
+            place = pool.open(room, token_ids)
+            if place is None:
+                assert free < -(-room // SIZE)
+            else:
+                assert place.num_cached < len(token_ids)
+                texts.append(Text(pool, memory, token_ids, room, place))
+        elif texts:
+            text = texts[which % len(texts)]
+            if kind == "read":
+                text.read(token_ids, count)
+            elif kind == "keep":
+                text.place.keep(text.token_ids)
+            else:
+                texts.remove(text)
+                text.place.close(text.token_ids if kind == "close" else ())
+                text.place.close(text.token_ids)
+        check(pool, texts)
+    assert all(later >= min(2 * size, NUM_BLOCKS) for size, later in itertools.pairwise(sizes))
+    for text in texts:
+        text.place.close()
+    assert pool.num_used == 0
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.lists(st.integers(0, 1), min_size=1, max_size=12), min_size=1, max_size=6))
+def test_the_longest_common_beginning_is_found(texts: list[list[int]]) -> None:
+    pool = BlockPool(64, SIZE)
+    for token_ids in texts:
+        place = pool.open(len(token_ids), token_ids)
+        assert place
+        place.close(token_ids)
+    for token_ids in texts:
+        place = pool.open(20, [*token_ids, 1])
+        assert place
+        assert place.num_cached == len(token_ids)
+        place.close()  # without its tokens: what it has taken over of a last block is gone
+        again = pool.open(20, [*token_ids, 1])
+        assert again
+        assert again.num_cached >= len(token_ids) // SIZE * SIZE
+        again.close(token_ids)
+
+
+def test_the_least_recently_used_text_goes_first_and_its_end_before_its_beginning() -> None:
+    pool = BlockPool(6, SIZE)
+    first, second = [1] * 9, [2] * 9
+    for token_ids in (first, second):
+        place = pool.open(9, token_ids)
+        assert place
+        place.close(token_ids)
+    pool.open(10, [*first, 0])  # not read to its end: closed below
+    assert pool.num_idle == 2  # of the second text, one block has gone for the tenth token
+    found = pool.open(6, [*second, 0])
+    assert found
+    assert found.num_cached == 5  # all but the last: it is what is to be read
+    assert pool.num_evicted == 2  # the block that is to be copied was the last one there was: it is where it has to be
+    assert found.copied_block is None
+
+
+def test_texts_that_run_share_what_was_kept() -> None:
+    pool = BlockPool(8, SIZE)
+    prompt = [1, 0, 1, 1, 0, 0, 1]
+    first, twin = pool.open(12, prompt), pool.open(12, prompt)
+    assert first
+    assert twin
+    assert not {*first.blocks} & {*twin.blocks}
+    for place in (first, twin):  # both have read the same; the twin gives its blocks for the first one's
+        place.keep(prompt)
+    assert first.blocks[:2] == twin.blocks[:2]
+    third = pool.open(12, prompt)
+    assert third
+    assert third.blocks[:2] == first.blocks[:2]
+    assert third.num_cached == 6
+    assert pool.num_used == 2 + 3 * 2
+    assert pool.open(1) is None
+    for place in (first, twin, third):
+        place.close()
+    assert (pool.num_used, pool.num_idle) == (0, 2)
+
+
+def test_a_failure_to_grow_loses_nothing() -> None:
+    def fail(_: int) -> None:
+        raise outrider.DeviceError("no more")
+
+    pool = BlockPool(2, SIZE, max_blocks=8, grow=fail)
+    place = pool.open(6, [1] * 6)
+    assert place
+    place.close([1] * 6)
+    with pytest.raises(outrider.DeviceError):
+        pool.open(12, [1] * 6)
+    again = pool.open(6, [1] * 6)
+    assert again
+    assert again.num_cached == 5
+    assert pool.max_tokens == 6  # from now on, more is refused up front
+
+
+def test_a_cache_that_grows_stays_in_its_budget(openvino_bundle: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tensor by tensor: with the one that is replaced, all of them together never take more than was allowed."""
+    from outrider.backends import paged_cache
+    from outrider.backends.openvino_paged import OpenVINOPaged
+    from outrider.types import Chunk
+
+    alive: weakref.WeakSet[Any] = weakref.WeakSet()
+    most = 0
+
+    class Counted(paged_cache._HostTensor):
+        def __init__(self, *given: Any) -> None:
+            nonlocal most
+            super().__init__(*given)
+            alive.add(self)
+            most = max(most, sum(tensor._bytes.nbytes for tensor in alive))
+
+    main = openvino_bundle.manifest.main
+    model = OpenVINOPaged(openvino_bundle.model_path(main), vocab_size=main.vocab_size)
+    token_ids = np.random.default_rng(0).integers(0, 39, 1500).tolist()
+
+    def rows(max_tokens: int) -> np.ndarray:
+        model.allocate(max_tokens)
+        found = []
+        for text in (token_ids[:200], token_ids[:300], token_ids):
+            slot = model.open(len(text) + 1, text)
+            assert slot
+            while slot.length < len(text):
+                step = model.submit([Chunk(slot, text[slot.length : slot.length + 100], 1)]).wait()
+            found.append(step.logits(0).copy())
+            slot.keep(text)
+            slot.close()
+        assert model.cache.num_cached_tokens == 200 + 300
+        return np.array(found)
+
+    whole = rows(4096)
+    monkeypatch.setattr(paged_cache, "_HostTensor", Counted)
+    made: list[Any] = []
+
+    class Growing(paged_cache.PagedCache):
+        def __init__(self, *given: Any, **options: Any) -> None:
+            super().__init__(*given, **options, grows=True)
+            made.append(self)
+
+    monkeypatch.setattr("outrider.backends.openvino_paged.PagedCache", Growing)
+    np.testing.assert_array_equal(rows(4096), whole)
+    assert made[0]._pool.num_blocks < 4096 // model.block_size
+    assert model.open(2000)  # to its full size
+    assert made[0]._pool.num_blocks == made[0]._pool.max_blocks
+    assert 0.85 < most / (4096 * model.bytes_per_token) <= 1

@@ -1,0 +1,120 @@
+"""Room and buffers, one a text. A token's keys and values are stood for by the token."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from outrider.kv import Buffer, BufferPool
+
+ROOM, NUM_PARTS = 24, 2
+
+
+class Text:
+    """A text in a buffer of two parts, made as a backend makes it."""
+
+    def __init__(self, pool: BufferPool[Any], capacity: int, prompt: list[int]) -> None:
+        opening = pool.open(capacity, prompt)
+        if opening is None:
+            raise LookupError
+        self.pool, self.most = pool, 0.0
+        source = opening.source
+        if source is not None and opening.moves and source.capacity == opening.capacity:
+            self.buffer = source
+        else:
+            others = pool.num_used + pool.num_kept
+            old = [source.num_taken / NUM_PARTS if source and opening.moves else 0] * NUM_PARTS
+            parts: list[list[int]] = []
+            for i in range(NUM_PARTS):
+                parts.append(source.memory[i][: opening.num_cached] if source else [])
+                self.most = max(self.most, others + len(parts) * opening.capacity / NUM_PARTS + sum(old))
+                old[i] = 0
+            self.buffer = Buffer(parts, opening.capacity, opening.capacity, [])
+        pool.add(self.buffer)
+        self.token_ids = prompt[: opening.num_cached]
+
+    def close(self, kept: list[int]) -> None:
+        self.buffer.token_ids = kept
+        self.buffer.num_taken = min(self.buffer.capacity, len(self.token_ids) + 2)
+        self.pool.close(self.buffer)
+
+
+ACTIONS = st.tuples(
+    st.sampled_from(["open", "open", "read", "keep", "close", "drop"]),
+    st.integers(0, 5),
+    st.lists(st.integers(0, 1), min_size=1, max_size=9),
+    st.integers(0, 6),
+)
+
+
+@settings(max_examples=400, deadline=None)
+@given(st.lists(ACTIONS, max_size=40), st.booleans())
+def test_room_is_never_overdrawn_and_texts_find_their_tokens(actions: list[Any], copies: bool) -> None:
+    pool: BufferPool[Any] = BufferPool(ROOM, NUM_PARTS, copies=copies)
+    texts: list[Text] = []
+    for kind, which, token_ids, count in actions:
+        if kind == "open":
+            used = pool.num_used
+            try:
+                text = Text(pool, len(token_ids) + count, token_ids)
+            except LookupError:
+                assert used + len(token_ids) + count > ROOM  # only what runs is in the way
+                continue
+            assert text.most <= ROOM
+            assert len(text.token_ids) < len(token_ids)
+            texts.append(text)
+        elif texts:
+            text = texts[which % len(texts)]
+            if kind == "read":
+                text.token_ids += token_ids[: text.buffer.capacity - len(text.token_ids)]
+                for part in text.buffer.memory:
+                    part[:] = text.token_ids
+            elif kind == "keep":
+                pool.share(text.buffer, text.token_ids[:])
+            else:
+                texts.remove(text)
+                text.close(text.token_ids[:] if kind == "close" else [])
+        assert pool.num_used + pool.num_kept <= ROOM
+        for text in texts:
+            for part in text.buffer.memory:
+                assert part[: len(text.token_ids)] == text.token_ids
+        for kept in pool._kept:
+            for part in kept.memory:
+                assert part[: len(kept.token_ids)] == kept.token_ids
+    while texts:
+        texts.pop().close([])
+    assert pool.num_used == 0
+
+
+def conversation(pool: BufferPool[Any], capacity: int, token_ids: list[int]) -> Text:
+    text = Text(pool, capacity, token_ids)
+    for part in text.buffer.memory:
+        part[:] = token_ids
+    text.token_ids = token_ids[:]
+    text.close(token_ids)
+    return text
+
+
+def test_a_text_goes_on_in_the_buffer_that_it_stopped_in() -> None:
+    pool: BufferPool[Any] = BufferPool(40, NUM_PARTS)
+    first = conversation(pool, 12, [1, 0, 1])
+    conversation(pool, 5, [0, 0])
+    assert pool.num_kept == 5 + 4
+    on = Text(pool, 8, [1, 0, 1, 1])
+    assert on.buffer is first.buffer
+    assert pool.num_used == 12
+    other = Text(pool, 8, [1, 0, 0])  # the first is in use: it is copied as far as it was kept
+    assert other.buffer is not first.buffer
+    assert other.token_ids == [1, 0]
+
+
+def test_the_least_recently_used_text_goes_first() -> None:
+    pool: BufferPool[Any] = BufferPool(20, NUM_PARTS)
+    for token_ids in ([1, 1], [2, 2], [3, 3], [1, 1, 1], [4, 4]):
+        conversation(pool, 4, token_ids)
+    assert [buffer.token_ids for buffer in pool._kept] == [[2, 2], [3, 3], [1, 1, 1], [4, 4]]
+    conversation(pool, 10, [5])
+    assert [buffer.token_ids for buffer in pool._kept] == [[1, 1, 1], [4, 4], [5]]
+    assert pool.num_evicted == 8

@@ -1,0 +1,185 @@
+"""Conversations: what was read is not read again, and nothing else changes."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+import outrider
+from outrider.testing import ToyTokenizer, save_toy_bundle
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from outrider.bundle import Bundle
+
+Options = dict[str, Any]
+
+
+def make(bundle: Bundle, cache_size: float = 0.005, **options: Any) -> outrider.Engine:
+    config = outrider.Config().replace(cache_size=cache_size, **options)
+    return outrider.Engine(bundle, config, tokenizer=ToyTokenizer())
+
+
+def random_ids(seed: int, count: int) -> list[int]:
+    made: list[int] = np.random.default_rng(seed).integers(0, 39, count).tolist()
+    return made
+
+
+@pytest.fixture(scope="module")
+def plain(toy_bundle: Bundle) -> outrider.Engine:
+    """Reads all of every prompt, and drafts nothing."""
+    return make(toy_bundle, enable_prefix_caching=False, drafter=None)
+
+
+@pytest.mark.parametrize("drafter", ["draft", "suffix", "auto", None])
+def test_a_conversation_says_what_it_would_have_said(
+    toy_bundle: Bundle, plain: outrider.Engine, drafter: str | None
+) -> None:
+    engine = make(toy_bundle)
+    settings: list[Options] = [{}, {"temperature": 1.5, "seed": 3}]
+    for number, options in enumerate(settings):
+        text = random_ids(number, 45)
+        for turn in range(5):
+            asked: Options = {"max_new_tokens": 23, "ignore_eos": True, "logprobs": 3, **options}
+            result = engine.generate(text, drafter=drafter, **asked)
+            expected = plain.generate(text, **asked)
+            assert result.token_ids == expected.token_ids
+            assert result.logprobs == expected.logprobs  # to the last bit
+            assert expected.stats.num_cached_tokens == 0
+            # All that was committed is there, but for the last token, which nobody has read yet.
+            assert result.stats.num_cached_tokens == (len(text) - 8 if turn else 0)
+            text = text + result.token_ids + random_ids(turn, 7)
+    use = engine.cache["main"]
+    assert (use.num_requests, use.num_hits) == (10, 8)
+
+
+def test_the_draft_model_takes_up_its_own(toy_bundle: Bundle) -> None:
+    engine = make(toy_bundle)
+    text = random_ids(0, 100)
+    options: Options = {"drafter": "draft", "num_assistant_tokens": 3, "max_new_tokens": 20, "ignore_eos": True}
+    first = engine.generate(text, **options)
+    engine.generate(text + first.token_ids + [1, 2, 3], **options)
+    use = engine.cache["draft"]
+    assert (use.num_requests, use.num_hits) == (2, 1)
+    assert use.num_cached_tokens >= 100 + 20 - 4  # the last draft's tokens may not have been read
+
+
+def test_texts_that_part_share_their_beginning(toy_bundle: Bundle, plain: outrider.Engine) -> None:
+    engine = make(toy_bundle)
+    common = random_ids(1, 77)
+    prompts = [common + random_ids(10 + i, 9) for i in range(4)]
+    options: Options = {"max_new_tokens": 20, "ignore_eos": True}
+    for i, prompt in enumerate((*prompts, *prompts)):
+        result = engine.generate(prompt, **options)
+        assert result.token_ids == plain.generate(prompt, **options).token_ids
+        assert result.stats.num_cached_tokens >= (0 if not i else 77 if i < 4 else len(prompt) - 1)
+
+
+def test_a_prompt_that_is_there_as_a_whole_has_its_last_token_read(toy_bundle: Bundle) -> None:
+    engine = make(toy_bundle)
+    for length in (1, 2, 31, 32, 33, 64, 65):
+        prompt = random_ids(length, length)
+        once, twice = (engine.generate(prompt, max_new_tokens=5, ignore_eos=True) for _ in range(2))
+        assert once.token_ids == twice.token_ids
+        assert twice.stats.num_cached_tokens == length - 1
+
+
+def test_requests_that_run_together_share_and_stay_apart(toy_bundle: Bundle, plain: outrider.Engine) -> None:
+    engine = make(toy_bundle)
+    common = random_ids(5, 70)
+    prompts = [common + random_ids(20 + i, 1 + i % 3) for i in range(8)]
+    options: Options = {"max_new_tokens": 40, "ignore_eos": True}
+    expected = [plain.generate(prompt, **options).token_ids for prompt in prompts]
+    stream = engine.stream(prompts[0], **options)
+    next(stream)  # it runs, and its prompt is there for others
+    found: dict[int, outrider.Result] = {}
+
+    def ask(i: int) -> None:
+        found[i] = engine.generate(prompts[i], **options)
+
+    threads = [threading.Thread(target=ask, args=(i,)) for i in range(1, 8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [found[i].token_ids for i in range(1, 8)] == expected[1:]
+    *_, last = stream
+    assert last.result
+    assert last.result.token_ids == expected[0]
+    assert min(found[i].stats.num_cached_tokens for i in range(1, 8)) >= 64
+
+
+def test_a_cache_for_few_conversations_has_many_and_does_not_grow(toy_bundle: Bundle, plain: outrider.Engine) -> None:
+    engine = make(toy_bundle, cache_size=10 * 250 * 256 / 1e9)
+    room = engine.cache["main"].num_tokens
+    texts = [random_ids(100 + i, 60) for i in range(60)]
+    options: Options = {"max_new_tokens": 20, "ignore_eos": True}
+    hits = 0
+    for i in range(len(texts) + 3):
+        if i < len(texts):
+            texts[i] += [*engine.generate(texts[i], **options).token_ids, 5, 6]
+        if i >= 3:
+            result = engine.generate(texts[i - 3], **options)
+            assert result.token_ids == plain.generate(texts[i - 3], **options).token_ids
+            hits += result.stats.num_cached_tokens == len(texts[i - 3]) - 3
+        use = engine.cache["main"]
+        assert use.num_used_tokens == 0
+        assert use.num_kept_tokens <= use.num_tokens == room
+    assert hits == 60
+    assert use.num_evicted_tokens > room
+    whole = engine.max_tokens - 10  # everything else goes for it
+    assert len(engine.generate(random_ids(7, 10), max_new_tokens=whole, ignore_eos=True).token_ids) == whole
+
+
+def test_nothing_unverified_enters(toy_bundle: Bundle) -> None:
+    """Rejected drafts, what follows a stop, a failed request's tokens: none of it is found by a text that has it."""
+    engine = make(toy_bundle)
+    for seed in range(6):
+        prompt = random_ids(seed, 40)
+        options: Options = {"num_assistant_tokens": 7, "drafter": "draft", "ignore_eos": True}
+        result = engine.generate(prompt, max_new_tokens=30, **options)
+        end = next(i for i in range(5, 30) if result.token_ids[i] not in result.token_ids[:i])
+        short = make(toy_bundle)
+        stopped = short.generate(prompt, stop_token_ids=[result.token_ids[end]], **options)
+        assert stopped.token_ids == result.token_ids[: end + 1]
+        text = prompt + result.token_ids
+        # `short` has the answer up to its end, and no token of what its drafts were behind it.
+        assert short.generate(text, max_new_tokens=1).stats.num_cached_tokens == len(prompt) + end
+        wrong = [(token_id + 1) % 39 for token_id in result.token_ids]
+        for i in (0, 10, 20):
+            other = prompt + result.token_ids[:i] + wrong[i : i + 5]
+            assert engine.generate(other, max_new_tokens=1).stats.num_cached_tokens == len(prompt) + i
+
+
+def test_a_request_that_fails_leaves_its_prompt_at_most(toy_bundle: Bundle) -> None:
+    engine = make(toy_bundle)
+    prompt = random_ids(3, 50)
+    free = engine.generate(prompt, max_new_tokens=1, ignore_eos=True).token_ids[0]
+    with pytest.raises(outrider.RequestError):
+        engine.generate(prompt, max_new_tokens=9, ignore_eos=True, banned_token_ids=list(range(40)))
+    again = engine.generate(prompt, max_new_tokens=1, ignore_eos=True)
+    assert again.token_ids == [free]
+    assert engine.cache["main"].num_used_tokens == 0
+
+
+def test_the_cache_size_that_is_asked_for_is_enough_and_needed(toy_bundle: Bundle) -> None:
+    small = make(toy_bundle, cache_size=0.0001)
+    for count in (600, 631, 800):
+        with pytest.raises(outrider.RequestError, match="Raise cache_size to at least") as error:
+            small.generate("hello", max_new_tokens=count)
+        needed = float(str(error.value).split("at least ")[1].rstrip("."))
+        assert make(toy_bundle, cache_size=needed).generate("hello", max_new_tokens=count, ignore_eos=True)
+        with pytest.raises(outrider.RequestError):
+            make(toy_bundle, cache_size=needed * 0.93).generate("hello", max_new_tokens=count)
+
+
+def test_the_cache_is_split_by_bytes_per_token(tmp_path: Path) -> None:
+    bundle = save_toy_bundle(tmp_path / "b")
+    engine = make(bundle, cache_size=0.00123)
+    uses = engine.cache.values()
+    assert len({use.num_tokens for use in uses}) == 1
+    assert 0.95 * 0.00123e9 < sum(use.num_bytes for use in uses) <= 0.00123e9
