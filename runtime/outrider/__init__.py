@@ -32,12 +32,13 @@ if TYPE_CHECKING:
     )
     from outrider.metrics import Stats
     from outrider.results import Result, TextChunk
-    from outrider.types import TokenLogprobs
+    from outrider.types import CacheUse, TokenLogprobs
 
 __version__ = "0.1.0"
 
 __all__ = [
     "BundleError",
+    "CacheUse",
     "Config",
     "DeviceConfig",
     "DeviceError",
@@ -76,7 +77,7 @@ _MODULES = {
     ),
     "metrics": ("Stats",),
     "results": ("Result", "TextChunk"),
-    "types": ("TokenLogprobs",),
+    "types": ("CacheUse", "TokenLogprobs"),
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 

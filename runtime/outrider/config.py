@@ -146,7 +146,7 @@ class GenerationConfig:
 class SchedulerConfig:
     """How memory and calls are shared out."""
 
-    cache_size: float = 2.0  # GB (10^9 bytes) for the keys and values of main and draft model together
+    cache_size: float = 2.0  # GB (10^9 bytes) for the keys and values of main and draft model together, kept ones too
     enable_prefix_caching: bool = True  # keep what was read, as far as there is room, for prompts that begin alike
     max_num_batched_tokens: int = 512  # prompt tokens that one call reads at most
     overlap: bool | str = "auto"  # draft for the next round while the main model checks this one; "auto": if it pays
@@ -171,7 +171,7 @@ class DeviceConfig:
 
     A precision of "auto" leaves the choice to the device for calculations, and takes the same precision for the
     cache: a quantised cache would be faster to read but makes the text depend on the draft (8-bit blocks are
-    quantised again with whatever was written, rejected tokens included).
+    quantised again with whatever was written, rejected tokens included) and on what was in the cache.
     """
 
     main_device: str = "CPU"

@@ -317,7 +317,9 @@ class AheadDrafter(Drafter, Protocol):
 class Capabilities:
     """What a backend can do, for the parts that would otherwise have to assume it."""
 
-    bit_exact_batching: bool  # with min_rows rows a sequence, logits do not depend on what else is in the call
+    # With min_rows rows a sequence, logits do not depend on what else is in the call, nor on what another text has left
+    # in the cache. Without: they may, by a few last bits, or by what a quantised cache rounds.
+    bit_exact_batching: bool
     min_rows: int  # shorter chunks are padded to this many rows
     one_call: bool = True  # several sequences share the device's call; or run one after another
 

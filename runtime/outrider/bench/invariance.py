@@ -28,8 +28,9 @@ WRONG_DRAFTS = (0, 1, 2, 5, 15)
 def probe(main: Backend, context: int) -> dict[str, float]:
     """The largest difference of any logit to a reading in one call, for every other way to read the same tokens.
 
-    `context` random tokens (more than TAIL) are read in pieces of many sizes, beside other sequences, and with the end
-    decoded token by token in front of drafts that are rejected. The last rows are compared: they attend to all keys
+    `context` random tokens (more than TAIL) are read in pieces of many sizes, beside other sequences, with a beginning
+    that another sequence has left in the cache, and with the end decoded token by token in front of drafts that are
+    rejected. The last rows are compared: they attend to all keys
     and values, so what differs anywhere before shows in them. Opens three slots of about `context` tokens.
     """
     rng = np.random.default_rng(0)
@@ -40,6 +41,10 @@ def probe(main: Backend, context: int) -> dict[str, float]:
     sizes["uneven pieces"] = uneven[: int(np.searchsorted(np.cumsum(uneven), context)) + 1]
     made = {name: _difference(read(main, token_ids, each, TAIL), whole) for name, each in sizes.items()}
     made["beside two others"] = _difference(_beside(main, token_ids), whole)
+    for n in (context // 2 + 1, context - TAIL):
+        num_cached, rows = _from_the_cache(main, token_ids, n)
+        if num_cached:  # not every backend keeps any
+            made[f"{num_cached} tokens from the cache"] = _difference(rows, whole)
     for n in WRONG_DRAFTS:
         made[f"{n} wrong drafts" if n else "token by token"] = _difference(_decode(main, token_ids, n), whole)
     return made
@@ -97,6 +102,25 @@ def _beside(main: Backend, token_ids: list[int]) -> NDArray[np.float32]:
         for each in (slot, *others):
             each.close()
     return np.array(rows)
+
+
+def _from_the_cache(main: Backend, token_ids: list[int], num_common: int) -> tuple[int, NDArray[np.float32]]:
+    """The last rows of a text whose beginning another has left, which went on otherwise; and how much was there."""
+    count = len(token_ids)
+    other = [*token_ids[:num_common], *((token_id + 1) % main.vocab_size for token_id in token_ids[num_common:])]
+    first = open_slot(main, count + 1)
+    main.submit([Chunk(first, other, num_rows=0)]).wait()
+    first.keep(other)
+    first.close()
+    slot = main.open(count, token_ids)
+    if slot is None:
+        raise AssertionError("what was kept takes the room of what runs")
+    try:
+        num_cached = slot.length
+        step = main.submit([Chunk(slot, token_ids[num_cached:], num_rows=TAIL)]).wait()
+        return num_cached, np.array([step.logits(i).copy() for i in range(TAIL)])
+    finally:
+        slot.close()
 
 
 def _decode(main: Backend, token_ids: list[int], num_drafts: int) -> NDArray[np.float32]:

@@ -193,8 +193,8 @@ def load_modes(names: list[str], setup: Setup) -> list[Mode]:
     from outrider.engine import Engine
 
     setup = setup.on(parsed[0])
-
-    return _ours(parsed, Engine(setup.bundle, setup.config, tokenizer=setup.tokenizer))
+    config = setup.config.replace(enable_prefix_caching=False)  # every run reads its whole prompt
+    return _ours(parsed, Engine(setup.bundle, config, tokenizer=setup.tokenizer))
 
 
 def default_modes(setup: Setup) -> list[str]:

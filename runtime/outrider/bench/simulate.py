@@ -151,8 +151,8 @@ class _Simulated:
         self.vocab_size, self.capabilities = backend.vocab_size, backend.capabilities
         self.max_tokens = backend.max_tokens
 
-    def open(self, max_tokens: int) -> Slot | None:
-        return self._backend.open(max_tokens)
+    def open(self, max_tokens: int, token_ids: Seq[int] = ()) -> Slot | None:
+        return self._backend.open(max_tokens, token_ids)
 
     def submit(self, chunks: Seq[Chunk]) -> _Pending:
         context = sum(chunk.slot.length for chunk in chunks) / len(chunks)

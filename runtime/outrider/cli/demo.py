@@ -53,7 +53,8 @@ def demo(cache_dir: Path | None, trace: str | None, as_json: bool) -> None:
 
     folder = cache_dir or platformdirs.user_cache_path("outrider", appauthor=False)
     bundle = demo_bundle(folder, quiet=as_json)
-    engine = load(bundle, drafter="suffix", max_new_tokens=MAX_NEW_TOKENS)
+    # Each side reads its whole prompt.
+    engine = load(bundle, drafter="suffix", max_new_tokens=MAX_NEW_TOKENS, enable_prefix_caching=False)
     warm_up(engine, PROMPTS["extract"], "suffix", max_new_tokens=24)
     with tracing(engine, trace):
         compared = {name: _compare(engine, name, quiet=as_json) for name in PROMPTS}

@@ -69,6 +69,8 @@ def generate(
     if config.generation.logprobs is not None and not as_json:
         raise click.UsageError("--logprobs prints with --json only: add it, or leave --logprobs out.")
     arguments: dict[str, Any] = {"chat_template": not no_chat_template}
+    if compare:  # both sides read the prompt
+        config = config.replace(enable_prefix_caching=False)
     engine = load(bundle, config)
     if compare:
         few = min(config.generation.max_new_tokens or 16, 16)

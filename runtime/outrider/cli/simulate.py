@@ -48,7 +48,7 @@ def simulate(
     names = split_modes(modes)
     given = read_profile(Path(profile).expanduser()) if profile else None
     chosen = read_prompts(prompts, per_category)
-    engine = load(bundle, config)
+    engine = load(bundle, config, enable_prefix_caching=False)  # every run reads its whole prompt
     tasks = encode_prompts(chosen, engine.tokenizer)
     with progress_bar("simulating", len(tasks), quiet=as_json) as advance:
         found, rows = compare(engine, tasks, names, given, advance)

@@ -41,7 +41,7 @@ def tune(bundle: str, prompts: str | None, per_category: int | None, as_json: bo
     if config.generation.drafter is None:
         raise OptionError("--drafter none leaves nothing to tune. Name a drafter, or leave the option out.")
     chosen = read_prompts(prompts, per_category)
-    engine = load(bundle, config)
+    engine = load(bundle, config, enable_prefix_caching=False)  # every run reads its whole prompt
     engine.measure_costs(REPEATS)
     auto = config.generation.drafter
     drafter = next(iter(engine.bundled_drafters), "suffix") if auto == "auto" else auto

@@ -62,6 +62,7 @@ class DraftModel:
             max_num_batched_tokens=self._max_num_batched_tokens,
             vocabulary=self._vocabulary,
             subset=self._subset,
+            reuse=self._reuse,
         )
 
     def reserve(self, sequence: Sequence, max_tokens: int) -> bool:
