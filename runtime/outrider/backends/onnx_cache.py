@@ -53,8 +53,14 @@ class BufferSlot(SlotTokens):
         num_spare: int,
     ) -> None:
         super().__init__(token_ids, num_cached, counts)
-        self._pool, self._buffer, self._num_spare = pool, buffer, num_spare
-        self._closed = False
+        self._pool, self._num_spare = pool, num_spare
+        self._open_buffer: Buffer[_Memory] | None = buffer
+
+    @property
+    def _buffer(self) -> Buffer[_Memory]:
+        if self._open_buffer is None:
+            raise RuntimeError("the slot is closed")
+        return self._open_buffer
 
     @property
     def binding(self) -> Any:
@@ -63,7 +69,8 @@ class BufferSlot(SlotTokens):
 
     def has_written(self, length: int) -> None:
         """Take down how far a call may have written."""
-        self._buffer.memory.num_written = max(self._buffer.memory.num_written, length)
+        memory = self._buffer.memory
+        memory.num_written = max(memory.num_written, length)
 
     def keep(self, token_ids: Seq[int]) -> None:
         """Of `token_ids`, all committed, keep for others what is in the buffer."""
@@ -72,9 +79,9 @@ class BufferSlot(SlotTokens):
 
     def close(self) -> None:
         """Give the memory back, or what of it nothing is kept in. Closing twice does no harm."""
-        if not self._closed:
-            self._closed = True
-            buffer = self._buffer
+        # Whoever still has the slot shall not hold the memory, which others may be given.
+        buffer, self._open_buffer = self._open_buffer, None
+        if buffer is not None:
             buffer.token_ids = self.kept_token_ids
             buffer.num_taken = min(buffer.capacity, buffer.memory.num_written + self._num_spare)
             self._pool.close(buffer)
