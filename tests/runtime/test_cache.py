@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import outrider
+from outrider.bench import conversations
 from outrider.testing import ToyTokenizer, save_toy_bundle
 
 if TYPE_CHECKING:
@@ -183,3 +184,30 @@ def test_the_cache_is_split_by_bytes_per_token(tmp_path: Path) -> None:
     uses = engine.cache.values()
     assert len({use.num_tokens for use in uses}) == 1
     assert 0.95 * 0.00123e9 < sum(use.num_bytes for use in uses) <= 0.00123e9
+
+
+def test_a_real_chat_goes_on_where_it_stopped(smollm2: Path) -> None:
+    engine = outrider.load(smollm2, cache_size=0.1)
+    anew = outrider.load(smollm2, cache_size=0.1, enable_prefix_caching=False, drafter=None)
+    messages = [{"role": "user", "content": "Name three fruits, and say where they grow."}]
+    for turn, question in enumerate(("Which of them is the sweetest?", "And which keeps longest?", "")):
+        result = engine.generate(messages, max_new_tokens=40)
+        expected = anew.generate(messages, max_new_tokens=40)
+        assert result.token_ids == expected.token_ids
+        assert (result.stats.num_cached_tokens > 40 * turn) == (turn > 0)
+        assert expected.stats.num_cached_tokens == 0
+        messages += [{"role": "assistant", "content": result.text}, {"role": "user", "content": question}]
+
+
+def test_the_benchmark_of_conversations(smollm2: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(conversations, "_LONG", 600)
+    found = conversations.measure_conversations(outrider.read_bundle(smollm2), outrider.Config(), count=24)
+    had, long = found["conversations"], found["take_up"]
+    assert had["num_second_turns_taken_up"] == 24
+    assert had["caches"]["main"]["num_evicted_tokens"] > 0
+    assert 0.5 < had["added_by_keeping"] <= 1
+    assert min(long["cached_tokens"]) > 600
+    assert max(long["cached_tokens_read_again"]) == 0
+    assert long["ratio"] < 0.5
+    assert [row["context"] for row in found["rollback"]] == [1024, 4096, 16384]
+    assert max(row["median_seconds"] for row in found["rollback"]) < 1e-4

@@ -53,8 +53,18 @@ def measure_conversations(bundle: Bundle, config: Config, count: int) -> dict[st
     # Places for padding, and a block that is not full, come on top.
     cache_size = _FIT * (_TOKENS + 32) * bytes_per_token / 1e9
     small = config.replace(enable_prefix_caching=True, cache_size=cache_size)
+    had = _in_a_child(bundle, small, count)
+    without = _in_a_child(bundle, small.replace(enable_prefix_caching=False), min(count, 2 * _FIT))["resident_bytes"]
+    # Models take some memory for every new shape of calls: what keeping adds is what the same without it does not take.
+    rises = [each["highest"] - each["loaded"] for each in (had["resident_bytes"], without)]
+    had["rise_without_keeping"] = rises[1]
+    had["added_by_keeping"] = (rises[0] - rises[1]) / (cache_size * 1e9)
+    return {"conversations": had} | found
+
+
+def _in_a_child(bundle: Bundle, config: Config, count: int) -> dict[str, Any]:
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as child:
-        return {"conversations": child.submit(_converse, bundle.folder, small, count).result()} | found
+        return child.submit(_converse, bundle.folder, config, count).result()
 
 
 def _converse(folder: Path, config: Config, count: int) -> dict[str, Any]:
@@ -62,15 +72,12 @@ def _converse(folder: Path, config: Config, count: int) -> dict[str, Any]:
     from outrider.engine import load
 
     options: dict[str, Any] = {"max_new_tokens": _ANSWER, "ignore_eos": True}
+    if config.generation.drafter is not None:
+        options["num_assistant_tokens"] = 3  # so that a draft model reads all texts
     engine = load(folder, config)
     loaded = resident_bytes()
     texts = _texts(engine)
-    text = next(texts)[: config.scheduler.max_num_batched_tokens]
-    for prompt in (text, text[:16] * 16):  # the second has long drafts
-        engine.generate(prompt, **options)
-    # Memory for calculations, of which a model takes some for every new shape, is there now.
-    before = resident_bytes() - sum(int(use.num_kept_tokens * use.bytes_per_token) for use in engine.cache.values())
-    peak, second, ages = before, [], {}
+    peak, second, ages = loaded, [], {}
     for i in range(count + _BETWEEN):
         if i < count:
             prompt = next(texts)[:_PROMPT]
@@ -89,8 +96,7 @@ def _converse(folder: Path, config: Config, count: int) -> dict[str, Any]:
         "second_turn_cached_tokens": sum(stats.num_cached_tokens for stats in second),
         "caches": {role: dataclasses.asdict(use) for role, use in engine.cache.items()},
         "weights_bytes": sum(file.stat().st_size for file in folder.rglob("*") if file.suffix in (".bin", ".data")),
-        "resident_bytes": {"loaded": loaded, "without_cache": before, "highest": peak},
-        "cache_share": (peak - before) / (config.scheduler.cache_size * 1e9),
+        "resident_bytes": {"loaded": loaded, "highest": peak},
     }
 
 

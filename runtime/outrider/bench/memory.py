@@ -8,12 +8,12 @@ from pathlib import Path
 
 
 def resident_bytes() -> int:
-    """What of this process is in memory now."""
+    """What of this process is in memory now; on Linux without the pages of mapped files, which come and go."""
     if sys.platform == "win32":
         return _working_set()
     status = Path("/proc/self/status")
     if status.exists():
-        line = next(line for line in status.read_text().splitlines() if line.startswith("VmRSS:"))
+        line = next(line for line in status.read_text().splitlines() if line.startswith("RssAnon:"))
         return int(line.split()[1]) * 1024
     import resource
 

@@ -145,8 +145,8 @@ def _bench_conversations(bundle: Bundle, config: Config, count: int, as_json: bo
     )
     gb = {when: f"{size / 1e9:.3f} GB" for when, size in memory.items()}
     out.print(
-        f"Resident: {gb['loaded']} loaded, {gb['without_cache']} without the cache after a first prompt, "
-        f"{gb['highest']} at most: the cache has taken {had['cache_share']:.0%} of cache_size."
+        f"Resident: {gb['loaded']} loaded, {gb['highest']} at most. Keeping what was read has added "
+        f"{had['added_by_keeping']:.0%} of cache_size to what the same takes without."
     )
     out.print(
         f"First token of a second turn, {long['prompt_tokens']:,} tokens of prompt: {long['seconds'] * 1000:.0f} ms "
