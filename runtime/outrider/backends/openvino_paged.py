@@ -35,8 +35,6 @@ _MIN_ROWS = 2
 _NUM_TOP = 128
 
 
-
-
 class PagedPending:
     """A call under way since `began`, in seconds of `time.perf_counter`."""
 
