@@ -457,6 +457,12 @@ def _round_up(size: float) -> float:
     return math.ceil(size / step) * step
 
 
+def _round_up(size: float) -> float:
+    """To three digits."""
+    step = 10.0 ** (math.floor(math.log10(size)) - 2)
+    return math.ceil(size / step) * step
+
+
 def _cached_references(encode: Callable[[str], list[int]]) -> Callable[[tuple[str, ...]], References]:
     """Makes `References` of documents; those that came lately, alone or together, are not read again."""
     read = functools.lru_cache(64)(encode)
