@@ -7,7 +7,7 @@ import platformdirs
 import pytest
 
 import outrider
-from outrider import engine
+from outrider import kept
 from outrider.testing import ToyTokenizer, save_toy_bundle
 
 if TYPE_CHECKING:
@@ -23,9 +23,9 @@ def heed_interrupts() -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def costs_folder(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Costs of toys do not pile up in the user's cache."""
-    engine.COSTS_FOLDER = tmp_path_factory.mktemp("costs")
+def kept_folder(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """What is found out about toys does not pile up in the user's cache."""
+    kept.FOLDER = tmp_path_factory.mktemp("kept")
 
 
 @pytest.fixture(scope="session")

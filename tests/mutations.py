@@ -190,8 +190,8 @@ MUTATIONS = [
     Mutation(
         "processors: a row sees one draft token too few",
         "request.py",
-        "return self.sampler.best(self._logits(i), self.draft_token_ids[:i])",
-        "return self.sampler.best(self._logits(i), self.draft_token_ids[: max(i - 1, 0)])",
+        "return self._row(i).best(self.sampler, self.draft_token_ids[:i])",
+        "return self._row(i).best(self.sampler, self.draft_token_ids[: max(i - 1, 0)])",
         "test_traps.py",
     ),
     Mutation(
@@ -207,6 +207,27 @@ MUTATIONS = [
         "self._row[self._token_ids] = logits",
         "self._row[: len(logits)] = logits",
         "test_subset.py",
+    ),
+    Mutation(
+        "top logits: the smallest listed one may be a tie with others",
+        "sampling/top.py",
+        "if smallest > top.bound else None",
+        "if smallest >= top.bound else None",
+        "test_top_logits.py",
+    ),
+    Mutation(
+        "top logits: the mass of the others is forgotten",
+        "sampling/top.py",
+        "(max(total * (1 - TOLERANCE) - listed, 0.0) if exact else 0.0), float(bound)",
+        "0.0, 0.0",
+        "test_top_logits.py",
+    ),
+    Mutation(
+        "top logits: options that raise others are not asked about",
+        "sampling/sampler.py",
+        "        if not self._only_lowers:\n            return None\n",
+        "",
+        "test_top_logits.py",
     ),
     Mutation(
         "single-token steps are not padded",

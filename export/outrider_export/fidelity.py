@@ -72,7 +72,7 @@ def compare_with_checkpoint(
             "bundle": str(holder.folder),
             "role": role,
             "scheduler": asdict(config.scheduler) | {"answer_store": None},
-            "device": asdict(config.device) | {"main_device": device, "draft_bundle": None},
+            "device": asdict(config.device.of(role)) | {"main_device": device, "draft_bundle": None},
             "model": str(source.path.resolve()),
             "gguf": source.kind == "gguf",
             "scratch": scratch,

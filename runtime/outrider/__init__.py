@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from outrider.errors import (
         BundleError,
         DeviceError,
+        DeviceWarning,
         ExportError,
         NoTokenLeft,
         OptionError,
@@ -40,6 +41,7 @@ __all__ = [
     "Config",
     "DeviceConfig",
     "DeviceError",
+    "DeviceWarning",
     "Engine",
     "ExportError",
     "GenerationConfig",
@@ -64,6 +66,7 @@ _MODULES = {
     "errors": (
         "BundleError",
         "DeviceError",
+        "DeviceWarning",
         "ExportError",
         "NoTokenLeft",
         "OptionError",

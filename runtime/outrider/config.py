@@ -162,6 +162,11 @@ class SchedulerConfig:
 class DeviceConfig:
     """Where the models run and how they are compiled.
 
+    A device is one that `outrider devices` lists, "auto", or "AUTO". "auto" measures what the models' calls cost on
+    every device that can run them, once, and takes the quickest pair; "AUTO" is the device that OpenVINO's own AUTO
+    chooses, without measuring. A main device that was named and fails is an error; one that "auto" would have liked,
+    or a draft device, is replaced with a warning.
+
     A precision of "auto" leaves the choice to the device for calculations, and takes the same precision for the
     cache: a quantised cache would be faster to read but makes the text depend on the draft (8-bit blocks are
     quantised again with whatever was written, rejected tokens included).
@@ -173,14 +178,22 @@ class DeviceConfig:
     precision: str = "auto"  # "auto", "f32", "bf16" or "f16"
     cache_precision: str = "auto"  # the same, or "u8": smaller, not exact
     num_threads: int = 0  # CPU threads; 0: the device's choice
+    draft_num_threads: int | None = None  # of the draft models; None: as num_threads
+    # Logits a row that the device picks out, so that the others stay there; 0: none; "auto": 0 on CPU. OpenVINO only
+    top_logits: int | str = "auto"
     npu_max_prompt_tokens: int | None = None  # that models on an NPU are compiled for; None: 1024, or what fits
     npu_max_new_tokens: int | None = None  # the same, of an answer; None: 512, or what fits
-    # Passed on as they are, for both models: with a dot in the name to ONNX Runtime, else to OpenVINO.
+    npu_window: int | None = None  # rows of a main model's call on an NPU; None: the longest draft's, and one
+    # Passed on as they are: with a dot in the name to ONNX Runtime, else to OpenVINO. For both models, then for each.
     properties: Mapping[str, Any] = field(default_factory=dict)
+    main_properties: Mapping[str, Any] = field(default_factory=dict)
+    draft_properties: Mapping[str, Any] = field(default_factory=dict)
+    # A folder where OpenVINO keeps what it compiled for devices other than the CPU; "auto": one of Outrider's; "off".
+    compiled_cache: str = "auto"
 
     def __post_init__(self) -> None:
-        _check(self, "main_device", ..., str, bool, "a device such as 'CPU', 'GPU' or 'GPU.1'")
-        _check(self, "draft_device", None, str, bool, "a device such as 'CPU', 'GPU' or 'GPU.1'")
+        _check(self, "main_device", ..., str, bool, "a device such as 'CPU', 'GPU' or 'GPU.1', or 'auto'")
+        _check(self, "draft_device", None, str, bool, "a device such as 'CPU', 'GPU' or 'GPU.1', or 'auto'")
         _check(self, "draft_bundle", None, str, bool, "a bundle's folder")
         precisions = ("auto", "f32", "bf16", "f16")
         _check(self, "precision", ..., str, precisions.__contains__, f"one of {', '.join(precisions)}")
@@ -188,9 +201,28 @@ class DeviceConfig:
             self, "cache_precision", ..., str, (*precisions, "u8").__contains__, f"one of {', '.join(precisions)}, u8"
         )
         _check(self, "num_threads", ..., Integral, lambda n: n >= 0, "an integer of at least 0 (0: all that pay)")
-        for name in ("npu_max_prompt_tokens", "npu_max_new_tokens"):
+        _check(self, "draft_num_threads", None, Integral, lambda n: n >= 0, "an integer of at least 0, or None")
+        for name in ("properties", "main_properties", "draft_properties"):
+            _check(self, name, ..., Mapping, _are_named, "a table of properties, by their names")
+        _check(self, "top_logits", "auto", Integral, lambda n: 0 <= n <= 4096, "'auto', or an integer from 0 to 4096")
+        for name in ("npu_max_prompt_tokens", "npu_max_new_tokens", "npu_window"):
             _check(self, name, None, Integral, lambda n: n >= 1, "an integer of at least 1, or None")
-        _check(self, "properties", ..., Mapping, lambda _: True, "a table of properties")
+        _check(self, "compiled_cache", ..., str, bool, "a folder's name, 'auto' or 'off'")
+
+    def of(self, role: str) -> DeviceConfig:
+        """The options of one model, "main" or a draft model's name: those of its role have become everyone's."""
+        threads, own = self.num_threads, self.main_properties
+        if role != "main":
+            threads = threads if self.draft_num_threads is None else self.draft_num_threads
+            own = self.draft_properties
+        return dataclasses.replace(
+            self,
+            num_threads=threads,
+            draft_num_threads=None,
+            properties={**self.properties, **own},
+            main_properties={},
+            draft_properties={},
+        )
 
 
 def format_of_property(name: str) -> str:
@@ -305,6 +337,10 @@ def _are_biases(values: Mapping[Any, Any]) -> bool:
 
 def _are_ids(values: tuple[Any, ...]) -> bool:
     return all(isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= 0 for value in values)
+
+
+def _are_named(values: Mapping[Any, Any]) -> bool:
+    return all(isinstance(name, str) and name for name in values)
 
 
 def _are_texts(values: tuple[object, ...]) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 import secrets
@@ -10,37 +11,19 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import platformdirs
-
-from outrider import __version__
-from outrider.backends import load_model
 from outrider.bundle import RESERVED_NAMES, Bundle, draft_models_of, read_bundle
-from outrider.config import COPYING, DEFAULT_MAX_NEW_TOKENS, Config, GenerationConfig, format_of_property, load_config
+from outrider.config import COPYING, DEFAULT_MAX_NEW_TOKENS, Config, GenerationConfig, load_config
 from outrider.drafters import AnswerStore, DraftModel, Ngram, References, Subset, Suffix, load_vocabulary
-from outrider.errors import BundleError, OptionError, RequestError, nearest
+from outrider.errors import OptionError, RequestError, nearest
+from outrider.loading import Part, check_room, contention_of, cost_of, load_parts
 from outrider.request import Request
 from outrider.request_queue import RequestQueue
 from outrider.sampling import LogitsSampler
-from outrider.schedule import (
-    DRAFT_ROWS,
-    LONGEST,
-    MAIN_ROWS,
-    Auto,
-    ConfidenceThreshold,
-    Contention,
-    CostFile,
-    PassCost,
-    check_pass,
-    measure_contention,
-    measure_pass,
-    pays,
-)
+from outrider.schedule import ALONE, LONGEST, Auto, ConfidenceThreshold, Contention, PassCost, measure_contention, pays
 from outrider.text import TextStream, Tokenizer
 from outrider.trace import Trace, TracedRequest
 from outrider.types import Noise, Sequence
 from outrider.verifiers import SAMPLING_VERIFIERS, Greedy
-
-COSTS_FOLDER = platformdirs.user_cache_path("outrider", appauthor=False) / "costs"
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator, Mapping
@@ -65,6 +48,9 @@ def load(bundle: str | Path, config: str | Path | Config | None = None, **option
         OptionError: for an unknown option, a bad value or a device that is not there.
         BundleError: when the bundle is missing, damaged or does not fit together.
         DeviceError: when a device cannot compile a model or has no room for the cache.
+
+    Warns (`DeviceWarning`) when a device that was wanted is replaced by another; `Engine.placement` says where models
+    are.
     """
     return Engine(read_bundle(bundle), load_config(config).replace(**options))
 
@@ -100,18 +86,22 @@ class Engine:
         # The draft models may be those of another bundle, in another format perhaps.
         self._draft_bundle = bundle if device.draft_bundle is None else read_bundle(device.draft_bundle)
         self._entries = draft_models_of(self._draft_bundle, bundle)
-        self._main = self._compile(bundle, bundle.manifest.main, device.main_device, exact=True)
-        self._backends = {"main_device": self._main}
         entries = self._entries if self.config.generation.drafter not in (None, *COPYING) else ()
-        for entry in entries:
-            draft_device = device.draft_device or device.main_device
-            self._backends[f"{entry.name}_device"] = self._compile(
-                self._draft_bundle, entry.model, draft_device, exact=False
-            )
-        self._models = {"main": bundle.manifest.main} | {entry.name: entry.model for entry in entries}
-        self._check_properties()
+        drafts = [Part(entry.name, self._draft_bundle, entry.model) for entry in entries]
+        self._parts = {part.role: part for part in (Part("main", bundle, bundle.manifest.main), *drafts)}
+        overlap = bool(self.config.scheduler.overlap)
+        count = self.config.generation.num_assistant_tokens
+        if device.npu_window is None and not isinstance(count, str):
+            device = dataclasses.replace(device, npu_window=count + 1)
+        backends, self.placement = load_parts(self._parts["main"], drafts, device, overlap=overlap)
+        where = {"main_device": self.placement.main, "draft_device": self.placement.draft or device.draft_device}
+        self.config = self.config.replace(**where)  # what "auto" has become
+        self._main = backends["main"]
+        self._backends = {f"{role}_device": backend for role, backend in backends.items()}
+        self._models = {role: part.model for role, part in self._parts.items()}
         self._bytes_per_token = sum(backend.bytes_per_token for backend in self._backends.values())
         max_tokens = int(self.config.scheduler.cache_size * 1e9 / self._bytes_per_token)
+        check_room(self._backends, max_tokens)
         for backend in self._backends.values():
             backend.allocate(max_tokens)
         self._drafters: dict[str, Drafter] = {  # the bundle's, then the app's
@@ -120,7 +110,7 @@ class Engine:
         }
         self.costs = {role: self._cost(role) for role in self._models}
         self._controllers: dict[tuple[str, int], Auto] = {}
-        self._overlaps = False
+        self._overlaps, self._contention = False, ALONE
         self.overlaps = self._decide_overlap(self.config.scheduler.overlap)
         self._queue = RequestQueue(self._main, self.config.scheduler.max_num_batched_tokens)
 
@@ -275,32 +265,6 @@ class Engine:
             if name in backends and isinstance(drafter, DraftModel):
                 drafter.backend = backends[name]
 
-    def _compile(self, bundle: Bundle, model: ModelEntry, device: str, *, exact: bool) -> CompiledModel:
-        """Compile one model of a bundle and compare it with what the manifest says."""
-        count = self.config.generation.num_assistant_tokens
-        max_rows = None if isinstance(count, str) or not exact else count + 1
-        backend = load_model(
-            bundle.model_path(model), model, device, self.config.device, exact=exact, max_rows=max_rows
-        )
-        found = (backend.num_layers, backend.logits_width)
-        if found != (model.geometry.num_layers, model.geometry.logits_width):
-            raise BundleError(
-                f"The model in {bundle.folder / model.folder} has {found[0]} layers and {found[1]:,} logits; "
-                f"outrider.json says {model.geometry.num_layers} and {model.geometry.logits_width:,}. "
-                "Export the bundle again."
-            )
-        return backend
-
-    def _check_properties(self) -> None:
-        """Raise OptionError for a property that is for none of the models."""
-        formats = {model.format for model in self._models.values()}
-        for name in self.config.device.properties:
-            if (wanted := format_of_property(name)) not in formats:
-                raise OptionError(
-                    f"properties has {name!r}, which is for models in {wanted}, and these are in "
-                    f"{' and '.join(sorted(formats))}. Leave it out."
-                )
-
     def _draft_model(self, entry: DrafterEntry, backend: CompiledModel, tokenizer: TextTokenizer | None) -> DraftModel:
         """A draft model of the bundle, whose cache is there; `tokenizer` is its own, where one was given."""
         vocabulary = subset = None
@@ -333,25 +297,7 @@ class Engine:
 
     def _cost(self, role: str, repeats: int | None = None) -> PassCost:
         """What a model's calls cost here: as it was measured before, or, with `repeats` or for the first time, now."""
-        backend, model = self._backends[f"{role}_device"], self._models[role]
-        file = CostFile(COSTS_FOLDER, self._describe(role), PassCost)
-        cost = None if repeats else file.read()
-        if cost is not None and cost.contexts[0] + cost.rows[0] <= backend.max_tokens:
-            check_pass(backend, cost)
-        else:
-            rows = MAIN_ROWS if role == "main" else DRAFT_ROWS
-            rows = tuple(sorted({*rows, backend.capabilities.min_rows}))
-            cost = measure_pass(backend, rows, repeats, max_tokens=model.geometry.context_length)
-            file.write(cost)
-        cost.one_call = backend.capabilities.one_call
-        return cost
-
-    def _describe(self, role: str) -> dict[str, Any]:
-        """What the time of a model's calls depends on, as far as it can be known."""
-        listed = (self.bundle if role == "main" else self._draft_bundle).manifest.files
-        files = {e.path: e.sha256 for e in listed if e.path.startswith(f"{self._models[role].folder}/")}
-        fingerprint = self._backends[f"{role}_device"].fingerprint
-        return {"role": role, "files": files, **fingerprint, "outrider": __version__}
+        return cost_of(self._parts[role], self._backends[f"{role}_device"], repeats)
 
     def _decide_overlap(self, wanted: bool | str) -> bool:
         """Whether draft models draft while the main model checks; asked of the machine where `wanted` is "auto"."""
@@ -360,14 +306,9 @@ class Engine:
             if wanted is True:
                 raise OptionError("overlap=True needs a draft model, and none is loaded. Leave it at 'auto'.")
             return False
-        if wanted == "auto":
-            file = CostFile(COSTS_FOLDER, {each: self._describe(each) for each in ("main", roles[0])}, Contention)
-            contention = file.read()
-            if contention is None:
-                contention = self.measure_contention(roles[0])
-                file.write(contention)
-            wanted = pays(self.costs["main"], self.costs[roles[0]], contention)
-        return bool(wanted)
+        main, draft = ((self._parts[role], self._backends[f"{role}_device"]) for role in ("main", roles[0]))
+        self._contention = contention_of(*main, *draft)
+        return wanted is True or pays(self.costs["main"], self.costs[roles[0]], self._contention)
 
     def _choose_drafter(self, config: GenerationConfig) -> tuple[Drafter | None, int]:
         """What drafts for a request, and how many tokens a round it may at most."""
@@ -397,7 +338,14 @@ class Engine:
             model = found if isinstance(found, DraftModel) else None
             copier = self._suffix if name == "auto" else None if model else found
             cost = next((self.costs[role] for role, drafter in self._drafters.items() if drafter is model), None)
-            made = Auto(self._main, self.costs["main"], copier=copier, model=model, draft_cost=cost)
+            made = Auto(
+                self._main,
+                self.costs["main"],
+                copier=copier,
+                model=model,
+                draft_cost=cost,
+                contention=self._contention,
+            )
             self._controllers.setdefault(key, made)
         return self._controllers[key]
 

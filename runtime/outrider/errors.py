@@ -11,6 +11,8 @@
     │   └── VocabularyMismatch   1             main and draft model have no token in common
     └── DeviceError              1             a device failed to compile or to run a model
 
+`DeviceWarning` is a warning: a device that was wanted is not used, and another one is.
+
 A message names the value, the rule it breaks and the next step, in one line: the command line prints it as it is.
 """
 
@@ -61,6 +63,10 @@ class VocabularyMismatch(ExportError):
 
 class DeviceError(OutriderError):
     """A device failed to compile or to run a model."""
+
+
+class DeviceWarning(UserWarning):
+    """A device that was wanted is not used: says why, and what is used instead."""
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from outrider.errors import NoTokenLeft
 from outrider.metrics import Stats
 from outrider.results import Result, TextChunk
+from outrider.sampling import Row
 from outrider.types import DraftRequest, Outcome
 
 if TYPE_CHECKING:
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
         Draft,
         Drafter,
         DraftRule,
-        Logits,
         Noise,
         Sampler,
         Sequence,
@@ -245,15 +245,15 @@ class RequestRows:
 
     def best(self, i: int) -> int:
         """The token with the highest processed logit at row i."""
-        return self.sampler.best(self._logits(i), self.draft_token_ids[:i])
+        return self._row(i).best(self.sampler, self.draft_token_ids[:i])
 
     def distribution(self, i: int) -> Distribution:
         """target_probs at row i."""
-        return self.sampler.distribution(self._logits(i), self.draft_token_ids[:i])
+        return self._row(i).distribution(self.sampler, self.draft_token_ids[:i])
 
     def logprobs(self, i: int, token_id: int) -> TokenLogprobs:
-        """How likely the token was that was chosen at row i."""
-        return self.sampler.logprobs(self._logits(i), self.draft_token_ids[:i], token_id)
+        """How likely the token was that was chosen at row i. Their normaliser is exact: this takes the whole row."""
+        return self.sampler.logprobs(self.step.logits(self.first + i), self.draft_token_ids[:i], token_id)
 
-    def _logits(self, i: int) -> Logits:
-        return self.step.logits(self.first + i)
+    def _row(self, i: int) -> Row:
+        return Row.of(self.step, self.first + i)

@@ -70,6 +70,21 @@ class Distribution:
 
 
 @dataclass(frozen=True, slots=True)
+class TopLogits:
+    """The largest logits of a row, as the device has found them; see `outrider.sampling.top`.
+
+    token_ids: int64 [k], ascending. logits: float32 [k]. bound: what no logit that is not listed exceeds. logsumexp:
+    of the whole row, which has `vocab_size` tokens; in single precision, and not finite where the row is broken.
+    """
+
+    token_ids: NDArray[np.int64]
+    logits: Logits
+    bound: float
+    logsumexp: float
+    vocab_size: int
+
+
+@dataclass(frozen=True, slots=True)
 class Noise:
     """Random numbers as a function of where they are used, with no hidden state.
 
@@ -196,6 +211,12 @@ class Sampler(Protocol):
 
     def logprobs(self, logits: Logits, prefix: Seq[int], token_id: int) -> TokenLogprobs:
         """How likely a token was that was chosen at this row."""
+
+    def best_of_top(self, top: TopLogits, prefix: Seq[int]) -> int | None:
+        """What `best` says of the whole row; None where its largest logits do not tell."""
+
+    def distribution_of_top(self, top: TopLogits, prefix: Seq[int]) -> Distribution | None:
+        """What `distribution` says of the whole row, bit for bit; None where its largest logits do not tell."""
 
     def commit(self, token_ids: Seq[int]) -> None:
         """Take tokens into the state that processors look at."""
@@ -342,6 +363,9 @@ class Step(Protocol):
 
     def logits(self, i: int) -> Logits:
         """Row i, cut to the real vocabulary."""
+
+    def top_logits(self, i: int) -> TopLogits | None:
+        """The largest logits of row i; None where the device does not look for them."""
 
 
 class Pending(Protocol):

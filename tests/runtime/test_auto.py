@@ -98,13 +98,13 @@ def test_an_apps_own_drafter_decides_for_itself(toy_bundle: Bundle) -> None:
 
 
 def test_costs_are_kept_for_the_next_start(toy_bundle: Bundle, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("outrider.engine.COSTS_FOLDER", tmp_path)
+    monkeypatch.setattr("outrider.kept.FOLDER", tmp_path)
     config = outrider.Config().replace(cache_size=0.01)
     first = outrider.Engine(toy_bundle, config, tokenizer=ToyTokenizer())
-    assert len(list(tmp_path.iterdir())) == 3  # of both models, and of both at once
+    assert len(list((tmp_path / "costs").iterdir())) == 3  # of both models, and of both at once
     again = outrider.Engine(toy_bundle, config, tokenizer=ToyTokenizer())
     assert {role: cost.near for role, cost in again.costs.items()} == {r: c.near for r, c in first.costs.items()}
     outrider.Engine(toy_bundle, config.replace(num_threads=1), tokenizer=ToyTokenizer())
-    assert len(list(tmp_path.iterdir())) == 6  # other threads, other costs
+    assert len(list((tmp_path / "costs").iterdir())) == 6  # other threads, other costs
     again.measure_costs(repeats=2)
     assert {role: cost.near for role, cost in again.costs.items()} != {r: c.near for r, c in first.costs.items()}

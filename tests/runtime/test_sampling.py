@@ -84,6 +84,21 @@ def test_the_early_cut_of_top_p_drops_no_kept_token_at_a_real_vocabulary() -> No
         assert len(set(made.token_ids.tolist()) - set(expected)) <= 1 + 1e-4 * len(expected)
 
 
+@pytest.mark.parametrize("top_k", [1, 5, 50, 500, 1187, 1188, 151_935])
+@pytest.mark.parametrize("kind", ["spread", "tied", "rising", "gaps"])
+def test_the_early_cut_of_top_k_drops_no_kept_token_at_a_real_vocabulary(top_k: int, kind: str) -> None:
+    logits: Any = np.random.default_rng(0).normal(0, 2, 151_936).astype(np.float32)
+    if kind == "tied":
+        logits = np.round(2 * logits)
+    if kind == "rising":  # the highest stand together, behind the last whole part
+        logits = np.arange(151_936, dtype=np.float32) / 9999
+    if kind == "gaps":
+        logits[100:] = -np.inf
+    made = truncated_softmax(logits, 1.0, top_k, 1.0, 0.0)
+    expected = np.flatnonzero((logits >= np.sort(logits)[-top_k]) & (logits > -np.inf))
+    np.testing.assert_array_equal(made.token_ids, expected)
+
+
 @pytest.mark.parametrize("temperature", [1e-30, 1e-3, 1e3, 1e30])
 def test_extreme_temperatures_stay_finite(temperature: float) -> None:
     logits = np.array([-1000, 0, 3, 3, 50], dtype=np.float32)

@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 
 from outrider.config import GenerationConfig
 from outrider.drafters import DraftModel, Ngram
+from outrider.kept import Kept
 from outrider.loop import step
 from outrider.request import Request
 from outrider.sampling import LogitsSampler
-from outrider.schedule import Acceptance, Auto, ConfidenceThreshold, CostFile, PassCost, Share, measure_pass
+from outrider.schedule import Acceptance, Auto, ConfidenceThreshold, PassCost, Share, measure_pass
 from outrider.schedule.auto import WorthIt, best_length
 from outrider.testing import FakeBackend
 from outrider.text import TextStream
@@ -230,15 +231,15 @@ def test_costs_are_measured_on_a_backend_that_is_left_as_it_was() -> None:
 
 def test_costs_are_kept_and_a_damaged_file_is_measured_again(tmp_path: Path) -> None:
     cost = cost_of(MAIN_MS)
-    file = CostFile(tmp_path / "new", {"model": "a", "threads": 2}, PassCost)
+    file = Kept(tmp_path / "new", {"model": "a", "threads": 2}, PassCost)
     assert file.read() is None
     file.write(cost)
     assert file.read() == cost
-    assert CostFile(tmp_path / "new", {"model": "a", "threads": 4}, PassCost).read() is None
+    assert Kept(tmp_path / "new", {"model": "a", "threads": 4}, PassCost).read() is None
     file.path.write_text(file.path.read_text()[:-20])
     assert file.read() is None
     file.path.write_text('{"key": "", "cost": {"rows": [], "near": [], "far": [], "contexts": [1, 2]}}')
     assert file.read() is None
     blocked = tmp_path / "file"
     blocked.write_text("")
-    CostFile(blocked, {}, PassCost).write(cost)  # a folder that cannot be made is no reason to fail
+    Kept(blocked, {}, PassCost).write(cost)  # a folder that cannot be made is no reason to fail

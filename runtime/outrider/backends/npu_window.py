@@ -65,6 +65,9 @@ class WindowStep:
         row: Logits = self._rows[i][: self._vocab_size].astype(np.float32, copy=False)
         return row
 
+    def top_logits(self, i: int) -> None:
+        """Not looked for."""
+
 
 @dataclass(frozen=True, slots=True)
 class Window:

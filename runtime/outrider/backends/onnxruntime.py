@@ -107,6 +107,9 @@ class BufferStep:
         row: Logits = self._logits[self._wanted[i], : self._vocab_size].astype(np.float32, copy=False)
         return row
 
+    def top_logits(self, i: int) -> None:
+        """Not looked for: the rows are in host memory."""
+
 
 @dataclass(frozen=True, slots=True)
 class BufferPending:
@@ -172,7 +175,7 @@ class OnnxRuntime:
                 str(model_path), options, providers=[(self._provider.name, provider_options)]
             )
         except Exception as error:  # of a dozen classes that share no other base
-            kind = BundleError if self._provider.memory == "cpu" else DeviceError
+            kind = BundleError if device == "CPU" else DeviceError
             raise kind(f"{model_path} cannot be loaded by ONNX Runtime on {device}: {one_line(error)}.") from error
         if self._session.get_providers()[0] != self._provider.name:  # it falls back to another one silently
             raise DeviceError(f"{self._provider.name} does not start on {device}. Use device CPU, or mend its driver.")
@@ -413,7 +416,22 @@ def find_provider(device: str) -> tuple[_Provider, int, dict[str, str]]:
     return provider, int(number or 0), options
 
 
+def list_providers() -> dict[str, str | None]:
+    """Every device that a model in ONNX may run on, and its execution provider; None where there is none here."""
+    here = ort.get_available_providers()
+    return {
+        kind: next((provider.name for provider in providers if provider.name in here), None)
+        for kind, providers in _PROVIDERS.items()
+    }
+
+
 def _session_options(num_threads: int, entries: Mapping[str, str]) -> ort.SessionOptions:
+    pinned = entries.get("session.intra_op_thread_affinities")
+    if pinned is not None and len(pinned.split(";")) != num_threads - 1:
+        raise OptionError(
+            f"session.intra_op_thread_affinities={pinned!r} pins {len(pinned.split(';'))} threads, and has to pin "
+            f"num_threads - 1, all but the calling one, with num_threads={num_threads}. Set num_threads."
+        )
     options = ort.SessionOptions()
     options.intra_op_num_threads = num_threads
     options.log_severity_level = 4  # what goes wrong is raised

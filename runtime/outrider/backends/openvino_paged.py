@@ -6,16 +6,16 @@ GPU: written against the documented interface and openvino-genai's cache manager
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import openvino as ov
 
-from outrider.backends.paged_graph import ROWS, gather_rows, to_paged_attention
+from outrider.backends.paged_graph import ROWS, add_top_logits, gather_rows, to_paged_attention
+from outrider.backends.paged_step import Outputs
 from outrider.errors import BundleError, DeviceError, OptionError, one_line
 from outrider.kv import BlockPool
-from outrider.types import Capabilities
+from outrider.types import Capabilities, Chunk
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -24,11 +24,14 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from outrider.types import Chunk, Logits
+    from outrider.backends.paged_step import PagedStep
 
 # A row alone takes another kernel than two rows, and differs by up to 0.7 in the logits. From two rows on, every row
 # has the same bits however many ran with it (measured on CPU; see tests/runtime/test_bit_exact.py).
 _MIN_ROWS = 2
+
+# Logits a row that a device with memory of its own hands over at first.
+_NUM_TOP = 128
 
 
 class PagedSlot:
@@ -52,18 +55,6 @@ class PagedSlot:
         """Give the blocks back. Closing twice does no harm."""
         self._pool.give_back(self._held)
         self._held = []
-
-
-@dataclass(frozen=True, slots=True)
-class PagedStep:
-    """Rows of logits, in the output tensor of the request: valid until the next call."""
-
-    _logits: NDArray[np.float32]  # [rows, vocab_size]
-
-    def logits(self, i: int) -> Logits:
-        """Row i, cut to the real vocabulary."""
-        row: Logits = self._logits[i]
-        return row
 
 
 class PagedPending:
@@ -117,6 +108,7 @@ class OpenVINOPaged:
         num_threads: int = 0,
         properties: Mapping[str, Any] | None = None,
         exact: bool = True,
+        top_logits: int | str = "auto",
     ) -> None:
         core = self._core = ov.Core()
         check_device(core, device)
@@ -129,6 +121,13 @@ class OpenVINOPaged:
         to_paged_attention(model)
         self.logits_width = gather_rows(model)
         self.device = device
+        self.vocab_size = vocab_size
+        # On CPU the rows are in host memory already, and to find the largest there is faster than in the graph.
+        on_cpu = device.startswith("CPU")
+        self._chooses_top = isinstance(top_logits, str)
+        self.num_top = min((0 if on_cpu else _NUM_TOP) if isinstance(top_logits, str) else top_logits, vocab_size)
+        if self.num_top:
+            add_top_logits(model, self.num_top, vocab_size)
         precision, cache_precision = _precisions(core, device, precision, cache_precision)
         hints: dict[str, Any] = {
             "PERFORMANCE_HINT": "LATENCY",
@@ -143,7 +142,8 @@ class OpenVINOPaged:
             raise DeviceError(f"{device} cannot compile {model_path.parent.name}: {one_line(error)}") from error
         self._request = self._compiled.create_infer_request()
         self._ended = 0.0  # when the last call did, in seconds of `time.perf_counter`; 0: nobody wants to know
-        self.vocab_size = vocab_size
+        top = {"has_top": self.num_top > 0, "on_device": self.num_top > 0 and not on_cpu}
+        self._outputs = Outputs(self._compiled, self._request, vocab_size, **top)
         self._caches = {port.get_any_name(): port for port in self._compiled.inputs if "_cache." in port.get_any_name()}
         # Tokens a block: 32 on CPU, 16 on GPU. Only values keep it in one place, [blocks, heads, block_size, head].
         self.block_size: int = self._caches["value_cache.0"].partial_shape[2].get_length()
@@ -167,7 +167,8 @@ class OpenVINOPaged:
         found = {name: str(self._compiled.get_property(name)) for name in asked if name in supported}
         of_device = [n for n in self._core.get_property(self.device, "SUPPORTED_PROPERTIES") if "DRIVER_VERSION" in n]
         found |= {n: str(self._core.get_property(self.device, n)) for n in ("FULL_DEVICE_NAME", *of_device)}
-        return found | {"cache": self.cache_precision, "openvino": ov.get_version()}
+        top = {"top_logits": str(self.num_top)} if self.num_top else {}
+        return found | top | {"cache": self.cache_precision, "openvino": ov.get_version()}
 
     @property
     def num_layers(self) -> int:
@@ -200,6 +201,24 @@ class OpenVINOPaged:
                 ) from error
             self._request.set_tensor(name, tensor)
         self._pool = BlockPool(num_blocks, self.block_size)
+        if self.num_top:
+            self._check_top()
+
+    def _check_top(self) -> None:
+        """Compare, in a small call, what the device picks out of its rows with the rows."""
+        slot = self.open(_MIN_ROWS)
+        if slot is None:
+            raise AssertionError("nobody else holds a block yet")
+        step = self.submit([Chunk(slot, [0] * _MIN_ROWS, _MIN_ROWS)]).wait()
+        slot.close()
+        if self._outputs.agrees(step, _MIN_ROWS):
+            return
+        if not self._chooses_top:
+            raise DeviceError(
+                f"{self.device} picks out other logits than the largest of each row, or other bits. "
+                "Load with top_logits=0."
+            )
+        self.num_top, self._outputs.has_top = 0, False
 
     def open(self, max_tokens: int) -> PagedSlot | None:
         """A slot with room for `max_tokens`; None while other slots hold the room."""
@@ -268,7 +287,7 @@ class OpenVINOPaged:
             raise DeviceError(f"{self.device} failed: {one_line(error)}") from error
         ended = self._ended if self._ended > began else time.perf_counter()
         self.seconds += ended - began
-        return PagedStep(self._request.get_output_tensor(0).data[:, 0, : self.vocab_size])
+        return self._outputs.step()
 
     def _set(self, name: str, values: NDArray[Any]) -> None:
         # Rounds repeat their shapes: writing into a bound tensor costs a tenth of binding a new one.

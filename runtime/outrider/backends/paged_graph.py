@@ -1,22 +1,21 @@
 """Rewrites of a model's graph before it is compiled.
 
-Both work in place on the stateful IR that optimum-intel and openvino-genai write.
+All work in place on the stateful IR that optimum-intel and openvino-genai write.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import math
 
 import numpy as np
+import openvino as ov
 from openvino import opset13 as ops
 from openvino._offline_transformations import paged_attention_transformation
 
 from outrider.errors import BundleError, one_line
 
-if TYPE_CHECKING:
-    import openvino as ov
-
 ROWS = "rows"  # the input that `gather_rows` adds
+TOP = ("top_token_ids", "top_logits", "logsumexp")  # the outputs that `add_top_logits` adds
 
 
 def to_paged_attention(model: ov.Model) -> None:
@@ -59,3 +58,44 @@ def gather_rows(model: ov.Model) -> int:
     model.validate_nodes_and_infer_types()
     width: int = model.output("logits").get_partial_shape()[2].get_length()
     return width
+
+
+def add_top_logits(model: ov.Model, k: int, vocab_size: int) -> None:
+    """Find the k largest logits of each row of `gather_rows` where they are, beside handing out all of them.
+
+    Adds outputs top_token_ids (int32 [r, 1, k]), top_logits (float32 [r, 1, k], the largest first) and logsumexp
+    (float32 [r, 1, 1]). Ids from `vocab_size` on count for none of them.
+    """
+    logits = model.output("logits").get_node().input_value(0)
+    if logits.get_partial_shape()[2].get_length() > vocab_size:
+        begin, end, step, axis = (ops.constant(np.array([n], dtype=np.int64)) for n in (0, vocab_size, 1, 2))
+        logits = ops.slice(logits, begin, end, step, axis).output(0)
+    if logits.get_element_type() != ov.Type.f32:
+        logits = ops.convert(logits, "f32").output(0)
+    top = ops.topk(logits, ops.constant(np.int64(k)), 2, "max", "value", "i32")
+    last = ops.constant(np.array([2], dtype=np.int64))
+    highest = ops.reduce_max(top.output(0), last, True)
+    total = _sum_in_parts(ops.exp(ops.subtract(logits, highest)), vocab_size)
+    made = top.output(1), top.output(0), ops.add(highest, ops.log(total)).output(0)
+    for name, output in zip(TOP, made, strict=True):
+        result = ops.result(output)
+        result.output(0).set_names({name})
+        model.add_results([result])
+    model.validate_nodes_and_infer_types()
+
+
+def _sum_in_parts(values: ov.Node, count: int) -> ov.Node:
+    """The sums float32 [r, 1, 1] of values float32 [r, 1, count].
+
+    In whichever order a device adds n numbers in single precision, it may be off by n · 6e-8 of the sum, as what is
+    small beside the sum so far is lost. Of parts, each of √count numbers, n is the size of one and their number.
+    """
+    size = math.isqrt(count) + 1
+
+    def ints(*numbers: int) -> ov.Node:
+        return ops.constant(np.array(numbers, dtype=np.int64))
+
+    padded = ops.pad(values, ints(0, 0, 0), ints(0, 0, -count % size), "constant", ops.constant(np.float32(0)))
+    parts = ops.reshape(padded, ints(0, -1, size), True)
+    means = ops.reduce_mean(parts, ints(2), True)  # two sums in a row would be made one by OpenVINO
+    return ops.multiply(ops.reduce_sum(means, ints(1), True), ops.constant(np.float32(size)))

@@ -172,6 +172,11 @@ def describe_run(setup: Setup, prompts: list[Prompt], names: list[str], repeats:
         "cache_size": setup.config.scheduler.cache_size,
         "max_num_batched_tokens": setup.config.scheduler.max_num_batched_tokens,
         "properties": dict(device.properties),
+        **{
+            name: getattr(device, name)
+            for name in ("draft_num_threads", "main_properties", "draft_properties")
+            if getattr(device, name)
+        },
         "prompts": ", ".join(f"{count} {name}" for name, count in Counter(p.category for p in prompts).items()),
         "prompts_sha256": hashlib.sha256(texts).hexdigest()[:16],
         "modes": names,

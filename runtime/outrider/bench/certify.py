@@ -271,6 +271,8 @@ def toy_engine(
         )
         # Generation options are the user's bundle's, whose token ids mean nothing here.
         options = Config(device=config.device, scheduler=config.scheduler).replace(cache_size=0.01, draft_bundle=None)
-        properties = {k: v for k, v in config.device.properties.items() if format_of_property(k) in formats}
-        options = options.replace(properties=properties)
+        tables = {"properties": formats, "main_properties": formats[:1], "draft_properties": formats[1:]}
+        for name, known in tables.items():
+            given = getattr(config.device, name)
+            options = options.replace(**{name: {k: v for k, v in given.items() if format_of_property(k) in known}})
         yield Engine(bundle, options, tokenizer=ToyTokenizer())

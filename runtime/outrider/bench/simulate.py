@@ -198,7 +198,7 @@ def simulate(
     _, real = draft_model_of(engine)
     main = _Simulated(engine.main, costs[0], clock, is_main=True)
     model = real.on(_Simulated(real.backend, profile.draft, clock, is_main=False))
-    auto = Auto(main, costs[0], copier=Suffix(), model=model, draft_cost=costs[1])
+    auto = Auto(main, costs[0], copier=Suffix(), model=model, draft_cost=costs[1], contention=profile.contention)
     drafter = {"plain": None, "auto": auto, "draft": model}[name.kind]
     request = engine.prepare(prompt_token_ids, config.replace(drafter=None))
     request.drafter, request.ahead_drafter = drafter, drafter if overlap else None

@@ -7,14 +7,28 @@ import importlib
 import io
 import os
 import sys
+import warnings
 from keyword import iskeyword
+from typing import TextIO
 
 import click
 
 from outrider import __version__
-from outrider.errors import OptionError, OutriderError, nearest
+from outrider.errors import DeviceWarning, OptionError, OutriderError, nearest
 
-COMMANDS = ("bench", "demo", "export", "generate", "import", "inspect", "simulate", "trace", "tune", "verify")
+COMMANDS = (
+    "bench",
+    "demo",
+    "devices",
+    "export",
+    "generate",
+    "import",
+    "inspect",
+    "simulate",
+    "trace",
+    "tune",
+    "verify",
+)
 
 
 class _Commands(click.Group):
@@ -58,7 +72,9 @@ def run(arguments: list[str] | None = None) -> int:
     _speak_utf8()
     try:
         # Not `root.main`, which has ways of its own to print an interrupt and a closed pipe.
-        with root.make_context("outrider", list(arguments)) as context:
+        with warnings.catch_warnings(), root.make_context("outrider", list(arguments)) as context:
+            warnings.simplefilter("always", DeviceWarning)
+            warnings.showwarning = _warn
             root.invoke(context)
     except click.exceptions.Exit as done:  # --help and --version
         return done.exit_code
@@ -97,6 +113,21 @@ def _usage(error: click.ClickException) -> str:
     command = getattr(getattr(error, "ctx", None), "command_path", None)
     hint = f" See '{command} --help'." if command else ""
     return error.format_message() + hint
+
+
+def _warn(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: TextIO | None = None,
+    line: str | None = None,
+) -> None:
+    """Print a warning of ours in one line, and others as Python does."""
+    text = f"outrider: {message}\n"
+    if not issubclass(category, DeviceWarning):
+        text = warnings.formatwarning(message, category, filename, lineno, line)
+    print(text, end="", file=file or sys.stderr)
 
 
 def _fail(error: BaseException, message: str, exit_code: int) -> int:

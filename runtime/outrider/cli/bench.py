@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -81,12 +82,16 @@ def bench(
     from outrider.bench.prompts import read_prompts
     from outrider.bench.setting import default_num_threads
     from outrider.bundle import read_bundle
+    from outrider.loading import settle
 
     config = read_options(options, max_new_tokens=64 if quick else 96)
     chosen = read_prompts(prompts, per_category)
     if not config.device.num_threads:
         config = config.replace(num_threads=default_num_threads())
     setup = Setup(read_bundle(bundle), config, peer_models)
+    overlap = bool(config.scheduler.overlap)
+    settled = settle(setup.bundle, setup.draft_bundle, config.device, overlap=overlap)  # the peers know no "auto"
+    setup = replace(setup, config=replace(config, device=settled))
     names = split_modes(modes) if modes else default_modes(setup)
     repeats = repeats or (3 if quick else 1)
     label = "measuring, ten minutes at most" if quick else "measuring"

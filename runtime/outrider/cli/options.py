@@ -31,6 +31,17 @@ def _read_biases(context: click.Context, parameter: click.Parameter, given: tupl
     return biases or None
 
 
+def _read_properties(
+    context: click.Context, parameter: click.Parameter, given: tuple[str, ...]
+) -> dict[str, str] | None:
+    """A table from NAME=VALUE pairs; None where there are none."""
+    properties = dict(pair.partition("=")[::2] for pair in given)
+    for pair in given:
+        if not pair.partition("=")[1] or not pair.partition("=")[0]:
+            raise click.BadParameter(f"'{pair}' is not NAME=VALUE, such as ENABLE_CPU_PINNING=NO.", context, parameter)
+    return properties or None
+
+
 def _read_count(context: click.Context, parameter: click.Parameter, given: str | None) -> int | str | None:
     """A number, or "auto"."""
     if given is None or given == "auto":
@@ -48,14 +59,29 @@ def _read_switch(context: click.Context, parameter: click.Parameter, given: str 
 
 _LOAD = [
     click.option("--config", metavar="NAME|FILE", help=f"Preset ({', '.join(find_presets())}) or TOML file."),
-    click.option("--main-device", metavar="DEVICE", help="Device of the main model.  [default: CPU]"),
-    click.option("--draft-device", metavar="DEVICE", help="Device of the draft model.  [default: the main device]"),
+    click.option("--main-device", metavar="DEVICE", help="Device of the main model; auto measures.  [default: CPU]"),
+    click.option("--draft-device", metavar="DEVICE", help="The same of the draft model.  [default: the main device]"),
     click.option("--draft-bundle", metavar="FOLDER", help="Draft with another bundle's models, in any format."),
     click.option("--precision", metavar="TYPE", help="Calculate in auto, f32, bf16 or f16."),
     click.option("--cache-precision", metavar="TYPE", help="Store keys and values in auto, f32, bf16, f16 or u8."),
     click.option("--num-threads", type=int, help="CPU threads."),
     click.option("--npu-max-prompt-tokens", type=int, help="That models on an NPU are compiled for.  [default: 1024]"),
     click.option("--npu-max-new-tokens", type=int, help="The same, of an answer.  [default: 512]"),
+    click.option("--draft-num-threads", type=int, help="CPU threads of the draft model.  [default: the same]"),
+    *(
+        click.option(
+            f"--{role}property",
+            f"{role.replace('-', '_')}properties",
+            multiple=True,
+            metavar="NAME=VALUE",
+            callback=_read_properties,
+            help=f"Of OpenVINO or ONNX Runtime, for {whom}. Several times.",
+        )
+        for role, whom in (("", "both models"), ("main-", "the main model"), ("draft-", "the draft model"))
+    ),
+    click.option(
+        "--compiled-cache", metavar="FOLDER", help="Keep what devices compile here; auto or off.  [default: auto]"
+    ),
     click.option("--cache-size", type=float, help="GB for keys and values.  [default: 2]"),
     click.option(
         "--overlap",

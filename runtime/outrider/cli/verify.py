@@ -107,7 +107,7 @@ def verify(
         made += _identity(subject, engine, checks, chosen, max_new_tokens, quiet=as_json)
     if "sampling" in checks:
         tokenizer = engine.bundle.tokenizer_path if peer else None
-        with certify.toy_engine(config, _toy_formats(engine, peer), tokenizer) as toy:
+        with certify.toy_engine(engine.config, _toy_formats(engine, peer), tokenizer) as toy:
             made += certify.check_our_sampling(toy)
             made += certify.check_genai_sampling(toy) if peer else []
     if "fidelity" in checks:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from outrider.drafters.vocabulary import Vocabulary
+from outrider.sampling import Row
 from outrider.types import Chunk, Draft
 
 if TYPE_CHECKING:
@@ -81,7 +82,9 @@ class DraftModel:
             active = [reader for reader in active if reader.wants_more]
         return [reader.draft for reader in readers]
 
-    def draft_ahead(self, requests: Seq[DraftRequest], drafts: Seq[Draft], check: Pending) -> None:
+    def draft_ahead(
+        self, requests: Seq[DraftRequest], drafts: Seq[Draft], check: Pending, max_calls: int | None = None
+    ) -> None:
         """Draft for the next round while the main model checks this one's drafts, until that is done.
 
         As if all of a draft were kept, and followed by the token that the draft model expects there (Liu et al. 2024,
@@ -91,8 +94,10 @@ class DraftModel:
         began = self.backend.seconds
         readers = [self._readers[request.sequence] for request in requests]
         active = [reader for reader, draft in zip(readers, drafts, strict=True) if reader.begin_ahead(draft)]
-        while active and not check.done:
+        num_calls = 0
+        while active and not check.done and num_calls != max_calls:
             self._read(active, 1)
+            num_calls += 1
             active = [reader for reader in active if reader.goes_on_ahead()]
         self.ahead_seconds += self.backend.seconds - began
 
@@ -103,8 +108,8 @@ class DraftModel:
         rows = iter(range(len(readers)))
         for reader, chunk in zip(readers, chunks, strict=True):
             if chunk.num_rows:
-                logits = step.logits(next(rows))
-                reader.choose(self._subset.widen(logits) if self._subset else logits)
+                row = Row.of(step, next(rows))
+                reader.choose(self._subset.row(row) if self._subset else row)
 
     def num_ahead(self, sequence: Sequence) -> int:
         """Tokens of the next draft that are there already."""

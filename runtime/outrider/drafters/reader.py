@@ -5,13 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from outrider.errors import NoTokenLeft
 from outrider.types import Distribution, Draft
 
 if TYPE_CHECKING:
-    from outrider.types import DraftRequest, Logits, Sampler, Sequence, Slot
+    from outrider.sampling import Row
+    from outrider.types import DraftRequest, Sampler, Sequence, Slot
 
 
 class Reader:
@@ -62,10 +61,10 @@ class Reader:
         for values in (self._token_ids, self._probs, self._confidences):
             del values[num_wanted:]
 
-    def choose(self, logits: Logits) -> None:
-        """Take the next token from its row, float32 [vocab_size]."""
+    def choose(self, latest: Row) -> None:
+        """Take the next token from its row."""
         request, i = self.request, len(self._token_ids)
-        row = _Row(logits, request.sampler, self._behind + self._token_ids, len(self._behind))
+        row = _Row(latest, request.sampler, self._behind + self._token_ids, len(self._behind))
         try:
             token_id, probs = request.verifier.draw(row, i, request.noise, len(request.sequence) + len(self._behind))
         except NoTokenLeft:  # the draft ends here; the main model's own row is what may fail the request
@@ -151,27 +150,21 @@ class Reader:
 class _Row:
     """The draft model's latest row, as `Rows`: it follows all draft tokens so far, the first `num_behind` another's."""
 
-    logits: Logits
+    latest: Row
     sampler: Sampler
     draft_token_ids: list[int]
     num_behind: int = 0
     _distribution: Distribution | None = None
 
     def best(self, i: int) -> int:
-        return self.sampler.best(self.logits, self.draft_token_ids[: self.num_behind + i])
+        return self.latest.best(self.sampler, self.draft_token_ids[: self.num_behind + i])
 
     def distribution(self, i: int) -> Distribution:
         if self._distribution is None:
             prefix = self.draft_token_ids[: self.num_behind + i]
-            self._distribution = self.sampler.distribution(self.logits, prefix)
+            self._distribution = self.latest.distribution(self.sampler, prefix)
         return self._distribution
 
     def confidence(self, token_id: int) -> float:
         """The probability of a token that was taken: of draft_probs if they were asked for, else the model's own."""
-        return self._distribution.prob(token_id) if self._distribution else confidence(self.logits, token_id)
-
-
-def confidence(logits: Logits, token_id: int) -> float:
-    """The softmax of a row, float32 [vocab_size], at one token."""
-    total = np.exp(logits - logits.max()).sum()
-    return float(np.exp(logits[token_id] - logits.max()) / total)
+        return self._distribution.prob(token_id) if self._distribution else self.latest.probability(token_id)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from outrider.drafters.reader import Reader, confidence
+from outrider.drafters.reader import Reader
 from outrider.drafters.translation import Dictionary, Translation, utf8_decoder
+from outrider.sampling import Row
 from outrider.types import Draft
 
 if TYPE_CHECKING:
@@ -52,6 +54,14 @@ class Subset:
         """A row float32 [n] as float32 [vocab_size], −inf where there is no logit. Valid until the next call."""
         self._row[self._token_ids] = logits
         return self._row
+
+    def row(self, row: Row) -> Row:
+        """A row of the model's as one over all draft ids."""
+        top = row.top
+        if top is not None:
+            token_ids = self._token_ids[top.token_ids].astype(np.int64)
+            top = dataclasses.replace(top, token_ids=token_ids, vocab_size=len(self._row))
+        return Row(lambda: self.widen(row.read()), top)
 
 
 class _Other(Vocabulary):
@@ -169,8 +179,9 @@ class _IntersectionReader(_Translated):
         self._translation.extend(sequence.token_ids)
         return self._translation.token_ids
 
-    def choose(self, logits: Logits) -> None:
-        super().choose(self._vocabulary.to_main(logits))
+    def choose(self, latest: Row) -> None:
+        logits = self._vocabulary.to_main(latest.read())
+        super().choose(Row(lambda: logits))
         self.unread = [int(self._vocabulary.dictionary.to_draft[i]) for i in self.unread]
 
 
@@ -204,10 +215,10 @@ class _TextReader(_Translated):
                 num_kept, begin = i, end
         return self._own[:num_kept], spelled[begin:]
 
-    def choose(self, logits: Logits) -> None:
-        self._own.append(int(logits.argmax()))
+    def choose(self, latest: Row) -> None:
+        self._own.append(latest.argmax())
         if self.request.rule:
-            self._confidences.append(confidence(logits, self._own[-1]))
+            self._confidences.append(latest.probability(self._own[-1]))
         self.unread = self._own[-1:]
 
     @property

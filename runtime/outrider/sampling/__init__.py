@@ -30,5 +30,6 @@ before it, and the state holds committed tokens only. A row that holds −inf st
 """
 
 from outrider.sampling.sampler import LogitsSampler
+from outrider.sampling.top import Row
 
-__all__ = ["LogitsSampler"]
+__all__ = ["LogitsSampler", "Row"]

@@ -10,6 +10,7 @@ from outrider.errors import DeviceError, NoTokenLeft
 from outrider.sampling.bans import BannedTokens, MinNewTokens, NoRepeatNgram
 from outrider.sampling.logprobs import logprobs_of_distribution, logprobs_of_logits
 from outrider.sampling.penalties import LogitBias, Penalties
+from outrider.sampling.top import truncated_softmax_of_top
 from outrider.sampling.truncate import truncated_softmax
 
 if TYPE_CHECKING:
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence as Seq
 
     from outrider.config import GenerationConfig
-    from outrider.types import Distribution, Logits, TokenLogprobs
+    from outrider.types import Distribution, Logits, TokenLogprobs, TopLogits
 
 
 class Processor(Protocol):
@@ -57,6 +58,11 @@ class LogitsSampler:
             self._processors.append(MinNewTokens(config.min_new_tokens, end_token_ids))
         if config.banned_token_ids:
             self._processors.append(BannedTokens(config.banned_token_ids))
+        self._only_lowers = (
+            config.repetition_penalty >= 1
+            and min(config.presence_penalty, config.frequency_penalty) >= 0
+            and max(config.logit_bias.values(), default=0) <= 0
+        )
 
     def best(self, logits: Logits, prefix: Seq[int]) -> int:
         """The token with the highest processed logit; the lowest id among equals."""
@@ -76,6 +82,22 @@ class LogitsSampler:
             config.typical_p,
         )
 
+    def best_of_top(self, top: TopLogits, prefix: Seq[int]) -> int | None:
+        """What `best` says of the whole row; None where its largest logits do not tell."""
+        logits = self._process_top(top, prefix)
+        if logits is None or logits.max() <= top.bound:
+            return None
+        return int(top.token_ids[logits.argmax()])
+
+    def distribution_of_top(self, top: TopLogits, prefix: Seq[int]) -> Distribution | None:
+        """What `distribution` says of the whole row, bit for bit; None where its largest logits do not tell."""
+        logits, config = self._process_top(top, prefix), self._config
+        if logits is None or logits.max() <= top.bound:
+            return None
+        return truncated_softmax_of_top(
+            top, logits, config.temperature, config.top_k, config.top_p, config.min_p, config.typical_p
+        )
+
     def logprobs(self, logits: Logits, prefix: Seq[int], token_id: int) -> TokenLogprobs:
         """How likely a token was that was chosen at this row, as `logprobs` and `logprobs_of` ask.
 
@@ -93,6 +115,21 @@ class LogitsSampler:
         """Take tokens into the state that processors look at."""
         for processor in self._processors:
             processor.commit(token_ids)
+
+    def _process_top(self, top: TopLogits, prefix: Seq[int]) -> Logits | None:
+        """The processed logits of those that are listed; None where others may have become larger."""
+        if not np.isfinite(top.logsumexp):  # the whole row tells what is wrong with it
+            return None
+        if not self._processors:
+            return top.logits
+        if not self._only_lowers:
+            return None
+        logits = np.full(top.vocab_size, -np.inf, dtype=np.float32)
+        logits[top.token_ids] = top.logits
+        for processor in self._processors:
+            processor.apply(logits, prefix)
+        processed: Logits = logits[top.token_ids]
+        return processed
 
     def _process(self, logits: Logits, prefix: Seq[int]) -> Logits:
         """The logits that are chosen by: a copy, unless there is nothing to do."""

@@ -2,11 +2,12 @@
 
 from outrider.schedule.acceptance import Acceptance, Luck, Share
 from outrider.schedule.auto import LONGEST, Auto
-from outrider.schedule.cost import DRAFT_ROWS, MAIN_ROWS, CostFile, PassCost, check_pass, measure_pass
-from outrider.schedule.overlap import Contention, measure_contention, pays
+from outrider.schedule.cost import ALONE, DRAFT_ROWS, MAIN_ROWS, Contention, PassCost, check_pass, measure_pass
+from outrider.schedule.overlap import measure_contention, pays
 from outrider.schedule.rules import ConfidenceThreshold
 
 __all__ = [
+    "ALONE",
     "DRAFT_ROWS",
     "LONGEST",
     "MAIN_ROWS",
@@ -14,7 +15,6 @@ __all__ = [
     "Auto",
     "ConfidenceThreshold",
     "Contention",
-    "CostFile",
     "Luck",
     "PassCost",
     "Share",

@@ -14,6 +14,7 @@ from math import prod
 from typing import TYPE_CHECKING
 
 from outrider.schedule.acceptance import Acceptance, Luck, Share
+from outrider.schedule.cost import ALONE
 from outrider.types import NO_DRAFT
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence as Seq
 
     from outrider.drafters import DraftModel
-    from outrider.schedule.cost import PassCost
+    from outrider.schedule.cost import Contention, PassCost
     from outrider.types import Backend, Draft, Drafter, DraftRequest, Pending, Sequence
 
 LONGEST = 15  # draft tokens a round: with the one before them, the 16 rows up to which calls are measured
@@ -38,6 +39,7 @@ class Auto:
         Auto(main, main_cost, copier=Suffix(), model=model, draft_cost=cost)    # both
 
     copier: a drafter without a model of its own, whose drafts are free, and chosen without looking at the noise.
+    contention: what drafting ahead costs the check that is under way.
     """
 
     num_assistant_tokens = LONGEST
@@ -50,10 +52,12 @@ class Auto:
         copier: Drafter | None = None,
         model: DraftModel | None = None,
         draft_cost: PassCost | None = None,
+        contention: Contention = ALONE,
     ) -> None:
         self._main, self._main_cost = main, main_cost
         self._least = main.capabilities.min_rows  # rows of a round without a draft
         self._copier, self._model, self._draft_cost = copier, model, draft_cost
+        self.contention = contention
         self._answers: dict[Sequence, _Answer] = {}
         self._records: dict[type, _Record] = {}  # by verifier: sampling keeps other tokens than greedy decoding
         self._length = Share(128.0, weight=1.0, memory=0.9)  # of an answer, in tokens
@@ -118,11 +122,24 @@ class Auto:
         return [turn.draft for turn in rounds]
 
     def draft_ahead(self, requests: Seq[DraftRequest], drafts: Seq[Draft], check: Pending) -> None:
-        """Let the draft model go on where it has drafted."""
-        turns = (self._answers[request.sequence].turn for request in requests)
-        mine = [(r, draft) for r, draft, turn in zip(requests, drafts, turns, strict=True) if turn and turn.by_model]
-        if self._model and mine:
-            self._model.draft_ahead([request for request, _ in mine], [draft for _, draft in mine], check)
+        """Let the draft model go on where it has drafted, if that is likely enough to come true."""
+        if self._model is None or self._draft_cost is None or not requests:
+            return
+        step = self._draft_cost.together([1] * len(requests))
+        # What would not be there in time is not begun: the check's end would wait for it.
+        most = int(self._expected_check * self.contention.check / (step * self.contention.draft))
+        slower = min(most * step * self.contention.draft, self._expected_check) * (1 - 1 / self.contention.check)
+        mine = []
+        for request, draft in zip(requests, drafts, strict=True):
+            answer = self._answers[request.sequence]
+            if answer.turn is None or not answer.turn.by_model:
+                continue
+            comes_true = prod(map(answer.model_chance, confidences_of(draft))) * answer.model.mean
+            num_saved = min(most - 1, len(draft))  # the first call gives the token that is expected
+            if comes_true * num_saved * step > slower / len(requests):
+                mine.append((request, draft))
+        if mine:
+            self._model.draft_ahead([request for request, _ in mine], [draft for _, draft in mine], check, most)
 
     def observe(self, sequence: Sequence, num_accepted: int) -> None:
         """Learn from what became of the last draft."""

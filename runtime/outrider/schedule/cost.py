@@ -4,26 +4,18 @@ from __future__ import annotations
 
 import bisect
 import contextlib
-import hashlib
 import itertools
-import json
-import os
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
-
-import msgspec
+from typing import TYPE_CHECKING
 
 from outrider.types import Chunk
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator
     from collections.abc import Sequence as Seq
-    from pathlib import Path
 
     from outrider.types import Backend, FixedShape
-
-T = TypeVar("T")
 
 MAIN_ROWS = (2, 3, 4, 6, 8, 16)
 DRAFT_ROWS = (1, 2, 8, 32, 128)
@@ -79,6 +71,20 @@ class PassCost:
             return near
         share = (context - self.contexts[0]) / (self.contexts[1] - self.contexts[0])
         return near + share * (_line(rows, self.rows, self.far) - near)
+
+
+@dataclass(frozen=True, slots=True)
+class Contention:
+    """How many times as long a call takes while calls of the other model run: of the main model, of the draft model.
+
+    1 where the two share nothing. On one processor both may be above 2.
+    """
+
+    check: float
+    draft: float
+
+
+ALONE = Contention(1.0, 1.0)
 
 
 def _line(x: float, xs: Seq[float], ys: Seq[float]) -> float:
@@ -176,42 +182,3 @@ def _timer(backend: Backend, max_tokens: int) -> Iterator[Callable[..., float]]:
         yield seconds
     finally:
         slot.close()
-
-
-@dataclass(frozen=True, slots=True)
-class CostFile(Generic[T]):
-    """A measurement, kept on disk for one model on one machine in one setting: all that is in `key`."""
-
-    folder: Path
-    key: Mapping[str, Any]
-    kind: type[T]  # of what was measured, such as PassCost
-
-    @property
-    def path(self) -> Path:
-        """Where they are."""
-        return self.folder / f"{hashlib.sha256(self._key.encode()).hexdigest()[:24]}.json"
-
-    @property
-    def _key(self) -> str:
-        return json.dumps(self.key, sort_keys=True, default=str)
-
-    def read(self) -> T | None:
-        """What was measured before; None where nothing was, or the file is not what it should be."""
-        try:
-            record = msgspec.json.decode(self.path.read_bytes(), type=_Record)
-            return msgspec.convert(record.cost, self.kind)
-        except (OSError, msgspec.DecodeError):
-            return None
-
-    def write(self, cost: T) -> None:
-        """Keep a measurement for the next time. A folder that cannot be written to costs another one, no more."""
-        with contextlib.suppress(OSError):
-            self.folder.mkdir(parents=True, exist_ok=True)
-            temporary = self.path.with_suffix(f".{os.getpid()}")
-            temporary.write_bytes(msgspec.json.format(msgspec.json.encode(_Record(self._key, cost))))
-            temporary.replace(self.path)
-
-
-class _Record(msgspec.Struct):
-    key: str
-    cost: Any

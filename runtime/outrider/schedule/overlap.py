@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import time
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from outrider.schedule.auto import LONGEST
-from outrider.schedule.cost import NEAR
+from outrider.schedule.cost import NEAR, Contention
 from outrider.types import Chunk
 
 if TYPE_CHECKING:
@@ -18,29 +17,18 @@ if TYPE_CHECKING:
     from outrider.types import Backend, Pending
 
 _ROWS = 4  # of the call that is measured
-_ACCEPTANCE = 0.7  # the share of draft tokens that is taken to be kept: what the controller begins with
+ACCEPTANCE = 0.7  # the share of draft tokens that is taken to be kept: what the controller begins with
 _LEAST_GAIN = 1.02  # what is won by less may as well be lost
 
 
-@dataclass(frozen=True, slots=True)
-class Contention:
-    """How many times as long a call takes while calls of the other model run: of the main model, of the draft model.
-
-    1 where the two share nothing. On one processor both may be above 2.
-    """
-
-    check: float
-    draft: float
-
-
-def pays(main: PassCost, draft: PassCost, contention: Contention, acceptance: float = _ACCEPTANCE) -> bool:
+def pays(main: PassCost, draft: PassCost, contention: Contention, acceptance: float = ACCEPTANCE) -> bool:
     """Whether overlapped drafting is faster, by what calls cost."""
     lengths = range(1, LONGEST + 1)
-    apart = max(1 / main(1), *(_rate(main, draft, k, acceptance) for k in lengths))
-    return max(_rate(main, draft, k, acceptance, contention) for k in lengths) > _LEAST_GAIN * apart
+    apart = max(1 / main(1), *(rate(main, draft, k, acceptance) for k in lengths))
+    return max(rate(main, draft, k, acceptance, contention) for k in lengths) > _LEAST_GAIN * apart
 
 
-def _rate(main: PassCost, draft: PassCost, k: int, acceptance: float, contention: Contention | None = None) -> float:
+def rate(main: PassCost, draft: PassCost, k: int, acceptance: float, contention: Contention | None = None) -> float:
     """Tokens a second with drafts of k tokens, each kept with this probability if those before it are.
 
     A round yields Σ acceptance^i, i = 0 … k (Leviathan et al. 2022, equation 1). What was drafted ahead counts when

@@ -109,3 +109,6 @@ class FakeBackend:
             """Row i."""
             row: Logits = self.rows[i]
             return row
+
+        def top_logits(self, i: int) -> None:
+            """Not looked for."""

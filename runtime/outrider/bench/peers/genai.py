@@ -21,7 +21,7 @@ from outrider.bench.peers import DRAFT, check_options, link
 
 if TYPE_CHECKING:
     from outrider.bench.modes import Mode
-    from outrider.config import GenerationConfig
+    from outrider.config import DeviceConfig, GenerationConfig
 
 DEFAULT_THRESHOLD = 0.4  # as its samples have it
 # It has no_repeat_ngram_size, which only beam search follows, and logprobs of one token at a place.
@@ -44,19 +44,24 @@ def load(names: list[ModeName], setup: Setup) -> list[Mode]:
     return [_Genai(name, pipelines[name.worker]) for name in names]
 
 
+def _properties(device: DeviceConfig) -> dict[str, Any]:
+    properties: dict[str, Any] = dict(device.properties)
+    if device.num_threads:
+        properties["INFERENCE_NUM_THREADS"] = device.num_threads
+    if device.precision != "auto":
+        properties["INFERENCE_PRECISION_HINT"] = device.precision
+    if device.cache_precision != "auto":
+        properties["KV_CACHE_PRECISION"] = device.cache_precision
+    return properties
+
+
 class _Pipeline:
     """openvino-genai's LLMPipeline with its default cache unless one was chosen."""
 
     def __init__(self, worker: str, setup: Setup) -> None:
         bundle, device = setup.bundle, setup.config.device
         self.eos_token_ids = set(bundle.manifest.tokenizer.eos_token_ids)
-        properties: dict[str, Any] = dict(device.properties)
-        if device.num_threads:
-            properties["INFERENCE_NUM_THREADS"] = device.num_threads
-        if device.precision != "auto":
-            properties["INFERENCE_PRECISION_HINT"] = device.precision
-        if device.cache_precision != "auto":
-            properties["KV_CACHE_PRECISION"] = device.cache_precision
+        properties = _properties(device.of("main"))
         tokenizer = openvino_genai.Tokenizer(str(bundle.tokenizer_path))
         scheduler = openvino_genai.SchedulerConfig()
         scheduler.cache_size = 1
@@ -73,7 +78,7 @@ class _Pipeline:
                 for path in folder.iterdir():
                     link(path, Path(self._draft_folder.name) / path.name)
             extra["draft_model"] = openvino_genai.draft_model(
-                self._draft_folder.name, device.draft_device or device.main_device, **properties
+                self._draft_folder.name, device.draft_device or device.main_device, **_properties(device.of("draft"))
             )
         elif worker == "genai-ngram":
             extra["prompt_lookup"] = True

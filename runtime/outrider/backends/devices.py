@@ -1,0 +1,204 @@
+"""What OpenVINO and ONNX Runtime offer on this machine, and what it is good for.
+
+    for device in find_devices():
+        print(device.name, device.full_name, device.not_for_main or "can run a main model")
+
+Nothing is compiled to find out.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import openvino as ov
+from openvino import opset13 as ops
+
+from outrider.backends.memory import system_memory
+from outrider.errors import OptionError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from outrider.bundle import Format
+
+_PRECISIONS = {"FP32": "f32", "BF16": "bf16", "FP16": "f16", "INT8": "int8", "INT4": "int4"}
+_EXACT = "the text is that of plain decoding, bit for bit"
+_MORE_ONNX = "another package of ONNX Runtime brings it, such as onnxruntime-gpu, -directml or -openvino"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Device:
+    """A device as one library sees it.
+
+    name: what `main_device` and `draft_device` call it. format: of the models that it runs. memory, free: bytes, None
+    where it does not say. precisions: that it calculates in; empty where the model's own decides. driver: its version.
+    not_for_main, not_for_draft: why not, in words; None where it can. remark: what to know.
+    """
+
+    name: str
+    format: Format
+    full_name: str = ""
+    memory: int | None = None
+    free: int | None = None
+    precisions: tuple[str, ...] = ()
+    driver: str | None = None
+    not_for_main: str | None = None
+    not_for_draft: str | None = None
+    remark: str | None = None
+
+    def why_not(self, role: str) -> str | None:
+        """Why it cannot run a model, "main" or a draft model; None where it can."""
+        return self.not_for_main if role == "main" else self.not_for_draft
+
+    @property
+    def identity(self) -> dict[str, str]:
+        """What a verdict on it, or a choice of it, depends on."""
+        return {"device": self.name, "format": self.format, "name": self.full_name, "driver": str(self.driver)}
+
+
+def find_devices() -> list[Device]:
+    """All devices, OpenVINO's first; kinds that it knows and does not find are listed with the reason."""
+    return _openvino_devices(ov.Core()) + _onnx_devices()
+
+
+def find_device(name: str, format: Format) -> Device | None:  # noqa: A002  (what the bundle calls it)
+    """The device of this name for models of a format; None where there is none.
+
+    OpenVINO lists a device that is alone without its number.
+    """
+    known = {device.name: device for device in find_devices() if device.format == format}
+    return known.get(name) or known.get(name.removesuffix(".0")) or known.get(f"{name}.0")
+
+
+def resolve_auto(core: ov.Core) -> str:
+    """The device that OpenVINO's AUTO would run a model on.
+
+    AUTO itself begins on one device and moves to another when that is ready, and our cache could not move along: each
+    device lays it out in its own way. So AUTO is asked once, and its choice is used as if it had been named.
+
+    Raises:
+        OptionError: when it does not say.
+    """
+    hints = {"PERFORMANCE_HINT": "LATENCY", "ENABLE_STARTUP_FALLBACK": False}
+    try:
+        chosen = core.compile_model(_one_operator(), "AUTO", hints).get_property("EXECUTION_DEVICES")
+    except RuntimeError as error:
+        raise OptionError("OpenVINO's AUTO finds no device here. Name one: see 'outrider devices'.") from error
+    # In brackets while it is not ready.
+    return str(chosen[0] if isinstance(chosen, list | tuple) else chosen).strip("()").split(",")[0]
+
+
+def free_memory(core: ov.Core, device: str) -> int | None:
+    """Bytes that a device of OpenVINO's has left; None where it does not say.
+
+    GPU: as OpenVINO GenAI counts it (`utils::get_available_gpu_memory`), a tenth more than is known to be used taken
+    off; where host memory is the device's, what was taken of that counts, too.
+    """
+    if device.startswith("CPU"):
+        return system_memory()[1]
+    if device.split(".")[0] not in {name.split(".")[0] for name in core.available_devices}:
+        return None  # as an NPU that is emulated
+    supported = core.get_property(device, "SUPPORTED_PROPERTIES")
+    if device.startswith("NPU") and "NPU_DEVICE_ALLOC_MEM_SIZE" in supported:
+        return int(core.get_property(device, "NPU_DEVICE_TOTAL_MEM_SIZE")) - int(
+            core.get_property(device, "NPU_DEVICE_ALLOC_MEM_SIZE")
+        )
+    if "GPU_MEMORY_STATISTICS" not in supported:
+        return None
+    used: Mapping[str, int] = core.get_property(device, "GPU_MEMORY_STATISTICS")
+    kinds = ["cl_mem", "usm_device"] + (["usm_host"] if is_integrated(core, device) else [])
+    total = int(core.get_property(device, "GPU_DEVICE_TOTAL_MEM_SIZE"))
+    return max(total - int(1.1 * sum(used.get(kind, 0) for kind in kinds)), 0)
+
+
+def largest_tensor(core: ov.Core, device: str) -> int | None:
+    """Bytes that one tensor can have on a GPU of OpenVINO's; None elsewhere, and where it does not say."""
+    if not device.startswith("GPU") or "GPU" not in {name.split(".")[0] for name in core.available_devices}:
+        return None
+    name = "GPU_DEVICE_MAX_ALLOC_MEM_SIZE"
+    return int(core.get_property(device, name)) if name in core.get_property(device, "SUPPORTED_PROPERTIES") else None
+
+
+def is_integrated(core: ov.Core, device: str) -> bool:
+    """Whether a GPU shares the system's memory."""
+    return "INTEGRATED" in str(core.get_property(device, "DEVICE_TYPE")).upper()
+
+
+def _openvino_devices(core: ov.Core) -> list[Device]:
+    found = [_openvino_device(core, name) for name in core.available_devices]
+    kinds = {device.name.split(".")[0] for device in found}
+    absent = "OpenVINO finds none: there is none here, or its driver is missing"
+    missing = [kind for kind in ("GPU", "NPU") if kind not in kinds]
+    return found + [Device(name=n, format="openvino", not_for_main=absent, not_for_draft=absent) for n in missing]
+
+
+def _openvino_device(core: ov.Core, name: str) -> Device:
+    supported = core.get_property(name, "SUPPORTED_PROPERTIES")
+    kind = name.split(".")[0]
+    asked: dict[str, Any] = {}
+    if kind == "CPU":
+        asked = {"memory": system_memory()[0], "remark": _EXACT}
+    elif f"{kind}_DEVICE_TOTAL_MEM_SIZE" in supported:
+        asked["memory"] = int(core.get_property(name, f"{kind}_DEVICE_TOTAL_MEM_SIZE"))
+    if kind == "GPU":
+        shared = "shares the system's memory; " if is_integrated(core, name) else ""
+        asked["remark"] = f"{shared}not verified on hardware: run 'outrider verify'"
+    elif kind == "NPU":
+        asked["remark"] = "through NPUW; not verified on hardware: run 'outrider verify'"
+    elif kind != "CPU":
+        reason = "no backend of Outrider's knows it"
+        asked |= {"not_for_main": reason, "not_for_draft": reason}
+    capabilities = core.get_property(name, "OPTIMIZATION_CAPABILITIES")
+    driver = next((str(core.get_property(name, n)) for n in supported if n.endswith("DRIVER_VERSION")), None)
+    return Device(
+        name=name,
+        format="openvino",
+        full_name=str(core.get_property(name, "FULL_DEVICE_NAME")).strip(),
+        free=free_memory(core, name),
+        precisions=tuple(_PRECISIONS[each] for each in _PRECISIONS if each in capabilities),
+        driver=driver,
+        **asked,
+    )
+
+
+def _onnx_devices() -> list[Device]:
+    if not find_spec("onnxruntime"):
+        reason = 'onnxruntime is not installed: pip install "outrider[onnx]"'
+        return [Device(name="CPU", format="onnx", not_for_main=reason, not_for_draft=reason)]
+    from outrider.backends.onnxruntime import list_providers
+
+    made = []
+    for kind, provider in list_providers().items():
+        if provider is None:
+            made.append(Device(name=kind, format="onnx", not_for_main=_MORE_ONNX, not_for_draft=_MORE_ONNX))
+            continue
+        memory, free = system_memory() if kind == "CPU" else (None, None)
+        remark = _EXACT if kind == "CPU" else "not verified on hardware; asked when loading"
+        made.append(Device(name=kind, format="onnx", full_name=provider, memory=memory, free=free, remark=remark))
+    return made
+
+
+def count_cores(core: ov.Core) -> dict[str, int]:
+    """The CPU's cores: "performance" and "efficiency" where it has both kinds, else "cores"; and "threads".
+
+    OpenVINO is asked for a schedule on either kind and on both, by models of one operator: where there is one kind, all
+    three are the same.
+    """
+    model = _one_operator()
+    found = {}
+    for kind in ("ANY_CORE", "PCORE_ONLY", "ECORE_ONLY"):
+        hints = {"SCHEDULING_CORE_TYPE": kind, "ENABLE_HYPER_THREADING": False, "INFERENCE_NUM_THREADS": 1024}
+        found[kind] = int(core.compile_model(model, "CPU", hints).get_property("INFERENCE_NUM_THREADS"))
+    threads = {"threads": os.cpu_count() or found["ANY_CORE"]}
+    if found["PCORE_ONLY"] + found["ECORE_ONLY"] == found["ANY_CORE"]:
+        return {"performance": found["PCORE_ONLY"], "efficiency": found["ECORE_ONLY"]} | threads
+    return {"cores": found["ANY_CORE"]} | threads
+
+
+def _one_operator() -> ov.Model:
+    parameter = ops.parameter([1], np.float32)
+    return ov.Model([ops.relu(parameter)], [parameter], "one")

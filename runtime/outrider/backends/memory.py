@@ -1,0 +1,54 @@
+"""The system's memory, by what each system has for the question: no package is worth two numbers."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+from pathlib import Path
+
+
+def system_memory() -> tuple[int | None, int | None]:
+    """Bytes of memory in all, and those that a program can have now; None for what the system does not say."""
+    if sys.platform == "win32":
+        return _windows_memory()
+    try:
+        page = os.sysconf("SC_PAGE_SIZE")
+        total: int | None = page * os.sysconf("SC_PHYS_PAGES")
+    except (ValueError, OSError):
+        return None, None
+    return total, _linux_available()
+
+
+def _linux_available() -> int | None:
+    """What is free or can be made free at once; macOS has no such number in a file."""
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return None
+    found = next((line.split()[1] for line in lines if line.startswith("MemAvailable:")), None)
+    return None if found is None else 1024 * int(found)
+
+
+class _MemoryStatus(ctypes.Structure):
+    """MEMORYSTATUSEX of the Windows API."""
+
+    _fields_ = (
+        ("dwLength", ctypes.c_uint32),
+        ("dwMemoryLoad", ctypes.c_uint32),
+        ("ullTotalPhys", ctypes.c_uint64),
+        ("ullAvailPhys", ctypes.c_uint64),
+        ("ullTotalPageFile", ctypes.c_uint64),
+        ("ullAvailPageFile", ctypes.c_uint64),
+        ("ullTotalVirtual", ctypes.c_uint64),
+        ("ullAvailVirtual", ctypes.c_uint64),
+        ("ullAvailExtendedVirtual", ctypes.c_uint64),
+    )
+
+
+def _windows_memory() -> tuple[int | None, int | None]:
+    status = _MemoryStatus(dwLength=ctypes.sizeof(_MemoryStatus))
+    kernel = getattr(ctypes, "windll").kernel32  # noqa: B009  (not there for type checkers elsewhere)
+    if not kernel.GlobalMemoryStatusEx(ctypes.byref(status)):
+        return None, None
+    return status.ullTotalPhys, status.ullAvailPhys

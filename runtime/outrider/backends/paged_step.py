@@ -1,0 +1,111 @@
+"""What a call of OpenVINO gives: rows of logits, and the largest of each row where the graph looks for them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import openvino as ov
+
+from outrider.backends.paged_graph import TOP
+from outrider.sampling.top import TOLERANCE
+from outrider.types import TopLogits
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from numpy.typing import NDArray
+
+    from outrider.types import Logits
+
+
+@dataclass(frozen=True, slots=True)
+class PagedStep:
+    """Rows of logits, in the output tensors of the request: valid until the next call.
+
+    read: gives row i, float32 [vocab_size]. top: token_ids int32 [rows, k], their logits float32 [rows, k] with the
+    largest first, and the rows' log-sum-exp float32 [rows]; None where the graph does not look for them.
+    """
+
+    read: Callable[[int], Logits]
+    vocab_size: int
+    top: tuple[NDArray[np.int32], NDArray[np.float32], NDArray[np.float32]] | None
+
+    def logits(self, i: int) -> Logits:
+        """Row i, cut to the real vocabulary."""
+        return self.read(i)
+
+    def top_logits(self, i: int) -> TopLogits | None:
+        """The largest logits of row i; None where the graph does not look for them."""
+        if self.top is None:
+            return None
+        token_ids, logits, logsumexp = (values[i] for values in self.top)
+        order = token_ids.argsort()
+        return TopLogits(
+            token_ids=token_ids[order].astype(np.int64),
+            logits=logits[order],
+            bound=float(logits[-1]),
+            logsumexp=float(logsumexp),
+            vocab_size=self.vocab_size,
+        )
+
+
+class Outputs:
+    """The outputs of one infer request, for as many rows as a call has.
+
+        Outputs(compiled, request, vocab_size, has_top=True, on_device=True).step()
+
+    has_top: whether `add_top_logits` was applied. on_device: leaves the rows in the device's memory, whence each is
+    fetched when it is asked for; the GPU plugin moves an output to the host at the end of every call unless it was
+    given a tensor of its own. Written against the documented interface of remote tensors, and not verified on hardware.
+    """
+
+    def __init__(
+        self,
+        compiled: ov.CompiledModel,
+        request: ov.InferRequest,
+        vocab_size: int,
+        *,
+        has_top: bool,
+        on_device: bool,
+    ) -> None:
+        self._request = request
+        self._vocab_size = vocab_size
+        self.has_top = has_top
+        self._width: int = compiled.output("logits").get_partial_shape()[2].get_length()
+        self._kept: Any = None
+        if on_device:  # it grows with the rows of a call
+            self._kept = compiled.get_context().create_tensor(ov.Type.f32, ov.Shape([1, 1, self._width]), {})
+            request.set_tensor("logits", self._kept)
+
+    def step(self) -> PagedStep:
+        """The rows of the call that has ended."""
+        read = self._fetch
+        if self._kept is None:
+            read = self._request.get_output_tensor(0).data[:, 0, : self._vocab_size].__getitem__
+        if not self.has_top:
+            return PagedStep(read, self._vocab_size, None)
+        token_ids, logits, logsumexp = (self._request.get_tensor(name).data[:, 0] for name in TOP)
+        return PagedStep(read, self._vocab_size, (token_ids, logits, logsumexp[:, 0]))
+
+    def agrees(self, step: PagedStep, num_rows: int) -> bool:
+        """Whether what the device has picked out is the largest logits of the rows themselves, to the bit."""
+        for i in range(num_rows):
+            row, top = step.logits(i), step.top_logits(i)
+            if top is None:
+                return False
+            logsumexp = np.logaddexp.reduce(row.astype(np.float64))
+            same = np.array_equal(row[top.token_ids], top.logits)
+            largest = not (np.delete(row, top.token_ids) > top.bound).any()
+            if not same or not largest or not abs(logsumexp - top.logsumexp) < TOLERANCE / 4:
+                return False
+        return True
+
+    def _fetch(self, i: int) -> Logits:
+        """Row i of the last call, from the device."""
+        begin, end = ov.Coordinate([i, 0, 0]), ov.Coordinate([i + 1, 1, self._width])
+        host = ov.Tensor(ov.Type.f32, ov.Shape([1, 1, self._width]))
+        ov.RemoteTensor(self._kept, begin, end).copy_to(host)
+        row: Logits = host.data[0, 0, : self._vocab_size]
+        return row

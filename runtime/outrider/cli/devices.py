@@ -1,0 +1,182 @@
+"""`outrider devices`."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from outrider.cli.console import out, print_json, table
+from outrider.cli.options import json_option, load_options, read_options
+
+if TYPE_CHECKING:
+    from outrider.backends.devices import Device
+    from outrider.config import Config
+    from outrider.loading import Part
+
+LIBRARIES = {"openvino": "OpenVINO", "onnx": "ONNX Runtime"}
+
+
+@click.command()
+@click.argument("bundle", required=False)
+@click.option("--again", is_flag=True, help="Try devices again that were tried before.")
+@load_options
+@json_option
+def devices(bundle: str | None, again: bool, as_json: bool, **options: Any) -> None:
+    """List the devices here, what each can do, and why not where not.
+
+    With BUNDLE, its models are loaded on every device that may run them, in a process of its own each, so that a driver
+    that aborts does no harm; what became of it is kept. The other options are those of loading a bundle, and with
+    --main-device auto the quickest pair of devices is measured and named.
+    """
+    import openvino as ov
+
+    from outrider.backends.devices import count_cores, find_devices
+
+    config = read_options(options)
+    found = find_devices()
+    cores = count_cores(ov.Core())
+    tried, placement = _try_models(bundle, config, found, again=again) if bundle else ([], None)
+    if as_json:
+        listed = [asdict(device) | {"runtime": LIBRARIES[device.format]} for device in found]
+        more = {"models": tried, "placement": placement} if bundle else {}
+        print_json({"devices": listed, "cores": cores, **more})
+        return
+    _print_devices(found, cores)
+    if bundle:
+        _print_models(tried)
+        out.print(f"\nThese options: {_placed(placement)}")
+
+
+def _try_models(
+    folder: str, config: Config, found: list[Device], *, again: bool
+) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """A row for each model on each device of its library, and where the options put the models."""
+    from outrider.bundle import draft_models_of, read_bundle
+    from outrider.loading import Part, place
+
+    bundle = read_bundle(folder)
+    named = config.device.draft_bundle
+    other = bundle if named is None else read_bundle(named)
+    main = Part("main", bundle, bundle.manifest.main)
+    drafts = [Part(entry.name, other, entry.model) for entry in draft_models_of(other, bundle)]
+    parts = [main, *drafts]
+    rows = [
+        _try_model(part, device, config, again=again)
+        for part in parts
+        for device in found
+        if device.format == part.model.format and device.full_name
+    ]
+    overlap = bool(config.scheduler.overlap)
+    return rows, asdict(place(main, drafts[0] if drafts else None, config.device, overlap=overlap))
+
+
+def _try_model(part: Part, device: Device, config: Config, *, again: bool) -> dict[str, Any]:
+    """Whether a device runs a model, and the memory that it takes there, in bytes."""
+    from outrider.loading import judge
+
+    reason = device.why_not(part.role)
+    works: bool | None = reason is None
+    if works and device.name != "CPU":
+        verdict = judge(part, device.name, config.device, again=again)
+        works, reason = verdict.works, verdict.reason or None
+    precision = _cache_precision(part, device, config)
+    geometry = part.model.geometry
+    numbers = 2 * geometry.num_layers * geometry.num_kv_heads * geometry.head_size
+    sizes = {file.path: file.size for file in part.bundle.manifest.files}
+    return {
+        "role": part.role,
+        "weights": part.model.weights,
+        "size": sum(sizes[path] for path in part.files),
+        "device": device.name,
+        "runtime": LIBRARIES[device.format],
+        "works": works,
+        "reason": reason,
+        "cache_precision": precision,
+        "cache_bytes_per_token": int(numbers * _BYTES[precision]),
+        "free": device.free,
+    }
+
+
+# Blocks of 8 bits have a scale and an offset besides.
+_BYTES = {"f32": 4.0, "bf16": 2.0, "f16": 2.0, "u8": 1.2}
+
+
+def _cache_precision(part: Part, device: Device, config: Config) -> str:
+    """What the cache would be kept in."""
+    import openvino as ov
+
+    asked = config.device.cache_precision, config.device.precision
+    if part.model.format == "onnx":
+        return "f32"  # what the models are exported with
+    chosen = next((each for each in asked if each != "auto"), None)
+    return chosen or str(ov.Core().get_property(device.name, "INFERENCE_PRECISION_HINT").get_type_name())
+
+
+def _print_devices(found: list[Device], cores: dict[str, int]) -> None:
+    made = table("device", "runtime", "name", "memory", "free", "precisions", "driver", "main", "draft")
+    for column in made.columns:
+        column.justify = "left"
+    for device in found:
+        made.add_row(
+            device.name,
+            LIBRARIES[device.format],
+            device.full_name or "-",
+            _gigabytes(device.memory),
+            _gigabytes(device.free),
+            " ".join(device.precisions) or ("the model's" if device.full_name else "-"),
+            device.driver or "-",
+            "no" if device.not_for_main else "yes",
+            "no" if device.not_for_draft else "yes",
+        )
+    out.print(made)
+    out.print()
+    said: dict[tuple[str, str], list[str]] = {}
+    for device in found:
+        for remark in {device.not_for_main, device.not_for_draft, device.remark} - {None}:
+            said.setdefault((LIBRARIES[device.format], str(remark)), []).append(device.name)
+    for (library, remark), names in said.items():
+        out.print(f"{', '.join(names)} ({library}): {remark}.", style="dim")
+    counted = ", ".join(f"{count} {_plural(kind)}" for kind, count in cores.items())
+    out.print(f"The CPU has {counted}.", style="dim")
+
+
+def _plural(kind: str) -> str:
+    return kind if kind in ("cores", "threads") else f"{kind} cores"
+
+
+def _print_models(rows: list[dict[str, Any]]) -> None:
+    made = table("model", "weights", "size", "device", "runtime", "runs", "cache", "a token", "free memory holds")
+    for column in made.columns:
+        column.justify = "left"
+    for row in rows:
+        per_token, free = row["cache_bytes_per_token"], row["free"]
+        room = (free - row["size"]) / per_token if free else None
+        made.add_row(
+            row["role"],
+            row["weights"],
+            _gigabytes(row["size"]),
+            row["device"],
+            row["runtime"],
+            {True: "yes", False: "no", None: "not tried"}[row["works"]],
+            row["cache_precision"],
+            f"{per_token / 1e3:.0f} kB",
+            "-" if room is None else f"{room:,.0f} tokens" if room > 0 else "not the model",
+        )
+    out.print()
+    out.print(made)
+    for row in rows:
+        if row["reason"]:
+            out.print(f"{row['role']} on {row['device']}: {row['reason']}.", style="dim")
+
+
+def _placed(placement: dict[str, Any] | None) -> str:
+    if placement is None:
+        return "-"
+    draft = f", draft model on {placement['draft']}" if placement["draft"] else ""
+    return f"main model on {placement['main']}{draft} ({placement['why']})."
+
+
+def _gigabytes(size: int | None) -> str:
+    return "-" if size is None else f"{size / 1e9:.1f} GB"

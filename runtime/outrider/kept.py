@@ -1,0 +1,70 @@
+"""What was measured or found out once, kept on disk for later starts."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+import msgspec
+import platformdirs
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+FOLDER = platformdirs.user_cache_path("outrider", appauthor=False)
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Kept(Generic[T]):
+    """A value that holds for whatever is in `key`, in a file of its own. kind: the value's type.
+
+    kept = Kept(FOLDER / "verdicts", {"device": "GPU", "driver": "1.2"}, Verdict)
+    kept.read() or kept.write(find_out())
+    """
+
+    folder: Path
+    key: Mapping[str, Any]
+    kind: type[T]
+
+    @property
+    def path(self) -> Path:
+        """Where it is."""
+        return self.folder / f"{hashlib.sha256(self._key.encode()).hexdigest()[:24]}.json"
+
+    @property
+    def _key(self) -> str:
+        return json.dumps(self.key, sort_keys=True, default=str)
+
+    def read(self) -> T | None:
+        """What was kept; None where nothing was, or the file is not what it should be."""
+        try:
+            record = msgspec.json.decode(self.path.read_bytes(), type=_Record)
+            return msgspec.json.decode(record.value, type=self.kind)
+        except (OSError, msgspec.DecodeError):
+            return None
+
+    def write(self, value: T) -> None:
+        """Keep a value for the next time. A folder that cannot be written to costs finding it out again, no more."""
+        with contextlib.suppress(OSError):
+            self.folder.mkdir(parents=True, exist_ok=True)
+            temporary = self.path.with_suffix(f".{os.getpid()}")
+            record = _Record(self._key, msgspec.Raw(msgspec.json.encode(value)))
+            temporary.write_bytes(msgspec.json.format(msgspec.json.encode(record)))
+            temporary.replace(self.path)
+
+    def forget(self) -> None:
+        """Find it out anew the next time."""
+        with contextlib.suppress(OSError):
+            self.path.unlink(missing_ok=True)
+
+
+class _Record(msgspec.Struct):
+    key: str
+    value: msgspec.Raw

@@ -1,0 +1,145 @@
+"""Decisions from a row's largest logits, where the others provably change nothing.
+
+A device that has found the k largest logits of a row hands over some hundred bytes instead of 600 kB. The tokens that
+sampling keeps of them go through the same code as those of a whole row, so what comes out has the same bits: only
+which tokens are kept is asked here. No order among equals is relied on, as devices differ in it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from outrider.sampling.truncate import SMALLEST, truncated_softmax
+from outrider.types import Distribution
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from collections.abc import Sequence as Seq
+
+    from numpy.typing import NDArray
+
+    from outrider.types import Logits, Sampler, Step, TopLogits
+
+# How far, at most, a device's sum of 150,000 exponentials in single precision may be off (see `add_top_logits`), and an
+# exponential of NumPy's.
+TOLERANCE = 1e-4
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One row of a step: its largest logits, if the device looks for them, and all where these do not suffice.
+
+        Row.of(step, i).best(sampler, prefix)
+
+    read: fetches the whole row, float32 [vocab_size].
+    """
+
+    read: Callable[[], Logits]
+    top: TopLogits | None = None
+
+    @classmethod
+    def of(cls, step: Step, i: int) -> Row:
+        """Row i of a step; valid as long as that is."""
+        return cls(lambda: step.logits(i), step.top_logits(i))
+
+    def best(self, sampler: Sampler, prefix: Seq[int]) -> int:
+        """The token with the highest processed logit."""
+        found = None if self.top is None else sampler.best_of_top(self.top, prefix)
+        return sampler.best(self.read(), prefix) if found is None else found
+
+    def distribution(self, sampler: Sampler, prefix: Seq[int]) -> Distribution:
+        """The probabilities after all processors."""
+        found = None if self.top is None else sampler.distribution_of_top(self.top, prefix)
+        return sampler.distribution(self.read(), prefix) if found is None else found
+
+    def argmax(self) -> int:
+        """The token with the highest logit, as it is; the lowest id among equals."""
+        top = self.top
+        if top is not None and np.isfinite(top.logsumexp) and top.logits.max() > top.bound:
+            return int(top.token_ids[top.logits.argmax()])
+        return int(self.read().argmax())
+
+    def probability(self, token_id: int) -> float:
+        """The softmax of the row at one token, in single precision."""
+        if self.top is not None and np.isfinite(self.top.logsumexp):
+            listed = self.top.logits[self.top.token_ids == token_id]
+            if len(listed):
+                return float(np.exp(listed[0] - self.top.logsumexp))
+        logits = self.read()
+        total = np.exp(logits - logits.max()).sum()
+        return float(np.exp(logits[token_id] - logits.max()) / total)
+
+
+def truncated_softmax_of_top(
+    top: TopLogits,
+    logits: Logits,
+    temperature: float,
+    top_k: int,
+    top_p: float,
+    min_p: float,
+    typical_p: float,
+) -> Distribution | None:
+    """What `truncated_softmax` says of the whole row, or None where the listed tokens do not tell.
+
+    logits: float32 [k], those of the listed tokens after all processors, which have only lowered them and others.
+    """
+    if 0 < top_k < top.vocab_size:
+        kept, top_k = _k_largest(top, logits, top_k), 0
+    elif top_p < 1:
+        kept, top_p = _nucleus(top, logits, temperature, top_p), 1.0
+    else:
+        least = max(min_p, float(SMALLEST) / 4)  # half of the smallest number rounds up to it
+        kept = None if _weight_of_others(top, logits, temperature) >= least else np.arange(len(logits))
+    if kept is None:
+        return None
+    made = truncated_softmax(logits[kept], temperature, top_k, top_p, min_p, typical_p)
+    return Distribution(top.token_ids[kept][made.token_ids], made.probs)
+
+
+def _k_largest(top: TopLogits, logits: Logits, k: int) -> NDArray[np.int64] | None:
+    """The places of the k highest logits, and of what equals the last of them."""
+    if k > len(logits):
+        return None
+    smallest = np.partition(logits, len(logits) - k)[len(logits) - k]
+    return np.flatnonzero(logits >= smallest) if smallest > top.bound else None
+
+
+def _nucleus(top: TopLogits, logits: Logits, temperature: float, top_p: float) -> NDArray[np.int64] | None:
+    """The places of the likeliest tokens until their mass reaches p; None where what is not listed may move the cut."""
+    weights = np.exp((logits - logits.max()) * np.float32(1 / temperature))
+    order = np.lexsort((top.token_ids, -weights))
+    mass = np.cumsum(weights[order], dtype=np.float64)
+    least, most = (top_p * (mass[-1] + other) for other in _mass_of_others(top, logits, temperature))
+    first, last = np.searchsorted(mass, [least * (1 - 1e-9), most * (1 + 1e-9)])  # sums in another order
+    if first != last or last == len(order) or weights[order[last]] <= _weight_of_others(top, logits, temperature):
+        return None
+    return np.sort(order[: last + 1])
+
+
+def _weight_of_others(top: TopLogits, logits: Logits, temperature: float) -> float:
+    """What the weight of a token that is not listed does not exceed, where the highest has 1."""
+    return float(np.exp((top.bound - float(logits.max())) / temperature)) * (1 + TOLERANCE)
+
+
+def _mass_of_others(top: TopLogits, logits: Logits, temperature: float) -> tuple[float, float]:
+    """The least and the most that the weights of all tokens that are not listed can add up to.
+
+    At temperature 1, their mass is what the listed ones leave of all; at another, it follows that each weight w becomes
+    w^power: for powers above 1, w^power = w · w^(power − 1) and the largest w is known; below 1, Hölder's inequality
+    says n^(1 − power) · mass^power.
+    """
+    with np.errstate(all="ignore"):  # what is not finite is not kept
+        highest, power = float(logits.max()), 1 / temperature
+        total = np.exp(top.logsumexp - highest)
+        listed = np.exp(top.logits.astype(np.float64) - highest).sum()
+        most = max(total * (1 + TOLERANCE) - listed, 0.0)
+        if power >= 1:
+            largest = min(np.exp(top.bound - highest), 1.0)
+            bound = most * largest ** (power - 1)
+        else:
+            bound = (top.vocab_size - len(logits)) ** (1 - power) * most**power
+        exact = temperature == 1 and logits is top.logits
+        return (max(total * (1 - TOLERANCE) - listed, 0.0) if exact else 0.0), float(bound)

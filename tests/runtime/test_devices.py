@@ -1,0 +1,598 @@
+"""Devices: which there are, what happens when one fails, and whose options they get.
+
+The machines that run this have a CPU. "GPU" is here ONNX Runtime's CPU provider under another name, in this process and
+in the children that try it; what OpenVINO's GPU is asked goes to a fake.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import openvino as ov
+import pytest
+
+import outrider
+from outrider import kept, loading
+from outrider.backends import devices, onnxruntime, probe
+from outrider.backends.devices import Device
+from outrider.backends.memory import system_memory
+from outrider.backends.openvino_paged import OpenVINOPaged
+from outrider.schedule import Contention, PassCost
+from outrider.schedule.placement import Placement
+from outrider.testing import ToyTokenizer, save_toy_bundle
+from outrider.types import Chunk
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from outrider.bundle import Bundle, Format
+
+SMALL = outrider.Config().replace(cache_size=0.01)
+
+# The child of a machine whose GPU is the CPU; what comes before `probe.main()` is what its driver does.
+CHILD = """
+import os, sys
+from outrider.backends import onnxruntime, probe
+onnxruntime._PROVIDERS["GPU"] = onnxruntime._PROVIDERS["CPU"]
+open({log!r}, "a").write("tried\\n")
+{driver}
+probe.main()
+"""
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    return save_toy_bundle(tmp_path_factory.mktemp("toy") / "bundle", formats=("onnx", "onnx"))
+
+
+@pytest.fixture
+def gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """A GPU whose driver does what it is given, as a program; nothing by default."""
+    monkeypatch.setattr(kept, "FOLDER", tmp_path / "kept")
+    monkeypatch.setitem(onnxruntime._PROVIDERS, "GPU", onnxruntime._PROVIDERS["CPU"])
+
+    def drive(driver: str) -> None:
+        program = CHILD.format(log=str(tmp_path / "log"), driver=driver)
+        monkeypatch.setattr(probe, "child_command", lambda: [sys.executable, "-c", program])
+
+    drive("")
+    return drive
+
+
+def num_tried(tmp_path: Path) -> int:
+    log = tmp_path / "log"
+    return log.read_text().count("tried") if log.exists() else 0
+
+
+def load(bundle: Bundle, **options: Any) -> outrider.Engine:
+    return outrider.Engine(bundle, SMALL.replace(**options), tokenizer=ToyTokenizer())
+
+
+def answers_as_it_should(engine: outrider.Engine) -> bool:
+    options: dict[str, Any] = {"max_new_tokens": 30, "ignore_eos": True}
+    drafted = engine.generate("hello", drafter="draft", num_assistant_tokens=3, **options)
+    plain = engine.generate("hello", drafter=None, **options)
+    return drafted.stats.num_draft_tokens > 0 and drafted.token_ids == plain.token_ids
+
+
+def parts_that_draft(bundle: Bundle) -> list[loading.Part]:
+    return [loading.Part(entry.name, bundle, entry.model) for entry in bundle.manifest.drafters]
+
+
+ABORT = "probe.load_model = lambda *_, **__: os.abort()"
+SEGFAULT = "import ctypes; probe.load_model = lambda *_, **__: ctypes.string_at(0)"
+EXIT = "probe.load_model = lambda *_, **__: os._exit(3)"
+NOISY_EXIT = "print('driver: cannot go on'); " + EXIT
+REFUSE = "def no(*_, **__): raise RuntimeError('no kernels for this')\nprobe.load_model = no"
+
+
+class TestADriverThatCrashes:
+    """It takes the child that tries it down, and nothing else."""
+
+    @pytest.mark.parametrize(
+        ("driver", "said"),
+        [
+            (ABORT, "was ended by SIGABRT" if os.name != "nt" else "ended with code"),
+            (SEGFAULT, "was ended by SIGSEGV" if os.name != "nt" else "ended with code"),
+            (NOISY_EXIT, "ended with code 3"),
+            (REFUSE, "RuntimeError: no kernels for this"),
+        ],
+        ids=["abort", "segfault", "exit", "refusal"],
+    )
+    def test_the_draft_model_goes_elsewhere(
+        self, bundle: Bundle, gpu: Callable[[str], None], driver: str, said: str
+    ) -> None:
+        gpu(driver)
+        with pytest.warns(outrider.DeviceWarning, match=f"'draft' does not run on GPU: .*{said}.* CPU is used instead"):
+            engine = load(bundle, draft_device="GPU")
+        assert answers_as_it_should(engine)
+        assert engine.setting["draft_device"].startswith("CPU")
+        assert (engine.placement.main, engine.placement.draft) == ("CPU", "CPU")
+        assert engine.placement.why == "CPU and GPU could not be had, as was warned"
+
+    def test_a_main_device_that_was_named_is_an_error(self, bundle: Bundle, gpu: Callable[[str], None]) -> None:
+        gpu(ABORT)
+        with pytest.raises(
+            outrider.DeviceError, match="The main model does not run on GPU: .* try again with 'outrider"
+        ):
+            load(bundle, main_device="GPU")
+
+    def test_auto_does_without_it(self, bundle: Bundle, gpu: Callable[[str], None]) -> None:
+        gpu(ABORT)
+        with pytest.warns(outrider.DeviceWarning, match="does not run on GPU: .* It is left out of the choice"):
+            engine = load(bundle, main_device="auto")
+        assert answers_as_it_should(engine)
+        assert engine.placement.main == engine.placement.draft == engine.config.device.main_device == "CPU"
+        assert "GPU" not in engine.placement.why
+        assert load(bundle, main_device="auto").placement == engine.placement  # kept, without another warning
+        gpu("")  # the driver has been mended
+        for part in (loading.Part("main", bundle, bundle.manifest.main), *parts_that_draft(bundle)):
+            assert loading.judge(part, "GPU", SMALL.device, again=True).works
+        assert "GPU and GPU" in load(bundle, main_device="auto").placement.why
+
+    def test_one_that_hangs_is_given_up(
+        self, bundle: Bundle, gpu: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        gpu("import time; probe.load_model = lambda *_, **__: time.sleep(600)")
+        monkeypatch.setattr(probe, "PATIENCE", 4.0)
+        with pytest.warns(outrider.DeviceWarning, match="it was not ready after 4 seconds"):
+            assert answers_as_it_should(load(bundle, draft_device="GPU"))
+
+    def test_what_crashes_after_it_has_worked_has_worked(self, bundle: Bundle, gpu: Callable[[str], None]) -> None:
+        gpu("import atexit; atexit.register(os.abort)")
+        assert load(bundle, draft_device="GPU").setting["draft_device"].startswith("GPU")
+
+
+class TestVerdicts:
+    """A device is tried once, and again when something has changed."""
+
+    def test_a_device_that_works_is_used_and_not_tried_again(
+        self, bundle: Bundle, gpu: Callable[[str], None], tmp_path: Path
+    ) -> None:
+        for _ in range(2):
+            engine = load(bundle, main_device="GPU")
+            assert answers_as_it_should(engine)
+            assert all(where.startswith("GPU f32") for where in engine.setting.values())
+            assert num_tried(tmp_path) == 2  # a child for each model
+
+    def test_it_is_tried_again_when_something_has_changed(
+        self, bundle: Bundle, gpu: Callable[[str], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        part = loading.Part("main", bundle, bundle.manifest.main)
+        options = SMALL.device
+
+        def judge(options: Any = options, **more: Any) -> bool | None:
+            return loading.judge(part, "GPU", options, **more).works
+
+        assert judge()
+        assert judge()
+        assert num_tried(tmp_path) == 1
+        gpu(ABORT)  # a driver that is worse, and says so
+        found = devices.find_device("GPU", "onnx")
+        assert found is not None
+        newer = Device(name="GPU", format="onnx", full_name=found.full_name, driver="2")
+        with monkeypatch.context() as patch:
+            patch.setattr(loading, "find_device", lambda *_: newer)
+            assert judge() is False
+            assert judge() is False
+        assert num_tried(tmp_path) == 2
+        assert judge()  # the old driver's verdict
+        assert judge(SMALL.replace(main_properties={"session.intra_op.allow_spinning": "0"}).device) is False
+        assert judge(SMALL.replace(draft_properties={"session.intra_op.allow_spinning": "0"}).device)  # not its own
+        assert judge(again=True) is False
+        assert judge() is False
+        assert num_tried(tmp_path) == 4
+
+    def test_what_cannot_be_tried_is_no_verdict(
+        self, bundle: Bundle, gpu: Callable[[str], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        part = loading.Part("main", bundle, bundle.manifest.main)
+        odd = SMALL.replace(properties={"session.x": object()}).device
+        assert loading.judge(part, "GPU", odd).works is None
+        assert loading.judge(part, "GPU", SMALL.replace(precision="bf16").device).works is None  # the option's fault
+        monkeypatch.setattr(probe, "child_command", lambda: None)
+        verdict = loading.judge(part, "GPU", SMALL.device)
+        assert verdict.works is None
+        assert "no Python interpreter" in verdict.reason
+        assert not (kept.FOLDER / "verdicts").exists()
+        assert answers_as_it_should(load(bundle, main_device="GPU"))  # loaded as it is
+
+
+@pytest.mark.parametrize(
+    ("frozen", "executable", "starts"),
+    [
+        (False, "/usr/bin/python3.11", True),
+        (False, "C:/Python/pythonw.exe", True),
+        (True, "/opt/app/python", False),
+        (False, "C:/App/editor.exe", False),
+        (False, "", False),
+    ],
+)
+def test_an_app_never_starts_itself(
+    monkeypatch: pytest.MonkeyPatch, frozen: bool, executable: str, starts: bool
+) -> None:
+    monkeypatch.setattr(sys, "frozen", frozen, raising=False)
+    monkeypatch.setattr(sys, "executable", executable)
+    assert (probe.child_command() is not None) == starts
+
+
+def test_the_real_child_judges_a_real_model(openvino_bundle: Bundle) -> None:
+    model = openvino_bundle.manifest.main
+    path = str(openvino_bundle.model_path(model))
+    assert probe.try_apart(probe.Job(path, model, "CPU", SMALL.device, exact=True)).works
+    broken = SMALL.replace(properties={"NO_SUCH_PROPERTY": "1"}).device
+    verdict = probe.try_apart(probe.Job(path, model, "CPU", broken, exact=True))
+    assert verdict.works is False
+    assert "NO_SUCH_PROPERTY" in verdict.reason
+
+
+@pytest.mark.skipif(os.name == "nt", reason="no signals there")
+def test_every_ending_has_words() -> None:
+    assert probe._ending(-signal.SIGKILL) == "was ended by SIGKILL"
+    assert probe._ending(7) == "ended with code 7"
+    assert probe._ending(0xC0000005) == "ended with code 0xc0000005"
+    assert probe._ending(-1073741819) == "ended with code 0xc0000005"
+
+
+class TestAuto:
+    """The quickest pair, by what calls cost."""
+
+    @pytest.fixture
+    def costs(self, gpu: Callable[[str], None], monkeypatch: pytest.MonkeyPatch) -> dict[tuple[str, str], float]:
+        """Seconds of a call, by role and device; told instead of measured."""
+        seconds: dict[tuple[str, str], float] = {}
+
+        def told(part: loading.Part, backend: Any, _repeats: int | None = None) -> PassCost:
+            each = seconds[part.role, backend.device]
+            return PassCost((1, 16), (each, 1.2 * each), (each, 1.2 * each))
+
+        monkeypatch.setattr(loading, "cost_of", told)
+        monkeypatch.setattr("outrider.engine.cost_of", told)
+        for name in ("outrider.loading.contention_of", "outrider.engine.contention_of"):
+            monkeypatch.setattr(name, lambda *_: Contention(1.0, 1.0))
+        return seconds
+
+    def test_the_quickest_pair_is_taken_and_remembered(
+        self, bundle: Bundle, costs: dict[tuple[str, str], float], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        costs |= {("main", "CPU"): 0.05, ("main", "GPU"): 0.02, ("draft", "CPU"): 0.005, ("draft", "GPU"): 0.015}
+        engine = load(bundle, main_device="auto", draft_device="auto")
+        assert (engine.placement.main, engine.placement.draft) == ("GPU", "CPU")
+        assert "GPU and CPU" in engine.placement.why
+        assert engine.setting["main_device"].startswith("GPU")
+        assert engine.config.device.draft_device == "CPU"
+        assert answers_as_it_should(engine)
+        monkeypatch.setattr(loading, "_measure_pairs", forbidden)
+        again = load(bundle, main_device="auto", draft_device="auto")
+        assert again.placement == engine.placement
+        with pytest.raises(AssertionError, match="was not to be called"):
+            load(bundle, main_device="auto", draft_device="auto", draft_num_threads=1)  # another choice to make
+
+    def test_only_what_is_left_open_is_chosen(self, bundle: Bundle, costs: dict[tuple[str, str], float]) -> None:
+        costs |= {("main", "CPU"): 0.05, ("main", "GPU"): 0.02, ("draft", "CPU"): 0.015, ("draft", "GPU"): 0.005}
+        engine = load(bundle, main_device="CPU", draft_device="auto")
+        assert (engine.placement.main, engine.placement.draft) == ("CPU", "GPU")
+        engine = load(bundle, main_device="auto", draft_device="CPU")
+        assert (engine.placement.main, engine.placement.draft) == ("GPU", "CPU")
+        engine = load(bundle, main_device="auto", drafter=None)
+        assert (engine.placement.main, engine.placement.draft) == ("GPU", None)
+
+    def test_a_choice_that_fails_later_is_replaced(
+        self, bundle: Bundle, costs: dict[tuple[str, str], float], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        costs |= {("main", "CPU"): 0.05, ("main", "GPU"): 0.02, ("draft", "CPU"): 0.005, ("draft", "GPU"): 0.005}
+        load(bundle, main_device="auto")
+        for file in (kept.FOLDER / "verdicts").iterdir():
+            file.write_text(file.read_text().replace('"works": true', '"works": false'))
+        monkeypatch.setattr(loading, "place", lambda *_, **__: Placement("GPU", "GPU", why="as it was"))
+        with pytest.warns(outrider.DeviceWarning, match="The main model does not run on GPU: .* CPU is used instead"):
+            engine = load(bundle, main_device="auto")
+        assert (engine.placement.main, engine.placement.draft) == ("CPU", "CPU")
+        assert answers_as_it_should(engine)
+
+    def test_a_machine_with_a_cpu_measures_nothing(
+        self, openvino_bundle: Bundle, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(loading, "_measure_pairs", forbidden)
+        monkeypatch.setattr(loading, "try_apart", forbidden)
+        engine = load(openvino_bundle, main_device="auto", draft_device="auto")
+        assert engine.placement.why == "there is no other device that could run them"
+        assert answers_as_it_should(engine)
+
+    def test_openvinos_own_choice_is_named(self, openvino_bundle: Bundle) -> None:
+        engine = load(openvino_bundle, main_device="AUTO")
+        assert engine.config.device.main_device == engine.placement.main == "CPU"
+
+
+def forbidden(*_: object, **__: object) -> None:
+    raise AssertionError("this was not to be called")
+
+
+class TestRoles:
+    """Options of each model."""
+
+    def test_threads_and_properties_of_each(self, openvino_bundle: Bundle) -> None:
+        engine = load(
+            openvino_bundle,
+            num_threads=2,
+            draft_num_threads=1,
+            properties={"ENABLE_CPU_PINNING": False},
+            main_properties={"SCHEDULING_CORE_TYPE": "PCORE_ONLY"},
+            draft_properties={"ENABLE_CPU_PINNING": True, "ENABLE_CPU_RESERVATION": True},
+        )
+        names = ("INFERENCE_NUM_THREADS", "ENABLE_CPU_PINNING", "ENABLE_CPU_RESERVATION")
+        found = {
+            role: [backend._compiled.get_property(name) for name in names]
+            for role, backend in engine._backends.items()
+            if isinstance(backend, OpenVINOPaged)
+        }
+        assert found == {
+            "main_device": [min(2, os.cpu_count() or 1), False, False],
+            "draft_device": [1, True, True],
+        }
+        assert answers_as_it_should(engine)
+
+    @pytest.mark.skipif(sys.platform != "linux" or (os.cpu_count() or 1) < 2, reason="reads /proc; needs two cores")
+    def test_reserved_cores_are_apart(self, smollm2: Path) -> None:
+        """Two models of one thread each are pinned to the same core, unless they reserve theirs."""
+        path = smollm2 / "main" / "openvino_model.xml"
+        for reserve in (False, True):
+            properties = {"ENABLE_CPU_RESERVATION": reserve}
+            pair = [OpenVINOPaged(path, vocab_size=9, num_threads=1, properties=properties) for _ in range(2)]
+            first, second = (pinned_cores(backend) for backend in pair)
+            assert len(first) == len(second) == 1
+            assert (first != second) == reserve
+            del pair
+
+    def test_on_onnxruntime(self, bundle: Bundle) -> None:
+        engine = load(bundle, num_threads=2, draft_num_threads=1, main_properties={AFFINITIES: "2"})
+        prints = [engine._backends[f"{role}_device"].fingerprint for role in ("main", "draft")]
+        assert [found["threads"] for found in prints] == ["2", "1"]
+        assert [found.get(AFFINITIES) for found in prints] == ["2", None]
+        with pytest.raises(
+            outrider.OptionError, match=r"pins 2 threads, and has to pin num_threads - 1.*num_threads=2"
+        ):
+            load(bundle, num_threads=2, properties={AFFINITIES: "1;2"})
+
+    @pytest.mark.parametrize("option", ["main_properties", "draft_properties"])
+    def test_a_property_for_another_library_is_refused(self, tmp_path: Path, option: str) -> None:
+        formats: tuple[Format, Format] = ("onnx", "openvino") if option == "main_properties" else ("openvino", "onnx")
+        mixed = save_toy_bundle(tmp_path / "mixed", formats=formats)
+        with pytest.raises(outrider.OptionError, match=f"{option} has 'ENABLE_CPU_PINNING', which is for models in op"):
+            load(mixed, **{option: {"ENABLE_CPU_PINNING": True}})
+        other = {"main_properties": "draft_properties", "draft_properties": "main_properties"}[option]
+        assert answers_as_it_should(load(mixed, **{other: {"ENABLE_CPU_PINNING": True}}))
+
+    def test_of_a_role_they_are_everyones(self) -> None:
+        config = SMALL.replace(num_threads=4, properties={"A": 1, "B": 1}, draft_properties={"B": 2, "C": 3}).device
+        assert config.of("main").properties == {"A": 1, "B": 1}
+        assert config.of("draft").properties == {"A": 1, "B": 2, "C": 3}
+        assert config.of("draft").num_threads == 4
+        assert config.of("draft").of("draft") == config.of("draft")
+
+
+def pinned_cores(backend: OpenVINOPaged) -> set[str]:
+    """The cores that threads are bound to while a model's calls run; between calls they are free."""
+    backend.allocate(256)
+    slot = backend.open(200)
+    assert slot is not None
+    found: set[str] = set()
+    for _ in range(100):
+        slot.trim(0)
+        pending = backend.submit([Chunk(slot, [5] * 64, num_rows=1)])
+        for task in Path("/proc/self/task").iterdir():
+            with contextlib.suppress(OSError):  # a thread that has ended
+                allowed = (task / "status").read_text().split("Cpus_allowed_list:")[1].split()[0]
+                found |= {allowed} if allowed.isdecimal() else set()
+        pending.wait()
+        if found:
+            break
+    return found
+
+
+AFFINITIES = "session.intra_op_thread_affinities"
+
+
+class TestCompiledCache:
+    """Where OpenVINO keeps what it compiled."""
+
+    def folder(self, bundle: Bundle, device: str, **options: Any) -> Path | None:
+        part = loading.Part("main", bundle, bundle.manifest.main)
+        folder = loading._own(SMALL.replace(**options).device, part, device).properties.get("CACHE_DIR")
+        return None if folder is None else Path(folder)
+
+    def test_it_is_for_devices_that_can_read_it(self, openvino_bundle: Bundle, bundle: Bundle, tmp_path: Path) -> None:
+        assert self.folder(openvino_bundle, "CPU") is None
+        folder = self.folder(openvino_bundle, "GPU")
+        assert folder is not None
+        assert folder.parent == kept.FOLDER / "compiled"
+        own = self.folder(openvino_bundle, "GPU", compiled_cache=str(tmp_path))
+        assert own == tmp_path / folder.name
+        others = ({"precision": "f16"}, {"cache_precision": "u8"}, {"properties": {"A": 1}}, {"num_threads": 2})
+        names = {self.folder(openvino_bundle, device, **o) for o in ({}, *others) for device in ("GPU", "NPU")}
+        assert len(names) == 10  # OpenVINO does not look at all of them
+        assert self.folder(openvino_bundle, "GPU", compiled_cache="off") is None
+        assert self.folder(openvino_bundle, "GPU", properties={"CACHE_DIR": "mine"}) == Path("mine")
+        assert self.folder(bundle, "GPU") is None
+
+    def test_the_cpu_still_cannot_read_what_it_wrote(self, openvino_bundle: Bundle) -> None:
+        """When this fails, OpenVINO has been mended, and the CPU may have its cache."""
+        path = openvino_bundle.model_path(openvino_bundle.manifest.main)
+        backend = OpenVINOPaged(path, vocab_size=40)
+        with pytest.raises(RuntimeError, match="k_head_size"):
+            ov.Core().import_model(backend._compiled.export_model(), "CPU", {})
+
+
+class FakeCore:
+    """A GPU as OpenVINO describes one."""
+
+    available_devices = ("CPU", "GPU")
+
+    def __init__(self, **properties: Any) -> None:
+        self.properties = {
+            "FULL_DEVICE_NAME": "Fake Arc",
+            "DEVICE_TYPE": "Type.INTEGRATED",
+            "OPTIMIZATION_CAPABILITIES": ["FP32", "FP16", "INT8"],
+            "GPU_DRIVER_VERSION": "31.0",
+            "GPU_DEVICE_TOTAL_MEM_SIZE": 1000,
+            "GPU_MEMORY_STATISTICS": {"cl_mem": 100, "usm_device": 200, "usm_host": 300},
+        } | properties
+
+    def get_property(self, device: str, name: str) -> Any:
+        return [*self.properties] if name == "SUPPORTED_PROPERTIES" else self.properties[name]
+
+
+class TestGpu:
+    """As OpenVINO GenAI does it, on a fake: there is none here."""
+
+    def test_its_memory_is_counted(self) -> None:
+        core: Any = FakeCore()
+        assert devices.free_memory(core, "GPU") == 1000 - 660
+        core = FakeCore(DEVICE_TYPE="Type.DISCRETE")
+        assert devices.free_memory(core, "GPU") == 1000 - 330
+        assert devices.free_memory(core, "NPU") is None
+        found = devices._openvino_device(core, "GPU")
+        assert (found.memory, found.free, found.driver) == (1000, 670, "31.0")
+        assert found.precisions == ("f32", "f16", "int8")
+        assert found.why_not("main") is None
+
+    def test_the_cache_is_made_in_its_memory(self, openvino_bundle: Bundle) -> None:
+        backend = OpenVINOPaged(openvino_bundle.model_path(openvino_bundle.manifest.main), vocab_size=40)
+        made: list[tuple[str, list[int]]] = []
+
+        class Context:
+            def create_tensor(self, kind: ov.Type, shape: ov.Shape, properties: dict[str, Any]) -> ov.Tensor:
+                made.append((kind.get_type_name(), list(shape)))
+                return ov.Tensor(kind, shape)
+
+        class Compiled:
+            def get_context(self) -> Context:
+                return Context()
+
+        backend.device, backend._compiled = "GPU", Compiled()
+        backend.allocate(10 * backend.block_size)
+        ports = backend._caches.values()
+        assert made == [
+            (port.get_element_type().get_type_name(), [10, *(port.partial_shape[a].get_length() for a in (1, 2, 3))])
+            for port in ports
+        ]
+
+    def test_more_than_there_is_is_refused_up_front(self, bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
+        engine = load(bundle)
+        monkeypatch.setattr(loading, "system_memory", lambda: (10**6, 10**6))
+        with pytest.raises(
+            outrider.DeviceError, match=r"CPU has 0.00 GB of memory, and the cache may take .* Lower cache"
+        ):
+            loading.check_room(engine._backends, 10**5)
+        loading.check_room(engine._backends, 100)
+        monkeypatch.undo()
+        core: Any = FakeCore()
+        monkeypatch.setattr(ov, "Core", lambda: core)
+        backend = engine._backends["main_device"]  # 256 bytes a token, 64 of them keys of a layer
+        monkeypatch.setattr(backend, "device", "GPU")
+        monkeypatch.setattr(type(backend), "runtime", "OpenVINO")
+        with pytest.raises(outrider.DeviceError, match="GPU has 0.00 GB of memory left, and the cache may take"):
+            loading.check_room({"main_device": backend}, 2)
+        loading.check_room({"main_device": backend}, 1)
+        core.properties["GPU_DEVICE_MAX_ALLOC_MEM_SIZE"] = 63
+        with pytest.raises(outrider.DeviceError, match="GPU makes no tensor above 0.00 GB, and the keys of"):
+            loading.check_room({"main_device": backend}, 1)
+
+
+class TestCommand:
+    """`outrider devices`."""
+
+    def test_devices_are_listed_with_reasons(self, capsys: pytest.CaptureFixture[str]) -> None:
+        from outrider.cli import run
+
+        assert run(["devices"]) == 0
+        printed = capsys.readouterr().out
+        assert "OpenVINO" in printed
+        for line in ("CPU (OpenVINO): the text is", "CPU (ONNX Runtime): ", "DML (ONNX Runtime): ", "The CPU has "):
+            assert line in printed
+
+    def test_a_bundle_is_tried(
+        self, bundle: Bundle, gpu: Callable[[str], None], capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        import json
+
+        from outrider.cli import run
+
+        def run_json(*arguments: str) -> dict[str, Any]:
+            assert run(["devices", str(bundle.folder), "--json", *arguments]) == 0
+            printed: dict[str, Any] = json.loads(capsys.readouterr().out)
+            return printed
+
+        gpu(ABORT)
+        found = run_json()
+        rows = {(row["role"], row["device"]): row for row in found["models"]}
+        assert rows["main", "CPU"]["works"] is True
+        assert rows["main", "GPU"]["works"] is False
+        assert "the process that tried it" in rows["main", "GPU"]["reason"]
+        assert rows["draft", "CPU"]["cache_bytes_per_token"] == 2 * 2 * 16 * 4
+        assert {device["runtime"] for device in found["devices"]} == {"OpenVINO", "ONNX Runtime"}
+        assert found["cores"]["threads"] == os.cpu_count()
+        assert found["placement"]["main"] == "CPU"
+        gpu("")
+        assert rows == {(row["role"], row["device"]): row | {"free": rows[row["role"], row["device"]]["free"]}
+                        for row in run_json()["models"]}  # fmt: skip
+        again = {(row["role"], row["device"]): row["works"] for row in run_json("--again")["models"]}
+        assert again["main", "GPU"] is again["draft", "GPU"] is True
+        assert run(["devices", str(bundle.folder)]) == 0
+        assert "These options: main model on CPU, draft model on CPU (as asked for)." in capsys.readouterr().out
+
+    def test_a_warning_is_one_line(
+        self, bundle: Bundle, gpu: Callable[[str], None], capsys: pytest.CaptureFixture[str], tmp_path: Path
+    ) -> None:
+        from outrider.cli import run
+
+        gpu(ABORT)
+        assert run(["devices", str(bundle.folder), "--main-device", "auto"]) == 0
+        printed = capsys.readouterr().err.splitlines()
+        assert printed
+        assert all(line.startswith("outrider: The ") and "is left out of the choice." in line for line in printed)
+
+
+def test_without_onnxruntime_devices_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(devices, "find_spec", lambda _: None)
+    found = [device for device in devices.find_devices() if device.format == "onnx"]
+    assert len(found) == 1
+    assert "not installed" in (found[0].why_not("main") or "")
+
+
+def test_cores_of_two_kinds_are_told_apart() -> None:
+    class Core:
+        def __init__(self, found: dict[str, int]) -> None:
+            self.found = found
+
+        def compile_model(self, model: ov.Model, device: str, hints: dict[str, Any]) -> Core:
+            self.kind = hints["SCHEDULING_CORE_TYPE"]
+            return self
+
+        def get_property(self, name: str) -> int:
+            return self.found[self.kind]
+
+    hybrid: Any = Core({"ANY_CORE": 14, "PCORE_ONLY": 6, "ECORE_ONLY": 8})
+    assert devices.count_cores(hybrid) == {"performance": 6, "efficiency": 8, "threads": os.cpu_count()}
+    even: Any = Core({"ANY_CORE": 8, "PCORE_ONLY": 4, "ECORE_ONLY": 4})
+    assert devices.count_cores(even)["efficiency"] == 4
+    plain: Any = Core({"ANY_CORE": 8, "PCORE_ONLY": 8, "ECORE_ONLY": 8})
+    assert devices.count_cores(plain) == {"cores": 8, "threads": os.cpu_count()}
+
+
+def test_memory_is_known() -> None:
+    total, available = system_memory()
+    assert total is None or total > 2**30
+    assert available is None or total is None or 0 < available < total
+
+
+def test_nothing_warns_where_nothing_is_replaced(openvino_bundle: Bundle) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", outrider.DeviceWarning)
+        load(openvino_bundle)
