@@ -181,10 +181,11 @@ class DeviceConfig:
     cache_precision: str = "auto"  # the same, or "u8": smaller, not exact
     num_threads: int = 0  # CPU threads; 0: the device's choice
     draft_num_threads: int | None = None  # of the draft models; None: as num_threads
-    npu_max_prompt_tokens: int | None = None  # that models on an NPU are compiled for; None: 1024, or what fits
-    npu_max_new_tokens: int | None = None  # the same, of an answer; None: 512, or what fits
     # Logits a row that the device picks out, so that the others stay there; 0: none; "auto": 0 on CPU. OpenVINO only
     top_logits: int | str = "auto"
+    npu_max_prompt_tokens: int | None = None  # that models on an NPU are compiled for; None: 1024, or what fits
+    npu_max_new_tokens: int | None = None  # the same, of an answer; None: 512, or what fits
+    npu_window: int | None = None  # rows of a main model's call on an NPU; None: the longest draft's, and one
     # Passed on as they are: with a dot in the name to ONNX Runtime, else to OpenVINO. For both models, then for each.
     properties: Mapping[str, Any] = field(default_factory=dict)
     main_properties: Mapping[str, Any] = field(default_factory=dict)
@@ -203,11 +204,11 @@ class DeviceConfig:
         )
         _check(self, "num_threads", ..., Integral, lambda n: n >= 0, "an integer of at least 0 (0: all that pay)")
         _check(self, "draft_num_threads", None, Integral, lambda n: n >= 0, "an integer of at least 0, or None")
-        for name in ("npu_max_prompt_tokens", "npu_max_new_tokens"):
-            _check(self, name, None, Integral, lambda n: n >= 1, "an integer of at least 1, or None")
         for name in ("properties", "main_properties", "draft_properties"):
             _check(self, name, ..., Mapping, _are_named, "a table of properties, by their names")
         _check(self, "top_logits", "auto", Integral, lambda n: 0 <= n <= 4096, "'auto', or an integer from 0 to 4096")
+        for name in ("npu_max_prompt_tokens", "npu_max_new_tokens", "npu_window"):
+            _check(self, name, None, Integral, lambda n: n >= 1, "an integer of at least 1, or None")
         _check(self, "compiled_cache", ..., str, bool, "a folder's name, 'auto' or 'off'")
 
     def of(self, role: str) -> DeviceConfig:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 import secrets
@@ -86,11 +87,12 @@ class Engine:
         self._draft_bundle = bundle if device.draft_bundle is None else read_bundle(device.draft_bundle)
         self._entries = draft_models_of(self._draft_bundle, bundle)
         entries = self._entries if self.config.generation.drafter not in (None, *COPYING) else ()
-        count = self.config.generation.num_assistant_tokens
-        max_rows = None if isinstance(count, str) else count + 1
         drafts = [Part(entry.name, self._draft_bundle, entry.model) for entry in entries]
-        self._parts = {part.role: part for part in (Part("main", bundle, bundle.manifest.main, max_rows), *drafts)}
+        self._parts = {part.role: part for part in (Part("main", bundle, bundle.manifest.main), *drafts)}
         overlap = bool(self.config.scheduler.overlap)
+        count = self.config.generation.num_assistant_tokens
+        if device.npu_window is None and not isinstance(count, str):
+            device = dataclasses.replace(device, npu_window=count + 1)
         backends, self.placement = load_parts(self._parts["main"], drafts, device, overlap=overlap)
         where = {"main_device": self.placement.main, "draft_device": self.placement.draft or device.draft_device}
         self.config = self.config.replace(**where)  # what "auto" has become
@@ -449,12 +451,6 @@ class Engine:
                     f"this request needs {num_tokens:,}. Lower max_new_tokens, or load with "
                     f"npu_max_new_tokens={wanted}."
                 )
-
-
-def _round_up(size: float) -> float:
-    """To three digits."""
-    step = 10.0 ** (math.floor(math.log10(size)) - 2)
-    return math.ceil(size / step) * step
 
 
 def _round_up(size: float) -> float:

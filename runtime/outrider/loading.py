@@ -53,7 +53,6 @@ class Part:
     role: str
     bundle: Bundle
     model: ModelEntry
-    max_rows: int | None = None  # that a call shall have room for, where a model is compiled for fixed shapes
 
     def __str__(self) -> str:
         return "The main model" if self.role == "main" else f"The draft model '{self.role}'"
@@ -75,8 +74,9 @@ def load_parts(
 ) -> tuple[dict[str, CompiledModel], Placement]:
     """Compile the models on the devices that `options` name or leave to be chosen; by role, and where they are and why.
 
-    A device is tried in a process of its own first, unless it is the CPU. Warns (`DeviceWarning`) of every device that
-    was wanted and is not used. overlap: the draft model may draft ahead while the main model checks.
+    A device is tried in a process of its own first, unless it is the CPU or an NPU that is emulated there. Warns
+    (`DeviceWarning`) of every device that was wanted and is not used. overlap: the draft model may draft ahead while
+    the main model checks.
 
     Raises:
         OptionError: for a device that is not there.
@@ -101,15 +101,14 @@ def load_parts(
 
 def load_part(part: Part, device: str, options: DeviceConfig) -> CompiledModel:
     """Compile one model on one device, and compare it with what the manifest says; `load_parts` says what it raises."""
-    if device != "CPU":
+    if "CPU" not in (device, options.of(part.role).properties.get("NPUW_DEVICES")):
         verdict = judge(part, device, options)
         if verdict.works is False:
             raise DeviceError(
                 f"{part} does not run on {device}: {verdict.reason}. "
                 f"Once that is mended, try again with 'outrider devices {part.bundle.folder} --again'."
             )
-    own, exact = _own(options, part, device), part.role == "main"
-    backend = load_model(part.path, part.model, device, own, exact=exact, max_rows=part.max_rows)
+    backend = load_model(part.path, part.model, device, _own(options, part, device), exact=part.role == "main")
     found, geometry = (backend.num_layers, backend.logits_width), part.model.geometry
     if found != (geometry.num_layers, geometry.logits_width):
         raise BundleError(
@@ -129,13 +128,12 @@ def judge(part: Part, device: str, options: DeviceConfig, *, again: bool = False
         return Verdict(works=None, reason="there is no such device")
     identity = found.identity if found else {"device": device, "format": part.model.format}
     asked = _asked(options.of(part.role))
-    key = {**identity, "role": part.role, "files": part.files, "options": asked, "max_rows": part.max_rows}
-    key |= _versions(part)
+    key = {**identity, "role": part.role, "files": part.files, "options": asked, **_versions(part)}
     file = kept.Kept(kept.FOLDER / "verdicts", key, Verdict)
     verdict = None if again else file.read()
     if verdict is None:
-        own, exact = _own(options, part, device), part.role == "main"
-        verdict = try_apart(Job(str(part.path.resolve()), part.model, device, own, exact, part.max_rows))
+        job = Job(str(part.path.resolve()), part.model, device, _own(options, part, device), part.role == "main")
+        verdict = try_apart(job)
         if verdict.works is not None:
             file.write(verdict)
     return verdict
@@ -335,8 +333,9 @@ def _own(options: DeviceConfig, part: Part, device: str) -> DeviceConfig:
 
 def _asked(own: DeviceConfig) -> dict[str, Any]:
     """What of a model's options it is compiled by."""
-    names = ("precision", "cache_precision", "num_threads", "top_logits", "properties")
-    return {name: getattr(own, name) for name in (*names, "npu_max_prompt_tokens", "npu_max_new_tokens")}
+    sizes = ("npu_max_prompt_tokens", "npu_max_new_tokens", "npu_window")
+    names = ("precision", "cache_precision", "num_threads", "top_logits", "properties", *sizes)
+    return {name: getattr(own, name) for name in names}
 
 
 def _check_properties(main: Part, drafts: Seq[Part], options: DeviceConfig) -> None:

@@ -15,13 +15,10 @@ if TYPE_CHECKING:
     from outrider.types import CompiledModel
 
 
-def load_model(
-    path: Path, model: ModelEntry, device: str, options: DeviceConfig, *, exact: bool, max_rows: int | None = None
-) -> CompiledModel:
+def load_model(path: Path, model: ModelEntry, device: str, options: DeviceConfig, *, exact: bool) -> CompiledModel:
     """Load the model at `path`, which a bundle describes as `model`, on a device.
 
-    exact: pads calls to what makes logits bit-identical; see `Capabilities`. max_rows: rows that one call shall have
-    room for, where a model is compiled for fixed shapes; None: 16, or 2 for a model that only drafts.
+    exact: pads calls to what makes logits bit-identical; see `Capabilities`.
 
     Raises:
         OptionError, BundleError, DeviceError: as the backends say.
@@ -51,7 +48,8 @@ def load_model(
         return OpenVINONpu(
             path,
             context_length=model.geometry.context_length,
-            max_rows=max_rows or (16 if exact else 2),  # a draft model reads a token, or two where all were kept
+            # A draft model reads a token, or two where all were kept.
+            max_rows=(options.npu_window or 16) if exact else 2,
             max_prompt_tokens=options.npu_max_prompt_tokens,
             max_new_tokens=options.npu_max_new_tokens,
             **shared,

@@ -38,7 +38,6 @@ class Job(msgspec.Struct, frozen=True):
     device: str
     options: DeviceConfig
     exact: bool
-    max_rows: int | None = None
 
 
 class Verdict(msgspec.Struct, frozen=True):
@@ -98,8 +97,7 @@ def main() -> None:
 
 def _try(job: Job) -> Verdict:
     try:
-        path = Path(job.path)
-        backend = load_model(path, job.model, job.device, job.options, exact=job.exact, max_rows=job.max_rows)
+        backend = load_model(Path(job.path), job.model, job.device, job.options, exact=job.exact)
         backend.allocate(_NUM_TOKENS)
         slot = backend.open(_NUM_TOKENS // 2)
         if slot is None:
