@@ -91,7 +91,7 @@ class OpenVINONpu:
         self._continues = bool(self._compiled.get_property("NPUW_LLM_CONTINUOUS_PREFILL_SUPPORTED"))
         self.vocab_size = vocab_size
         self.seconds = 0.0
-        self._ended = 0.0  # when the last call did, in seconds of `time.perf_counter`; 0: nobody wants to know
+        self._ended = [0.0]  # when the last call did, in seconds of `time.perf_counter`; 0: nobody wants to know
         self._max_tokens = 0
         self._counts = PrefixCounts()
         self._open: WindowSlot | None = None
@@ -224,7 +224,7 @@ class OpenVINONpu:
     def finish(self, window: Window, began: float) -> list[NDArray[Any]]:
         """Wait for the last window of a submit that began at `began`; its wanted rows."""
         rows = self._finish_window(window)
-        ended = self._ended if self._ended > began else time.perf_counter()
+        ended = self._ended[0] if self._ended[0] > began else time.perf_counter()
         self.seconds += ended - began
         return rows
 
@@ -233,8 +233,10 @@ class OpenVINONpu:
         asynchronous anyway.
         """
 
+        ended = self._ended  # not the backend: a request that holds it, and is held by it, would stay for ever
+
         def note_end(_: object) -> None:
-            self._ended = time.perf_counter()
+            ended[0] = time.perf_counter()
 
         self._request.set_callback(note_end if wanted else lambda _: None, None)
 

@@ -119,7 +119,7 @@ class OpenVINOPaged:
         except (RuntimeError, TypeError) as error:
             raise DeviceError(f"{device} cannot compile {model_path.parent.name}: {one_line(error)}") from error
         self._request = self._compiled.create_infer_request()
-        self._ended = 0.0  # when the last call did, in seconds of `time.perf_counter`; 0: nobody wants to know
+        self._ended = [0.0]  # when the last call did, in seconds of `time.perf_counter`; 0: nobody wants to know
         top = {"has_top": self.num_top > 0, "on_device": self.num_top > 0 and not on_cpu}
         self._outputs = Outputs(self._compiled, self._request, vocab_size, **top)
         self._caches = {port.get_any_name(): port for port in self._compiled.inputs if "_cache." in port.get_any_name()}
@@ -263,8 +263,10 @@ class OpenVINOPaged:
     def run_in_background(self, wanted: bool) -> None:
         """Count a call's seconds until the device is done, though `wait` may come later. It is asynchronous anyway."""
 
+        ended = self._ended  # not the backend: a request that holds it, and is held by it, would stay for ever
+
         def note_end(_: object) -> None:
-            self._ended = time.perf_counter()
+            ended[0] = time.perf_counter()
 
         self._request.set_callback(note_end if wanted else lambda _: None, None)
 
@@ -281,7 +283,7 @@ class OpenVINOPaged:
             for chunk in self._chunks:
                 chunk.slot.skip_to(chunk.slot.length)  # what is there now is nobody's text
             raise DeviceError(f"{self.device} failed: {one_line(error)}") from error
-        ended = self._ended if self._ended > began else time.perf_counter()
+        ended = self._ended[0] if self._ended[0] > began else time.perf_counter()
         self.seconds += ended - began
         return self._outputs.step()
 
