@@ -30,8 +30,8 @@ def probe(main: Backend, context: int) -> dict[str, float]:
 
     `context` random tokens (more than TAIL) are read in pieces of many sizes, beside other sequences, with a beginning
     that another sequence has left in the cache, and with the end decoded token by token in front of drafts that are
-    rejected. The last rows are compared: they attend to all keys
-    and values, so what differs anywhere before shows in them. Opens three slots of about `context` tokens.
+    rejected. The last rows are compared: they attend to all keys and values, so what differs anywhere before shows in
+    them. Opens three slots of about `context` tokens.
     """
     rng = np.random.default_rng(0)
     token_ids = rng.integers(main.vocab_size, size=context).tolist()
@@ -42,7 +42,7 @@ def probe(main: Backend, context: int) -> dict[str, float]:
     made = {name: _difference(read(main, token_ids, each, TAIL), whole) for name, each in sizes.items()}
     if main.capabilities.fixed is None:  # else there is no room beside it
         made["beside two others"] = _difference(_beside(main, token_ids), whole)
-    for n in (context // 2 + 1, context - TAIL):
+    for n in (min(context // 2 + 1, context - TAIL), context - TAIL):  # the last rows are read anew
         num_cached, rows = _from_the_cache(main, token_ids, n)
         if num_cached:  # not every backend keeps any
             made[f"{num_cached} tokens from the cache"] = _difference(rows, whole)
