@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import threading
+import weakref
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import outrider
+from outrider.backends.openvino_paged import OpenVINOPaged
 from outrider.config import GenerationConfig
 from outrider.drafters import DraftModel, Suffix
 from outrider.errors import DeviceError, OptionError
@@ -238,6 +241,16 @@ def test_contention_is_measured(toy_bundle: Bundle) -> None:
     found = measure_contention(engine.main, draft.backend)
     assert found.check >= 1
     assert found.draft >= 1
+
+
+def test_a_model_that_ran_in_the_background_can_go(openvino_bundle: Bundle) -> None:
+    """A callback that held the backend would keep the model in memory for ever."""
+    backend = OpenVINOPaged(openvino_bundle.model_path(openvino_bundle.manifest.main), vocab_size=9)
+    backend.run_in_background(True)
+    gone = weakref.ref(backend)
+    del backend
+    gc.collect()
+    assert gone() is None
 
 
 # --- the engine ----------------------------------------------------------------------------------------------------
