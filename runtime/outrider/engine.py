@@ -295,7 +295,6 @@ class Engine:
 
     def measure_contention(self, drafter: str) -> Contention:
         """Measure how much slower calls of the main model and of a draft model get at the same time."""
-        self._main.run_in_background(True)
         try:
             return measure_contention(self._main, self._backends[f"{drafter}_device"])
         finally:

@@ -203,11 +203,7 @@ def contention_of(main: Part, backend: CompiledModel, draft: Part, other: Compil
     file = kept.Kept(kept.FOLDER / "costs", key, Contention)
     contention = file.read()
     if contention is None:
-        backend.run_in_background(True)
-        try:
-            contention = measure_contention(backend, other)
-        finally:
-            backend.run_in_background(False)
+        contention = measure_contention(backend, other)
         file.write(contention)
     return contention
 

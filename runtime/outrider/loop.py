@@ -80,6 +80,8 @@ def draft_ahead(requests: Seq[Request], drafts: Seq[Draft], check: Pending) -> N
     drafters = {id(request.ahead_drafter): request.ahead_drafter for request in requests if request.ahead_drafter}
     for drafter in drafters.values():
         mine = [i for i, request in enumerate(requests) if request.ahead_drafter is drafter and len(drafts[i])]
+        if not mine:
+            continue
         try:
             drafter.draft_ahead([requests[i].draft_request for i in mine], [drafts[i] for i in mine], check)
         except Exception as error:

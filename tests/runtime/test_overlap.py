@@ -20,7 +20,7 @@ from outrider.errors import DeviceError, OptionError
 from outrider.request import Request
 from outrider.request_queue import RequestQueue
 from outrider.sampling import LogitsSampler
-from outrider.schedule import Auto, Contention, PassCost, measure_contention, pays
+from outrider.schedule import Auto, Contention, PassCost, pays
 from outrider.testing import FakeBackend, ToyTokenizer
 from outrider.text import TextStream
 from outrider.types import Noise, Sequence
@@ -235,10 +235,7 @@ def test_it_pays_where_devices_share_nothing_and_not_where_they_share_all() -> N
 
 def test_contention_is_measured(toy_bundle: Bundle) -> None:
     engine = outrider.Engine(toy_bundle, outrider.Config().replace(cache_size=0.005), tokenizer=ToyTokenizer())
-    engine.main.run_in_background(True)  # type: ignore[attr-defined]
-    draft = engine.find_drafter("draft")
-    assert isinstance(draft, DraftModel)
-    found = measure_contention(engine.main, draft.backend)
+    found = engine.measure_contention("draft")
     assert found.check >= 1
     assert found.draft >= 1
 

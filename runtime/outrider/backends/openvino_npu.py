@@ -13,6 +13,7 @@ import numpy as np
 import openvino as ov
 from openvino import opset13 as ops
 
+from outrider.backends.call_end import CallEnd
 from outrider.backends.npu_sizes import CACHE_KINDS, check_npu, find_sizes, npuw_properties
 from outrider.backends.npu_window import Window, WindowPending, WindowSlot
 from outrider.errors import BundleError, DeviceError, OptionError, one_line
@@ -91,7 +92,7 @@ class OpenVINONpu:
         self._continues = bool(self._compiled.get_property("NPUW_LLM_CONTINUOUS_PREFILL_SUPPORTED"))
         self.vocab_size = vocab_size
         self.seconds = 0.0
-        self._ended = [0.0]  # when the last call did, in seconds of `time.perf_counter`; 0: nobody wants to know
+        self._end = CallEnd(self._request)
         self._max_tokens = 0
         self._counts = PrefixCounts()
         self._open: WindowSlot | None = None
@@ -224,26 +225,19 @@ class OpenVINONpu:
     def finish(self, window: Window, began: float) -> list[NDArray[Any]]:
         """Wait for the last window of a submit that began at `began`; its wanted rows."""
         rows = self._finish_window(window)
-        ended = self._ended[0] if self._ended[0] > began else time.perf_counter()
-        self.seconds += ended - began
+        self.seconds += self._end.seconds_since(began)
         return rows
 
     def run_in_background(self, wanted: bool) -> None:
         """Count a call's seconds until the device is done, though `wait` may come later. The last one of a submit is
         asynchronous anyway.
         """
-
-        ended = self._ended  # not the backend: a request that holds it, and is held by it, would stay for ever
-
-        def note_end(_: object) -> None:
-            ended[0] = time.perf_counter()
-
-        self._request.set_callback(note_end if wanted else lambda _: None, None)
+        self._end.watch(wanted)
 
     @property
     def is_idle(self) -> bool:
         """Whether no call is under way."""
-        return bool(self._request.wait_for(0))
+        return self._end.is_there
 
     def end_prefill(self) -> None:
         """Let the decoding model begin anywhere, on a cache that holds nothing of use."""

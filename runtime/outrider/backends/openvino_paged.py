@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import openvino as ov
 
+from outrider.backends.call_end import CallEnd
 from outrider.backends.paged_cache import PagedCache, PagedSlot, blocks_to_allocate, bytes_of
 from outrider.backends.paged_graph import ROWS, add_top_logits, gather_rows, to_paged_attention
 from outrider.backends.paged_step import Outputs
@@ -119,7 +120,7 @@ class OpenVINOPaged:
         except (RuntimeError, TypeError) as error:
             raise DeviceError(f"{device} cannot compile {model_path.parent.name}: {one_line(error)}") from error
         self._request = self._compiled.create_infer_request()
-        self._ended = [0.0]  # when the last call did, in seconds of `time.perf_counter`; 0: nobody wants to know
+        self._end = CallEnd(self._request)
         top = {"has_top": self.num_top > 0, "on_device": self.num_top > 0 and not on_cpu}
         self._outputs = Outputs(self._compiled, self._request, vocab_size, **top)
         self._caches = {port.get_any_name(): port for port in self._compiled.inputs if "_cache." in port.get_any_name()}
@@ -262,18 +263,12 @@ class OpenVINOPaged:
 
     def run_in_background(self, wanted: bool) -> None:
         """Count a call's seconds until the device is done, though `wait` may come later. It is asynchronous anyway."""
-
-        ended = self._ended  # not the backend: a request that holds it, and is held by it, would stay for ever
-
-        def note_end(_: object) -> None:
-            ended[0] = time.perf_counter()
-
-        self._request.set_callback(note_end if wanted else lambda _: None, None)
+        self._end.watch(wanted)
 
     @property
     def is_idle(self) -> bool:
         """Whether no call is under way."""
-        return bool(self._request.wait_for(0))
+        return self._end.is_there
 
     def finish(self, began: float) -> PagedStep:
         """Wait for the call that began at `began`."""
@@ -283,8 +278,7 @@ class OpenVINOPaged:
             for chunk in self._chunks:
                 chunk.slot.skip_to(chunk.slot.length)  # what is there now is nobody's text
             raise DeviceError(f"{self.device} failed: {one_line(error)}") from error
-        ended = self._ended[0] if self._ended[0] > began else time.perf_counter()
-        self.seconds += ended - began
+        self.seconds += self._end.seconds_since(began)
         return self._outputs.step()
 
     def _set(self, name: str, values: NDArray[Any]) -> None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from outrider.errors import NoTokenLeft
+from outrider.kv import num_common_tokens
 from outrider.types import Distribution, Draft
 
 if TYPE_CHECKING:
@@ -47,7 +48,8 @@ class Reader:
         context = self.context(request.sequence)
         self._cut()
         self.slot.trim(max(len(context) + len(self._token_ids) - 1, 0))  # the last one is read for its row
-        self.unread = (context + self._token_ids)[self.slot.length :]
+        there = self.slot.length
+        self.unread = context[there:] + self._token_ids[max(there - len(context), 0) :]
         if self._token_ids:
             return self.wants_more
         # A token is needed more than is drafted: the last one is not read.
@@ -137,9 +139,7 @@ class Reader:
         """Drop what was drafted ahead, from the cache as far as it did not come true."""
         if self._behind:
             said = sequence.token_ids[self._num_committed :]
-            pairs = enumerate(zip(self._behind, said, strict=False))
-            num_same = next((i for i, (one, other) in pairs if one != other), min(len(self._behind), len(said)))
-            self.slot.trim(self._num_committed + num_same)
+            self.slot.trim(self._num_committed + num_common_tokens(self._behind, said))
         self._clear()
 
     def _clear(self) -> None:

@@ -123,7 +123,7 @@ class Auto:
 
     def draft_ahead(self, requests: Seq[DraftRequest], drafts: Seq[Draft], check: Pending) -> None:
         """Let the draft model go on where it has drafted, if that is likely enough to come true."""
-        if self._model is None or self._draft_cost is None or not requests:
+        if self._model is None or self._draft_cost is None:
             return
         step = self._draft_cost.together([1] * len(requests))
         # What would not be there in time is not begun: the check's end would wait for it.

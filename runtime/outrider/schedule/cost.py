@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from collections.abc import Sequence as Seq
 
-    from outrider.types import Backend, FixedShape
+    from outrider.types import Backend, FixedShape, Slot
 
 MAIN_ROWS = (2, 3, 4, 6, 8, 16)
 DRAFT_ROWS = (1, 2, 8, 32, 128)
@@ -167,18 +167,25 @@ def _measure_windows(backend: Backend, fixed: FixedShape, repeats: int | None) -
 @contextlib.contextmanager
 def _timer(backend: Backend, max_tokens: int) -> Iterator[Callable[..., float]]:
     """Gives a function from tokens, tokens of context, and rows (by default of all tokens) to a call's seconds."""
+    with idle_slot(backend, max_tokens) as slot:
+
+        def seconds(num_tokens: int, context: int, num_rows: int | None = None) -> float:
+            slot.trim(0)
+            slot.skip_to(context)
+            began = time.perf_counter()
+            backend.submit([Chunk(slot, [0] * num_tokens, num_rows=num_rows or num_tokens)]).wait()
+            return time.perf_counter() - began
+
+        yield seconds
+
+
+@contextlib.contextmanager
+def idle_slot(backend: Backend, max_tokens: int) -> Iterator[Slot]:
+    """A slot to measure calls with, while nothing else runs."""
     slot = backend.open(max_tokens)
     if slot is None:
         raise RuntimeError("the cache is in use: costs are measured while nothing runs")
-
-    def seconds(num_tokens: int, context: int, num_rows: int | None = None) -> float:
-        slot.trim(0)
-        slot.skip_to(context)
-        began = time.perf_counter()
-        backend.submit([Chunk(slot, [0] * num_tokens, num_rows=num_rows or num_tokens)]).wait()
-        return time.perf_counter() - began
-
     try:
-        yield seconds
+        yield slot
     finally:
         slot.close()

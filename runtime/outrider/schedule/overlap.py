@@ -7,14 +7,14 @@ import time
 from typing import TYPE_CHECKING
 
 from outrider.schedule.auto import LONGEST
-from outrider.schedule.cost import NEAR, Contention
+from outrider.schedule.cost import NEAR, Contention, idle_slot
 from outrider.types import Chunk
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from outrider.schedule.cost import PassCost
-    from outrider.types import Backend, Pending
+    from outrider.types import Backend, CompiledModel, Pending
 
 _ROWS = 4  # of the call that is measured
 ACCEPTANCE = 0.7  # the share of draft tokens that is taken to be kept: what the controller begins with
@@ -44,25 +44,33 @@ def rate(main: PassCost, draft: PassCost, k: int, acceptance: float, contention:
     return num_tokens / (check + wait + (k - acceptance ** (k + 1) * num_ahead) * step)
 
 
-def measure_contention(main: Backend, draft: Backend, repeats: int = 3) -> Contention:
-    """Time calls of both models, alone and at the same time. The main model's are to run in the background.
+def measure_contention(main: CompiledModel, draft: Backend, repeats: int = 3) -> Contention:
+    """Time calls of both models, alone and at the same time. Afterwards, the main model's do not run in the background.
 
     Raises:
         DeviceError: when a device fails.
     """
-    with _calls(main, _ROWS) as check, _calls(draft, 1) as step:
-        alone, beside, step_alone, step_beside = [], [], [], []
-        for _ in range(repeats + 1):  # the first round compiles kernels
-            alone.append(_seconds(lambda: check().wait()))
-            step_alone.append(_seconds(lambda: step().wait()))
-            began = main.seconds
-            under_way = check()
-            steps: list[float] = []
-            while not under_way.done:
-                steps.append(_seconds(lambda: step().wait()))
-            under_way.wait()
-            beside.append(main.seconds - began)
-            step_beside.extend(steps[:-1] or steps)  # the last one ran on alone
+    main.run_in_background(True)
+    try:
+        with _calls(main, _ROWS) as check, _calls(draft, 1) as step:
+            return _measure(main, check, step, repeats)
+    finally:
+        main.run_in_background(False)
+
+
+def _measure(main: Backend, check: Callable[[], Pending], step: Callable[[], Pending], repeats: int) -> Contention:
+    alone, beside, step_alone, step_beside = [], [], [], []
+    for _ in range(repeats + 1):  # the first round compiles kernels
+        alone.append(_seconds(lambda: check().wait()))
+        step_alone.append(_seconds(lambda: step().wait()))
+        began = main.seconds
+        under_way = check()
+        steps: list[float] = []
+        while not under_way.done:
+            steps.append(_seconds(lambda: step().wait()))
+        under_way.wait()
+        beside.append(main.seconds - began)
+        step_beside.extend(steps[:-1] or steps)  # the last one ran on alone
     return Contention(
         check=max(min(beside[1:]) / min(alone[1:]), 1.0),
         draft=max(min(step_beside, default=0.0) / min(step_alone[1:]), 1.0),
@@ -79,16 +87,11 @@ def _seconds(call: Callable[[], object]) -> float:
 def _calls(backend: Backend, num_rows: int) -> Iterator[Callable[[], Pending]]:
     """Gives a function that begins a call with so many rows, at a context of some length."""
     context = max(min(NEAR, backend.max_tokens - num_rows), 0)
-    slot = backend.open(context + num_rows)
-    if slot is None:
-        raise RuntimeError("the cache is in use: costs are measured while nothing runs")
+    with idle_slot(backend, context + num_rows) as slot:
 
-    def submit() -> Pending:
-        slot.trim(0)
-        slot.skip_to(context)
-        return backend.submit([Chunk(slot, [0] * num_rows, num_rows=num_rows)])
+        def submit() -> Pending:
+            slot.trim(0)
+            slot.skip_to(context)
+            return backend.submit([Chunk(slot, [0] * num_rows, num_rows=num_rows)])
 
-    try:
         yield submit
-    finally:
-        slot.close()
