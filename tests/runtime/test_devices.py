@@ -386,17 +386,26 @@ def pinned_cores(backend: OpenVINOPaged) -> set[str]:
     backend.allocate(256)
     slot = backend.open(200)
     assert slot is not None
+    others = bound_threads().keys()  # ONNX Runtime binds those of a session for as long as it lives
     found: set[str] = set()
     for _ in range(100):
         slot.trim(0)
         pending = backend.submit([Chunk(slot, [5] * 64, num_rows=1)])
-        for task in Path("/proc/self/task").iterdir():
-            with contextlib.suppress(OSError):  # a thread that has ended
-                allowed = (task / "status").read_text().split("Cpus_allowed_list:")[1].split()[0]
-                found |= {allowed} if allowed.isdecimal() else set()
+        found |= {core for thread, core in bound_threads().items() if thread not in others}
         pending.wait()
         if found:
             break
+    return found
+
+
+def bound_threads() -> dict[str, str]:
+    """This process's threads that are bound to one core, and the core of each."""
+    found = {}
+    for task in Path("/proc/self/task").iterdir():
+        with contextlib.suppress(OSError):  # a thread that has ended
+            allowed = (task / "status").read_text().split("Cpus_allowed_list:")[1].split()[0]
+            if allowed.isdecimal():
+                found[task.name] = allowed
     return found
 
 
