@@ -152,17 +152,27 @@ def test_a_broken_row_fails_as_it_would(bad: float) -> None:
 
 
 @settings(deadline=None)
-@given(rows, st.integers(1, VOCAB_SIZE))
-def test_a_cut_output_matrix_keeps_its_ids(row: Logits, k: int) -> None:
+@given(
+    row=rows,
+    k=st.none() | st.integers(1, VOCAB_SIZE),
+    top_k=st.sampled_from([0, 5, 199]),
+    top_p=st.sampled_from([0.5, 0.9, 1.0]),
+)
+def test_a_cut_output_matrix_keeps_its_ids(row: Logits, k: int | None, top_k: int, top_p: float) -> None:
+    """k: logits that the device lists; None for a device that lists none, of which the whole row is."""
     ids = np.sort(np.random.default_rng(k).permutation(200)[:VOCAB_SIZE]).astype(np.int32)
     subset = Subset(ids, 200)
-    wide = subset.row(Row(lambda: row, top_of(row, k)))
+    wide = subset.row(Row(lambda: row, None if k is None else top_of(row, k)))
     expected = subset.widen(row).copy()
-    sampler = LogitsSampler(GenerationConfig(temperature=0.7, top_k=5, repetition_penalty=1.2), [*range(50)])
-    assert wide.best(sampler, [7]) == sampler.best(expected, [7])
-    made, whole = wide.distribution(sampler, []), sampler.distribution(expected, [])
-    np.testing.assert_array_equal(made.token_ids, whole.token_ids)
-    np.testing.assert_array_equal(made.probs, whole.probs)
+    config = GenerationConfig(temperature=0.7, top_k=top_k, top_p=top_p)
+    for sampler in (LogitsSampler(config, []), LogitsSampler(config.replace(repetition_penalty=1.2), [*range(50)])):
+        assert wide.best(sampler, [7]) == sampler.best(expected, [7])
+        made, whole = wide.distribution(sampler, []), sampler.distribution(expected, [])
+        np.testing.assert_array_equal(made.token_ids, whole.token_ids)
+        np.testing.assert_allclose(made.probs, whole.probs, rtol=1e-12)  # sums over zeros round elsewhere
+    likeliest = int(expected.argmax())
+    assert wide.argmax() == likeliest
+    assert wide.probability(likeliest) == pytest.approx(Row(lambda: expected).probability(likeliest), rel=1e-4)
 
 
 # In the graph

@@ -9,7 +9,7 @@ import numpy as np
 
 from outrider.drafters.reader import Reader
 from outrider.drafters.translation import Dictionary, Translation, utf8_decoder
-from outrider.sampling import Row
+from outrider.sampling import Row, whole_row
 from outrider.types import Draft
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ class Subset:
     """
 
     def __init__(self, token_ids: NDArray[np.int32], vocab_size: int) -> None:
-        self._token_ids = token_ids
+        self._token_ids = token_ids.astype(np.int64)
         self._row = np.full(vocab_size, -np.inf, dtype=np.float32)  # the same places are written every time
 
     def widen(self, logits: Logits) -> Logits:
@@ -60,12 +60,15 @@ class Subset:
         return self._row
 
     def row(self, row: Row) -> Row:
-        """A row of the model's as one over all draft ids."""
-        top = row.top
-        if top is not None:
-            token_ids = self._token_ids[top.token_ids].astype(np.int64)
-            top = dataclasses.replace(top, token_ids=token_ids, vocab_size=len(self._row))
-        return Row(lambda: self.widen(row.read()), top)
+        """A row of the model's as one over all draft ids. What the cut left is all that can be listed of it."""
+        if row.top is not None:
+            token_ids, top = self._token_ids[row.top.token_ids], row.top
+            return Row(
+                lambda: self.widen(row.read()),
+                dataclasses.replace(top, token_ids=token_ids, vocab_size=len(self._row)),
+            )
+        logits = row.read()
+        return Row(lambda: self.widen(logits), whole_row(self._token_ids, logits, len(self._row)))
 
 
 class _Other(Vocabulary):

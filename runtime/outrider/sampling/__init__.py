@@ -30,6 +30,6 @@ before it, and the state holds committed tokens only. A row that holds −inf st
 """
 
 from outrider.sampling.sampler import LogitsSampler
-from outrider.sampling.top import Row
+from outrider.sampling.top import Row, whole_row
 
-__all__ = ["LogitsSampler", "Row"]
+__all__ = ["LogitsSampler", "Row", "whole_row"]

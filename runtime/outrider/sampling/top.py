@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from outrider.sampling.truncate import SMALLEST, truncated_softmax
-from outrider.types import Distribution
+from outrider.types import Distribution, TopLogits
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from outrider.types import Logits, Sampler, Step, TopLogits
+    from outrider.types import Logits, Sampler, Step
 
 # How far, at most, a device's sum of 150,000 exponentials in single precision may be off (see `add_top_logits`), and an
 # exponential of NumPy's.
@@ -73,6 +73,17 @@ class Row:
         return float(np.exp(logits[token_id] - logits.max()) / total)
 
 
+def whole_row(token_ids: NDArray[np.int64], logits: Logits, vocab_size: int) -> TopLogits:
+    """All the logits that a row has besides −inf, as its largest: nothing is left that could change a decision.
+
+    token_ids: int64 [n], ascending. logits: float32 [n].
+    """
+    with np.errstate(invalid="ignore"):  # what is not finite makes a sum that is not
+        highest = logits.max()
+        logsumexp = float(highest + np.log(np.exp(logits - highest).sum()))
+    return TopLogits(token_ids, logits, -np.inf, logsumexp, vocab_size)
+
+
 def truncated_softmax_of_top(
     top: TopLogits,
     logits: Logits,
@@ -86,7 +97,10 @@ def truncated_softmax_of_top(
 
     logits: float32 [k], those of the listed tokens after all processors, which have only lowered them and others.
     """
-    if 0 < top_k < top.vocab_size:
+    kept: NDArray[np.int64] | slice | None
+    if top.bound == -np.inf:
+        kept = slice(None)
+    elif 0 < top_k < top.vocab_size:
         kept, top_k = _k_largest(top, logits, top_k), 0
     elif top_p < 1:
         kept, top_p = _nucleus(top, logits, temperature, top_p), 1.0
