@@ -320,6 +320,55 @@ MUTATIONS = [
         "",
         "test_trace.py",
     ),
+    Mutation(
+        "cache: an ended text leaves what was committed of it",
+        "request.py",
+        "if self.reuse and self.error is None:\n                self.slot.keep(self.sequence.token_ids)",
+        "if self.reuse:\n                self.slot.keep(self.sequence.token_ids)",
+        "test_cache.py",
+    ),
+    Mutation(
+        "cache: what follows a stop does not enter",
+        "kv/slot_tokens.py",
+        "num_common_tokens(self._token_ids, token_ids)",
+        "len(self._token_ids)",
+        "test_cache.py",
+    ),
+    Mutation(
+        "cache: a slot that is closed at once loses nothing",
+        "kv/slot_tokens.py",
+        "self._num_kept = num_cached",
+        "self._num_kept = 0",
+        "test_cache.py",
+    ),
+    Mutation(
+        "cache: a buffer that another text takes over says so",
+        "kv/buffer_pool.py",
+        "source.token_ids = source.token_ids[: opening.num_cached]",
+        "pass",
+        "test_buffer_pool.py",
+    ),
+    Mutation(
+        "cache: the end of a text goes before its beginning",
+        "kv/block_pool.py",
+        "for block in reversed(blocks):",
+        "for block in blocks:",
+        "test_block_pool.py",
+    ),
+    Mutation(
+        "cache: a block that is shared is copied before it is written to",
+        "backends/paged_cache.py",
+        "tensor.copy_block(place.copied_block, place.first_own_block)",
+        "pass",
+        "test_cache.py",
+    ),
+    Mutation(
+        "cache: tensors that have grown stay when the others could not",
+        "backends/paged_cache.py",
+        "if old is not None and old.tensor.get_shape()[0] >= num_blocks:",
+        "if False:",
+        "test_block_pool.py",
+    ),
 ]
 
 

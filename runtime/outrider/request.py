@@ -164,11 +164,13 @@ class Request:
 
     def release(self) -> None:
         """Give the places back, and leave the committed tokens in the caches. After an error, nothing is certain."""
-        if self.reuse and self.error is None:
-            self.slot.keep(self.sequence.token_ids)
-        self.slot.close()
-        if self.drafter is not None:
-            self.drafter.release(self.sequence)
+        try:
+            if self.reuse and self.error is None:
+                self.slot.keep(self.sequence.token_ids)
+        finally:
+            self.slot.close()
+            if self.drafter is not None:
+                self.drafter.release(self.sequence)
 
     def verify(self, draft: Draft, rows: RequestRows) -> Outcome:
         """What the main model makes of a draft.

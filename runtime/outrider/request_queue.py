@@ -34,8 +34,8 @@ _Inbox: TypeAlias = "SimpleQueue[Request | _Stop | None]"
 class RequestQueue:
     """Runs requests together, round by round, in a thread of its own.
 
-    So a Ctrl-C, which Python gives to the main thread, never meets a half-done round. Readers and worker share nothing
-    but `SimpleQueue`s, whose operations cannot be interrupted half-way, as those of locks can.
+    So a Ctrl-C, which Python gives to the main thread, never meets a half-done round. Readers and worker meet in
+    `SimpleQueue`s alone, whose operations cannot be interrupted half-way, as those of locks can.
     """
 
     def __init__(self, main: Backend, max_num_batched_tokens: int) -> None:
@@ -88,6 +88,7 @@ class _Worker:
         self._inbox = inbox
         self._waiting: deque[Request] = deque()
         self._running: list[Request] = []
+        self._refused: Request | None = None  # for want of room, which nobody has given back since
 
     def run_on(self, main: Backend) -> None:
         self._main = main
@@ -113,8 +114,8 @@ class _Worker:
             request.fail(error)
             request.publish()
 
-    @staticmethod
-    def _release(request: Request) -> None:
+    def _release(self, request: Request) -> None:
+        self._refused = None
         try:
             request.release()
         except Exception as error:  # an app's drafter; the request itself is done with
@@ -149,8 +150,9 @@ class _Worker:
                 self._leave(request)
         while self._waiting:
             request = self._waiting[0]
-            if not request.done and not self._admit(request):
+            if not request.done and (request is self._refused or not self._admit(request)):
                 if self._running and not request.error:
+                    self._refused = request
                     break  # their room will do
                 request.fail(RequestError("The cache has no room for this request, though nothing else is running."))
                 request.publish()

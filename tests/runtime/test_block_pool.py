@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import weakref
 from typing import Any
@@ -12,7 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import outrider
+from outrider.backends import paged_cache
+from outrider.backends.openvino_paged import OpenVINOPaged
 from outrider.kv import BlockPool, Place
+from outrider.types import Chunk
 
 SIZE, NUM_BLOCKS, GARBAGE = 3, 12, -7
 
@@ -179,10 +183,6 @@ def test_a_failure_to_grow_loses_nothing() -> None:
 
 def test_a_cache_that_grows_stays_in_its_budget(openvino_bundle: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tensor by tensor: with the one that is replaced, all of them together never take more than was allowed."""
-    from outrider.backends import paged_cache
-    from outrider.backends.openvino_paged import OpenVINOPaged
-    from outrider.types import Chunk
-
     alive: weakref.WeakSet[Any] = weakref.WeakSet()
     most = 0
 
@@ -226,3 +226,40 @@ def test_a_cache_that_grows_stays_in_its_budget(openvino_bundle: Any, monkeypatc
     assert model.open(2000)  # to its full size
     assert made[0]._pool.num_blocks == made[0]._pool.max_blocks
     assert 0.85 < most / (4096 * model.bytes_per_token) <= 1
+
+
+def test_a_device_that_fails_for_a_while_is_used_again(openvino_bundle: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    main = openvino_bundle.manifest.main
+    model = OpenVINOPaged(openvino_bundle.model_path(main), vocab_size=main.vocab_size)
+    grown = functools.partial(paged_cache.PagedCache, grows=True)
+    monkeypatch.setattr("outrider.backends.openvino_paged.PagedCache", grown)
+    model.allocate(8192)
+    fails_at: int | None = 2
+
+    class Failing(paged_cache._HostTensor):
+        def __init__(self, *given: Any) -> None:
+            nonlocal fails_at
+            if fails_at is not None:
+                fails_at -= 1
+                if fails_at < 0:
+                    raise MemoryError
+            super().__init__(*given)
+
+        def copy_block(self, source: int, target: int) -> None:
+            if fails_at is not None:
+                raise RuntimeError("[GPU] CL_OUT_OF_RESOURCES")
+            super().copy_block(source, target)
+
+    monkeypatch.setattr(paged_cache, "_HostTensor", Failing)
+    with pytest.raises(outrider.DeviceError, match="no room for a cache"):
+        model.open(6000)  # the first tensors have grown by now, and the others have not
+    fails_at = None
+    slot = model.open(600)
+    assert slot
+    model.submit([Chunk(slot, [1] * 40, num_rows=1)]).wait()
+    slot.keep([1] * 40)
+    slot.close()
+    fails_at = 0
+    with pytest.raises(outrider.DeviceError, match="cannot copy a block of its cache: .*OUT_OF_RESOURCES"):
+        model.open(100, [1] * 39)
+    assert model.cache.num_used_tokens == 0

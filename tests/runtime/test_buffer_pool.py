@@ -80,9 +80,9 @@ def test_room_is_never_overdrawn_and_texts_find_their_tokens(actions: list[Any],
         for text in texts:
             for part in text.buffer.memory:
                 assert part[: len(text.token_ids)] == text.token_ids
-        for kept in pool._kept:
-            for part in kept.memory:
-                assert part[: len(kept.token_ids)] == kept.token_ids
+        for buffer in (*pool._kept, *pool._open):  # others may copy what either says that it holds
+            for part in buffer.memory:
+                assert part[: len(buffer.token_ids)] == buffer.token_ids
     while texts:
         texts.pop().close([])
     assert pool.num_used == 0
@@ -108,6 +108,15 @@ def test_a_text_goes_on_in_the_buffer_that_it_stopped_in() -> None:
     other = Text(pool, 8, [1, 0, 0])  # the first is in use: it is copied as far as it was kept
     assert other.buffer is not first.buffer
     assert other.token_ids == [1, 0]
+
+
+def test_a_text_that_parts_from_the_one_whose_buffer_it_takes_over_says_so() -> None:
+    pool: BufferPool[Any] = BufferPool(12, NUM_PARTS)
+    conversation(pool, 8, [1, 1, 1, 1, 1])
+    parting = Text(pool, 8, [1, 0, 0, 0])
+    for part in parting.buffer.memory:
+        part[:] = [1, 0, 0, 0]
+    assert Text(pool, 4, [1, 1, 1]).token_ids == [1]
 
 
 def test_the_least_recently_used_text_goes_first() -> None:

@@ -157,6 +157,41 @@ def test_nothing_unverified_enters(toy_bundle: Bundle) -> None:
 
 
 def test_a_request_that_fails_leaves_its_prompt_at_most(toy_bundle: Bundle) -> None:
+    class Failing(ToyTokenizer):
+        num_left = 1000
+
+        def decode(self, token_ids: Any) -> str:
+            self.num_left -= 1
+            if not self.num_left:
+                raise ValueError("no text")
+            return super().decode(token_ids)
+
+    tokenizer = Failing()
+    engine = outrider.Engine(toy_bundle, outrider.Config().replace(cache_size=0.005), tokenizer=tokenizer)
+    prompt = random_ids(4, 50)
+    options: Options = {"drafter": "draft", "num_assistant_tokens": 3, "ignore_eos": True}
+    answer = make(toy_bundle).generate(prompt, max_new_tokens=60, **options).token_ids
+    tokenizer.num_left = 10
+    with pytest.raises(ValueError, match="no text"):
+        engine.generate(prompt, max_new_tokens=60, **options)
+    assert engine.cache["main"].num_used_tokens == 0
+    assert engine.generate(prompt + answer, max_new_tokens=1).stats.num_cached_tokens == 50
+
+
+def test_a_slot_that_is_not_used_takes_nothing_away(toy_bundle: Bundle) -> None:
+    """As where the main model has room for a request and its drafter has not."""
+    engine = make(toy_bundle)
+    text = random_ids(9, 61)
+    engine.generate(text, max_new_tokens=1)
+    for _ in range(2):
+        slot = engine.main.open(engine.max_tokens, [*text, 1, 2])
+        assert slot
+        assert slot.length == 61
+        slot.close()
+    assert engine.generate([*text, 1, 2], max_new_tokens=1).stats.num_cached_tokens == 61
+
+
+def test_a_request_whose_options_leave_no_token_gives_its_room_back(toy_bundle: Bundle) -> None:
     engine = make(toy_bundle)
     prompt = random_ids(3, 50)
     free = engine.generate(prompt, max_new_tokens=1, ignore_eos=True).token_ids[0]

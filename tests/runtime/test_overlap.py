@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import outrider
+from outrider.backends.call_end import CallEnd
 from outrider.backends.openvino_paged import OpenVINOPaged
 from outrider.config import GenerationConfig
 from outrider.drafters import DraftModel, Suffix
@@ -270,3 +271,14 @@ def test_overlap_needs_a_draft_model(toy_bundle: Bundle) -> None:
     config = outrider.Config().replace(cache_size=0.005, overlap=True, drafter="ngram")
     with pytest.raises(OptionError, match="overlap=True needs a draft model, and none is loaded"):
         outrider.Engine(toy_bundle, config, tokenizer=ToyTokenizer())
+
+
+def test_a_call_that_failed_is_over() -> None:
+    """What went wrong is for whoever waits for it to say."""
+
+    class Request:
+        def wait_for(self, milliseconds: int) -> bool:
+            raise RuntimeError("[CPU] MatMul: shapes do not fit")
+
+    request: Any = Request()
+    assert CallEnd(request).is_idle

@@ -103,6 +103,22 @@ def test_a_drafter_that_fails_ends_its_request_alone(engine: outrider.Engine, fa
         assert engine.generate("hello", drafter=None, **OPTIONS).token_ids == plain.token_ids
 
 
+def test_a_drafter_without_room_is_asked_again_when_a_request_has_ended(engine: outrider.Engine) -> None:
+    class Full(Own):
+        num_asked = 0
+
+        def reserve(self, sequence: Any, max_tokens: int) -> bool:
+            self.num_asked += 1
+            return not self.sequences and super().reserve(sequence, max_tokens)
+
+    drafter = Full()
+    engine.add_drafter("own", drafter)
+    first, second = (engine.stream("hello", drafter="own", **OPTIONS) for _ in range(2))
+    begun = next(first).text
+    assert "".join(chunk.text for chunk in second) == begun + "".join(chunk.text for chunk in first)
+    assert drafter.num_asked == 3
+
+
 @pytest.mark.parametrize("name", ["auto", "ngram", "suffix", "draft", "main", "none"])
 def test_names_that_are_taken_are_refused(engine: outrider.Engine, name: str) -> None:
     with pytest.raises(OptionError, match="that is taken"):

@@ -26,9 +26,12 @@ class CallEnd:
         self._request.set_callback(note if wanted else lambda _: None, None)
 
     @property
-    def is_there(self) -> bool:
-        """Whether no call is under way."""
-        return bool(self._request.wait_for(0))
+    def is_idle(self) -> bool:
+        """Whether no call is under way. One that failed says so to whoever waits for it."""
+        try:
+            return bool(self._request.wait_for(0))
+        except RuntimeError:
+            return True
 
     def seconds_since(self, began: float) -> float:
         """What a call took that began then, and has been waited for."""

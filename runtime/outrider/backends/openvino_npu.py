@@ -237,7 +237,7 @@ class OpenVINONpu:
     @property
     def is_idle(self) -> bool:
         """Whether no call is under way."""
-        return self._end.is_there
+        return self._end.is_idle
 
     def end_prefill(self) -> None:
         """Let the decoding model begin anywhere, on a cache that holds nothing of use."""

@@ -268,7 +268,7 @@ class OpenVINOPaged:
     @property
     def is_idle(self) -> bool:
         """Whether no call is under way."""
-        return self._end.is_there
+        return self._end.is_idle
 
     def finish(self, began: float) -> PagedStep:
         """Wait for the call that began at `began`."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 import openvino as ov
 
-from outrider.errors import DeviceError
+from outrider.errors import DeviceError, one_line
 from outrider.kv import BlockPool, PrefixCounts, SlotTokens, allocate_zeros
 from outrider.types import CacheUse
 
@@ -89,8 +89,12 @@ class PagedCache:
         if place is None:
             return None
         if place.copied_block is not None:
-            for tensor in self._tensors.values():
-                tensor.copy_block(place.copied_block, place.first_own_block)
+            try:
+                for tensor in self._tensors.values():
+                    tensor.copy_block(place.copied_block, place.first_own_block)
+            except RuntimeError as error:
+                place.close()
+                raise DeviceError(f"{self._device} cannot copy a block of its cache: {one_line(error)}.") from error
         return PagedSlot(place, token_ids, self._counts)
 
     def _resize(self, num_blocks: int) -> None:
@@ -100,6 +104,8 @@ class PagedCache:
 
     def _replace(self, name: str, num_blocks: int) -> None:
         port, old = self._ports[name], self._tensors.get(name)
+        if old is not None and old.tensor.get_shape()[0] >= num_blocks:
+            return  # since a time when there was no room for the others
         try:
             made = _HostTensor(port, num_blocks) if self._context is None else _on(self._context, port, num_blocks)
             if old is not None:

@@ -84,6 +84,8 @@ class BlockPool:
         parent = shared[-1] if shared else self._root
         source, num_common = parent.nearest(text[begun : begun + self.block_size])
         self._hold(shared)
+        if source is not None and source in self._idle:
+            self._idle.move_to_end(source)
         try:
             own = self._take(-(-num_tokens // self.block_size) - len(shared))
         except BaseException:

@@ -87,8 +87,10 @@ class BufferPool(Generic[B]):
             self._kept.remove(source)
             if not opening.moves:
                 self._kept.append(source)  # it is in use
-            elif opening.capacity != source.capacity:
-                needed = self._while_moving(source, capacity)
+            else:
+                source.token_ids = source.token_ids[: opening.num_cached]  # what is behind will be overwritten
+                if opening.capacity != source.capacity:
+                    needed = self._while_moving(source, capacity)
         while self.num_used + self.num_kept + needed > self.num_tokens:
             self.num_evicted += self._kept.pop(0).num_taken
         return opening

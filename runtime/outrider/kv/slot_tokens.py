@@ -39,7 +39,7 @@ class SlotTokens:
 
     def __init__(self, token_ids: Seq[int] = (), num_cached: int = 0, counts: PrefixCounts | None = None) -> None:
         self._token_ids = list(token_ids[:num_cached])
-        self._num_kept = 0
+        self._num_kept = num_cached  # a slot that is closed at once loses nothing
         self._num_prompt_tokens = len(token_ids)
         self._counts = counts if token_ids else None
 

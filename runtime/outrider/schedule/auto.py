@@ -79,12 +79,13 @@ class Auto:
 
     def reserve(self, sequence: Sequence, max_tokens: int) -> bool:
         """Take room with every drafter for a sequence that may grow to `max_tokens`; False while there is none."""
-        for i, drafter in enumerate(self._drafters):
-            if not drafter.reserve(sequence, max_tokens):
-                for reserved in self._drafters[:i]:
-                    reserved.release(sequence)
-                return False
-        return True
+        reserved = False
+        try:
+            reserved = all(drafter.reserve(sequence, max_tokens) for drafter in self._drafters)
+        finally:
+            if not reserved:
+                self.release(sequence)
+        return reserved
 
     def release(self, sequence: Sequence) -> None:
         """Forget a sequence and give its room back."""
