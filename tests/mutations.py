@@ -328,13 +328,6 @@ MUTATIONS = [
         "test_cache.py",
     ),
     Mutation(
-        "cache: what follows a stop does not enter",
-        "kv/slot_tokens.py",
-        "num_common_tokens(self._token_ids, token_ids)",
-        "len(self._token_ids)",
-        "test_cache.py",
-    ),
-    Mutation(
         "cache: a slot that is closed at once loses nothing",
         "kv/slot_tokens.py",
         "self._num_kept = num_cached",
