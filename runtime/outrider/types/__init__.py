@@ -1,0 +1,68 @@
+"""The values that travel between the parts of the runtime, and the roles that the parts play.
+
+One round, for one sequence::
+
+    Drafter.propose ──Draft──▶ Backend.submit ──Step (rows of logits)──▶ Verifier.verify ──Outcome──▶ commit
+
+The roles know these types and not each other; `outrider.engine` wires them together.
+"""
+
+from outrider.types.backend import (
+    Backend,
+    CacheUse,
+    Capabilities,
+    Chunk,
+    CompiledModel,
+    FixedShape,
+    Logits,
+    Pending,
+    Slot,
+    Step,
+    TopLogits,
+)
+from outrider.types.decoding import (
+    NO_DRAFT,
+    AheadDrafter,
+    Distribution,
+    Draft,
+    Drafter,
+    DraftRequest,
+    DraftRule,
+    Noise,
+    Outcome,
+    Rows,
+    Sampler,
+    Sequence,
+    TextTokenizer,
+    TokenLogprobs,
+    Verifier,
+)
+
+__all__ = [
+    "NO_DRAFT",
+    "AheadDrafter",
+    "Backend",
+    "CacheUse",
+    "Capabilities",
+    "Chunk",
+    "CompiledModel",
+    "Distribution",
+    "Draft",
+    "DraftRequest",
+    "DraftRule",
+    "Drafter",
+    "FixedShape",
+    "Logits",
+    "Noise",
+    "Outcome",
+    "Pending",
+    "Rows",
+    "Sampler",
+    "Sequence",
+    "Slot",
+    "Step",
+    "TextTokenizer",
+    "TokenLogprobs",
+    "TopLogits",
+    "Verifier",
+]

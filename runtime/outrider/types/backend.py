@@ -1,0 +1,198 @@
+"""What a model is to the rest of the runtime: calls that evaluate tokens, places in a cache, rows of logits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence as Seq
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+Logits: TypeAlias = "NDArray[np.float32]"  # [vocab_size], unnormalised
+
+
+@dataclass(frozen=True, slots=True)
+class TopLogits:
+    """The largest logits of a row, as the device has found them; see `outrider.sampling.top`.
+
+    token_ids: int64 [k], ascending. logits: float32 [k]. bound: what no logit that is not listed exceeds. logsumexp:
+    of the whole row, which has `vocab_size` tokens; in single precision, and not finite where the row is broken.
+    """
+
+    token_ids: NDArray[np.int64]
+    logits: Logits
+    bound: float
+    logsumexp: float
+    vocab_size: int
+
+
+@dataclass(frozen=True, slots=True)
+class FixedShape:
+    """The sizes that a model was compiled for. It has one slot: sequences take turns."""
+
+    window: int  # rows of a call, whatever is wanted; rows on both sides of a window's end take two
+    max_prompt_tokens: int
+    max_tokens: int  # of prompt and answer
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """What a backend can do, for the parts that would otherwise have to assume it."""
+
+    # With min_rows rows a sequence, logits do not depend on what else is in the call, nor on what another text has left
+    # in the cache. Without: they may, by a few last bits, or by what a quantised cache rounds.
+    bit_exact_batching: bool
+    min_rows: int  # shorter chunks are padded to this many rows
+    one_call: bool = True  # several sequences share the device's call; or run one after another
+    fixed: FixedShape | None = None  # None: chunks, and slots, of any size that fits
+
+
+class Slot(Protocol):
+    """A sequence's place in one model's KV cache."""
+
+    @property
+    def length(self) -> int:
+        """Tokens whose keys and values are in the cache."""
+
+    def trim(self, length: int) -> None:
+        """Drop the newest tokens until `length` are left; no effect on a shorter slot. O(1).
+
+        Not to fewer than were there when it was opened, or were kept: others may have them in common with this slot.
+        """
+
+    def skip_to(self, length: int) -> None:
+        """Take `length` tokens to be in the cache, whatever is there: for measurements of what a call costs."""
+
+    def keep(self, token_ids: Seq[int]) -> None:
+        """Of a text's committed tokens, have the cache keep those that are in the slot, for texts that begin alike.
+
+        Others may share them from now on; when the slot is closed they stay, as long as nobody needs their room. Not to
+        be called while the slot is in a call.
+        """
+
+    def close(self) -> None:
+        """Give the place back. Closing twice does no harm."""
+
+
+@dataclass(frozen=True, slots=True)
+class CacheUse:
+    """What one model's cache holds, and what it was good for.
+
+    num_tokens: room there is. num_used_tokens: room that requests under way have taken. num_kept_tokens: room that is
+    taken by texts which have ended, and is given to others when they need it. num_evicted_tokens: kept ones that had to
+    go so far. num_requests: those that were begun, with num_prompt_tokens in all. num_hits: those that found their
+    beginning in the cache, num_cached_tokens in all.
+    """
+
+    num_tokens: int
+    bytes_per_token: float
+    num_used_tokens: int
+    num_kept_tokens: int
+    num_evicted_tokens: int
+    num_requests: int
+    num_hits: int
+    num_prompt_tokens: int
+    num_cached_tokens: int
+
+    @property
+    def num_bytes(self) -> int:
+        """What the cache may take."""
+        return int(self.num_tokens * self.bytes_per_token)
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Tokens to append to a slot. The logits of the last `num_rows` of them are wanted."""
+
+    slot: Any  # the backend's own kind of Slot
+    token_ids: Seq[int]
+    num_rows: int
+
+
+class Step(Protocol):
+    """The rows that a call was asked for, chunk after chunk. Valid until the backend's next call."""
+
+    def logits(self, i: int) -> Logits:
+        """Row i, cut to the real vocabulary."""
+
+    def top_logits(self, i: int) -> TopLogits | None:
+        """The largest logits of row i; None where the device does not look for them."""
+
+
+class Pending(Protocol):
+    """A call under way."""
+
+    @property
+    def done(self) -> bool:
+        """Whether `wait` would return at once."""
+
+    def wait(self) -> Step:
+        """Block until the rows are there."""
+
+
+class Backend(Protocol):
+    """Evaluates tokens for one model on one device."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Tokens there are; a row of logits has as many."""
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What this backend can do with this model on this device."""
+
+    @property
+    def seconds(self) -> float:
+        """Time spent in the device's calls so far."""
+
+    @property
+    def max_tokens(self) -> int:
+        """Tokens that one sequence can have."""
+
+    def open(self, max_tokens: int, token_ids: Seq[int] = ()) -> Slot | None:
+        """A slot with room for `max_tokens`; None while other slots hold the room.
+
+        token_ids: what is going to be read. Where a text that was kept begins alike, the slot has that much of it from
+        the start; the last token is always left to be read.
+        """
+
+    def submit(self, chunks: Seq[Chunk]) -> Pending:
+        """Evaluate chunks of one or several sequences in one call. A slot appears once at most."""
+
+
+class CompiledModel(Backend, Protocol):
+    """A backend of a model in a file, as the engine sets it up."""
+
+    runtime: str  # the library that runs it
+    device: str
+    precision: str  # "f32", "bf16", … of calculations
+    cache_precision: str  # of keys and values
+    logits_width: int
+
+    @property
+    def num_layers(self) -> int:
+        """Layers that have a cache."""
+
+    @property
+    def bytes_per_token(self) -> float:
+        """Bytes that one token takes in the cache, over all layers."""
+
+    @property
+    def fingerprint(self) -> dict[str, str]:
+        """All besides the model that the time of a call depends on, and that can be asked for."""
+
+    def run_in_background(self, wanted: bool) -> None:
+        """Let other work be done between `submit` and `wait`, and count seconds until a call is done; or do not."""
+
+    @property
+    def cache(self) -> CacheUse:
+        """What is in the cache."""
+
+    def allocate(self, max_tokens: int) -> None:
+        """Make the cache, or set how large it may get; called once, before any `open`."""
+
+    def tokens_for(self, max_tokens: int) -> int:
+        """What to give `allocate` so that a slot can have `max_tokens`."""
