@@ -16,6 +16,7 @@ import outrider
 from outrider.backends import paged_cache
 from outrider.backends.openvino_paged import OpenVINOPaged
 from outrider.kv import BlockPool, Place
+from outrider.kv.block_pool import _Block
 from outrider.types import Chunk
 
 SIZE, NUM_BLOCKS, GARBAGE = 3, 12, -7
@@ -163,6 +164,23 @@ def test_texts_that_run_share_what_was_kept() -> None:
     for place in (first, twin, third):
         place.close()
     assert (pool.num_used, pool.num_idle) == (0, 2)
+
+
+TEXTS = st.lists(st.integers(0, 2), max_size=70) | st.integers(60, 140).map(lambda length: [1] * length)
+
+
+@given(st.sets(TEXTS.map(tuple)), TEXTS)
+def test_the_text_that_has_most_in_common_is_found(texts: set[tuple[int, ...]], asked: list[int]) -> None:
+    root = _Block(-1, (), None)
+    for text in [*texts, (9,)]:
+        root.add(0, text)
+    root.remove(root.children[(9,)])
+    beginnings = [tuple(asked[:n]) for n in range(len(asked) + 1)]
+    most = max((sum(text[: len(each)] == each for each in beginnings) - 1 for text in texts), default=0)
+    found, num_common = root.nearest(tuple(asked))
+    assert num_common == most
+    assert (found is None) == (not most)
+    assert not found or list(found.token_ids[:most]) == asked[:most]
 
 
 def test_a_failure_to_grow_loses_nothing() -> None:

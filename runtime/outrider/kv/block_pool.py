@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 from collections import OrderedDict
 from typing import TYPE_CHECKING
 
@@ -155,7 +156,7 @@ class BlockPool:
         """Take an idle block that nothing goes on from out of the tree."""
         del self._idle[block]
         if block.parent is not None:
-            del block.parent.children[block.token_ids]
+            block.parent.remove(block)
         return block.number
 
     def _keep(self, shared: list[_Block], own: list[int], token_ids: Seq[int]) -> None:
@@ -167,7 +168,7 @@ class BlockPool:
             number = own.pop(0)
             block = parent.children.get(key)
             if block is None:
-                block = parent.children[key] = _Block(number, key, parent)
+                block = parent.add(number, key)
             else:
                 self._free.append(number)  # another place has read the same in the meantime
             self._hold([block])
@@ -180,7 +181,7 @@ class BlockPool:
         if rest:
             same, num_common = parent.nearest(rest)
             if same is None or num_common < len(rest):
-                same = parent.children[rest] = _Block(own.pop(0), rest, parent)
+                same = parent.add(own.pop(0), rest)
                 self._idle[same] = None
             elif same in self._idle:
                 self._idle.move_to_end(same)
@@ -233,28 +234,43 @@ class Place:
 class _Block:
     """A block whose content is known: `token_ids`, behind those of `parent` and the blocks above it."""
 
-    __slots__ = ("children", "num_users", "number", "parent", "token_ids")
+    __slots__ = ("_order", "children", "num_users", "number", "parent", "token_ids")
 
     def __init__(self, number: int, token_ids: tuple[int, ...], parent: _Block | None) -> None:
         self.number = number
         self.token_ids = token_ids
         self.parent = parent
         self.children: dict[tuple[int, ...], _Block] = {}
+        self._order: list[tuple[int, ...]] = []  # of the children: what begins alike stands together
         self.num_users = 0
+
+    def add(self, number: int, token_ids: tuple[int, ...]) -> _Block:
+        """A new block under this one."""
+        made = self.children[token_ids] = _Block(number, token_ids, self)
+        bisect.insort(self._order, token_ids)
+        return made
+
+    def remove(self, child: _Block) -> None:
+        """Take a block under this one away."""
+        del self.children[child.token_ids]
+        del self._order[bisect.bisect_left(self._order, child.token_ids)]
 
     def nearest(self, token_ids: tuple[int, ...]) -> tuple[_Block | None, int]:
         """The block under this one that begins with most of `token_ids`, and with how many of them."""
-        best, most = None, 0
-        for key, block in self.children.items():
-            num_common = num_common_tokens(key, token_ids)
-            if num_common > most:
-                best, most = block, num_common
-        return best, most
+        at = bisect.bisect_left(self._order, token_ids)
+        most, key = max(
+            ((num_common_tokens(k, token_ids), k) for k in self._order[max(at - 1, 0) : at + 1]), default=(0, ())
+        )
+        return (self.children[key], most) if most else (None, 0)
+
+
+_STRETCH = 64
 
 
 def num_common_tokens(some: Seq[int], others: Seq[int]) -> int:
     """How many tokens two texts have in common at their beginning."""
-    length = min(len(some), len(others))
-    if some[:length] == others[:length]:  # as it is for long ones, mostly
-        return length
-    return next((i for i in range(length) if some[i] != others[i]), length)
+    length, begin = min(len(some), len(others)), 0
+    while begin < length and some[begin : begin + _STRETCH] == others[begin : begin + _STRETCH]:
+        begin += _STRETCH
+    end = min(begin + _STRETCH, length)
+    return next((i for i in range(begin, end) if some[i] != others[i]), end)
