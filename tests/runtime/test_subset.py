@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -72,8 +73,9 @@ def test_rejection_samples_have_the_joint_distribution_of_the_main_model(engine:
     exact = exact_joint(engine, PROMPT, outrider.GenerationConfig(temperature=1.0), NUM_TOKENS)
     counts: dict[tuple[int, ...], int] = {}
     num_accepted_tokens = 0
-    for seed in range(NUM_SAMPLES):
-        result = engine.generate(
+
+    def generate(seed: int) -> outrider.Result:
+        return engine.generate(
             PROMPT,
             max_new_tokens=NUM_TOKENS + 2,
             seed=seed,
@@ -82,6 +84,10 @@ def test_rejection_samples_have_the_joint_distribution_of_the_main_model(engine:
             sampling="rejection",
             num_assistant_tokens=3,
         )
+
+    with ThreadPoolExecutor(16) as pool:
+        results = list(pool.map(generate, range(NUM_SAMPLES)))
+    for result in results:
         answer = tuple(result.token_ids[:NUM_TOKENS])
         counts[answer] = counts.get(answer, 0) + 1
         num_accepted_tokens += result.stats.num_accepted_tokens
