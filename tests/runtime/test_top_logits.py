@@ -19,7 +19,7 @@ from outrider.backends.paged_step import PagedStep
 from outrider.config import GenerationConfig
 from outrider.drafters import Subset
 from outrider.errors import DeviceError, NoTokenLeft, OptionError
-from outrider.sampling import LogitsSampler, Row
+from outrider.sampling import LogitsSampler, Row, whole_row
 from outrider.testing import ToyTokenizer, save_toy_bundle
 from outrider.types import Chunk, TopLogits
 
@@ -130,6 +130,72 @@ def test_usual_options_do_without_the_whole_row(options: dict[str, Any]) -> None
         np.testing.assert_array_equal(made.probs, expected.probs)
 
 
+def test_a_cut_that_hangs_on_rounding_is_the_whole_rows() -> None:
+    """Where all that is not listed is −inf, and top-p ends exactly between two tokens."""
+    for seed in range(20):
+        rng = np.random.default_rng(seed)
+        row = np.full(300, -np.inf, dtype=np.float32)
+        ids = np.sort(rng.permutation(300)[:40])
+        row[ids] = rng.normal(0, 9, 40)
+        weights = np.exp(row - row.max())
+        mass = np.cumsum(np.sort(weights)[::-1], dtype=np.float64)
+        listed = (top_of(row, 50), whole_row(ids, row[ids], len(row)))
+        for top_p in mass[:20] / weights.sum(dtype=np.float64):
+            sampler = LogitsSampler(GenerationConfig(temperature=1.0, top_p=float(top_p)), [])
+            expected = sampler.distribution(row, [])
+            for top in listed:
+                made = Row(lambda row=row: row, top).distribution(sampler, [])  # type: ignore[misc]
+                np.testing.assert_array_equal(made.token_ids, expected.token_ids)
+                np.testing.assert_array_equal(made.probs, expected.probs)
+
+
+def test_a_cut_vocabulary_is_enough_and_little_of_it_is_sorted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All logits that a row has are listed: then the whole row tells no more, and the few likeliest decide."""
+    logits = np.random.default_rng(0).normal(0, 3, 64_000).astype(np.float32)
+    row = Row(unread, whole_row(np.arange(64_000), logits, 150_000))
+    lengths: list[int] = []
+    sort = np.lexsort
+
+    def watched(keys: Any) -> Any:
+        lengths.append(len(keys[0]))
+        return sort(keys)
+
+    monkeypatch.setattr(np, "lexsort", watched)
+    options: dict[str, Any]
+    for options in ({"top_p": 0.95}, {"top_k": 50}, {"top_k": 50, "top_p": 0.9}, {"min_p": 0.01}, {}):
+        sampler = LogitsSampler(GenerationConfig(temperature=0.7, **options), [])
+        expected = sampler.distribution(logits, [])
+        lengths.clear()
+        np.testing.assert_array_equal(row.distribution(sampler, []).probs, expected.probs)
+        assert sum(lengths) < 6_400
+
+
+def test_weights_near_the_smallest_number_are_judged_as_rounded() -> None:
+    """A token that is not listed may be kept by a min-p that single precision rounds down."""
+    for min_p in (0.0, 1e-45, 2e-45, 5e-45, 3e-44, 1e-43):
+        sampler = LogitsSampler(GenerationConfig(temperature=1.0, min_p=min_p), [])
+        for below in np.linspace(98, 104, 400):
+            logits = np.array([0, -1, -below, -below], dtype=np.float32)
+            made = Row(lambda row=logits: row, top_of(logits, 3)).distribution(sampler, [])  # type: ignore[misc]
+            np.testing.assert_array_equal(made.token_ids, sampler.distribution(logits, []).token_ids)
+
+
+def test_a_sum_is_as_exact_as_single_precision_can_say() -> None:
+    """Logits far from 0 leave their logsumexp few digits behind the point."""
+    rng = np.random.default_rng(0)
+    for offset in (0.0, 3e3, -3e4, 2e5):
+        for seed in range(20):
+            row = (rng.normal(0, 2, 200) + offset).astype(np.float32)
+            exact = top_of(row, 60, seed)
+            for step in (-1, 0, 1):  # a device rounds one way or the other
+                logsumexp = exact.logsumexp + 0.9 * step * float(np.spacing(np.float32(exact.logsumexp)))
+                top = dataclasses.replace(exact, logsumexp=logsumexp)
+                for top_p in (0.1, 0.3, 0.5, 0.7):
+                    sampler = LogitsSampler(GenerationConfig(temperature=1.0, top_p=top_p), [])
+                    made = Row(lambda row=row: row, top).distribution(sampler, [])  # type: ignore[misc]
+                    np.testing.assert_array_equal(made.token_ids, sampler.distribution(row, []).token_ids)
+
+
 @pytest.mark.parametrize("options", [{"logit_bias": {3: 1.0}}, {"repetition_penalty": 0.9}, {"presence_penalty": -1}])
 def test_options_that_raise_logits_ask_for_the_whole_row(options: dict[str, Any]) -> None:
     logits = np.arange(100, dtype=np.float32)
@@ -169,7 +235,7 @@ def test_a_cut_output_matrix_keeps_its_ids(row: Logits, k: int | None, top_k: in
         assert wide.best(sampler, [7]) == sampler.best(expected, [7])
         made, whole = wide.distribution(sampler, []), sampler.distribution(expected, [])
         np.testing.assert_array_equal(made.token_ids, whole.token_ids)
-        np.testing.assert_allclose(made.probs, whole.probs, rtol=1e-12)  # sums over zeros round elsewhere
+        np.testing.assert_array_equal(made.probs, whole.probs)
     likeliest = int(expected.argmax())
     assert wide.argmax() == likeliest
     assert wide.probability(likeliest) == pytest.approx(Row(lambda: expected).probability(likeliest), rel=1e-4)

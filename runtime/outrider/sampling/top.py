@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from outrider.sampling.truncate import SMALLEST, truncated_softmax
+from outrider.sampling.truncate import SMALLEST, k_largest, truncated_softmax
 from outrider.types import Distribution, TopLogits
 
 if TYPE_CHECKING:
@@ -98,15 +98,14 @@ def truncated_softmax_of_top(
     logits: float32 [k], those of the listed tokens after all processors, which have only lowered them and others.
     """
     kept: NDArray[np.int64] | slice | None
-    if top.bound == -np.inf:
-        kept = slice(None)
-    elif 0 < top_k < top.vocab_size:
+    if 0 < top_k < top.vocab_size:
         kept, top_k = _k_largest(top, logits, top_k), 0
     elif top_p < 1:
         kept, top_p = _nucleus(top, logits, temperature, top_p), 1.0
     else:
-        least = max(min_p, float(SMALLEST) / 4)  # half of the smallest number rounds up to it
-        kept = None if _weight_of_others(top, logits, temperature) >= least else np.arange(len(logits))
+        # Weights are rounded to single precision, so what is half a step below the least that is kept may be kept.
+        least = float(max(np.float32(min_p), SMALLEST)) - 0.75 * float(SMALLEST)
+        kept = None if _weight_of_others(top, logits, temperature) >= least else slice(None)
     if kept is None:
         return None
     made = truncated_softmax(logits[kept], temperature, top_k, top_p, min_p, typical_p)
@@ -117,20 +116,28 @@ def _k_largest(top: TopLogits, logits: Logits, k: int) -> NDArray[np.int64] | No
     """The places of the k highest logits, and of what equals the last of them."""
     if k > len(logits):
         return None
-    smallest = np.partition(logits, len(logits) - k)[len(logits) - k]
-    return np.flatnonzero(logits >= smallest) if smallest > top.bound else None
+    kept = k_largest(logits, k)
+    return kept if logits[kept].min() > top.bound else None
 
 
 def _nucleus(top: TopLogits, logits: Logits, temperature: float, top_p: float) -> NDArray[np.int64] | None:
     """The places of the likeliest tokens until their mass reaches p; None where what is not listed may move the cut."""
     weights = np.exp((logits - logits.max()) * np.float32(1 / temperature))
-    order = np.lexsort((top.token_ids, -weights))
+    total = weights.sum(dtype=np.float64)
+    others = _mass_of_others(top, logits, temperature)
+    # Sums in another order round elsewhere.
+    least, most = top_p * (total + others[0]) * (1 - 1e-9), top_p * (total + others[1]) * (1 + 1e-9)
+    if not total > most:
+        return None
+    # Tokens below this weight have a joint mass under what lies behind the cut, so none of them is before it.
+    candidates = np.flatnonzero(weights > 0.999 * (total - most) / len(weights))
+    weights = weights[candidates]
+    order = np.lexsort((candidates, -weights))  # token ids ascend as places do
     mass = np.cumsum(weights[order], dtype=np.float64)
-    least, most = (top_p * (mass[-1] + other) for other in _mass_of_others(top, logits, temperature))
-    first, last = np.searchsorted(mass, [least * (1 - 1e-9), most * (1 + 1e-9)])  # sums in another order
+    first, last = np.searchsorted(mass, [least, most])
     if first != last or last == len(order) or weights[order[last]] <= _weight_of_others(top, logits, temperature):
         return None
-    return np.sort(order[: last + 1])
+    return np.sort(candidates[order[: last + 1]])
 
 
 def _weight_of_others(top: TopLogits, logits: Logits, temperature: float) -> float:
@@ -143,17 +150,21 @@ def _mass_of_others(top: TopLogits, logits: Logits, temperature: float) -> tuple
 
     At temperature 1, their mass is what the listed ones leave of all; at another, it follows that each weight w becomes
     w^power: for powers above 1, w^power = w · w^(power − 1) and the largest w is known; below 1, Hölder's inequality
-    says n^(1 − power) · mass^power.
+    says n^(1 − power) · mass^power. Where nothing else is finite, they are 0: so a row as `whole_row` has it gives the
+    same tokens as all of its vocabulary, though sums over many zeros more round elsewhere.
     """
+    if top.bound == -np.inf:
+        return 0.0, 0.0
     with np.errstate(all="ignore"):  # what is not finite is not kept
         highest, power = float(logits.max()), 1 / temperature
         total = np.exp(top.logsumexp - highest)
+        tolerance = TOLERANCE + float(np.expm1(np.spacing(np.float32(abs(top.logsumexp)))))  # it is rounded as well
         listed = np.exp(top.logits.astype(np.float64) - highest).sum()
-        most = max(total * (1 + TOLERANCE) - listed, 0.0)
+        most = max(total * (1 + tolerance) - listed, 0.0)
         if power >= 1:
             largest = min(np.exp(top.bound - highest), 1.0)
             bound = most * largest ** (power - 1)
         else:
             bound = (top.vocab_size - len(logits)) ** (1 - power) * most**power
         exact = temperature == 1 and logits is top.logits
-        return (max(total * (1 - TOLERANCE) - listed, 0.0) if exact else 0.0), float(bound)
+        return (max(total * (1 - tolerance) - listed, 0.0) if exact else 0.0), float(bound)

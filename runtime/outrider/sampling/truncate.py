@@ -33,7 +33,7 @@ def truncated_softmax(
     cannot be kept, so that a vocabulary of 150,000 costs one pass and no sort.
     """
     if 0 < top_k < len(logits):
-        token_ids = _k_largest(logits, top_k)
+        token_ids = k_largest(logits, top_k)
         logits = logits[token_ids]
     else:
         token_ids = None
@@ -60,7 +60,7 @@ def truncated_softmax(
     return Distribution(token_ids, probs)
 
 
-def _k_largest(logits: Logits, k: int) -> NDArray[np.int64]:
+def k_largest(logits: Logits, k: int) -> NDArray[np.int64]:
     """The places, ascending, of the k highest logits, and of what equals the last of them.
 
     The k-th highest of the maxima of disjoint parts is no higher than the k-th highest of all, so what is below it
