@@ -4,141 +4,100 @@
     simulate(engine, profile, prompt_token_ids, config, "auto", overlap=True).tokens_per_second
 
 A discrete-event simulation of the real loop: the models run here, so that tokens, drafts and what becomes of them are
-real, and so is the controller; only the clock is the profile's. A profile is TOML, in milliseconds::
-
-    name = "GPU and NPU"
-    [main]                      # rows: [..], near and far: a call's time with 256 and 2,048 tokens of context
-    rows = [1, 4, 16]
-    near = [30, 31, 36]
-    far = [33, 34, 40]
-    [draft]
-    …
-    [contention]                # how many times as long a call takes while the other model's runs
-    check = 1.1
-    draft = 1.2
-    [host]
-    round = 0.6                 # between a check and the next, besides drafting
+real, and so is the controller; only the clock is the profile's (see `outrider.bench.profiles`).
 """
 
 from __future__ import annotations
 
 import math
-import tomllib
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import msgspec
-
-from outrider.bench.modes import ModeName, Run, make_modes
+from outrider.bench.modes import Mode, ModeName, Run, make_modes
+from outrider.bench.profiles import Profile
 from outrider.drafters import DraftModel, Suffix
-from outrider.errors import OptionError, OutriderError, one_line
+from outrider.errors import OptionError, OutriderError
 from outrider.loop import step
-from outrider.schedule import LONGEST, Auto, Contention, PassCost
+from outrider.schedule import Auto, Contention, PassCost
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from collections.abc import Sequence as Seq
-    from pathlib import Path
 
     from outrider.bench.prompts import Task
     from outrider.config import GenerationConfig
     from outrider.engine import Engine
     from outrider.types import Backend, Chunk, Slot, Step
 
-
-class _Calls(msgspec.Struct, forbid_unknown_fields=True):
-    rows: tuple[int, ...]
-    near: tuple[float, ...]
-    far: tuple[float, ...] | None = None
-
-    def cost(self) -> PassCost:
-        near = tuple(ms / 1000 for ms in self.near)
-        return PassCost(self.rows, near, tuple(ms / 1000 for ms in self.far) if self.far else near)
-
-
-class _Contention(msgspec.Struct, forbid_unknown_fields=True):
-    check: float = 1.0
-    draft: float = 1.0
-
-
-class _Host(msgspec.Struct, forbid_unknown_fields=True):
-    round: float = 0.5
-
-
-class _File(msgspec.Struct, forbid_unknown_fields=True):
-    main: _Calls
-    draft: _Calls
-    name: str = ""
-    contention: _Contention = msgspec.field(default_factory=_Contention)
-    host: _Host = msgspec.field(default_factory=_Host)
-
-
-@dataclass(frozen=True, slots=True)
-class Profile:
-    """What calls take on a machine. host: seconds a round that neither device works."""
-
-    name: str
-    main: PassCost
-    draft: PassCost
-    contention: Contention
-    host: float
-
-
-def read_profile(path: Path) -> Profile:
-    """A profile from a file.
-
-    Raises:
-        OptionError: when it is not there, or not of the form above.
-    """
-    try:
-        file = msgspec.convert(tomllib.loads(path.read_text(encoding="utf-8-sig")), _File)
-        costs = file.main.cost(), file.draft.cost()
-    except FileNotFoundError as error:
-        raise OptionError(f"There is no profile {path}.") from error
-    except (OSError, ValueError, tomllib.TOMLDecodeError) as error:  # msgspec's errors are ValueErrors
-        raise OptionError(f"Profile {path} cannot be read: {one_line(error)}.") from error
-    contention = Contention(file.contention.check, file.contention.draft)
-    return Profile(file.name or path.stem, *costs, contention, file.host.round / 1000)
+_INSTANT = 1e-9  # seconds: what is left of a call below that is rounding
 
 
 def measure_profile(engine: Engine, host: float, repeats: int = 3) -> Profile:
     """This machine's profile; `host` seconds a round are the reader's to know. Not while requests run."""
     name, _ = draft_model_of(engine)
     engine.measure_costs(repeats)
-    return Profile("this machine", engine.costs["main"], engine.costs[name], engine.measure_contention(name), host)
+    main, draft = replace(engine.costs["main"]), replace(engine.costs[name])  # the engine's go on following the machine
+    return Profile("this machine", main, draft, engine.measure_contention(name), host)
 
 
 def draft_model_of(engine: Engine) -> tuple[str, DraftModel]:
     """The bundle's draft model, with its name.
 
     Raises:
-        OptionError: when none is loaded.
+        OptionError: when it has none, or it was left on disk.
     """
     for name in engine.bundled_drafters:
-        if name in engine.drafters and isinstance(model := engine.find_drafter(name), DraftModel):
+        if isinstance(model := engine.find_drafter(name), DraftModel):
             return name, model
     raise OptionError(f"{engine.bundle.folder} has no draft model, and two models are what is simulated.")
 
 
+def check_modes(modes: Seq[str]) -> None:
+    """See whether modes can be simulated: "plain", "auto", "draft" and "draft:N", which are what they are elsewhere.
+
+    Raises:
+        OptionError: for another one, or one that drafts no tokens.
+    """
+    for mode in modes:
+        _parse(mode)
+
+
+def _parse(mode: str) -> ModeName:
+    name = ModeName.parse(mode)
+    counts = name.number is not None
+    if name.bundle or name.kind not in ("plain", "auto", "draft") or (counts and name.kind != "draft"):
+        raise OptionError(f"Mode '{mode}' cannot be simulated: choose from plain, auto, draft and draft:N.")
+    if name.num_assistant_tokens == 0:
+        raise OptionError(f"Mode '{mode}' drafts nothing: give it 1 token or more, or choose plain.")
+    return name
+
+
 class _Clock:
-    """Time of a host that drives two devices, in seconds. `check_left`: of the main model's call, were it alone."""
+    """Time of a host that drives two devices, in seconds.
+
+    check_left: of the main model's call, were it alone. check_ended: when the last one was done, waited for or not.
+    """
 
     def __init__(self, contention: Contention) -> None:
         self.now = 0.0
         self.check_left = 0.0
+        self.check_ended = 0.0
         self._contention = contention
 
     def draft(self, seconds: float) -> None:
         """The draft device works and the host waits for it; the main device goes on with its call, if it has one."""
-        slow = self._contention
-        together = min(seconds * slow.draft, self.check_left * slow.check)
+        slow, left = self._contention, self.check_left * self._contention.check
+        together = min(seconds * slow.draft, left)
         self.check_left -= together / slow.check
+        if left and left - together < _INSTANT:
+            self.check_left, self.check_ended = 0.0, self.now + together
         self.now += together + seconds - together / slow.draft
 
     def wait(self) -> None:
         """The host waits for the main device."""
-        self.now += self.check_left
-        self.check_left = 0.0
+        if self.check_left:
+            self.now += self.check_left
+            self.check_left, self.check_ended = 0.0, self.now
 
 
 class _Simulated:
@@ -176,47 +135,84 @@ class _Pending:
         return not self.backend.is_main or self.backend.clock.check_left <= 0
 
     def wait(self) -> Step:
+        clock = self.backend.clock
         if self.backend.is_main:
-            self.backend.clock.wait()
-        self.backend.seconds += self.backend.clock.now - self.began
+            clock.wait()
+        # As backends in the background do: the device's own time, though the host may come late.
+        self.backend.seconds += (clock.check_ended if self.backend.is_main else clock.now) - self.began
         return self.step
 
 
 def simulate(
     engine: Engine, profile: Profile, prompt_token_ids: list[int], config: GenerationConfig, mode: str, *, overlap: bool
 ) -> Run:
-    """Decode one prompt in a mode, "plain", "auto" or "draft:N", at a profile's times. Not while requests run.
+    """Decode one prompt in a mode (see `check_modes`) at a profile's times. Not while requests run.
+
+    All seconds are the profile's, those of the statistics included.
 
     Raises:
         OptionError: for another mode, or without a draft model.
         OutriderError: what the request failed of.
     """
-    name, clock = ModeName.parse(mode), _Clock(profile.contention)
-    if name.kind not in ("plain", "auto", "draft"):
-        raise OptionError(f"Mode '{mode}' cannot be simulated: choose from plain, auto and draft:N.")
-    costs = replace(profile.main), replace(profile.draft)  # the controller adapts them
-    _, real = draft_model_of(engine)
-    main = _Simulated(engine.main, costs[0], clock, is_main=True)
+    name, clock = _parse(mode), _Clock(profile.contention)
+    drafter_name, real = draft_model_of(engine)
+    main = _Simulated(engine.main, profile.main, clock, is_main=True)
     model = real.on(_Simulated(real.backend, profile.draft, clock, is_main=False))
-    auto = Auto(main, costs[0], copier=Suffix(), model=model, draft_cost=costs[1], contention=profile.contention)
-    drafter = {"plain": None, "auto": auto, "draft": model}[name.kind]
-    request = engine.prepare(prompt_token_ids, config.replace(drafter=None))
-    request.drafter, request.ahead_drafter = drafter, drafter if overlap else None
-    request.num_assistant_tokens = LONGEST if drafter is auto else name.num_assistant_tokens or 3
+    config = config.replace(drafter={"plain": None, "auto": "auto", "draft": drafter_name}[name.kind])
+    if name.num_assistant_tokens:
+        config = config.replace(num_assistant_tokens=name.num_assistant_tokens)
+    request = engine.prepare(prompt_token_ids, config)
+    request.drafter = drafter = _drafter(config, main, model, profile) if request.drafter is not None else None
+    request.ahead_drafter = drafter if overlap else None
     if not request.admit(main):
         raise OutriderError("The caches have no room: nothing is simulated while requests run.")
+    first = None
     try:
-        first = None
         while not request.ended:
             step(main, [request], engine.config.scheduler.max_num_batched_tokens)
             clock.now += profile.host
             if first is None and request.stats.num_generated_tokens:
-                first = clock.now
+                first = _Spent.by(clock, main, model)
     finally:
         request.release()
     if request.error:
         raise request.error
-    return Run(request.result().token_ids, first or clock.now, clock.now, request.stats.as_dict())
+    last = _Spent.by(clock, main, model)
+    first, stats = first or last, request.stats
+    stats.time_to_first_token = first.now
+    stats.decode_seconds = last.now - first.now
+    stats.check_seconds = last.checking - first.checking
+    stats.draft_seconds = last.drafting - first.drafting
+    stats.ahead_seconds = last.ahead - first.ahead
+    stats.host_seconds = stats.decode_seconds - stats.check_seconds - stats.draft_seconds
+    return Run(request.result().token_ids, first.now, last.now, stats.as_dict())
+
+
+def _drafter(config: GenerationConfig, main: _Simulated, model: DraftModel, profile: Profile) -> Auto | DraftModel:
+    """What drafts, as the engine would choose it: a controller, unless the request says how far to draft."""
+    if config.num_assistant_tokens != "auto" or config.assistant_confidence_threshold is not None:
+        return model
+    return Auto(
+        main,
+        replace(profile.main),  # the controller's copies follow the calls: the devices stay as they are
+        copier=Suffix() if config.drafter == "auto" else None,
+        model=model,
+        draft_cost=replace(profile.draft),
+        contention=profile.contention,
+    )
+
+
+class _Spent(NamedTuple):
+    """Seconds so far."""
+
+    now: float
+    checking: float
+    drafting: float
+    ahead: float
+
+    @classmethod
+    def by(cls, clock: _Clock, main: _Simulated, model: DraftModel) -> _Spent:
+        return cls(clock.now, main.seconds, model.seconds, model.ahead_seconds)
 
 
 def compare(
@@ -230,38 +226,54 @@ def compare(
 
     Returns the profile, and for each mode the tokens a second, as geometric means over the prompts; "measured" is 0
     where nothing was. Speed-ups are of what was predicted, against the first mode.
+
+    Raises:
+        OptionError: for a mode that cannot be simulated, or without a draft model; before anything runs.
     """
-    overlapped = engine.overlaps
+    check_modes(modes)
+    draft_model_of(engine)
     config = engine.config.generation
-    real = {mode.name: mode for mode in make_modes(modes, engine)}
     host = 0.0
     if profile is None:
-        stats = real[modes[0]].run(tasks[0].token_ids, config).stats
+        real = make_modes(modes, engine)
+        stats = real[0].run(tasks[0].token_ids, config).stats
         host = float(stats["host_seconds"]) / max(stats["num_rounds"], 1)
     kinds = [(mode, overlap) for mode in modes for overlap in ((False,) if mode == "plain" else (False, True))]
     speeds: dict[tuple[str, bool], list[tuple[float, float]]] = {kind: [] for kind in kinds}
     for task in tasks:
-        measured = dict.fromkeys(kinds, 0.0)
-        if profile is None:
-            for mode, engine.overlaps in kinds:
-                measured[mode, engine.overlaps] = real[mode].run(task.token_ids, config).tokens_per_second
-            engine.overlaps = overlapped
+        measured = dict.fromkeys(kinds, 0.0) if profile else _measure(engine, real, kinds, task)
         found = profile or measure_profile(engine, host)  # beside the runs: machines sway
         for mode, overlap in kinds:
             run = simulate(engine, found, task.token_ids, config, mode, overlap=overlap)
             speeds[mode, overlap].append((run.tokens_per_second, measured[mode, overlap]))
         advance()
     means = {kind: tuple(_mean(column) for column in zip(*pairs, strict=True)) for kind, pairs in speeds.items()}
+    first = means[kinds[0]][0]
     rows = [
         {
             "mode": mode + (", overlapped" if overlap else ""),
             "predicted": predicted,
-            "speed_up": predicted / means[kinds[0]][0],
+            "speed_up": predicted / first if first else 0.0,
             "measured": measured_mean,
         }
         for (mode, overlap), (predicted, measured_mean) in means.items()
     ]
     return found, rows
+
+
+def _measure(
+    engine: Engine, modes: Seq[Mode], kinds: Seq[tuple[str, bool]], task: Task
+) -> dict[tuple[str, bool], float]:
+    """Tokens a second of each mode, apart or overlapped, on this machine."""
+    runs, overlapped = {mode.name: mode.run for mode in modes}, engine.overlaps
+    measured = {}
+    try:
+        for mode, overlap in kinds:
+            engine.overlaps = overlap
+            measured[mode, overlap] = runs[mode](task.token_ids, engine.config.generation).tokens_per_second
+    finally:
+        engine.overlaps = overlapped
+    return measured
 
 
 def _mean(values: Seq[float]) -> float:

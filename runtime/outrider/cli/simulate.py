@@ -11,7 +11,7 @@ from outrider.cli.console import err, out, print_json, progress_bar, table
 from outrider.cli.options import generation_options, json_option, load_options, read_options
 
 if TYPE_CHECKING:
-    from outrider.bench.simulate import Profile
+    from outrider.bench.profiles import Profile
 
 _MODES = "plain,draft:3,auto"
 
@@ -40,12 +40,14 @@ def simulate(
     what is predicted stands beside what was measured.
     """
     from outrider.bench.modes import split_modes
+    from outrider.bench.profiles import read_profile
     from outrider.bench.prompts import encode_prompts, read_prompts
-    from outrider.bench.simulate import compare, read_profile
+    from outrider.bench.simulate import check_modes, compare
     from outrider.engine import load
 
     config = read_options(options, max_new_tokens=64)
     names = split_modes(modes)
+    check_modes(names)
     given = read_profile(Path(profile).expanduser()) if profile else None
     chosen = read_prompts(prompts, per_category)
     engine = load(bundle, config, enable_prefix_caching=False)  # every run reads its whole prompt
@@ -56,7 +58,7 @@ def simulate(
         print_json({"profile": _describe(found), "measured": given is None, "rows": rows})
         return
     out.print("  ".join(f"{key}={value}" for key, value in _describe(found).items()), style="dim")
-    made = table("mode", "predicted tokens/s", "vs plain", *(("measured tokens/s", "error") if not given else ()))
+    made = table("mode", "predicted tokens/s", f"vs {names[0]}", *(("measured tokens/s", "error") if not given else ()))
     for row in rows:
         cells = [row["mode"], f"{row['predicted']:.1f}", f"{row['speed_up']:.2f}×"]
         if row["measured"]:
