@@ -13,12 +13,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree
 
+import numpy as np
 import pytest
 
 import outrider
-from outrider.bench.timeline import Timeline, read_timeline, summarise
+from outrider.bench.timeline import Span, Timeline, read_timeline, summarise
 from outrider.cli import run
-from outrider.errors import DeviceError, OptionError
+from outrider.errors import DeviceError, OptionError, OutriderError
 from outrider.testing import FakeBackend, ToyTokenizer
 from outrider.trace import Trace
 from outrider.trace.parts import TracedBackend
@@ -362,9 +363,55 @@ def test_the_command_line(smollm2: Path, tmp_path: Path, capsys: pytest.CaptureF
 
 def test_a_file_that_is_no_trace(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "out.json"
-    for content, message in ((b"{}", "is not a trace"), (b"[\nx\n1\n]", "line 2"), (b"", "is not a trace")):
-        path.write_bytes(content)
+    head = '{"ph":"M","pid":1,"tid":1,"name":"thread_name","ts":0,"args":{"name":"main"}}'
+    span = '{"ph":"X","pid":1,"tid":1,"name":"round","cat":"request","ts":0,"dur":5,"args":{}}'
+    for events, message in (
+        ("{}", "is not a trace"),
+        ("", "is not a trace"),
+        ("[\nx\n1\n]", "line 2"),
+        ("[\n1\n]", "is not a trace"),
+        ('[\n{"ph":"X"}\n]', "is not a trace"),
+        (f"[\n{head.replace('0', 'null')}\n]", "is not a trace"),
+        (f"[\n{span}\n]", "is not a trace"),  # in a lane without a name
+        (f"[\n{head},\n{span}\n]", "is not a trace"),  # a round that does not say what was drafted
+        (f"[\n{head.replace('main', chr(0xDCFF))}\n]", "line 2"),  # not UTF-8
+    ):
+        path.write_text(events, encoding="utf-8", errors="surrogateescape")
         assert run(["trace", str(path)]) == 2
-        assert message in capsys.readouterr().err
+        assert message in capsys.readouterr().err.replace("\n", " ")
+    path.write_bytes(f"[\n{head},\n".encode() + head.replace("main", "é").encode()[:-25])  # cut within a character
+    assert not read_timeline(path).is_whole
     assert run(["trace", str(tmp_path / "none")]) == 2
     assert "cannot be read" in capsys.readouterr().err
+
+
+def test_a_trace_without_a_round_is_not_drawn(
+    toy_engine: outrider.Engine, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with toy_engine.trace(tmp_path / "out.json"):
+        pass
+    assert run(["trace", str(tmp_path / "out.json"), "-o", str(tmp_path / "out.svg")]) == 2
+    assert "There is no round of decoding in this trace" in capsys.readouterr().err
+    assert run(["trace", str(tmp_path / "out.json")]) == 0
+
+
+def test_gaps_are_those_within_a_draft() -> None:
+    proposals = [Span("host", "host", "propose", at, at + 1.0) for at in (0.0, 2.0, 4.0)]
+    calls = [(0.0, 0.25), (0.5, 1.0), (1.5, 1.75), (2.0, 2.5), (3.0, 3.5), (4.125, 4.25)]
+    drafts = [Span("draft: CPU", "device", "draft", began, ended) for began, ended in calls]
+    timeline = Timeline(sorted([*proposals, *drafts], key=lambda span: span.began), is_whole=True)
+    assert summarise(timeline)["gap_milliseconds"] == 250
+
+
+def test_numbers_of_numpys_are_written(toy_engine: outrider.Engine, tmp_path: Path) -> None:
+    with toy_engine.trace(tmp_path / "out.json"):
+        toy_engine.generate("hello hello", max_new_tokens=np.int64(30), drafter="ngram", ignore_eos=True)
+    read_strictly(tmp_path / "out.json")
+    assert read_timeline(tmp_path / "out.json").is_whole
+
+
+def test_an_event_that_cannot_be_written_is_told_at_the_end(tmp_path: Path) -> None:
+    trace = Trace(tmp_path / "out.json")
+    trace.count("odd", 0.0, value=object())  # type: ignore[arg-type]
+    with pytest.raises(OutriderError, match="is cut short: <object object at .* is no number"):
+        trace.close()

@@ -46,6 +46,8 @@ def draw_timeline(timeline: Timeline, *, first: int = 1, count: int = 8) -> str:
     """
     rounds = timeline.rounds
     shown = rounds[first - 1 : first - 1 + count]
+    if not rounds:
+        raise OptionError("There is no round of decoding in this trace, so there is nothing to draw.")
     if not shown or first < 1:
         raise OptionError(f"There is no round {first} in this trace, which has {len(rounds)}. Name an earlier one.")
     began, ended = min(span.began for span in shown), max(span.ended for span in shown)

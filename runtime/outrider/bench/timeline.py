@@ -6,6 +6,7 @@ summarise(timeline)
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from collections.abc import Sequence as Seq
     from pathlib import Path
+
+
+_COUNTS = {"tokens", "drafted", "accepted"}  # what a round says
 
 
 @dataclass(slots=True)
@@ -70,45 +74,71 @@ def read_timeline(path: Path) -> Timeline:
         lines = path.read_bytes().splitlines()
     except OSError as error:
         raise OptionError(f"Trace {path} cannot be read: {one_line(error)}.") from error
+    foreign = OptionError(f"{path} is not a trace of Outrider's. Write one with: outrider generate … --trace {path}")
+    decode = msgspec.json.Decoder(_Event).decode
     events = []
     for i, line in enumerate(lines[1:], 2):
         if line == b"]":
             break
         try:
-            events.append(msgspec.json.decode(line.removesuffix(b",")))
-        except msgspec.DecodeError as error:
+            events.append(decode(line.removesuffix(b",")))
+        except msgspec.ValidationError as error:
+            raise foreign from error
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
             if i == len(lines):
                 break
             raise OptionError(f"{path}, line {i}, is no event of a trace: {one_line(error)}.") from error
-    if not events or lines[0] != b"[" or not all(isinstance(event, dict) and "ph" in event for event in events):
-        raise OptionError(f"{path} is not a trace of Outrider's. Write one with: outrider generate … --trace {path}")
-    return Timeline(_spans(events), is_whole=lines[-1] == b"]")
+    if not events or lines[0] != b"[":
+        raise foreign
+    try:
+        timeline = Timeline(_spans(events), is_whole=lines[-1] == b"]")
+    except KeyError as error:  # a lane without a name
+        raise foreign from error
+    if not all(span.args.keys() >= _COUNTS for span in timeline.rounds):
+        raise foreign
+    return timeline
 
 
-def _spans(events: Seq[dict[str, Any]]) -> list[Span]:
-    """Spans from events; what has not ended ends with the last event."""
+class _Event(msgspec.Struct):
+    """A line of the file, as `outrider.trace.events` writes it: ts and dur in microseconds."""
+
+    ph: str
+    pid: int
+    tid: int
+    name: str
+    ts: float
+    dur: float = 0.0
+    cat: str = ""
+    args: dict[str, Any] = msgspec.field(default_factory=dict)
+
+
+def _spans(events: Seq[_Event]) -> list[Span]:
+    """Spans from events; what has not ended ends with the last event.
+
+    Raises:
+        KeyError: when something is missing.
+    """
     lanes: dict[tuple[int, int], str] = {}
     names: dict[str, int] = defaultdict(int)
     opened: dict[tuple[int, int], list[Span]] = defaultdict(list)
     found = []
-    last = max((event["ts"] + event.get("dur", 0) for event in events), default=0) / 1e6
+    last = max(event.ts + event.dur for event in events) / 1e6
     for event in events:
-        key, at = (event["pid"], event["tid"]), event["ts"] / 1e6
-        if event["ph"] == "M" and event["name"] == "thread_name":
-            name = event["args"]["name"]
+        key, at = (event.pid, event.tid), event.ts / 1e6
+        if event.ph == "M" and event.name == "thread_name":
+            name = str(event.args["name"])
             names[name] += 1
             lanes[key] = name if names[name] == 1 else f"{name} {names[name]}"
-        elif event["ph"] == "X":
-            ended = (event["ts"] + event["dur"]) / 1e6
-            found.append(Span(lanes[key], event["cat"], event["name"], at, ended, event["args"]))
-        elif event["ph"] == "B":
-            span = Span(lanes[key], event["cat"], event["name"], at, last, dict(event["args"]))
+        elif event.ph == "X":
+            found.append(Span(lanes[key], event.cat, event.name, at, (event.ts + event.dur) / 1e6, event.args))
+        elif event.ph == "B":
+            span = Span(lanes[key], event.cat, event.name, at, last, event.args)
             opened[key].append(span)
             found.append(span)
-        elif event["ph"] == "E" and opened[key]:
+        elif event.ph == "E" and opened[key]:
             span = opened[key].pop()
             span.ended = at
-            span.args |= event["args"]
+            span.args |= event.args
     found.sort(key=lambda span: (span.began, -span.ended))
     around: dict[str, list[Span]] = defaultdict(list)
     for span in found:
@@ -179,10 +209,11 @@ def _devices(timeline: Timeline, total: float) -> dict[str, dict[str, Any]]:
 def _gaps(timeline: Timeline) -> list[float]:
     """Seconds between the draft model's calls of one draft."""
     drafts = timeline.of("device", "draft")
-    proposals = timeline.of("host", "propose")
+    begins = [span.began for span in drafts]
     found = []
-    for proposal in proposals:
-        inside = [span for span in drafts if proposal.began <= span.began and span.ended <= proposal.ended]
+    for proposal in timeline.of("host", "propose"):
+        begun = drafts[bisect_left(begins, proposal.began) : bisect_right(begins, proposal.ended)]
+        inside = [span for span in begun if span.ended <= proposal.ended]
         found += [after.began - before.ended for before, after in pairwise(inside)]
     return found
 

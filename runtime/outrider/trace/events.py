@@ -16,8 +16,9 @@ from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+import numpy as np
 
-from outrider.errors import OptionError, one_line
+from outrider.errors import OptionError, OutriderError, one_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -62,7 +63,7 @@ class TraceFile:
         self._events: deque[dict[str, Any]] = deque()
         self._end: SimpleQueue[None] = SimpleQueue()
         self._takes_more = True
-        self._failure: OSError | None = None
+        self._failure: Exception | None = None
         self._tids = itertools.count(10)
         for pid, name in ((WORK, "outrider"), (REQUESTS, "requests")):
             self._name("process_name", Lane(pid, 0), name=name)
@@ -75,15 +76,17 @@ class TraceFile:
         """Write what is left, and end the file.
 
         Raises:
-            OptionError: when not all could be written.
+            OptionError: when there was no room for all of it.
+            OutriderError: when an event could not be written down.
         """
         self._takes_more = False
         self._end.put(None)
         self._writer.join()
         if self._failure:
-            raise OptionError(
-                f"Trace {self.path} is cut short: {one_line(self._failure)}. Name a file where there is room."
-            ) from self._failure
+            what = f"Trace {self.path} is cut short: {one_line(self._failure)}."
+            if isinstance(self._failure, OSError):
+                raise OptionError(f"{what} Name a file where there is room.") from self._failure
+            raise OutriderError(f"{what} The answers are whole; only the trace is not.") from self._failure
 
     def lane(self, name: str, group: int = WORK) -> Lane:
         """A new row of the timeline."""
@@ -123,20 +126,28 @@ class TraceFile:
     def _write(self) -> None:
         """Write what has come, now and then: the thread that brings it is in a hurry."""
         separator, ended = b"[\n", False
+        encode = msgspec.json.Encoder(enc_hook=_plain).encode
         try:
             with self._file as file:
                 while not ended:
                     with contextlib.suppress(Empty):
                         self._end.get(timeout=_PATIENCE)
                         ended = True
-                    if lines := [msgspec.json.encode(event) for event in self._taken()]:
+                    if lines := [encode(event) for event in self._taken()]:
                         file.write(separator + b",\n".join(lines))
                         file.flush()  # whole lines
                         separator = b",\n"
                 file.write(b"\n]\n")
-        except OSError as error:  # the disk is full, perhaps: no answer shall suffer for it
+        except Exception as error:  # the disk is full, perhaps: no answer shall suffer for it
             self._failure, self._takes_more = error, False
 
     def _taken(self) -> Iterator[dict[str, Any]]:
         for _ in range(len(self._events)):
             yield self._events.popleft()
+
+
+def _plain(value: object) -> int | float:
+    """A number of NumPy's, such as an app may give as an option, as one of Python's."""
+    if isinstance(value, np.integer | np.floating):
+        return value.item()
+    raise NotImplementedError(f"{value!r} is no number")
