@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from outrider.bundle import Bundle
-    from outrider.types import Logits
+    from outrider.types import Backend, Logits
 
 VOCAB_SIZE = 60
 
@@ -321,17 +321,17 @@ def make_engine(bundle: Bundle, top_logits: int | str) -> outrider.Engine:
 
 
 @pytest.mark.parametrize("proposed", [None, range(0, 40, 3)], ids=["all", "cut"])
-@pytest.mark.parametrize("num_top", [1, 8, 4096])
-def test_the_text_is_the_same(tmp_path: Path, num_top: int, proposed: range | None) -> None:
+def test_the_text_is_the_same(tmp_path: Path, proposed: range | None) -> None:
     bundle = save_toy_bundle(tmp_path / "toy", proposed=proposed)
-    whole, reduced = make_engine(bundle, 0), make_engine(bundle, num_top)
+    whole, *reduced = (make_engine(bundle, num_top) for num_top in (0, 1, 8, 4096))
     drafters: tuple[tuple[str | None, int], ...] = ((None, 0), ("draft", 4), ("suffix", 3))
     for drafter, count in drafters:
         for options in OPTIONS:
             asked = {"drafter": drafter, "num_assistant_tokens": count, "ignore_eos": True, **options}
-            first, second = (engine.generate("hello", max_new_tokens=40, **asked) for engine in (whole, reduced))
-            assert first.token_ids == second.token_ids, (drafter, options)
-            assert first.stats.num_accepted_tokens == second.stats.num_accepted_tokens
+            first, *others = (engine.generate("hello", max_new_tokens=24, **asked) for engine in (whole, *reduced))
+            for other in others:
+                assert first.token_ids == other.token_ids, (drafter, options)
+                assert first.stats.num_accepted_tokens == other.stats.num_accepted_tokens
 
 
 @pytest.mark.parametrize("options", [{}, {"assistant_confidence_threshold": 0.2}, {"temperature": 0.7, "top_k": 3}])
@@ -397,33 +397,51 @@ def test_a_device_that_lists_others_is_refused(
     assert Row.of(made.submit([Chunk(slot, [1, 2], 2)]).wait(), 0).top is None
 
 
-@pytest.mark.parametrize("precision", ["f32", "bf16"])
-def test_a_real_model_has_the_same_rows_and_lists_the_largest(smollm2: Path, precision: str) -> None:
-    bundle = outrider.read_bundle(smollm2)
-    main = bundle.manifest.main
+def check_real_rows(whole: Backend, reduced: Backend) -> None:
+    """That two backends of a real model have the same rows, of which one lists the largest; and what these tell."""
     token_ids = np.random.default_rng(0).integers(20, 49_000, 40).tolist()
-    rows = {}
-    for num_top in (0, 128):
-        backend = OpenVINOPaged(
-            bundle.model_path(main), vocab_size=main.vocab_size, precision=precision, top_logits=num_top
-        )
-        backend.allocate(64)
+    steps = []
+    for backend in (whole, reduced):
         slot = backend.open(40)
         assert slot
-        step = backend.submit([Chunk(slot, token_ids, num_rows=40)]).wait()
-        rows[num_top] = np.array([step.logits(i) for i in range(40)])
-    np.testing.assert_array_equal(rows[0], rows[128])
-    for i, row in enumerate(rows[128]):
-        top = step.top_logits(i)
+        steps.append(backend.submit([Chunk(slot, token_ids, num_rows=40)]).wait())
+    for i in range(40):
+        row, top = steps[1].logits(i), steps[1].top_logits(i)
+        np.testing.assert_array_equal(row, steps[0].logits(i))
         assert top
         np.testing.assert_array_equal(row[top.token_ids], top.logits)
         assert (np.delete(row, top.token_ids) <= top.bound).all()
         assert top.logsumexp == pytest.approx(float(np.logaddexp.reduce(row.astype(np.float64))), abs=1e-5)
+        for options in REAL_OPTIONS:
+            sampler = LogitsSampler(GenerationConfig(**options), token_ids)
+            assert Row.of(steps[1], i).best(sampler, []) == sampler.best(row, [])
+            if options:
+                made, expected = Row.of(steps[1], i).distribution(sampler, []), sampler.distribution(row, [])
+                np.testing.assert_array_equal(made.probs, expected.probs)
 
 
-def test_a_real_model_says_the_same(smollm2_pair: Path) -> None:
-    whole, reduced = (outrider.load(smollm2_pair, cache_size=0.1, top_logits=k) for k in (0, 64))
-    for options in ({}, {"temperature": 0.7, "top_k": 40}, {"temperature": 0.8, "top_p": 0.9}, {"temperature": 1.0}):
-        asked: dict[str, Any] = {"max_new_tokens": 60, "seed": 1, "num_assistant_tokens": 3, **options}
+REAL_OPTIONS: list[dict[str, Any]] = [
+    {},
+    {"temperature": 0.7, "top_k": 40},
+    {"temperature": 0.8, "top_p": 0.9},
+    {"temperature": 1.0},
+]
+
+
+def test_a_real_model_in_single_precision_has_the_same_rows_and_lists_the_largest(smollm2: Path) -> None:
+    bundle = outrider.read_bundle(smollm2)
+    main = bundle.manifest.main
+    path, vocab_size = bundle.model_path(main), main.vocab_size
+    whole, reduced = (OpenVINOPaged(path, vocab_size=vocab_size, precision="f32", top_logits=k) for k in (0, 128))
+    for backend in (whole, reduced):
+        backend.allocate(64)
+    check_real_rows(whole, reduced)
+
+
+def test_a_real_model_has_the_same_rows_and_says_the_same(smollm2: Path) -> None:
+    whole, reduced = (outrider.load(smollm2, cache_size=0.1, precision="bf16", top_logits=k) for k in (0, 64))
+    check_real_rows(whole.main, reduced.main)
+    for options in REAL_OPTIONS:
+        asked: dict[str, Any] = {"max_new_tokens": 24, "seed": 1, "num_assistant_tokens": 3, **options}
         first, second = (engine.generate("Write a poem about the sea.", **asked) for engine in (whole, reduced))
         assert first.token_ids == second.token_ids
