@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-from unittest.mock import Mock
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
+from unittest.mock import Mock, call
 
 import pytest
 
 import outrider
 from outrider.bench.profiles import Profile, read_profile
 from outrider.bench.prompts import Prompt, Task
-from outrider.bench.simulate import compare, simulate
+from outrider.bench.simulate import _Clock, _Simulated, compare, simulate
 from outrider.cli import run
 from outrider.drafters import Suffix
 from outrider.errors import DeviceError, OptionError
-from outrider.schedule import LONGEST, Contention, PassCost
-from outrider.testing import ToyTokenizer, save_toy_bundle
+from outrider.schedule import LONGEST, Contention, PassCost, measure_contention
+from outrider.testing import FakeBackend, ToyTokenizer, save_toy_bundle
 from outrider.types import NO_DRAFT
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
     from outrider.bench.modes import Run
     from outrider.engine import Engine
+    from outrider.types import Backend, CompiledModel
 
 PROMPT = [1, 2, 3, 4]
 
@@ -90,6 +92,21 @@ def test_the_controller_follows_the_calls_and_the_devices_do_not(right: Engine) 
     held_up = ran.stats["ahead_seconds"] * (1 - 1 / 2.5)
     assert ran.stats["check_seconds"] == pytest.approx(ran.stats["num_rounds"] * 1.0 + held_up)
     assert given.main.scale == given.draft.scale == 1
+
+
+@pytest.mark.parametrize(("check", "draft"), [(1.0, 1.0), (1.5, 1.0), (1.0, 2.0), (1.5, 2.5)])
+def test_what_is_measured_of_simulated_devices_is_their_contention(
+    check: float, draft: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = _Clock(Contention(check, draft))
+    main = _Simulated(FakeBackend(9), flat(1.0), clock, is_main=True)
+    background = Mock()
+    monkeypatch.setattr(main, "run_in_background", background, raising=False)
+    monkeypatch.setattr("outrider.schedule.overlap.time", SimpleNamespace(perf_counter=lambda: clock.now))
+    other = _Simulated(FakeBackend(9), flat(0.031), clock, is_main=False)
+    found = measure_contention(cast("CompiledModel", main), cast("Backend", other))
+    assert (found.check, found.draft) == pytest.approx((check, draft))
+    assert background.mock_calls == [call(True), call(False)]
 
 
 def test_modes_are_what_they_are_elsewhere(right: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
