@@ -316,7 +316,8 @@ OPTIONS: list[dict[str, Any]] = [
 
 
 def make_engine(bundle: Bundle, top_logits: int | str) -> outrider.Engine:
-    config = outrider.Config().replace(cache_size=0.005, top_logits=top_logits)
+    # Drafts made ahead have other bits where calls of other sizes round otherwise, which rejection sampling may show.
+    config = outrider.Config().replace(cache_size=0.005, top_logits=top_logits, overlap=False)
     return outrider.Engine(bundle, config, tokenizer=ToyTokenizer())
 
 
