@@ -3,6 +3,7 @@ from __future__ import annotations
 import signal
 from typing import TYPE_CHECKING
 
+import hypothesis
 import platformdirs
 import pytest
 
@@ -14,6 +15,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from outrider.bundle import Bundle, Format
+
+
+hypothesis.settings.register_profile("outrider", deadline=None)  # other work on the machine is no failure
+hypothesis.settings.load_profile("outrider")
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -74,7 +74,7 @@ def run_model(model: ov.Model) -> Any:
 
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("kind", ["f32", "f16", "bf16", "u8", "i8", "u4", "i4"])
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(token_ids=some_ids)
 def test_the_rows_left_are_the_same(kind: str, tied: bool, token_ids: list[int]) -> None:
     """For every token that is read, those whose rows are gone, too. One row alone goes through another kernel."""

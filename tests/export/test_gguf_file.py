@@ -80,7 +80,7 @@ def test_every_truncation_is_noticed(small: Path, tmp_path: Path) -> None:
     read_header(cut)
 
 
-@settings(deadline=None, max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_damage_never_crashes(small: Path, tmp_path: Path, data: st.DataObject) -> None:
     """Any bytes overwritten: a header comes out or an ExportError, quickly, and nothing else."""

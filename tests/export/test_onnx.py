@@ -230,7 +230,7 @@ def test_int4_has_4_bits_and_an_output_matrix_in_8(pair: tuple[Bundle, Recorder]
 # The 8-bit format
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.integers(1, 5), st.integers(1, 70), st.integers(0, 2**32 - 1), st.sampled_from([0.0, 1e-6, 1.0, 1e4]))
 def test_no_weight_is_off_by_more_than_a_step(rows: int, columns: int, seed: int, size: float) -> None:
     """Half a step, but for those of the largest's size and the other sign, which 8 bits just miss."""

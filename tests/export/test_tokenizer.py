@@ -46,7 +46,7 @@ def rebuilt(
 
 
 @pytest.mark.parametrize("pre", PRES)
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(text=TEXTS)
 def test_rebuilt_tokenizer_is_the_original(rebuilt: dict[str, Any], pre: str, text: str) -> None:
     original, again, _, _ = rebuilt[pre]
@@ -56,7 +56,7 @@ def test_rebuilt_tokenizer_is_the_original(rebuilt: dict[str, Any], pre: str, te
 
 
 @pytest.mark.parametrize("pre", PRES)
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(text=TEXTS)
 def test_openvino_tokenizer_is_the_original(rebuilt: dict[str, Any], pre: str, text: str) -> None:
     original, _, converted, _ = rebuilt[pre]

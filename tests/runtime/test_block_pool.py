@@ -75,7 +75,7 @@ ACTIONS = st.tuples(
 )
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(st.lists(ACTIONS, max_size=40), st.booleans())
 def test_every_text_finds_its_own_tokens(actions: list[Any], grows: bool) -> None:
     """Whatever is opened, read, kept and closed in whatever order."""
@@ -110,7 +110,7 @@ def test_every_text_finds_its_own_tokens(actions: list[Any], grows: bool) -> Non
     assert pool.num_used == 0
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.lists(st.lists(st.integers(0, 1), min_size=1, max_size=12), min_size=1, max_size=6))
 def test_the_longest_common_beginning_is_found(texts: list[list[int]]) -> None:
     pool = BlockPool(64, SIZE)

@@ -49,7 +49,7 @@ ACTIONS = st.tuples(
 )
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(st.lists(ACTIONS, max_size=40), st.booleans())
 def test_room_is_never_overdrawn_and_texts_find_their_tokens(actions: list[Any], copies: bool) -> None:
     pool: BufferPool[Any] = BufferPool(ROOM, NUM_PARTS, copies=copies)

@@ -136,7 +136,7 @@ samplings: st.SearchStrategy[dict[str, Any]] = st.one_of(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(SEED, requests, samplings, drafters, st.integers(1, 9), st.sampled_from([32, 64, 512]))
 def test_greedy_and_coupled_text_is_plain_text(
     seed: int,
@@ -160,7 +160,7 @@ def test_greedy_and_coupled_text_is_plain_text(
     check_bookkeeping(plain, None)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(SEED, st.lists(st.tuples(requests, samplings, drafters, st.integers(1, 6)), min_size=2, max_size=4))
 def test_a_batch_gives_what_each_request_gives_alone(seed: int, batch: list[Any]) -> None:
     """Requests in threads of their own share the main model's calls and their draft model's."""
@@ -181,7 +181,7 @@ def test_a_batch_gives_what_each_request_gives_alone(seed: int, batch: list[Any]
         check_bookkeeping(request, None)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(SEED, requests, drafters, st.integers(1, 6), st.floats(0.1, 2.0))
 def test_rejection_sampling_ends_and_counts_as_it_should(
     seed: int, options: dict[str, Any], drafter: tuple[str, int, float], n: int, temperature: float

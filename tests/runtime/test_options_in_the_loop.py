@@ -58,7 +58,7 @@ def answer(engine: outrider.Engine, prompt: str, options: dict[str, Any]) -> Any
     return result.text, result.token_ids, result.finish_reason, result.logprobs
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     st.text("abcdef", min_size=1, max_size=30),
     options_of_requests,

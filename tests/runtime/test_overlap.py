@@ -148,7 +148,7 @@ situations = st.builds(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(situations, st.sampled_from(list(VERIFIERS)))
 def test_the_text_and_the_rounds_are_those_without_overlap(situation: Situation, sampling: str) -> None:
     """What is drafted ahead is what would be drafted: so even rejection sampling draws the same tokens."""
@@ -162,7 +162,7 @@ def test_the_text_and_the_rounds_are_those_without_overlap(situation: Situation,
     assert overlapped.stats.num_accepted_tokens_per_round == apart.stats.num_accepted_tokens_per_round
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(situations, st.sampled_from(["greedy", "coupled"]))
 def test_the_controllers_text_is_plain_text(situation: Situation, sampling: str) -> None:
     main, model = situation.main(), situation.model()

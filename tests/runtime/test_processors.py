@@ -81,7 +81,7 @@ def sampler_of(options: dict[str, Any], prompt: list[int]) -> LogitsSampler:
     return LogitsSampler(GenerationConfig(**options), prompt, end_token_ids=END)
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(logits_rows(), processors, tokens, tokens, tokens)
 def test_processors_by_definition(
     logits: np.ndarray, options: dict[str, Any], prompt: list[int], answer: list[int], prefix: list[int]
@@ -106,7 +106,7 @@ def test_processors_by_definition(
     np.testing.assert_array_equal(logits, before)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(logits_rows(), processors, truncations, tokens, st.lists(tokens, max_size=3), tokens)
 def test_rejected_tokens_leave_no_trace(
     logits: np.ndarray,
@@ -137,7 +137,7 @@ def outcome(sampler: LogitsSampler, logits: np.ndarray, prefix: list[int]) -> An
         return None
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(logits_rows(), processors, truncations, tokens, tokens)
 def test_the_same_as_transformers(
     logits: np.ndarray, options: dict[str, Any], truncation: dict[str, Any], prompt: list[int], answer: list[int]

@@ -50,7 +50,7 @@ def by_definition(logits: np.ndarray, temperature: float, top_k: int, top_p: flo
     return {i: weights[i] / total for i in order}
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.one_of(logits_rows, tied_rows), truncations)
 def test_truncation_by_definition(logits: np.ndarray, options: dict[str, Any]) -> None:
     made = truncated_softmax(logits, **options)
@@ -159,7 +159,7 @@ def test_rejected_tokens_leave_no_trace(
     np.testing.assert_array_equal(used.distribution(logits, []).probs, clean.distribution(logits, []).probs)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(logits_rows, truncations, st.sampled_from([1.0, 0.8, 1.3]), st.lists(st.integers(0, VOCAB_SIZE - 1), min_size=1))
 def test_the_same_as_transformers(
     logits: np.ndarray, options: dict[str, Any], repetition_penalty: float, prompt: list[int]

@@ -68,7 +68,7 @@ def test_answers_are_found_at_once_and_after_a_restart(tmp_path: Path) -> None:
 
 
 @given(st.integers(0, 10**6), st.booleans())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_an_answer_that_a_crash_cut_short_is_dropped(
     tmp_path_factory: pytest.TempPathFactory, at: int, zeros: bool
 ) -> None:

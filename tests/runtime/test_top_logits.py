@@ -76,7 +76,7 @@ options_of = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=600)
 @given(rows, st.integers(1, VOCAB_SIZE), options_of, token_ids_of, token_ids_of, st.integers(0, 99))
 def test_decisions_are_those_of_the_whole_row(
     row: Logits, k: int, options: dict[str, Any], prompt: list[int], prefix: list[int], seed: int
@@ -217,7 +217,6 @@ def test_a_broken_row_fails_as_it_would(bad: float) -> None:
         Row(lambda: logits, top).distribution(sampler, [])
 
 
-@settings(deadline=None)
 @given(
     row=rows,
     k=st.none() | st.integers(1, VOCAB_SIZE),

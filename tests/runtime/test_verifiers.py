@@ -180,7 +180,7 @@ def largest_difference(a: Law, b: Law) -> float:
 MODELS = st.builds(TwoModels, st.integers(0, 2**31), st.sampled_from([0.3, 1.0, 3.0]), st.booleans())
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(MODELS)
 def test_rejection_sampling_gives_the_main_models_joint_distribution(models: TwoModels) -> None:
     """Sun et al. 2024, theorem 1, for drafts that may end anywhere; and theorem 2: no fewer tokens are kept."""
@@ -226,7 +226,7 @@ def dense(row: Distribution) -> np.ndarray:
 NOISY_MODELS = st.builds(TwoModels, st.integers(0, 2**31), st.sampled_from([0.3, 1.0, 3.0]))
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(NOISY_MODELS, st.floats(0.01, 1))
 def test_threshold_by_definition(models: TwoModels, threshold: float) -> None:
     """It is off by what the kept tokens have too much, and by nothing at threshold 1."""
@@ -248,7 +248,7 @@ def test_threshold_1_is_lossy_with_the_usual_residual() -> None:
     np.testing.assert_allclose(kept + rejected * ours / ours.sum(), [0.5, 0.5])
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(NOISY_MODELS, st.floats(0.01, 1))
 def test_typical_by_definition(models: TwoModels, threshold: float) -> None:
     target, drafted = dense(models.target(())), dense(models.distribution(1, ()))
@@ -258,7 +258,7 @@ def test_typical_by_definition(models: TwoModels, threshold: float) -> None:
     np.testing.assert_allclose(one_token_law(Typical(threshold), models), expected, atol=1e-12)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(NOISY_MODELS, st.sampled_from([BlockRejection(), TokenRejection()]), st.integers(0, 2**31))
 def test_a_draft_ends_where_nothing_can_follow(models: TwoModels, verifier: Any, seed: int) -> None:
     """Options may ban every token behind some of a draft's. What stands before is judged as if it were all."""

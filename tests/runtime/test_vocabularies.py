@@ -82,7 +82,7 @@ def answer(backend: FakeBackend, request: Request) -> Request:
     return request
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     way=st.sampled_from(WAYS),
     draft=draft_vocabularies,
