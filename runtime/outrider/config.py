@@ -167,7 +167,9 @@ class DeviceConfig:
     A device is one that `outrider devices` lists, "auto", or "AUTO". "auto" measures what the models' calls cost on
     every device that can run them, once, and takes the quickest pair; "AUTO" is the device that OpenVINO's own AUTO
     chooses, without measuring. A main device that was named and fails is an error; one that "auto" would have liked,
-    or a draft device, is replaced with a warning.
+    or a draft device, is replaced with a warning. "auto" takes an NPU for a draft model only: a main model there would
+    limit every request, while a draft model there drafts for one request at a time, for prompts of up to
+    `npu_max_prompt_tokens`, and others go on without it.
 
     A precision of "auto" leaves the choice to the device for calculations, and takes the same precision for the
     cache: a quantised cache would be faster to read but makes the text depend on the draft (8-bit blocks are

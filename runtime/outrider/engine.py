@@ -198,8 +198,13 @@ class Engine:
 
     @property
     def _cache_tokens(self) -> int:
-        """Tokens that fit in every model's cache: a request has a place in all of them."""
-        return min(backend.max_tokens for backend in self._backends.values())
+        """Tokens that fit in the cache of every model that a request needs a place in."""
+        return min(backend.max_tokens for backend in self._limiting)
+
+    @property
+    def _limiting(self) -> list[CompiledModel]:
+        """The models that a request needs a place in: not a draft model in fixed shapes, which it can do without."""
+        return [b for b in self._backends.values() if b is self._main or not b.capabilities.fixed]
 
     def generate(
         self,
@@ -426,7 +431,7 @@ class Engine:
             raise RequestError(f"{asked} exceed the model's context of {context:,} tokens. Shorten one of them.")
         self._check_fixed(num_prompt_tokens, wanted)
         if wanted > cache:
-            most = max(backend.tokens_for(wanted) for backend in self._backends.values())
+            most = max(backend.tokens_for(wanted) for backend in self._limiting)
             size = _round_up((most + 1) * self._bytes_per_token / 1e9)
             raise RequestError(
                 f"cache_size={self.config.scheduler.cache_size:g} GB holds {cache:,} tokens; {asked} need more. "
@@ -435,21 +440,20 @@ class Engine:
         return max_new_tokens or min(DEFAULT_MAX_NEW_TOKENS, min(context, cache) - num_prompt_tokens)
 
     def _check_fixed(self, num_prompt_tokens: int, num_tokens: int) -> None:
-        """Refuse what is more than a model on an NPU was compiled for."""
-        for role, backend in self._backends.items():
-            fixed = backend.capabilities.fixed
-            if fixed and num_prompt_tokens > fixed.max_prompt_tokens:
-                raise RequestError(
-                    f"{role}={backend.device!r} was compiled for prompts of up to {fixed.max_prompt_tokens:,} tokens; "
-                    f"this one has {num_prompt_tokens:,}. Load with npu_max_prompt_tokens={num_prompt_tokens}."
-                )
-            if fixed and num_tokens > fixed.max_tokens:
-                wanted = num_tokens - fixed.max_prompt_tokens
-                raise RequestError(
-                    f"{role}={backend.device!r} was compiled for {fixed.max_tokens:,} tokens of prompt and answer; "
-                    f"this request needs {num_tokens:,}. Lower max_new_tokens, or load with "
-                    f"npu_max_new_tokens={wanted}."
-                )
+        """Refuse what is more than a main model on an NPU was compiled for."""
+        fixed, device = self._main.capabilities.fixed, self._main.device
+        if fixed and num_prompt_tokens > fixed.max_prompt_tokens:
+            raise RequestError(
+                f"main_device={device!r} was compiled for prompts of up to {fixed.max_prompt_tokens:,} tokens; "
+                f"this one has {num_prompt_tokens:,}. Load with npu_max_prompt_tokens={num_prompt_tokens}."
+            )
+        if fixed and num_tokens > fixed.max_tokens:
+            wanted = num_tokens - fixed.max_prompt_tokens
+            raise RequestError(
+                f"main_device={device!r} was compiled for {fixed.max_tokens:,} tokens of prompt and answer; "
+                f"this request needs {num_tokens:,}. Lower max_new_tokens, or load with "
+                f"npu_max_new_tokens={wanted}."
+            )
 
 
 def _round_up(size: float) -> float:

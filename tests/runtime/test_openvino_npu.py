@@ -302,6 +302,40 @@ def test_it_says_where_it_runs(engine: outrider.Engine) -> None:
             assert said.startswith("CPU ")
 
 
+MAIN_ON_NPU = pytest.mark.parametrize("engine", [PLACES[0], PLACES[2]], ids="-".join, indirect=True)
+DRAFT_ON_NPU = pytest.mark.parametrize("engine", PLACES[1:2], ids="-".join, indirect=True)
+
+
+@DRAFT_ON_NPU
+@pytest.mark.parametrize("drafting", [{"drafter": "draft", "num_assistant_tokens": 3}, {"drafter": "draft"}, {}])
+def test_what_a_draft_model_was_compiled_for_limits_nobody(engine: outrider.Engine, drafting: dict[str, Any]) -> None:
+    for num_prompt, num_new in ((301, 110), (290, 150)):
+        options: dict[str, Any] = {"max_new_tokens": num_new, "ignore_eos": True}
+        prompt = "0123456789" * 29 + "a" * (num_prompt - 290)
+        plain = engine.generate(prompt, drafter=None, **options)
+        drafted = engine.generate(prompt, **options, **drafting)
+        assert drafted.token_ids == plain.token_ids
+        assert len(drafted.token_ids) == num_new
+        if drafting.get("num_assistant_tokens"):
+            assert (drafted.stats.num_draft_tokens > 0) == (num_prompt == 290)
+
+
+@DRAFT_ON_NPU
+def test_a_draft_model_with_one_place_holds_nobody_up(engine: outrider.Engine) -> None:
+    options: dict[str, Any] = {"max_new_tokens": 90, "ignore_eos": True}
+    drafting: dict[str, Any] = {"drafter": "draft", "num_assistant_tokens": 3}
+    plain = [engine.generate(prompt, drafter=None, **options) for prompt in ("hello", "world")]
+    first = engine.stream("hello", **options, **drafting)
+    text = next(first).text
+    beside = engine.generate("world", **options, **drafting)  # while the first one has the place
+    assert beside.token_ids == plain[1].token_ids
+    assert beside.stats.num_draft_tokens == 0
+    chunks = list(first)
+    assert text + "".join(chunk.text for chunk in chunks) == plain[0].text
+    assert chunks[-1].stats.num_draft_tokens > 0
+
+
+@MAIN_ON_NPU
 def test_requests_beyond_what_was_compiled_are_refused_before_they_run(engine: outrider.Engine) -> None:
     with pytest.raises(
         outrider.RequestError, match=r"compiled for prompts of up to 300 .* 301\. Load with npu_max_prompt_tokens=301"

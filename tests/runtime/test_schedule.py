@@ -19,14 +19,14 @@ from outrider.schedule import Acceptance, Auto, ConfidenceThreshold, PassCost, S
 from outrider.schedule.auto import WorthIt, best_length
 from outrider.testing import FakeBackend
 from outrider.text import TextStream
-from outrider.types import Noise, Sequence
+from outrider.types import Capabilities, FixedShape, Noise, Sequence
 from outrider.verifiers import BlockRejection, Coupled, Greedy
 
 if TYPE_CHECKING:
     from collections.abc import Sequence as Seq
     from pathlib import Path
 
-    from outrider.types import Chunk, Logits
+    from outrider.types import Chunk, Draft, DraftRequest, Logits
 
 # Milliseconds as they are on two cores, of a 1.5B main model and its 0.5B draft model.
 MAIN_MS = {2: 39.4, 3: 39.7, 4: 41.8, 5: 43.2, 6: 45.3, 8: 49.9, 12: 60.3, 16: 70.2}
@@ -114,6 +114,29 @@ def test_a_model_that_always_agrees_is_used_to_the_full() -> None:
     world = World(0.0)
     assert speed_up(world, num=200) > 1.6
     assert speed_up(world, num=400) > 1.9
+
+
+@pytest.mark.parametrize("prompt", [(1, 2, 3), tuple(range(1, 62))], ids=["it has read", "too long for it"])
+def test_a_model_is_only_asked_where_it_can_draft(prompt: Seq[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A full context, or a device in fixed shapes that has no place: nothing is charged, and no copy displaced."""
+    world = World(0.0)
+    model = world.auto._model
+    assert model is not None
+    model._context_length = 60
+    if len(prompt) > 60:
+        fixed = FixedShape(window=8, max_prompt_tokens=60, max_tokens=100)
+        monkeypatch.setattr(world.draft, "capabilities", Capabilities(True, min_rows=1, fixed=fixed))
+    asked: list[int] = []
+
+    def propose(requests: Seq[DraftRequest]) -> list[Draft]:
+        asked.extend(len(request.sequence) + request.limit - 1 for request in requests)
+        return DraftModel.propose(model, requests)
+
+    monkeypatch.setattr(model, "propose", propose)
+    drafted, _, request = world.decode(prompt, num=100)
+    assert drafted == world.decode(prompt, drafted=False, num=100)[0]
+    assert max(asked, default=0) <= 60
+    assert bool(asked) == bool(request.stats.num_draft_tokens) == (len(prompt) < 60)
 
 
 @pytest.mark.parametrize("copies", [False, True])

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from outrider.drafters.vocabulary import Vocabulary
 from outrider.sampling import Row
-from outrider.types import Chunk, Draft
+from outrider.types import NO_DRAFT, Chunk, Draft
 
 if TYPE_CHECKING:
     from collections.abc import Sequence as Seq
@@ -22,6 +22,9 @@ class DraftModel:
     Tokens are chosen as the request's verifier wants them, through the same processors as the main model's, so that
     draft_probs come as close to target_probs as they can (Leviathan et al. 2022, section 2). Several sequences are
     drafted in one call, token by token.
+
+    A model in fixed shapes drafts for one sequence at a time, and for prompts that it was compiled for. Others wait for
+    neither: their drafts are empty.
 
     context_length: tokens that the model reads at most. vocabulary: how its tokens and the main model's become one
     another; by default they are the same. subset: the tokens that it has logits for; by default all. reuse:
@@ -66,11 +69,18 @@ class DraftModel:
         )
 
     def reserve(self, sequence: Sequence, max_tokens: int) -> bool:
-        """Take room in the cache for a sequence that may grow to `max_tokens`; False while there is none."""
+        """Take room in the cache for a sequence that may grow to `max_tokens`; False while there is none.
+
+        A sequence that a model in fixed shapes has no place for goes on without it.
+        """
         room = min(self._vocabulary.room(max_tokens), self._context_length)
-        context = self._vocabulary.context(sequence.token_ids) if self._reuse else ()
-        if (slot := self.backend.open(room, context)) is None:
-            return False
+        fixed = self.backend.capabilities.fixed
+        context = self._vocabulary.context(sequence.token_ids) if self._reuse or fixed else ()
+        if fixed and len(context) > fixed.max_prompt_tokens:
+            return True
+        slot = self.backend.open(room, context if self._reuse else ())
+        if slot is None:
+            return fixed is not None
         self._readers[sequence] = self._vocabulary.reader(slot, room)
         return True
 
@@ -79,13 +89,14 @@ class DraftModel:
 
         A long prompt is read piece by piece, one a round; until it is read, its drafts are empty.
         """
-        readers = [self._readers[request.sequence] for request in requests]
+        readers = [self._readers.get(request.sequence) for request in requests]
         piece = max(self._max_num_batched_tokens // max(len(requests), 1), 2)
-        active = [reader for reader, request in zip(readers, requests, strict=True) if reader.begin(request)]
+        both = zip(readers, requests, strict=True)
+        active = [reader for reader, request in both if reader is not None and reader.begin(request)]
         while active:
             self._read(active, piece)
             active = [reader for reader in active if reader.wants_more]
-        return [reader.draft for reader in readers]
+        return [NO_DRAFT if reader is None else reader.draft for reader in readers]
 
     def draft_ahead(
         self, requests: Seq[DraftRequest], drafts: Seq[Draft], check: Pending, max_calls: int | None = None
@@ -97,8 +108,9 @@ class DraftModel:
         multi-device speculative decoding"). Where it comes out otherwise, the time is lost and nothing else.
         """
         began = self.backend.seconds
-        readers = [self._readers[request.sequence] for request in requests]
-        active = [reader for reader, draft in zip(readers, drafts, strict=True) if reader.begin_ahead(draft)]
+        readers = [self._readers.get(request.sequence) for request in requests]
+        both = zip(readers, drafts, strict=True)
+        active = [reader for reader, draft in both if reader is not None and reader.begin_ahead(draft)]
         num_calls = 0
         while active and not check.done and num_calls != max_calls:
             self._read(active, 1)
@@ -116,13 +128,20 @@ class DraftModel:
                 row = Row.of(step, next(rows))
                 reader.choose(self._subset.row(row) if self._subset else row)
 
+    def can_draft(self, request: DraftRequest) -> bool:
+        """Whether the model has a place for the sequence, with room for as long a draft."""
+        reader = self._readers.get(request.sequence)
+        return reader is not None and reader.has_room(request)
+
     def num_ahead(self, sequence: Sequence) -> int:
         """Tokens of the next draft that are there already."""
-        return self._readers[sequence].num_ahead(sequence)
+        reader = self._readers.get(sequence)
+        return reader.num_ahead(sequence) if reader else 0
 
     def num_unread(self, sequence: Sequence) -> int:
-        """Committed tokens that are to be read before the next draft."""
-        return max(len(sequence) - self._readers[sequence].slot.length, 0)
+        """Committed tokens that are to be read before the next draft; 0 where none can follow."""
+        reader = self._readers.get(sequence)
+        return max(len(sequence) - reader.slot.length, 0) if reader else 0
 
     def observe(self, sequence: Sequence, num_accepted: int) -> None:
         """Keep the cache up to the last accepted token."""

@@ -40,6 +40,11 @@ class Reader:
         """The committed tokens, in the draft model's ids."""
         return sequence.token_ids
 
+    def has_room(self, request: DraftRequest) -> bool:
+        """Whether the context and a draft fit in the slot. The draft's last token is not read."""
+        context = self.context(request.sequence)
+        return bool(context) and len(context) + request.limit - 1 <= self.room
+
     def begin(self, request: DraftRequest) -> bool:
         """Start a round's draft; False where no call is needed: no room for one, or all of it was drafted ahead."""
         if not self.num_ahead(request.sequence) or (request.rule and not self._confidences):
@@ -52,8 +57,7 @@ class Reader:
         self.unread = context[there:] + self._token_ids[max(there - len(context), 0) :]
         if self._token_ids:
             return self.wants_more
-        # A token is needed more than is drafted: the last one is not read.
-        return bool(context) and len(context) + request.limit - 1 <= self.room
+        return self.has_room(request)
 
     def _cut(self) -> None:
         """Leave what this round wants of the tokens that were drafted ahead."""

@@ -166,7 +166,7 @@ class Auto:
         chances = [answer.copy_chance(confidence) for confidence in confidences_of(copy)]
         value, length = best_length(chances, [rate * seconds for seconds in check])
         turn = _Turn(copy.cut(length), by_model=False)
-        if self._model is None or self._draft_cost is None:
+        if self._model is None or self._draft_cost is None or not self._model.can_draft(request):
             return turn
         context = len(request.sequence)
         generated = context - request.sequence.num_prompt_tokens
