@@ -15,7 +15,7 @@ from outrider.bundle import RESERVED_NAMES, Bundle, draft_models_of, read_bundle
 from outrider.config import COPYING, DEFAULT_MAX_NEW_TOKENS, Config, GenerationConfig, load_config
 from outrider.drafters import AnswerStore, DraftModel, Ngram, References, Subset, Suffix, load_vocabulary
 from outrider.errors import OptionError, RequestError, nearest
-from outrider.loading import Part, check_room, contention_of, cost_of, load_parts
+from outrider.loading import check_room, contention_of, cost_of, load_parts, parts_of
 from outrider.request import Request
 from outrider.request_queue import RequestQueue
 from outrider.sampling import LogitsSampler
@@ -87,13 +87,14 @@ class Engine:
         self._draft_bundle = bundle if device.draft_bundle is None else read_bundle(device.draft_bundle)
         self._entries = draft_models_of(self._draft_bundle, bundle)
         entries = self._entries if self.config.generation.drafter not in (None, *COPYING) else ()
-        drafts = [Part(entry.name, self._draft_bundle, entry.model) for entry in entries]
-        self._parts = {part.role: part for part in (Part("main", bundle, bundle.manifest.main), *drafts)}
+        main, drafts = parts_of(bundle, self._draft_bundle)
+        drafts = drafts if entries else []
+        self._parts = {part.role: part for part in (main, *drafts)}
         overlap = bool(self.config.scheduler.overlap)
         count = self.config.generation.num_assistant_tokens
         if device.npu_window is None and not isinstance(count, str):
             device = dataclasses.replace(device, npu_window=count + 1)
-        backends, self.placement = load_parts(self._parts["main"], drafts, device, overlap=overlap)
+        backends, self.placement = load_parts(main, drafts, device, overlap=overlap)
         where = {"main_device": self.placement.main, "draft_device": self.placement.draft or device.draft_device}
         self.config = self.config.replace(**where)  # what "auto" has become
         self._main = backends["main"]

@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import json
 import os
+import shutil
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -59,10 +60,11 @@ class Kept(Generic[T]):
             temporary.write_bytes(msgspec.json.format(msgspec.json.encode(record)))
             temporary.replace(self.path)
 
-    def forget(self) -> None:
-        """Find it out anew the next time."""
-        with contextlib.suppress(OSError):
-            self.path.unlink(missing_ok=True)
+
+def forget(*names: str) -> None:
+    """Delete all that was kept in these folders: it is found out anew the next time."""
+    for name in names:
+        shutil.rmtree(FOLDER / name, ignore_errors=True)
 
 
 class _Record(msgspec.Struct):

@@ -15,19 +15,20 @@ from typing import TYPE_CHECKING, Any
 import openvino as ov
 
 from outrider import __version__, kept
-from outrider.backends import load_model
+from outrider.backends import load_model, on_npu
 from outrider.backends.devices import find_device, find_devices, free_memory, largest_tensor, resolve_auto
 from outrider.backends.memory import system_memory
 from outrider.backends.probe import Job, Verdict, try_apart
 from outrider.bundle import draft_models_of
 from outrider.config import format_of_property
-from outrider.errors import BundleError, DeviceError, DeviceWarning, OptionError
+from outrider.errors import BundleError, DeviceError, DeviceWarning, OptionError, OutriderError
 from outrider.schedule import (
     DRAFT_ROWS,
     MAIN_ROWS,
     Contention,
     PassCost,
     check_pass,
+    contexts_of,
     measure_contention,
     measure_pass,
 )
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     from outrider.types import CompiledModel
 
 _TRIAL_TOKENS = 4096  # of the cache while costs are compared
+_NPU_SIZES = ("npu_max_prompt_tokens", "npu_max_new_tokens", "npu_window")
 
 
 @dataclass(frozen=True)
@@ -69,6 +71,12 @@ class Part:
         return self.bundle.model_path(self.model)
 
 
+def parts_of(bundle: Bundle, draft_bundle: Bundle) -> tuple[Part, list[Part]]:
+    """The main model of a bundle, and the draft models for it, which may be another bundle's."""
+    drafts = [Part(entry.name, draft_bundle, entry.model) for entry in draft_models_of(draft_bundle, bundle)]
+    return Part("main", bundle, bundle.manifest.main), drafts
+
+
 def load_parts(
     main: Part, drafts: Seq[Part], options: DeviceConfig, *, overlap: bool = False
 ) -> tuple[dict[str, CompiledModel], Placement]:
@@ -89,8 +97,9 @@ def load_parts(
     loaded = {"main": _load_first(main, [placement.main, *instead], options)}
     beside = loaded["main"][1]
     for part in drafts:
-        instead = [beside, "CPU"] if find_device(beside, part.model.format) else ["CPU"]
-        loaded[part.role] = _load_first(part, [placement.draft or beside, *instead], options)
+        device = placement.draft or beside
+        instead = ["CPU"] if device == "CPU" or not find_device(beside, part.model.format) else [beside, "CPU"]
+        loaded[part.role] = _load_first(part, [device, *instead], options)
     backends = {role: backend for role, (backend, _) in loaded.items()}
     found = beside, loaded[drafts[0].role][1] if drafts else None
     if found != (placement.main, placement.draft):
@@ -101,12 +110,13 @@ def load_parts(
 
 def load_part(part: Part, device: str, options: DeviceConfig) -> CompiledModel:
     """Compile one model on one device, and compare it with what the manifest says; `load_parts` says what it raises."""
-    if "CPU" not in (device, options.of(part.role).properties.get("NPUW_DEVICES")):
+    emulated = on_npu(part.model, device) and options.of(part.role).properties.get("NPUW_DEVICES") == "CPU"
+    if device != "CPU" and not emulated:
         verdict = judge(part, device, options)
         if verdict.works is False:
             raise DeviceError(
                 f"{part} does not run on {device}: {verdict.reason}. "
-                f"Once that is mended, try again with 'outrider devices {part.bundle.folder} --again'."
+                "Once that is mended, have it tried again with 'outrider devices --again'."
             )
     backend = load_model(part.path, part.model, device, _own(options, part, device), exact=part.role == "main")
     found, geometry = (backend.num_layers, backend.logits_width), part.model.geometry
@@ -118,7 +128,12 @@ def load_part(part: Part, device: str, options: DeviceConfig) -> CompiledModel:
     return backend
 
 
-def judge(part: Part, device: str, options: DeviceConfig, *, again: bool = False) -> Verdict:
+def forget() -> None:
+    """Have all devices tried, and pairs of them chosen, anew."""
+    kept.forget("verdicts", "placements")
+
+
+def judge(part: Part, device: str, options: DeviceConfig) -> Verdict:
     """Whether a device runs a model with these options, as a process of its own found out, now or at an earlier start.
 
     A verdict holds for the device with its driver, the model's files, the options and the libraries' versions.
@@ -127,10 +142,10 @@ def judge(part: Part, device: str, options: DeviceConfig, *, again: bool = False
     if found is None and not device.startswith("NPU"):  # which can be emulated
         return Verdict(works=None, reason="there is no such device")
     identity = found.identity if found else {"device": device, "format": part.model.format}
-    asked = _asked(options.of(part.role))
+    asked = _asked(options.of(part.role), part, device)
     key = {**identity, "role": part.role, "files": part.files, "options": asked, **_versions(part)}
     file = kept.Kept(kept.FOLDER / "verdicts", key, Verdict)
-    verdict = None if again else file.read()
+    verdict = file.read()
     if verdict is None:
         job = Job(str(part.path.resolve()), part.model, device, _own(options, part, device), part.role == "main")
         verdict = try_apart(job)
@@ -154,12 +169,13 @@ def place(main: Part, draft: Part | None, options: DeviceConfig, *, overlap: boo
     draft_devices = _fitting(draft, asked[1], here) if draft else [None]
     if len(mains) * len(draft_devices) == 1:
         return Placement(mains[0], draft_devices[0], why="there is no other device that could run them")
+    left_out = () if any(device.fixed for device in here) else _NPU_SIZES
     open_to = [(main, mains)] + ([(draft, draft_devices)] if draft else [])
     key = {
         "devices": [device.identity for device in here],
         "parts": [{"role": part.role, "files": part.files, **_versions(part)} for part, _ in open_to],
         "works": [[judge(part, n, options).works for n in names if n and n != "CPU"] for part, names in open_to],
-        "options": dataclasses.asdict(options),
+        "options": {name: value for name, value in dataclasses.asdict(options).items() if name not in left_out},
         "overlap": overlap,
     }
     file = kept.Kept(kept.FOLDER / "placements", key, Placement)
@@ -172,24 +188,31 @@ def place(main: Part, draft: Part | None, options: DeviceConfig, *, overlap: boo
 
 def settle(bundle: Bundle, draft_bundle: Bundle, options: DeviceConfig, *, overlap: bool = False) -> DeviceConfig:
     """The options with the devices that "auto" and "AUTO" stand for: for what has to name them."""
-    drafts = [Part(entry.name, draft_bundle, entry.model) for entry in draft_models_of(draft_bundle, bundle)]
-    main = Part("main", bundle, bundle.manifest.main)
+    main, drafts = parts_of(bundle, draft_bundle)
     placement = place(main, drafts[0] if drafts else None, options, overlap=overlap)
     draft_device = placement.draft or options.draft_device
     return dataclasses.replace(options, main_device=placement.main, draft_device=draft_device)
 
 
 def cost_of(part: Part, backend: CompiledModel, repeats: int | None = None) -> PassCost:
-    """What a model's calls cost here: as it was measured before, or, with `repeats` or for the first time, now."""
+    """What a model's calls cost here: as it was measured before, or, with `repeats` or for the first time, now.
+
+    It is measured anew, too, where the cache has room for a longer context than it had then.
+    """
     file = kept.Kept(kept.FOLDER / "costs", _describe(part, backend), PassCost)
-    cost = None if repeats else file.read()
-    if cost is not None and cost.contexts[0] + cost.rows[0] <= backend.max_tokens:
+    known = file.read()
+    rows = MAIN_ROWS if part.role == "main" else DRAFT_ROWS
+    rows = tuple(sorted({*rows, backend.capabilities.min_rows}))
+    longest = part.model.geometry.context_length
+    far = contexts_of(backend, rows, longest)[1]
+    fits = known is not None and far <= known.contexts[1] and known.contexts[0] + known.rows[0] <= backend.max_tokens
+    if known is not None and fits and not repeats:
+        cost = known
         check_pass(backend, cost)
     else:
-        rows = MAIN_ROWS if part.role == "main" else DRAFT_ROWS
-        rows = tuple(sorted({*rows, backend.capabilities.min_rows}))
-        cost = measure_pass(backend, rows, repeats, max_tokens=part.model.geometry.context_length)
-        file.write(cost)
+        cost = measure_pass(backend, rows, repeats, max_tokens=longest)
+        if repeats or known is None or known.contexts[1] <= far:  # what a larger cache has shown holds for it still
+            file.write(cost)
     cost.one_call = backend.capabilities.one_call
     return cost
 
@@ -277,8 +300,9 @@ def _measure_pairs(
     """
     costs: dict[Pair, PairCost] = {}
     plain: dict[Pair, PairCost] = {}
+    is_open = [name == "auto" for name in (options.main_device, options.draft_device or options.main_device)]
     for main_device in mains:
-        backend = _load_for_trial(main, main_device, options, must=main_device in ("CPU", options.main_device))
+        backend = _load_for_trial(main, main_device, options, must=main_device == "CPU" or not is_open[0])
         if backend is None:
             continue
         alone = PairCost(cost_of(main, backend), None)
@@ -286,7 +310,8 @@ def _measure_pairs(
             plain[main_device, draft_device] = alone
             if draft is None or draft_device is None:
                 continue
-            if other := _load_for_trial(draft, draft_device, options, must=draft_device == "CPU"):
+            must = draft_device == "CPU"
+            if other := _load_for_trial(draft, draft_device, options, must=must, is_open=is_open[1]):
                 costs[main_device, draft_device] = dataclasses.replace(
                     alone, draft=cost_of(draft, other), contention=contention_of(main, backend, draft, other)
                 )
@@ -296,15 +321,21 @@ def _measure_pairs(
     return costs or plain
 
 
-def _load_for_trial(part: Part, device: str, options: DeviceConfig, *, must: bool) -> CompiledModel | None:
-    """A model with a small cache; None, with a warning, where the device fails that is no `must`."""
+def _load_for_trial(
+    part: Part, device: str, options: DeviceConfig, *, must: bool, is_open: bool = True
+) -> CompiledModel | None:
+    """A model with a small cache; None, with a warning, where the device fails that is no `must`.
+
+    is_open: nobody has named the device, so that it may be one that is not for this model or these options.
+    """
     try:
         backend = load_part(part, device, options)
         backend.allocate(_TRIAL_TOKENS)
-    except DeviceError as error:
-        if must:
+    except OutriderError as error:
+        if must or not (is_open or isinstance(error, DeviceError)):
             raise
-        _warn(f"{error} It is left out of the choice.")
+        said = str(error) if isinstance(error, DeviceError) else f"{part} cannot go to {device}: {error}"
+        _warn(f"{said} It is left out of the choice.")
         return None
     return backend
 
@@ -322,16 +353,16 @@ def _own(options: DeviceConfig, part: Part, device: str) -> DeviceConfig:
         return own
     folder = kept.FOLDER / "compiled" if own.compiled_cache == "auto" else Path(own.compiled_cache).expanduser()
     # OpenVINO tells models apart by every bit, but not by all options that they were compiled with.
-    asked = json.dumps([device, _asked(own)], sort_keys=True, default=str)
+    asked = json.dumps([device, _asked(own, part, device)], sort_keys=True, default=str)
     folder /= hashlib.sha256(asked.encode()).hexdigest()[:12]
     return dataclasses.replace(own, properties={**own.properties, "CACHE_DIR": str(folder)})
 
 
-def _asked(own: DeviceConfig) -> dict[str, Any]:
-    """What of a model's options it is compiled by."""
-    sizes = ("npu_max_prompt_tokens", "npu_max_new_tokens", "npu_window")
-    names = ("precision", "cache_precision", "num_threads", "top_logits", "properties", *sizes)
-    return {name: getattr(own, name) for name in names}
+def _asked(own: DeviceConfig, part: Part, device: str) -> dict[str, Any]:
+    """What of a model's options it is compiled by on a device."""
+    names = ("precision", "cache_precision", "num_threads", "top_logits", "properties")
+    sizes = _NPU_SIZES if on_npu(part.model, device) else ()
+    return {name: getattr(own, name) for name in (*names, *sizes)}
 
 
 def _check_properties(main: Part, drafts: Seq[Part], options: DeviceConfig) -> None:

@@ -108,3 +108,15 @@ def test_costs_are_kept_for_the_next_start(toy_bundle: Bundle, monkeypatch: pyte
     assert len(list((tmp_path / "costs").iterdir())) == 6  # other threads, other costs
     again.measure_costs(repeats=2)
     assert {role: cost.near for role, cost in again.costs.items()} != {r: c.near for r, c in first.costs.items()}
+
+
+def test_costs_of_a_small_cache_do_not_stand_for_a_larger_one(
+    openvino_bundle: Bundle, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("outrider.kept.FOLDER", tmp_path)
+    measured = []
+    for cache_size in (0.0001, 0.005, 0.0001, 0.005):
+        config = outrider.Config().replace(cache_size=cache_size, precision="f32")
+        measured.append(outrider.Engine(openvino_bundle, config, tokenizer=ToyTokenizer()).costs["draft"])
+    assert [cost.contexts for cost in measured] == [(64, 64), (256, 1024)] * 2
+    assert measured[3].near == measured[1].near  # the small cache in between has left them

@@ -19,7 +19,7 @@ import openvino as ov
 import pytest
 
 import outrider
-from outrider import kept, loading
+from outrider import backends, kept, loading
 from outrider.backends import devices, onnxruntime, probe
 from outrider.backends.devices import Device
 from outrider.backends.memory import system_memory
@@ -82,10 +82,6 @@ def answers_as_it_should(engine: outrider.Engine) -> bool:
     return drafted.stats.num_draft_tokens > 0 and drafted.token_ids == plain.token_ids
 
 
-def parts_that_draft(bundle: Bundle) -> list[loading.Part]:
-    return [loading.Part(entry.name, bundle, entry.model) for entry in bundle.manifest.drafters]
-
-
 ABORT = "probe.load_model = lambda *_, **__: os.abort()"
 SEGFAULT = "import ctypes; probe.load_model = lambda *_, **__: ctypes.string_at(0)"
 EXIT = "probe.load_model = lambda *_, **__: os._exit(3)"
@@ -120,7 +116,7 @@ class TestADriverThatCrashes:
     def test_a_main_device_that_was_named_is_an_error(self, bundle: Bundle, gpu: Callable[[str], None]) -> None:
         gpu(ABORT)
         with pytest.raises(
-            outrider.DeviceError, match="The main model does not run on GPU: .* try again with 'outrider"
+            outrider.DeviceError, match="The main model does not run on GPU: .* tried again with 'outrider devices --again"
         ):
             load(bundle, main_device="GPU")
 
@@ -133,9 +129,47 @@ class TestADriverThatCrashes:
         assert "GPU" not in engine.placement.why
         assert load(bundle, main_device="auto").placement == engine.placement  # kept, without another warning
         gpu("")  # the driver has been mended
-        for part in (loading.Part("main", bundle, bundle.manifest.main), *parts_that_draft(bundle)):
-            assert loading.judge(part, "GPU", SMALL.device, again=True).works
+        loading.forget()
         assert "GPU and GPU" in load(bundle, main_device="auto").placement.why
+
+    @pytest.mark.parametrize("error", [outrider.OptionError, outrider.BundleError])
+    def test_auto_does_without_what_is_not_for_these_models(
+        self, bundle: Bundle, gpu: Callable[[str], None], monkeypatch: pytest.MonkeyPatch, error: type[Exception]
+    ) -> None:
+        gpu("")
+
+        def picky(path: Path, model: Any, device: str, *given: Any, **options: Any) -> Any:
+            if device == "GPU":
+                raise error("It has other needs.")
+            return backends.load_model(path, model, device, *given, **options)
+
+        monkeypatch.setattr(loading, "load_model", picky)
+        with pytest.warns(
+            outrider.DeviceWarning, match=r"draft' cannot go to GPU: It has other needs\. It is left out of the choice"
+        ):
+            engine = load(bundle, main_device="auto")
+        assert (engine.placement.main, engine.placement.draft) == ("CPU", "CPU")
+        with pytest.raises(error, match="other needs"):
+            load(bundle, main_device="auto", draft_device="GPU")
+
+    @pytest.mark.skipif(os.name == "nt", reason="no signals there")
+    @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGKILL"])
+    def test_one_that_was_ended_from_outside_is_not_blamed(
+        self, bundle: Bundle, gpu: Callable[[str], None], name: str
+    ) -> None:
+        gpu(f"import signal; probe.load_model = lambda *_, **__: os.kill(os.getpid(), signal.{name})")
+        part = loading.Part("main", bundle, bundle.manifest.main)
+        verdict = loading.judge(part, "GPU", SMALL.device)
+        assert verdict.works is None
+        assert verdict.reason == f"the process that tried it was ended by {name}"
+        gpu("")
+        assert loading.judge(part, "GPU", SMALL.device).works  # tried again
+
+    def test_one_that_hangs_ends_by_itself(self, bundle: Bundle, gpu: Callable[[str], None]) -> None:
+        """Whoever started it may have been killed."""
+        gpu("import time; probe.PATIENCE = 0.3; probe.load_model = lambda *_, **__: time.sleep(600)")
+        part = loading.Part("main", bundle, bundle.manifest.main)
+        assert "ended with code 1" in loading.judge(part, "GPU", SMALL.device).reason
 
     def test_one_that_hangs_is_given_up(
         self, bundle: Bundle, gpu: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
@@ -168,11 +202,12 @@ class TestVerdicts:
         part = loading.Part("main", bundle, bundle.manifest.main)
         options = SMALL.device
 
-        def judge(options: Any = options, **more: Any) -> bool | None:
-            return loading.judge(part, "GPU", options, **more).works
+        def judge(options: Any = options) -> bool | None:
+            return loading.judge(part, "GPU", options).works
 
         assert judge()
         assert judge()
+        assert judge(SMALL.replace(npu_window=4, npu_max_new_tokens=7).device)  # of other devices
         assert num_tried(tmp_path) == 1
         gpu(ABORT)  # a driver that is worse, and says so
         found = devices.find_device("GPU", "onnx")
@@ -186,9 +221,17 @@ class TestVerdicts:
         assert judge()  # the old driver's verdict
         assert judge(SMALL.replace(main_properties={"session.intra_op.allow_spinning": "0"}).device) is False
         assert judge(SMALL.replace(draft_properties={"session.intra_op.allow_spinning": "0"}).device)  # not its own
-        assert judge(again=True) is False
+        loading.forget()
+        assert judge() is False
         assert judge() is False
         assert num_tried(tmp_path) == 4
+
+    def test_only_an_npu_can_be_emulated(self, openvino_bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
+        part = loading.Part("main", openvino_bundle, openvino_bundle.manifest.main)
+        monkeypatch.setattr(loading, "judge", lambda *_: probe.Verdict(works=False, reason="it was tried"))
+        emulated = SMALL.replace(properties={"NPUW_DEVICES": "CPU"}).device
+        with pytest.raises(outrider.DeviceError, match="does not run on GPU: it was tried"):
+            loading.load_part(part, "GPU", emulated)
 
     def test_what_cannot_be_tried_is_no_verdict(
         self, bundle: Bundle, gpu: Callable[[str], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -461,6 +504,13 @@ class FakeCore:
         return [*self.properties] if name == "SUPPORTED_PROPERTIES" else self.properties[name]
 
 
+class Broken(FakeCore):
+    """One whose driver is broken."""
+
+    def get_property(self, device: str, name: str) -> Any:
+        raise RuntimeError("no driver")
+
+
 class TestGpu:
     """As OpenVINO GenAI does it, on a fake: there is none here."""
 
@@ -470,6 +520,7 @@ class TestGpu:
         core = FakeCore(DEVICE_TYPE="Type.DISCRETE")
         assert devices.free_memory(core, "GPU") == 1000 - 330
         assert devices.free_memory(core, "NPU") is None
+        assert devices._openvino_device(Broken(), "GPU").why_not("main") == "it does not say what it is: no driver"
         found = devices._openvino_device(core, "GPU")
         assert (found.memory, found.free, found.driver) == (1000, 670, "31.0")
         assert found.precisions == ("f32", "f16", "int8")
@@ -559,10 +610,27 @@ class TestCommand:
         gpu("")
         assert rows == {(row["role"], row["device"]): row | {"free": rows[row["role"], row["device"]]["free"]}
                         for row in run_json()["models"]}  # fmt: skip
-        again = {(row["role"], row["device"]): row["works"] for row in run_json("--again")["models"]}
+        gpu(ABORT)
+        with pytest.warns(outrider.DeviceWarning, match="does not run on GPU"):
+            load(bundle, draft_device="GPU", num_threads=1)
+        gpu("")
+        assert run(["devices", "--again"]) == 0  # forgets that, too
+        capsys.readouterr()
+        assert load(bundle, draft_device="GPU", num_threads=1).placement.draft == "GPU"
+        again = {(row["role"], row["device"]): row["works"] for row in run_json()["models"]}
         assert again["main", "GPU"] is again["draft", "GPU"] is True
         assert run(["devices", str(bundle.folder)]) == 0
         assert "These options: main model on CPU, draft model on CPU (as asked for)." in capsys.readouterr().out
+
+    def test_an_npus_cache_is_what_npuw_makes_it(self, openvino_bundle: Bundle) -> None:
+        from outrider.cli.devices import _cache_precision
+
+        part = loading.Part("main", openvino_bundle, openvino_bundle.manifest.main)
+        npu = Device(name="NPU", format="openvino", fixed=True)
+        assert _cache_precision(part, npu, SMALL) == "f16"
+        assert _cache_precision(part, npu, SMALL.replace(precision="f32")) == "f16"
+        assert _cache_precision(part, npu, SMALL.replace(cache_precision="f32")) == "f32"
+        assert _cache_precision(part, Device(name="NONE", format="openvino"), SMALL) is None  # it cannot be asked
 
     def test_a_warning_is_one_line(
         self, bundle: Bundle, gpu: Callable[[str], None], capsys: pytest.CaptureFixture[str], tmp_path: Path
@@ -581,6 +649,27 @@ def test_without_onnxruntime_devices_are_found(monkeypatch: pytest.MonkeyPatch) 
     found = [device for device in devices.find_devices() if device.format == "onnx"]
     assert len(found) == 1
     assert "not installed" in (found[0].why_not("main") or "")
+
+
+def test_a_broken_onnxruntime_is_listed_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "outrider.backends.onnxruntime", None)
+    found = [device for device in devices.find_devices() if device.format == "onnx"]
+    assert len(found) == 1
+    assert "onnxruntime cannot be imported: import of" in (found[0].why_not("main") or "")
+
+
+def test_a_pair_on_the_cpu_asks_for_no_other_device(openvino_bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loading, "find_device", forbidden)
+    assert load(openvino_bundle).placement.draft == "CPU"
+
+
+def test_a_device_is_found_by_its_name_if_it_is_there() -> None:
+    assert devices.find_device("DML", "onnx") is None  # listed for the reason alone
+    cpu = devices.find_device("CPU.0", "openvino")
+    assert cpu is not None
+    assert cpu.name == "CPU"
+    assert devices.find_name("GPU", ["CPU", "GPU.0"]) == "GPU.0"
+    assert devices.find_name("GPU.1", ["CPU", "GPU.0"]) is None
 
 
 def test_cores_of_two_kinds_are_told_apart() -> None:
@@ -605,6 +694,9 @@ def test_cores_of_two_kinds_are_told_apart() -> None:
 
 def test_memory_is_known() -> None:
     total, available = system_memory()
+    if sys.platform == "linux":
+        assert total is not None
+        assert available is not None
     assert total is None or total > 2**30
     assert available is None or total is None or 0 < available < total
 

@@ -12,6 +12,7 @@ import outrider
 from outrider.backends.npu_sizes import find_sizes
 from outrider.backends.openvino_npu import OpenVINONpu
 from outrider.backends.openvino_paged import OpenVINOPaged
+from outrider.backends.probe import Job, Verdict, _try
 from outrider.bench.invariance import probe
 from outrider.schedule import LONGEST, MAIN_ROWS, measure_pass
 from outrider.testing import ToyTokenizer
@@ -169,6 +170,13 @@ def test_a_longer_prompt_than_it_was_compiled_for_is_read_in_windows(openvino_bu
         np.testing.assert_allclose(rows_of(backend, sizes, wanted), rows_of(paged, sizes, wanted), atol=0.02)
 
 
+def test_a_small_model_can_be_tried_apart(openvino_bundle: Bundle) -> None:
+    main = openvino_bundle.manifest.main
+    options = outrider.Config().replace(properties=EMULATED, npu_max_prompt_tokens=5, npu_max_new_tokens=3).device
+    job = Job(str(openvino_bundle.model_path(main)), main, "NPU", options, exact=False)
+    assert _try(job) == Verdict(works=True)
+
+
 def test_there_is_one_slot_with_room_to_its_end(backend: OpenVINONpu) -> None:
     assert backend.max_tokens == 400
     slot = backend.open(400)
@@ -220,8 +228,12 @@ def test_sizes_are_what_was_asked_for_and_npuw_can_have() -> None:
             assert sizes.prefill >= 2 * sizes.piece
             begin = sizes.window_begin(prompt + answer - 1)
             assert sizes.window_end(begin) <= sizes.past
+    long = find_sizes(max_rows=4, context_length=2048, prompt=None, answer=1200)
+    assert (long.prompt, long.answer) == (848, 1200)
     with pytest.raises(outrider.OptionError, match="npu_max_prompt_tokens=300 and npu_max_new_tokens=100 exceed"):
         find_sizes(8, 399, 300, 100)
+    with pytest.raises(outrider.OptionError, match="npu_max_new_tokens=2,048 exceed"):
+        find_sizes(8, 2048, None, 2048)
 
 
 PLACES = [("NPU", "CPU"), ("CPU", "NPU"), ("NPU", "NPU")]

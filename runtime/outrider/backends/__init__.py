@@ -15,6 +15,11 @@ if TYPE_CHECKING:
     from outrider.types import CompiledModel
 
 
+def on_npu(model: ModelEntry, device: str) -> bool:
+    """Whether a model on this device is run by NPUW, in fixed shapes."""
+    return device.split(".")[0] == "NPU" and model.format == "openvino"
+
+
 def load_model(path: Path, model: ModelEntry, device: str, options: DeviceConfig, *, exact: bool) -> CompiledModel:
     """Load the model at `path`, which a bundle describes as `model`, on a device.
 
@@ -23,7 +28,7 @@ def load_model(path: Path, model: ModelEntry, device: str, options: DeviceConfig
     Raises:
         OptionError, BundleError, DeviceError: as the backends say.
     """
-    on_npu = device.split(".")[0] == "NPU" and model.format == "openvino"
+    fixed = on_npu(model, device)
     shared: dict[str, Any] = {
         "vocab_size": min(model.vocab_size, model.geometry.logits_width),  # fewer logits where they were cut
         "device": device,
@@ -33,11 +38,11 @@ def load_model(path: Path, model: ModelEntry, device: str, options: DeviceConfig
         "properties": {
             name: value
             for name, value in options.properties.items()
-            if format_of_property(name) == model.format and (on_npu or not is_npu_property(name))
+            if format_of_property(name) == model.format and (fixed or not is_npu_property(name))
         },
         "exact": exact,
     }
-    if on_npu:
+    if fixed:
         from outrider.backends.openvino_npu import OpenVINONpu
 
         if model.source.recipe.get("route") == "keep":

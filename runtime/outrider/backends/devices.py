@@ -18,10 +18,10 @@ import openvino as ov
 from openvino import opset13 as ops
 
 from outrider.backends.memory import system_memory
-from outrider.errors import OptionError
+from outrider.errors import OptionError, one_line
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from outrider.bundle import Format
 
@@ -34,10 +34,11 @@ _MORE_ONNX = "another package of ONNX Runtime brings it, such as onnxruntime-gpu
 class Device:
     """A device as one library sees it.
 
-    name: what `main_device` and `draft_device` call it. format: of the models that it runs. memory, free: bytes, None
-    where it does not say. precisions: that it calculates in; empty where the model's own decides. driver: its version.
-    not_for_main, not_for_draft: why not, in words; None where it can. remark: what to know.
-    fixed: whether models are compiled for a longest prompt and answer.
+    name: what `main_device` and `draft_device` call it. format: of the models that it runs. full_name: empty where
+    there is none, and the kind is listed for the reason. memory, free: bytes, None where it does not say. precisions:
+    that it calculates in; empty where the model's own decides. driver: its version. not_for_main,
+    not_for_draft: why not, in words; None where it can. remark: what to know. fixed: whether models are compiled for a
+    longest prompt and answer.
     """
 
     name: str
@@ -68,12 +69,16 @@ def find_devices() -> list[Device]:
 
 
 def find_device(name: str, format: Format) -> Device | None:  # noqa: A002  (what the bundle calls it)
-    """The device of this name for models of a format; None where there is none.
+    """The device of this name for models of a format; None where there is none here."""
+    known = {device.name: device for device in find_devices() if device.format == format and device.full_name}
+    listed = find_name(name, known)
+    return None if listed is None else known[listed]
 
-    OpenVINO lists a device that is alone without its number.
-    """
-    known = {device.name: device for device in find_devices() if device.format == format}
-    return known.get(name) or known.get(name.removesuffix(".0")) or known.get(f"{name}.0")
+
+def find_name(name: str, known: Iterable[str]) -> str | None:
+    """What a device is called where these are known: one that is alone may lack its number. None where it is not."""
+    names = list(known)
+    return next((each for each in (name, name.removesuffix(".0"), f"{name}.0") if each in names), None)
 
 
 def resolve_auto(core: ov.Core) -> str:
@@ -139,6 +144,14 @@ def _openvino_devices(core: ov.Core) -> list[Device]:
 
 
 def _openvino_device(core: ov.Core, name: str) -> Device:
+    try:
+        return _describe(core, name)
+    except RuntimeError as error:
+        reason = f"it does not say what it is: {one_line(error)}"
+        return Device(name=name, format="openvino", full_name="not known", not_for_main=reason, not_for_draft=reason)
+
+
+def _describe(core: ov.Core, name: str) -> Device:
     supported = core.get_property(name, "SUPPORTED_PROPERTIES")
     kind = name.split(".")[0]
     asked: dict[str, Any] = {}
@@ -171,8 +184,11 @@ def _onnx_devices() -> list[Device]:
     if not find_spec("onnxruntime"):
         reason = 'onnxruntime is not installed: pip install "outrider[onnx]"'
         return [Device(name="CPU", format="onnx", not_for_main=reason, not_for_draft=reason)]
-    from outrider.backends.onnxruntime import list_providers
-
+    try:
+        from outrider.backends.onnxruntime import list_providers
+    except ImportError as error:
+        reason = f"onnxruntime cannot be imported: {one_line(error)}"
+        return [Device(name="CPU", format="onnx", not_for_main=reason, not_for_draft=reason)]
     made = []
     for kind, provider in list_providers().items():
         if provider is None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from outrider.backends.devices import find_name
 from outrider.errors import OptionError
 
 if TYPE_CHECKING:
@@ -76,7 +77,8 @@ def find_sizes(max_rows: int, context_length: int, prompt: int | None, answer: i
     Raises:
         OptionError: when they are more than the model's context.
     """
-    prompt = prompt or min(_DEFAULT_PROMPT, context_length - min(answer or _DEFAULT_ANSWER, context_length // 3))
+    beside = answer or min(_DEFAULT_ANSWER, context_length // 3)
+    prompt = prompt or max(min(_DEFAULT_PROMPT, context_length - beside), 1)
     answer = answer or max(min(_DEFAULT_ANSWER, context_length - prompt), 1)
     if prompt + answer > context_length:
         raise OptionError(
@@ -99,7 +101,7 @@ def check_npu(core: ov.Core, device: str, runs_on: str) -> str:
     if runs_on and not runs_on.startswith("NPU"):  # NPUW takes the first that is there, and works
         return runs_on.split(",")[0]
     found = core.available_devices
-    if device not in found and device.removesuffix(".0") not in found and f"{device}.0" not in found:
+    if find_name(device, found) is None:
         raise OptionError(
             f"There is no device '{device}' here. Found: {', '.join(found)}. To try an NPU's way of working on the "
             "CPU, load with properties={'NPUW_DEVICES': 'CPU'}, or the preset npu-emulated."

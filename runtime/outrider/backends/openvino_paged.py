@@ -12,6 +12,7 @@ import numpy as np
 import openvino as ov
 
 from outrider.backends.call_end import CallEnd
+from outrider.backends.devices import find_name
 from outrider.backends.paged_cache import PagedCache, PagedSlot, blocks_to_allocate, bytes_of
 from outrider.backends.paged_graph import ROWS, add_top_logits, gather_rows, to_paged_attention
 from outrider.backends.paged_step import Outputs
@@ -295,8 +296,7 @@ class OpenVINOPaged:
 def check_device(core: ov.Core, device: str) -> None:
     """Raise OptionError unless `device` is there and runs paged attention."""
     found = core.available_devices
-    # A device that is alone is listed without its number.
-    if device not in found and device.removesuffix(".0") not in found and f"{device}.0" not in found:
+    if find_name(device, found) is None:
         raise OptionError(f"There is no device '{device}' here. Found: {', '.join(found)}.")
 
 

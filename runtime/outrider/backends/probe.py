@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import faulthandler
 import os
 import signal
 import subprocess
@@ -28,6 +29,9 @@ from outrider.types import Chunk
 
 PATIENCE = 900.0  # seconds that a device may take: large models take minutes on some the first time
 _NUM_TOKENS = 256  # of the cache that the child makes
+_TOKEN_IDS = [0, 0]  # that it has evaluated: models in fixed shapes may have little room
+# What ends a process from outside; SIGKILL is what a system does that runs out of memory, too.
+_FROM_OUTSIDE = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGKILL") if hasattr(signal, name)]
 
 
 class Job(msgspec.Struct, frozen=True):
@@ -73,7 +77,8 @@ def try_apart(job: Job) -> Verdict:
     for line in reversed(done.stdout.splitlines()):  # a driver may print, too
         with contextlib.suppress(msgspec.DecodeError):
             return msgspec.json.decode(line, type=Verdict)
-    return Verdict(works=False, reason=f"the process that tried it {_ending(done.returncode)}")
+    works = None if -done.returncode in _FROM_OUTSIDE else False
+    return Verdict(works=works, reason=f"the process that tried it {_ending(done.returncode)}")
 
 
 def child_command() -> list[str] | None:
@@ -89,6 +94,7 @@ def child_command() -> list[str] | None:
 def main() -> None:
     """The child: load the model that standard input describes, make a call, print the verdict."""
     _die_quietly()
+    faulthandler.dump_traceback_later(PATIENCE, exit=True)  # whoever started it may be gone by then
     verdict = _try(msgspec.json.decode(sys.stdin.buffer.read(), type=Job))
     sys.stdout.buffer.write(b"\n" + msgspec.json.encode(verdict) + b"\n")
     sys.stdout.buffer.flush()
@@ -99,10 +105,10 @@ def _try(job: Job) -> Verdict:
     try:
         backend = load_model(Path(job.path), job.model, job.device, job.options, exact=job.exact)
         backend.allocate(_NUM_TOKENS)
-        slot = backend.open(_NUM_TOKENS // 2)
+        slot = backend.open(len(_TOKEN_IDS))
         if slot is None:
             return Verdict(works=False, reason="it has no room for a cache")
-        step = backend.submit([Chunk(slot, [0, 0], num_rows=1)]).wait()
+        step = backend.submit([Chunk(slot, _TOKEN_IDS, num_rows=1)]).wait()
         if not np.isfinite(step.logits(0)).all():
             return Verdict(works=False, reason="its logits are not numbers")
     except DeviceError as error:

@@ -20,24 +20,27 @@ LIBRARIES = {"openvino": "OpenVINO", "onnx": "ONNX Runtime"}
 
 @click.command()
 @click.argument("bundle", required=False)
-@click.option("--again", is_flag=True, help="Try devices again that were tried before.")
+@click.option("--again", is_flag=True, help="Forget which devices failed, worked and were chosen: try them anew.")
 @load_options
 @json_option
 def devices(bundle: str | None, again: bool, as_json: bool, **options: Any) -> None:
     """List the devices here, what each can do, and why not where not.
 
-    With BUNDLE, its models are loaded on every device that may run them, in a process of its own each, so that a driver
-    that aborts does no harm; what became of it is kept. The other options are those of loading a bundle, and with
-    --main-device auto the quickest pair of devices is measured and named.
+    With BUNDLE, its models are loaded on every device but the CPU that may run them, in a process of its own each, so
+    that a driver that aborts does no harm; what became of it is kept. The other options are those of loading a bundle,
+    and with --main-device auto the quickest pair of devices is measured and named.
     """
     import openvino as ov
 
     from outrider.backends.devices import count_cores, find_devices
+    from outrider.loading import forget
 
     config = read_options(options)
+    if again:
+        forget()
     found = find_devices()
     cores = count_cores(ov.Core())
-    tried, placement = _try_models(bundle, config, found, again=again) if bundle else ([], None)
+    tried, placement = _try_models(bundle, config, found) if bundle else ([], None)
     if as_json:
         listed = [asdict(device) | {"runtime": LIBRARIES[device.format]} for device in found]
         more = {"models": tried, "placement": placement} if bundle else {}
@@ -49,22 +52,18 @@ def devices(bundle: str | None, again: bool, as_json: bool, **options: Any) -> N
         out.print(f"\nThese options: {_placed(placement)}")
 
 
-def _try_models(
-    folder: str, config: Config, found: list[Device], *, again: bool
-) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+def _try_models(folder: str, config: Config, found: list[Device]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """A row for each model on each device of its library, and where the options put the models."""
-    from outrider.bundle import draft_models_of, read_bundle
-    from outrider.loading import Part, place
+    from outrider.bundle import read_bundle
+    from outrider.loading import parts_of, place
 
     bundle = read_bundle(folder)
     named = config.device.draft_bundle
     other = bundle if named is None else read_bundle(named)
-    main = Part("main", bundle, bundle.manifest.main)
-    drafts = [Part(entry.name, other, entry.model) for entry in draft_models_of(other, bundle)]
-    parts = [main, *drafts]
+    main, drafts = parts_of(bundle, other)
     rows = [
-        _try_model(part, device, config, again=again)
-        for part in parts
+        _try_model(part, device, config)
+        for part in (main, *drafts)
         for device in found
         if device.format == part.model.format and device.full_name
     ]
@@ -72,14 +71,14 @@ def _try_models(
     return rows, asdict(place(main, drafts[0] if drafts else None, config.device, overlap=overlap))
 
 
-def _try_model(part: Part, device: Device, config: Config, *, again: bool) -> dict[str, Any]:
+def _try_model(part: Part, device: Device, config: Config) -> dict[str, Any]:
     """Whether a device runs a model, and the memory that it takes there, in bytes."""
     from outrider.loading import judge
 
     reason = device.why_not(part.role)
     works: bool | None = reason is None
     if works and device.name != "CPU":
-        verdict = judge(part, device.name, config.device, again=again)
+        verdict = judge(part, device.name, config.device)
         works, reason = verdict.works, verdict.reason or None
     precision = _cache_precision(part, device, config)
     geometry = part.model.geometry
@@ -94,7 +93,7 @@ def _try_model(part: Part, device: Device, config: Config, *, again: bool) -> di
         "works": works,
         "reason": reason,
         "cache_precision": precision,
-        "cache_bytes_per_token": int(numbers * _BYTES[precision]),
+        "cache_bytes_per_token": None if precision is None else int(numbers * _BYTES[precision]),
         "free": device.free,
     }
 
@@ -103,15 +102,22 @@ def _try_model(part: Part, device: Device, config: Config, *, again: bool) -> di
 _BYTES = {"f32": 4.0, "bf16": 2.0, "f16": 2.0, "u8": 1.2}
 
 
-def _cache_precision(part: Part, device: Device, config: Config) -> str:
-    """What the cache would be kept in."""
+def _cache_precision(part: Part, device: Device, config: Config) -> str | None:
+    """What the cache would be kept in; None where the device does not say."""
     import openvino as ov
+
+    from outrider.backends.npu_sizes import CACHE_KINDS
 
     asked = config.device.cache_precision, config.device.precision
     if part.model.format == "onnx":
         return "f32"  # what the models are exported with
+    if device.fixed:  # an NPU, whose cache does not follow what it calculates in
+        return CACHE_KINDS.get(asked[0], asked[0])
     chosen = next((each for each in asked if each != "auto"), None)
-    return chosen or str(ov.Core().get_property(device.name, "INFERENCE_PRECISION_HINT").get_type_name())
+    try:
+        return chosen or str(ov.Core().get_property(device.name, "INFERENCE_PRECISION_HINT").get_type_name())
+    except RuntimeError:
+        return None
 
 
 def _print_devices(found: list[Device], cores: dict[str, int]) -> None:
@@ -152,7 +158,7 @@ def _print_models(rows: list[dict[str, Any]]) -> None:
         column.justify = "left"
     for row in rows:
         per_token, free = row["cache_bytes_per_token"], row["free"]
-        room = (free - row["size"]) / per_token if free else None
+        room = (free - row["size"]) / per_token if free and per_token else None
         made.add_row(
             row["role"],
             row["weights"],
@@ -160,8 +166,8 @@ def _print_models(rows: list[dict[str, Any]]) -> None:
             row["device"],
             row["runtime"],
             {True: "yes", False: "no", None: "not tried"}[row["works"]],
-            row["cache_precision"],
-            f"{per_token / 1e3:.0f} kB",
+            row["cache_precision"] or "-",
+            f"{per_token / 1e3:.0f} kB" if per_token else "-",
             "-" if room is None else f"{room:,.0f} tokens" if room > 0 else "not the model",
         )
     out.print()

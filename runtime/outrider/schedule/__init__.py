@@ -2,7 +2,16 @@
 
 from outrider.schedule.acceptance import Acceptance, Luck, Share
 from outrider.schedule.auto import LONGEST, Auto
-from outrider.schedule.cost import ALONE, DRAFT_ROWS, MAIN_ROWS, Contention, PassCost, check_pass, measure_pass
+from outrider.schedule.cost import (
+    ALONE,
+    DRAFT_ROWS,
+    MAIN_ROWS,
+    Contention,
+    PassCost,
+    check_pass,
+    contexts_of,
+    measure_pass,
+)
 from outrider.schedule.overlap import measure_contention, pays
 from outrider.schedule.rules import ConfidenceThreshold
 
@@ -19,6 +28,7 @@ __all__ = [
     "PassCost",
     "Share",
     "check_pass",
+    "contexts_of",
     "measure_contention",
     "measure_pass",
     "pays",

@@ -121,12 +121,10 @@ def measure_pass(
     Raises:
         DeviceError: when the device fails.
     """
+    contexts = contexts_of(backend, rows, max_tokens)
     if fixed := backend.capabilities.fixed:
-        return _measure_windows(backend, fixed, repeats)
-    room = min(backend.max_tokens, max_tokens or backend.max_tokens)
-    longest = next((n for n in (FAR, FAR // 2, NEAR, 64, 16) if n + max(rows) <= room), 0)
-    contexts = (min(NEAR, longest), longest)
-    with _timer(backend, longest + max(rows)) as seconds:
+        return _measure_windows(backend, fixed, contexts[0], repeats)
+    with _timer(backend, contexts[1] + max(rows)) as seconds:
         for n in rows:
             seconds(n, contexts[0])
         rounds: list[list[float]] = []
@@ -145,14 +143,23 @@ def measure_pass(
     return PassCost(tuple(rows), tuple(near), tuple(far), contexts)
 
 
-def _measure_windows(backend: Backend, fixed: FixedShape, repeats: int | None) -> PassCost:
+def contexts_of(backend: Backend, rows: Seq[int], max_tokens: int | None = None) -> tuple[int, int]:
+    """The tokens of context at which `measure_pass` times calls of up to so many rows, few and many."""
+    if backend.capabilities.fixed:
+        context = min(NEAR, backend.max_tokens - 1)
+        return context, context
+    room = min(backend.max_tokens, max_tokens or backend.max_tokens)
+    longest = next((n for n in (FAR, FAR // 2, NEAR, 64, 16) if n + max(rows) <= room), 0)
+    return min(NEAR, longest), longest
+
+
+def _measure_windows(backend: Backend, fixed: FixedShape, context: int, repeats: int | None) -> PassCost:
     """The same for a model in fixed shapes: time a call, and the reading of a prompt.
 
     A call takes as long for one row as for all of a window's, wherever it is in the context. What a row more costs is
     the chance that it is behind a window's end, in another call.
     """
     prompt = min(DRAFT_ROWS[-1], fixed.max_prompt_tokens, backend.max_tokens)
-    context = min(NEAR, backend.max_tokens - 1)
     with _timer(backend, max(context + 1, prompt)) as seconds:
         seconds(1, context)
         rounds = [(seconds(1, context), seconds(prompt, 0, 1)) for _ in range(repeats or _REPEATS)]
