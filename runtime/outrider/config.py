@@ -49,7 +49,9 @@ class GenerationConfig:
     num_assistant_tokens: int | str = "auto"  # draft tokens a round; "auto": as many as pay; 0: plain decoding
     assistant_confidence_threshold: float | None = None  # ends a draft behind a token that is less sure; None: off
     max_ngram_size: int = 3  # tokens of context that prompt lookup matches at most
-    references: tuple[str, ...] = ()  # texts that "auto" and "suffix" copy from, besides prompt and answer
+    # Texts to copy from, besides prompt and answer, by drafter="suffix" and by "auto" where it chooses the draft length
+    # (or has no draft model); an error for others.
+    references: tuple[str, ...] = ()
     temperature: float = 0.0  # 0: greedy
     sampling: str = "coupled"  # or "rejection", "token-rejection"; lossy: "threshold", "typical". See `SAMPLING`
     acceptance_threshold: float | None = None  # of the lossy modes; None: 0.5 of a ratio, 0.09 of a typical probability
@@ -150,7 +152,7 @@ class SchedulerConfig:
     enable_prefix_caching: bool = True  # keep what was read, as far as there is room, for prompts that begin alike
     max_num_batched_tokens: int = 512  # prompt tokens that one call reads at most
     overlap: bool | str = "auto"  # draft for the next round while the main model checks this one; "auto": if it pays
-    answer_store: str | None = None  # file of the app's answers, in the clear, that "auto" and "suffix" copy from
+    answer_store: str | None = None  # file of the app's answers, in the clear, for the drafters that read references
 
     def __post_init__(self) -> None:
         _check(self, "cache_size", ..., Real, lambda s: 0 < s <= 1e6, "a number of GB above 0")
@@ -279,7 +281,7 @@ def load_config(source: str | Path | Config | None) -> Config:
     if not isinstance(source, str | Path):
         raise OptionError(f"config={source!r} is neither a preset's name, nor a file, nor a Config.")
     presets = find_presets()
-    path = presets.get(str(source)) or Path(source).expanduser()
+    path = presets.get(str(source)) or user_path(source)
     try:
         tables = tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except FileNotFoundError as error:
@@ -300,6 +302,18 @@ def load_config(source: str | Path | Config | None) -> Config:
         return Config().replace(**options)
     except OptionError as error:
         raise OptionError(f"Config {path}: {one_line(error)}.") from error
+
+
+def user_path(path: str | Path) -> Path:
+    """A path that a user has given, with the home folder that a "~" at its beginning stands for.
+
+    Raises:
+        OptionError: when there is no such user.
+    """
+    try:
+        return Path(path).expanduser()
+    except RuntimeError as error:
+        raise OptionError(f"{path} is no path here: {one_line(error)}. Write the folder's full name.") from error
 
 
 def find_presets() -> dict[str, Path]:

@@ -8,11 +8,10 @@ import math
 import secrets
 import time
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from outrider.bundle import RESERVED_NAMES, Bundle, draft_models_of, read_bundle
-from outrider.config import COPYING, DEFAULT_MAX_NEW_TOKENS, Config, GenerationConfig, load_config
+from outrider.config import COPYING, DEFAULT_MAX_NEW_TOKENS, Config, GenerationConfig, load_config, user_path
 from outrider.drafters import AnswerStore, DraftModel, Ngram, References, Subset, Suffix, load_vocabulary
 from outrider.errors import OptionError, RequestError, nearest
 from outrider.loading import check_room, contention_of, cost_of, load_parts, parts_of
@@ -28,6 +27,7 @@ from outrider.verifiers import SAMPLING_VERIFIERS, Greedy
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator, Mapping
     from collections.abc import Sequence as Seq
+    from pathlib import Path
     from threading import Event
 
     from outrider.bundle import DrafterEntry, ModelEntry
@@ -257,7 +257,7 @@ class Engine:
         """
         if self._trace:
             raise OptionError(f"This engine is being traced to {self._trace.path} already. One trace runs at a time.")
-        trace = Trace(Path(path).expanduser(), (f"{role}: {where}" for role, where in self.setting.items()))
+        trace = Trace(user_path(path), (f"{role}: {where}" for role, where in self.setting.items()))
         backends = {name: self._backends[f"{name}_device"] for name in self._models}
         traced = {name: trace.backend(backend, name, backend.device) for name, backend in backends.items()}
         self._run_on(traced)
@@ -337,7 +337,7 @@ class Engine:
             return drafter, LONGEST if isinstance(count, str) else count
         if not isinstance(count, str):
             return drafter, count
-        if isinstance(drafter, DraftModel | Ngram | Suffix):
+        if isinstance(drafter, Ngram | Suffix) or any(self._drafters.get(role) is drafter for role in self.costs):
             return self._controller(config.drafter, config.max_ngram_size), LONGEST
         return drafter, drafter.num_assistant_tokens  # an app's own knows best
 
@@ -360,9 +360,22 @@ class Engine:
             self._controllers.setdefault(key, made)
         return self._controllers[key]
 
+    def reads_references(self, config: GenerationConfig) -> bool:
+        """Whether what drafts for such a request copies from `references` and the answer store."""
+        drafter, _ = self._choose_drafter(config)
+        return config.drafter in ("auto", "suffix") and isinstance(drafter, Auto | Suffix)
+
     def _texts(self, config: GenerationConfig) -> tuple[References, ...]:
-        """What a request may copy from besides its own tokens."""
-        if config.drafter not in ("auto", "suffix") or config.num_assistant_tokens == 0:
+        """What a request may copy from besides its own tokens; refuses references that nothing would read."""
+        if not self.reads_references(config):
+            if config.references and config.drafter is not None and config.num_assistant_tokens != 0:
+                threshold = config.assistant_confidence_threshold
+                raise OptionError(
+                    f"references are not read with drafter={config.drafter!r} and num_assistant_tokens="
+                    f"{config.num_assistant_tokens!r} here. Use drafter='suffix', or drafter='auto' with "
+                    "num_assistant_tokens='auto'"
+                    + ("." if threshold is None else " and without assistant_confidence_threshold.")
+                )
             return ()
         documents = (self._references(config.references),) if config.references else ()
         return documents + (self._store.references() if self._store else ())

@@ -9,7 +9,6 @@ import json
 import warnings
 from dataclasses import dataclass
 from importlib.util import find_spec
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import openvino as ov
@@ -20,7 +19,7 @@ from outrider.backends.devices import find_device, find_devices, free_memory, la
 from outrider.backends.memory import system_memory
 from outrider.backends.probe import Job, Verdict, try_apart
 from outrider.bundle import draft_models_of
-from outrider.config import format_of_property
+from outrider.config import format_of_property, user_path
 from outrider.errors import BundleError, DeviceError, DeviceWarning, OptionError, OutriderError
 from outrider.schedule import (
     DRAFT_ROWS,
@@ -37,6 +36,7 @@ from outrider.schedule.placement import PairCost, Placement, choose, named
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from collections.abc import Sequence as Seq
+    from pathlib import Path
 
     from outrider.backends.devices import Device
     from outrider.bundle import Bundle, ModelEntry
@@ -270,7 +270,7 @@ def _load_first(part: Part, devices: Seq[str], options: DeviceConfig) -> tuple[C
     except DeviceError as error:
         if first == "CPU" or not others:
             raise
-        _warn(f"{error} {others[0]} is used instead.")
+        _warn(f"{str(error).rstrip('.')}. {others[0]} is used instead.")
     return _load_first(part, others, options)
 
 
@@ -334,8 +334,8 @@ def _load_for_trial(
     except OutriderError as error:
         if must or not (is_open or isinstance(error, DeviceError)):
             raise
-        said = str(error) if isinstance(error, DeviceError) else f"{part} cannot go to {device}: {error}"
-        _warn(f"{said} It is left out of the choice.")
+        said = "" if isinstance(error, DeviceError) else f"{part} cannot go to {device}: "
+        _warn(f"{said}{str(error).rstrip('.')}. It is left out of the choice.")
         return None
     return backend
 
@@ -351,7 +351,7 @@ def _own(options: DeviceConfig, part: Part, device: str) -> DeviceConfig:
         return own
     if "CACHE_DIR" in own.properties:
         return own
-    folder = kept.FOLDER / "compiled" if own.compiled_cache == "auto" else Path(own.compiled_cache).expanduser()
+    folder = kept.FOLDER / "compiled" if own.compiled_cache == "auto" else user_path(own.compiled_cache)
     # OpenVINO tells models apart by every bit, but not by all options that they were compiled with.
     asked = json.dumps([device, _asked(own, part, device)], sort_keys=True, default=str)
     folder /= hashlib.sha256(asked.encode()).hexdigest()[:12]

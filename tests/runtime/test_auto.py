@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import outrider
-from outrider.drafters import Ngram
+from outrider.drafters import DraftModel, Ngram
 from outrider.schedule import LONGEST, PassCost
 from outrider.testing import ToyTokenizer, save_toy_bundle
 
@@ -95,6 +95,14 @@ def test_an_apps_own_drafter_decides_for_itself(toy_bundle: Bundle) -> None:
     engine.add_drafter("two", Own())
     stats = engine.generate("abababab", drafter="two", max_new_tokens=40, ignore_eos=True).stats
     assert 0 < max(stats.num_draft_tokens_per_round) <= 2
+
+
+def test_an_apps_own_draft_model_decides_for_itself(engine: outrider.Engine) -> None:
+    bundled = engine.find_drafter("draft")
+    assert isinstance(bundled, DraftModel)
+    engine.add_drafter("mine", bundled.on(bundled.backend))  # what its calls cost was not measured
+    stats = engine.generate("hello", drafter="mine", max_new_tokens=40, ignore_eos=True).stats
+    assert max(stats.num_draft_tokens_per_round) == DraftModel.num_assistant_tokens
 
 
 def test_costs_are_kept_for_the_next_start(toy_bundle: Bundle, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

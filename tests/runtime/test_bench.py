@@ -30,7 +30,7 @@ from outrider.bench.summary import collect, profile, summarize, summarize_prompt
 from outrider.bench.workers import RunFailed, Worker, start_workers
 from outrider.cli import run
 from outrider.config import Config, GenerationConfig
-from outrider.errors import OptionError, OutriderError
+from outrider.errors import DeviceWarning, OptionError, OutriderError
 from outrider.testing import ToyTokenizer
 
 if TYPE_CHECKING:
@@ -401,6 +401,29 @@ def test_a_worker_decodes_what_its_engine_would(worker: Worker, toy_engine: Engi
     assert plain.token_ids == drafted.token_ids == toy_engine.generate(prompt, GENERATION).token_ids
     assert drafted.stats["num_drafts"] > 0
     assert 0 < drafted.first_token_seconds < drafted.total_seconds
+
+
+def test_a_device_that_is_replaced_shows_in_the_parent(setup: Setup, tmp_path: Path) -> None:
+    broken = {"NPUW_DEVICES": "CPU", "NPUW_NO_SUCH": "1"}
+    setup = replace(setup, config=setup.config.replace(draft_device="NPU", draft_properties=broken))
+    made = Worker(["plain"], setup, tmp_path / "log")
+    try:
+        with pytest.warns(DeviceWarning, match="NPUW_NO_SUCH.* CPU is used instead"):
+            made.start()
+    finally:
+        made.close()
+
+
+def test_references_reach_what_reads_them(toy_engine: Engine) -> None:
+    """A mode may ignore what others of the same comparison read; a request may not."""
+    config = GenerationConfig(max_new_tokens=24, ignore_eos=True)
+    prompt = toy_engine.tokenizer.encode_prompt("hello")
+    plain = toy_engine.generate(prompt, config, drafter=None)
+    config = config.replace(references=["hello" + plain.text])
+    names = ["plain", "draft:3", "draft", "ngram:3", "auto:3", "shuffled:3", "suffix:3"]
+    runs = {mode.name: mode.run(prompt, config) for mode in make_modes(names, toy_engine)}
+    assert all(run.token_ids == plain.token_ids for run in runs.values())
+    assert runs["suffix:3"].stats["num_accepted_tokens"] > runs["ngram:3"].stats["num_accepted_tokens"]
 
 
 def test_a_run_that_fails_leaves_the_worker_alive(worker: Worker) -> None:

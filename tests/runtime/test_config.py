@@ -60,6 +60,11 @@ def test_a_preset_that_does_not_exist_names_the_nearest() -> None:
         load_config("npgram")
 
 
+def test_a_home_that_does_not_exist_is_said() -> None:
+    with pytest.raises(OptionError, match="~nouser/x.toml is no path here"):
+        load_config("~nouser/x.toml")
+
+
 def test_an_unknown_option_names_the_nearest() -> None:
     with pytest.raises(OptionError, match="no option 'cash_size'. Did you mean 'cache_size'"):
         Config().replace(cash_size=1)

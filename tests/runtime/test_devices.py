@@ -116,7 +116,8 @@ class TestADriverThatCrashes:
     def test_a_main_device_that_was_named_is_an_error(self, bundle: Bundle, gpu: Callable[[str], None]) -> None:
         gpu(ABORT)
         with pytest.raises(
-            outrider.DeviceError, match="The main model does not run on GPU: .* tried again with 'outrider devices --again"
+            outrider.DeviceError,
+            match="The main model does not run on GPU: .* tried again with 'outrider devices --again",
         ):
             load(bundle, main_device="GPU")
 

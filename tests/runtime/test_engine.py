@@ -344,8 +344,22 @@ def test_references_are_read_once(toy_bundle: Bundle) -> None:
     for references in (["one", "two"], ["one", "two"], ["two", "three"]):
         engine.generate([1, 2], drafter="suffix", references=references, max_new_tokens=2)
     engine.generate([1, 2], drafter="suffix", max_new_tokens=2)  # the engine's own
-    engine.generate([1, 2], drafter="ngram", references=["four"], max_new_tokens=2)
+    engine.generate([1, 2], drafter=None, references=["four"], max_new_tokens=2)  # nothing is drafted
+    engine.generate([1, 2], num_assistant_tokens=0, references=["four"], max_new_tokens=2)
+    engine.add_drafter("own", Suffix())
+    unread: list[dict[str, Any]] = [
+        {"drafter": "ngram"},
+        {"drafter": "draft"},
+        {"drafter": "own"},
+        {"num_assistant_tokens": 3},
+        {"assistant_confidence_threshold": 0.4},
+    ]
+    for options in unread:
+        with pytest.raises(outrider.OptionError, match="references are not read with .* Use drafter='suffix', or"):
+            engine.generate([1, 2], references=["four"], **options)
     assert read == ["one", "two", "three"]
+    engine.generate([1, 2], references=["four"], max_new_tokens=2)
+    assert read[-1] == "four"
 
 
 def test_answers_are_stored_and_copied(toy_bundle: Bundle, tmp_path: Path) -> None:

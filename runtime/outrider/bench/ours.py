@@ -35,6 +35,8 @@ class Ours:
         config = config.replace(drafter=self._drafter)
         if self._num_assistant_tokens is not None:
             config = config.replace(num_assistant_tokens=self._num_assistant_tokens)
+        if config.references and not self._engine.reads_references(config):  # others of the same comparison may
+            config = config.replace(references=())
         result = self._engine.generate(prompt_token_ids, config)
         total = time.perf_counter() - began
         return Run(result.token_ids, result.stats.time_to_first_token, total, result.stats.as_dict())

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from outrider.config import user_path
 from outrider.errors import OptionError
 
 if TYPE_CHECKING:
@@ -55,11 +56,7 @@ def read_prompts(path: str | Path | None = None, per_category: int | None = None
         OptionError: when the file is missing, empty, or a line is not of this form.
     """
     built_in = BUILT_IN.get(str(path or "default"))
-    source = (
-        Path(str(importlib.resources.files("outrider"))) / "bench" / built_in
-        if built_in
-        else Path(str(path)).expanduser()
-    )
+    source = Path(str(importlib.resources.files("outrider"))) / "bench" / built_in if built_in else user_path(str(path))
     try:
         lines = source.read_text(encoding="utf-8-sig").split("\n")
     except (OSError, UnicodeDecodeError) as error:

@@ -13,12 +13,15 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from outrider.bench.measure import Record
 from outrider.bench.modes import Run
+from outrider.config import user_path
 from outrider.errors import OptionError, one_line
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 class RunFolder:
@@ -31,7 +34,7 @@ class RunFolder:
     """
 
     def __init__(self, path: str | Path, setting: dict[str, Any]) -> None:
-        self.path = Path(path).expanduser()
+        self.path = user_path(path)
         self.setting: dict[str, Any] = json.loads(json.dumps(setting))
         self.records: list[Record] = []
         try:

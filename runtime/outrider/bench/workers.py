@@ -13,12 +13,13 @@ import contextlib
 import multiprocessing
 import os
 import signal
+import warnings
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from outrider.bench.modes import Mode, ModeName, Run, Setup, load_modes
-from outrider.errors import OptionError, OutriderError, one_line
+from outrider.errors import DeviceWarning, OptionError, OutriderError, one_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -71,7 +72,7 @@ class Worker:
         return self._process.pid if self._process else None
 
     def start(self) -> None:
-        """Load the engine.
+        """Load the engine. Warns (`DeviceWarning`) where a device that was wanted is replaced by another.
 
         Raises:
             OptionError: when these modes cannot be meant.
@@ -85,10 +86,12 @@ class Worker:
         self._process.start()
         theirs.close()  # so that its end is noticed here
         try:
-            self.descriptions = self._answer()
+            self.descriptions, warned = self._answer()
         except OutriderError:
             self.close()
             raise
+        for message in warned:
+            warnings.warn(message, DeviceWarning, stacklevel=2)
 
     def run(self, name: str, prompt_token_ids: list[int], config: GenerationConfig) -> Run:
         """Decode one prompt in a mode.
@@ -191,11 +194,12 @@ def _serve(connection: Connection, names: list[str], setup: Setup, log: str) -> 
     for stream in (1, 2):  # C libraries write here past sys.stdout
         os.dup2(file, stream)
     try:
-        modes = {mode.name: mode for mode in load_modes(names, setup)}
+        with _device_warnings() as warned:
+            modes = {mode.name: mode for mode in load_modes(names, setup)}
     except Exception as error:
         connection.send(_Failure.of(error))
         return
-    connection.send({name: (mode.runtime, mode.description) for name, mode in modes.items()})
+    connection.send(({name: (mode.runtime, mode.description) for name, mode in modes.items()}, warned))
     while True:
         try:
             name, prompt_token_ids, config = connection.recv()
@@ -206,3 +210,21 @@ def _serve(connection: Connection, names: list[str], setup: Setup, log: str) -> 
         except Exception as error:
             answer = _Failure.of(error)
         connection.send(answer)
+
+
+@contextmanager
+def _device_warnings() -> Iterator[list[str]]:
+    """What the block warns of about devices, for the parent to show: nobody reads the log. Other warnings go there."""
+    warned: list[str] = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("always", DeviceWarning)
+        show = warnings.showwarning
+
+        def keep(message: Warning | str, category: type[Warning], *where: Any, **how: Any) -> None:
+            if issubclass(category, DeviceWarning):
+                warned.append(str(message))
+            else:
+                show(message, category, *where, **how)
+
+        warnings.showwarning = keep
+        yield warned

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -11,9 +10,11 @@ import click
 from outrider.bench.setting import describe_models, describe_versions
 from outrider.cli.console import err, out, print_json, progress_bar, table
 from outrider.cli.options import generation_options, json_option, load_options, read_options
-from outrider.config import LOSSY
+from outrider.config import LOSSY, user_path
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from outrider.bundle import Bundle
     from outrider.config import Config
     from outrider.engine import Engine
@@ -26,7 +27,7 @@ def _read_models(context: click.Context, parameter: click.Parameter, given: tupl
         name, _, path = pair.partition("=")
         if not name or not path:
             raise click.BadParameter(f"'{pair}' is not NAME=PATH, such as llamacpp=model.gguf.", context, parameter)
-        models[name] = Path(path).expanduser()
+        models[name] = user_path(path)
     return models
 
 
@@ -121,7 +122,7 @@ def bench(
         if folder:
             err.print(f"The runs so far are in {folder}; the same command goes on from there.")
         raise
-    written = benchmark.save(results, Path(folder).expanduser()) if folder else []
+    written = benchmark.save(results, user_path(folder)) if folder else []
     if as_json:
         print_json(results)
         return

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     "--reference",
     multiple=True,
     metavar="FILE",
-    help="A text that the suffix drafter copies from. Can be given several times.",
+    help="A text that auto and the suffix drafter copy from. Can be given several times.",
 )
 @click.option("--compare", is_flag=True, help="Run the same request plainly too, and print both speeds.")
 @trace_option

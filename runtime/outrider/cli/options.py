@@ -35,10 +35,14 @@ def _read_properties(
     context: click.Context, parameter: click.Parameter, given: tuple[str, ...]
 ) -> dict[str, str] | None:
     """A table from NAME=VALUE pairs; None where there are none."""
-    properties = dict(pair.partition("=")[::2] for pair in given)
+    properties: dict[str, str] = {}
     for pair in given:
-        if not pair.partition("=")[1] or not pair.partition("=")[0]:
+        name, sign, value = pair.partition("=")
+        if not name or not sign:
             raise click.BadParameter(f"'{pair}' is not NAME=VALUE, such as ENABLE_CPU_PINNING=NO.", context, parameter)
+        if name in properties:
+            raise click.BadParameter(f"'{pair}' is the second value for {name}.", context, parameter)
+        properties[name] = value
     return properties or None
 
 
@@ -64,6 +68,12 @@ _LOAD = [
     click.option("--draft-bundle", metavar="FOLDER", help="Draft with another bundle's models, in any format."),
     click.option("--precision", metavar="TYPE", help="Calculate in auto, f32, bf16 or f16."),
     click.option("--cache-precision", metavar="TYPE", help="Store keys and values in auto, f32, bf16, f16 or u8."),
+    click.option(
+        "--top-logits",
+        metavar="N|auto",
+        callback=_read_count,
+        help="Logits a row that OpenVINO's device picks out; 0 is off.  [default: auto, 0 on CPU]",
+    ),
     click.option("--num-threads", type=int, help="CPU threads."),
     click.option("--draft-num-threads", type=int, help="CPU threads of the draft model.  [default: the same]"),
     *(
@@ -82,14 +92,22 @@ _LOAD = [
     ),
     click.option("--npu-max-prompt-tokens", type=int, help="That models on an NPU are compiled for.  [default: 1024]"),
     click.option("--npu-max-new-tokens", type=int, help="The same, of an answer.  [default: 512]"),
+    click.option("--npu-window", type=int, help="Rows of a main model's call there.  [default: a draft's, and one]"),
     click.option("--cache-size", type=float, help="GB for keys and values.  [default: 2]"),
+    click.option(
+        "--enable-prefix-caching",
+        type=click.Choice(["on", "off"]),
+        callback=_read_switch,
+        help="Keep what was read, for prompts that begin alike.  [default: on; off in measurements]",
+    ),
+    click.option("--max-num-batched-tokens", type=int, help="Prompt tokens that one call reads.  [default: 512]"),
     click.option(
         "--overlap",
         type=click.Choice(["auto", "on", "off"]),
         callback=_read_switch,
         help="Draft while the main model checks.  [default: auto, if it pays]",
     ),
-    click.option("--answer-store", metavar="FILE", help="Keep answers here, in the clear, for the suffix drafter."),
+    click.option("--answer-store", metavar="FILE", help="Keep answers here, in the clear, to copy from."),
 ]
 
 _GENERATION = [

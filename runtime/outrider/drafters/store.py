@@ -8,16 +8,17 @@ import threading
 import warnings
 import zlib
 from collections import deque
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from outrider.config import user_path
 from outrider.drafters.references import References
 from outrider.errors import OptionError, one_line
 
 if TYPE_CHECKING:
     from collections.abc import Sequence as Seq
+    from pathlib import Path
     from typing import IO
 
 _MAGIC = b"outrider answers"
@@ -47,7 +48,7 @@ class AnswerStore:
     """
 
     def __init__(self, path: str | Path, vocab_sha256: str, max_tokens: int = 200_000) -> None:
-        self.path, self.max_tokens = Path(path).expanduser(), max_tokens
+        self.path, self.max_tokens = user_path(path), max_tokens
         self._header = _HEADER.pack(_MAGIC, _VERSION, bytes.fromhex(vocab_sha256))
         self._mutex = threading.Lock()
         self._answers: deque[list[int]] = deque()  # the newest, of `max_tokens` together at most
