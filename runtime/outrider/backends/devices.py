@@ -163,7 +163,10 @@ def _describe(core: ov.Core, name: str) -> Device:
         shared = "shares the system's memory; " if is_integrated(core, name) else ""
         asked["remark"] = f"{shared}not verified on hardware: run 'outrider verify'"
     elif kind == "NPU":
-        asked |= {"fixed": True, "remark": "prompts and answers have a longest length; not verified on hardware"}
+        asked |= {
+            "fixed": True,
+            "remark": "a main model's prompts and answers have a longest length; not verified on hardware",
+        }
     elif kind != "CPU":
         reason = "no backend of Outrider's knows it"
         asked |= {"not_for_main": reason, "not_for_draft": reason}
