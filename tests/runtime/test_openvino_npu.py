@@ -14,6 +14,7 @@ from outrider.backends.openvino_npu import OpenVINONpu
 from outrider.backends.openvino_paged import OpenVINOPaged
 from outrider.backends.probe import Job, Verdict, _try
 from outrider.bench.invariance import probe
+from outrider.bench.modes import make_modes
 from outrider.schedule import LONGEST, MAIN_ROWS, measure_pass
 from outrider.testing import ToyTokenizer
 from outrider.types import Chunk
@@ -345,6 +346,8 @@ def test_a_draft_model_with_one_place_holds_nobody_up(engine: outrider.Engine) -
     chunks = list(first)
     assert text + "".join(chunk.text for chunk in chunks) == plain[0].text
     assert chunks[-1].stats.num_draft_tokens > 0
+    # What is certified is drafted for, which takes turns.
+    assert [mode.num_parallel for mode in make_modes(["plain", "draft:3"], engine)] == [1, 1]
 
 
 @MAIN_ON_NPU
