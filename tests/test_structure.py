@@ -18,6 +18,7 @@ LAYERS = [
     {"bench"},
     {"testing"},
     {"engine"},
+    {"drafting"},
     {"loading"},
     {"request_queue", "schedule"},
     {"loop", "trace"},

@@ -10,22 +10,23 @@ import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from outrider.bundle import RESERVED_NAMES, Bundle, draft_models_of, read_bundle
+from outrider.bundle import Bundle, draft_models_of, read_bundle
 from outrider.config import COPYING, DEFAULT_MAX_NEW_TOKENS, Config, GenerationConfig, load_config, user_path
-from outrider.drafters import AnswerStore, DraftModel, Ngram, References, Subset, Suffix, load_vocabulary
-from outrider.errors import OptionError, RequestError, nearest
+from outrider.drafters import AnswerStore, DraftModel, Subset, load_vocabulary
+from outrider.drafting import Drafting
+from outrider.errors import OptionError, RequestError
 from outrider.loading import check_room, contention_of, cost_of, load_parts, parts_of
 from outrider.request import Request
 from outrider.request_queue import RequestQueue
 from outrider.sampling import LogitsSampler
-from outrider.schedule import ALONE, LONGEST, Auto, ConfidenceThreshold, Contention, PassCost, measure_contention, pays
+from outrider.schedule import Auto, ConfidenceThreshold, Contention, PassCost, measure_contention, pays
 from outrider.text import TextStream, Tokenizer
 from outrider.trace import Trace, TracedRequest
 from outrider.types import Noise, Sequence
 from outrider.verifiers import SAMPLING_VERIFIERS, Greedy
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterator, Mapping
+    from collections.abc import Generator, Iterator, Mapping
     from collections.abc import Sequence as Seq
     from pathlib import Path
     from threading import Event
@@ -77,9 +78,7 @@ class Engine:
         self.bundle = bundle
         self.config = config or Config()
         self.tokenizer = tokenizer or Tokenizer(bundle.tokenizer_path)
-        self._suffix = Suffix()
         self._trace: Trace | None = None
-        self._references = _cached_references(self.tokenizer.encode)
         store = self.config.scheduler.answer_store
         self._store = None if store is None else AnswerStore(store, bundle.manifest.main.vocab_sha256)
         device = self.config.device
@@ -99,26 +98,38 @@ class Engine:
         self.config = self.config.replace(**where)  # what "auto" has become
         self._main = backends["main"]
         self._backends = {f"{role}_device": backend for role, backend in backends.items()}
-        self._models = {role: part.model for role, part in self._parts.items()}
         self._bytes_per_token = sum(backend.bytes_per_token for backend in self._backends.values())
         max_tokens = int(self.config.scheduler.cache_size * 1e9 / self._bytes_per_token)
         check_room(self._backends, max_tokens)
         for backend in self._backends.values():
             backend.allocate(max_tokens)
-        self._drafters: dict[str, Drafter] = {  # the bundle's, then the app's
+        models = {
             entry.name: self._draft_model(entry, self._backends[f"{entry.name}_device"], draft_tokenizer)
             for entry in entries
         }
-        self.costs = {role: self._cost(role) for role in self._models}
-        self._controllers: dict[tuple[str, int], Auto] = {}
-        self._overlaps, self._contention = False, ALONE
+        self.costs = {role: self._cost(role) for role in self._parts}
+        self._drafting = Drafting(
+            self._main,
+            self.costs,
+            models,
+            [entry.name for entry in self._entries],
+            encode=self.tokenizer.encode,
+            loaded_with=self.config.generation.drafter,
+            store=self._store,
+        )
+        self._overlaps = False
         self.overlaps = self._decide_overlap(self.config.scheduler.overlap)
         self._queue = RequestQueue(self._main, self.config.scheduler.max_num_batched_tokens)
 
     @property
     def drafters(self) -> tuple[str, ...]:
         """The names that `drafter` can have, besides "auto" and None."""
-        return (*self._drafters, *COPYING)
+        return self._drafting.names
+
+    @property
+    def bundled_drafters(self) -> tuple[str, ...]:
+        """The names of the draft models that come with the bundle."""
+        return self._drafting.bundled
 
     def add_drafter(self, name: str, drafter: Drafter) -> None:
         """Let requests choose a drafter of your own as `drafter=name`; what it must do is `outrider.types.Drafter`.
@@ -128,9 +139,7 @@ class Engine:
         Raises:
             OptionError: for a name that is taken.
         """
-        if name in (*RESERVED_NAMES, *self.bundled_drafters, *self._drafters):
-            raise OptionError(f"A drafter cannot be named {name!r}: that is taken. Choose another name.")
-        self._drafters[name] = drafter
+        self._drafting.add(name, drafter)
 
     def find_drafter(self, name: str, max_ngram_size: int = 3) -> Drafter:
         """The drafter of this name; "auto" is the bundle's own, else "suffix".
@@ -138,30 +147,16 @@ class Engine:
         Raises:
             OptionError: when there is none, or it was left on disk.
         """
-        if name == "auto":
-            name = next((bundled for bundled in self.bundled_drafters if bundled in self._drafters), "suffix")
-        if name == "ngram":
-            return Ngram(max_ngram_size)
-        if name == "suffix":
-            return self._suffix
-        if name in self._drafters:
-            return self._drafters[name]
-        if name in self.bundled_drafters:
-            raise OptionError(
-                f"drafter='{name}' was left on disk, as this engine was loaded with "
-                f"drafter={self.config.generation.drafter!r}. Load it with drafter='{name}' or 'auto'."
-            )
-        raise OptionError(f"There is no drafter '{name}' here. {nearest(name, ['auto', *self.drafters])}")
+        return self._drafting.find(name, max_ngram_size)
 
-    @property
-    def bundled_drafters(self) -> tuple[str, ...]:
-        """The names of the draft models that come with the bundle."""
-        return tuple(entry.name for entry in self._entries)
+    def reads_references(self, config: GenerationConfig) -> bool:
+        """Whether what drafts for such a request copies from `references` and the answer store."""
+        return self._drafting.reads_references(config)
 
     @property
     def models(self) -> dict[str, ModelEntry]:
         """The models that are loaded, "main" and by the drafters' names."""
-        return dict(self._models)
+        return {role: part.model for role, part in self._parts.items()}
 
     @property
     def overlaps(self) -> bool:
@@ -258,7 +253,7 @@ class Engine:
         if self._trace:
             raise OptionError(f"This engine is being traced to {self._trace.path} already. One trace runs at a time.")
         trace = Trace(user_path(path), (f"{role}: {where}" for role, where in self.setting.items()))
-        backends = {name: self._backends[f"{name}_device"] for name in self._models}
+        backends = {name: self._backends[f"{name}_device"] for name in self._parts}
         traced = {name: trace.backend(backend, name, backend.device) for name, backend in backends.items()}
         self._run_on(traced)
         self._trace = trace
@@ -272,9 +267,8 @@ class Engine:
     def _run_on(self, backends: Mapping[str, Backend]) -> None:
         """Have the models called by way of these, wrappers of their backends or those themselves."""
         self._queue.run_on(backends["main"])
-        for name, drafter in self._drafters.items():
-            if name in backends and isinstance(drafter, DraftModel):
-                drafter.backend = backends[name]
+        for name, model in self._drafting.models.items():
+            model.backend = backends[name]
 
     def _draft_model(self, entry: DrafterEntry, backend: CompiledModel, tokenizer: TextTokenizer | None) -> DraftModel:
         """A draft model of the bundle, whose cache is there; `tokenizer` is its own, where one was given."""
@@ -300,11 +294,16 @@ class Engine:
             known.near, known.far, known.scale = measured.near, measured.far, 1.0
 
     def measure_contention(self, drafter: str) -> Contention:
-        """Measure how much slower calls of the main model and of a draft model get at the same time."""
+        """Measure how much slower calls of the main model and of a draft model get at the same time; and expect it.
+
+        Not while requests run.
+        """
         try:
-            return measure_contention(self._main, self._backends[f"{drafter}_device"])
+            contention = measure_contention(self._main, self._backends[f"{drafter}_device"])
         finally:
             self._main.run_in_background(self.overlaps)
+        self._drafting.expect(contention)
+        return contention
 
     def _cost(self, role: str, repeats: int | None = None) -> PassCost:
         """What a model's calls cost here: as it was measured before, or, with `repeats` or for the first time, now."""
@@ -312,73 +311,15 @@ class Engine:
 
     def _decide_overlap(self, wanted: bool | str) -> bool:
         """Whether draft models draft while the main model checks; asked of the machine where `wanted` is "auto"."""
-        roles = [role for role in self._models if role != "main"]
+        roles = [role for role in self._parts if role != "main"]
         if not roles or not wanted:
             if wanted is True:
                 raise OptionError("overlap=True needs a draft model, and none is loaded. Leave it at 'auto'.")
             return False
         main, draft = ((self._parts[role], self._backends[f"{role}_device"]) for role in ("main", roles[0]))
-        self._contention = contention_of(*main, *draft)
-        return wanted is True or pays(self.costs["main"], self.costs[roles[0]], self._contention)
-
-    def _choose_drafter(self, config: GenerationConfig) -> tuple[Drafter | None, int]:
-        """What drafts for a request, and how many tokens a round it may at most."""
-        count = config.num_assistant_tokens
-        if config.drafter is None or count == 0:
-            return None, 0
-        drafter = self.find_drafter(config.drafter, config.max_ngram_size)
-        threshold = config.assistant_confidence_threshold
-        if threshold is not None:
-            if not isinstance(drafter, DraftModel):
-                raise OptionError(
-                    f"assistant_confidence_threshold={threshold:g} is for draft models, and drafter={config.drafter!r} "
-                    "is none here. Set it to None, or use a bundle that has a draft model."
-                )
-            return drafter, LONGEST if isinstance(count, str) else count
-        if not isinstance(count, str):
-            return drafter, count
-        if isinstance(drafter, Ngram | Suffix) or any(self._drafters.get(role) is drafter for role in self.costs):
-            return self._controller(config.drafter, config.max_ngram_size), LONGEST
-        return drafter, drafter.num_assistant_tokens  # an app's own knows best
-
-    def _controller(self, name: str, max_ngram_size: int) -> Auto:
-        """What chooses between the drafters that `name` stands for. Requests share what it has learned."""
-        key = (name, max_ngram_size)
-        if key not in self._controllers:
-            found = self.find_drafter(name, max_ngram_size)
-            model = found if isinstance(found, DraftModel) else None
-            copier = self._suffix if name == "auto" else None if model else found
-            cost = next((self.costs[role] for role, drafter in self._drafters.items() if drafter is model), None)
-            made = Auto(
-                self._main,
-                self.costs["main"],
-                copier=copier,
-                model=model,
-                draft_cost=cost,
-                contention=self._contention,
-            )
-            self._controllers.setdefault(key, made)
-        return self._controllers[key]
-
-    def reads_references(self, config: GenerationConfig) -> bool:
-        """Whether what drafts for such a request copies from `references` and the answer store."""
-        drafter, _ = self._choose_drafter(config)
-        return config.drafter in ("auto", "suffix") and isinstance(drafter, Auto | Suffix)
-
-    def _texts(self, config: GenerationConfig) -> tuple[References, ...]:
-        """What a request may copy from besides its own tokens; refuses references that nothing would read."""
-        if not self.reads_references(config):
-            if config.references and config.drafter is not None and config.num_assistant_tokens != 0:
-                threshold = config.assistant_confidence_threshold
-                raise OptionError(
-                    f"references are not read with drafter={config.drafter!r} and num_assistant_tokens="
-                    f"{config.num_assistant_tokens!r} here. Use drafter='suffix', or drafter='auto' with "
-                    "num_assistant_tokens='auto'"
-                    + ("." if threshold is None else " and without assistant_confidence_threshold.")
-                )
-            return ()
-        documents = (self._references(config.references),) if config.references else ()
-        return documents + (self._store.references() if self._store else ())
+        contention = contention_of(*main, *draft)
+        self._drafting.expect(contention)
+        return wanted is True or pays(self.costs["main"], self.costs[roles[0]], contention)
 
     def prepare(
         self,
@@ -407,7 +348,7 @@ class Engine:
                 f"min_new_tokens={config.min_new_tokens:,} is more than the {max_new_tokens:,} tokens that this answer "
                 "may have. Lower it, or set max_new_tokens."
             )
-        drafter, num_assistant_tokens = self._choose_drafter(config)
+        drafter, num_assistant_tokens = self._drafting.choose(config)
         threshold = config.assistant_confidence_threshold
         tokenizer = self.bundle.manifest.tokenizer
         sampled = config.temperature > 0
@@ -415,7 +356,7 @@ class Engine:
         end_token_ids = frozenset(config.stop_token_ids).union(() if config.ignore_eos else tokenizer.eos_token_ids)
         new_request = functools.partial(TracedRequest, self._trace, config.drafter) if self._trace else Request
         request = new_request(
-            sequence=Sequence(token_ids, len(token_ids), self._texts(config)),
+            sequence=Sequence(token_ids, len(token_ids), self._drafting.texts(config)),
             sampler=LogitsSampler(config, token_ids, end_token_ids=end_token_ids),
             verifier=_verifier(config),
             noise=Noise(seed),
@@ -474,12 +415,6 @@ def _round_up(size: float) -> float:
     """To three digits."""
     step = 10.0 ** (math.floor(math.log10(size)) - 2)
     return math.ceil(size / step) * step
-
-
-def _cached_references(encode: Callable[[str], list[int]]) -> Callable[[tuple[str, ...]], References]:
-    """Makes `References` of documents; those that came lately, alone or together, are not read again."""
-    read = functools.lru_cache(64)(encode)
-    return functools.lru_cache(8)(lambda documents: References([read(document) for document in documents]))
 
 
 def _verifier(config: GenerationConfig) -> Verifier:

@@ -17,6 +17,14 @@ if TYPE_CHECKING:
 
     from outrider.bundle import Bundle
 
+
+class Steady(PassCost):
+    """Stays as it is, however long the toy's calls take."""
+
+    def follow(self, expected: float, seconds: float) -> None:
+        pass
+
+
 PROMPTS = ["hello", "abcabcabcabc", "the same the same the same", "0123456789" * 8]
 
 
@@ -25,8 +33,8 @@ def engine(toy_bundle: Bundle) -> outrider.Engine:
     """The toy's calls all take as long; with costs like a real pair's, its draft model is used."""
     engine = outrider.Engine(toy_bundle, outrider.Config().replace(cache_size=0.02), tokenizer=ToyTokenizer())
     slow, quick = (0.040, 0.050), (0.004, 0.005)
-    engine.costs["main"] = PassCost((2, 16), slow, slow)
-    engine.costs["draft"] = PassCost((1, 128), quick, quick)
+    engine.costs["main"] = Steady((2, 16), slow, slow)
+    engine.costs["draft"] = Steady((1, 128), quick, quick)
     return engine
 
 
@@ -48,8 +56,8 @@ def test_drafts_grow_with_what_they_earn(tmp_path: Path) -> None:
     bundle = save_toy_bundle(tmp_path / "bundle", draft_noise=0.0)
     engine = outrider.Engine(bundle, outrider.Config().replace(cache_size=0.01), tokenizer=ToyTokenizer())
     slow, quick = (0.040, 0.042), (0.001, 0.001)
-    engine.costs["main"] = PassCost((2, 16), slow, slow)
-    engine.costs["draft"] = PassCost((1, 128), quick, quick)
+    engine.costs["main"] = Steady((2, 16), slow, slow)
+    engine.costs["draft"] = Steady((1, 128), quick, quick)
     stats = engine.generate("hello", drafter="draft", max_new_tokens=400, ignore_eos=True).stats
     assert stats.acceptance_rate > 0.8
     assert stats.num_draft_tokens_per_round[0] < LONGEST

@@ -241,8 +241,8 @@ def compare(
     kinds = [(mode, overlap) for mode in modes for overlap in ((False,) if mode == "plain" else (False, True))]
     speeds: dict[tuple[str, bool], list[tuple[float, float]]] = {kind: [] for kind in kinds}
     for task in tasks:
-        measured = dict.fromkeys(kinds, 0.0) if profile else _measure(engine, real, kinds, task)
         found = profile or measure_profile(engine, host)  # beside the runs: machines sway
+        measured = dict.fromkeys(kinds, 0.0) if profile else _measure(engine, real, kinds, task)
         for mode, overlap in kinds:
             run = simulate(engine, found, task.token_ids, config, mode, overlap=overlap)
             speeds[mode, overlap].append((run.tokens_per_second, measured[mode, overlap]))
