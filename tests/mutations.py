@@ -321,6 +321,20 @@ MUTATIONS = [
         "test_trace.py",
     ),
     Mutation(
+        "overlap: what was drafted behind a recovery goes when more was kept",
+        "drafters/reader.py",
+        "num_accepted = min(num_accepted, len(self._behind) - 1)",
+        "pass",
+        "test_overlap.py",
+    ),
+    Mutation(
+        "overlap: a recovery is drafted behind the tokens before it",
+        "drafters/reader.py",
+        "self.slot.trim(len(self.context(self.request.sequence)) + guess.num_kept)",
+        "pass",
+        "test_overlap.py",
+    ),
+    Mutation(
         "cache: an ended text leaves what was committed of it",
         "request.py",
         "if self.reuse and self.error is None:\n                self.slot.keep(self.sequence.token_ids)",

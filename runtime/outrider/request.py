@@ -96,6 +96,7 @@ class Request:
             eos_token_ids=self.eos_token_ids,
             rule=self.rule,
             num_left=sequence.num_prompt_tokens + self.max_new_tokens - len(sequence),
+            ahead=self.ahead_drafter is not None,
         )
 
     @property

@@ -174,16 +174,36 @@ def test_the_controllers_text_is_plain_text(situation: Situation, sampling: str)
     assert overlapped.sequence.token_ids == plain.sequence.token_ids
 
 
-def test_a_guess_that_comes_true_leaves_nothing_to_draft() -> None:
-    model = draft_model(0, noise=0.0)  # always right
-    calls = model.backend.calls  # type: ignore[attr-defined]
-    main = SlowBackend(VOCAB_SIZE, patience=4, watch=lambda: len(calls))  # the token that is expected, then three
-    request = make_request([1, 2], model)
+class Between(FakeBackend):
+    """Is as good as sure of the main model's best tokens, or takes its second best for as likely, and a little more."""
+
+    def __init__(self, *, is_sure: bool) -> None:
+        super().__init__(VOCAB_SIZE, memory=MEMORY)
+        self.is_sure = is_sure
+
+    def submit(self, chunks: Seq[Chunk]) -> FakeBackend.Step:
+        step = super().submit(chunks)
+        for row in step.rows:
+            second, best = row.argsort()[-2:]
+            row[best] = 50.0
+            row[second] = 0.0 if self.is_sure else 50.1
+        return step
+
+
+@pytest.mark.parametrize(
+    ("is_sure", "n", "num_calls"),
+    [(True, 3, 4), (False, 1, 1), (False, 3, 3)],
+    ids=["all is kept, and a token more", "the next best is recovered", "the next best of the first of three is"],
+)
+def test_a_guess_that_comes_true_leaves_nothing_to_draft(is_sure: bool, n: int, num_calls: int) -> None:
+    model = DraftModel(backend := Between(is_sure=is_sure), context_length=1000)
+    main = SlowBackend(VOCAB_SIZE, patience=num_calls, watch=lambda: len(backend.calls))
+    request = make_request([1, 2], model, n=n)
     run(main, request)
-    assert set(request.stats.num_accepted_tokens_per_round[:-1]) == {3}
+    assert set(request.stats.num_accepted_tokens_per_round[:-1]) == {n if is_sure else 0}
     between = [begin - end for end, begin in zip(main.ends, main.begins[1:], strict=False)]
-    assert between[0] == 3  # the first draft
-    assert set(between[1:-1]) == {0}
+    assert between[0] == n  # the first draft
+    assert set(between[1:-5]) == {0}  # towards the end there is no room for two drafts
 
 
 def test_a_check_that_is_done_at_once_leaves_no_time() -> None:

@@ -9,9 +9,10 @@ from outrider.sampling import Row
 from outrider.types import NO_DRAFT, Chunk, Draft
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from collections.abc import Sequence as Seq
 
-    from outrider.drafters.reader import Reader
+    from outrider.drafters.reader import Guess, Reader
     from outrider.drafters.vocabulary import Subset
     from outrider.types import Backend, DraftRequest, Pending, Sequence
 
@@ -98,21 +99,45 @@ class DraftModel:
             active = [reader for reader in active if reader.wants_more]
         return [NO_DRAFT if reader is None else reader.draft for reader in readers]
 
+    def guess(
+        self, request: DraftRequest, draft: Draft, chance: Callable[[float], float], next_chance: float
+    ) -> Guess | None:
+        """What is likeliest to become of a draft of this model's, of all that it could draft ahead for.
+
+        chance: how likely a token is to be kept, by its confidence. next_chance: how likely the token that the model
+        expects behind a draft is to follow.
+        """
+        reader = self._readers.get(request.sequence)
+        return reader.guess(draft, chance, next_chance) if reader else None
+
     def draft_ahead(
-        self, requests: Seq[DraftRequest], drafts: Seq[Draft], check: Pending, max_calls: int | None = None
+        self,
+        requests: Seq[DraftRequest],
+        drafts: Seq[Draft],
+        check: Pending,
+        guesses: Seq[Guess | None] | None = None,
+        max_calls: int | None = None,
     ) -> None:
         """Draft for the next round while the main model checks this one's drafts, until that is done.
 
-        As if all of a draft were kept, and followed by the token that the draft model expects there (Liu et al. 2024,
-        "PEARL: parallel speculative decoding with adaptive draft length"; McDanel 2024, "AMUSD: asynchronous
-        multi-device speculative decoding"). Where it comes out otherwise, the time is lost and nothing else.
+        As if what is guessed had come true; by default what seems likeliest: that all of a draft is kept, and followed
+        by the token that the draft model expects there, or that one of its tokens is not, and the next best takes its
+        place (Liu et al. 2024, "PEARL: parallel speculative decoding with adaptive draft length"; McDanel 2024,
+        "AMUSD: asynchronous multi-device speculative decoding"). Where it comes out otherwise, the time is lost and
+        nothing else.
         """
+        if check.done:
+            return
         began = self.backend.seconds
-        readers = [self._readers.get(request.sequence) for request in requests]
-        both = zip(readers, drafts, strict=True)
-        active = [reader for reader, draft in both if reader is not None and reader.begin_ahead(draft)]
+        active = []
+        for i, (request, draft) in enumerate(zip(requests, drafts, strict=True)):
+            reader = self._readers.get(request.sequence)
+            guess = guesses[i] if guesses else reader.guess(draft) if reader else None
+            if reader and guess:
+                reader.begin_ahead(draft, guess)
+                active.append(reader)
         num_calls = 0
-        while active and not check.done and num_calls != max_calls:
+        while active and not (num_calls and check.done) and num_calls != max_calls:
             self._read(active, 1)
             num_calls += 1
             active = [reader for reader in active if reader.goes_on_ahead()]

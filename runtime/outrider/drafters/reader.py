@@ -5,11 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from outrider.errors import NoTokenLeft
+from outrider.errors import DeviceError, NoTokenLeft
 from outrider.kv import num_common_tokens
 from outrider.types import Distribution, Draft
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from outrider.sampling import Row
     from outrider.types import DraftRequest, Sampler, Sequence, Slot
 
@@ -17,8 +19,8 @@ if TYPE_CHECKING:
 class Reader:
     """Reads and drafts in the main model's own tokens. Lives from `reserve` to `release`, with a new draft each round.
 
-    Between rounds it may draft ahead: as if the main model kept all of the draft under way, and went on with the token
-    that the draft model takes to be next. If it does, the next draft is begun already.
+    Between rounds it may draft ahead, as if it were known what the main model makes of the draft under way. If it does,
+    the next draft is begun already.
 
     slot: the sequence's place in the draft model's cache, with room for `room` draft tokens.
     """
@@ -31,10 +33,11 @@ class Reader:
         self.room = room
         self.unread: list[int] = []  # draft token ids that the model has to read before its next row
         self._num_committed = 0  # tokens of the sequence, when what follows was drafted ahead
-        self._behind: list[int] = []  # the draft that was being checked then, and the token expected behind it
+        self._behind: list[int] = []  # what was expected to be kept of the draft then, and the token behind that
         self._token_ids: list[int] = []
         self._probs: list[Distribution] = []
         self._confidences: list[float] = []
+        self._runners_up: list[tuple[int, float] | None] = []  # for each token the next best, and its probability
 
     def context(self, sequence: Sequence) -> list[int]:
         """The committed tokens, in the draft model's ids."""
@@ -64,7 +67,7 @@ class Reader:
         rule, count = self.request.rule, min(len(self._token_ids), self.request.limit)
         # As when they are drawn one by one, no token has a say in whether it is wanted.
         num_wanted = next((n for n in range(1, count) if rule and not rule.wants_more(self._confidences[:n])), count)
-        for values in (self._token_ids, self._probs, self._confidences):
+        for values in (self._token_ids, self._probs, self._confidences, self._runners_up):
             del values[num_wanted:]
 
     def choose(self, latest: Row) -> None:
@@ -79,8 +82,12 @@ class Reader:
         if probs:
             self._probs.append(probs)
         self._token_ids.append(token_id)
-        if request.rule:  # nobody else asks
+        ahead = request.ahead and self.can_draft_ahead
+        if request.rule or ahead:  # nobody else asks
             self._confidences.append(row.confidence(token_id))
+        if ahead:
+            # Which token rejection sampling would put in its place is drawn from what only the main model knows.
+            self._runners_up.append(None if probs else row.runner_up(request, i, token_id))
         self.unread = [token_id]
 
     @property
@@ -105,25 +112,46 @@ class Reader:
         if self._behind and len(sequence) == self._num_committed:
             if num_accepted == len(self._behind) - 1:
                 return
+            num_accepted = min(num_accepted, len(self._behind) - 1)  # behind is what was drafted ahead
             self._clear()
         self._forget_ahead(sequence)
         self.slot.trim(len(self.context(sequence)) + num_accepted)
 
-    def begin_ahead(self, draft: Draft) -> bool:
-        """Start to draft behind this round's draft, which is being checked; False where that cannot be.
+    def guess(
+        self, draft: Draft, chance: Callable[[float], float] = lambda confidence: confidence, next_chance: float = 0.75
+    ) -> Guess | None:
+        """What is likeliest to become of this round's draft, of all that the next draft can be begun for.
 
-        The first token to be chosen is the one that the main model is expected to put there.
+        None where that is nothing. chance: how likely a token is to be kept, by its confidence. next_chance: how likely
+        the token that the model expects behind a draft is to follow, if all of it is kept.
         """
         request = self.request
         if not (self.can_draft_ahead and self.unread and draft.token_ids and draft.token_ids == self._token_ids):
-            return False  # it ended early, was cut, or is another's
-        if draft.token_ids[-1] in request.eos_token_ids:
-            return False
+            return None  # it ended early, was cut, or is another's
         if len(request.sequence) + len(draft) + request.limit > self.room:
-            return False
-        self._num_committed = len(request.sequence)
-        self._token_ids, self._probs, self._confidences = [*draft.token_ids], [], []
-        return True
+            return None
+        kept, guesses = 1.0, []
+        for i, (confidence, runner_up) in enumerate(zip(self._confidences, self._runners_up, strict=True)):
+            is_kept = chance(confidence)
+            if runner_up and runner_up[0] not in request.eos_token_ids and i + 2 < request.num_left:
+                token_id, probability = runner_up
+                share = probability / max(1 - confidence, probability)  # of the times that the token is not kept
+                guesses.append(Guess(kept * (1 - is_kept) * share, i, token_id))
+            kept *= is_kept
+        if draft.token_ids[-1] not in request.eos_token_ids:
+            guesses.append(Guess(kept * next_chance, len(draft)))
+        return max(guesses, key=lambda guess: guess.chance, default=None)
+
+    def begin_ahead(self, draft: Draft, guess: Guess) -> None:
+        """Start to draft behind this round's draft, which is being checked, as if that had come true."""
+        self._num_committed = len(self.request.sequence)
+        self._clear()
+        if guess.token_id is None:  # the first token to be chosen is the one that the main model is expected to add
+            self._token_ids = [*draft.token_ids]
+            return
+        self._behind = [*draft.token_ids[: guess.num_kept], guess.token_id]
+        self.unread = [guess.token_id]
+        self.slot.trim(len(self.context(self.request.sequence)) + guess.num_kept)
 
     def goes_on_ahead(self) -> bool:
         """Take what was chosen last, and say whether another token may follow."""
@@ -131,7 +159,9 @@ class Reader:
         if not self.unread or self.unread[-1] in request.eos_token_ids:
             return False
         if not self._behind:
-            self._behind, self._token_ids, self._probs, self._confidences = self._token_ids, [], [], []
+            behind = self._token_ids
+            self._clear()
+            self._behind = behind
         return len(self._token_ids) < min(request.limit, request.num_left - len(self._behind) - 1)
 
     def num_ahead(self, sequence: Sequence) -> int:
@@ -147,7 +177,20 @@ class Reader:
         self._clear()
 
     def _clear(self) -> None:
-        self._behind, self._token_ids, self._probs, self._confidences = [], [], [], []
+        self._behind, self._token_ids, self._probs, self._confidences, self._runners_up = [], [], [], [], []
+
+
+@dataclass(frozen=True, slots=True)
+class Guess:
+    """What may become of a draft that is being checked.
+
+    chance: how likely that is. num_kept: tokens that are kept. token_id: the recovered one in place of the next; None
+    for the one that the draft model expects behind all of them.
+    """
+
+    chance: float
+    num_kept: int
+    token_id: int | None = None
 
 
 @dataclass(slots=True)
@@ -168,6 +211,15 @@ class _Row:
             prefix = self.draft_token_ids[: self.num_behind + i]
             self._distribution = self.latest.distribution(self.sampler, prefix)
         return self._distribution
+
+    def runner_up(self, request: DraftRequest, i: int, token_id: int) -> tuple[int, float] | None:
+        """The token that would be taken but for `token_id`, and its probability; None where no other is left."""
+        others = _Row(self.latest.without(token_id), self.sampler, self.draft_token_ids, self.num_behind)
+        try:
+            second, _ = request.verifier.draw(others, i, request.noise, len(request.sequence) + self.num_behind)
+        except (NoTokenLeft, DeviceError):
+            return None
+        return second, self.confidence(second)
 
     def confidence(self, token_id: int) -> float:
         """The probability of a token that was taken: of draft_probs if they were asked for, else the model's own."""

@@ -7,7 +7,7 @@ which tokens are kept is asked here. No order among equals is relied on, as devi
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -54,6 +54,24 @@ class Row:
         """The probabilities after all processors."""
         found = None if self.top is None else sampler.distribution_of_top(self.top, prefix)
         return sampler.distribution(self.read(), prefix) if found is None else found
+
+    def without(self, token_id: int) -> Row:
+        """The row as if that token had a logit of −inf."""
+
+        def read() -> Logits:
+            logits = self.read().copy()
+            logits[token_id] = -np.inf
+            return logits
+
+        top = self.top
+        listed = None if top is None else top.token_ids != token_id
+        if top is None or listed is None or listed.sum() in (0, len(listed)):
+            return Row(read)
+        with np.errstate(all="ignore"):  # where it is all of the row, nothing finite is left
+            rest = top.logsumexp + np.log1p(-np.exp(top.logits[~listed][0] - top.logsumexp))
+        return Row(
+            read, replace(top, token_ids=top.token_ids[listed], logits=top.logits[listed], logsumexp=float(rest))
+        )
 
     def argmax(self) -> int:
         """The token with the highest logit, as it is; the lowest id among equals."""

@@ -135,12 +135,15 @@ class Auto:
             answer = self._answers[request.sequence]
             if answer.turn is None or not answer.turn.by_model:
                 continue
-            comes_true = prod(map(answer.model_chance, confidences_of(draft))) * answer.model.mean
-            num_saved = min(most - 1, len(draft))  # the first call gives the token that is expected
-            if comes_true * num_saved * step > slower / len(requests):
-                mine.append((request, draft))
+            guess = self._model.guess(request, draft, answer.model_chance, answer.model.mean)
+            if guess is None:
+                continue
+            num_calls = most if guess.token_id is not None else most - 1  # the first gives the token that is expected
+            if guess.chance * min(num_calls, len(draft)) * step > slower / len(requests):
+                mine.append((request, draft, guess))
         if mine:
-            self._model.draft_ahead([request for request, _ in mine], [draft for _, draft in mine], check, most)
+            asked, guessed, guesses = zip(*mine, strict=True)
+            self._model.draft_ahead(asked, guessed, check, guesses, most)
 
     def observe(self, sequence: Sequence, num_accepted: int) -> None:
         """Learn from what became of the last draft."""

@@ -245,7 +245,8 @@ class DraftRule(Protocol):
 class DraftRequest:
     """One sequence for which up to `limit` tokens are wanted, none behind one of `eos_token_ids`.
 
-    rule: what may end a draft earlier. num_left: tokens that the answer may still get.
+    rule: what may end a draft earlier. num_left: tokens that the answer may still get. ahead: whether `draft_ahead` may
+    be called for it.
     """
 
     sequence: Sequence
@@ -256,6 +257,7 @@ class DraftRequest:
     eos_token_ids: frozenset[int]
     rule: DraftRule | None = None
     num_left: int = 0
+    ahead: bool = False
 
 
 class Drafter(Protocol):
