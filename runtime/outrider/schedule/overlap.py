@@ -32,7 +32,7 @@ def rate(main: PassCost, draft: PassCost, k: int, acceptance: float, contention:
     """Tokens a second with drafts of k tokens, each kept with this probability if those before it are.
 
     A round yields Σ acceptance^i, i = 0 … k (Leviathan et al. 2022, equation 1). What was drafted ahead counts when
-    all k are kept and the next one is as expected.
+    all k are kept and the next one is as expected; not when a recovery was bet on instead, so this is the least.
     """
     num_tokens = sum(acceptance**i for i in range(k + 1))
     check, step = main(k + 1), draft(1)
