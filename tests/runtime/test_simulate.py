@@ -90,14 +90,19 @@ def test_a_check_that_ends_first_waits_for_the_draft_call_under_way(right: Engin
     assert in_time.stats["ahead_seconds"] == pytest.approx(1.0)
 
 
-def test_the_controller_follows_the_calls_and_the_devices_do_not(right: Engine) -> None:
-    """A check that is held up lets the controller take the machine for slower; the machine stays as it is."""
+def test_the_controller_expects_a_check_to_be_held_up(right: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    followed: list[tuple[float, float]] = []
+    monkeypatch.setattr(PassCost, "follow", lambda _, expected, seconds: followed.append((seconds, expected)))
     given = profile(contention=Contention(check=2.5, draft=1.0))
     ran = simulate(right, given, PROMPT, right.config.generation.replace(max_new_tokens=200), "auto", overlap=True)
     assert ran.stats["ahead_seconds"] > 1
     held_up = ran.stats["ahead_seconds"] * (1 - 1 / 2.5)
     assert ran.stats["check_seconds"] == pytest.approx(ran.stats["num_rounds"] * 1.0 + held_up)
-    assert given.main.scale == given.draft.scale == 1
+    for seconds, expected in followed:
+        assert seconds == pytest.approx(expected)
+    monkeypatch.undo()
+    ran = simulate(right, given, PROMPT, right.config.generation, "auto", overlap=True)
+    assert given.main.scale == given.draft.scale == 1  # whatever the controller makes of it
 
 
 @pytest.mark.parametrize(("check", "draft"), [(1.0, 1.0), (1.5, 1.0), (1.0, 2.0), (1.5, 2.5)])

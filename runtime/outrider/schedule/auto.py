@@ -143,7 +143,10 @@ class Auto:
                 mine.append((request, draft, guess))
         if mine:
             asked, guessed, guesses = zip(*mine, strict=True)
+            began = self._model.ahead_seconds
             self._model.draft_ahead(asked, guessed, check, guesses, most)
+            held_up = (self._model.ahead_seconds - began) * (1 - 1 / self.contention.check)
+            self._expected_check += held_up  # which says nothing about the machine
 
     def observe(self, sequence: Sequence, num_accepted: int) -> None:
         """Learn from what became of the last draft."""
