@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from outrider.bench.exact import chi_square_p_value, exact_joint, expected_total_variation, total_variation
 from outrider.bench.invariance import probe, read
 from outrider.bench.modes import Setup, make_modes
-from outrider.config import Config, GenerationConfig, format_of_property
+from outrider.config import COPYING, Config, GenerationConfig, format_of_property
 from outrider.engine import Engine
 from outrider.testing import ToyTokenizer, save_toy_bundle
 
@@ -68,8 +68,9 @@ class Subject:
 
 
 def our_subject(engine: Engine, modes: Seq[str] = ()) -> Subject:
-    """Outrider: these modes, or every drafter at several lengths, and both chosen at random every round, twice."""
-    own = [f"{drafter}:{length}" for drafter in engine.drafters for length in LENGTHS]
+    """Outrider: these modes, or every drafter of its own at several lengths, and both chosen at random every round."""
+    loaded = [name for name in engine.bundled_drafters if name in engine.drafters]
+    own = [f"{drafter}:{length}" for drafter in (*loaded, *COPYING) for length in LENGTHS]
     plain, *made = make_modes(["plain", *(modes or [*own, "auto", "shuffled:8", "shuffled:3"])], engine)
     return Subject(plain, made)
 
