@@ -124,6 +124,7 @@ class Situation:
     patience: int
     eos: tuple[int, ...]
     penalty: float
+    top_k: int
 
     def main(self) -> SlowBackend:
         return SlowBackend(VOCAB_SIZE, seed=self.seed, patience=self.patience)
@@ -133,6 +134,8 @@ class Situation:
 
     def request(self, drafter: Any, **options: Any) -> Request:
         options = {"n": self.n, "eos": self.eos, "presence_penalty": self.penalty, **options}
+        if options.get("sampling", "greedy") != "greedy":
+            options["top_k"] = self.top_k
         return make_request(self.prompt, drafter, **options)
 
 
@@ -145,6 +148,7 @@ situations = st.builds(
     patience=st.integers(0, 9),
     eos=st.sampled_from([(), (1,)]),
     penalty=st.sampled_from([0.0, 0.7]),
+    top_k=st.integers(0, 2),  # with 1, the next best has no chance
 )
 
 

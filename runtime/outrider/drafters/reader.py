@@ -133,8 +133,8 @@ class Reader:
         kept, guesses = 1.0, []
         for i, (confidence, runner_up) in enumerate(zip(self._confidences, self._runners_up, strict=True)):
             is_kept = chance(confidence)
-            if runner_up and runner_up[0] not in request.eos_token_ids and i + 2 < request.num_left:
-                token_id, probability = runner_up
+            token_id, probability = runner_up or (-1, 0.0)
+            if probability and token_id not in request.eos_token_ids and i + 2 < request.num_left:
                 share = probability / max(1 - confidence, probability)  # of the times that the token is not kept
                 guesses.append(Guess(kept * (1 - is_kept) * share, i, token_id))
             kept *= is_kept
