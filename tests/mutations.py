@@ -147,7 +147,7 @@ MUTATIONS = [
     ),
     Mutation(
         "noise key: without the position",
-        "types.py",
+        "types/decoding.py",
         "counter = self.seed + (self.sample << 64), (position << 128) + (_GUMBEL << 64)",
         "counter = self.seed + (self.sample << 64), _GUMBEL << 64",
         "test_coupled.py",
@@ -211,14 +211,14 @@ MUTATIONS = [
     Mutation(
         "top logits: the smallest listed one may be a tie with others",
         "sampling/top.py",
-        "if smallest > top.bound else None",
-        "if smallest >= top.bound else None",
+        "logits[kept].min() > top.bound else None",
+        "logits[kept].min() >= top.bound else None",
         "test_top_logits.py",
     ),
     Mutation(
         "top logits: the mass of the others is forgotten",
         "sampling/top.py",
-        "(max(total * (1 - TOLERANCE) - listed, 0.0) if exact else 0.0), float(bound)",
+        "(max(total * (1 - tolerance) - listed, 0.0) if exact else 0.0), float(bound)",
         "0.0, 0.0",
         "test_top_logits.py",
     ),

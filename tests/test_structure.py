@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -107,3 +108,12 @@ def test_public_names_are_there() -> None:
 
 def test_an_unknown_public_name_fails_as_usual() -> None:
     assert not hasattr(outrider, "no_such_name")
+
+
+def test_mutations_find_their_places() -> None:
+    """They are run by hand: what they break has to be there still."""
+    mutations = runpy.run_path(str(Path(__file__).with_name("mutations.py")))["MUTATIONS"]
+    places = [
+        (mutation.name, (RUNTIME / mutation.path).read_text(encoding="utf-8"), mutation.old) for mutation in mutations
+    ]
+    assert [name for name, text, old in places if text.count(old) != 1] == []
