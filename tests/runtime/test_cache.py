@@ -234,6 +234,15 @@ def test_a_real_chat_goes_on_where_it_stopped(smollm2: Path) -> None:
         messages += [{"role": "assistant", "content": result.text}, {"role": "user", "content": question}]
 
 
+def test_no_call_is_timed_beyond_a_table_of_positions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bundle = save_toy_bundle(tmp_path / "b", formats=("onnx", "onnx"))
+    engine = make(bundle, cache_size=0.02)
+    end = bundle.manifest.main.geometry.context_length
+    assert engine.main.max_tokens > end + 100
+    monkeypatch.setattr(conversations, "_CONTEXTS", (end - 8, end - 7))
+    assert [row["context"] for row in conversations._time_trims(engine)] == [end - 8]
+
+
 def test_the_benchmark_of_conversations(smollm2: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(conversations, "_LONG", 600)
     found = conversations.measure_conversations(outrider.read_bundle(smollm2), outrider.Config(), count=24)

@@ -126,9 +126,11 @@ def _time_long(engine: Engine) -> dict[str, Any]:
 
 def _time_trims(engine: Engine) -> Iterator[dict[str, float]]:
     """Seconds that dropping a rejected draft takes, by tokens of context."""
-    backend = engine.main
+    backend, model, most = engine.main, engine.bundle.manifest.main, engine.main.max_tokens
+    if model.format == "onnx":  # which has a table of positions; OpenVINO's models go on beyond their context
+        most = min(most, model.geometry.context_length)
     for context in _CONTEXTS:
-        if context + _DRAFT > backend.max_tokens or (slot := backend.open(context + _DRAFT)) is None:
+        if context + _DRAFT > most or (slot := backend.open(context + _DRAFT)) is None:
             continue
         slot.skip_to(context)
         seconds = []
