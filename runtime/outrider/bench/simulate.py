@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from outrider.bench.modes import Mode, ModeName, Run, make_modes
 from outrider.bench.profiles import Profile
-from outrider.drafters import DraftModel, Suffix
+from outrider.drafters import DraftModel
+from outrider.drafting import Drafting
 from outrider.errors import OptionError, OutriderError
 from outrider.loop import step
 from outrider.schedule import Auto, Contention, PassCost
@@ -161,9 +162,13 @@ def simulate(
     config = config.replace(drafter={"plain": None, "auto": "auto", "draft": drafter_name}[name.kind])
     if name.num_assistant_tokens:
         config = config.replace(num_assistant_tokens=name.num_assistant_tokens)
+    # Copies, which follow the calls: the devices stay as they are.
+    costs = {"main": replace(profile.main), drafter_name: replace(profile.draft)}
+    models = {drafter_name: model}
+    drafting = Drafting(main, costs, models, [*models], encode=engine.tokenizer.encode, contention=profile.contention)
     request = engine.prepare(prompt_token_ids, config)
-    request.drafter = drafter = _drafter(config, main, model, profile) if request.drafter is not None else None
-    request.ahead_drafter = drafter if overlap else None
+    request.drafter, _ = drafting.choose(config)
+    request.ahead_drafter = request.drafter if overlap and isinstance(request.drafter, DraftModel | Auto) else None
     if not request.admit(main):
         raise OutriderError("The caches have no room: nothing is simulated while requests run.")
     first = None
@@ -186,20 +191,6 @@ def simulate(
     stats.ahead_seconds = last.ahead - first.ahead
     stats.host_seconds = stats.decode_seconds - stats.check_seconds - stats.draft_seconds
     return Run(request.result().token_ids, first.now, last.now, stats.as_dict())
-
-
-def _drafter(config: GenerationConfig, main: _Simulated, model: DraftModel, profile: Profile) -> Auto | DraftModel:
-    """What drafts, as the engine would choose it: a controller, unless the request says how far to draft."""
-    if config.num_assistant_tokens != "auto" or config.assistant_confidence_threshold is not None:
-        return model
-    return Auto(
-        main,
-        replace(profile.main),  # the controller's copies follow the calls: the devices stay as they are
-        copier=Suffix() if config.drafter == "auto" else None,
-        model=model,
-        draft_cost=replace(profile.draft),
-        contention=profile.contention,
-    )
 
 
 class _Spent(NamedTuple):
