@@ -61,14 +61,12 @@ class Subset:
 
     def row(self, row: Row) -> Row:
         """A row of the model's as one over all draft ids. What the cut left is all that can be listed of it."""
-        if row.top is not None:
-            token_ids, top = self._token_ids[row.top.token_ids], row.top
-            return Row(
-                lambda: self.widen(row.read()),
-                dataclasses.replace(top, token_ids=token_ids, vocab_size=len(self._row)),
-            )
-        logits = row.read()
-        return Row(lambda: self.widen(logits), whole_row(self._token_ids, logits, len(self._row)))
+        top, vocab_size = row.top, len(self._row)
+        if top is None:
+            top = whole_row(self._token_ids, row.read(), vocab_size)
+        else:
+            top = dataclasses.replace(top, token_ids=self._token_ids[top.token_ids], vocab_size=vocab_size)
+        return Row(lambda: self.widen(row.read()), top)
 
 
 class _Other(Vocabulary):
