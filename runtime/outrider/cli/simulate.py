@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from outrider.cli.console import err, out, print_json, progress_bar, table
 from outrider.cli.options import generation_options, json_option, load_options, read_options
+from outrider.config import user_path
 
 if TYPE_CHECKING:
     from outrider.bench.profiles import Profile
@@ -48,7 +48,7 @@ def simulate(
     config = read_options(options, max_new_tokens=64)
     names = split_modes(modes)
     check_modes(names)
-    given = read_profile(Path(profile).expanduser()) if profile else None
+    given = read_profile(user_path(profile)) if profile else None
     chosen = read_prompts(prompts, per_category)
     engine = load(bundle, config, enable_prefix_caching=False)  # every run reads its whole prompt
     tasks = encode_prompts(chosen, engine.tokenizer)

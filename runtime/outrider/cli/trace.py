@@ -9,6 +9,7 @@ import click
 
 from outrider.cli.console import err, out, print_json, table
 from outrider.cli.options import json_option
+from outrider.config import user_path
 from outrider.errors import OptionError, one_line
 
 
@@ -26,12 +27,12 @@ def trace(file: Path, output: Path | None, first: int, rounds: int, as_json: boo
     from outrider.bench.plot_timeline import draw_timeline
     from outrider.bench.timeline import read_timeline, summarise
 
-    timeline = read_timeline(file.expanduser())
+    timeline = read_timeline(user_path(file))
     drawing = draw_timeline(timeline, first=first, count=rounds) if output else ""
     summary = summarise(timeline)
     if output:
         try:
-            output.expanduser().write_text(drawing, encoding="utf-8")
+            user_path(output).write_text(drawing, encoding="utf-8")
         except OSError as error:
             raise OptionError(f"{output} cannot be written: {one_line(error)}. Name another file.") from error
     if as_json:
