@@ -121,19 +121,18 @@ class Drafting:
 
     def reads_references(self, config: GenerationConfig) -> bool:
         """Whether what drafts for such a request copies from `references` and the answer store."""
-        drafter, _ = self.choose(config)
-        return config.drafter in ("auto", "suffix") and isinstance(drafter, Auto | Suffix)
+        return _reads_references(config, self.choose(config)[0])
 
-    def texts(self, config: GenerationConfig) -> tuple[References, ...]:
-        """What a request may copy from besides its own tokens.
+    def texts(self, config: GenerationConfig, drafter: Drafter | None) -> tuple[References, ...]:
+        """What a request may copy from besides its own tokens; `drafter` is what was chosen for it.
 
         Raises:
             OptionError: for references that nothing would read.
         """
-        if self.reads_references(config):
+        if _reads_references(config, drafter):
             documents = (self._read(config.references),) if config.references else ()
             return documents + (self._store.references() if self._store else ())
-        if config.references and config.drafter is not None and config.num_assistant_tokens != 0:
+        if config.references and drafter is not None:
             threshold = config.assistant_confidence_threshold
             without = "" if threshold is None else " and without assistant_confidence_threshold"
             raise OptionError(
@@ -169,6 +168,10 @@ class Drafting:
             )
             self._controllers.setdefault(key, made)
         return self._controllers[key]
+
+
+def _reads_references(config: GenerationConfig, drafter: Drafter | None) -> bool:
+    return config.drafter in ("auto", "suffix") and isinstance(drafter, Auto | Suffix)
 
 
 def _cached_references(encode: Callable[[str], list[int]]) -> Callable[[tuple[str, ...]], References]:

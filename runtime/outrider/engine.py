@@ -356,7 +356,7 @@ class Engine:
         end_token_ids = frozenset(config.stop_token_ids).union(() if config.ignore_eos else tokenizer.eos_token_ids)
         new_request = functools.partial(TracedRequest, self._trace, config.drafter) if self._trace else Request
         request = new_request(
-            sequence=Sequence(token_ids, len(token_ids), self._drafting.texts(config)),
+            sequence=Sequence(token_ids, len(token_ids), self._drafting.texts(config, drafter)),
             sampler=LogitsSampler(config, token_ids, end_token_ids=end_token_ids),
             verifier=_verifier(config),
             noise=Noise(seed),
