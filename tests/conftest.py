@@ -48,7 +48,8 @@ def smollm2_pair(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
     from outrider_export.demo_model import FILE
 
     checkpoint = smollm2.parent / FILE
-    return export_bundle(checkpoint, checkpoint, output=tmp_path_factory.mktemp("pair") / "bundle").folder
+    output = tmp_path_factory.mktemp("pair") / "bundle"
+    return export_bundle(checkpoint, checkpoint, output=output, weights="keep", draft_weights="keep").folder
 
 
 @pytest.fixture(scope="session")

@@ -4,14 +4,13 @@
 
     bundle = export_bundle("Qwen/Qwen2.5-Coder-1.5B-Instruct", "Qwen/Qwen2.5-Coder-0.5B-Instruct", output="my-pair")
 
-A model is a Hugging Face hub id, a local checkpoint folder, or a .gguf file. Checkpoints get int8 weights unless
-`weights` says otherwise (int8, int4, fp16, fp32); they need the packages of `pip install "outrider[export]"`. GGUF
-files keep their weights, without torch and in seconds; where openvino-genai's reader does not know the file's
-quantisation, or a weight format is asked for, they are dequantised and converted like checkpoints. `format="onnx"`
-makes models for ONNX Runtime (`pip install "outrider[onnx-export]"`; int8, int4, fp32), and `draft_format` may give the
-draft model another format than the main model's. With `draft_vocab` the draft model proposes the most useful of its
-tokens only; see `outrider_export.diet`. `import_bundle` takes models that are in ONNX already; see
-`outrider_export.take_in`.
+A model is a Hugging Face hub id, a local checkpoint folder, or a .gguf file. Main models get int8 weights unless
+`weights` says otherwise (int8, int4, fp16, fp32), draft models int4. That needs the packages of `pip install
+"outrider[export]"`; GGUF files are dequantised for it. `weights="keep"` has a GGUF file keep its own weights, without
+torch and in seconds, where openvino-genai's reader knows its quantisation. `format="onnx"` makes models for ONNX
+Runtime (`pip install "outrider[onnx-export]"`; int8, int4, fp32), and `draft_format` may give the draft model another
+format than the main model's. With `draft_vocab` the draft model proposes the most useful of its tokens only; see
+`outrider_export.diet`. `import_bundle` takes models that are in ONNX already; see `outrider_export.take_in`.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ from outrider_export.geometry import check_ir
 from outrider_export.gguf_tokenizer import write_tokenizer
 from outrider_export.onnx_graph import check_onnx
 from outrider_export.pairing import pair_vocabularies
-from outrider_export.plan import Plan, check_extra, check_format, check_weights, make_plan, needs_torch, space_needed
+from outrider_export.plan import Plan, check_format, check_route, check_weights, make_plan, space_needed
 from outrider_export.progress import ForModel, Silent
 from outrider_export.sources import CHAT_TEMPLATES, TOKENIZER_FILES, fetch, locate, read_json
 from outrider_export.special_tokens import eos_of, token_of_config
@@ -72,6 +72,7 @@ def export_bundle(
     """Export a main model, and a draft model for it, to a bundle at `output`; see the package's docstring.
 
     format: "openvino" or "onnx"; draft_format: the same for the draft model, as the main model's unless it is given.
+    weights: "int8" unless it is given, draft_weights: "int4"; "keep" leaves a GGUF file's weights as they are.
     draft_vocab: how many of its tokens the draft model proposes, or "all". draft_vocab_corpus: a file of text like that
     to be written, to choose them by. See `outrider_export.diet`.
 
@@ -88,15 +89,14 @@ def export_bundle(
     if draft is not None:
         named.append(("draft", locate(draft, draft_revision), draft_form, draft_weights))
     num_tokens, corpus = check_diet(draft is not None, draft_vocab, draft_vocab_corpus)
-    for _, source, form, asked in named:
-        if needs_torch(source, asked, form):
-            check_extra(f"Exporting {source.id}{' to ONNX' if form == 'onnx' else ''}", form)
+    for role, source, form, asked in named:
+        check_route(role, source, form, asked)
     try:
         with Target(Path(output), overwrite) as target:
             for leftover in target.leftovers:
                 progress.note(f"{leftover} was left behind by an export that was killed; it can be deleted.")
             plans = [
-                make_plan(role, fetch(source, trust_remote_code, ForModel(progress, role)), form, asked, progress)
+                make_plan(role, fetch(source, trust_remote_code, ForModel(progress, role)), form, asked)
                 for role, source, form, asked in named
             ]
             pairings = [pair_vocabularies(plans[0], plan, progress) for plan in plans[1:]]

@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from outrider.bundle import read_bundle
 from outrider.cli import run
+from outrider.cli.demo import demo_bundle
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -26,7 +28,7 @@ def gguf_file(make_checkpoint: Any, make_gguf: Any) -> Path:
 @pytest.fixture(scope="module")
 def bundle(gguf_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     output = tmp_path_factory.mktemp("cli") / "bundle"
-    assert run(["export", str(gguf_file), "-o", str(output)]) == 0
+    assert run(["export", str(gguf_file), "--weights", "keep", "-o", str(output)]) == 0
     return output
 
 
@@ -44,12 +46,13 @@ def test_export_names_the_bundle_itself(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert run(["export", str(gguf_file)]) == 0
-    assert "plain: 0.00 GB, main model Q8_0, draft model none." in capsys.readouterr().out
+    assert "plain: 0.00 GB, main model int8, draft model none." in capsys.readouterr().out
     assert [path.name for path in tmp_path.iterdir()] == ["plain"]
 
 
 def test_export_speaks_json(gguf_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["export", str(gguf_file), "--draft", str(gguf_file), "-o", str(tmp_path / "b"), "--json"]) == 0
+    kept = ["--weights", "keep", "--draft-weights", "keep"]
+    assert run(["export", str(gguf_file), "--draft", str(gguf_file), "-o", str(tmp_path / "b"), *kept, "--json"]) == 0
     printed = capsys.readouterr()
     answer = json.loads(printed.out)
     assert answer["bundle"] == str(tmp_path / "b")
@@ -74,7 +77,7 @@ def test_inspect_speaks_json(bundle: Path, capsys: pytest.CaptureFixture[str]) -
 
 
 def test_inspect_finds_a_changed_byte(gguf_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["export", str(gguf_file), "-o", str(tmp_path / "b"), "--json"]) == 0
+    assert run(["export", str(gguf_file), "--weights", "keep", "-o", str(tmp_path / "b"), "--json"]) == 0
     weights = tmp_path / "b" / "main" / "openvino_model.bin"
     content = bytearray(weights.read_bytes())
     content[1000] ^= 1
@@ -91,6 +94,7 @@ def test_inspect_finds_a_changed_byte(gguf_file: Path, tmp_path: Path, capsys: p
     [
         (["export", "nowhere.gguf"], 1, "There is no nowhere.gguf"),
         (["export", "FILE", "--weights", "int9"], 2, "weights='int9' is not a weight format. Did you mean 'int8'"),
+        (["export", "FOLDER", "--weights", "keep"], 2, "weights='keep' is for GGUF files; folder is none. Choose int8"),
         (["export", "FILE", "--draft", "./nowhere"], 1, "There is no ./nowhere"),
         (["export", "FILE", "--revision", "main"], 2, "is for hub ids"),
         (["export", "FILE", "-o", "FILE/bundle"], 1, "cannot be written"),
@@ -126,6 +130,15 @@ def test_without_the_export_half_the_way_out_is_named(
     monkeypatch.setitem(sys.modules, "outrider_export", None)
     assert run(["export", str(gguf_file)]) == 1
     assert 'pip install "outrider[export]"' in one_line(capsys)
+
+
+def test_the_demo_takes_no_package_of_the_extra(
+    gguf_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("outrider_export.plan._is_installed", lambda package: False)
+    monkeypatch.setattr("outrider_export.demo_model.fetch_demo_model", lambda folder, progress: gguf_file)
+    bundle = read_bundle(demo_bundle(tmp_path, quiet=True))
+    assert bundle.manifest.main.source.recipe["route"] == "keep"
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="there is no SIGTERM to send to another process")

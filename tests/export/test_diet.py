@@ -210,6 +210,9 @@ def gguf_file(make_checkpoint: Any, make_gguf: Any) -> Path:
     return path
 
 
+KEPT: dict[str, Any] = {"weights": "keep", "draft_weights": "keep"}
+
+
 def check_answers(folder: Path) -> None:
     """Greedy and coupled text is the same, plain and drafted."""
     engine = outrider.load(folder, cache_size=0.01)
@@ -224,7 +227,8 @@ def check_answers(folder: Path) -> None:
 def test_a_kept_gguf_file_is_cut(gguf_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Tied, with the weights that it has; special tokens and end tokens (400 and up) stay."""
     arguments = ["export", str(gguf_file), "--draft", str(gguf_file), "-o", str(tmp_path / "b")]
-    assert run([*arguments, "--draft-vocab", "100", "--json"]) == 0
+    kept = ["--weights", "keep", "--draft-weights", "keep"]
+    assert run([*arguments, *kept, "--draft-vocab", "100", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["notes"] == ["draft vocabulary: 100 of 404 tokens."]
     bundle = read_bundle(tmp_path / "b")
     bundle.check_hashes()
@@ -248,6 +252,7 @@ def test_a_corpus_chooses(gguf_file: Path, tmp_path: Path) -> None:
         draft_vocab=40,
         draft_vocab_corpus=tmp_path / "c.txt",
         progress=progress,
+        **KEPT,
     )
     used = set(outrider.load(bundle.folder, drafter=None, cache_size=0.01).tokenizer.encode("return items\n"))
     assert max(used) > 40
@@ -269,7 +274,7 @@ def test_only_shared_tokens_are_kept(
 ) -> None:
     tokenizer = build_tokenizer(special=("<|endoftext|>", "<|start|>", "<|im_end|>"))
     draft = make_gguf("diet-near", make_checkpoint("diet-near", tokenizer=tokenizer, seed=2))
-    bundle = export_bundle(gguf_file, draft, output=tmp_path / "b", draft_vocab=403)
+    bundle = export_bundle(gguf_file, draft, output=tmp_path / "b", draft_vocab=403, **KEPT)
     (drafter,) = bundle.manifest.drafters
     assert drafter.vocabulary == "intersection"
     token_ids = bundle.read_proposed(drafter)
@@ -289,7 +294,7 @@ def test_only_shared_tokens_are_kept(
 )
 def test_how_many(gguf_file: Path, tmp_path: Path, options: Any, note: str | None) -> None:
     progress = Notes()
-    bundle = export_bundle(gguf_file, gguf_file, output=tmp_path / "b", progress=progress, **options)
+    bundle = export_bundle(gguf_file, gguf_file, output=tmp_path / "b", progress=progress, **KEPT, **options)
     assert progress.notes == ([f"draft vocabulary: {note}."] if note else [])
     (drafter,) = bundle.manifest.drafters
     assert drafter.num_proposed_tokens == (403 if note and "403" in note else None)
@@ -302,7 +307,7 @@ def test_the_default_leaves_small_vocabularies_alone(
     for default, expected in ((202, 202), (203, None)):
         monkeypatch.setattr(diet, "DEFAULT_WITH_CORPUS", default)
         output = tmp_path / str(default)
-        bundle = export_bundle(gguf_file, gguf_file, output=output, draft_vocab_corpus=tmp_path / "c.txt")
+        bundle = export_bundle(gguf_file, gguf_file, output=output, draft_vocab_corpus=tmp_path / "c.txt", **KEPT)
         assert bundle.manifest.drafters[0].num_proposed_tokens == expected
 
 

@@ -18,10 +18,14 @@ from outrider.bundle import Bundle, read_bundle
 from outrider.errors import ExportError, OptionError
 from outrider_export import export_bundle
 from outrider_export.gguf_file import read_header
+from outrider_export.plan import make_plan
+from outrider_export.sources import locate
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
+
+    from outrider.bundle import Format
 
 IDS = np.arange(20, 52)[None]
 
@@ -163,7 +167,7 @@ def test_gguf_keeps_its_weights(make_checkpoint: Any, make_gguf: Any, tmp_path: 
     checkpoint = make_checkpoint("keep", hidden_size=128, num_attention_heads=2, num_key_value_heads=1)
     path = make_gguf("keep", checkpoint, quantisation="Q8_0")
     before = sorted(p.name for p in path.parent.iterdir())
-    bundle = export_bundle(path, output=tmp_path / "bundle")
+    bundle = export_bundle(path, output=tmp_path / "bundle", weights="keep")
     assert bundle.manifest.main.weights == "Q8_0"
     assert bundle.manifest.main.source.recipe["route"] == "keep"
     assert bundle.manifest.main.vocab_size == 404
@@ -198,15 +202,15 @@ def test_kept_weights_are_those_of_the_file(
     shape = {"hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 4, "num_key_value_heads": 4}
     checkpoint = make_checkpoint(name, tie_word_embeddings=tied, **shape)
     path = make_gguf(f"{name}-{quantisation}", checkpoint, quantisation=quantisation)
-    bundle = export_bundle(path, output=tmp_path / "bundle")
+    bundle = export_bundle(path, output=tmp_path / "bundle", weights="keep")
     expected = logits_of_gguf(path, checkpoint, gguf_name)
     found = logits_of_ir(bundle, "main")
     error = float(np.linalg.norm(found - expected) / np.linalg.norm(expected))
     assert error < 0.02
 
 
-def test_gguf_is_dequantised_where_it_cannot_be_kept(make_checkpoint: Any, make_gguf: Any, tmp_path: Path) -> None:
-    """F32 to fp32 must be the torch model; Q5_0 goes to int4, as a draft does, and says so. Main untied, draft tied."""
+def test_gguf_is_dequantised(make_checkpoint: Any, make_gguf: Any, tmp_path: Path) -> None:
+    """F32 to fp32 must be the torch model; Q5_0, which cannot be kept, goes to int4. Main untied, draft tied."""
     main = make_checkpoint("gguf-main", vocab_size=512, seed=3, tie_word_embeddings=False)
     draft = make_checkpoint("gguf-draft", vocab_size=448, seed=4)
     main_file, draft_file = make_gguf("exact", main, quantisation="F32"), make_gguf("five", draft, quantisation="Q5_0")
@@ -214,9 +218,7 @@ def test_gguf_is_dequantised_where_it_cannot_be_kept(make_checkpoint: Any, make_
     bundle = export_bundle(main_file, draft_file, output=tmp_path / "pair", weights="fp32", progress=progress)
     assert error_of(bundle, "main", main) < 1e-5
     assert error_of(bundle, "draft", draft) < 0.5
-    assert [note for note in progress.notes if "Q5_0" in note] == [
-        "five.gguf: openvino-genai does not read its quantisation (Q5_0); its weights are converted to int4 instead."
-    ]
+    assert progress.notes == []
     entries = bundle.manifest.main, bundle.manifest.drafters[0].model
     assert [entry.weights for entry in entries] == ["fp32", "int4"]
     assert [entry.source.recipe["tied_embeddings"] for entry in entries] == ["false", "true"]
@@ -231,16 +233,39 @@ def test_gguf_and_checkpoint_of_one_family_fit(
     """[PADxxx] entries fill the GGUF's vocabulary and are not tokens."""
     path = make_gguf("padded", make_checkpoint("padded", vocab_size=512, seed=5), quantisation="Q8_0")
     assert len(read_header(path).metadata["tokenizer.ggml.tokens"]) == 512
-    bundle = export_bundle(path, tied, output=tmp_path / "pair")
+    bundle = export_bundle(path, tied, output=tmp_path / "pair", weights="keep")
     assert bundle.manifest.main.vocab_sha256 == bundle.manifest.drafters[0].model.vocab_sha256
+
+
+@pytest.mark.parametrize(
+    ("role", "form", "weights", "expected"),
+    [
+        ("main", "openvino", None, "int8"),
+        ("draft", "openvino", None, "int4"),
+        ("main", "onnx", None, "int8"),
+        ("main", "openvino", "keep", "keep"),
+        ("draft", "openvino", "keep", "keep"),
+        ("main", "openvino", "fp16", "fp16"),
+    ],
+)
+def test_gguf_files_are_converted_unless_they_are_to_be_kept(
+    make_checkpoint: Any, make_gguf: Any, role: str, form: Format, weights: str | None, expected: str
+) -> None:
+    path = make_gguf("plain", make_checkpoint("plain"))
+    assert make_plan(role, locate(path), form, weights).weights == expected
 
 
 def test_keep_is_refused_where_it_cannot_be(make_checkpoint: Any, make_gguf: Any, tied: Path, tmp_path: Path) -> None:
     path = make_gguf("five", make_checkpoint("gguf-draft", vocab_size=448, seed=4), quantisation="Q5_0")
     with pytest.raises(ExportError, match=r"does not read its quantisation \(Q5_0\)\. Use --weights int8"):
         export_bundle(path, output=tmp_path / "b", weights="keep")
-    with pytest.raises(OptionError, match="'keep' is for GGUF files"):
-        export_bundle(tied, output=tmp_path / "b", weights="keep")
+    with pytest.raises(ExportError, match=r"does not read its quantisation \(Q5_0\)\. Use --draft-weights int4"):
+        export_bundle(path, path, output=tmp_path / "b", draft_weights="keep")
+    for source in (tied, "org/never-fetched"):
+        with pytest.raises(OptionError, match="^weights='keep' is for GGUF files"):
+            export_bundle(source, output=tmp_path / "b", weights="keep")
+        with pytest.raises(OptionError, match="^draft_weights='keep' is for GGUF files"):
+            export_bundle(path, source, output=tmp_path / "b", draft_weights="keep")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -259,9 +284,25 @@ def test_without_the_extra_the_way_out_is_named(
     path = make_gguf("five", make_checkpoint("gguf-draft", vocab_size=448, seed=4), quantisation="Q5_0")
     monkeypatch.setattr("outrider_export.plan._is_installed", lambda package: package != "torch")
     for source in (path, tied):
-        with pytest.raises(ExportError, match=r'torch, which is not installed\. Run: pip install "outrider\[export\]"'):
+        with pytest.raises(
+            ExportError, match=r'torch, which is not installed\. Run: pip install "outrider\[export\]"$'
+        ):
             export_bundle(source, output=tmp_path / "b")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_without_the_extra_gguf_files_can_be_kept(
+    make_checkpoint: Any, make_gguf: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = make_gguf("plain", make_checkpoint("plain"))
+    monkeypatch.setattr("outrider_export.plan._is_installed", lambda package: package != "torch")
+    way_out = r'needs torch, which is not installed\. Run: pip install "outrider\[export\]", or use {} keep'
+    with pytest.raises(ExportError, match=way_out.format("--weights")):
+        export_bundle(path, output=tmp_path / "b")
+    with pytest.raises(ExportError, match=way_out.format("--draft-weights")):
+        export_bundle(path, path, output=tmp_path / "b", weights="keep")
+    bundle = export_bundle(path, path, output=tmp_path / "b", weights="keep", draft_weights="keep")
+    assert bundle.manifest.main.source.recipe["route"] == "keep"
 
 
 # What does not go together

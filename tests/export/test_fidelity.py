@@ -81,7 +81,8 @@ def test_a_gguf_file_and_a_cut_output_matrix(
 ) -> None:
     main, draft = checkpoints
     path = make_gguf("fidelity", main, quantisation="Q4_1")
-    bundle = export_bundle(path, draft, output=tmp_path / "pair", draft_weights="fp32", draft_vocab=200)
+    weights: dict[str, Any] = {"weights": "keep", "draft_weights": "fp32"}
+    bundle = export_bundle(path, draft, output=tmp_path / "pair", draft_vocab=200, **weights)
     assert bundle.manifest.drafters[0].num_proposed_tokens == 200
     both = ("--checks", "fidelity", "--prompts", prompts, "--against", path, "--draft-against", draft)
     code, (kept, cut) = verify(capsys, bundle, *both)

@@ -109,4 +109,5 @@ def demo_bundle(folder: Path, *, quiet: bool) -> Path:
 
     with Bars(quiet=quiet) as bars:
         checkpoint = fetch_demo_model(folder, bars)
-        return export_bundle(checkpoint, output=bundle, overwrite=True, progress=bars).folder
+        # As they are: without torch, which a plain installation does not have.
+        return export_bundle(checkpoint, output=bundle, weights="keep", overwrite=True, progress=bars).folder

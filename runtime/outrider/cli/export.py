@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from outrider.bundle import Bundle
 
 
-_WEIGHTS = "int8, int4, fp16, fp32 or keep; for ONNX int8, int4 or fp32"
+_WEIGHTS = "int8, int4, fp16, fp32, or keep for a GGUF file's own; for ONNX int8, int4 or fp32"
 
 
 @click.command()
@@ -34,8 +34,8 @@ _WEIGHTS = "int8, int4, fp16, fp32 or keep; for ONNX int8, int4 or fp32"
     "--format", metavar="FORMAT", default="openvino", show_default=True, help="Model format: openvino or onnx."
 )
 @click.option("--draft-format", metavar="FORMAT", help="The same for the draft model.  [default: as --format]")
-@click.option("--weights", metavar="FORMAT", help=f"{_WEIGHTS}.  [default: int8; keep for GGUF files on OpenVINO]")
-@click.option("--draft-weights", metavar="FORMAT", help="The same for the draft model.  [default: int4; keep as above]")
+@click.option("--weights", metavar="FORMAT", help=f"{_WEIGHTS}.  [default: int8]")
+@click.option("--draft-weights", metavar="FORMAT", help="The same for the draft model.  [default: int4]")
 @click.option("--draft-vocab", metavar="N|all", help="How many of its tokens the draft model proposes.")
 @click.option("--draft-vocab-corpus", metavar="FILE", help="Choose them by a text like those to be written.")
 @click.option("--revision", metavar="NAME", help="Branch, tag or commit of MAIN on the hub.")
