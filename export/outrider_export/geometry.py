@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from outrider.bundle import Geometry
 from outrider.errors import ExportError
+from outrider_export.gguf_file import is_array
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -64,11 +65,14 @@ def geometry_of_gguf(header: GGUFHeader) -> Geometry:
     Raises:
         ExportError: naming the key or tensor that is missing, or what differs from layer to layer.
     """
-    of = header.of_architecture
+
+    def of(key: str, default: int | None = None) -> int:
+        return header.integer(header.of_architecture(key), default, least=1)
+
+    for key in ("attention.head_count", "attention.head_count_kv"):
+        if is_array(header.metadata.get(header.of_architecture(key))):
+            raise ExportError(f"{header.path} has layers with different numbers of heads, which is not supported yet.")
     heads, hidden = of("attention.head_count"), of("embedding_length")
-    kv_heads = of("attention.head_count_kv", heads)
-    if not all(isinstance(number, int) for number in (heads, kv_heads, hidden)):
-        raise ExportError(f"{header.path} has layers with different numbers of heads, which is not supported yet.")
     matrix = header.tensors.get("output.weight") or header.tensors.get("token_embd.weight")
     if matrix is None or len(matrix.shape) != 2:
         raise ExportError(f"{header.path} has no token_embd.weight, so it is not a language model.")
@@ -76,7 +80,7 @@ def geometry_of_gguf(header: GGUFHeader) -> Geometry:
         architecture=header.architecture,
         num_layers=of("block_count"),
         num_heads=heads,
-        num_kv_heads=kv_heads,
+        num_kv_heads=of("attention.head_count_kv", heads),
         head_size=of("attention.key_length", hidden // heads),
         hidden_size=hidden,
         context_length=of("context_length"),

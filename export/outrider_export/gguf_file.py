@@ -1,10 +1,11 @@
 """Read the header of a GGUF file: metadata, and the names, types and shapes of the tensors.
 
     header = read_header(Path("model.gguf"))
-    header.metadata["general.architecture"], header.tensors["token_embd.weight"].type
+    header.text("general.architecture"), header.tensors["token_embd.weight"].type
 
 Nothing but the header is read (0.2 s for a vocabulary of 151,936), and no package is needed for it. Every length in
-the file is checked before it is believed, so a cut or damaged file ends in an `ExportError`, not in a crash.
+the file is checked before it is believed, and every value's type when it is asked for, so a cut or damaged file ends in
+an `ExportError`, not in a crash. Of arrays, which may be as long as the file, only those are read that are needed.
 
 Source: the GGUF specification, ggml/docs/gguf.md, versions 2 and 3, little-endian.
 """
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import math
 import mmap
+import reprlib
 import shutil
 import struct
 from dataclasses import dataclass
@@ -21,6 +23,8 @@ from typing import TYPE_CHECKING, Any
 from outrider.errors import ExportError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence as Seq
+    from collections.abc import Set
     from pathlib import Path
 
 # id: name, weights per block, bytes per block
@@ -43,6 +47,23 @@ FILE_TYPES = {
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY = 8, 9
 _MAX_DEPTH = 4  # arrays in arrays; real files have at most two
+# The arrays that are read, and the types that their items may have.
+_INTEGERS = frozenset(type_id for type_id, code in _SCALARS.items() if code not in "fd?")
+_READ = {
+    "tokenizer.ggml.tokens": frozenset((_STRING,)),
+    "tokenizer.ggml.token_type": _INTEGERS,
+    "tokenizer.ggml.merges": frozenset((_STRING,)),
+}
+
+
+@dataclass(frozen=True)
+class UnreadArray:
+    """An array of the metadata that is not needed here, or has not the items that it should have."""
+
+    num_items: int
+
+    def __len__(self) -> int:
+        return self.num_items
 
 
 @dataclass(frozen=True)
@@ -75,46 +96,123 @@ class GGUFHeader:
     """What `read_header` found."""
 
     path: Path
-    metadata: dict[str, Any]
+    metadata: dict[str, Any]  # arrays as lists of str, memoryviews of integers, or `UnreadArray`
     tensors: dict[str, TensorInfo]
     entries: dict[str, tuple[int, int]]  # where each key with its value lies in the file: first byte, one past the last
     infos: tuple[int, int]  # the same for the list of tensors
 
     @property
+    def alignment(self) -> int:
+        """What the positions of tensors are multiples of, in bytes."""
+        return self.integer("general.alignment", 32, least=1)
+
+    @property
     def data_start(self) -> int:
         """The position of the first tensor's data."""
-        return _aligned(self.infos[1], self.metadata.get("general.alignment", 32))
+        return _aligned(self.infos[1], self.alignment)
 
     @property
     def architecture(self) -> str:
         """`general.architecture`: llama, qwen2, …"""
-        return str(self.require("general.architecture"))
+        return self.text("general.architecture")
 
-    def require(self, key: str) -> Any:
-        """The metadata under `key`.
+    def of_architecture(self, key: str) -> str:
+        """The full name of a key that begins with the architecture: "llama.block_count" for "block_count"."""
+        return f"{self.architecture}.{key}"
+
+    def integer(self, key: str, default: int | None = None, least: int | None = None) -> int:
+        """The integer under `key`, or `default` where there is none.
 
         Raises:
-            ExportError: if the file has none.
+            ExportError: if there is neither, or something else, or it is less than `least`.
         """
-        if key not in self.metadata:
-            raise ExportError(f"{self.path} has no {key} in its metadata, so it is not a whole language model.")
-        return self.metadata[key]
+        value = self._require(key, default)
+        if type(value) is not int or (least is not None and value < least):  # isinstance would let bools through
+            raise self._wrong(key, value, "an integer" if least is None else f"an integer of at least {least}")
+        return value
 
-    def of_architecture(self, key: str, default: Any = None) -> Any:
-        """The metadata under `<architecture>.<key>`; required where there is no default."""
-        full = f"{self.architecture}.{key}"
-        return self.require(full) if default is None else self.metadata.get(full, default)
+    def flag(self, key: str, default: bool) -> bool:
+        """The bool under `key`, or `default` where there is none.
+
+        Raises:
+            ExportError: if it is something else.
+        """
+        value = self._require(key, default)
+        if not isinstance(value, bool):
+            raise self._wrong(key, value, "true or false")
+        return value
+
+    def text(self, key: str, default: str | None = None) -> str:
+        """The text under `key`, or `default` where there is none.
+
+        Raises:
+            ExportError: if there is neither, or something else, or it is not UTF-8.
+        """
+        value = self._require(key, default)
+        if not (isinstance(value, str) and _is_utf8(value)):
+            raise self._wrong(key, value, "text in UTF-8")
+        return value
+
+    def texts(self, key: str) -> list[str]:
+        """The array of texts under `key`, one of those that are read.
+
+        Raises:
+            ExportError: if there is none, or something else, or one of them is not UTF-8.
+        """
+        value = self._require(key)
+        if not isinstance(value, list) or not all(isinstance(text, str) for text in value):
+            raise self._wrong(key, value, "an array of texts")
+        if not _is_utf8("".join(value)):
+            raise ExportError(f"{self.path}: {key} has a text that is not UTF-8, which tokenizer.json cannot hold.")
+        return value
+
+    def integers(self, key: str) -> Seq[int]:
+        """The array of integers under `key`, one of those that are read.
+
+        Raises:
+            ExportError: if there is none, or something else.
+        """
+        value = self._require(key)
+        if not isinstance(value, (list, memoryview)):
+            raise self._wrong(key, value, "an array of integers")
+        return value
+
+    def _require(self, key: str, default: Any = None) -> Any:
+        value = self.metadata.get(key, default)
+        if value is None:
+            raise ExportError(f"{self.path} has no {key} in its metadata, so it is not a whole language model.")
+        return value
+
+    def _wrong(self, key: str, value: Any, rule: str) -> ExportError:
+        found = f"an array of {len(value):,}" if is_array(value) else reprlib.repr(value)
+        return ExportError(
+            f"{self.path}: {key} is {found}; it has to be {rule}. Fetch the file again, or convert its model anew."
+        )
 
     @property
     def quantisation(self) -> str:
         """The file's quantisation as people name it: "Q4_K_M", or the type that most weights have."""
-        named = FILE_TYPES.get(self.metadata.get("general.file_type", -1))
+        named = FILE_TYPES.get(self.integer("general.file_type", -1))
         if named:
             return named
         weights: dict[str, int] = {}
         for tensor in self.tensors.values():
             weights[tensor.type] = weights.get(tensor.type, 0) + tensor.num_weights
         return max(weights, key=lambda name: weights[name])
+
+
+def is_array(value: object) -> bool:
+    """Whether a value of the metadata is an array, read or not."""
+    return isinstance(value, (list, memoryview, UnreadArray))
+
+
+def _is_utf8(text: str) -> bool:
+    """Whether what has been read as `text` was UTF-8; the reader lets other bytes through as surrogates."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def read_header(path: Path) -> GGUFHeader:
@@ -128,7 +226,7 @@ def read_header(path: Path) -> GGUFHeader:
             header = _Reader(path, data).header()
     except (OSError, ValueError) as error:  # mmap refuses an empty file with ValueError
         raise ExportError(f"{path} cannot be read: {error}.") from error
-    if (parts := header.metadata.get("split.count", 0)) and parts > 1:
+    if (parts := header.integer("split.count", 0)) > 1:
         raise ExportError(f"{path} is one of {parts} parts. Merge them first with 'llama-gguf-split --merge'.")
     return header
 
@@ -136,9 +234,10 @@ def read_header(path: Path) -> GGUFHeader:
 def write_slim_copy(source: Path, target: Path) -> None:
     """Copy a GGUF file without its tokenizer's lists, whose length goes into `<architecture>.vocab_size`."""
     header = read_header(source)
-    size_key = f"{header.architecture}.vocab_size".encode()
-    vocab_size = len(header.metadata.get("tokenizer.ggml.tokens", ()))
-    kept = [span for key, span in header.entries.items() if not isinstance(header.metadata[key], list)]
+    size_key = header.of_architecture("vocab_size").encode()
+    tokens = "tokenizer.ggml.tokens"
+    vocab_size = len(header.texts(tokens)) if tokens in header.metadata else 0
+    kept = [span for key, span in header.entries.items() if not is_array(header.metadata[key])]
     with source.open("rb") as old, target.open("wb") as new:
 
         def copy(first: int, end: int) -> None:
@@ -152,7 +251,7 @@ def write_slim_copy(source: Path, target: Path) -> None:
         if add_size:
             new.write(struct.pack("<Q", len(size_key)) + size_key + struct.pack("<II", 4, vocab_size))
         copy(*header.infos)
-        new.write(b"\0" * (_aligned(new.tell(), header.metadata.get("general.alignment", 32)) - new.tell()))
+        new.write(b"\0" * (_aligned(new.tell(), header.alignment) - new.tell()))
         old.seek(header.data_start)
         shutil.copyfileobj(old, new, 1 << 24)
 
@@ -182,7 +281,7 @@ class _Reader:
         for _ in range(num_keys):
             entry = self.at
             key = self.string()
-            metadata[key] = self.value(self.scalar("I"))
+            metadata[key] = self.value(self.scalar("I"), _READ.get(key, frozenset()))
             entries[key] = (entry, self.at)
         infos = self.at
         tensors: dict[str, TensorInfo] = {}
@@ -201,16 +300,13 @@ class _Reader:
             end = max(end, offset + tensors[name].num_bytes)
         if not tensors:
             raise ExportError(f"{self.path} holds no tensors, so it is not a model.")
-        alignment = metadata.get("general.alignment", 32)
-        if not isinstance(alignment, int) or alignment < 1:
-            raise self.damaged(f"its alignment is {alignment!r}")
-        start = _aligned(self.at, alignment)
-        if start + end > len(self.data):
+        header = GGUFHeader(self.path, metadata, tensors, entries, (infos, self.at))
+        if header.data_start + end > len(self.data):
             raise ExportError(
                 f"{self.path} is cut short: it has {len(self.data):,} bytes and its header promises "
-                f"{start + end:,}. Fetch it again."
+                f"{header.data_start + end:,}. Fetch it again."
             )
-        return GGUFHeader(self.path, metadata, tensors, entries, (infos, self.at))
+        return header
 
     def damaged(self, why: str) -> ExportError:
         return ExportError(f"{self.path} is damaged: {why} (at byte {self.at:,}). Fetch it again.")
@@ -237,18 +333,44 @@ class _Reader:
         start = self.take(size)
         return self.data[start : start + size].decode("utf-8", "surrogateescape")
 
-    def value(self, type_id: int, depth: int = 0) -> Any:
+    def value(self, type_id: int, read: Set[int]) -> Any:
+        """A value of the metadata; an array is read if the type of its items is in `read`."""
         if type_id == _STRING:
             return self.string()
-        if type_id == _ARRAY:
-            item, depth = self.scalar("I"), depth + 1
-            if depth > _MAX_DEPTH:
-                raise self.damaged("its metadata nests arrays too deeply")
-            if item in _SCALARS:
-                count = self.count(struct.calcsize("<" + _SCALARS[item]))
-                code = f"<{count}{_SCALARS[item]}"
-                return list(struct.unpack_from(code, self.data, self.take(struct.calcsize(code))))
-            return [self.value(item, depth) for _ in range(self.count(8))]
+        if type_id != _ARRAY:
+            return self.scalar(self.code(type_id))
+        start, item = self.at, self.scalar("I")
+        if item not in read:
+            self.at = start
+            return UnreadArray(self.skip_array())
+        if item == _STRING:
+            return [self.string() for _ in range(self.count(8))]
+        code: Any = self.code(item)
+        size = struct.calcsize("<" + code)
+        num_bytes = self.count(size) * size
+        first = self.take(num_bytes)
+        return memoryview(self.data[first : first + num_bytes]).cast(code)
+
+    def code(self, type_id: int) -> str:
+        """The `struct` code of a scalar type."""
         if type_id not in _SCALARS:
             raise self.damaged(f"its metadata has a value of type {type_id}")
-        return self.scalar(_SCALARS[type_id])
+        return _SCALARS[type_id]
+
+    def skip_array(self, depth: int = 1) -> int:
+        """Move on past an array and what is in it; how many items it has."""
+        if depth > _MAX_DEPTH:
+            raise self.damaged("its metadata nests arrays too deeply")
+        item = self.scalar("I")
+        if item not in (_STRING, _ARRAY):
+            size = struct.calcsize("<" + self.code(item))
+            count = self.count(size)
+            self.take(count * size)
+            return count
+        count = self.count(8 if item == _STRING else 12)
+        for _ in range(count):
+            if item == _STRING:
+                self.take(self.count(1))
+            else:
+                self.skip_array(depth + 1)
+        return count

@@ -193,7 +193,8 @@ def _row_order(header: GGUFHeader, name: str, rows: int) -> NDArray[np.int64]:
     key = keys.get(name.split(".", 2)[-1])
     if header.architecture != "llama" or key is None:
         return order
-    heads: int = header.of_architecture(key, header.of_architecture("attention.head_count"))
+    heads = header.integer(header.of_architecture("attention.head_count"), least=1)
+    heads = header.integer(header.of_architecture(key), heads, least=1)
     return order.reshape(heads, rows // heads // 2, 2).swapaxes(1, 2).reshape(-1)
 
 

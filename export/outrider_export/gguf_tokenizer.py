@@ -48,7 +48,7 @@ def check_tokenizer(header: GGUFHeader) -> None:
     Raises:
         ExportError: naming what the file has and what is known.
     """
-    model, pre = header.require("tokenizer.ggml.model"), header.metadata.get("tokenizer.ggml.pre", "default")
+    model, pre = header.text("tokenizer.ggml.model"), header.text("tokenizer.ggml.pre", "default")
     known = ", ".join(PRE_TOKENIZERS)
     instead = "Export the original checkpoint instead."
     if model != "gpt2":
@@ -58,12 +58,8 @@ def check_tokenizer(header: GGUFHeader) -> None:
         )
     if pre not in PRE_TOKENIZERS:
         raise ExportError(f"{header.path} has the pre-tokenizer {pre!r}; known are {known}. {instead}")
-    tokens, types = header.require("tokenizer.ggml.tokens"), header.require("tokenizer.ggml.token_type")
-    header.require("tokenizer.ggml.merges")
-    try:
-        "".join(tokens).encode("utf-8")
-    except UnicodeEncodeError as error:  # as the header's reader lets through what is not UTF-8
-        raise ExportError(f"{header.path} has a token that is not UTF-8, which tokenizer.json cannot hold.") from error
+    tokens, types = header.texts("tokenizer.ggml.tokens"), header.integers("tokenizer.ggml.token_type")
+    header.texts("tokenizer.ggml.merges")
     if len(tokens) != len(types):
         raise ExportError(f"{header.path} is damaged: {len(tokens):,} tokens and {len(types):,} token types.")
 
@@ -87,8 +83,8 @@ def write_tokenizer(header: GGUFHeader, folder: Path) -> None:
 
 
 def _tokenizer(header: GGUFHeader) -> dict[str, Any]:
-    normalizer, steps = PRE_TOKENIZERS[header.metadata["tokenizer.ggml.pre"]]
-    tokens, types = header.metadata["tokenizer.ggml.tokens"], header.metadata["tokenizer.ggml.token_type"]
+    normalizer, steps = PRE_TOKENIZERS[header.text("tokenizer.ggml.pre")]
+    tokens, types = header.texts("tokenizer.ggml.tokens"), header.integers("tokenizer.ggml.token_type")
     real = [(i, t, k) for i, (t, k) in enumerate(zip(tokens, types, strict=True)) if not is_padding(t, k, i)]
     added = [
         {
@@ -99,7 +95,7 @@ def _tokenizer(header: GGUFHeader) -> dict[str, Any]:
         if token_type in (CONTROL, USER_DEFINED, UNKNOWN)
     ]  # fmt: skip
     post: dict[str, Any] = _byte_level(True)
-    if header.metadata.get("tokenizer.ggml.add_bos_token", False):
+    if header.flag("tokenizer.ggml.add_bos_token", False):
         post = {"type": "Sequence", "processors": [post, _begin_with(header)]}
     return {
         "version": "1.0",
@@ -121,15 +117,19 @@ def _tokenizer(header: GGUFHeader) -> dict[str, Any]:
             "ignore_merges": False,
             # Added tokens are listed here too: it is what keeps their ids when there are gaps in the vocabulary.
             "vocab": {token: token_id for token_id, token, _ in real},
-            "merges": [merge.split(" ", 1) for merge in header.metadata["tokenizer.ggml.merges"]],
+            "merges": [merge.split(" ", 1) for merge in header.texts("tokenizer.ggml.merges")],
         },
     }
 
 
 def _begin_with(header: GGUFHeader) -> dict[str, Any]:
     """The post-processor that puts the BOS token in front of a text."""
-    token_id = header.require("tokenizer.ggml.bos_token_id")
-    token = header.metadata["tokenizer.ggml.tokens"][token_id]
+    tokens, token_id = header.texts("tokenizer.ggml.tokens"), header.integer("tokenizer.ggml.bos_token_id")
+    if not 0 <= token_id < len(tokens):
+        raise ExportError(
+            f"{header.path} is damaged: its BOS token has the id {token_id:,}, and it has {len(tokens):,} tokens."
+        )
+    token = tokens[token_id]
     bos = {"SpecialToken": {"id": token, "type_id": 0}}
     first, second = ({"Sequence": {"id": name, "type_id": 0}} for name in ("A", "B"))
     return {
@@ -141,17 +141,17 @@ def _begin_with(header: GGUFHeader) -> dict[str, Any]:
 
 
 def _config(header: GGUFHeader) -> dict[str, Any]:
-    tokens = header.metadata["tokenizer.ggml.tokens"]
+    tokens = header.texts("tokenizer.ggml.tokens")
     config: dict[str, Any] = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "clean_up_tokenization_spaces": False,
-        "model_max_length": header.of_architecture("context_length"),
+        "model_max_length": header.integer(header.of_architecture("context_length"), least=1),
         "padding_side": "left",
     }
     for name, key in (("bos", "bos"), ("eos", "eos"), ("pad", "padding"), ("unk", "unknown")):
-        token_id = header.metadata.get(f"tokenizer.ggml.{key}_token_id")
-        if isinstance(token_id, int) and token_id < len(tokens):
+        token_id = header.integer(f"tokenizer.ggml.{key}_token_id", -1)
+        if 0 <= token_id < len(tokens):
             config[f"{name}_token"] = tokens[token_id]
-    if template := header.metadata.get("tokenizer.chat_template"):
+    if template := header.text("tokenizer.chat_template", ""):
         config["chat_template"] = template
     return config

@@ -37,7 +37,7 @@ def eos_of_folder(folder: Path, config: dict[str, Any], vocabulary: Vocabulary) 
 def eos_of_gguf(header: GGUFHeader, vocabulary: Vocabulary) -> tuple[int, ...]:
     """Every EOS id of a GGUF file: end of sequence, of turn and of message, and well-known names."""
     keys = [f"tokenizer.ggml.{name}_token_id" for name in ("eos", "eot", "eom")]
-    return _complete(set().union(*(_ids(header.metadata.get(key)) for key in keys)), vocabulary)
+    return _complete({header.integer(key) for key in keys if key in header.metadata}, vocabulary)
 
 
 def token_of_config(tokenizer_config: dict[str, Any], name: str, vocabulary: Vocabulary) -> int | None:

@@ -44,7 +44,7 @@ class Vocabulary:
             ExportError: if the tokenizer is one that cannot be rebuilt.
         """
         check_tokenizer(header)
-        tokens, types = header.metadata["tokenizer.ggml.tokens"], header.metadata["tokenizer.ggml.token_type"]
+        tokens, types = header.texts("tokenizer.ggml.tokens"), header.integers("tokenizer.ggml.token_type")
         pairs = enumerate(zip(tokens, types, strict=True))
         real = {token_id: token for token_id, (token, kind) in pairs if not is_padding(token, kind, token_id)}
         special = [token_id for token_id in real if types[token_id] in (CONTROL, UNKNOWN)]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import struct
+import tracemalloc
 from typing import TYPE_CHECKING, Any
 
 import gguf
@@ -12,11 +14,79 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from outrider.errors import ExportError
-from outrider_export.gguf_file import TENSOR_TYPES, read_header, write_slim_copy
+from outrider.errors import ExportError, OutriderError
+from outrider_export.gguf_file import TENSOR_TYPES, UnreadArray, is_array, read_header, write_slim_copy
+from outrider_export.gguf_tokenizer import write_tokenizer
+from outrider_export.plan import make_plan
+from outrider_export.sources import locate
+from outrider_export.special_tokens import eos_of
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+# Metadata as the format has it: the number of a type, and a value's bytes.
+Value = tuple[int, bytes]
+UINT8, UINT32, STRING, ARRAY = 0, 4, 8, 9
+
+
+def integer(value: int) -> Value:
+    return UINT32, struct.pack("<I", value)
+
+
+def text(value: str, encoding: str = "utf-8") -> Value:
+    content = value.encode(encoding)
+    return STRING, struct.pack("<Q", len(content)) + content
+
+
+def array(item: int, items: list[bytes]) -> Value:
+    return ARRAY, struct.pack("<IQ", item, len(items)) + b"".join(items)
+
+
+def write_raw(path: Path, metadata: dict[str, Value]) -> Path:
+    """A GGUF file with this metadata, byte for byte, and one float32 matrix [4, 2]."""
+    with path.open("wb") as file:
+        file.write(b"GGUF" + struct.pack("<IQQ", 3, 1, len(metadata)))
+        for key, (kind, value) in metadata.items():
+            file.write(text(key)[1] + struct.pack("<I", kind) + value)
+        file.write(text("token_embd.weight")[1] + struct.pack("<IQQIQ", 2, 2, 4, 0, 0))
+        file.write(b"\0" * (-file.tell() % 32) + bytes(32))
+    return path
+
+
+# All that is read of a file's metadata.
+READ: dict[str, Value] = {
+    "general.architecture": text("llama"),
+    "general.alignment": integer(32),
+    "general.file_type": integer(0),
+    "split.count": integer(1),
+    "llama.block_count": integer(1),
+    "llama.context_length": integer(8),
+    "llama.embedding_length": integer(2),
+    "llama.attention.head_count": integer(1),
+    "llama.attention.head_count_kv": integer(1),
+    "llama.attention.key_length": integer(2),
+    "llama.rope.scaling.type": text("none"),
+    "llama.vocab_size": integer(4),
+    "tokenizer.ggml.model": text("gpt2"),
+    "tokenizer.ggml.pre": text("smollm"),
+    "tokenizer.ggml.tokens": array(STRING, [text(token)[1] for token in ("a", "b", "ab", "<s>")]),
+    "tokenizer.ggml.token_type": array(UINT32, [struct.pack("<I", kind) for kind in (1, 1, 1, 3)]),
+    "tokenizer.ggml.merges": array(STRING, [text("a b")[1]]),
+    "tokenizer.ggml.add_bos_token": (7, b"\1"),
+    **{f"tokenizer.ggml.{name}_token_id": integer(3) for name in ("bos", "eos", "eot", "eom", "padding", "unknown")},
+    "tokenizer.chat_template": text("{{ messages }}"),
+}
+
+
+def read_all(path: Path, folder: Path) -> None:
+    """Read of a GGUF file what an export reads."""
+    header = read_header(path)
+    plan = make_plan("main", locate(path), "openvino", "int8")
+    assert header.quantisation
+    eos_of(plan)
+    write_tokenizer(header, folder)
+    write_slim_copy(path, path.with_name("slim.gguf"))
+    make_plan("main", locate(path), "openvino", "keep")
 
 
 @pytest.fixture
@@ -28,7 +98,9 @@ def small(tmp_path: Path) -> Path:
     writer.add_bool("flag", True)
     writer.add_string("name", "Zwölf 🙂")
     writer.add_array("tokenizer.ggml.tokens", ["a", "ß", ""])
+    writer.add_array("tokenizer.ggml.token_type", [1, 1, 300])
     writer.add_array("numbers", [1, -2, 3])
+    writer.add_array("nested", [["a", "b"], ["c"]])
     writer.add_tensor("matrix", np.arange(64, dtype=np.float32).reshape(2, 32))
     quantised = gguf.quantize(np.ones((4, 64), np.float32), gguf.GGMLQuantizationType.Q8_0)
     writer.add_tensor("quantised", quantised, raw_dtype=gguf.GGMLQuantizationType.Q8_0)
@@ -42,19 +114,21 @@ def small(tmp_path: Path) -> Path:
 def test_reads_metadata_and_tensors(small: Path) -> None:
     header = read_header(small)
     assert header.architecture == "llama"
-    assert header.of_architecture("block_count") == 3
-    assert header.of_architecture("missing", 7) == 7
+    assert header.integer(header.of_architecture("block_count")) == 3
+    assert header.integer("llama.missing", 7) == 7
     assert header.metadata["llama.scale"] == 0.5
     assert header.metadata["flag"] is True
     assert header.metadata["name"] == "Zwölf 🙂"
     assert header.metadata["tokenizer.ggml.tokens"] == ["a", "ß", ""]
-    assert header.metadata["numbers"] == [1, -2, 3]
+    assert list(header.integers("tokenizer.ggml.token_type")) == [1, 1, 300]
+    assert header.metadata["numbers"] == UnreadArray(3)
+    assert header.metadata["nested"] == UnreadArray(2)
     assert {name: (t.type, t.shape) for name, t in header.tensors.items()} == {
         "matrix": ("F32", (2, 32)),
         "quantised": ("Q8_0", (4, 64)),
     }
     with pytest.raises(ExportError, match=r"has no llama\.nothing in its metadata"):
-        header.of_architecture("nothing")
+        header.integer("llama.nothing")
 
 
 def test_quantisation_is_named_or_the_most_frequent(small: Path) -> None:
@@ -118,6 +192,108 @@ def test_a_part_of_several_is_refused(tmp_path: Path) -> None:
         read_header(path)
 
 
+def test_what_is_read_is_all_there(tmp_path: Path) -> None:
+    path = write_raw(tmp_path / "model.gguf", READ)
+    with pytest.raises(ExportError, match="does not read its quantisation"):  # the last of `read_all`
+        read_all(path, tmp_path / "tokenizer")
+    assert (tmp_path / "tokenizer" / "tokenizer.json").is_file()
+
+
+SCALARS = st.one_of(
+    *(
+        st.tuples(st.just(kind), st.binary(min_size=size, max_size=size))
+        for kind, size in ((0, 1), (1, 1), (2, 2), (3, 2), (4, 4), (5, 4), (6, 4), (7, 1), (10, 8), (11, 8), (12, 8))
+    ),
+    st.sampled_from([0, 1, 2, 3, 4, 1 << 31, (1 << 32) - 1]).map(integer),
+    st.sampled_from(["", "1", "llama", "qwen2", "none", "gpt2", "smollm", "ÿþ", "🙂"]).map(text),
+    st.just(text("ÿþ", "latin-1")),
+)
+
+
+def arrays(items: st.SearchStrategy[Value]) -> st.SearchStrategy[Value]:
+    """Arrays of several of these, all of the first one's type."""
+
+    def of_one_type(values: list[Value]) -> Value:
+        kind = values[0][0] if values else UINT32
+        return array(kind, [content for other, content in values if other == kind])
+
+    return st.lists(items, max_size=5).map(of_one_type)
+
+
+VALUES = SCALARS | arrays(SCALARS | arrays(SCALARS))
+
+
+@settings(max_examples=400, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(changes=st.dictionaries(st.sampled_from(sorted(READ)), st.none() | VALUES, min_size=1))
+def test_no_type_is_taken_on_trust(tmp_path: Path, changes: dict[str, Value | None]) -> None:
+    """Whatever the keys that are read hold, if they are there, it is used or refused."""
+    metadata = {key: value for key, value in (READ | changes).items() if value is not None}
+    path = write_raw(tmp_path / "model.gguf", metadata)
+    with contextlib.suppress(OutriderError):
+        read_all(path, tmp_path / "tokenizer")
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("split.count", text("2"), "split.count is '2'; it has to be an integer. Fetch the file again"),
+        ("split.count", array(STRING, []), "split.count is an array of 0; it has to be an integer"),
+        ("general.alignment", integer(0), "general.alignment is 0; it has to be an integer of at least 1"),
+        ("general.alignment", (7, b"\1"), "general.alignment is True; it has to be an integer"),
+        ("general.file_type", array(UINT8, [b"1"]), "general.file_type is an array of 1; it has to be an integer"),
+        ("general.architecture", integer(1), "general.architecture is 1; it has to be text in UTF-8"),
+        ("general.architecture", text("ÿ", "latin-1"), r"general.architecture is '\udcff'; it has to be text in UTF-8"),
+        ("llama.block_count", text("1"), "llama.block_count is '1'; it has to be an integer of at least 1"),
+        ("llama.attention.head_count", integer(0), "llama.attention.head_count is 0; it has to be an integer of at le"),
+        ("llama.attention.head_count_kv", array(UINT32, [bytes(4)]), "has layers with different numbers of heads"),
+        ("tokenizer.ggml.pre", array(STRING, []), "tokenizer.ggml.pre is an array of 0; it has to be text in UTF-8"),
+        ("tokenizer.ggml.tokens", integer(4), "tokenizer.ggml.tokens is 4; it has to be an array of texts"),
+        ("tokenizer.ggml.tokens", array(UINT8, [b"a"] * 4), "tokens is an array of 4; it has to be an array of texts"),
+        ("tokenizer.ggml.tokens", array(STRING, [text("ÿ", "latin-1")[1]] * 4), "tokens has a text that is not UTF-8"),
+        ("tokenizer.ggml.token_type", array(STRING, []), "token_type is an array of 0; it has to be an array of inte"),
+        ("tokenizer.ggml.merges", array(STRING, [text("ÿ a", "latin-1")[1]]), "merges has a text that is not UTF-8"),
+        ("tokenizer.ggml.add_bos_token", text("yes"), "add_bos_token is 'yes'; it has to be true or false"),
+        ("tokenizer.ggml.bos_token_id", integer(9), "its BOS token has the id 9, and it has 4 tokens"),
+        ("tokenizer.ggml.eot_token_id", text("3"), "tokenizer.ggml.eot_token_id is '3'; it has to be an integer"),
+        ("tokenizer.chat_template", integer(1), "tokenizer.chat_template is 1; it has to be text in UTF-8"),
+    ],
+)
+def test_a_wrong_type_is_named(tmp_path: Path, key: str, value: Value, message: str) -> None:
+    path = write_raw(tmp_path / "model.gguf", READ | {key: value})
+    with pytest.raises(ExportError, match=re.escape(message)) as caught:
+        read_all(path, tmp_path / "tokenizer")
+    assert str(path) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("key", "item", "content", "most"),
+    [
+        ("anything", UINT8, b"\7", 0.1),
+        ("anything", UINT32, b"\1\2\3\0", 0.1),
+        ("anything", STRING, text("ab")[1], 0.1),
+        ("anything", ARRAY, array(UINT8, [])[1], 0.1),
+        ("tokenizer.ggml.token_type", UINT8, b"\7", 1.1),
+        ("tokenizer.ggml.token_type", UINT32, b"\1\2\3\0", 1.1),
+        ("tokenizer.ggml.token_type", STRING, text("ab")[1], 0.1),
+        ("tokenizer.ggml.tokens", UINT8, b"\7", 0.1),
+    ],
+)
+def test_arrays_take_no_more_memory_than_in_the_file(
+    tmp_path: Path, key: str, item: int, content: bytes, most: float
+) -> None:
+    """`most`: of memory, as a share of the file's size."""
+    num_items = 500_000 // len(content)
+    path = write_raw(tmp_path / "model.gguf", READ | {key: array(item, [content] * num_items)})
+    tracemalloc.start()
+    try:
+        header = read_header(path)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert len(header.metadata[key]) == num_items
+    assert peak < most * path.stat().st_size
+
+
 def test_nested_arrays_are_bounded(tmp_path: Path) -> None:
     path = tmp_path / "nested.gguf"
     key = b"k"
@@ -134,7 +310,13 @@ def test_slim_copy_keeps_all_but_the_lists(small: Path, tmp_path: Path) -> None:
     write_slim_copy(small, slim)
     old, new = read_header(small), read_header(slim)
     assert new.tensors == old.tensors
-    assert new.metadata == {k: v for k, v in old.metadata.items() if not isinstance(v, list)} | {"llama.vocab_size": 3}
+    assert new.metadata == {k: v for k, v in old.metadata.items() if not is_array(v)} | {"llama.vocab_size": 3}
+    assert set(old.metadata) - set(new.metadata) == {
+        "tokenizer.ggml.tokens",
+        "tokenizer.ggml.token_type",
+        "numbers",
+        "nested",
+    }
     theirs = {tensor.name: tensor.data for tensor in gguf.GGUFReader(slim).tensors}
     for tensor in gguf.GGUFReader(small).tensors:
         np.testing.assert_array_equal(theirs[tensor.name], tensor.data)
