@@ -18,6 +18,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from outrider.backends.processor import find_processor
 from outrider.bench import benchmark, report
 from outrider.bench.budget import FEWEST_TOKENS, Budget
 from outrider.bench.measure import Record, layers, measure
@@ -641,6 +642,9 @@ def test_the_report_says_what_the_results_say(setup: Setup, tmp_path: Path) -> N
     for name, value in read["setting"].items():
         assert name in text
         assert str(value) in text or isinstance(value, list | dict)
+    processor = find_processor().description
+    assert {name: read["setting"][name] for name in processor} == processor
+    assert f"Processor: {processor['processor']}; {processor['instructions']}." in page.words
     slower = {row["mode"] for row in read["summary"] if row["speed_up"] < 1}
     for mode in ("draft:3", "ngram:2"):
         assert any(word.startswith(f"{mode}: ") for word in page.words) is (mode in slower)

@@ -9,8 +9,10 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
+import platform
 import signal
 import sys
+import types
 import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,7 +22,7 @@ import pytest
 
 import outrider
 from outrider import backends, kept, loading
-from outrider.backends import devices, onnxruntime, probe
+from outrider.backends import devices, onnxruntime, probe, processor
 from outrider.backends.devices import Device
 from outrider.backends.memory import system_memory
 from outrider.backends.openvino_paged import OpenVINOPaged
@@ -30,7 +32,7 @@ from outrider.testing import ToyTokenizer, save_toy_bundle
 from outrider.types import Chunk
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from outrider.bundle import Bundle, Format
 
@@ -583,8 +585,10 @@ class TestCommand:
         assert run(["devices"]) == 0
         printed = capsys.readouterr().out
         assert "OpenVINO" in printed
-        for line in ("CPU (OpenVINO): the text is", "CPU (ONNX Runtime): ", "DML (ONNX Runtime): ", "The CPU has "):
+        for line in ("CPU (OpenVINO): the text is", "CPU (ONNX Runtime): ", "DML (ONNX Runtime): "):
             assert line in printed
+        for name, value in processor.find_processor().description.items():
+            assert f"{name}: {value}\n" in printed
 
     def test_a_bundle_is_tried(
         self, bundle: Bundle, gpu: Callable[[str], None], capsys: pytest.CaptureFixture[str]
@@ -606,7 +610,7 @@ class TestCommand:
         assert "the process that tried it" in rows["main", "GPU"]["reason"]
         assert rows["draft", "CPU"]["cache_bytes_per_token"] == 2 * 2 * 16 * 4
         assert {device["runtime"] for device in found["devices"]} == {"OpenVINO", "ONNX Runtime"}
-        assert found["cores"]["threads"] == os.cpu_count()
+        assert found["cores"]["threads"] == found["processor"]["cores"]["threads"] == os.cpu_count()
         assert found["placement"]["main"] == "CPU"
         gpu("")
         assert rows == {(row["role"], row["device"]): row | {"free": rows[row["role"], row["device"]]["free"]}
@@ -706,3 +710,66 @@ def test_nothing_warns_where_nothing_is_replaced(openvino_bundle: Bundle) -> Non
     with warnings.catch_warnings():
         warnings.simplefilter("error", outrider.DeviceWarning)
         load(openvino_bundle)
+
+
+class TestProcessor:
+    """What reports say of the processor."""
+
+    XEON = "processor\t: 0\nmodel name\t: A Xeon\nflags\t\t: fpu avx2 avx512f amx_tile amx_int8 amx_bf16 avx_vnni\n\n"
+    ARM = "processor\t: 0\nBogoMIPS\t: 50.00\nFeatures\t: fp asimd crc32 asimddp i8mm bf16 sve\nCPU part\t: 0xd4f\n"
+
+    @pytest.mark.parametrize(
+        ("cpuinfo", "instructions"),
+        [(XEON, "avx2 avx_vnni avx512f amx_int8 amx_bf16"), (ARM, "asimd asimddp i8mm bf16 sve"), ("", "not known")],
+    )
+    def test_instructions_are_those_that_kernels_choose_between(
+        self, cpuinfo: str, instructions: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        (tmp_path / "cpuinfo").write_text(cpuinfo)
+        monkeypatch.setattr(processor, "_CPUINFO", tmp_path / "cpuinfo")
+        assert processor.find_processor().description["instructions"] == instructions
+
+    def test_the_system_is_asked_where_openvino_does_not_say(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(ov, "Core", forbidden)
+        monkeypatch.setattr(processor, "_CPUINFO", tmp_path / "nowhere")
+        found = processor.find_processor()
+        assert found.name == (platform.processor() or platform.machine())
+        assert (found.instructions, found.capabilities) == ((), ())
+        assert found.cores == {"threads": os.cpu_count()}
+        (tmp_path / "nowhere").write_text(self.XEON)
+        assert processor.find_processor().name == "A Xeon"
+
+    def test_a_limit_of_the_environment_is_named(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        for name in processor.LIMITS:
+            monkeypatch.delenv(name, raising=False)
+        assert list(processor.find_processor().description) == ["processor", "instructions", "capabilities"]
+        monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")
+        assert processor.find_processor().description["ONEDNN_MAX_CPU_ISA"] == "AVX2"
+
+    def test_windows_is_asked_for_what_it_knows(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        registry = types.ModuleType("winreg")
+        opened: list[str] = []
+
+        @contextlib.contextmanager
+        def open_key(root: str, place: str) -> Iterator[str]:
+            opened.append(f"{root}: {place}")
+            yield "key"
+
+        vars(registry).update(
+            HKEY_LOCAL_MACHINE="machine", OpenKey=open_key, QueryValueEx=lambda _, name: (f"{name} ", 1)
+        )
+        kernel = types.SimpleNamespace(IsProcessorFeaturePresent=lambda number: number in (40, 19))
+        monkeypatch.setitem(sys.modules, "winreg", registry)
+        monkeypatch.setattr(processor, "ctypes", types.SimpleNamespace(CDLL=lambda _: kernel))
+        monkeypatch.setattr(sys, "platform", "win32")
+        assert processor._ask_windows() == ("ProcessorNameString", {"avx2", "asimd"})
+        assert opened == [r"machine: HARDWARE\DESCRIPTION\System\CentralProcessor\0"]
+
+    def test_macos_is_asked_for_what_it_knows(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        said = "machdep.cpu.brand_string: Apple M9\nhw.optional.AdvSIMD: 1\nhw.optional.arm.FEAT_I8MM: 1\n"
+        done = types.SimpleNamespace(stdout=said + "hw.optional.arm.FEAT_BF16: 0\n")
+        monkeypatch.setattr("subprocess.run", lambda *_, **__: done)
+        monkeypatch.setattr(sys, "platform", "darwin")
+        assert processor._ask_macos() == ("Apple M9", {"asimd", "i8mm"})

@@ -109,6 +109,7 @@ def html(results: Mapping[str, Any]) -> str:
     sections = [
         f"<h1>Outrider bench</h1><p class=lead>{escape(str(setting.get('main', '')))} on "
         f"{escape(str(setting.get('device', '')))}, against <b>{escape(reference)}</b></p>",
+        _processor(setting),
         _table(*_overall(results)),
         "<p class=note>tokens/s: median over prompts of decoded tokens per second after the first token. "
         "speed-up: its ratio to the reference, run by run; median of repeats, geometric mean over prompts; the "
@@ -157,6 +158,12 @@ def html(results: Mapping[str, Any]) -> str:
         '<meta name="viewport" content="width=device-width, initial-scale=1"/>'
         f"<style>{style}</style></head><body><main>\n" + "\n".join(sections) + "\n</main></body></html>\n"
     )
+
+
+def _processor(setting: Mapping[str, Any]) -> str:
+    if "processor" not in setting:
+        return ""
+    return f"<p class=note>Processor: {escape(setting['processor'])}; {escape(setting['instructions'])}.</p>"
 
 
 def _overall(results: Mapping[str, Any]) -> tuple[list[str], Rows]:

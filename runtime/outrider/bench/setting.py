@@ -38,11 +38,22 @@ def describe_runtimes(formats: Iterable[str]) -> dict[str, str]:
 
 
 def describe_machine(device: str) -> dict[str, str]:
-    """The device by its maker's name, and the system."""
+    """The device by its maker's name, the processor with its instructions, and the system."""
     import openvino as ov
 
     name = str(ov.Core().get_property(device, "FULL_DEVICE_NAME")).strip()
-    return {"device": f"{device}: {name}", "system": f"{platform.system()} {platform.machine()}"}
+    return {
+        "device": f"{device}: {name}",
+        **describe_processor(),
+        "system": f"{platform.system()} {platform.machine()}",
+    }
+
+
+def describe_processor() -> dict[str, str]:
+    """The processor's name, cores and instructions, and what keeps oneDNN from using all of these."""
+    from outrider.backends.processor import find_processor
+
+    return find_processor().description
 
 
 def default_num_threads() -> int:

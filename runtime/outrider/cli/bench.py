@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from outrider.bench.setting import describe_models, describe_versions
+from outrider.bench.setting import describe_models, describe_processor, describe_versions
 from outrider.cli.console import err, out, print_json, progress_bar, table
 from outrider.cli.options import generation_options, json_option, load_options, read_options
 from outrider.config import LOSSY, user_path
@@ -135,9 +135,11 @@ def _bench_conversations(bundle: Bundle, config: Config, count: int, as_json: bo
     from outrider.bench.conversations import measure_conversations
 
     found = measure_conversations(bundle, config, count)
+    setting = describe_processor()
     if as_json:
-        print_json(found)
+        print_json({"setting": setting, **found})
         return
+    out.print("  ".join(f"{key}={value}" for key, value in setting.items()), style="dim")
     had, long, memory = found["conversations"], found["take_up"], found["conversations"]["resident_bytes"]
     out.print(
         f"{count} conversations of two turns, {had['tokens']} tokens each, in {had['cache_size']:.3f} GB, which is "
@@ -187,6 +189,7 @@ def describe(engine: Engine, max_new_tokens: int | None, repeats: int) -> dict[s
     return {
         **describe_models(engine.models),
         **engine.setting,
+        **describe_processor(),
         "max_new_tokens": max_new_tokens,
         "repeats": repeats,
         **describe_versions(engine.models.values()),

@@ -12,6 +12,7 @@ from outrider.cli.options import json_option, load_options, read_options
 
 if TYPE_CHECKING:
     from outrider.backends.devices import Device
+    from outrider.backends.processor import Processor
     from outrider.config import Config
     from outrider.loading import Part
 
@@ -30,23 +31,22 @@ def devices(bundle: str | None, again: bool, as_json: bool, **options: Any) -> N
     that a driver that aborts does no harm; what became of it is kept. The other options are those of loading a bundle,
     and with --main-device auto the quickest pair of devices is measured and named.
     """
-    import openvino as ov
-
-    from outrider.backends.devices import count_cores, find_devices
+    from outrider.backends.devices import find_devices
+    from outrider.backends.processor import find_processor
     from outrider.loading import forget
 
     config = read_options(options)
     if again:
         forget()
     found = find_devices()
-    cores = count_cores(ov.Core())
+    processor = find_processor()
     tried, placement = _try_models(bundle, config, found) if bundle else ([], None)
     if as_json:
         listed = [asdict(device) | {"runtime": LIBRARIES[device.format]} for device in found]
         more = {"models": tried, "placement": placement} if bundle else {}
-        print_json({"devices": listed, "cores": cores, **more})
+        print_json({"devices": listed, "cores": processor.cores, "processor": asdict(processor), **more})
         return
-    _print_devices(found, cores)
+    _print_devices(found, processor)
     if bundle:
         _print_models(tried)
         out.print(f"\nThese options: {_placed(placement)}")
@@ -120,7 +120,7 @@ def _cache_precision(part: Part, device: Device, config: Config) -> str | None:
         return None
 
 
-def _print_devices(found: list[Device], cores: dict[str, int]) -> None:
+def _print_devices(found: list[Device], processor: Processor) -> None:
     made = table("device", "runtime", "name", "memory", "free", "precisions", "driver", "main", "draft")
     for column in made.columns:
         column.justify = "left"
@@ -144,12 +144,8 @@ def _print_devices(found: list[Device], cores: dict[str, int]) -> None:
             said.setdefault((LIBRARIES[device.format], str(remark)), []).append(device.name)
     for (library, remark), names in said.items():
         out.print(f"{', '.join(names)} ({library}): {remark}.", style="dim")
-    counted = ", ".join(f"{count} {_plural(kind)}" for kind, count in cores.items())
-    out.print(f"The CPU has {counted}.", style="dim")
-
-
-def _plural(kind: str) -> str:
-    return kind if kind in ("cores", "threads") else f"{kind} cores"
+    for name, value in processor.description.items():
+        out.print(f"{name}: {value}", style="dim")
 
 
 def _print_models(rows: list[dict[str, Any]]) -> None:

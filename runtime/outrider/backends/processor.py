@@ -1,0 +1,137 @@
+"""The processor of this machine, for reports: its name, and the instructions that matrix kernels choose between.
+
+    print(find_processor().description)
+
+Each fact is asked of the system, and is left out where the system does not say. Nothing here fails.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import os
+import platform
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+import openvino as ov
+
+from outrider.backends.devices import count_cores
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+_Answer = TypeVar("_Answer")
+
+# As /proc/cpuinfo names them: x86, then ARM.
+INSTRUCTIONS = (
+    "avx2", "avx_vnni", "avx_vnni_int8", "avx_ne_convert", "avx512f", "avx512bw", "avx512_vnni", "avx512_bf16",
+    "avx512_fp16", "amx_int8", "amx_bf16", "amx_fp16",
+    "asimd", "asimdhp", "asimddp", "i8mm", "bf16", "sve",
+)  # fmt: skip
+LIMITS = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA")  # of the environment: oneDNN uses no instructions beyond
+
+_CPUINFO = Path("/proc/cpuinfo")
+_SYSCTL = {
+    "hw.optional.avx2_0": "avx2",
+    "hw.optional.avx512f": "avx512f",
+    "hw.optional.avx512bw": "avx512bw",
+    "hw.optional.AdvSIMD": "asimd",
+    "hw.optional.arm.FEAT_FP16": "asimdhp",
+    "hw.optional.arm.FEAT_DotProd": "asimddp",
+    "hw.optional.arm.FEAT_I8MM": "i8mm",
+    "hw.optional.arm.FEAT_BF16": "bf16",
+}
+# Of IsProcessorFeaturePresent, by the numbers in winnt.h. It knows no more of x86.
+_WINDOWS = {40: "avx2", 41: "avx512f", 19: "asimd", 67: "asimdhp", 43: "asimddp", 66: "i8mm", 68: "bf16", 46: "sve"}
+
+
+@dataclass(frozen=True, slots=True)
+class Processor:
+    """What the system says of the processor.
+
+    instructions: those of `INSTRUCTIONS` that it has, in that order; on Windows, x86's AVX2 and AVX-512F are all that
+    can be asked for. cores: as `outrider.backends.devices.count_cores`. capabilities: what OpenVINO computes in on
+    the CPU. limits: variables of the environment that keep oneDNN from using all instructions.
+    """
+
+    name: str
+    instructions: tuple[str, ...] = ()
+    cores: Mapping[str, int] = field(default_factory=dict)
+    capabilities: tuple[str, ...] = ()
+    limits: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def description(self) -> dict[str, str]:
+        """The same in words for a report, by what they are about."""
+        counted = (
+            f"{count} {kind if kind in ('cores', 'threads') else f'{kind} cores'}" for kind, count in self.cores.items()
+        )
+        return {
+            "processor": ", ".join([self.name, *counted]),
+            "instructions": " ".join(self.instructions) or "not known",
+            "capabilities": " ".join(self.capabilities) or "not known",
+            **self.limits,
+        }
+
+
+def find_processor() -> Processor:
+    """The processor, as far as it is known."""
+    core = _attempt(ov.Core)
+    flags: set[str] = set()
+    names = []
+    if core is not None:
+        names.append(_attempt(lambda: str(core.get_property("CPU", "FULL_DEVICE_NAME")).strip()))
+    for ask in (_ask_linux, _ask_windows, _ask_macos):
+        name, found = _attempt(ask) or ("", set())
+        names.append(name)
+        flags |= found
+    names += [platform.processor(), platform.machine()]
+    capabilities = [] if core is None else _attempt(lambda: core.get_property("CPU", "OPTIMIZATION_CAPABILITIES")) or []
+    cores = None if core is None else _attempt(lambda: count_cores(core))
+    return Processor(
+        name=next((name for name in names if name), "not known"),
+        instructions=tuple(each for each in INSTRUCTIONS if each in flags),
+        cores=cores or {"threads": os.cpu_count() or 1},
+        capabilities=tuple(sorted(capability for capability in capabilities if capability[:2] in ("FP", "BF", "IN"))),
+        limits={name: value for name in LIMITS if (value := os.environ.get(name))},
+    )
+
+
+def _attempt(ask: Callable[[], _Answer]) -> _Answer | None:
+    try:
+        return ask()
+    except Exception:  # a report without a fact is better than none
+        return None
+
+
+def _ask_linux() -> tuple[str, set[str]]:
+    """The first processor's entry; on ARM it has Features instead of flags, and no name."""
+    entry = _CPUINFO.read_text(encoding="utf-8", errors="replace").split("\n\n")[0]
+    said = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in entry.splitlines())}
+    return said.get("model name", ""), set((said.get("flags") or said.get("Features") or "").split())
+
+
+def _ask_windows() -> tuple[str, set[str]]:
+    """The registry's name, and what the kernel tells programs. Not verified there."""
+    if sys.platform != "win32":
+        return "", set()
+    registry = importlib.import_module("winreg")
+    place = r"HARDWARE\DESCRIPTION\System\CentralProcessor\0"
+    with registry.OpenKey(registry.HKEY_LOCAL_MACHINE, place) as key:
+        name = str(registry.QueryValueEx(key, "ProcessorNameString")[0]).strip()
+    kernel = ctypes.CDLL("kernel32")
+    return name, {flag for number, flag in _WINDOWS.items() if kernel.IsProcessorFeaturePresent(number)}
+
+
+def _ask_macos() -> tuple[str, set[str]]:
+    """Not verified there."""
+    if sys.platform != "darwin":
+        return "", set()
+    keys = ["machdep.cpu", "hw.optional"]
+    done = subprocess.run(["/usr/sbin/sysctl", *keys], capture_output=True, text=True, check=False, timeout=10)  # noqa: S603
+    said = dict(line.split(": ", 1) for line in done.stdout.splitlines() if ": " in line)
+    return said.get("machdep.cpu.brand_string", ""), {flag for key, flag in _SYSCTL.items() if said.get(key) == "1"}
