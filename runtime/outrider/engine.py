@@ -15,7 +15,8 @@ from outrider.config import COPYING, DEFAULT_MAX_NEW_TOKENS, Config, GenerationC
 from outrider.drafters import AnswerStore, DraftModel, Subset, load_vocabulary
 from outrider.drafting import Drafting
 from outrider.errors import OptionError, RequestError
-from outrider.loading import check_room, contention_of, cost_of, load_parts, parts_of
+from outrider.loading import check_room, contention_of, cost_of, load_parts
+from outrider.part import parts_of
 from outrider.request import Request
 from outrider.request_queue import RequestQueue
 from outrider.sampling import LogitsSampler
@@ -176,11 +177,16 @@ class Engine:
 
     @property
     def setting(self) -> dict[str, str]:
-        """Where and how precisely the models run."""
-        return {
-            role: f"{b.device} {b.precision}, cache {b.cache_precision}, {b.runtime}"
-            for role, b in self._backends.items()
-        }
+        """Where and how precisely the models run; of the main model, whether its rows are exact and what that takes."""
+        found = {}
+        for role, backend in self._backends.items():
+            group_size = backend.fingerprint.get("DYNAMIC_QUANTIZATION_GROUP_SIZE")
+            groups = f" in groups of {group_size}" if group_size else ""
+            said = f"{backend.device} {backend.precision}{groups}, cache {backend.cache_precision}, {backend.runtime}"
+            if backend is self._main:
+                said += f", exact with {backend.exactness.rule}" if backend.exactness.holds else ", not exact"
+            found[role] = said
+        return found
 
     @property
     def cache(self) -> dict[str, CacheUse]:

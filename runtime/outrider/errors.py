@@ -11,7 +11,8 @@
     │   └── VocabularyMismatch   1             main and draft model have no token in common
     └── DeviceError              1             a device failed to compile or to run a model
 
-`DeviceWarning` is a warning: a device that was wanted is not used, and another one is.
+`DeviceWarning` is a warning: a device that was wanted is not used, and another one is. `ExactnessWarning` is one, too:
+with this model, device and precision, drafts may change the text.
 
 A message names the value, the rule it breaks and the next step, in one line: the command line prints it as it is.
 """
@@ -67,6 +68,10 @@ class DeviceError(OutriderError):
 
 class DeviceWarning(UserWarning):
     """A device that was wanted is not used: says why, and what is used instead."""
+
+
+class ExactnessWarning(UserWarning):
+    """Rows of the main model have not the same bits in any company, so that drafts may change the text."""
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

@@ -4,23 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import gc
-import hashlib
-import json
 import warnings
-from dataclasses import dataclass
-from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import openvino as ov
 
-from outrider import __version__, kept
-from outrider.backends import load_model, on_npu
+from outrider import kept
+from outrider.backends import on_npu
 from outrider.backends.devices import find_device, find_devices, free_memory, largest_tensor, resolve_auto
 from outrider.backends.memory import system_memory
 from outrider.backends.probe import Job, Verdict, try_apart
-from outrider.bundle import draft_models_of
-from outrider.config import format_of_property, user_path
+from outrider.config import format_of_property
 from outrider.errors import BundleError, DeviceError, DeviceWarning, OptionError, OutriderError
+from outrider.part import NPU_SIZES, describe, parts_of
 from outrider.schedule import (
     DRAFT_ROWS,
     MAIN_ROWS,
@@ -32,49 +28,20 @@ from outrider.schedule import (
     measure_pass,
 )
 from outrider.schedule.placement import PairCost, Placement, choose, named
+from outrider.setting import compile_settled
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from collections.abc import Sequence as Seq
-    from pathlib import Path
 
     from outrider.backends.devices import Device
-    from outrider.bundle import Bundle, ModelEntry
+    from outrider.bundle import Bundle
     from outrider.config import DeviceConfig
+    from outrider.part import Part
     from outrider.schedule.placement import Pair
     from outrider.types import CompiledModel
 
 _TRIAL_TOKENS = 4096  # of the cache while costs are compared
-_NPU_SIZES = ("npu_max_prompt_tokens", "npu_max_new_tokens", "npu_window")
-
-
-@dataclass(frozen=True)
-class Part:
-    """A model of a bundle and what it does there. role: "main", or a draft model's name."""
-
-    role: str
-    bundle: Bundle
-    model: ModelEntry
-
-    def __str__(self) -> str:
-        return "The main model" if self.role == "main" else f"The draft model '{self.role}'"
-
-    @property
-    def files(self) -> dict[str, str]:
-        """The sha256 of each of its files."""
-        listed = self.bundle.manifest.files
-        return {e.path: e.sha256 for e in listed if e.path.startswith(f"{self.model.folder}/")}
-
-    @property
-    def path(self) -> Path:
-        """The file that its backend opens."""
-        return self.bundle.model_path(self.model)
-
-
-def parts_of(bundle: Bundle, draft_bundle: Bundle) -> tuple[Part, list[Part]]:
-    """The main model of a bundle, and the draft models for it, which may be another bundle's."""
-    drafts = [Part(entry.name, draft_bundle, entry.model) for entry in draft_models_of(draft_bundle, bundle)]
-    return Part("main", bundle, bundle.manifest.main), drafts
 
 
 def load_parts(
@@ -118,7 +85,7 @@ def load_part(part: Part, device: str, options: DeviceConfig) -> CompiledModel:
                 f"{part} does not run on {device}: {verdict.reason}. "
                 "Once that is mended, have it tried again with 'outrider devices --again'."
             )
-    backend = load_model(part.path, part.model, device, _own(options, part, device), exact=part.role == "main")
+    backend = compile_settled(part, device, options)
     found, geometry = (backend.num_layers, backend.logits_width), part.model.geometry
     if found != (geometry.num_layers, geometry.logits_width):
         raise BundleError(
@@ -142,12 +109,13 @@ def judge(part: Part, device: str, options: DeviceConfig) -> Verdict:
     if found is None and not device.startswith("NPU"):  # which can be emulated
         return Verdict(works=None, reason="there is no such device")
     identity = found.identity if found else {"device": device, "format": part.model.format}
-    asked = _asked(options.of(part.role), part, device)
-    key = {**identity, "role": part.role, "files": part.files, "options": asked, **_versions(part)}
+    asked = part.asked(options.of(part.role), device)
+    key = {**identity, "role": part.role, "files": part.files, "options": asked, **part.versions}
     file = kept.Kept(kept.FOLDER / "verdicts", key, Verdict)
     verdict = file.read()
     if verdict is None:
-        job = Job(str(part.path.resolve()), part.model, device, _own(options, part, device), part.role == "main")
+        own = part.options(options, device)
+        job = Job(str(part.path.resolve()), part.model, device, own, part.is_main)
         verdict = try_apart(job)
         if verdict.works is not None:
             file.write(verdict)
@@ -169,11 +137,11 @@ def place(main: Part, draft: Part | None, options: DeviceConfig, *, overlap: boo
     draft_devices = _fitting(draft, asked[1], here) if draft else [None]
     if len(mains) * len(draft_devices) == 1:
         return Placement(mains[0], draft_devices[0], why="there is no other device that could run them")
-    left_out = () if any(device.fixed for device in here) else _NPU_SIZES
+    left_out = () if any(device.fixed for device in here) else NPU_SIZES
     open_to = [(main, mains)] + ([(draft, draft_devices)] if draft else [])
     key = {
         "devices": [device.identity for device in here],
-        "parts": [{"role": part.role, "files": part.files, **_versions(part)} for part, _ in open_to],
+        "parts": [{"role": part.role, "files": part.files, **part.versions} for part, _ in open_to],
         "works": [[judge(part, n, options).works for n in names if n and n != "CPU"] for part, names in open_to],
         "options": {name: value for name, value in dataclasses.asdict(options).items() if name not in left_out},
         "overlap": overlap,
@@ -199,10 +167,10 @@ def cost_of(part: Part, backend: CompiledModel, repeats: int | None = None) -> P
 
     It is measured anew, too, where the cache has room for a longer context than it had then.
     """
-    file = kept.Kept(kept.FOLDER / "costs", _describe(part, backend), PassCost)
+    file = kept.Kept(kept.FOLDER / "costs", describe(part, backend), PassCost)
     known = file.read()
-    rows = MAIN_ROWS if part.role == "main" else DRAFT_ROWS
-    rows = tuple(sorted({*rows, backend.capabilities.min_rows}))
+    rule = backend.capabilities.rows
+    rows = tuple(sorted({rule.num_rows([n]) for n in (MAIN_ROWS if part.is_main else DRAFT_ROWS)}))
     longest = part.model.geometry.context_length
     far = contexts_of(backend, rows, longest)[1]
     fits = known is not None and far <= known.contexts[1] and known.contexts[0] + known.rows[0] <= backend.max_tokens
@@ -213,7 +181,7 @@ def cost_of(part: Part, backend: CompiledModel, repeats: int | None = None) -> P
         cost = measure_pass(backend, rows, repeats, max_tokens=longest)
         if repeats or known is None or known.contexts[1] <= far:  # what a larger cache has shown holds for it still
             file.write(cost)
-    cost.one_call = backend.capabilities.one_call
+    cost.one_call, cost.rule = backend.capabilities.one_call, rule
     return cost
 
 
@@ -222,18 +190,13 @@ def contention_of(main: Part, backend: CompiledModel, draft: Part, other: Compil
 
     The main model's calls are not to run in the background when this is called, and do not afterwards.
     """
-    key = {part.role: _describe(part, its) for part, its in ((main, backend), (draft, other))}
+    key = {part.role: describe(part, its) for part, its in ((main, backend), (draft, other))}
     file = kept.Kept(kept.FOLDER / "costs", key, Contention)
     contention = file.read()
     if contention is None:
         contention = measure_contention(backend, other)
         file.write(contention)
     return contention
-
-
-def _describe(part: Part, backend: CompiledModel) -> dict[str, Any]:
-    """What the time of a model's calls depends on, as far as it can be known."""
-    return {"role": part.role, "files": part.files, **backend.fingerprint, "outrider": __version__}
 
 
 def check_room(backends: Mapping[str, CompiledModel], max_tokens: int) -> None:
@@ -340,31 +303,6 @@ def _load_for_trial(
     return backend
 
 
-def _own(options: DeviceConfig, part: Part, device: str) -> DeviceConfig:
-    """A model's own options; among its properties the folder for what OpenVINO compiles.
-
-    Not on the CPU: there, OpenVINO 2026.4 writes a model with a paged cache and then cannot read it ("k_head_size and
-    num_k_heads are required", as its file lacks them), so that every start would compile it, and write it, again.
-    """
-    own = options.of(part.role)
-    if part.model.format != "openvino" or device == "CPU" or own.compiled_cache == "off":
-        return own
-    if "CACHE_DIR" in own.properties:
-        return own
-    folder = kept.FOLDER / "compiled" if own.compiled_cache == "auto" else user_path(own.compiled_cache)
-    # OpenVINO tells models apart by every bit, but not by all options that they were compiled with.
-    asked = json.dumps([device, _asked(own, part, device)], sort_keys=True, default=str)
-    folder /= hashlib.sha256(asked.encode()).hexdigest()[:12]
-    return dataclasses.replace(own, properties={**own.properties, "CACHE_DIR": str(folder)})
-
-
-def _asked(own: DeviceConfig, part: Part, device: str) -> dict[str, Any]:
-    """What of a model's options it is compiled by on a device."""
-    names = ("precision", "cache_precision", "num_threads", "top_logits", "properties")
-    sizes = _NPU_SIZES if on_npu(part.model, device) else ()
-    return {name: getattr(own, name) for name in (*names, *sizes)}
-
-
 def _check_properties(main: Part, drafts: Seq[Part], options: DeviceConfig) -> None:
     """Raise OptionError for what is for none of the models, or for a property not for those of its role."""
     if options.top_logits not in ("auto", 0) and all(part.model.format != "openvino" for part in (main, *drafts)):
@@ -383,18 +321,6 @@ def _check_properties(main: Part, drafts: Seq[Part], options: DeviceConfig) -> N
                     f"{option} has {name!r}, which is for models in {wanted}, and these are in "
                     f"{' and '.join(formats)}. Leave it out."
                 )
-
-
-def _versions(part: Part) -> dict[str, str]:
-    """Of what a verdict or a choice may change with."""
-    versions = {"outrider": __version__}
-    if part.model.format == "openvino":
-        return versions | {"openvino": ov.get_version()}
-    if find_spec("onnxruntime"):
-        import onnxruntime  # several packages hold it: it is asked itself
-
-        versions["onnxruntime"] = onnxruntime.__version__
-    return versions
 
 
 def _warn(message: str) -> None:

@@ -26,6 +26,7 @@ from outrider.backends import devices, onnxruntime, probe, processor
 from outrider.backends.devices import Device
 from outrider.backends.memory import system_memory
 from outrider.backends.openvino_paged import OpenVINOPaged
+from outrider.part import Part
 from outrider.schedule import Contention, PassCost
 from outrider.schedule.placement import Placement
 from outrider.testing import ToyTokenizer, save_toy_bundle
@@ -146,7 +147,7 @@ class TestADriverThatCrashes:
                 raise error("It has other needs.")
             return backends.load_model(path, model, device, *given, **options)
 
-        monkeypatch.setattr(loading, "load_model", picky)
+        monkeypatch.setattr("outrider.part.load_model", picky)
         with pytest.warns(
             outrider.DeviceWarning, match=r"draft' cannot go to GPU: It has other needs\. It is left out of the choice"
         ):
@@ -161,7 +162,7 @@ class TestADriverThatCrashes:
         self, bundle: Bundle, gpu: Callable[[str], None], name: str
     ) -> None:
         gpu(f"import signal; probe.load_model = lambda *_, **__: os.kill(os.getpid(), signal.{name})")
-        part = loading.Part("main", bundle, bundle.manifest.main)
+        part = Part("main", bundle, bundle.manifest.main)
         verdict = loading.judge(part, "GPU", SMALL.device)
         assert verdict.works is None
         assert verdict.reason == f"the process that tried it was ended by {name}"
@@ -171,7 +172,7 @@ class TestADriverThatCrashes:
     def test_one_that_hangs_ends_by_itself(self, bundle: Bundle, gpu: Callable[[str], None]) -> None:
         """Whoever started it may have been killed."""
         gpu("import time; probe.PATIENCE = 0.3; probe.load_model = lambda *_, **__: time.sleep(600)")
-        part = loading.Part("main", bundle, bundle.manifest.main)
+        part = Part("main", bundle, bundle.manifest.main)
         assert "ended with code 1" in loading.judge(part, "GPU", SMALL.device).reason
 
     def test_one_that_hangs_is_given_up(
@@ -202,7 +203,7 @@ class TestVerdicts:
     def test_it_is_tried_again_when_something_has_changed(
         self, bundle: Bundle, gpu: Callable[[str], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        part = loading.Part("main", bundle, bundle.manifest.main)
+        part = Part("main", bundle, bundle.manifest.main)
         options = SMALL.device
 
         def judge(options: Any = options) -> bool | None:
@@ -230,7 +231,7 @@ class TestVerdicts:
         assert num_tried(tmp_path) == 4
 
     def test_only_an_npu_can_be_emulated(self, openvino_bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
-        part = loading.Part("main", openvino_bundle, openvino_bundle.manifest.main)
+        part = Part("main", openvino_bundle, openvino_bundle.manifest.main)
         monkeypatch.setattr(loading, "judge", lambda *_: probe.Verdict(works=False, reason="it was tried"))
         emulated = SMALL.replace(properties={"NPUW_DEVICES": "CPU"}).device
         with pytest.raises(outrider.DeviceError, match="does not run on GPU: it was tried"):
@@ -239,7 +240,7 @@ class TestVerdicts:
     def test_what_cannot_be_tried_is_no_verdict(
         self, bundle: Bundle, gpu: Callable[[str], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        part = loading.Part("main", bundle, bundle.manifest.main)
+        part = Part("main", bundle, bundle.manifest.main)
         odd = SMALL.replace(properties={"session.x": object()}).device
         assert loading.judge(part, "GPU", odd).works is None
         assert loading.judge(part, "GPU", SMALL.replace(precision="bf16").device).works is None  # the option's fault
@@ -272,9 +273,9 @@ def test_an_app_never_starts_itself(
 def test_the_real_child_judges_a_real_model(openvino_bundle: Bundle) -> None:
     model = openvino_bundle.manifest.main
     path = str(openvino_bundle.model_path(model))
-    assert probe.try_apart(probe.Job(path, model, "CPU", SMALL.device, exact=True)).works
+    assert probe.try_apart(probe.Job(path, model, "CPU", SMALL.device, is_main=True)).works
     broken = SMALL.replace(properties={"NO_SUCH_PROPERTY": "1"}).device
-    verdict = probe.try_apart(probe.Job(path, model, "CPU", broken, exact=True))
+    verdict = probe.try_apart(probe.Job(path, model, "CPU", broken, is_main=True))
     assert verdict.works is False
     assert "NO_SUCH_PROPERTY" in verdict.reason
 
@@ -295,7 +296,7 @@ class TestAuto:
         """Seconds of a call, by role and device; told instead of measured."""
         seconds: dict[tuple[str, str], float] = {}
 
-        def told(part: loading.Part, backend: Any, _repeats: int | None = None) -> PassCost:
+        def told(part: Part, backend: Any, _repeats: int | None = None) -> PassCost:
             each = seconds[part.role, backend.device]
             return PassCost((1, 16), (each, 1.2 * each), (each, 1.2 * each))
 
@@ -462,8 +463,8 @@ class TestCompiledCache:
     """Where OpenVINO keeps what it compiled."""
 
     def folder(self, bundle: Bundle, device: str, **options: Any) -> Path | None:
-        part = loading.Part("main", bundle, bundle.manifest.main)
-        folder = loading._own(SMALL.replace(**options).device, part, device).properties.get("CACHE_DIR")
+        part = Part("main", bundle, bundle.manifest.main)
+        folder = part.options(SMALL.replace(**options).device, device).properties.get("CACHE_DIR")
         return None if folder is None else Path(folder)
 
     def test_it_is_for_devices_that_can_read_it(self, openvino_bundle: Bundle, bundle: Bundle, tmp_path: Path) -> None:
@@ -630,7 +631,7 @@ class TestCommand:
     def test_an_npus_cache_is_what_npuw_makes_it(self, openvino_bundle: Bundle) -> None:
         from outrider.cli.devices import _cache_precision
 
-        part = loading.Part("main", openvino_bundle, openvino_bundle.manifest.main)
+        part = Part("main", openvino_bundle, openvino_bundle.manifest.main)
         npu = Device(name="NPU", format="openvino", fixed=True)
         assert _cache_precision(part, npu, SMALL) == "f16"
         assert _cache_precision(part, npu, SMALL.replace(precision="f32")) == "f16"

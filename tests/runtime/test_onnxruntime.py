@@ -13,7 +13,8 @@ import outrider
 from outrider.backends import onnxruntime
 from outrider.backends.onnx_cache import BufferCache
 from outrider.backends.onnxruntime import OnnxRuntime
-from outrider.schedule import PassCost
+from outrider.schedule import TRIAL_TOKENS, PassCost, measure_exactness
+from outrider.schedule.exactness import compare_readings
 from outrider.testing import ToyTokenizer, save_toy_bundle, save_toy_model
 from outrider.types import Chunk
 
@@ -115,10 +116,14 @@ def other_device(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("other_device")
-def test_another_device_is_not_called_exact(model: Path) -> None:
-    backend = load(model, device="GPU")
-    assert not backend.capabilities.bit_exact_batching
-    assert rows_of(backend, [1, 2, 3], [3]).shape == (3, 40)
+def test_no_device_is_called_exact_before_it_was_measured(model: Path) -> None:
+    for device in ("CPU", "GPU"):
+        backend = load(model, device=device)
+        assert not backend.capabilities.bit_exact_batching
+        backend.allocate(TRIAL_TOKENS)
+        backend.use(measure_exactness(backend))
+        assert backend.capabilities.bit_exact_batching == (set(compare_readings(backend, 300).values()) == {0.0})
+        assert rows_of(backend, [1, 2, 3], [3]).shape == (3, 40)
 
 
 @pytest.mark.usefixtures("other_device")

@@ -13,11 +13,11 @@ from outrider.backends.npu_sizes import find_sizes
 from outrider.backends.openvino_npu import OpenVINONpu
 from outrider.backends.openvino_paged import OpenVINOPaged
 from outrider.backends.probe import Job, Verdict, _try
-from outrider.bench.invariance import probe
 from outrider.bench.modes import make_modes
 from outrider.schedule import LONGEST, MAIN_ROWS, measure_pass
+from outrider.schedule.exactness import compare_readings, measure_exactness
 from outrider.testing import ToyTokenizer
-from outrider.types import Chunk
+from outrider.types import Chunk, RowRule
 
 if TYPE_CHECKING:
     from collections.abc import Sequence as Seq
@@ -68,8 +68,10 @@ def test_it_calculates_what_the_other_backend_does(backend: OpenVINONpu, openvin
 
 
 def test_a_row_has_the_same_bits_however_it_was_come_by(backend: OpenVINONpu) -> None:
-    assert backend.capabilities.bit_exact_batching
-    assert set(probe(backend, 300).values()) == {0.0}
+    found = measure_exactness(backend)
+    assert found.holds
+    assert found.rule == RowRule()  # calls have one size
+    assert set(compare_readings(backend, 300).values()) == {0.0}
 
 
 @pytest.mark.parametrize("num_prompt", [1, 2, 9, 10, 127, 128, 129, 200, 256, 257, 300])
@@ -174,7 +176,7 @@ def test_a_longer_prompt_than_it_was_compiled_for_is_read_in_windows(openvino_bu
 def test_a_small_model_can_be_tried_apart(openvino_bundle: Bundle) -> None:
     main = openvino_bundle.manifest.main
     options = outrider.Config().replace(properties=EMULATED, npu_max_prompt_tokens=5, npu_max_new_tokens=3).device
-    job = Job(str(openvino_bundle.model_path(main)), main, "NPU", options, exact=False)
+    job = Job(str(openvino_bundle.model_path(main)), main, "NPU", options, is_main=False)
     assert _try(job) == Verdict(works=True)
 
 

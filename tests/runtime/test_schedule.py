@@ -125,7 +125,7 @@ def test_a_model_is_only_asked_where_it_can_draft(prompt: Seq[int], monkeypatch:
     model._context_length = 60
     if len(prompt) > 60:
         fixed = FixedShape(window=8, max_prompt_tokens=60, max_tokens=100)
-        monkeypatch.setattr(world.draft, "capabilities", Capabilities(True, min_rows=1, fixed=fixed))
+        monkeypatch.setattr(world.draft, "capabilities", Capabilities(True, fixed=fixed))
     asked: list[int] = []
 
     def propose(requests: Seq[DraftRequest]) -> list[Draft]:

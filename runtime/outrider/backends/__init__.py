@@ -20,10 +20,19 @@ def on_npu(model: ModelEntry, device: str) -> bool:
     return device.split(".")[0] == "NPU" and model.format == "openvino"
 
 
-def load_model(path: Path, model: ModelEntry, device: str, options: DeviceConfig, *, exact: bool) -> CompiledModel:
+def load_model(
+    path: Path,
+    model: ModelEntry,
+    device: str,
+    options: DeviceConfig,
+    *,
+    is_main: bool = True,
+    can_pad_apart: bool = False,
+) -> CompiledModel:
     """Load the model at `path`, which a bundle describes as `model`, on a device.
 
-    exact: pads calls to what makes logits bit-identical; see `Capabilities`.
+    is_main: whether it checks drafts, so that its calls have many rows. can_pad_apart: compiles an OpenVINO model so
+    that it can be padded in the attention alone; see `RowRule`.
 
     Raises:
         OptionError, BundleError, DeviceError: as the backends say.
@@ -40,7 +49,6 @@ def load_model(path: Path, model: ModelEntry, device: str, options: DeviceConfig
             for name, value in options.properties.items()
             if format_of_property(name) == model.format and (fixed or not is_npu_property(name))
         },
-        "exact": exact,
     }
     if fixed:
         from outrider.backends.openvino_npu import OpenVINONpu
@@ -54,7 +62,7 @@ def load_model(path: Path, model: ModelEntry, device: str, options: DeviceConfig
             path,
             context_length=model.geometry.context_length,
             # A draft model reads a token, or two where all were kept.
-            max_rows=(options.npu_window or 16) if exact else 2,
+            max_rows=(options.npu_window or 16) if is_main else 2,
             max_prompt_tokens=options.npu_max_prompt_tokens,
             max_new_tokens=options.npu_max_new_tokens,
             **shared,
@@ -62,7 +70,7 @@ def load_model(path: Path, model: ModelEntry, device: str, options: DeviceConfig
     if model.format == "openvino":
         from outrider.backends.openvino_paged import OpenVINOPaged
 
-        return OpenVINOPaged(path, **shared, top_logits=options.top_logits)
+        return OpenVINOPaged(path, **shared, can_pad_apart=can_pad_apart, top_logits=options.top_logits)
     try:
         from outrider.backends.onnxruntime import OnnxRuntime
     except ImportError as error:

@@ -6,7 +6,6 @@ verified on hardware.
 
 from __future__ import annotations
 
-import dataclasses
 import platform
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -18,7 +17,7 @@ import onnxruntime as ort
 
 from outrider.backends.onnx_cache import BufferCache
 from outrider.errors import BundleError, DeviceError, OptionError, one_line
-from outrider.types import Capabilities, Chunk
+from outrider.types import Capabilities, Chunk, Exactness
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -31,9 +30,6 @@ if TYPE_CHECKING:
     from outrider.backends.onnx_cache import BufferSlot
     from outrider.types import CacheUse, Logits
 
-# A row alone takes another kernel than two, as on OpenVINO: always in attention, and in the products with weights
-# depending on their format (not with 8 bits in blocks of up to 64). See tests/runtime/test_bit_exact.py.
-_MIN_ROWS = 2
 _KINDS: dict[str, type[np.generic]] = {"tensor(float)": np.float32, "tensor(float16)": np.float16}
 _PRECISIONS: dict[type[np.generic], str] = {np.float32: "f32", np.float16: "f16"}
 
@@ -138,7 +134,6 @@ class OnnxRuntime:
         cache_precision: str = "auto",
         num_threads: int = 0,
         properties: Mapping[str, Any] | None = None,
-        exact: bool = True,
     ) -> None:
         self.device = device
         self._provider, self._device_id, provider_options = find_provider(device)
@@ -171,18 +166,19 @@ class OnnxRuntime:
                     f"{name}={asked!r} is not what the ONNX model in {model_path.parent} was exported for, {found!r}. "
                     "Use 'auto'."
                 )
-        self._num_spare = 1 if exact else 0  # places in the cache for padding, behind the last token's
-        self._num_extra = 0  # rows that attention alone sees
-        self._least_logits = 1  # rows of logits that a call makes: not every device computes on nothing
-        self.capabilities = Capabilities(bit_exact_batching=exact and device == "CPU", min_rows=1, one_call=False)
+        self.can_pad_apart = self._has_extra
+        self.use(Exactness())
         self.allocate(16)
-        slot = self._slot_to_try()
         if device != "CPU":
+            slot = self._slot_to_try()
             self._check_in_place(slot)
-        if exact:
-            self._make_exact(slot)
-        slot.close()
+            slot.close()
         self.allocate(0)
+
+    def use(self, exactness: Exactness) -> None:
+        """From now on, pad calls by its rule, and claim what it says. Not while slots are open."""
+        self.exactness = exactness
+        self.capabilities = Capabilities(bit_exact_batching=exactness.holds, rows=exactness.rule, one_call=False)
 
     def _read_shape(self, model_path: Path) -> None:
         """Layers, heads and names from the graph's own inputs and outputs."""
@@ -230,7 +226,7 @@ class OnnxRuntime:
     @property
     def max_tokens(self) -> int:
         """Tokens that one sequence can have, padding left out."""
-        return max(self._cache.max_tokens - self._num_spare, 0)
+        return max(self._cache.max_tokens - self.capabilities.rows.num_spare, 0)
 
     @property
     def cache(self) -> CacheUse:
@@ -253,7 +249,7 @@ class OnnxRuntime:
 
     def tokens_for(self, max_tokens: int) -> int:
         """What to give `allocate` so that a slot can have `max_tokens`."""
-        return max_tokens + self._num_spare
+        return max_tokens + self.capabilities.rows.num_spare
 
     def open(self, max_tokens: int, token_ids: Seq[int] = ()) -> BufferSlot | None:
         """A slot with room for `max_tokens` that begin with `token_ids`; None while other slots hold the room.
@@ -261,7 +257,7 @@ class OnnxRuntime:
         Raises:
             DeviceError: when the device has no memory for it.
         """
-        return self._cache.open(max_tokens + self._num_spare, token_ids)
+        return self._cache.open(max_tokens + self.capabilities.rows.num_spare, token_ids)
 
     def run_in_background(self, wanted: bool) -> None:
         """Evaluate in a thread of the backend's own, so that `submit` returns at once."""
@@ -270,14 +266,14 @@ class OnnxRuntime:
     def submit(self, chunks: Seq[Chunk]) -> BufferStep | BufferPending:
         """Evaluate chunks of one or several sequences, one after another. A slot appears once at most.
 
-        Chunks shorter than `min_rows` are padded, and attention may see a row more than there are tokens. The place
-        that either has in the cache is the next to be overwritten.
+        Each sequence is a call of its own, padded by the rule of `capabilities.rows`; the padding's places in the cache
+        are the next to be overwritten.
         """
         return BufferPending(self._thread.submit(self._evaluate, chunks)) if self._thread else self._evaluate(chunks)
 
     def _evaluate(self, chunks: Seq[Chunk]) -> BufferStep:
         began = time.perf_counter()
-        sizes = [max(chunk.num_rows, self._least_logits) for chunk in chunks]
+        sizes = [self.capabilities.rows.logits(chunk.num_rows) for chunk in chunks]
         if len(self._rows) < sum(sizes):
             self._rows = np.empty((sum(sizes), self.logits_width), dtype=self._logits_kind)
         wanted: list[int] = []
@@ -294,8 +290,10 @@ class OnnxRuntime:
     def _run(self, chunk: Chunk, begin: int, rows: NDArray[Any]) -> None:
         """Evaluate one chunk; `rows`, float [rows, logits width], takes the logits from its token `begin` on."""
         slot, count = chunk.slot, len(chunk.token_ids)
-        padded = max(count, self.capabilities.min_rows)
-        total = slot.length + padded + self._num_extra
+        rule = self.capabilities.rows
+        padded = max(rule.num_rows([count]), len(rows))
+        num_extra = rule.sequence(padded) - padded if rule.apart else 0  # rows that the attention alone sees
+        total = slot.length + padded + num_extra
         slot.has_written(total)
         if total > self._ones.shape[1]:
             self._ones = np.ones((1, max(2 * total, 1024)), dtype=np.int64)
@@ -308,10 +306,12 @@ class OnnxRuntime:
             _ROWS[0]: ends[:1],
             _ROWS[1]: ends[1:],
         }
-        if self._num_extra:
-            inputs[_EXTRA] = np.array([self._num_extra], dtype=np.int64)
+        if num_extra:
+            inputs[_EXTRA] = np.array([num_extra], dtype=np.int64)
         if self._has_positions:
-            inputs["position_ids"] = np.arange(slot.length, slot.length + padded, dtype=np.int64)[None]
+            # Padding is at the last token's position: a model may have no more.
+            positions = np.arange(slot.length, slot.length + padded, dtype=np.int64)
+            inputs["position_ids"] = np.minimum(positions, slot.length + count - 1)[None]
         for name, values in inputs.items():
             slot.binding.bind_input(name, "cpu", 0, np.int64, values.shape, values.ctypes.data)
         shape = (1, *rows.shape)
@@ -333,22 +333,6 @@ class OnnxRuntime:
                 f"{self._provider.name} does not keep this model's cache in place on {self.device}, so nothing can be "
                 "decoded. Use device CPU, or export the model to OpenVINO."
             )
-
-    def _make_exact(self, slot: BufferSlot) -> None:
-        """Ask the device, by a few small calls, what it takes for a row to have the same bits alone and with others.
-
-        The least is a row more for attention alone; else two rows for all of the model, and if need be for the logits.
-        """
-        whole = self._try(slot, [1, 2, 3, 4], 4)
-        if self._has_extra:
-            self._num_extra = 1
-            alone, last = self._try(slot, [4], 1), self._try(slot, [2, 3, 4], 1)
-            if np.array_equal(alone, whole[3:]) and np.array_equal(last, whole[3:]):
-                return
-            self._num_extra = 0
-        self.capabilities = dataclasses.replace(self.capabilities, min_rows=_MIN_ROWS)
-        if not np.array_equal(self._try(slot, [1, 2, 3, 4], 1), whole[3:]):
-            self._least_logits = _MIN_ROWS
 
     def _slot_to_try(self) -> BufferSlot:
         if (slot := self.open(8)) is None:

@@ -18,7 +18,7 @@ from outrider.backends.npu_sizes import CACHE_KINDS, check_npu, find_sizes, npuw
 from outrider.backends.npu_window import Window, WindowPending, WindowSlot
 from outrider.errors import BundleError, DeviceError, OptionError, one_line
 from outrider.kv import PrefixCounts, num_common_tokens
-from outrider.types import CacheUse, Capabilities, Chunk, FixedShape
+from outrider.types import CacheUse, Capabilities, Chunk, Exactness, FixedShape
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -70,7 +70,6 @@ class OpenVINONpu:
         cache_precision: str = "auto",
         num_threads: int = 0,
         properties: Mapping[str, Any] | None = None,
-        exact: bool = True,
     ) -> None:
         self._core = ov.Core()
         asked = dict(properties or {})
@@ -99,13 +98,17 @@ class OpenVINONpu:
         # Tokens that the prefill model has read, and that the other one has not taken over; None where it has.
         self._prefilled: int | None = None
         self._prompt: list[int] = []  # what the prefill model has read, as far as it is in the cache
-        fixed = FixedShape(self.sizes.window, self.sizes.prompt, self.sizes.max_tokens)
-        self.capabilities = Capabilities(bit_exact_batching=False, min_rows=1, one_call=False, fixed=fixed)
+        self.can_pad_apart = False
+        self.use(Exactness())
         self.allocate(self.sizes.max_tokens)
         self._start()
-        if exact:
-            self.capabilities = dataclasses.replace(self.capabilities, bit_exact_batching=self._is_exact())
-            self.seconds = 0.0
+        self.seconds = 0.0
+
+    def use(self, exactness: Exactness) -> None:
+        """From now on, claim what it says; calls have one size, so that there is nothing to pad."""
+        fixed = FixedShape(self.sizes.window, self.sizes.prompt, self.sizes.max_tokens)
+        self.exactness = exactness
+        self.capabilities = Capabilities(bit_exact_batching=exactness.holds, one_call=False, fixed=fixed)
 
     def _read(self, model_path: Path) -> ov.Model:
         """The graph, and from it the geometry."""
@@ -328,19 +331,3 @@ class OpenVINONpu:
             function()
         except RuntimeError as error:
             raise DeviceError(f"{self.device} failed: {one_line(error)}") from error
-
-    def _is_exact(self) -> bool:
-        """Ask the device, by a few calls, whether a row has the same bits whatever is drafted behind it."""
-        count = self.sizes.window + 4
-        token_ids = [1 + i % (self.vocab_size - 1) for i in range(count)]
-        slot = WindowSlot(self)
-        whole = self._rows_of(slot, token_ids, count)
-        for i in range(count - 6, count):  # across a window's end
-            slot.trim(i)
-            if not np.array_equal(self._rows_of(slot, [token_ids[i], 0, 0, 0], 4)[0], whole[i]):
-                return False
-        return True
-
-    def _rows_of(self, slot: WindowSlot, token_ids: list[int], num_rows: int) -> NDArray[np.float32]:
-        step = self.submit([Chunk(slot, token_ids, num_rows)]).wait()
-        return np.array([step.logits(i) for i in range(num_rows)])

@@ -5,6 +5,7 @@ GPU: written against the documented interface and openvino-genai's cache manager
 
 from __future__ import annotations
 
+import itertools
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -14,10 +15,18 @@ import openvino as ov
 from outrider.backends.call_end import CallEnd
 from outrider.backends.devices import find_name
 from outrider.backends.paged_cache import PagedCache, PagedSlot, blocks_to_allocate, bytes_of
-from outrider.backends.paged_graph import ROWS, add_top_logits, gather_rows, to_paged_attention
+from outrider.backends.paged_graph import (
+    OWN,
+    ROWS,
+    SEEN,
+    add_top_logits,
+    gather_rows,
+    pad_attention,
+    to_paged_attention,
+)
 from outrider.backends.paged_step import Outputs
 from outrider.errors import BundleError, DeviceError, OptionError, one_line
-from outrider.types import Capabilities, Chunk
+from outrider.types import Capabilities, Chunk, Exactness
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -29,12 +38,9 @@ if TYPE_CHECKING:
     from outrider.backends.paged_step import PagedStep
     from outrider.types import CacheUse
 
-# A row alone takes another kernel than two rows, and differs by up to 0.7 in the logits. From two rows on, every row
-# has the same bits however many ran with it (measured on CPU; see tests/runtime/test_bit_exact.py).
-_MIN_ROWS = 2
-
 # Logits a row that a device with memory of its own hands over at first.
 _NUM_TOP = 128
+_TOP_ROWS = 2  # of the call that what it hands over is tried with
 
 
 class PagedPending:
@@ -68,6 +74,7 @@ class OpenVINOPaged:
         step.logits(0)    # float32 [vocab_size]
 
     Several sequences of any lengths go in one call. Calls do not overlap: a step is read before the next `submit`.
+    can_pad_apart: compiles the model so that padding for the attention's sake costs nothing elsewhere.
 
     Raises:
         OptionError: for a device that is not there.
@@ -87,7 +94,7 @@ class OpenVINOPaged:
         cache_precision: str = "auto",
         num_threads: int = 0,
         properties: Mapping[str, Any] | None = None,
-        exact: bool = True,
+        can_pad_apart: bool = False,
         top_logits: int | str = "auto",
     ) -> None:
         core = self._core = ov.Core()
@@ -99,6 +106,9 @@ class OpenVINOPaged:
                 f"{model_path} cannot be read by OpenVINO: {one_line(error)}. Export the bundle again."
             ) from error
         to_paged_attention(model)
+        self.can_pad_apart = can_pad_apart
+        if can_pad_apart:
+            pad_attention(model)
         self.logits_width = gather_rows(model)
         self.device = device
         self.vocab_size = vocab_size
@@ -134,11 +144,12 @@ class OpenVINOPaged:
         # A device may take another precision than it was asked for, and properties may have asked for another.
         self.precision = _name(self._compiled.get_property("INFERENCE_PRECISION_HINT"))
         self.cache_precision = _name(self._caches["key_cache.0"].get_element_type())
-        self.capabilities = Capabilities(
-            # Blocks of 8 bits are quantised again with whatever is written to them. On GPU nothing has been measured.
-            bit_exact_batching=exact and self.cache_precision in ("f32", "bf16", "f16") and device.startswith("CPU"),
-            min_rows=_MIN_ROWS if exact else 1,
-        )
+        self.use(Exactness())
+
+    def use(self, exactness: Exactness) -> None:
+        """From now on, pad calls by its rule, and claim what it says. Not while slots are open."""
+        self.exactness = exactness
+        self.capabilities = Capabilities(bit_exact_batching=exactness.holds, rows=exactness.rule)
 
     @property
     def fingerprint(self) -> dict[str, str]:
@@ -149,6 +160,7 @@ class OpenVINOPaged:
         of_device = [n for n in self._core.get_property(self.device, "SUPPORTED_PROPERTIES") if "DRIVER_VERSION" in n]
         found |= {n: str(self._core.get_property(self.device, n)) for n in ("FULL_DEVICE_NAME", *of_device)}
         top = {"top_logits": str(self.num_top)} if self.num_top else {}
+        top |= {"padded": "attention"} if self.can_pad_apart else {}
         return found | top | {"cache": self.cache_precision, "openvino": ov.get_version()}
 
     @property
@@ -180,7 +192,7 @@ class OpenVINOPaged:
     @property
     def _num_spare(self) -> int:
         """Places for padding behind a sequence's last token."""
-        return self.capabilities.min_rows - 1
+        return self.capabilities.rows.num_spare
 
     def allocate(self, max_tokens: int) -> None:
         """Make the cache, or as much of it as a device needs to begin with. Anew: what was in it is forgotten."""
@@ -197,12 +209,12 @@ class OpenVINOPaged:
 
     def _check_top(self) -> None:
         """Compare, in a small call, what the device picks out of its rows with the rows."""
-        slot = self.open(_MIN_ROWS)
+        slot = self.open(_TOP_ROWS)
         if slot is None:
             raise AssertionError("nobody else holds a block yet")
-        step = self.submit([Chunk(slot, [0] * _MIN_ROWS, _MIN_ROWS)]).wait()
+        step = self.submit([Chunk(slot, [0] * _TOP_ROWS, _TOP_ROWS)]).wait()
         slot.close()
-        if self._outputs.agrees(step, _MIN_ROWS):
+        if self._outputs.agrees(step, _TOP_ROWS):
             return
         if not self._chooses_top:
             raise DeviceError(
@@ -223,35 +235,41 @@ class OpenVINOPaged:
     def submit(self, chunks: Seq[Chunk]) -> PagedPending:
         """Evaluate chunks of one or several sequences in one call. A slot appears once at most.
 
-        Chunks shorter than `min_rows` are padded; the padding's place in the cache is the next to be overwritten.
+        Calls are padded by the rule of `capabilities.rows`; the padding's places in the cache are the next to be
+        overwritten.
         """
-        min_rows = self.capabilities.min_rows
+        rule = self.capabilities.rows
+        counts = [len(chunk.token_ids) for chunk in chunks]
+        computed = counts if rule.apart else [rule.sequence(count) for count in counts]
+        computed = [*computed[:-1], computed[-1] + rule.call(sum(computed)) - sum(computed)]
+        seen = [rule.sequence(count) for count in computed] if rule.apart else computed
         token_ids: list[int] = []
         positions: list[NDArray[np.int64]] = []
         rows: list[int] = []
-        past_lens: list[int] = []
-        begins, block_begins = [0], [0]
-        for chunk in chunks:
-            past, count = chunk.slot.length, len(chunk.token_ids)
-            padded = max(count, min_rows)
+        blocks: list[NDArray[np.int32]] = []
+        block_begins = [0]
+        for chunk, num_computed, num_seen in zip(chunks, computed, seen, strict=True):
+            past, count, begin = chunk.slot.length, len(chunk.token_ids), len(token_ids)
             token_ids.extend(chunk.token_ids)
-            token_ids.extend([0] * (padded - count))
-            positions.append(np.arange(past, past + padded, dtype=np.int64))
-            past_lens.append(past)
-            rows.extend(range(begins[-1] + count - chunk.num_rows, begins[-1] + count))
-            begins.append(begins[-1] + padded)
-            num_blocks = -(-(past + padded) // self.block_size)
-            block_begins.append(block_begins[-1] + num_blocks)
-        blocks = [chunk.slot.blocks[:n] for chunk, n in zip(chunks, np.diff(block_begins), strict=True)]
-        longest = max(past + n for past, n in zip(past_lens, np.diff(begins), strict=True))
+            token_ids.extend([0] * (num_computed - count))
+            # Padding is at the last token's position: a model may have no more.
+            positions.append(np.minimum(np.arange(past, past + num_computed, dtype=np.int64), past + count - 1))
+            rows.extend(range(begin + count - chunk.num_rows, begin + count))
+            blocks.append(chunk.slot.blocks[: -(-(past + num_seen) // self.block_size)])
+            block_begins.append(block_begins[-1] + len(blocks[-1]))
+        rows.extend([rows[-1] if rows else 0] * (rule.logits(len(rows)) - len(rows)))  # not every device takes none
+        past_lens = [chunk.slot.length for chunk in chunks]
         self._set("input_ids", np.array(token_ids, dtype=np.int64))
         self._set("position_ids", np.concatenate(positions))
         self._set("past_lens", np.array(past_lens, dtype=np.int32))
-        self._set("subsequence_begins", np.array(begins, dtype=np.int32))
+        self._set("subsequence_begins", np.array([0, *itertools.accumulate(seen)], dtype=np.int32))
         self._set("block_indices_begins", np.array(block_begins, dtype=np.int32))
         self._set("block_indices", np.concatenate(blocks))
+        longest = max(past + num_seen for past, num_seen in zip(past_lens, seen, strict=True))
         self._set("max_context_len", np.array(longest, dtype=np.int32))
-        self._set(ROWS, np.array(rows or [0], dtype=np.int64))  # not every device computes on nothing
+        self._set(ROWS, np.array(rows, dtype=np.int64))
+        if self.can_pad_apart:
+            self._set_seen(computed, seen)
         began = time.perf_counter()
         try:
             self._request.start_async()
@@ -281,6 +299,17 @@ class OpenVINOPaged:
             raise DeviceError(f"{self.device} failed: {one_line(error)}") from error
         self.seconds += self._end.seconds_since(began)
         return self._outputs.step()
+
+    def _set_seen(self, computed: Seq[int], seen: Seq[int]) -> None:
+        """Of each sequence the attention sees the rows that are computed, and then the last of them again."""
+        rows, own = [], []
+        begin = place = 0
+        for num_computed, num_seen in zip(computed, seen, strict=True):
+            rows.append(np.minimum(np.arange(begin, begin + num_seen), begin + num_computed - 1))
+            own.append(np.arange(place, place + num_computed))
+            begin, place = begin + num_computed, place + num_seen
+        self._set(SEEN, np.concatenate(rows))
+        self._set(OWN, np.concatenate(own))
 
     def _set(self, name: str, values: NDArray[Any]) -> None:
         # Rounds repeat their shapes: writing into a bound tensor costs a tenth of binding a new one.

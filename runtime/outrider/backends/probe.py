@@ -1,6 +1,6 @@
 """Loading a model in a process of its own first: a driver that aborts takes nothing else down.
 
-    verdict = try_apart(Job(path, model, "GPU", options, exact=True))
+    verdict = try_apart(Job(path, model, "GPU", options, is_main=True))
     if verdict.works is False: ...
 
 The child loads the model as the engine would, makes one small call and prints a verdict. A child that ends without one
@@ -41,7 +41,7 @@ class Job(msgspec.Struct, frozen=True):
     model: ModelEntry
     device: str
     options: DeviceConfig
-    exact: bool
+    is_main: bool
 
 
 class Verdict(msgspec.Struct, frozen=True):
@@ -103,7 +103,7 @@ def main() -> None:
 
 def _try(job: Job) -> Verdict:
     try:
-        backend = load_model(Path(job.path), job.model, job.device, job.options, exact=job.exact)
+        backend = load_model(Path(job.path), job.model, job.device, job.options, is_main=job.is_main)
         backend.allocate(_NUM_TOKENS)
         slot = backend.open(len(_TOKEN_IDS))
         if slot is None:

@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from outrider.bench.exact import chi_square_p_value, exact_joint, expected_total_variation, total_variation
-from outrider.bench.invariance import probe, read
 from outrider.bench.modes import Setup, make_modes
 from outrider.config import COPYING, Config, GenerationConfig, format_of_property
 from outrider.engine import Engine
+from outrider.schedule.exactness import compare_readings, read
 from outrider.testing import ToyTokenizer, save_toy_bundle
 
 if TYPE_CHECKING:
@@ -88,8 +88,8 @@ def genai_subject(engine: Engine) -> Subject:
 
 
 def check_batching(main: Backend, context: int) -> Check:
-    """Whether logits have the same bits whatever runs with them; see `outrider.bench.invariance`."""
-    differences = probe(main, context)
+    """Whether logits have the same bits whatever runs with them; see `outrider.schedule.exactness`."""
+    differences = compare_readings(main, context)
     worst = max(differences, key=lambda name: differences[name])
     passed = differences[worst] == 0
     detail = f"{len(differences)} ways to read {context:,} tokens: " + (

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from outrider.bench.invariance import read
 from outrider.sampling import LogitsSampler
+from outrider.schedule.exactness import read
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from outrider.backends.devices import Device
     from outrider.backends.processor import Processor
     from outrider.config import Config
-    from outrider.loading import Part
+    from outrider.part import Part
 
 LIBRARIES = {"openvino": "OpenVINO", "onnx": "ONNX Runtime"}
 
@@ -55,7 +55,8 @@ def devices(bundle: str | None, again: bool, as_json: bool, **options: Any) -> N
 def _try_models(folder: str, config: Config, found: list[Device]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """A row for each model on each device of its library, and where the options put the models."""
     from outrider.bundle import read_bundle
-    from outrider.loading import parts_of, place
+    from outrider.loading import place
+    from outrider.part import parts_of
 
     bundle = read_bundle(folder)
     named = config.device.draft_bundle

@@ -79,9 +79,9 @@ def verify(
     came from; reported, and judged with --min-cosine. The exit code is 1 if a check fails.
     """
     from outrider.bench import certify
-    from outrider.bench.invariance import longest_context
     from outrider.bench.prompts import read_prompts
     from outrider.engine import load
+    from outrider.schedule.exactness import longest_context
 
     if modes and "genai" in modes:
         raise OptionError("--modes are Outrider's own. --peer openvino-genai puts openvino-genai to the same tests.")

@@ -11,7 +11,9 @@ from outrider.schedule.cost import (
     check_pass,
     contexts_of,
     measure_pass,
+    time_calls,
 )
+from outrider.schedule.exactness import TRIAL_TOKENS, measure_exactness
 from outrider.schedule.overlap import measure_contention, pays
 from outrider.schedule.rules import ConfidenceThreshold
 
@@ -20,6 +22,7 @@ __all__ = [
     "DRAFT_ROWS",
     "LONGEST",
     "MAIN_ROWS",
+    "TRIAL_TOKENS",
     "Acceptance",
     "Auto",
     "ConfidenceThreshold",
@@ -30,6 +33,8 @@ __all__ = [
     "check_pass",
     "contexts_of",
     "measure_contention",
+    "measure_exactness",
     "measure_pass",
     "pays",
+    "time_calls",
 ]

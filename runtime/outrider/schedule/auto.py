@@ -55,7 +55,6 @@ class Auto:
         contention: Contention = ALONE,
     ) -> None:
         self._main, self._main_cost = main, main_cost
-        self._least = main.capabilities.min_rows  # rows of a round without a draft
         self._copier, self._model, self._draft_cost = copier, model, draft_cost
         self.contention = contention
         self._answers: dict[Sequence, _Answer] = {}
@@ -113,7 +112,7 @@ class Auto:
                     turn.seconds += turn.rule.step * max(len(turn.draft) - max(turn.rule.num_ahead, 1), 0)
             if len(asked) == 1 and any(turn.rule and len(turn.draft) for turn in rounds):  # the prompt is read
                 self._draft_cost.follow(sum(turn.seconds for turn in rounds) * together, self._model.seconds - began)
-        rows = [max(len(turn.draft) + 1, self._least) for turn in rounds]
+        rows = [len(turn.draft) + 1 for turn in rounds]
         context = sum(len(request.sequence) for request in requests) / together
         self._expected_check = self._main_cost.together(rows, context) if rows else 0.0
         for request, turn, count in zip(requests, rounds, rows, strict=True):
@@ -210,14 +209,14 @@ class Auto:
 
     def _plain(self, request: DraftRequest, together: int) -> float:
         """Seconds of a round without a draft; a share, where several share it."""
-        return self._main_cost.together([self._least] * together, len(request.sequence)) / together
+        return self._main_cost.together([1] * together, len(request.sequence)) / together
 
     def _check(self, request: DraftRequest, together: int, plain: float) -> list[float]:
         """Seconds that checking k draft tokens adds to a plain round, for k from 0 on; a share as well."""
         context = len(request.sequence)
         longest = min(request.limit, LONGEST)
         return [
-            max(self._main_cost.together([max(k + 1, self._least)] * together, context) / together - plain, 0.0)
+            max(self._main_cost.together([k + 1] * together, context) / together - plain, 0.0)
             for k in range(longest + 1)
         ]
 

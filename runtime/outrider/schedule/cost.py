@@ -6,10 +6,10 @@ import bisect
 import contextlib
 import itertools
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from outrider.types import Chunk
+from outrider.types import Chunk, RowRule
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from outrider.types import Backend, FixedShape, Slot
 
-MAIN_ROWS = (2, 3, 4, 6, 8, 16)
+MAIN_ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 32)
 DRAFT_ROWS = (1, 2, 8, 32, 128)
 NEAR, FAR = 256, 2048  # tokens of context at which calls are measured
 _REPEATS, _PATIENCE = 2, 1.0  # rounds of measurements at a first load, and seconds after which one is enough
@@ -35,7 +35,7 @@ class PassCost:
 
     rows: ascending. near, far: seconds for each of `rows`, with `contexts` tokens in the cache. Between these and
     beyond, straight lines. `follow` keeps up with a machine that gets slower or faster. one_call: whether several
-    sequences share the device's call, or run one after another.
+    sequences share the device's call, or run one after another. rule: what calls are padded to.
     """
 
     rows: tuple[int, ...]
@@ -44,19 +44,20 @@ class PassCost:
     contexts: tuple[int, int] = (NEAR, FAR)
     scale: float = 1.0
     one_call: bool = True
+    rule: RowRule = field(default_factory=RowRule)
 
     def __post_init__(self) -> None:
         if not len(self.rows) == len(self.near) == len(self.far) > 0 or min(*self.near, *self.far) <= 0:
             raise ValueError("a cost needs seconds above 0 for each number of rows")
 
-    def __call__(self, rows: float, context: float = NEAR) -> float:
-        """Seconds of a call with so many rows at so much context."""
-        return self.scale * self._measured(rows, context)
+    def __call__(self, rows: int, context: float = NEAR) -> float:
+        """Seconds of a call of one sequence with so many rows at so much context."""
+        return self.scale * self._measured(self.rule.num_rows([rows]), context)
 
-    def together(self, rows: Seq[float], context: float = NEAR) -> float:
+    def together(self, rows: Seq[int], context: float = NEAR) -> float:
         """Seconds for several sequences with so many rows each."""
         if self.one_call:
-            return self(sum(rows), context)
+            return self.scale * self._measured(self.rule.num_rows(rows), context)
         return sum(self(count, context) for count in rows)
 
     def follow(self, expected: float, seconds: float) -> None:
@@ -141,6 +142,22 @@ def measure_pass(
     more = [max(e - n, 0.0) for e, n in zip(extra, (near[0], near[-1]), strict=True)]
     far = [n + _line(r, ends, more) for r, n in zip(rows, near, strict=True)]
     return PassCost(tuple(rows), tuple(near), tuple(far), contexts)
+
+
+def time_calls(backend: Backend, counts: Seq[int], repeats: int = 2) -> dict[int, float]:
+    """Seconds of a call with so many tokens at some context: the shortest of `repeats`, after one in advance.
+
+    Calls of more than 16 tokens read a prompt: one row of logits is enough.
+
+    Raises:
+        DeviceError: when the device fails.
+    """
+    context = max(min(NEAR, backend.max_tokens - max(counts)), 0)
+    with _timer(backend, context + max(counts)) as seconds:
+        for n in counts:
+            seconds(n, context, 1 if n > 16 else None)
+        rounds = [[seconds(n, context, 1 if n > 16 else None) for n in counts] for _ in range(repeats)]
+    return dict(zip(counts, (min(taken) for taken in zip(*rounds, strict=True)), strict=True))
 
 
 def contexts_of(backend: Backend, rows: Seq[int], max_tokens: int | None = None) -> tuple[int, int]:

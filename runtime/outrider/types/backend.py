@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from collections.abc import Sequence as Seq
 
     import numpy as np
@@ -38,14 +39,92 @@ class FixedShape:
     max_tokens: int  # of prompt and answer
 
 
+_MOST = 64  # rows that anything is rounded up to
+
+
+@dataclass(frozen=True, slots=True)
+class Rounding:
+    """Rounds a number of rows up: to at least `least`, and to a multiple of `multiple`."""
+
+    least: int = 1
+    multiple: int = 1
+
+    def __post_init__(self) -> None:
+        if not (1 <= self.least <= _MOST and 1 <= self.multiple <= _MOST):
+            raise ValueError(f"rows are rounded up to numbers from 1 to {_MOST}")
+
+    def __call__(self, count: int) -> int:
+        """The number that `count` is rounded up to."""
+        return -(-max(count, self.least) // self.multiple) * self.multiple
+
+
+@dataclass(frozen=True, slots=True)
+class RowRule:
+    """What calls are padded to, so that a row has the same bits whatever runs with it.
+
+    sequence: rows of each sequence. call: rows of the whole call, the sequences' own rounded up before. logits: rows of
+    logits. apart: only the attention sees the rows that are added to a sequence; the products with weights, which take
+    most of the time, do not.
+    """
+
+    sequence: Rounding = field(default_factory=Rounding)
+    call: Rounding = field(default_factory=Rounding)
+    logits: Rounding = field(default_factory=Rounding)
+    apart: bool = False
+
+    def num_rows(self, counts: Iterable[int]) -> int:
+        """Rows that a call computes for sequences with so many rows each."""
+        return self.call(sum(counts if self.apart else map(self.sequence, counts)))
+
+    @property
+    def num_spare(self) -> int:
+        """Places in the cache that padding may write to, behind a sequence's last token."""
+        most = [max(each.least, each.multiple) - 1 for each in (self.sequence, self.call, self.logits)]
+        return most[0] + max(most[1:])
+
+    def __str__(self) -> str:
+        multiple = max(self.sequence.multiple, self.call.multiple)
+        if multiple > 1:
+            return f"rows in multiples of {multiple}"
+        if self.call.least > 1:
+            return f"at least {self.call.least} rows a call"
+        if self.sequence.least > 1:
+            return f"at least {self.sequence.least} rows a sequence" + (" in the attention" if self.apart else "")
+        return "any number of rows"
+
+
+@dataclass(frozen=True, slots=True)
+class Exactness:
+    """Whether rows have the same bits in any company, as it was measured with one model, device and setting.
+
+    groups: numbers of rows of a call without padding, in groups whose rows have the same bits. rule: the padding with
+    which the rest was measured. differences: the largest difference of a logit to a reading in one call, by other
+    ways to read the same tokens; 0 is bit for bit. None of them: nothing was measured.
+    """
+
+    groups: tuple[tuple[int, ...], ...] = ()
+    rule: RowRule = field(default_factory=RowRule)
+    differences: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def holds(self) -> bool:
+        """Whether it was measured, and every row had the same bits every time."""
+        return bool(self.differences) and not any(self.differences.values())
+
+    @property
+    def largest_difference(self) -> float:
+        """Of any logit, in any way."""
+        return max(self.differences.values(), default=0.0)
+
+
 @dataclass(frozen=True, slots=True)
 class Capabilities:
     """What a backend can do, for the parts that would otherwise have to assume it."""
 
-    # With min_rows rows a sequence, logits do not depend on what else is in the call, nor on what another text has left
-    # in the cache. Without: they may, by a few last bits, or by what a quantised cache rounds.
+    # With `rows`, logits do not depend on what else is in the call, nor on what another text has left in the cache.
+    # Without: they may, by a few last bits, or by what a quantised cache rounds. True only where it was measured.
     bit_exact_batching: bool
-    min_rows: int  # shorter chunks are padded to this many rows
+    rows: RowRule = field(default_factory=RowRule)  # what calls are padded to
     one_call: bool = True  # several sequences share the device's call; or run one after another
     fixed: FixedShape | None = None  # None: chunks, and slots, of any size that fits
 
@@ -163,7 +242,17 @@ class Backend(Protocol):
         """Evaluate chunks of one or several sequences in one call. A slot appears once at most."""
 
 
-class CompiledModel(Backend, Protocol):
+class PaddedBackend(Backend, Protocol):
+    """A backend whose calls can be padded."""
+
+    exactness: Exactness  # what `use` was given
+    can_pad_apart: bool  # whether `RowRule.apart` can be
+
+    def use(self, exactness: Exactness) -> None:
+        """From now on, pad calls by its rule, and claim what it says. Not while slots are open."""
+
+
+class CompiledModel(PaddedBackend, Protocol):
     """A backend of a model in a file, as the engine sets it up."""
 
     runtime: str  # the library that runs it
@@ -192,7 +281,7 @@ class CompiledModel(Backend, Protocol):
         """What is in the cache."""
 
     def allocate(self, max_tokens: int) -> None:
-        """Make the cache, or set how large it may get; called once, before any `open`."""
+        """Make the cache, or set how large it may get, anew; called before any `open`, and while none is open."""
 
     def tokens_for(self, max_tokens: int) -> int:
         """What to give `allocate` so that a slot can have `max_tokens`."""

@@ -1,0 +1,120 @@
+"""The models of a bundle as parts of an engine, and what each is compiled by."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import json
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+import openvino as ov
+
+from outrider import __version__, kept
+from outrider.backends import load_model, on_npu
+from outrider.backends.processor import find_processor
+from outrider.bundle import draft_models_of
+from outrider.config import user_path
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from outrider.bundle import Bundle, ModelEntry
+    from outrider.config import DeviceConfig
+    from outrider.types import CompiledModel
+
+NPU_SIZES = ("npu_max_prompt_tokens", "npu_max_new_tokens", "npu_window")
+
+
+@dataclass(frozen=True)
+class Part:
+    """A model of a bundle and what it does there. role: "main", or a draft model's name."""
+
+    role: str
+    bundle: Bundle
+    model: ModelEntry
+
+    def __str__(self) -> str:
+        return "The main model" if self.role == "main" else f"The draft model '{self.role}'"
+
+    @property
+    def files(self) -> dict[str, str]:
+        """The sha256 of each of its files."""
+        listed = self.bundle.manifest.files
+        return {e.path: e.sha256 for e in listed if e.path.startswith(f"{self.model.folder}/")}
+
+    @property
+    def size(self) -> int:
+        """Bytes of its files."""
+        return sum(e.size for e in self.bundle.manifest.files if e.path in self.files)
+
+    @property
+    def path(self) -> Path:
+        """The file that its backend opens."""
+        return self.bundle.model_path(self.model)
+
+    @property
+    def is_main(self) -> bool:
+        """Whether it is the main model, whose rows decide."""
+        return self.role == "main"
+
+    def options(self, options: DeviceConfig, device: str) -> DeviceConfig:
+        """A model's own options; among its properties the folder for what OpenVINO compiles.
+
+        Not on the CPU: there, OpenVINO 2026.4 writes a model with a paged cache and then cannot read it ("k_head_size
+        and num_k_heads are required", as its file lacks them), so that every start would compile it, and write it,
+        again.
+        """
+        own = options.of(self.role)
+        if self.model.format != "openvino" or device == "CPU" or own.compiled_cache == "off":
+            return own
+        if "CACHE_DIR" in own.properties:
+            return own
+        folder = kept.FOLDER / "compiled" if own.compiled_cache == "auto" else user_path(own.compiled_cache)
+        # OpenVINO tells models apart by every bit, but not by all options that they were compiled with.
+        asked = json.dumps([device, self.asked(own, device)], sort_keys=True, default=str)
+        folder /= hashlib.sha256(asked.encode()).hexdigest()[:12]
+        return dataclasses.replace(own, properties={**own.properties, "CACHE_DIR": str(folder)})
+
+    def asked(self, own: DeviceConfig, device: str) -> dict[str, Any]:
+        """What of its own options it is compiled by on a device."""
+        names = ("precision", "cache_precision", "num_threads", "top_logits", "properties")
+        sizes = NPU_SIZES if on_npu(self.model, device) else ()
+        return {name: getattr(own, name) for name in (*names, *sizes)}
+
+    def compile(self, own: DeviceConfig, device: str, *, can_pad_apart: bool = False) -> CompiledModel:
+        """Compile it with its own options; see `outrider.backends.load_model`."""
+        return load_model(self.path, self.model, device, own, is_main=self.is_main, can_pad_apart=can_pad_apart)
+
+    @property
+    def versions(self) -> dict[str, str]:
+        """Of what a verdict or a choice may change with."""
+        versions = {"outrider": __version__}
+        if self.model.format == "openvino":
+            return versions | {"openvino": ov.get_version()}
+        if find_spec("onnxruntime"):
+            import onnxruntime  # several packages hold it: it is asked itself
+
+            versions["onnxruntime"] = onnxruntime.__version__
+        return versions
+
+
+def parts_of(bundle: Bundle, draft_bundle: Bundle) -> tuple[Part, list[Part]]:
+    """The main model of a bundle, and the draft models for it, which may be another bundle's."""
+    drafts = [Part(entry.name, draft_bundle, entry.model) for entry in draft_models_of(draft_bundle, bundle)]
+    return Part("main", bundle, bundle.manifest.main), drafts
+
+
+def describe(part: Part, backend: CompiledModel) -> dict[str, Any]:
+    """What the time of a model's calls depends on, as far as it can be known."""
+    return {"role": part.role, "files": part.files, **backend.fingerprint, "outrider": __version__} | machine()
+
+
+@functools.cache
+def machine() -> dict[str, str]:
+    """What kernels are chosen by: processors of one name may have different instructions."""
+    found = find_processor()
+    limits = " ".join(f"{name}={value}" for name, value in found.limits.items())
+    return {"processor": found.name, "instructions": " ".join(found.instructions), "limits": limits}

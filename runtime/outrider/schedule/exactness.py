@@ -1,0 +1,296 @@
+"""Whether a row's logits have the same bits whatever runs with it: the ground that identical text stands on.
+
+    exactness = measure_exactness(backend)    # at load, once: the padding that it takes, and whether it holds
+    backend.use(exactness)
+    differences = compare_readings(backend, context=512)    # every way that there is, for a certificate
+    max(differences.values())    # 0.0 where the backend keeps its word
+
+Kernels are chosen by the number of rows, and they add in different orders: on one processor a row alone has other bits
+than a row among several, on another rows have the same bits only in calls of eight, sixteen, and so on. Nothing of
+that is known before it is measured.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, TypeAlias
+
+import numpy as np
+
+from outrider.types import Chunk, Exactness, Rounding, RowRule
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Sequence as Seq
+
+    from numpy.typing import NDArray
+
+    from outrider.types import Backend, PaddedBackend, Slot
+
+    Rows: TypeAlias = NDArray[np.float32]  # [rows, vocab_size]
+
+TAIL = 40  # rows that are compared: more than a block of the cache holds, so that a boundary is among them
+PIECES = (2048, 512, 100, 64, 33, 32, 16, 2, 1)  # tokens a call
+MAX_CALLS = 100  # smaller pieces are left out where a prompt would need more calls
+WRONG_DRAFTS = (0, 1, 2, 5, 15)
+
+# What is measured at load: numbers of rows up to the longest draft's, and some of prompt pieces and batches.
+ROWS = (*range(1, 18), 20, 24, 31, 32, 33, 40, 48, 64)
+_BEFORE = 70  # tokens in front of those rows: no multiple of a block
+TRIAL_CONTEXT = 150  # tokens that are read in several ways
+TRIAL_TOKENS = 4096  # of the cache that this takes, at most
+_LEAST_CONTEXT = TAIL + 24
+_MULTIPLES = (8, 16, 32)
+
+
+def measure_exactness(backend: PaddedBackend) -> Exactness:
+    """Find the least padding with which rows have the same bits in any company, and what differs where there is none.
+
+    First the numbers of rows of a call are sorted into groups whose rows have the same bits; then every padding that
+    would bring all calls into one group is tried, the cheapest first, on prompts in pieces, prefixes from the cache,
+    several sequences and rejected drafts. Takes some 80 calls; the backend's cache has to be made and empty.
+
+    Raises:
+        DeviceError: when the device fails.
+    """
+    backend.use(Exactness())
+    context = min(TRIAL_CONTEXT, longest_context(backend, backend.max_tokens))
+    if context < _LEAST_CONTEXT:
+        return Exactness()
+    if backend.capabilities.fixed:  # it has one number of rows
+        return Exactness(differences=_try(backend, Exactness(), context))
+    groups = tuple(_groups(backend, [(rows, rows) for rows in ROWS]))
+    for rule in _rules(backend, groups):
+        differences = _try(backend, Exactness(groups, rule), context)
+        if not any(differences.values()):
+            return Exactness(groups, rule, differences)
+    # What is not exact is not padded: that would cost time and promise nothing.
+    return Exactness(groups, RowRule(), _try(backend, Exactness(groups), context))
+
+
+def _try(backend: PaddedBackend, exactness: Exactness, context: int) -> dict[str, float]:
+    """How the logits differ between a few ways to read the same tokens, with this padding."""
+    backend.use(exactness)
+    return _compare(backend, context, _quick_readings(backend, context))
+
+
+def _rules(backend: PaddedBackend, groups: Seq[Seq[int]]) -> Iterator[RowRule]:
+    """Paddings that would bring every call into one group, the cheapest first."""
+    rows_alike = [(rows, rows) for rows in ROWS]
+    least = _least(groups)
+    if least is not None:
+        logits = Rounding(_least(_groups(backend, [(ROWS[-1], rows) for rows in ROWS[:16]])) or 1)
+        if least == 1:
+            yield RowRule(logits=logits)
+        if backend.can_pad_apart:
+            # The attention is given two rows; the products may need more, or none.
+            apart = RowRule(sequence=Rounding(2), logits=logits, apart=True)
+            backend.use(Exactness(rule=apart))
+            of_products = _least(_groups(backend, rows_alike))
+            if of_products is not None:
+                yield replace(apart, call=Rounding(of_products))
+        yield RowRule(sequence=Rounding(max(least, 2)), logits=logits)
+    for multiple in _MULTIPLES:
+        if any(set(group) >= {rows for rows in ROWS if rows % multiple == 0} for group in groups):
+            by = Rounding(multiple, multiple)
+            yield RowRule(call=by, logits=by)
+            if backend.can_pad_apart:
+                yield RowRule(sequence=by, call=by, logits=by, apart=True)
+            yield RowRule(sequence=by, call=by, logits=by)
+
+
+def _least(groups: Iterable[Seq[int]]) -> int | None:
+    """The number of rows from which on all have the same bits; None where the largest alone are alike."""
+    last = max(groups, key=max)
+    others = [rows for rows in ROWS if rows not in last and rows < max(last)]
+    least = min((rows for rows in last if rows > max(others, default=0)), default=max(last))
+    return least if least <= _MULTIPLES[0] else None
+
+
+def _groups(backend: Backend, calls: Seq[tuple[int, int]]) -> list[tuple[int, ...]]:
+    """Sort calls of (tokens, rows of logits) by the bits of a row that all of them have; named by the second number.
+
+    That is the first token's row; where calls have more tokens than rows, the last's.
+    """
+    token_ids = _tokens(backend, _BEFORE + max(count for count, _ in calls))
+    slot = open_slot(backend, len(token_ids))
+    groups: dict[bytes, list[int]] = {}
+    try:
+        backend.submit([Chunk(slot, token_ids[:_BEFORE], num_rows=0)]).wait()
+        for count, num_rows in calls:
+            slot.trim(_BEFORE)
+            chunk = Chunk(slot, token_ids[_BEFORE : _BEFORE + count], num_rows)
+            row = backend.submit([chunk]).wait().logits(0 if count == num_rows else num_rows - 1)
+            groups.setdefault(row.tobytes(), []).append(num_rows)
+    finally:
+        slot.close()
+    return [tuple(group) for group in groups.values()]
+
+
+def _quick_readings(main: Backend, context: int) -> dict[str, Callable[[list[int]], Rows]]:
+    """A few calls of each kind: what is different anywhere before shows in the rows that are compared."""
+    growing = list(itertools.takewhile(lambda n: n * (n + 1) // 2 < context, itertools.count(1)))
+    readings: dict[str, Callable[[list[int]], Rows]] = {
+        "pieces that grow": _in_pieces(main, [context - sum(growing), *growing]),
+        "large pieces": _in_pieces(main, [context - context // 3 - 33, 33, context // 3]),
+        "wrong drafts": partial(_decode, main, nums_drafts=(0, 15, 1, 2, 5, 7, 3, 4)),
+        "from the cache": partial(_from_the_cache, main, num_common=context - TAIL),
+    }
+    if main.capabilities.fixed is None:
+        readings["beside two others"] = partial(_beside, main, num_rows=14)
+        readings["among eight alike"] = partial(_among, main, num_sequences=8)
+    return readings
+
+
+def compare_readings(main: Backend, context: int) -> dict[str, float]:
+    """The largest difference of any logit to a reading in one call, for every other way to read the same tokens.
+
+    `context` random tokens (more than TAIL) are read in pieces of many sizes, beside other sequences, with a beginning
+    that another sequence has left in the cache, and with the end decoded token by token in front of drafts that are
+    rejected. The last rows are compared: they attend to all keys and values, so what differs anywhere before shows in
+    them. Opens three slots of about `context` tokens.
+    """
+    rng = np.random.default_rng(0)
+    sizes = {f"pieces of {n}": [n] * -(-context // n) for n in PIECES if n < context and context // n <= MAX_CALLS}
+    uneven = rng.integers(1, 300, size=context).tolist()
+    sizes["uneven pieces"] = uneven[: int(np.searchsorted(np.cumsum(uneven), context)) + 1]
+    readings = {name: _in_pieces(main, each) for name, each in sizes.items()}
+    if main.capabilities.fixed is None:  # else there is no room beside it
+        readings["beside two others"] = partial(_beside, main, num_rows=TAIL)
+    for n in (min(context // 2 + 1, context - TAIL), context - TAIL):  # the last rows are read anew
+        readings[f"{n} tokens from the cache"] = partial(_from_the_cache, main, num_common=n)
+    for n in WRONG_DRAFTS:
+        name = f"{n} wrong drafts" if n else "token by token"
+        readings[name] = partial(_decode, main, nums_drafts=(n,) * TAIL)
+    return _compare(main, context, readings)
+
+
+def _compare(main: Backend, context: int, readings: dict[str, Callable[[list[int]], Rows]]) -> dict[str, float]:
+    """The largest difference of any of the last rows to a reading in one call."""
+    token_ids = _tokens(main, context)
+    whole = read(main, token_ids, [context], TAIL)
+    made = {}
+    for name, reading in readings.items():
+        rows = reading(token_ids)
+        if len(rows):  # not every backend keeps any text in its cache
+            made[name] = float(np.abs(rows - whole[-len(rows) :]).max())
+    return made
+
+
+def _tokens(backend: Backend, count: int) -> list[int]:
+    token_ids: list[int] = np.random.default_rng(0).integers(backend.vocab_size, size=count).tolist()
+    return token_ids
+
+
+def longest_context(main: Backend, max_tokens: int) -> int:
+    """The longest `context` that `probe` can have where one sequence may have `max_tokens`."""
+    if main.capabilities.fixed:
+        return main.max_tokens - max(WRONG_DRAFTS)
+    return (max_tokens - TAIL) // 3 - 64  # a slot is rounded up to whole blocks
+
+
+def _in_pieces(main: Backend, sizes: Seq[int]) -> Callable[[list[int]], Rows]:
+    return partial(read, main, sizes=sizes, num_rows=TAIL)
+
+
+def read(main: Backend, token_ids: Seq[int], sizes: Seq[int], num_rows: int) -> Rows:
+    """The last logits float32 [num_rows, vocab_size] of tokens that are read in chunks of these sizes."""
+    slot = open_slot(main, len(token_ids))
+    rows = []
+    try:
+        for size in sizes:
+            chunk = token_ids[slot.length : slot.length + size]
+            wanted = max(0, min(len(chunk), slot.length + len(chunk) - (len(token_ids) - num_rows)))
+            step = main.submit([Chunk(slot, chunk, num_rows=wanted)]).wait()
+            rows += [step.logits(i).copy() for i in range(wanted)]
+    finally:
+        slot.close()
+    return np.array(rows)
+
+
+def open_slot(main: Backend, max_tokens: int) -> Slot:
+    """A slot, while nothing else runs."""
+    slot = main.open(max_tokens)
+    if slot is None:
+        raise AssertionError("the cache has no room: nothing else may run beside a certificate")
+    return slot
+
+
+def _beside(main: Backend, token_ids: list[int], num_rows: int) -> Rows:
+    """The last rows, with a longer and a shorter sequence in every call, whose blocks lie between this one's."""
+    count = len(token_ids)
+    others = [open_slot(main, count + TAIL), open_slot(main, count)]
+    slot = open_slot(main, count)
+    head = count - num_rows
+    rows = []
+    try:
+        longer, shorter = others
+        chunks = [Chunk(longer, token_ids[::-1], 0), Chunk(slot, token_ids[:head], 0), Chunk(shorter, token_ids[:3], 0)]
+        main.submit(chunks).wait()
+        while slot.length < count:
+            size = min(1 + slot.length % 3, count - slot.length)
+            chunks = [
+                Chunk(longer, [1], num_rows=1),
+                Chunk(slot, token_ids[slot.length : slot.length + size], num_rows=size),
+                Chunk(shorter, [2, 3], num_rows=0),
+            ]
+            step = main.submit(chunks).wait()
+            rows += [step.logits(1 + i).copy() for i in range(size)]
+    finally:
+        for each in (slot, *others):
+            each.close()
+    return np.array(rows)
+
+
+def _from_the_cache(main: Backend, token_ids: list[int], num_common: int) -> Rows:
+    """The last rows of a text whose beginning another has left, which went on otherwise; none where nothing is kept."""
+    count = len(token_ids)
+    other = [*token_ids[:num_common], *((token_id + 1) % main.vocab_size for token_id in token_ids[num_common:])]
+    first = open_slot(main, count + 1)
+    main.submit([Chunk(first, other, num_rows=0)]).wait()
+    first.keep(other)
+    first.close()
+    slot = main.open(count, token_ids)
+    if slot is None:
+        raise AssertionError("what was kept takes the room of what runs")
+    try:
+        num_rows = min(TAIL, count - slot.length) if slot.length else 0
+        step = main.submit([Chunk(slot, token_ids[slot.length :], num_rows)]).wait()
+        return np.array([step.logits(i).copy() for i in range(num_rows)])
+    finally:
+        slot.close()
+
+
+def _among(main: Backend, token_ids: list[int], num_sequences: int) -> Rows:
+    """The last rows, of the first of several sequences with one row each a call."""
+    slots = [open_slot(main, len(token_ids)) for _ in range(num_sequences)]
+    rows = []
+    try:
+        for i, slot in enumerate(slots):  # of different lengths, but for the first
+            main.submit([Chunk(slot, token_ids[: len(token_ids) - 3 - i], num_rows=0)]).wait()
+        for token_id in token_ids[-3:]:
+            step = main.submit([Chunk(slot, [token_id], num_rows=1) for slot in slots]).wait()
+            rows.append(step.logits(0).copy())
+    finally:
+        for slot in slots:
+            slot.close()
+    return np.array(rows)
+
+
+def _decode(main: Backend, token_ids: list[int], nums_drafts: Seq[int]) -> Rows:
+    """The last rows, decoded one by one, each in front of so many wrong draft tokens that are then trimmed."""
+    count, num_rows = len(token_ids), len(nums_drafts)
+    slot = open_slot(main, count + max(nums_drafts))
+    rows = []
+    try:
+        main.submit([Chunk(slot, token_ids[: count - num_rows], num_rows=0)]).wait()
+        for i, num_drafts in zip(range(count - num_rows, count), nums_drafts, strict=True):
+            chunk = [token_ids[i], *token_ids[:num_drafts]]
+            step = main.submit([Chunk(slot, chunk, num_rows=len(chunk))]).wait()
+            rows.append(step.logits(0).copy())
+            slot.trim(i + 1)
+    finally:
+        slot.close()
+    return np.array(rows)

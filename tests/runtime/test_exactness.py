@@ -1,0 +1,108 @@
+"""What is measured of a backend's rows, and that no more is claimed: on fakes that calculate as processors do."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from outrider.schedule.exactness import ROWS, compare_readings, measure_exactness
+from outrider.testing import FakeBackend
+from outrider.types import Exactness, Rounding, RowRule
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+# As measured in bf16 on an Intel Xeon with AMX; numbers that are not listed have bits of their own.
+AMX = ((1,), (2, 4), (3,), (5, 6, 12, 15), (7, 9), (8, 16, 24, 32, 40, 48, 64))
+
+
+def by_groups(groups: Sequence[Sequence[int]]) -> Callable[[int], int]:
+    """A kernel for each group; multiples of eight beyond those listed are in the last."""
+    known = {rows: i for i, group in enumerate(groups, 1) for rows in group}
+
+    def kernel(rows: int) -> int:
+        return known.get(rows) or (len(groups) if rows % 8 == 0 else 100 + rows)
+
+    return kernel
+
+
+def alone(rows: int) -> int:
+    """The kernel for a row alone is another one."""
+    return int(rows == 1)
+
+
+def test_rows_that_are_alike_need_no_padding() -> None:
+    backend = FakeBackend(40)
+    found = measure_exactness(backend)
+    assert found.holds
+    assert found.rule == RowRule()
+    assert found.groups == (ROWS,)
+
+
+def test_rows_in_eights_are_found() -> None:
+    backend = FakeBackend(40, kernels=by_groups(AMX))
+    found = measure_exactness(backend)
+    assert found.holds
+    assert found.rule == RowRule(call=Rounding(8, 8), logits=Rounding(8, 8))
+    assert (5, 6, 12, 15) in found.groups
+    backend.use(found)
+    assert max(compare_readings(backend, 200).values()) == 0
+    assert {rows % 8 for rows in backend.num_rows[-50:]} == {0}
+
+
+def test_a_sequence_alone_is_padded_where_the_attention_asks_for_it() -> None:
+    for can_pad_apart in (False, True):
+        found = measure_exactness(FakeBackend(40, attention_kernels=alone, can_pad_apart=can_pad_apart))
+        assert found.holds
+        assert found.rule == RowRule(sequence=Rounding(2), apart=can_pad_apart)
+        assert found.rule.num_rows([1, 1, 1]) == (3 if can_pad_apart else 6)
+
+
+def test_products_may_ask_for_more_than_the_attention() -> None:
+    """As in bf16 with 4-bit weights on an AMD EPYC, with dynamic quantisation in groups that are not the weights'."""
+    kernels = by_groups([(1,), (2, 3, 4), tuple(range(5, 1000))])
+    found = measure_exactness(FakeBackend(40, kernels=kernels, attention_kernels=alone, can_pad_apart=True))
+    assert found.holds
+    assert found.rule == RowRule(sequence=Rounding(2), call=Rounding(5), apart=True)
+
+
+def test_where_no_padding_helps_nothing_is_claimed() -> None:
+    backend = FakeBackend(40, kernels=lambda rows: rows)
+    found = measure_exactness(backend)
+    assert not found.holds
+    assert found.largest_difference > 0.1
+    assert found.rule == RowRule()  # which would cost time and promise nothing
+    backend.use(found)
+    assert not backend.capabilities.bit_exact_batching
+
+
+def test_what_was_not_measured_does_not_hold() -> None:
+    assert not Exactness().holds
+
+
+@settings(max_examples=12)
+@given(st.data())
+def test_whatever_is_claimed_is_true(data: st.DataObject) -> None:
+    """Any kernels for any numbers of rows: either a padding is found that makes readings alike, or none is claimed."""
+    known = data.draw(st.lists(st.integers(0, 2), min_size=64, max_size=64))
+    period = data.draw(st.sampled_from([1, 2, 8]))
+    beyond = data.draw(st.integers(0, 2))
+
+    def kernels(rows: int) -> int:
+        return known[rows - 1] if rows % period and rows <= 64 else beyond
+
+    backend = FakeBackend(24, kernels=kernels, attention_kernels=data.draw(st.sampled_from([alone, lambda _: 0])))
+    found = measure_exactness(backend)
+    backend.use(found)
+    if found.holds:
+        assert max(compare_readings(backend, 130).values()) == 0
+
+
+@pytest.mark.parametrize("rule", [RowRule(), RowRule(Rounding(2)), RowRule(Rounding(8, 8), Rounding(8, 8))])
+def test_padding_has_its_room(rule: RowRule) -> None:
+    for counts in ([1], [5], [1, 1], [3, 8, 1]):
+        added = rule.num_rows(counts) - sum(counts)
+        assert 0 <= added <= len(counts) * rule.num_spare
