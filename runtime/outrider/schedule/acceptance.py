@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import bisect
+import math
 from dataclasses import dataclass, field
 
 # Confidences are told apart where it matters: near certainty, one token in twenty decides how far a draft goes.
 _EDGES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99, 0.995, 0.999)
 _PRIOR_WEIGHT = 4.0  # observations that a drafter's own word counts for
+_MOST = 1 / (1 - 0.998) + 1  # observations that a count can come to
 _MEMORY = 0.998  # of what was observed, how much the next observation leaves
 
 
@@ -23,19 +25,34 @@ class Acceptance:
     tokens that were judged count: those behind a rejected one were never compared with what the main model says.
     """
 
-    _kept: list[float] = field(default_factory=lambda: [0.0] * (len(_EDGES) + 1))
-    _seen: list[float] = field(default_factory=lambda: [0.0] * (len(_EDGES) + 1))
+    kept: list[float] = field(default_factory=lambda: [0.0] * (len(_EDGES) + 1))
+    seen: list[float] = field(default_factory=lambda: [0.0] * (len(_EDGES) + 1))
+
+    def __post_init__(self) -> None:
+        counts = list(zip(self.kept, self.seen, strict=True))
+        if len(counts) != len(_EDGES) + 1 or not all(0 <= kept <= seen <= _MOST for kept, seen in counts):
+            raise ValueError(f"there are {len(_EDGES) + 1} counts, of what was kept and of what was seen")
 
     def chance(self, confidence: float) -> float:
         """How likely a token with this confidence is to be kept, given that those before it are."""
         at = bisect.bisect_right(_EDGES, confidence)
-        return (self._kept[at] + _PRIOR_WEIGHT * confidence) / (self._seen[at] + _PRIOR_WEIGHT)
+        return (self.kept[at] + _PRIOR_WEIGHT * confidence) / (self.seen[at] + _PRIOR_WEIGHT)
+
+    def careful(self, confidence: float) -> float:
+        """The same, a standard deviation lower: what is not known yet is worth little."""
+        at = bisect.bisect_right(_EDGES, confidence)
+        return lower_bound(self.chance(confidence), self.seen[at])
 
     def observe(self, confidence: float, *, kept: bool) -> None:
         """Take in what became of a token."""
         at = bisect.bisect_right(_EDGES, confidence)
-        self._kept[at] = _MEMORY * self._kept[at] + kept
-        self._seen[at] = _MEMORY * self._seen[at] + 1
+        self.kept[at] = _MEMORY * self.kept[at] + kept
+        self.seen[at] = _MEMORY * self.seen[at] + 1
+
+
+def lower_bound(mean: float, num_seen: float) -> float:
+    """A chance that was estimated from so many observations, a standard deviation lower."""
+    return max(mean - math.sqrt(mean * (1 - mean) / (1 + num_seen)), 0.0)
 
 
 @dataclass(slots=True)
@@ -71,6 +88,15 @@ class Share:
     mean: float
     weight: float
     memory: float
+
+    def __post_init__(self) -> None:
+        if not (0 <= self.mean <= 1e9 and 0 <= self.weight <= 1e6 and 0 < self.memory <= 1):
+            raise ValueError("a running mean has a mean and a weight of at least 0")
+
+    @property
+    def careful(self) -> float:
+        """The mean of chances, a standard deviation lower."""
+        return lower_bound(self.mean, self.weight)
 
     def add(self, value: float) -> None:
         """Take in an observation."""

@@ -10,11 +10,14 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass, field
+from itertools import accumulate
 from math import prod
+from operator import mul
 from typing import TYPE_CHECKING
 
-from outrider.schedule.acceptance import Acceptance, Luck, Share
+from outrider.schedule.acceptance import Luck, Share
 from outrider.schedule.cost import ALONE
+from outrider.schedule.records import Records
 from outrider.types import NO_DRAFT
 
 if TYPE_CHECKING:
@@ -23,12 +26,14 @@ if TYPE_CHECKING:
 
     from outrider.drafters import DraftModel
     from outrider.schedule.cost import Contention, PassCost
+    from outrider.schedule.records import Record
     from outrider.types import Backend, Draft, Drafter, DraftRequest, Pending, Sequence
 
 LONGEST = 15  # draft tokens a round: with the one before them, the 16 rows up to which calls are measured
+BUDGET = 0.02  # of an answer's time so far, for drafts that may not pay
 _MEMORY = 0.9  # of earlier rounds, how much the next one leaves: the rate is that of about ten rounds
 _FIRST_PROBE, _LAST_PROBE = 8, 32  # rounds between tries of a draft model that does not pay
-_QUICKLY_READ = 2.0  # rounds of plain decoding that reading a prompt may take without a second thought
+_QUICKLY_READ = 1.0  # rounds of plain decoding that reading a prompt may take without a second thought
 _UNSAID = 0.5  # stands for the confidence of a drafter that does not say any
 
 
@@ -39,7 +44,7 @@ class Auto:
         Auto(main, main_cost, copier=Suffix(), model=model, draft_cost=cost)    # both
 
     copier: a drafter without a model of its own, whose drafts are free, and chosen without looking at the noise.
-    contention: what drafting ahead costs the check that is under way.
+    contention: what drafting ahead costs the check that is under way. records: what is known of the drafters.
     """
 
     num_assistant_tokens = LONGEST
@@ -53,13 +58,13 @@ class Auto:
         model: DraftModel | None = None,
         draft_cost: PassCost | None = None,
         contention: Contention = ALONE,
+        records: Records | None = None,
     ) -> None:
         self._main, self._main_cost = main, main_cost
         self._copier, self._model, self._draft_cost = copier, model, draft_cost
         self.contention = contention
         self._answers: dict[Sequence, _Answer] = {}
-        self._records: dict[type, _Record] = {}  # by verifier: sampling keeps other tokens than greedy decoding
-        self._length = Share(128.0, weight=1.0, memory=0.9)  # of an answer, in tokens
+        self.records = Records() if records is None else records
         self._expected_check = self._check_began = 0.0
 
     @property
@@ -90,36 +95,102 @@ class Auto:
         """Forget a sequence and give its room back."""
         for drafter in self._drafters:
             drafter.release(sequence)
-        if self._answers.pop(sequence, None):
-            self._length.add(len(sequence) - sequence.num_prompt_tokens)
+        if answer := self._answers.pop(sequence, None):
+            answer.record.length.add(len(sequence) - sequence.num_prompt_tokens)
+            self.records.save()
 
     def propose(self, requests: Seq[DraftRequest]) -> list[Draft]:
         """For each request the draft that is worth most, empty where none is worth anything."""
-        together = max(len(requests), 1)
+        if not requests:
+            return []
+        batch = self._batch(requests)
         copies = self._copier.propose(requests) if self._copier else [NO_DRAFT] * len(requests)
-        rounds = [self._plan(r, copy, together) for r, copy in zip(requests, copies, strict=True)]
+        lengths = self._copy_lengths(requests, copies, batch)
+        rounds = [
+            self._plan(request, copy, length, batch)
+            for request, copy, length in zip(requests, copies, lengths, strict=True)
+        ]
+        self._draft(requests, rounds)
+        rows = [len(turn.draft) + 1 for turn in rounds]
+        self._expected_check = self._main_cost.together(rows, batch.context)
+        for request, turn, count in zip(requests, rounds, rows, strict=True):
+            turn.seconds += self._expected_check * count / sum(rows)
+            turn.plain = batch.plain / len(rounds)
+            self._answers[request.sequence].turn = turn
+        self._check_began = self._main.seconds
+        return [turn.draft for turn in rounds]
+
+    def _batch(self, requests: Seq[DraftRequest]) -> _Batch:
+        together = len(requests)
+        context = sum(len(request.sequence) for request in requests) / together
+        plain = self._main_cost.together([1] * together, context)
+        answers = [self._answer(request, plain / together) for request in requests]
+        # Plain decoding is there to be had.
+        rate = max(sum(a.tokens for a in answers) / sum(a.seconds for a in answers), together / plain)
+        return _Batch(together, context, plain, rate)
+
+    def _copy_lengths(self, requests: Seq[DraftRequest], copies: Seq[Draft], batch: _Batch) -> list[int]:
+        """How much of each copy to draft.
+
+        What pays even if chances are lower than they seem is drafted anyway. What may pay has a budget, so that an
+        answer whose copies are all wrong is hardly slower for it.
+        """
+        sure: list[list[float]] = []
+        hoped: list[list[float]] = []
+        budget = 0.0
+        for request, copy in zip(requests, copies, strict=True):
+            answer = self._answers[request.sequence]
+            answer.judge_copy(request.sequence)
+            answer.copy, answer.copied_at = copy, len(request.sequence)
+            confidences = confidences_of(copy)[: min(request.limit, LONGEST)]
+            sure.append([answer.copy_chance(confidence, careful=True) for confidence in confidences])
+            hoped.append([answer.copy_chance(confidence) for confidence in confidences])
+            budget += answer.budget
+        if not any(hoped):
+            return [0] * len(copies)
+        best, safe = self._allot(hoped, batch), self._allot(sure, batch)
+        return best if self._extra(best, batch) - self._extra(safe, batch) <= budget else safe
+
+    def _allot(self, chances: Seq[Seq[float]], batch: _Batch) -> list[int]:
+        """How many draft tokens of each answer are worth their rows in this batch, the likeliest taken first.
+
+        chances: of each token to be kept if those before it are. Rows cost what they cost together: where a call is
+        full, or every row has its price, few are worth it; where a batch has to be padded anyway, some are free.
+        """
+        reached = [(kept, i) for i, each in enumerate(chances) for kept in accumulate(each, mul)]
+        reached.sort(key=lambda token: -token[0])  # stable: a token comes behind those before it
+        lengths = [0] * len(chances)
+        best, best_value, value = list(lengths), 0.0, 0.0
+        for kept, i in reached:
+            value += kept
+            lengths[i] += 1
+            worth = value - batch.rate * self._extra(lengths, batch)
+            if worth > best_value:
+                best, best_value = list(lengths), worth
+        return best
+
+    def _extra(self, lengths: Seq[int], batch: _Batch) -> float:
+        """Seconds that drafts of these lengths add to a plain round."""
+        return max(self._main_cost.together([k + 1 for k in lengths], batch.context) - batch.plain, 0.0)
+
+    def _draft(self, requests: Seq[DraftRequest], rounds: Seq[_Turn]) -> None:
+        """Have the draft model draft where it was decided on."""
         asked = [
             dataclasses.replace(request, rule=turn.rule)
             for request, turn in zip(requests, rounds, strict=True)
             if turn.rule is not None
         ]
-        if self._model and self._draft_cost and asked:
-            began = self._model.seconds
-            drafts = iter(self._model.propose(asked))
-            for turn in rounds:
-                if turn.rule is not None:
-                    turn.draft = next(drafts)
-                    turn.seconds += turn.rule.step * max(len(turn.draft) - max(turn.rule.num_ahead, 1), 0)
-            if len(asked) == 1 and any(turn.rule and len(turn.draft) for turn in rounds):  # the prompt is read
-                self._draft_cost.follow(sum(turn.seconds for turn in rounds) * together, self._model.seconds - began)
-        rows = [len(turn.draft) + 1 for turn in rounds]
-        context = sum(len(request.sequence) for request in requests) / together
-        self._expected_check = self._main_cost.together(rows, context) if rows else 0.0
-        for request, turn, count in zip(requests, rounds, rows, strict=True):
-            turn.seconds += self._expected_check * count / sum(rows)
-            self._answers[request.sequence].turn = turn
-        self._check_began = self._main.seconds
-        return [turn.draft for turn in rounds]
+        if not (self._model and self._draft_cost and asked):
+            return
+        began = self._model.seconds
+        drafts = iter(self._model.propose(asked))
+        for turn in rounds:
+            if turn.rule is not None:
+                turn.draft = next(drafts)
+                turn.seconds += turn.rule.step * max(len(turn.draft) - max(turn.rule.num_ahead, 1), 0)
+        if len(asked) == 1 and any(turn.rule and len(turn.draft) for turn in rounds):  # the prompt is read
+            expected = sum(turn.seconds for turn in rounds) * len(rounds)
+            self._draft_cost.follow(expected, self._model.seconds - began)
 
     def draft_ahead(self, requests: Seq[DraftRequest], drafts: Seq[Draft], check: Pending) -> None:
         """Let the draft model go on where it has drafted, if that is likely enough to come true."""
@@ -160,19 +231,17 @@ class Auto:
             self._expected_check = 0.0
         answer.add(turn, num_accepted)
 
-    def _plan(self, request: DraftRequest, copy: Draft, together: int) -> _Turn:
+    def _plan(self, request: DraftRequest, copy: Draft, length: int, batch: _Batch) -> _Turn:
         """What this round may bring to one answer; the draft model is only asked where `rule` is set."""
-        answer = self._answer(request, together)
-        plain = self._plain(request, together)
-        check = self._check(request, together, plain)
-        rate = max(answer.tokens / answer.seconds, 1 / plain)  # plain decoding is there to be had
-        answer.judge_copy(request.sequence)
-        answer.copy, answer.copied_at = copy, len(request.sequence)
-        chances = [answer.copy_chance(confidence) for confidence in confidences_of(copy)]
-        value, length = best_length(chances, [rate * seconds for seconds in check])
+        answer = self._answers[request.sequence]
         turn = _Turn(copy.cut(length), by_model=False)
         if self._model is None or self._draft_cost is None or not self._model.can_draft(request):
             return turn
+        together, rate, plain = batch.together, batch.rate, batch.plain / batch.together
+        longest = min(request.limit, LONGEST)
+        check = [self._extra([k] * together, batch) / together for k in range(longest + 1)]
+        chances = [answer.copy_chance(confidence) for confidence in confidences_of(copy)[:length]]
+        value = sum(accumulate(chances, mul)) - rate * check[length]
         context = len(request.sequence)
         generated = context - request.sequence.num_prompt_tokens
         unread = max(self._model.num_unread(request.sequence), 1)
@@ -181,44 +250,43 @@ class Auto:
         num_ahead = self._model.num_ahead(request.sequence)
         if num_ahead:
             first = 0.0  # how many there are may depend on what they are: it has no say in whether they are used
-        chance = answer.model.mean
         costs = [rate * (seconds + max(k - bool(num_ahead), 0) * step) for k, seconds in enumerate(check)]
-        by_model, _ = best_length([chance] * (len(check) - 1), costs)
+        by_model, _ = best_length([answer.model.careful] * longest, costs)
         if not answer.reading and unread > 1:
             # Reading the prompt pays later, if the answer goes on, as far as is known for as long again as it has, and
             # if copies do not do as well: a long one has to be missed first for as much as it takes to read.
             answer.regret += max(by_model - value, 0.0) / rate
-            left = min(request.num_left, max(generated, self._length.mean))
+            left = min(request.num_left, max(generated, answer.record.length.mean))
             is_missed = answer.regret >= first - _QUICKLY_READ * plain
-            answer.reading = is_missed and by_model * left / (1 + chance) > rate * first
+            answer.reading = is_missed and by_model * left / (1 + answer.model.mean) > rate * first
             by_model = by_model if answer.reading else 0.0
-        if (answer.reading and by_model > value) or answer.probes(by_model):
+        if (answer.reading and by_model > value) or answer.probes(by_model, first + step + check[min(1, longest)]):
             # How an answer begins says little: it is not drafted farther than it has come, and two tokens.
-            rule = WorthIt(answer.model_chance, chance, rate, step, check[: generated + 3], num_ahead)
+            rule = WorthIt(answer.model_chance, answer.model.mean, rate, step, check[: generated + 3], num_ahead)
             return _Turn(NO_DRAFT, by_model=True, rule=rule, seconds=first)
         return turn
 
-    def _answer(self, request: DraftRequest, together: int) -> _Answer:
+    def _answer(self, request: DraftRequest, plain: float) -> _Answer:
+        """What is known of an answer; plain: seconds of a round without drafts."""
         answer = self._answers.get(request.sequence)
         if answer is None:
-            record = self._records.setdefault(type(request.verifier), _Record())
-            plain = self._plain(request, together)
-            share = Share(record.model_share.mean, weight=6.0, memory=0.9)
+            record = self.records.of(request.verifier)
+            share = Share(record.model_share.mean, weight=min(record.model_share.weight, 6.0), memory=0.9)
             answer = self._answers[request.sequence] = _Answer(record, tokens=1.0, seconds=plain, model=share)
         return answer
 
-    def _plain(self, request: DraftRequest, together: int) -> float:
-        """Seconds of a round without a draft; a share, where several share it."""
-        return self._main_cost.together([1] * together, len(request.sequence)) / together
 
-    def _check(self, request: DraftRequest, together: int, plain: float) -> list[float]:
-        """Seconds that checking k draft tokens adds to a plain round, for k from 0 on; a share as well."""
-        context = len(request.sequence)
-        longest = min(request.limit, LONGEST)
-        return [
-            max(self._main_cost.together([k + 1] * together, context) / together - plain, 0.0)
-            for k in range(longest + 1)
-        ]
+@dataclass(frozen=True, slots=True)
+class _Batch:
+    """The answers of one round. context: tokens, on average. plain: seconds of a round without drafts, for all of them.
+
+    rate: tokens a second that all of them have been earning.
+    """
+
+    together: int
+    context: float
+    plain: float
+    rate: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,29 +315,25 @@ class WorthIt:
 
 
 @dataclass(slots=True)
-class _Record:
-    """What is known of the drafters, whichever answer it was learned from."""
-
-    copies: Acceptance = field(default_factory=Acceptance)
-    model: Acceptance = field(default_factory=Acceptance)
-    model_share: Share = field(default_factory=lambda: Share(0.7, weight=10.0, memory=0.999))
-
-
-@dataclass(slots=True)
 class _Turn:
-    """One answer's round under way. seconds: what drafting and checking should take."""
+    """One answer's round under way. seconds: that drafting and checking should take; plain: of a plain one."""
 
     draft: Draft
     by_model: bool
     rule: WorthIt | None = None
     seconds: float = 0.0
+    plain: float = 0.0
 
 
 @dataclass(slots=True)
 class _Answer:
-    """What one answer has been earning: tokens in seconds; `model`: the share of the draft model's tokens kept."""
+    """What one answer has been earning.
 
-    record: _Record
+    tokens, seconds: of lately. model: the share of the draft model's tokens kept. spent: seconds so far. lead: seconds
+    that plain decoding would have taken more.
+    """
+
+    record: Record
     tokens: float
     seconds: float
     model: Share
@@ -282,14 +346,22 @@ class _Answer:
     copied_at: int = 0
     patience: int = _FIRST_PROBE
     waited: int = 0
+    worked: bool = False  # whether the draft model was right the last time
+    spent: float = 0.0
+    lead: float = 0.0
 
-    def probes(self, value: float) -> bool:
-        """Whether it is time to try a draft model that does not seem to pay."""
+    @property
+    def budget(self) -> float:
+        """Seconds that may be lost on drafts that may not pay: of what was won, half."""
+        return BUDGET * self.spent + (self.lead if self.lead < 0 else self.lead / 2)
+
+    def probes(self, value: float, cost: float) -> bool:
+        """Whether it is time to try a draft model that does not seem to pay; cost: of the try, in seconds."""
         if not self.reading or value > 0:
             self.waited, self.patience = 0, _FIRST_PROBE
             return False
         self.waited += 1
-        if self.waited < self.patience:
+        if self.waited < self.patience or (cost > self.budget and not self.worked):
             return False
         self.waited, self.patience = 0, min(2 * self.patience, _LAST_PROBE)
         return True
@@ -298,6 +370,8 @@ class _Answer:
         """Take in what became of a round."""
         self.tokens = _MEMORY * self.tokens + num_accepted + 1
         self.seconds = _MEMORY * self.seconds + turn.seconds
+        self.spent += turn.seconds
+        self.lead += (num_accepted + 1) * turn.plain - turn.seconds
         if not turn.by_model:
             return
         for i, confidence in enumerate(confidences_of(turn.draft)[: num_accepted + 1]):  # none behind was judged
@@ -305,16 +379,21 @@ class _Answer:
             self.record.model.observe(confidence, kept=i < num_accepted)
             self.model.add(i < num_accepted)
             self.record.model_share.add(i < num_accepted)
-        if num_accepted:
+        self.worked = num_accepted > 0
+        if self.worked:
             self.waited = self.patience = _FIRST_PROBE  # what has worked is tried again at once
 
     def model_chance(self, confidence: float) -> float:
         """How likely a token of the draft model is to be kept."""
         return min(self.record.model.chance(confidence) * self.model_luck.factor, 1.0)
 
-    def copy_chance(self, confidence: float) -> float:
-        """How likely a copied token is to be kept: some answers repeat what was said, others only seem to."""
-        return min(self.record.copies.chance(confidence) * self.luck.factor, 1.0)
+    def copy_chance(self, confidence: float, *, careful: bool = False) -> float:
+        """How likely a copied token is to be kept: some answers repeat what was said, others only seem to.
+
+        careful: as far as can be said for sure.
+        """
+        chance = self.record.copies.careful(confidence) if careful else self.record.copies.chance(confidence)
+        return min(chance * self.luck.factor, 1.0)
 
     def judge_copy(self, sequence: Sequence) -> None:
         """Learn from the last copy, proposed or not: what was committed says what would have become of it."""

@@ -1,0 +1,56 @@
+"""What drafters have earned, kept for later answers and later starts."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from outrider.schedule.acceptance import Acceptance, Share
+
+if TYPE_CHECKING:
+    from outrider.kept import Kept
+    from outrider.types import Verifier
+
+_SECONDS = 5.0  # between two writes of the file
+
+
+@dataclass(slots=True)
+class Record:
+    """What is known of the drafters, whichever answer it was learned from.
+
+    copies, model: how often tokens of theirs are kept. model_share: of the draft model's tokens, whatever it says of
+    them. length: tokens of an answer.
+    """
+
+    copies: Acceptance = field(default_factory=Acceptance)
+    model: Acceptance = field(default_factory=Acceptance)
+    model_share: Share = field(default_factory=lambda: Share(0.7, weight=10.0, memory=0.999))
+    length: Share = field(default_factory=lambda: Share(64.0, weight=1.0, memory=0.9))
+
+
+class Records:
+    """A record for each kind of request, in a file if there is one.
+
+        records = Records(Kept(folder, key, dict[str, Record]))
+        records.of(request.verifier).copies.chance(0.8)
+        records.save()
+
+    Sampling keeps other tokens than greedy decoding, so each way to judge has its own.
+    """
+
+    def __init__(self, file: Kept[dict[str, Record]] | None = None) -> None:
+        self._file = file
+        self._found = (file.read() if file else None) or {}
+        self._saved_at = time.monotonic()
+
+    def of(self, verifier: Verifier) -> Record:
+        """The record of requests that are judged in this way."""
+        return self._found.setdefault(type(verifier).__name__, Record())
+
+    def save(self, *, at_once: bool = False) -> None:
+        """Write the file, unless that was done a moment ago."""
+        now = time.monotonic()
+        if self._file and self._found and (at_once or now - self._saved_at >= _SECONDS):
+            self._saved_at = now
+            self._file.write(self._found)
