@@ -15,10 +15,10 @@ import os
 import signal
 import warnings
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from outrider.bench.modes import Mode, ModeName, Run, Setup, load_modes
+from outrider.bench.modes import ModeName, Run, Setup, load_modes
 from outrider.errors import DeviceWarning, OptionError, OutriderError, one_line
 
 if TYPE_CHECKING:
@@ -61,7 +61,8 @@ class Worker:
 
     def __init__(self, names: list[str], setup: Setup, log: Path) -> None:
         self.names, self.log = names, log
-        self.descriptions: dict[str, tuple[str, str]] = {}  # of each mode: its runtime, and the line about it
+        # Of each mode: its runtime, the line about it, and what precisions gave where it was to find the fastest.
+        self.descriptions: dict[str, tuple[str, str, dict[str, float]]] = {}
         self._setup = setup
         self._process: multiprocessing.process.BaseProcess | None = None
         self._connection: Connection | None = None
@@ -90,6 +91,9 @@ class Worker:
         except OutriderError:
             self.close()
             raise
+        # A worker that starts again goes on in the same precision.
+        found = {ModeName.parse(name).worker: trial for name, (_, _, trial) in self.descriptions.items() if trial}
+        self._setup = replace(self._setup, trials={**self._setup.trials, **found})
         for message in warned:
             warnings.warn(message, DeviceWarning, stacklevel=2)
 
@@ -149,7 +153,7 @@ class RemoteMode:
 
     def __init__(self, name: str, worker: Worker) -> None:
         self.name, self.worker = name, worker
-        self.runtime, self.description = worker.descriptions[name]
+        self.runtime, self.description, self.trial = worker.descriptions[name]
 
     def run(self, prompt_token_ids: list[int], config: GenerationConfig) -> Run:
         """Decode one prompt; raises what `Worker.run` does."""
@@ -159,7 +163,7 @@ class RemoteMode:
 @contextmanager
 def start_workers(
     names: list[str], setup: Setup, logs: Path, failed: Callable[[str, str], None]
-) -> Iterator[list[Mode]]:
+) -> Iterator[list[RemoteMode]]:
     """The modes of these names, each engine in a process of its own; all of them end with the block.
 
     logs: a folder for what the workers print. failed: told the name of a mode that cannot be loaded, and why.
@@ -172,7 +176,7 @@ def start_workers(
         mine = [name for name in names if ModeName.parse(name).worker == label]
         workers[label] = Worker(mine, setup, logs / f"{label}.log")
     try:
-        modes: dict[str, Mode] = {}
+        modes: dict[str, RemoteMode] = {}
         for worker in workers.values():
             try:
                 worker.start()
@@ -199,7 +203,8 @@ def _serve(connection: Connection, names: list[str], setup: Setup, log: str) -> 
     except Exception as error:
         connection.send(_Failure.of(error))
         return
-    connection.send(({name: (mode.runtime, mode.description) for name, mode in modes.items()}, warned))
+    described = {name: (mode.runtime, mode.description, getattr(mode, "trial", {})) for name, mode in modes.items()}
+    connection.send((described, warned))
     while True:
         try:
             name, prompt_token_ids, config = connection.recv()

@@ -44,7 +44,9 @@ def _read_models(context: click.Context, parameter: click.Parameter, given: tupl
     help="Comma-separated: plain, auto, draft[:N], ngram[:N], suffix[:N]; openvino-genai's genai, genai-draft[:N], "
     "genai-dynamic[:T], genai-ngram[:N]; transformers, transformers-draft[:N]; llamacpp, llamacpp-ngram[:N]; "
     "onnxruntime-genai's ortgenai, ortgenai-ngram[:N], ortgenai-draft[:N]. "
-    "The first is what the others are compared with.  [default: plain, auto, then all drafters]",
+    "genai/f32, genai-draft:3/bf16 and so on calculate in that precision, genai/fastest in the one that is quickest "
+    "in a trial; without a slash, openvino-genai's modes calculate in the device's default. "
+    "The first is what the others are compared with.  [default: plain, auto, all drafters, genai, genai/fastest]",
 )
 @click.option(
     "--peer-model",
