@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from outrider.bench.measure import Record
     from outrider.bench.modes import Mode, Setup
     from outrider.bench.prompts import Prompt, Task
+    from outrider.bench.workers import RemoteMode
 
 
 def run(
@@ -58,12 +59,7 @@ def run(
         OptionError: when a mode cannot be meant, or the folder holds something else.
         OutriderError: when no mode can be loaded.
     """
-    for name in map(ModeName.parse, names):
-        if name.kind in PEERS:
-            check_peer(name, setup)
-        setup.on(name)
-    if setup.config.scheduler.answer_store:
-        raise OptionError("answer_store would let a run copy from the run before it. Leave it out of a comparison.")
+    check_setup(setup, names)
     budget = Budget(QUICK_SECONDS) if quick else None
     config = setup.config.generation
     setting = describe_run(setup, prompts, names, repeats, quick=quick)
@@ -94,16 +90,35 @@ def run(
             advance()
 
         records = measure(modes, tasks, config, repeats, done=saved.records, record=record, budget=budget)
-        described = [
-            {"name": mode.name, "runtime": mode.runtime, "description": mode.description}
-            | ({"trial": mode.trial} if mode.trial else {})
-            for mode in modes
-        ]
+        described = describe_modes(modes)
     results = condense(records, tasks, described, names[0])
     results["failures"] = failures + results["failures"]
     setting["max_new_tokens"] = config.max_new_tokens
     cut = describe_cut(records, tasks, repeats, setup.config.generation.max_new_tokens, config.max_new_tokens)
     return {"setting": setting, **results, "cut": cut}
+
+
+def check_setup(setup: Setup, names: list[str]) -> None:
+    """Make sure, without loading anything, that these modes can be compared.
+
+    Raises:
+        OptionError: when a mode cannot be meant, or a run would gain from the one before it.
+    """
+    for name in map(ModeName.parse, names):
+        if name.kind in PEERS:
+            check_peer(name, setup)
+        setup.on(name)
+    if setup.config.scheduler.answer_store:
+        raise OptionError("answer_store would let a run copy from the run before it. Leave it out of a comparison.")
+
+
+def describe_modes(modes: Seq[RemoteMode]) -> list[dict[str, Any]]:
+    """What each mode runs. trial: tokens per second by precision, of a mode in the fastest one."""
+    return [
+        {"name": mode.name, "runtime": mode.runtime, "description": mode.description}
+        | ({"trial": mode.trial} if mode.trial else {})
+        for mode in modes
+    ]
 
 
 def _as_chosen(config: GenerationConfig, saved: RunFolder) -> GenerationConfig:

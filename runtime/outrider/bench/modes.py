@@ -205,13 +205,17 @@ def load_modes(names: list[str], setup: Setup) -> list[Mode]:
         OptionError: as `make_modes`.
     """
     parsed = [ModeName.parse(name) for name in names]
-    if parsed[0].kind in PEERS:
-        return _peers(parsed, setup)
+    return _peers(parsed, setup) if parsed[0].kind in PEERS else our_modes(parsed, setup)[0]
+
+
+def our_modes(names: list[ModeName], setup: Setup) -> tuple[list[Mode], Engine]:
+    """Our own modes of one worker, and the engine that they share."""
     from outrider.engine import Engine
 
-    setup = setup.on(parsed[0])
+    setup = setup.on(names[0])
     config = setup.config.replace(enable_prefix_caching=False)  # every run reads its whole prompt
-    return _ours(parsed, Engine(setup.bundle, config, tokenizer=setup.tokenizer))
+    engine = Engine(setup.bundle, config, tokenizer=setup.tokenizer)
+    return _ours(names, engine), engine
 
 
 def default_modes(setup: Setup) -> list[str]:

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection
 
     from outrider.bench.modes import ModeName, Setup
+    from outrider.config import DeviceConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +157,19 @@ def precisions_of(name: ModeName, setup: Setup) -> tuple[str, ...]:
 
     found = [find_device(device, "openvino") for device in _devices_of(name, setup)]
     return tuple(each for each in PRECISIONS if all(device and each in device.precisions for device in found))
+
+
+def default_precision(device: DeviceConfig) -> str:
+    """What the main device calculates in unless a mode names another one, as `PRECISIONS`; empty: it does not say."""
+    import openvino as ov
+
+    given = device.of("main").properties.get("INFERENCE_PRECISION_HINT")
+    if given or device.precision != "auto":
+        return device.precision if device.precision != "auto" else str(given)
+    try:
+        return str(ov.Core().get_property(device.main_device, "INFERENCE_PRECISION_HINT").get_type_name())
+    except RuntimeError:
+        return ""
 
 
 def _devices_of(name: ModeName, setup: Setup) -> list[str]:

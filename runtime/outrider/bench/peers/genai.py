@@ -2,11 +2,13 @@
 
 Its plain decoding, prompt lookup, and speculative decoding with the bundle's draft model: with a fixed number of draft
 tokens, or as many as the draft model is sure enough of (`assistant_confidence_threshold`). Each calculates in the
-device's default, in a precision that the mode names, or in the one that is quickest in a short trial.
+device's default, in a precision that the mode names, or in the one that is quickest in a short trial. Several requests
+at a time go through its ContinuousBatchingPipeline.
 """
 
 from __future__ import annotations
 
+import math
 import tempfile
 import time
 from importlib.metadata import version
@@ -17,8 +19,18 @@ import numpy as np
 import openvino as ov
 import openvino_genai
 
+from outrider.bench.concurrency import Batch
 from outrider.bench.modes import ModeName, Run, Setup
-from outrider.bench.peers import DRAFT, FASTEST, GENAI_FOLLOWED, PEERS, check_options, link, precisions_of
+from outrider.bench.peers import (
+    DRAFT,
+    FASTEST,
+    GENAI_FOLLOWED,
+    PEERS,
+    check_options,
+    default_precision,
+    link,
+    precisions_of,
+)
 from outrider.bench.prompts import read_prompts
 from outrider.config import GenerationConfig
 from outrider.errors import OutriderError, one_line
@@ -27,6 +39,7 @@ from outrider.text import Tokenizer
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from outrider.bench.concurrency import BatchMode
     from outrider.bench.modes import Mode
     from outrider.config import DeviceConfig
 
@@ -49,6 +62,12 @@ def load(names: list[ModeName], setup: Setup) -> list[Mode]:
     if trial:
         pipeline.description += _describe_trial(trial, first)
     return [_Genai(name, pipeline, trial) for name in names]
+
+
+def load_together(names: list[ModeName], setup: Setup) -> list[BatchMode]:
+    """The modes of these names for several requests at a time, which share a pipeline."""
+    pipeline = _Pipeline(names[0], setup, names[0].precision, together=True)
+    return [_Together(name, pipeline) for name in names]
 
 
 def _try_precisions(name: ModeName, setup: Setup) -> dict[str, float]:
@@ -102,17 +121,20 @@ class _Pipeline:
     """openvino-genai's LLMPipeline with its default cache unless one was chosen.
 
     name: of one of its modes. precision: what it calculates in; empty: what was chosen for all, or its default.
+    together: its ContinuousBatchingPipeline instead, with as large a cache as ours and as many prompt tokens a call.
     """
 
-    def __init__(self, name: ModeName, setup: Setup, precision: str) -> None:
+    def __init__(self, name: ModeName, setup: Setup, precision: str, *, together: bool = False) -> None:
         bundle, device, worker = setup.bundle, setup.config.device, PEERS[name.kind].worker
         self.eos_token_ids = set(bundle.manifest.tokenizer.eos_token_ids)
         properties = _properties(device.of("main"), precision)
         tokenizer = openvino_genai.Tokenizer(str(bundle.tokenizer_path))
         scheduler = openvino_genai.SchedulerConfig()
-        scheduler.cache_size = 1
+        scheduler.cache_size = math.ceil(setup.config.scheduler.cache_size) if together else 1  # GB
+        if together:
+            scheduler.max_num_batched_tokens = setup.config.scheduler.max_num_batched_tokens
         scheduler.enable_prefix_caching = False  # as ours: every run reads its whole prompt
-        extra: dict[str, Any] = {"scheduler_config": scheduler}
+        extra: dict[str, Any] = {}
         weights = f"main model {bundle.manifest.main.weights}"
         if worker == "genai-draft":
             drafter = setup.drafters[0].model
@@ -130,18 +152,23 @@ class _Pipeline:
             )
         elif worker == "genai-ngram":
             extra["prompt_lookup"] = True
-        folder = bundle.folder / bundle.manifest.main.folder
-        self.generate = openvino_genai.LLMPipeline(
-            str(folder), tokenizer, device.main_device, **extra, **properties
-        ).generate
+        main = str(bundle.folder / bundle.manifest.main.folder)
+        if together:
+            make = openvino_genai.ContinuousBatchingPipeline
+            pipeline = make(main, tokenizer, scheduler, device.main_device, **extra, **properties)
+        else:
+            make = openvino_genai.LLMPipeline
+            pipeline = make(main, tokenizer, device.main_device, scheduler_config=scheduler, **extra, **properties)
+        self.generate = pipeline.generate
+        calculates = properties.get("INFERENCE_PRECISION_HINT") or f"its default ({default_precision(device) or '?'})"
         self.description = (
-            f"the same files, {weights}, {device.main_device} {_describe_precision(device.main_device, properties)}, "
+            f"the same files, {weights}, {device.main_device} {calculates}, "
             f"cache {'its default (8 bits on CPU)' if device.cache_precision == 'auto' else device.cache_precision}; "
             f"{device.num_threads or 'the default number of'} threads; openvino-genai {version('openvino-genai')}"
         )
 
 
-class _Genai:
+class _Mode:
     """A pipeline, with a number of draft tokens or a threshold."""
 
     runtime, num_parallel = "openvino-genai", 1
@@ -150,8 +177,8 @@ class _Genai:
         self.name, self.description, self.trial = name.text, pipeline.description, dict(trial or {})
         self._mode, self._pipeline = name, pipeline
 
-    def run(self, prompt_token_ids: list[int], config: GenerationConfig) -> Run:
-        """Decode one prompt."""
+    def _options(self, config: GenerationConfig) -> Any:
+        """Ours in its words."""
         check_options(self.runtime, self.name, config, GENAI_FOLLOWED)
         options = openvino_genai.GenerationConfig()
         options.max_new_tokens = config.max_new_tokens
@@ -176,6 +203,15 @@ class _Genai:
             options.num_assistant_tokens = self._mode.num_assistant_tokens or default
         if self._mode.kind == "genai-ngram":
             options.max_ngram_size = config.max_ngram_size
+        return options
+
+
+class _Genai(_Mode):
+    """One request at a time."""
+
+    def run(self, prompt_token_ids: list[int], config: GenerationConfig) -> Run:
+        """Decode one prompt."""
+        options = self._options(config)
         token_ids = np.array([prompt_token_ids], dtype=np.int64)
         inputs = openvino_genai.TokenizedInputs(ov.Tensor(token_ids), ov.Tensor(np.ones_like(token_ids)))
         first: list[float] = []
@@ -193,12 +229,14 @@ class _Genai:
         return Run(list(answer.tokens[0]), first_token, total)
 
 
-def _describe_precision(device: str, properties: Mapping[str, Any]) -> str:
-    """What is calculated in, the device's default by its name where it tells."""
-    if "INFERENCE_PRECISION_HINT" in properties:
-        return str(properties["INFERENCE_PRECISION_HINT"])
-    try:
-        default = ov.Core().get_property(device, "INFERENCE_PRECISION_HINT").get_type_name()
-    except RuntimeError:
-        return "its default"
-    return f"its default ({default})"
+class _Together(_Mode):
+    """Several requests at a time."""
+
+    def run(self, prompts: list[list[int]], config: GenerationConfig) -> Batch:
+        """Decode these prompts at the same time."""
+        options = [self._options(config) for _ in prompts]
+        inputs = [ov.Tensor(np.array([prompt], dtype=np.int64)) for prompt in prompts]
+        began = time.perf_counter()
+        answers = self._pipeline.generate(inputs, options)
+        seconds = time.perf_counter() - began
+        return Batch([list(answer.m_generation_ids[0]) for answer in answers], seconds)
