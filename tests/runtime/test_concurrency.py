@@ -7,8 +7,10 @@ import os
 import signal
 import threading
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+import openvino_genai
 import pytest
 
 import outrider
@@ -16,7 +18,8 @@ from outrider.backends import devices
 from outrider.backends.devices import Device
 from outrider.bench import concurrency
 from outrider.bench.concurrency import Batch, Measured, measure, summarize
-from outrider.bench.modes import Run, Setup
+from outrider.bench.modes import ModeName, Run, Setup
+from outrider.bench.peers import genai
 from outrider.bench.prompts import Prompt
 from outrider.bench.spread import ratio_interval
 from outrider.bench.workers import RunFailed, start_workers
@@ -192,6 +195,35 @@ def test_every_precision_is_measured_by_default(setup: Setup, monkeypatch: pytes
     given = replace(setup, config=setup.config.replace(main_properties={"INFERENCE_PRECISION_HINT": "f32"}))
     assert concurrency.default_modes(given) == ["plain", "auto", "genai", "genai/bf16"]
     assert concurrency.default_modes(replace(setup, config=setup.config.replace(logprobs=1))) == ["plain", "auto"]
+
+
+def test_pipelines_of_openvino_genai_read_whole_prompts_in_calls_as_large_as_they_may(
+    setup: Setup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that is given a SchedulerConfig reads in pieces of 256 tokens unless told; one without it in one call."""
+    made: dict[str, tuple[Any, dict[str, Any]]] = {}
+
+    def alone(folder: str, tokenizer: str, device: str, *, scheduler_config: Any, **more: Any) -> Any:
+        made["alone"] = scheduler_config, more
+        return SimpleNamespace(generate=None)
+
+    def together(folder: str, tokenizer: str, scheduler: Any, device: str, **more: Any) -> Any:
+        made["together"] = scheduler, more
+        return SimpleNamespace(generate=None)
+
+    monkeypatch.setattr(openvino_genai, "Tokenizer", str)
+    monkeypatch.setattr(openvino_genai, "LLMPipeline", alone)
+    monkeypatch.setattr(openvino_genai, "ContinuousBatchingPipeline", together)
+    large = replace(setup, config=setup.config.replace(cache_size=2.5, max_num_batched_tokens=300))
+    names = [ModeName.parse("genai-ngram:3/f32")]
+    genai.load(names, large)
+    genai.load_together(names, large)
+    sizes = {name: scheduler.max_num_batched_tokens for name, (scheduler, _) in made.items()}
+    assert sizes == {"alone": 2**64 - 1, "together": 300}
+    assert made["together"][0].cache_size == 3
+    for scheduler, more in made.values():
+        assert not scheduler.enable_prefix_caching
+        assert more == {"prompt_lookup": True, "INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": 1}
 
 
 @pytest.mark.parametrize(

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from outrider.config import DeviceConfig
 
 DEFAULT_THRESHOLD = 0.4  # as its samples have it
+ALL_TOKENS = 2**64 - 1  # of a prompt in one call
 TRIAL_TOKENS, TRIAL_RUNS = 24, 2  # of each of two trials of a precision, behind a run that warms up
 
 
@@ -131,8 +132,8 @@ class _Pipeline:
         tokenizer = openvino_genai.Tokenizer(str(bundle.tokenizer_path))
         scheduler = openvino_genai.SchedulerConfig()
         scheduler.cache_size = math.ceil(setup.config.scheduler.cache_size) if together else 1  # GB
-        if together:
-            scheduler.max_num_batched_tokens = setup.config.scheduler.max_num_batched_tokens
+        # An LLMPipeline that is given no SchedulerConfig reads a prompt in one call; one that is given one, in pieces.
+        scheduler.max_num_batched_tokens = setup.config.scheduler.max_num_batched_tokens if together else ALL_TOKENS
         scheduler.enable_prefix_caching = False  # as ours: every run reads its whole prompt
         extra: dict[str, Any] = {}
         weights = f"main model {bundle.manifest.main.weights}"
