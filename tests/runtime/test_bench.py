@@ -12,18 +12,20 @@ import sys
 import time
 from dataclasses import replace
 from html.parser import HTMLParser
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import msgspec
 import numpy as np
 import pytest
 
+from outrider.backends import devices
+from outrider.backends.devices import Device
 from outrider.backends.processor import find_processor
 from outrider.bench import benchmark, report
 from outrider.bench.budget import FEWEST_TOKENS, Budget
 from outrider.bench.measure import Record, layers, measure
-from outrider.bench.modes import ModeName, Run, Setup, make_modes, split_modes
-from outrider.bench.peers import PEERS, check_options
+from outrider.bench.modes import ModeName, Run, Setup, default_modes, default_peers, make_modes, split_modes
+from outrider.bench.peers import PEERS, check_options, check_peer, genai
 from outrider.bench.prompts import Prompt, Task, encode_prompts, read_prompts
 from outrider.bench.run_folder import RunFolder
 from outrider.bench.spread import median_ratio, quartiles, ratio_interval
@@ -35,7 +37,7 @@ from outrider.errors import DeviceWarning, OptionError, OutriderError
 from outrider.testing import ToyTokenizer
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from outrider.bench.modes import Mode
@@ -319,7 +321,12 @@ def test_names_are_taken_apart() -> None:
     ]  # fmt: skip
     assert ModeName.parse("draft:3@other") == ModeName("draft:3@other", "draft", 3, "other")
     assert ModeName.parse("auto@other").worker != ModeName.parse("auto").worker
-    for wrong in ("", ":3", "draft:", "draft:x", "draft:0.5", "auto@", "@other"):
+    assert ModeName.parse("genai-draft:3/f32") == ModeName("genai-draft:3/f32", "genai-draft", 3, precision="f32")
+    assert ModeName.parse("auto@f32").bundle == "f32"
+    workers = [ModeName.parse(name).worker for name in ("genai", "genai/f32", "genai/fastest", "genai-ngram/f32")]
+    assert len({*workers}) == 4
+    assert not any("/" in worker for worker in workers)  # a log file is called so
+    for wrong in ("", ":3", "draft:", "draft:x", "draft:0.5", "auto@", "@other", "genai/", "/f32"):
         with pytest.raises(OptionError, match=f"There is no mode '{wrong}'"):
             split_modes(wrong)
     with pytest.raises(OptionError, match="'plain' is there twice"):
@@ -345,6 +352,11 @@ def test_without_a_number_the_default_length_stands(toy_engine: Engine) -> None:
         ("ortgenai", r'not installed. Run: pip install "outrider\[bench\]"'),
         ("auto@other", "needs a bundle: give it as --peer-model other=FOLDER"),
         ("genai@other", "only our own modes can have another bundle"),
+        (
+            "draft:3/f32",
+            "only openvino-genai's modes name a precision, as genai/f32. Ours calculate in what --precision",
+        ),
+        ("genai/f64", "names no precision: write one of f32, bf16, f16, fastest behind the slash"),
     ],
 )
 def test_what_a_peer_misses_is_said_before_anything_runs(
@@ -355,6 +367,104 @@ def test_what_a_peer_misses_is_said_before_anything_runs(
     alone = replace(openvino_bundle, manifest=msgspec.structs.replace(openvino_bundle.manifest, drafters=()))
     with pytest.raises(OptionError, match=message):
         benchmark.run(Setup(alone, Config()), PROMPTS, ["plain", mode])
+
+
+def device_with(*precisions: str) -> Callable[..., Device]:
+    return lambda name, _: Device(name=name, format="openvino", full_name=name, precisions=precisions)
+
+
+def test_a_precision_is_one_that_the_devices_have(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A device that is told another one calculates in its default, and would be reported under a false name."""
+    monkeypatch.setattr(devices, "find_device", device_with("f32", "bf16", "int8"))
+    for name in ("genai/f32", "genai-ngram:3/bf16", "genai-draft:3/fastest"):
+        check_peer(ModeName.parse(name), setup)
+    with pytest.raises(OptionError, match="CPU does not say that it calculates in f16. Choose from f32, bf16."):
+        check_peer(ModeName.parse("genai/f16"), setup)
+    monkeypatch.setattr(devices, "find_device", lambda *_: None)
+    with pytest.raises(OptionError, match="does not say .* any of f32, bf16, f16. Leave the precision out."):
+        check_peer(ModeName.parse("genai/fastest"), setup)
+
+    def find(name: str, _: str) -> Device:
+        return device_with("f32", "f16" if name == "GPU" else "bf16")(name, _)
+
+    monkeypatch.setattr(devices, "find_device", find)
+    two = replace(setup, config=setup.config.replace(draft_device="GPU"))
+    check_peer(ModeName.parse("genai/bf16"), two)  # no draft model there
+    with pytest.raises(OptionError, match="CPU and GPU does not say .* in bf16. Choose from f32."):
+        check_peer(ModeName.parse("genai-draft:3/bf16"), two)
+
+
+def test_openvino_genai_is_compared_with_by_default_where_it_can_be(
+    setup: Setup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(devices, "find_device", device_with("f32", "bf16"))
+    assert default_modes(setup)[:2] == ["plain", "auto"]
+    assert default_modes(setup)[-2:] == default_peers(setup) == ["genai", "genai/fastest"]
+    assert default_peers(replace(setup, config=setup.config.replace(logprobs=2))) == []  # it has no such option
+    main = msgspec.structs.replace(setup.bundle.manifest.main, format="onnx")
+    onnx = replace(setup.bundle, manifest=msgspec.structs.replace(setup.bundle.manifest, main=main))
+    assert default_peers(replace(setup, bundle=onnx)) == []
+    monkeypatch.setattr(devices, "find_device", device_with("f32"))
+    assert default_peers(setup) == ["genai"]
+
+
+class TestFastestPrecision:
+    """The trial that decides what openvino-genai calculates in, without a model."""
+
+    SPEEDS: ClassVar = {"f32": [9.0, 10.0], "bf16": [11.0, 8.0]}
+    NAMES: ClassVar = [ModeName.parse("genai-draft:3/fastest"), ModeName.parse("genai-dynamic:.5/fastest")]
+
+    @pytest.fixture
+    def setup(self, setup: Setup) -> Setup:
+        return replace(setup, tokenizer=ToyTokenizer([b"e"]))  # which can encode any text
+
+    @pytest.fixture
+    def opened(self, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+        """What pipelines were opened in; f16 fails."""
+        opened: list[str] = []
+
+        class Pipeline:
+            description = "what it is"
+
+            def __init__(self, name: ModeName, setup: Setup, precision: str) -> None:
+                opened.append(precision)
+                if precision == "f16":
+                    raise RuntimeError("no primitive")
+
+        def time_it(mode: Any, *_: Any) -> float:
+            return self.SPEEDS[opened[-1]][opened[:-1].count(opened[-1])]
+
+        monkeypatch.setattr(genai, "_Pipeline", Pipeline)
+        monkeypatch.setattr(genai, "_time", time_it)
+        monkeypatch.setattr(devices, "find_device", device_with("f32", "bf16", "f16"))
+        return opened
+
+    def test_the_quickest_is_taken_and_reported(self, setup: Setup, opened: list[str]) -> None:
+        modes: list[Any] = genai.load(self.NAMES, setup)
+        assert opened == ["f32", "bf16", "f16", "bf16", "f32", "bf16"]
+        assert [mode.trial for mode in modes] == [{"f32": 10.0, "bf16": 11.0, "f16": 0.0}] * 2
+        assert modes[0].description == (
+            "what it is; quickest of a trial of genai-draft:3, 24 tokens, in tokens/s: f32 10.0, bf16 11.0, f16 failed"
+        )
+
+    def test_what_was_measured_is_not_measured_again(self, setup: Setup, opened: list[str]) -> None:
+        known = replace(setup, trials={"genai-draft-fastest": {"f32": 3.0, "bf16": 2.0}})
+        modes: list[Any] = genai.load(self.NAMES, known)
+        assert opened == ["f32"]
+        assert modes[0].trial == {"f32": 3.0, "bf16": 2.0}
+
+    def test_none_that_works_is_an_error(
+        self, setup: Setup, opened: list[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(devices, "find_device", device_with("f16"))
+        with pytest.raises(OutriderError, match="openvino-genai works in none of f16: no primitive"):
+            genai.load(self.NAMES, setup)
+
+    def test_a_mode_without_a_slash_tries_nothing(self, setup: Setup, opened: list[str]) -> None:
+        (plain,) = genai.load([ModeName.parse("genai")], setup)
+        (named,) = genai.load([ModeName.parse("genai/bf16")], setup)
+        assert opened == ["", "bf16"]
+        assert plain.description == named.description == "what it is"
 
 
 def test_another_bundle_is_compared_in_the_same_run(setup: Setup, smollm2: Path) -> None:
@@ -457,7 +567,7 @@ def test_what_cannot_be_meant_is_an_error_of_usage(setup: Setup, tmp_path: Path)
 def test_a_mode_that_dies_is_reported_and_the_others_go_on(setup: Setup, tmp_path: Path) -> None:
     tasks = encode_prompts(PROMPTS, ToyTokenizer())
     with start_workers(["plain", "draft:3"], setup, tmp_path, lambda *_: None) as modes:
-        worker: Worker = modes[0].worker  # type: ignore[attr-defined]
+        worker: Worker = modes[0].worker
         os.kill(worker.pid or 0, signal.SIGTERM)
         records = measure(modes, tasks, GENERATION)
     (died,) = (record for record in records if record.error)

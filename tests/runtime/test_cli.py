@@ -138,6 +138,20 @@ def test_bench_compares_with_openvino_genai(smollm2: Path, tmp_path: Path, capsy
     assert "accepted" in capsys.readouterr().out
 
 
+def test_bench_keeps_the_fastest_precision(smollm2: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["bench", smollm2, "--modes", "genai/f32,genai/fastest", "--per-category", 1, "--max-new-tokens", 3]
+    first = run_json(capsys, *arguments, "--out", tmp_path / "out")
+    default, fastest = first["modes"]
+    assert "CPU f32, cache" in default["description"]
+    assert "trial" not in default
+    assert {"f32"} <= fastest["trial"].keys() <= {"f32", "bf16", "f16"}
+    quickest = max(fastest["trial"], key=fastest["trial"].get)
+    assert f"CPU {quickest}, cache" in fastest["description"]
+    assert f"{quickest} {fastest['trial'][quickest]:.1f}" in fastest["description"]
+    again = run_json(capsys, *arguments, "--out", tmp_path / "out")
+    assert again["modes"] == first["modes"]  # the trial was not repeated
+
+
 def test_command_defaults_stand_behind_the_config(
     smollm2: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -11,7 +11,7 @@ import json
 import tempfile
 from collections import Counter
 from contextlib import ExitStack, nullcontext
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from outrider.bench import report
@@ -30,12 +30,14 @@ from outrider.text import Tokenizer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from collections.abc import Sequence as Seq
     from contextlib import AbstractContextManager
     from pathlib import Path
 
     from outrider.bench.measure import Record
     from outrider.bench.modes import Mode, Setup
     from outrider.bench.prompts import Prompt, Task
+    from outrider.bench.workers import RemoteMode
 
 
 def run(
@@ -57,12 +59,7 @@ def run(
         OptionError: when a mode cannot be meant, or the folder holds something else.
         OutriderError: when no mode can be loaded.
     """
-    for name in map(ModeName.parse, names):
-        if name.kind in PEERS:
-            check_peer(name, setup)
-        setup.on(name)
-    if setup.config.scheduler.answer_store:
-        raise OptionError("answer_store would let a run copy from the run before it. Leave it out of a comparison.")
+    check_setup(setup, names)
     budget = Budget(QUICK_SECONDS) if quick else None
     config = setup.config.generation
     setting = describe_run(setup, prompts, names, repeats, quick=quick)
@@ -72,16 +69,19 @@ def run(
         saved = RunFolder(path, setting)
         tokenizer = setup.tokenizer or Tokenizer(setup.bundle.tokenizer_path)
         tasks = encode_prompts(prompts, tokenizer)
+        tried = replace(setup, trials=saved.chosen.get("trials", {}))
         modes = stack.enter_context(
-            start_workers(names, setup, saved.path, lambda mode, error: failures.append(_failure(mode, None, error)))
+            start_workers(names, tried, saved.path, lambda mode, error: failures.append(_failure(mode, None, error)))
         )
         if not modes:
             raise OutriderError(f"No mode can be loaded; {failures[0]['mode']}: {failures[0]['error']}.")
+        if trials := {ModeName.parse(mode.name).worker: mode.trial for mode in modes if mode.trial}:
+            saved.choose(trials=saved.chosen.get("trials", {}) | trials)
         if budget and "max_new_tokens" not in saved.chosen:
             _choose_tokens(saved, budget, modes, tasks, config)
         else:
-            warm_up(modes, tasks, config.replace(**saved.chosen))
-        config = config.replace(**saved.chosen)
+            warm_up(modes, tasks, _as_chosen(config, saved))
+        config = _as_chosen(config, saved)
         num_done = sum(record.run is not None for record in saved.records)
         advance = stack.enter_context(progress(len(tasks) * len(modes) * repeats - num_done))
 
@@ -90,7 +90,7 @@ def run(
             advance()
 
         records = measure(modes, tasks, config, repeats, done=saved.records, record=record, budget=budget)
-        described = [{"name": mode.name, "runtime": mode.runtime, "description": mode.description} for mode in modes]
+        described = describe_modes(modes)
     results = condense(records, tasks, described, names[0])
     results["failures"] = failures + results["failures"]
     setting["max_new_tokens"] = config.max_new_tokens
@@ -98,8 +98,37 @@ def run(
     return {"setting": setting, **results, "cut": cut}
 
 
+def check_setup(setup: Setup, names: list[str]) -> None:
+    """Make sure, without loading anything, that these modes can be compared.
+
+    Raises:
+        OptionError: when a mode cannot be meant, or a run would gain from the one before it.
+    """
+    for name in map(ModeName.parse, names):
+        if name.kind in PEERS:
+            check_peer(name, setup)
+        setup.on(name)
+    if setup.config.scheduler.answer_store:
+        raise OptionError("answer_store would let a run copy from the run before it. Leave it out of a comparison.")
+
+
+def describe_modes(modes: Seq[RemoteMode]) -> list[dict[str, Any]]:
+    """What each mode runs. trial: tokens per second by precision, of a mode in the fastest one."""
+    return [
+        {"name": mode.name, "runtime": mode.runtime, "description": mode.description}
+        | ({"trial": mode.trial} if mode.trial else {})
+        for mode in modes
+    ]
+
+
+def _as_chosen(config: GenerationConfig, saved: RunFolder) -> GenerationConfig:
+    """With the length of answers that the first start of a quick measurement decided."""
+    length = saved.chosen.get("max_new_tokens")
+    return config if length is None else config.replace(max_new_tokens=length)
+
+
 def _choose_tokens(
-    saved: RunFolder, budget: Budget, modes: list[Mode], tasks: list[Task], config: GenerationConfig
+    saved: RunFolder, budget: Budget, modes: Seq[Mode], tasks: list[Task], config: GenerationConfig
 ) -> None:
     """Decide, after a first look at what a prompt takes, how long the answers of a quick measurement are."""
     wanted = config.max_new_tokens or 1
@@ -107,7 +136,7 @@ def _choose_tokens(
     saved.choose(max_new_tokens=budget.choose_tokens(wanted, seconds, len(layers(tasks, 1)[0])))
 
 
-def condense(records: list[Record], tasks: list[Task], modes: list[dict[str, str]], reference: str) -> dict[str, Any]:
+def condense(records: list[Record], tasks: list[Task], modes: Seq[dict[str, Any]], reference: str) -> dict[str, Any]:
     """Figures and runs, as JSON has them."""
     runs, names = collect(records), [mode["name"] for mode in modes]
     return {

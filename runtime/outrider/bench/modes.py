@@ -1,11 +1,13 @@
 """Ways to decode that can be compared: our own, and those of other runtimes on the same prompts.
 
-A mode is written KIND[:N][@NAME]. Our own, with N draft tokens a round, or as many as the drafter takes by itself::
+A mode is written KIND[:N][/PRECISION][@NAME]. Our own, with N draft tokens a round, or as many as the drafter takes by
+itself::
 
     plain   auto   draft:3   ngram:5   suffix:8   shuffled:8   and any drafter that the engine knows
 
 shuffled is for tests of identity: at random every round, one of the drafters or none, and up to N tokens. `auto@NAME`
-is our own on another bundle, given as a peer's model. Those of other runtimes are listed in `outrider.bench.peers`.
+is our own on another bundle, given as a peer's model. Those of other runtimes are listed in `outrider.bench.peers`, and
+so is what of them may name a precision.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from functools import cached_property
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Protocol
 
-from outrider.bench.peers import PEERS, check_peer
+from outrider.bench.peers import FASTEST, GENAI_FOLLOWED, PEERS, PRECISIONS, check_options, check_peer, precisions_of
 from outrider.bundle import draft_models_of, read_bundle
 from outrider.config import COPYING
 from outrider.errors import OptionError, nearest
@@ -64,29 +66,39 @@ class ModeName:
     """A mode's name, taken apart.
 
     number: draft tokens a round, or genai-dynamic's threshold; None: not given. bundle: the peer's model that is
-    another bundle to run on.
+    another bundle to run on. precision: what a peer is to calculate in; empty: its default.
     """
 
     text: str
     kind: str
     number: float | None
     bundle: str = ""
+    precision: str = ""
 
     @classmethod
     def parse(cls, text: str) -> ModeName:
         """Take a name apart.
 
         Raises:
-            OptionError: when it is not of the form KIND or KIND:N, with @NAME behind it or not.
+            OptionError: when it is not of the form KIND or KIND:N, with /PRECISION or @NAME behind it or not.
         """
-        name, _, bundle = text.partition("@")
+        head, _, bundle = text.partition("@")
+        name, _, precision = head.partition("/")
         kind, _, number = name.partition(":")
         form = r"\d*\.?\d+" if kind == "genai-dynamic" else r"\d+"
-        if not kind or (":" in name and not re.fullmatch(form, number)) or (("@" in text) != bool(bundle)):
+        empty = ("@" in text) != bool(bundle) or ("/" in head) != bool(precision)
+        if not kind or (":" in name and not re.fullmatch(form, number)) or empty:
             raise OptionError(f"There is no mode '{text}': write KIND or KIND:N, such as draft or draft:3.")
         if bundle and kind in PEERS:
             raise OptionError(f"Mode '{text}' cannot be run: only our own modes can have another bundle.")
-        return cls(text, kind, float(number) if number else None, bundle)
+        if precision and (kind not in PEERS or not PEERS[kind].precisions):
+            raise OptionError(
+                f"Mode '{text}' cannot be run: only openvino-genai's modes name a precision, as genai/f32. "
+                "Ours calculate in what --precision says."
+            )
+        if precision and precision not in (known := (*PRECISIONS, FASTEST)):
+            raise OptionError(f"Mode '{text}' names no precision: write one of {', '.join(known)} behind the slash.")
+        return cls(text, kind, float(number) if number else None, bundle, precision)
 
     @property
     def num_assistant_tokens(self) -> int | None:
@@ -97,18 +109,23 @@ class ModeName:
     def worker(self) -> str:
         """Which modes load the same models: ours do, and so do a peer's of one worker."""
         if self.kind in PEERS:
-            return PEERS[self.kind].worker
+            return PEERS[self.kind].worker + (f"-{self.precision}" if self.precision else "")
         return f"outrider@{self.bundle}" if self.bundle else "outrider"
 
 
 @dataclass(frozen=True)
 class Setup:
-    """What the engines of a comparison are made of. `tokenizer` takes the place of the bundle's own in ours."""
+    """What the engines of a comparison are made of. `tokenizer` takes the place of the bundle's own in ours.
+
+    trials: for each worker of a mode in the fastest precision, what each precision gave, in tokens per second, where
+    that was measured before: it is not measured again.
+    """
 
     bundle: Bundle
     config: Config
     peer_models: Mapping[str, Path] = field(default_factory=dict)  # by peer: a folder or file of its own format
     tokenizer: TextTokenizer | None = None
+    trials: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
     @cached_property
     def draft_bundle(self) -> Bundle:
@@ -188,20 +205,35 @@ def load_modes(names: list[str], setup: Setup) -> list[Mode]:
         OptionError: as `make_modes`.
     """
     parsed = [ModeName.parse(name) for name in names]
-    if parsed[0].kind in PEERS:
-        return _peers(parsed, setup)
+    return _peers(parsed, setup) if parsed[0].kind in PEERS else our_modes(parsed, setup)[0]
+
+
+def our_modes(names: list[ModeName], setup: Setup) -> tuple[list[Mode], Engine]:
+    """Our own modes of one worker, and the engine that they share."""
     from outrider.engine import Engine
 
-    setup = setup.on(parsed[0])
+    setup = setup.on(names[0])
     config = setup.config.replace(enable_prefix_caching=False)  # every run reads its whole prompt
-    return _ours(parsed, Engine(setup.bundle, config, tokenizer=setup.tokenizer))
+    engine = Engine(setup.bundle, config, tokenizer=setup.tokenizer)
+    return _ours(names, engine), engine
 
 
 def default_modes(setup: Setup) -> list[str]:
-    """Plain decoding, the engine's own choice, then each of its drafters."""
+    """Plain decoding, the engine's own choice, each of its drafters, then openvino-genai's plain decoding."""
     free = setup.config.generation.drafter in (None, *COPYING)  # then draft models are left on disk
     bundled = () if free else setup.drafters
-    return ["plain", "auto", *(entry.name for entry in bundled), *COPYING]
+    return ["plain", "auto", *(entry.name for entry in bundled), *COPYING, *default_peers(setup)]
+
+
+def default_peers(setup: Setup) -> list[str]:
+    """openvino-genai in its default precision, and in the fastest where there are several; none where it cannot run."""
+    default, fastest = ModeName.parse("genai"), ModeName.parse(f"genai/{FASTEST}")
+    try:
+        check_options("openvino-genai", default.text, setup.config.generation, GENAI_FOLLOWED)
+        check_peer(default, setup)
+    except OptionError:
+        return []
+    return [default.text, fastest.text] if len(precisions_of(fastest, setup)) > 1 else [default.text]
 
 
 def _ours(names: list[ModeName], engine: Engine) -> list[Mode]:

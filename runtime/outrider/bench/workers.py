@@ -4,7 +4,7 @@
         modes[0].run(prompt_token_ids, config)
 
 Modes that share an engine share a worker. Workers wait while another runs. The parent sends (mode's name, prompt,
-config) through a pipe and gets a `Run` or a `_Failure` back; what an engine prints goes to a file.
+config) through a pipe and gets a `Run`, a `Batch` or a `_Failure` back; what an engine prints goes to a file.
 """
 
 from __future__ import annotations
@@ -15,18 +15,21 @@ import os
 import signal
 import warnings
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from outrider.bench.modes import Mode, ModeName, Run, Setup, load_modes
+from outrider.bench.modes import ModeName, Run, Setup, load_modes
 from outrider.errors import DeviceWarning, OptionError, OutriderError, one_line
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
     from multiprocessing.connection import Connection
     from pathlib import Path
 
+    from outrider.bench.concurrency import Batch
     from outrider.config import GenerationConfig
+
+    Load = Callable[[list[str], Setup], Iterable[Any]]
 
 _PATIENCE = 3.0  # seconds for an engine to end by itself
 _NO_ANSWER = (EOFError, OSError)  # the other end of the pipe is gone
@@ -56,12 +59,15 @@ class _Failure:
 class Worker:
     """A process with one engine and the modes that use it.
 
-    log: a file for what it prints. It starts when it is first needed, and again after it has died.
+    log: a file for what it prints. load: makes the modes there, those of `run` or those of `run_together`. It starts
+    when it is first needed, and again after it has died.
     """
 
-    def __init__(self, names: list[str], setup: Setup, log: Path) -> None:
+    def __init__(self, names: list[str], setup: Setup, log: Path, load: Load = load_modes) -> None:
         self.names, self.log = names, log
-        self.descriptions: dict[str, tuple[str, str]] = {}  # of each mode: its runtime, and the line about it
+        self._load = load
+        # Of each mode: its runtime, the line about it, and what precisions gave where it was to find the fastest.
+        self.descriptions: dict[str, tuple[str, str, dict[str, float]]] = {}
         self._setup = setup
         self._process: multiprocessing.process.BaseProcess | None = None
         self._connection: Connection | None = None
@@ -81,7 +87,10 @@ class Worker:
         spawn = multiprocessing.get_context("spawn")  # the only way that all systems have
         self._connection, theirs = spawn.Pipe()
         self._process = spawn.Process(
-            target=_serve, args=(theirs, self.names, self._setup, str(self.log)), daemon=True, name=self.names[0]
+            target=_serve,
+            args=(theirs, self.names, self._setup, str(self.log), self._load),
+            daemon=True,
+            name=self.names[0],
         )
         self._process.start()
         theirs.close()  # so that its end is noticed here
@@ -90,6 +99,9 @@ class Worker:
         except OutriderError:
             self.close()
             raise
+        # A worker that starts again goes on in the same precision.
+        found = {ModeName.parse(name).worker: trial for name, (_, _, trial) in self.descriptions.items() if trial}
+        self._setup = replace(self._setup, trials={**self._setup.trials, **found})
         for message in warned:
             warnings.warn(message, DeviceWarning, stacklevel=2)
 
@@ -100,13 +112,21 @@ class Worker:
             OptionError: when the mode cannot follow these options.
             RunFailed: when the run failed, or the process died of it.
         """
+        run: Run = self._ask(name, prompt_token_ids, config)
+        return run
+
+    def run_together(self, name: str, prompts: list[list[int]], config: GenerationConfig) -> Batch:
+        """Decode several prompts at a time in a mode; raises what `run` does."""
+        batch: Batch = self._ask(name, prompts, config)
+        return batch
+
+    def _ask(self, name: str, prompt: list[int] | list[list[int]], config: GenerationConfig) -> Any:
         if self._connection is None:
             self.start()
         assert self._connection is not None  # noqa: S101
         with contextlib.suppress(*_NO_ANSWER):  # then there is no answer either
-            self._connection.send((name, prompt_token_ids, config))
-        run: Run = self._answer()
-        return run
+            self._connection.send((name, prompt, config))
+        return self._answer()
 
     def close(self) -> None:
         """End the process; what it is doing may take a moment more, not longer."""
@@ -149,20 +169,25 @@ class RemoteMode:
 
     def __init__(self, name: str, worker: Worker) -> None:
         self.name, self.worker = name, worker
-        self.runtime, self.description = worker.descriptions[name]
+        self.runtime, self.description, self.trial = worker.descriptions[name]
 
     def run(self, prompt_token_ids: list[int], config: GenerationConfig) -> Run:
         """Decode one prompt; raises what `Worker.run` does."""
         return self.worker.run(self.name, prompt_token_ids, config)
 
+    def run_together(self, prompts: list[list[int]], config: GenerationConfig) -> Batch:
+        """Decode several prompts at a time; raises what `Worker.run` does."""
+        return self.worker.run_together(self.name, prompts, config)
+
 
 @contextmanager
 def start_workers(
-    names: list[str], setup: Setup, logs: Path, failed: Callable[[str, str], None]
-) -> Iterator[list[Mode]]:
+    names: list[str], setup: Setup, logs: Path, failed: Callable[[str, str], None], load: Load = load_modes
+) -> Iterator[list[RemoteMode]]:
     """The modes of these names, each engine in a process of its own; all of them end with the block.
 
-    logs: a folder for what the workers print. failed: told the name of a mode that cannot be loaded, and why.
+    logs: a folder for what the workers print. failed: told the name of a mode that cannot be loaded, and why. load: as
+    `Worker`.
 
     Raises:
         OptionError: when a mode cannot be meant.
@@ -170,9 +195,9 @@ def start_workers(
     workers = {}
     for label in dict.fromkeys(ModeName.parse(name).worker for name in names):
         mine = [name for name in names if ModeName.parse(name).worker == label]
-        workers[label] = Worker(mine, setup, logs / f"{label}.log")
+        workers[label] = Worker(mine, setup, logs / f"{label}.log", load)
     try:
-        modes: dict[str, Mode] = {}
+        modes: dict[str, RemoteMode] = {}
         for worker in workers.values():
             try:
                 worker.start()
@@ -187,7 +212,7 @@ def start_workers(
             worker.close()
 
 
-def _serve(connection: Connection, names: list[str], setup: Setup, log: str) -> None:
+def _serve(connection: Connection, names: list[str], setup: Setup, log: str, load: Load) -> None:
     """Run what comes through the pipe, until it closes. A Ctrl-C is for the parent, which ends this process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
@@ -195,18 +220,19 @@ def _serve(connection: Connection, names: list[str], setup: Setup, log: str) -> 
         os.dup2(file, stream)
     try:
         with _device_warnings() as warned:
-            modes = {mode.name: mode for mode in load_modes(names, setup)}
+            modes = {mode.name: mode for mode in load(names, setup)}
     except Exception as error:
         connection.send(_Failure.of(error))
         return
-    connection.send(({name: (mode.runtime, mode.description) for name, mode in modes.items()}, warned))
+    described = {name: (mode.runtime, mode.description, getattr(mode, "trial", {})) for name, mode in modes.items()}
+    connection.send((described, warned))
     while True:
         try:
-            name, prompt_token_ids, config = connection.recv()
+            name, prompt, config = connection.recv()
         except _NO_ANSWER:
             return
         try:
-            answer: Run | _Failure = modes[name].run(prompt_token_ids, config)
+            answer: Run | Batch | _Failure = modes[name].run(prompt, config)
         except Exception as error:
             answer = _Failure.of(error)
         connection.send(answer)

@@ -11,10 +11,13 @@ from outrider.bench.setting import describe_models, describe_processor, describe
 from outrider.cli.console import err, out, print_json, progress_bar, table
 from outrider.cli.options import generation_options, json_option, load_options, read_options
 from outrider.config import LOSSY, user_path
+from outrider.errors import OptionError
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from outrider.bench.modes import Setup
+    from outrider.bench.prompts import Prompt
     from outrider.bundle import Bundle
     from outrider.config import Config
     from outrider.engine import Engine
@@ -31,6 +34,18 @@ def _read_models(context: click.Context, parameter: click.Parameter, given: tupl
     return models
 
 
+def _read_levels(context: click.Context, parameter: click.Parameter, given: str | None) -> list[int] | None:
+    """Different numbers of requests, ascending."""
+    if given is None:
+        return None
+    numbers = given.split(",")
+    if not all(number.strip().isdecimal() and int(number) for number in numbers):
+        raise click.BadParameter(
+            f"'{given}' is not a list of numbers of requests, such as 1,2,4,8.", context, parameter
+        )
+    return sorted({int(number) for number in numbers})
+
+
 @click.command()
 @click.argument("bundle")
 @click.option(
@@ -44,7 +59,9 @@ def _read_models(context: click.Context, parameter: click.Parameter, given: tupl
     help="Comma-separated: plain, auto, draft[:N], ngram[:N], suffix[:N]; openvino-genai's genai, genai-draft[:N], "
     "genai-dynamic[:T], genai-ngram[:N]; transformers, transformers-draft[:N]; llamacpp, llamacpp-ngram[:N]; "
     "onnxruntime-genai's ortgenai, ortgenai-ngram[:N], ortgenai-draft[:N]. "
-    "The first is what the others are compared with.  [default: plain, auto, then all drafters]",
+    "genai/f32, genai-draft:3/bf16 and so on calculate in that precision, genai/fastest in the one that is quickest "
+    "in a trial; without a slash, openvino-genai's modes calculate in the device's default. "
+    "The first is what the others are compared with.  [default: plain, auto, all drafters, genai, genai/fastest]",
 )
 @click.option(
     "--peer-model",
@@ -62,6 +79,13 @@ def _read_models(context: click.Context, parameter: click.Parameter, given: tupl
     metavar="N",
     help="Instead: what the cache does for N conversations, with room for 20.",
 )
+@click.option(
+    "--concurrency",
+    metavar="N,…",
+    callback=_read_levels,
+    help="Instead: tokens per second of N requests at the same time, for each N, as 1,2,4,8, in our own modes and "
+    "openvino-genai's.  [default modes: plain, auto, genai in each precision; repeats: 3]",
+)
 @click.option("--quick", is_flag=True, help="End in ten minutes, with as many prompts as fit.")
 @click.option(
     "--out", "folder", metavar="DIR", help="Write runs, results and a report here; go on where a run was interrupted."
@@ -77,6 +101,7 @@ def bench(
     peer_models: dict[str, Path],
     repeats: int | None,
     conversations: int | None,
+    concurrency: list[int] | None,
     quick: bool,
     folder: str | None,
     as_json: bool,
@@ -85,7 +110,8 @@ def bench(
     """Compare ways to decode on BUNDLE.
 
     All run interleaved, on the same prompts and threads, each engine in a process of its own. With --out DIR, a run
-    that was interrupted goes on when the same command is given again.
+    that was interrupted goes on when the same command is given again. With --concurrency, tokens/s are those of all
+    requests that run at the same time, after the first token of each.
     """
     from outrider.bench import benchmark
     from outrider.bench.modes import Setup, default_modes, split_modes
@@ -94,6 +120,10 @@ def bench(
     from outrider.bundle import read_bundle
     from outrider.loading import settle
 
+    instead = [name for name, given in (("conversations", conversations), ("concurrency", concurrency)) if given]
+    if len(instead) > 1 or (concurrency and (quick or folder)):
+        others = [f"--{name}" for name, given in (("quick", quick), ("out", folder)) if given]
+        raise OptionError(f"{' and '.join([*(f'--{name}' for name in instead), *others])} do not go together.")
     config = read_options(options, max_new_tokens=64 if quick else 96)
     chosen = read_prompts(prompts, per_category)
     if not config.device.num_threads:
@@ -105,6 +135,9 @@ def bench(
     overlap = bool(config.scheduler.overlap)
     settled = settle(setup.bundle, setup.draft_bundle, config.device, overlap=overlap)  # the peers know no "auto"
     setup = replace(setup, config=replace(config, device=settled))
+    if concurrency:
+        _bench_concurrency(setup, chosen, split_modes(modes) if modes else None, concurrency, repeats or 3, as_json)
+        return
     names = split_modes(modes) if modes else default_modes(setup)
     repeats = repeats or (3 if quick else 1)
     label = "measuring, ten minutes at most" if quick else "measuring"
@@ -129,6 +162,48 @@ def bench(
     _print(results)
     for path in written:
         err.print(f"Wrote {path}")
+
+
+def _bench_concurrency(
+    setup: Setup, prompts: list[Prompt], names: list[str] | None, levels: list[int], repeats: int, as_json: bool
+) -> None:
+    from outrider.bench import concurrency
+    from outrider.bench.report import span, times
+
+    results = concurrency.run(
+        setup,
+        prompts,
+        names or concurrency.default_modes(setup),
+        levels,
+        repeats=repeats,
+        progress=lambda num_batches: progress_bar("measuring", num_batches, quiet=as_json),
+    )
+    if as_json:
+        print_json(results)
+        return
+    _print_setting(results)
+    made = table("requests", "mode", "tokens/s", "range", "speed-up", "95%", "seconds", "end to end", "same")
+    made.columns[1].justify = "left"
+    for i, row in enumerate(results["summary"]):
+        low, high = row["tokens_per_second_range"]
+        again = i and results["summary"][i - 1]["num_requests"] == row["num_requests"]
+        made.add_row(
+            "" if again else str(row["num_requests"]),
+            row["mode"],
+            f"{row['tokens_per_second']:.1f}",
+            f"{low:.1f}–{high:.1f}" if row["num_repeats"] > 1 else "-",
+            times(row["speed_up"]),
+            span(row["speed_up_interval"]),
+            f"{row['seconds']:.2f}",
+            times(row["end_to_end"]),
+            f"{row['identical']}/{row['num_requests']}",
+        )
+    out.print(made)
+    for failure in results["failures"]:
+        level = failure["num_requests"]
+        err.print(f"Failed: {failure['mode']}{f', {level} requests' if level else ''}: {failure['error']}")
+    if max(levels) > len(prompts):
+        err.print(f"Of {len(prompts)} prompts, the first ones ran several times at a time in {max(levels)} requests.")
 
 
 def _bench_conversations(bundle: Bundle, config: Config, count: int, as_json: bool) -> None:
@@ -165,13 +240,7 @@ def _bench_conversations(bundle: Bundle, config: Config, count: int, as_json: bo
 def _print(results: dict[str, Any]) -> None:
     from outrider.bench.report import COLUMNS, cells, notes
 
-    setting = results["setting"]
-    if setting.get("temperature"):
-        sampling = setting.get("sampling", "coupled")
-        setting = setting | {"sampling": f"{sampling} (LOSSY)" if sampling in LOSSY else sampling}
-    out.print("  ".join(f"{key}={value}" for key, value in setting.items() if key != "modes"), style="dim")
-    for mode in results["modes"]:
-        out.print(f"{mode['name']}: {mode['description']}", style="dim")
+    _print_setting(results)
     headings = {"end to end": "end to\nend", "tokens/round": "tokens/\nround", "identical": "same"}
     made = table("mode", *(headings.get(column, column) for column in COLUMNS))
     for mode in results["modes"]:
@@ -182,6 +251,16 @@ def _print(results: dict[str, Any]) -> None:
     for title, sentences in notes(results).items():
         for sentence in sentences:
             err.print(f"{title}: {sentence}")
+
+
+def _print_setting(results: dict[str, Any]) -> None:
+    setting = results["setting"]
+    if setting.get("temperature"):
+        sampling = setting.get("sampling", "coupled")
+        setting = setting | {"sampling": f"{sampling} (LOSSY)" if sampling in LOSSY else sampling}
+    out.print("  ".join(f"{key}={value}" for key, value in setting.items() if key != "modes"), style="dim")
+    for mode in results["modes"]:
+        out.print(f"{mode['name']}: {mode['description']}", style="dim")
 
 
 def describe(engine: Engine, max_new_tokens: int | None, repeats: int) -> dict[str, Any]:

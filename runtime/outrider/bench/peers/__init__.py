@@ -10,6 +10,9 @@
     ortgenai  ortgenai-ngram:N  ortgenai-draft:N           onnxruntime-genai on the bundle's own files, or on folders of
                                                            its own: plain, prompt lookup, a draft model
 
+openvino-genai calculates in what the device chooses, or in what stands behind a slash: genai/f32, genai-draft:3/bf16.
+genai/fastest tries all that the device has when it is loaded, and goes on with the quickest.
+
 A peer's module has `load(names, setup)`, which makes the modes of one worker.
 """
 
@@ -29,6 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection
 
     from outrider.bench.modes import ModeName, Setup
+    from outrider.config import DeviceConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +52,7 @@ class Peer:
     main: str = ""
     draft: str = ""  # only of a kind that drafts with a model
     most_tokens: int | None = None  # that it drafts in a round
+    precisions: bool = False  # whether a mode's name may say what it calculates in
 
     @property
     def runtime(self) -> str:
@@ -57,6 +62,9 @@ class Peer:
 
 DRAFT, ORT_MAIN, ORT_DRAFT = "genai-draft", "ortgenai", "ortgenai-draft"  # among the peers' models
 
+PRECISIONS = ("f32", "bf16", "f16")
+FASTEST = "fastest"  # of those that the device has
+
 _GENAI = ("openvino_genai", "openvino-genai", (), "openvino")
 _TRANSFORMERS = ("transformers", "transformers", "transformers", '"outrider[bench]"')
 _CHECKPOINT = ("transformers", "a checkpoint folder or a GGUF file")
@@ -64,10 +72,10 @@ _LLAMACPP = ("llama_cpp", "llama-cpp-python", (("llamacpp", "a GGUF file"),))
 _ORTGENAI = ("onnxruntime_genai", '"outrider[bench]"', (), "onnx", ORT_MAIN)
 
 PEERS = {
-    "genai": Peer("genai", "genai", *_GENAI),
-    "genai-ngram": Peer("genai", "genai-ngram", *_GENAI),
-    "genai-draft": Peer("genai", "genai-draft", *_GENAI, draft=DRAFT),
-    "genai-dynamic": Peer("genai", "genai-draft", *_GENAI, draft=DRAFT),
+    "genai": Peer("genai", "genai", *_GENAI, precisions=True),
+    "genai-ngram": Peer("genai", "genai-ngram", *_GENAI, precisions=True),
+    "genai-draft": Peer("genai", "genai-draft", *_GENAI, draft=DRAFT, precisions=True),
+    "genai-dynamic": Peer("genai", "genai-draft", *_GENAI, draft=DRAFT, precisions=True),
     "transformers": Peer(*_TRANSFORMERS, (_CHECKPOINT,)),
     "transformers-draft": Peer(*_TRANSFORMERS, (_CHECKPOINT, ("transformers-draft", "the draft model's"))),
     "llamacpp": Peer("llamacpp", "llamacpp", *_LLAMACPP),
@@ -98,13 +106,26 @@ _TEXT_OPTIONS = (
     "logprobs",
 )
 
+# openvino-genai's. It has no_repeat_ngram_size, which only beam search follows, and logprobs of one token at a place.
+GENAI_FOLLOWED = (
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "min_new_tokens",
+    "stop",
+)
+
 
 def check_peer(name: ModeName, setup: Setup) -> None:
     """Make sure, without loading anything, that a peer can be asked for a mode.
 
     Raises:
-        OptionError: when it is not installed, a model is not there or of a format that it does not read, or it does
-            not draft that many tokens.
+        OptionError: when it is not installed, a model is not there or of a format that it does not read, the device
+            does not calculate in a precision, or it does not draft that many tokens.
     """
     mode, peer = name.text, PEERS[name.kind]
     if find_spec(peer.package) is None:
@@ -123,6 +144,49 @@ def check_peer(name: ModeName, setup: Setup) -> None:
     if peer.draft:
         _check_draft(mode, peer, setup)
         _check_format(mode, peer, "draft", peer.draft, setup)
+    if name.precision:
+        _check_precision(name, setup)
+
+
+def precisions_of(name: ModeName, setup: Setup) -> tuple[str, ...]:
+    """What the devices of a mode say that they calculate in, of `PRECISIONS`.
+
+    A device that is told to calculate in another one takes its default, and does not say so.
+    """
+    from outrider.backends.devices import find_device
+
+    found = [find_device(device, "openvino") for device in _devices_of(name, setup)]
+    return tuple(each for each in PRECISIONS if all(device and each in device.precisions for device in found))
+
+
+def default_precision(device: DeviceConfig) -> str:
+    """What the main device calculates in unless a mode names another one, as `PRECISIONS`; empty: it does not say."""
+    import openvino as ov
+
+    given = device.of("main").properties.get("INFERENCE_PRECISION_HINT")
+    if given or device.precision != "auto":
+        return device.precision if device.precision != "auto" else str(given)
+    try:
+        return str(ov.Core().get_property(device.main_device, "INFERENCE_PRECISION_HINT").get_type_name())
+    except RuntimeError:
+        return ""
+
+
+def _devices_of(name: ModeName, setup: Setup) -> list[str]:
+    device = setup.config.device
+    drafts = [device.draft_device or device.main_device] if PEERS[name.kind].draft else []
+    return list(dict.fromkeys([device.main_device, *drafts]))
+
+
+def _check_precision(name: ModeName, setup: Setup) -> None:
+    has = precisions_of(name, setup)
+    if not has or name.precision not in (*has, FASTEST):
+        missing = name.precision if has else f"any of {', '.join(PRECISIONS)}"
+        instead = f"Choose from {', '.join(has)}" if has else "Leave the precision out"
+        raise OptionError(
+            f"Mode '{name.text}' cannot be run: {' and '.join(_devices_of(name, setup))} does not say that it "
+            f"calculates in {missing}. {instead}."
+        )
 
 
 def _check_format(mode: str, peer: Peer, role: str, key: str, setup: Setup) -> None:

@@ -1,0 +1,263 @@
+"""Several requests at a time: what is measured, of what, and what cannot be."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import openvino_genai
+import pytest
+
+import outrider
+from outrider.backends import devices
+from outrider.backends.devices import Device
+from outrider.bench import concurrency
+from outrider.bench.concurrency import Batch, Measured, measure, summarize
+from outrider.bench.modes import ModeName, Run, Setup
+from outrider.bench.peers import genai
+from outrider.bench.prompts import Prompt
+from outrider.bench.spread import ratio_interval
+from outrider.bench.workers import RunFailed, start_workers
+from outrider.cli import run
+from outrider.config import Config, GenerationConfig
+from outrider.errors import OptionError, OutriderError
+from outrider.testing import ToyTokenizer
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from outrider.bundle import Bundle
+
+PROMPTS = [Prompt("one", "letters", "hello"), Prompt("two", "letters", "abc abc"), Prompt("three", "digits", "1 2 1 2")]
+
+
+@pytest.fixture
+def setup(openvino_bundle: Bundle) -> Setup:
+    config = Config().replace(cache_size=0.005, max_new_tokens=12, num_threads=1)
+    return Setup(openvino_bundle, config, tokenizer=ToyTokenizer())
+
+
+def test_all_requests_of_a_level_have_the_text_that_they_have_alone(setup: Setup) -> None:
+    results = concurrency.run(setup, PROMPTS, ["plain", "draft:3"], [1, 4], repeats=2)
+    assert results["failures"] == []
+    assert [(row["num_requests"], row["mode"]) for row in results["summary"]] == [
+        (1, "plain"), (1, "draft:3"), (4, "plain"), (4, "draft:3"),
+    ]  # fmt: skip
+    assert all(row["identical"] == row["num_requests"] for row in results["summary"])
+    engine = outrider.Engine(setup.bundle, setup.config, tokenizer=ToyTokenizer())
+    alone = [engine.generate(prompt.text, drafter=None, ignore_eos=True).token_ids for prompt in PROMPTS]
+    assert len(results["runs"]) == 2 * 2 * 2
+    for one in results["runs"]:
+        assert one["token_ids"] == [*alone, *alone][: one["num_requests"]]  # the fourth is the first again
+        assert {len(token_ids) for token_ids in one["token_ids"]} == {12}
+        assert one["seconds"] > 0
+        assert one["read_seconds"] > 0
+
+
+def batch(seconds: float, *token_ids: list[int]) -> Batch:
+    return Batch(list(token_ids), seconds)
+
+
+def test_a_summary_is_what_one_gets_by_hand() -> None:
+    texts = [1] * 11, [2] * 11
+    measured = [
+        Measured("plain", 2, 0, batch(3.0, *texts), 1.0),  # 20 tokens in 2 seconds
+        Measured("plain", 2, 1, batch(6.0, *texts), 2.0),
+        Measured("fast", 2, 0, batch(2.0, *texts), 1.0),
+        Measured("fast", 2, 1, batch(3.0, [1] * 11, [3] * 11), 1.0),
+        Measured("plain", 1, 0, batch(2.0, texts[0]), 1.0),
+        Measured("fast", 1, 0, batch(1.0, texts[0]), 1.5),  # reading took longer than all
+    ]
+    one, other, plain, fast = summarize(measured, [1, 2], ["plain", "fast", "dead"])
+    assert (plain["mode"], plain["num_requests"], plain["speed_up"], plain["identical"]) == ("plain", 2, 1, 2)
+    assert plain["tokens_per_second"] == pytest.approx((10 + 5) / 2)
+    assert plain["tokens_per_second_range"] == (5, 10)
+    assert fast["speed_up"] == pytest.approx(2)  # 20 / 10 and 10 / 5
+    assert fast["speed_up_interval"] == pytest.approx(ratio_interval([2.0, 2.0]))
+    assert fast["end_to_end"] == pytest.approx((3 / 2 * 6 / 3) ** 0.5)
+    assert fast["end_to_end_tokens_per_second"] == pytest.approx((22 / 2 + 22 / 3) / 2)
+    assert fast["identical"] == 1  # the second text was another once
+    assert (one["tokens_per_second"], one["speed_up"]) == (10, 1)
+    assert (other["tokens_per_second"], other["speed_up"], other["end_to_end"]) == (0, None, 2)
+
+
+def test_our_requests_run_at_the_same_time(toy_engine: outrider.Engine) -> None:
+    barrier = threading.Barrier(3, timeout=20)
+
+    class Mode:
+        name, runtime, description, num_parallel = "m", "outrider", "", 8
+
+        def run(self, prompt_token_ids: list[int], config: GenerationConfig) -> Run:
+            barrier.wait()  # for the two others
+            return Run([*prompt_token_ids, 7], 0.0, 1.0)
+
+    together = concurrency._Ours(Mode(), toy_engine)
+    made = together.run([[1], [2], [3]], GenerationConfig(max_new_tokens=4))
+    assert made.token_ids == [[1, 7], [2, 7], [3, 7]]
+    assert made.num_tokens == 6
+
+
+def test_requests_that_would_have_to_wait_are_a_failure_that_says_what_they_need(setup: Setup) -> None:
+    """A level that the cache has no room for would be measured as a lower one."""
+    small = replace(setup, config=setup.config.replace(cache_size=0.0001))
+    results = concurrency.run(small, PROMPTS, ["plain"], [1, 8], repeats=2)
+    assert [row["num_requests"] for row in results["summary"]] == [1]
+    (failure,) = results["failures"]  # it is not tried again
+    assert (failure["mode"], failure["num_requests"]) == ("plain", 8)
+    assert "cache_size=0.0001 GB holds" in failure["error"]
+    assert "8 requests need" in failure["error"]
+
+
+def test_a_mode_that_dies_is_reported_and_the_others_go_on(setup: Setup, tmp_path: Path) -> None:
+    failed: list[Any] = []
+    prompts = {1: [[1, 2]], 2: [[1, 2], [3, 4]]}
+    config = GenerationConfig(max_new_tokens=4, ignore_eos=True)
+    with start_workers(["plain", "ngram:2"], setup, tmp_path, lambda *_: None, concurrency.load_together) as modes:
+        os.kill(modes[0].worker.pid or 0, signal.SIGTERM)
+        measured = measure(modes, prompts, config, 1, lambda *one: failed.append(one), lambda: None)
+    ((mode, error, level),) = failed
+    assert (mode, level) == ("plain", 1)
+    assert "the process died" in error
+    assert [(one.mode, one.num_requests) for one in measured] == [("ngram:2", 1), ("ngram:2", 2)]
+
+
+def test_levels_modes_and_repeats_are_interleaved() -> None:
+    ran: list[tuple[str, int, int | None]] = []
+
+    class Counted:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def run_together(self, prompts: list[list[int]], config: GenerationConfig) -> Batch:
+            ran.append((self.name, len(prompts), config.max_new_tokens))
+            if (self.name, len(prompts)) == ("b", 2):
+                raise RunFailed("no room")
+            return Batch(prompts, float(config.max_new_tokens or 0))
+
+    modes: list[Any] = [Counted("a"), Counted("b")]
+    failed: list[Any] = []
+    advanced: list[None] = []
+    prompts = {1: [[1]], 2: [[1], [2]]}
+    config = GenerationConfig(max_new_tokens=20, min_new_tokens=15)
+    measured = measure(modes, prompts, config, 2, lambda *one: failed.append(one), lambda: advanced.append(None))
+    warm = [("a", 1, 8), ("a", 1, 1), ("a", 1, 20), ("b", 1, 8), ("b", 1, 1), ("b", 1, 20)]
+    assert ran[:6] == warm
+    assert ran[6:] == [
+        ("b", 2, 8), ("a", 2, 8), ("a", 2, 1), ("a", 2, 20),  # level 2 begins with the other mode, which fails
+        ("b", 1, 1), ("b", 1, 20), ("a", 1, 1), ("a", 1, 20),
+        ("a", 2, 1), ("a", 2, 20),
+    ]  # fmt: skip
+    assert failed == [("b", "no room", 2)]
+    assert len(advanced) == 8
+    assert {(one.read_seconds, one.batch.seconds) for one in measured} == {(1.0, 20.0)}
+
+
+@pytest.mark.parametrize(
+    ("mode", "options", "message"),
+    [
+        ("llamacpp", {}, "Mode 'llamacpp' decodes one request at a time here. Leave it out"),
+        ("genai-ngram:3/fastest", {}, "Name each instead: genai-ngram:3/f32,genai-ngram:3/bf16."),
+        ("auto@other", {}, "give it as --peer-model other=FOLDER"),
+        ("auto", {"stop": "x"}, "--stop would end some answers sooner"),
+        ("auto", {"stop_token_ids": (3,)}, "--stop would end some answers sooner"),
+        ("auto", {"max_new_tokens": 1}, "max_new_tokens=1 leaves nothing to decode. Give 2 or more."),
+        ("auto", {"answer_store": "answers"}, "would let a run copy from the run before it"),
+    ],
+)
+def test_what_cannot_be_compared_is_said_before_anything_runs(
+    mode: str, options: dict[str, Any], message: str, setup: Setup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(devices, "find_device", device_with("f32", "bf16"))
+    changed = replace(setup, config=setup.config.replace(**options))
+    with pytest.raises(OptionError, match=message):
+        concurrency.run(changed, PROMPTS, ["plain", mode], [1])
+
+
+def test_without_a_mode_there_is_nothing_to_measure(setup: Setup, tmp_path: Path) -> None:
+    broken = replace(setup, bundle=replace(setup.bundle, folder=tmp_path / "gone"))
+    with pytest.raises(OutriderError, match="No mode can be loaded; plain: "):
+        concurrency.run(broken, PROMPTS, ["plain"], [1])
+
+
+def device_with(*precisions: str) -> Any:
+    return lambda name, _: Device(name=name, format="openvino", full_name=name, precisions=precisions)
+
+
+def test_every_precision_is_measured_by_default(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(devices, "find_device", device_with("f32", "bf16"))
+    chosen = replace(setup, config=setup.config.replace(precision="bf16"))
+    assert concurrency.default_modes(chosen) == ["plain", "auto", "genai", "genai/f32"]
+    given = replace(setup, config=setup.config.replace(main_properties={"INFERENCE_PRECISION_HINT": "f32"}))
+    assert concurrency.default_modes(given) == ["plain", "auto", "genai", "genai/bf16"]
+    assert concurrency.default_modes(replace(setup, config=setup.config.replace(logprobs=1))) == ["plain", "auto"]
+
+
+def test_pipelines_of_openvino_genai_read_whole_prompts_in_calls_as_large_as_they_may(
+    setup: Setup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that is given a SchedulerConfig reads in pieces of 256 tokens unless told; one without it in one call."""
+    made: dict[str, tuple[Any, dict[str, Any]]] = {}
+
+    def alone(folder: str, tokenizer: str, device: str, *, scheduler_config: Any, **more: Any) -> Any:
+        made["alone"] = scheduler_config, more
+        return SimpleNamespace(generate=None)
+
+    def together(folder: str, tokenizer: str, scheduler: Any, device: str, **more: Any) -> Any:
+        made["together"] = scheduler, more
+        return SimpleNamespace(generate=None)
+
+    monkeypatch.setattr(openvino_genai, "Tokenizer", str)
+    monkeypatch.setattr(openvino_genai, "LLMPipeline", alone)
+    monkeypatch.setattr(openvino_genai, "ContinuousBatchingPipeline", together)
+    large = replace(setup, config=setup.config.replace(cache_size=2.5, max_num_batched_tokens=300))
+    names = [ModeName.parse("genai-ngram:3/f32")]
+    genai.load(names, large)
+    genai.load_together(names, large)
+    sizes = {name: scheduler.max_num_batched_tokens for name, (scheduler, _) in made.items()}
+    assert sizes == {"alone": 2**64 - 1, "together": 300}
+    assert made["together"][0].cache_size == 3
+    for scheduler, more in made.values():
+        assert not scheduler.enable_prefix_caching
+        assert more == {"prompt_lookup": True, "INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": 1}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--concurrency", "1,x"], "'1,x' is not a list of numbers of requests, such as 1,2,4,8."),
+        (["--concurrency", "0"], "'0' is not a list of numbers of requests"),
+        (["--concurrency", "2", "--quick"], "--concurrency and --quick do not go together."),
+        (["--concurrency", "2", "--out", "x"], "--concurrency and --out do not go together."),
+        (["--concurrency", "2", "--conversations", "3"], "--conversations and --concurrency do not go together."),
+    ],
+)
+def test_bad_usage(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["bench", "nowhere", *arguments]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_openvino_genai_decodes_several_at_a_time(smollm2: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Every request of every mode has as many tokens, past the end of the answer."""
+    arguments = ["bench", str(smollm2), "--concurrency", "3,1", "--max-new-tokens", "6", "--repeats", "1"]
+    arguments += ["--modes", "plain,genai/f32,genai-ngram:2"]
+    assert run([*arguments, "--json"]) == 0
+    results = json.loads(capsys.readouterr().out)
+    assert results["failures"] == []
+    assert [(row["num_requests"], row["mode"]) for row in results["summary"]] == [
+        (level, mode) for level in (1, 3) for mode in ("plain", "genai/f32", "genai-ngram:2")
+    ]
+    for one in results["runs"]:
+        assert [len(token_ids) for token_ids in one["token_ids"]] == [6] * one["num_requests"]
+    assert "CPU f32, cache" in results["modes"][1]["description"]
+    assert results["setting"]["concurrency"] == [1, 3]
+    assert (
+        run([*arguments[:2], "--concurrency", "2", "--max-new-tokens", "2", "--modes", "plain", "--repeats", "2"]) == 0
+    )
+    printed = capsys.readouterr().out
+    assert "requests  mode" in printed
+    assert "1.00×" in printed
