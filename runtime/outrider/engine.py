@@ -218,8 +218,8 @@ class Engine:
 
         Raises:
             OptionError: for an unknown option or a bad value.
-            RequestError: when the prompt is empty, or too long for the model's context or the cache, or when options
-                that ban tokens leave none to choose.
+            RequestError: when the prompt is empty, or too long for the model's context or the cache, when options that
+                ban tokens leave none to choose, or when `cancel` fails.
             DeviceError: when a device fails.
         """
         request = self.prepare(prompt, config, chat_template=chat_template, cancel=cancel, **options)
@@ -334,6 +334,8 @@ class Engine:
         created = time.perf_counter()
         if not isinstance(config, GenerationConfig | None):
             raise OptionError(f"config={config!r} is not a GenerationConfig. Give options as keywords, or make one.")
+        if cancel is not None and (isinstance(cancel, type) or not callable(getattr(cancel, "is_set", None))):
+            raise OptionError(f"cancel={cancel!r} has no is_set() to ask. Pass a threading.Event.")
         config = (config or self.config.generation).replace(**options)
         token_ids = self.tokenizer.encode_prompt(prompt, chat_template=chat_template)
         vocab_size = self.bundle.manifest.main.vocab_size

@@ -108,10 +108,11 @@ class _Worker:
         given_up = (*self._running, *self._waiting)
         running, self._running = self._running, []
         self._waiting.clear()
+        for request in given_up:
+            request.fail(error)  # before it is released: its tokens are not to be kept
         for request in running:
             self._release(request)
         for request in given_up:
-            request.fail(error)
             request.publish()
 
     def _release(self, request: Request) -> None:
@@ -119,7 +120,10 @@ class _Worker:
         try:
             request.release()
         except Exception as error:  # an app's drafter; the request itself is done with
-            warnings.warn(f"A drafter failed to release a sequence: {error!r}.", stacklevel=2)
+            try:
+                warnings.warn(f"A drafter failed to release a sequence: {error!r}.", stacklevel=2)
+            except UserWarning as warning:  # an app that has warnings raised
+                request.fail(warning)
 
     @property
     def _is_far_ahead(self) -> bool:

@@ -313,6 +313,38 @@ def test_a_stream_can_be_cancelled(toy_engine: outrider.Engine) -> None:
     assert len(chunks[-1].result.token_ids) < 1000
 
 
+@pytest.mark.parametrize("cancel", ["yes", True, threading.Event, lambda: True])
+def test_what_is_no_event_does_not_cancel(toy_engine: outrider.Engine, cancel: Any) -> None:
+    with pytest.raises(outrider.OptionError, match=r"^cancel=.* has no is_set\(\) to ask. Pass a threading.Event.$"):
+        toy_engine.generate("hello", cancel=cancel)
+
+
+@pytest.mark.parametrize("error", [KeyError("no flag"), SystemExit("no flag")])
+@pytest.mark.parametrize("at_call", [1, 7])
+def test_a_cancel_that_fails_ends_its_request_alone(
+    toy_engine: outrider.Engine, error: BaseException, at_call: int
+) -> None:
+    class Failing(threading.Event):
+        num_calls = 0
+
+        def is_set(self) -> bool:
+            self.num_calls += 1
+            if self.num_calls >= at_call:
+                raise error
+            return False
+
+    options: dict[str, Any] = {"max_new_tokens": 300, "ignore_eos": True}
+    beside = toy_engine.stream("world", **options)
+    first = next(beside).text
+    with pytest.raises(
+        outrider.RequestError, match="is_set.*, of a Failing, raised .*no flag.*threading.Event"
+    ) as caught:
+        toy_engine.generate("hello", cancel=Failing(), **options)
+    assert caught.value.__cause__ is error
+    whole = first + "".join(chunk.text for chunk in beside)
+    assert whole == toy_engine.generate("world", drafter=None, **options).text
+
+
 def test_properties_reach_the_device(openvino_bundle: Bundle) -> None:
     config = outrider.Config().replace(properties={"NO_SUCH_PROPERTY": 1})
     with pytest.raises(outrider.DeviceError, match="NO_SUCH_PROPERTY"):
