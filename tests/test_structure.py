@@ -28,7 +28,7 @@ LAYERS = [
     {"backends"},
     {"text", "kv", "sampling", "results"},
     {"metrics"},
-    {"bundle", "kept"},
+    {"bundle", "forks", "kept"},
     {"config"},
     {"types"},
     {"errors"},

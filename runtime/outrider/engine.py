@@ -15,6 +15,7 @@ from outrider.config import COPYING, DEFAULT_MAX_NEW_TOKENS, Config, GenerationC
 from outrider.drafters import AnswerStore, DraftModel, Subset, load_vocabulary
 from outrider.drafting import Drafting
 from outrider.errors import OptionError, RequestError
+from outrider.forks import spare
 from outrider.loading import check_room, contention_of, cost_of, load_parts, parts_of
 from outrider.request import Request
 from outrider.request_queue import RequestQueue
@@ -96,6 +97,7 @@ class Engine:
         backends, self.placement = load_parts(main, drafts, device, overlap=overlap)
         where = {"main_device": self.placement.main, "draft_device": self.placement.draft or device.draft_device}
         self.config = self.config.replace(**where)  # what "auto" has become
+        spare(self, backends)
         self._main = backends["main"]
         self._backends = {f"{role}_device": backend for role, backend in backends.items()}
         self._bytes_per_token = sum(backend.bytes_per_token for backend in self._backends.values())
@@ -219,7 +221,7 @@ class Engine:
         Raises:
             OptionError: for an unknown option or a bad value.
             RequestError: when the prompt is empty, or too long for the model's context or the cache, when options that
-                ban tokens leave none to choose, or when `cancel` fails.
+                ban tokens leave none to choose, when `cancel` fails, or in a fork of the process that has the engine.
             DeviceError: when a device fails.
         """
         request = self.prepare(prompt, config, chat_template=chat_template, cancel=cancel, **options)
@@ -332,6 +334,7 @@ class Engine:
     ) -> Request:
         """What `generate` would run, checked and ready for the loop."""
         created = time.perf_counter()
+        self._queue.check_process()
         if not isinstance(config, GenerationConfig | None):
             raise OptionError(f"config={config!r} is not a GenerationConfig. Give options as keywords, or make one.")
         if cancel is not None and (isinstance(cancel, type) or not callable(getattr(cancel, "is_set", None))):

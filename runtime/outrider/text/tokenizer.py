@@ -8,6 +8,7 @@ from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
 from outrider.errors import BundleError, OptionError, RequestError, one_line
+from outrider.forks import spare
 
 if TYPE_CHECKING:
     from collections.abc import Sequence as Seq
@@ -34,6 +35,7 @@ class Tokenizer:
             raise BundleError(
                 f"The tokenizer in {folder} cannot be read: {one_line(error)}. Export the bundle again."
             ) from error
+        spare(self, self._tokenizer)
 
     @property
     def has_chat_template(self) -> bool:
