@@ -162,7 +162,7 @@ class _Worker:
             if request.ended:
                 self._leave(request)
             request.publish()
-            if request.ended:  # with the tokenizer's error
+            if request.done:  # of the tokenizer's error; asked once more, it might have been cancelled since
                 self._leave(request)
         while self._waiting:
             request = self._waiting[0]
