@@ -340,7 +340,7 @@ class Engine:
         if cancel is not None and (isinstance(cancel, type) or not callable(getattr(cancel, "is_set", None))):
             raise OptionError(f"cancel={cancel!r} has no is_set() to ask. Pass a threading.Event.")
         config = (config or self.config.generation).replace(**options)
-        token_ids = self.tokenizer.encode_prompt(prompt, chat_template=chat_template)
+        token_ids = list(map(int, self.tokenizer.encode_prompt(prompt, chat_template=chat_template)))
         vocab_size = self.bundle.manifest.main.vocab_size
         if unknown := [token_id for token_id in token_ids if not 0 <= token_id < vocab_size]:
             raise RequestError(f"The prompt has token id {unknown[0]}; the vocabulary ends at {vocab_size - 1:,}.")
@@ -357,7 +357,7 @@ class Engine:
         threshold = config.assistant_confidence_threshold
         tokenizer = self.bundle.manifest.tokenizer
         sampled = config.temperature > 0
-        seed = secrets.randbits(63) if config.seed is None else int(config.seed)
+        seed = secrets.randbits(63) if config.seed is None else config.seed
         end_token_ids = frozenset(config.stop_token_ids).union(() if config.ignore_eos else tokenizer.eos_token_ids)
         new_request = functools.partial(TracedRequest, self._trace, config.drafter) if self._trace else Request
         request = new_request(

@@ -9,6 +9,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 
 import outrider
@@ -115,6 +116,43 @@ def test_room_comes_back(toy_bundle: Bundle) -> None:
 def test_token_ids_are_used_as_they_are(toy_engine: outrider.Engine) -> None:
     by_text = toy_engine.generate("abc", max_new_tokens=10)
     assert toy_engine.generate([0, 1, 2], max_new_tokens=10).token_ids == by_text.token_ids
+
+
+def test_numbers_of_numpys_are_as_good(toy_engine: outrider.Engine) -> None:
+    """Of eight bits, or without a sign, where the engine counts on."""
+    options: dict[str, Any] = {"max_new_tokens": 100, "num_assistant_tokens": 3, "min_new_tokens": 2, "seed": 2**63 + 5}
+    odd: dict[str, Any] = {name: (np.uint64 if value > 127 else np.int8)(value) for name, value in options.items()}
+    unsigned: dict[str, Any] = {name: np.uint64(value) for name, value in options.items()}
+    prompt = list(range(30))
+    prompts: list[Any] = [np.array(prompt, dtype=np.uint8), [np.uint64(i) for i in prompt]]
+    plain = toy_engine.generate(prompt, temperature=0.75, stop_token_ids=[39], **options)
+    for given, more in zip(prompts, (odd, unsigned), strict=True):
+        result = toy_engine.generate(given, temperature=np.float16(0.75), stop_token_ids=np.array([39]), **more)
+        assert result.token_ids == plain.token_ids
+        assert all(type(token_id) is int for token_id in result.token_ids)
+        assert type(result.seed) is int
+
+
+def test_a_tokenizer_may_give_an_array(openvino_bundle: Bundle) -> None:
+    class Arrays(ToyTokenizer):
+        def encode_prompt(self, prompt: Any, *, chat_template: bool = True) -> Any:
+            return np.array(super().encode_prompt(prompt), dtype=np.uint8)
+
+    engines = [
+        outrider.Engine(openvino_bundle, outrider.Config().replace(cache_size=0.005), tokenizer=tokenizer)
+        for tokenizer in (Arrays(), ToyTokenizer())
+    ]
+    arrays, lists = (engine.generate("hello", max_new_tokens=20, ignore_eos=True) for engine in engines)
+    assert arrays.token_ids == lists.token_ids
+
+
+def test_prompts_of_numpys_numbers() -> None:
+    tokenizer = Tokenizer.__new__(Tokenizer)  # token ids need no model
+    for prompt in (np.array([1, 2], dtype=np.int8), [np.uint64(1), 2]):
+        token_ids = tokenizer.encode_prompt(prompt)  # type: ignore[arg-type]
+        assert repr(token_ids) == "[1, 2]"
+    with pytest.raises(outrider.OptionError, match="The prompt is a int. Give text, a list of messages, or token ids"):
+        tokenizer.encode_prompt(np.array(3))  # type: ignore[arg-type]
 
 
 def test_an_engine_without_the_draft_model_says_so(toy_bundle: Bundle) -> None:

@@ -410,9 +410,11 @@ def test_gaps_are_those_within_a_draft() -> None:
     assert summarise(timeline)["gap_milliseconds"] == 250
 
 
-def test_numbers_of_numpys_are_written(toy_engine: outrider.Engine, tmp_path: Path) -> None:
-    with toy_engine.trace(tmp_path / "out.json"):
-        toy_engine.generate("hello hello", max_new_tokens=np.int64(30), drafter="ngram", ignore_eos=True)
+def test_numbers_of_numpys_are_written(tmp_path: Path) -> None:
+    """A drafter of an app's may bring them."""
+    trace = Trace(tmp_path / "out.json")
+    trace.count("odd", 0.0, value=np.int64(3))  # type: ignore[arg-type]
+    trace.close()
     read_strictly(tmp_path / "out.json")
     assert read_timeline(tmp_path / "out.json").is_whole
 

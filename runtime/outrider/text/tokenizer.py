@@ -59,6 +59,8 @@ class Tokenizer:
             if chat_template and self.has_chat_template:
                 return self._encode_messages([{"role": "user", "content": prompt}])
             return self._encode(prompt, add_special_tokens=True)
+        if hasattr(prompt, "tolist"):  # an array, which need not have a length
+            prompt = prompt.tolist()
         if isinstance(prompt, bytes | Mapping) or not isinstance(prompt, Iterable):
             raise OptionError(f"The prompt is a {type(prompt).__name__}. Give text, a list of messages, or token ids.")
         items: list[Any] = list(prompt)
