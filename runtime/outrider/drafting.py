@@ -68,8 +68,12 @@ class Drafting:
         """Let requests choose an app's own drafter.
 
         Raises:
-            OptionError: for a name that is taken.
+            OptionError: for a name that is taken, or none.
         """
+        if not isinstance(name, str) or not name:
+            raise OptionError(
+                f"A drafter cannot be named {name!r}: a name is a text, and not empty. Choose another name."
+            )
         if name in (*RESERVED_NAMES, *self.bundled, *self._named):
             raise OptionError(f"A drafter cannot be named {name!r}: that is taken. Choose another name.")
         self._named[name] = drafter

@@ -16,7 +16,7 @@ from outrider.drafters import AnswerStore, DraftModel, Subset, load_vocabulary
 from outrider.drafting import Drafting
 from outrider.errors import OptionError, RequestError
 from outrider.forks import spare
-from outrider.loading import check_room, contention_of, cost_of, load_parts, parts_of
+from outrider.loading import check_room, contention_of, cost_of, least_tokens, load_parts, parts_of
 from outrider.request import Request
 from outrider.request_queue import RequestQueue
 from outrider.sampling import LogitsSampler
@@ -105,6 +105,10 @@ class Engine:
         check_room(self._backends, max_tokens)
         for backend in self._backends.values():
             backend.allocate(max_tokens)
+        if max_tokens < (least := least_tokens(backends)):
+            raise OptionError(
+                f"{self._cache_holds(max_tokens)}; an engine needs room for {least:,}. {self._raise_cache_size(least)}"
+            )
         models = {
             entry.name: self._draft_model(entry, self._backends[f"{entry.name}_device"], draft_tokenizer)
             for entry in entries
@@ -139,7 +143,7 @@ class Engine:
         Whatever it proposes, the text stays the main model's: a bad drafter costs time, never words.
 
         Raises:
-            OptionError: for a name that is taken.
+            OptionError: for a name that is taken, or none.
         """
         self._drafting.add(name, drafter)
 
@@ -392,12 +396,15 @@ class Engine:
         self._check_fixed(num_prompt_tokens, wanted)
         if wanted > cache:
             most = max(backend.tokens_for(wanted) for backend in self._limiting)
-            size = _round_up((most + 1) * self._bytes_per_token / 1e9)
-            raise RequestError(
-                f"cache_size={self.config.scheduler.cache_size:g} GB holds {cache:,} tokens; {asked} need more. "
-                f"Raise cache_size to at least {size:g}."
-            )
+            raise RequestError(f"{self._cache_holds(cache)}; {asked} need more. {self._raise_cache_size(most)}")
         return max_new_tokens or min(DEFAULT_MAX_NEW_TOKENS, min(context, cache) - num_prompt_tokens)
+
+    def _cache_holds(self, num_tokens: int) -> str:
+        return f"cache_size={self.config.scheduler.cache_size:g} GB holds {num_tokens:,} tokens"
+
+    def _raise_cache_size(self, num_tokens: int) -> str:
+        size = _round_up((num_tokens + 1) * self._bytes_per_token / 1e9)
+        return f"Raise cache_size to at least {size:g}."
 
     def _check_fixed(self, num_prompt_tokens: int, num_tokens: int) -> None:
         """Refuse what is more than a main model on an NPU was compiled for."""

@@ -201,8 +201,7 @@ def cost_of(part: Part, backend: CompiledModel, repeats: int | None = None) -> P
     """
     file = kept.Kept(kept.FOLDER / "costs", _describe(part, backend), PassCost)
     known = file.read()
-    rows = MAIN_ROWS if part.role == "main" else DRAFT_ROWS
-    rows = tuple(sorted({*rows, backend.capabilities.min_rows}))
+    rows = _rows_of(part.role, backend)
     longest = part.model.geometry.context_length
     far = contexts_of(backend, rows, longest)[1]
     fits = known is not None and far <= known.contexts[1] and known.contexts[0] + known.rows[0] <= backend.max_tokens
@@ -215,6 +214,16 @@ def cost_of(part: Part, backend: CompiledModel, repeats: int | None = None) -> P
             file.write(cost)
     cost.one_call = backend.capabilities.one_call
     return cost
+
+
+def least_tokens(backends: Mapping[str, CompiledModel]) -> int:
+    """Tokens that the caches have to hold for the models' calls to be timed. backends: by the models' roles."""
+    return max(backend.tokens_for(_rows_of(role, backend)[-1]) for role, backend in backends.items())
+
+
+def _rows_of(role: str, backend: CompiledModel) -> tuple[int, ...]:
+    """The numbers of rows with which a model's calls are timed."""
+    return tuple(sorted({*(MAIN_ROWS if role == "main" else DRAFT_ROWS), backend.capabilities.min_rows}))
 
 
 def contention_of(main: Part, backend: CompiledModel, draft: Part, other: CompiledModel) -> Contention:

@@ -171,5 +171,5 @@ def test_what_is_no_path_is_refused(path: Any) -> None:
 def test_names_of_configs_that_no_file_can_have(tmp_path: Path) -> None:
     with pytest.raises(OptionError, match="no name has a null character"):
         load_config("a\0b")
-    with pytest.raises(OptionError, match="cannot be read"):
+    with pytest.raises(OptionError, match="cannot be read|There is no config"):
         load_config(str(tmp_path / "\ud800"))

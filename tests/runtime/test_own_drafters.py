@@ -161,3 +161,11 @@ def test_a_drafter_without_room_is_asked_again_when_a_request_has_ended(engine: 
 def test_names_that_are_taken_are_refused(engine: outrider.Engine, name: str) -> None:
     with pytest.raises(OptionError, match="that is taken"):
         engine.add_drafter(name, Own())
+
+
+@pytest.mark.parametrize("name", ["", None, 5, ["own"], b"own"])
+def test_what_is_no_name_is_refused(toy_engine: outrider.Engine, name: Any) -> None:
+    drafters = toy_engine.drafters
+    with pytest.raises(OptionError, match="cannot be named .*: a name is a text, and not empty. Choose another name."):
+        toy_engine.add_drafter(name, Own())
+    assert toy_engine.drafters == drafters
