@@ -33,6 +33,12 @@ def kept_folder(tmp_path_factory: pytest.TempPathFactory) -> None:
     kept.FOLDER = tmp_path_factory.mktemp("kept")
 
 
+@pytest.fixture(autouse=True)
+def no_records() -> None:
+    """What drafters have earned in one test is not known to the next."""
+    kept.forget("records")
+
+
 @pytest.fixture(scope="session")
 def smollm2() -> Path:
     """The demo's real bundle: fetched and exported once, as `outrider demo` does."""

@@ -229,8 +229,12 @@ def read_bundle(folder: str | Path) -> Bundle:
     try:
         folder = Path(folder).expanduser()
         is_folder = folder.is_dir()
-    except (OSError, RuntimeError, ValueError) as error:  # too long, no such user, a null byte
-        raise BundleError(f"{str(folder)[:100]!r} is not a folder's name: {one_line(error)}.") from error
+    except (OSError, RuntimeError, TypeError, ValueError) as error:  # too long, no such user, no text
+        raise BundleError(
+            f"{repr(folder)[:100]} is not a folder's name: {one_line(error)}. Name one that 'outrider export' wrote."
+        ) from error
+    if "\0" in str(folder):
+        raise BundleError(f"{str(folder)[:100]!r} is not a folder's name: none has a null character. Take it out.")
     path = folder / MANIFEST_NAME
     if not is_folder:
         raise BundleError(f"There is no folder {folder}. Make a bundle with 'outrider export MODEL -o {folder}'.")

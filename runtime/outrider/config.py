@@ -9,6 +9,7 @@ unknown name fails with the nearest known one.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import importlib.resources
 import tomllib
@@ -33,6 +34,8 @@ SAMPLING = {
 LOSSY = ("threshold", "typical")
 
 COPYING = ("ngram", "suffix")  # drafters without a model: always there
+
+_MOST_SHOWN = 200  # characters of a value, in a message
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,6 +77,7 @@ class GenerationConfig:
     logprobs_of: str = "unprocessed"  # the model's own logits; or "processed": what the token was chosen from
 
     def __post_init__(self) -> None:
+        _make_plain(self)
         object.__setattr__(self, "stop", (self.stop,) if isinstance(self.stop, str) else _as_tuple(self.stop))
         references = (self.references,) if isinstance(self.references, str) else _as_tuple(self.references)
         object.__setattr__(self, "references", references)
@@ -152,11 +156,14 @@ class SchedulerConfig:
     enable_prefix_caching: bool = True  # keep what was read, as far as there is room, for prompts that begin alike
     max_num_batched_tokens: int = 512  # prompt tokens that one call reads at most
     overlap: bool | str = "auto"  # draft for the next round while the main model checks this one; "auto": if it pays
+    keep_records: bool = True  # keep what drafters have earned, by bundle and kind of request, for later starts
     answer_store: str | None = None  # file of the app's answers, in the clear, for the drafters that read references
 
     def __post_init__(self) -> None:
+        _make_plain(self)
         _check(self, "cache_size", ..., Real, lambda s: 0 < s <= 1e6, "a number of GB above 0")
-        _check(self, "enable_prefix_caching", ..., bool, lambda _: True, "true or false")
+        for name in ("enable_prefix_caching", "keep_records"):
+            _check(self, name, ..., bool, lambda _: True, "true or false")
         _check(self, "max_num_batched_tokens", ..., Integral, lambda n: n >= 32, "an integer of at least 32")
         _check(self, "overlap", "auto", bool, lambda _: True, "true, false or 'auto'")
         _check(self, "answer_store", None, str, bool, "a file's name")
@@ -198,6 +205,7 @@ class DeviceConfig:
     compiled_cache: str = "auto"
 
     def __post_init__(self) -> None:
+        _make_plain(self)
         _check(self, "main_device", ..., str, bool, "a device such as 'CPU', 'GPU' or 'GPU.1', or 'auto'")
         _check(self, "draft_device", None, str, bool, "a device such as 'CPU', 'GPU' or 'GPU.1', or 'auto'")
         _check(self, "draft_bundle", None, str, bool, "a bundle's folder")
@@ -286,7 +294,7 @@ def load_config(source: str | Path | Config | None) -> Config:
         tables = tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except FileNotFoundError as error:
         raise OptionError(f"There is no config '{source}', preset or file. {nearest(str(source), presets)}") from error
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except (OSError, ValueError) as error:  # not UTF-8, not TOML, or a name that is no text
         raise OptionError(f"Config {path} cannot be read: {one_line(error)}.") from error
     options = {}
     for section, table in tables.items():
@@ -308,12 +316,17 @@ def user_path(path: str | Path) -> Path:
     """A path that a user has given, with the home folder that a "~" at its beginning stands for.
 
     Raises:
-        OptionError: when there is no such user.
+        OptionError: when it is neither a text nor a path, holds a null character, or there is no such user.
     """
     try:
-        return Path(path).expanduser()
+        found = Path(path).expanduser()
+    except TypeError as error:
+        raise OptionError(f"{_shown(path)} is no path: {one_line(error)}. Give a name, as text.") from error
     except RuntimeError as error:
         raise OptionError(f"{path} is no path here: {one_line(error)}. Write the folder's full name.") from error
+    if "\0" in str(found):
+        raise OptionError(f"{_shown(str(path))} is no path: no name has a null character. Take it out.")
+    return found
 
 
 def find_presets() -> dict[str, Path]:
@@ -336,15 +349,38 @@ def _is_temperature(value: float) -> bool:
     return value == 0 or 1e-3 <= value <= 1e3
 
 
+def _make_plain(config: Any) -> None:
+    """Replace numbers and arrays of NumPy's among the options by Python's own."""
+    for option in dataclasses.fields(config):
+        object.__setattr__(config, option.name, _plain(getattr(config, option.name)))
+
+
+def _plain(value: Any) -> Any:
+    """A value with a number of NumPy's, or a fraction, as Python's int or float.
+
+    Sums of NumPy's integers overflow or become floats, and fractions are slow, or no numbers to NumPy.
+    """
+    if hasattr(value, "tolist"):  # a scalar or an array, of NumPy's or others
+        value = value.tolist()
+    if isinstance(value, bool):
+        return value
+    if isinstance(value, Integral):
+        return int(value)
+    if isinstance(value, Real):
+        with contextlib.suppress(OverflowError):  # too large for any option
+            return float(value)
+    return value
+
+
 def _as_tuple(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list | set | frozenset) else value
+    return tuple(map(_plain, value)) if isinstance(value, list | tuple | set | frozenset) else value
 
 
 def _as_biases(value: Any) -> Any:
-    """A copy whose keys are integers: those of TOML and JSON are strings."""
+    """A copy with plain numbers, whose keys are integers: those of TOML and JSON are strings."""
     if not isinstance(value, Mapping):
         return value
-    biases = {int(k) if isinstance(k, str) and k.isdecimal() else k: bias for k, bias in value.items()}
+    biases = {int(k) if isinstance(k, str) and k.isdecimal() else _plain(k): _plain(v) for k, v in value.items()}
     return biases if len(biases) == len(value) else value  # an id that is there twice, as "7" and 7, is refused
 
 
@@ -372,4 +408,13 @@ def _check(config: Any, name: str, absent: object, kind: Any, rule: Callable[[An
         return
     numeric_bool = isinstance(value, bool) and kind is not bool
     if numeric_bool or not isinstance(value, kind) or not rule(value):
-        raise OptionError(f"{name}={value!r} is not {says}.")
+        raise OptionError(f"{name}={_shown(value)} is not {says}.")
+
+
+def _shown(value: object) -> str:
+    """A value for a message, cut where it is long."""
+    try:
+        text = repr(value)
+    except ValueError:  # Python writes no integer of more than 4,300 digits
+        return f"<{type(value).__name__}>"
+    return text if len(text) <= _MOST_SHOWN else text[:_MOST_SHOWN] + "…"

@@ -9,7 +9,7 @@ from outrider.bundle import RESERVED_NAMES
 from outrider.config import COPYING
 from outrider.drafters import DraftModel, Ngram, References, Suffix
 from outrider.errors import OptionError, nearest
-from outrider.schedule import ALONE, LONGEST, Auto
+from outrider.schedule import ALONE, LONGEST, Auto, Records
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -30,7 +30,8 @@ class Drafting:
     main: the main model's backend. costs: of the calls of the models that are loaded, "main" and by the drafters'
     names. models: the draft models among them. bundled: the names of all that the bundle has; with `loaded_with` as the
     engine's drafter, the others were left on disk. encode: a text to the main model's tokens. store: of answers to copy
-    from. contention: of the main model's calls and a draft model's.
+    from. contention: of the main model's calls and a draft model's. records: of what the drafters have earned that a
+    name stands for; by default they begin anew.
     """
 
     def __init__(
@@ -44,12 +45,14 @@ class Drafting:
         loaded_with: str | None = None,
         store: AnswerStore | None = None,
         contention: Contention = ALONE,
+        records: Callable[[str], Records] | None = None,
     ) -> None:
         self.bundled = tuple(bundled)
         self._main, self._costs, self._contention = main, costs, contention
         self._loaded_with, self._store = loaded_with, store
         self._named: dict[str, Drafter] = dict(models)  # the bundle's, then the app's
         self._suffix = Suffix()
+        self._read_records = functools.cache(records or (lambda _name: Records()))
         self._controllers: dict[tuple[str, int], Auto] = {}
         self._read = _cached_references(encode)
 
@@ -68,8 +71,12 @@ class Drafting:
         """Let requests choose an app's own drafter.
 
         Raises:
-            OptionError: for a name that is taken.
+            OptionError: for a name that is taken, or none.
         """
+        if not isinstance(name, str) or not name:
+            raise OptionError(
+                f"A drafter cannot be named {name!r}: a name is a text, and not empty. Choose another name."
+            )
         if name in (*RESERVED_NAMES, *self.bundled, *self._named):
             raise OptionError(f"A drafter cannot be named {name!r}: that is taken. Choose another name.")
         self._named[name] = drafter
@@ -142,6 +149,16 @@ class Drafting:
             )
         return ()
 
+    @property
+    def untried(self) -> list[tuple[DraftModel, Records]]:
+        """The draft models of which nothing is known, and where to put down what becomes known."""
+        return [(model, self._records_of(name)) for name, model in self.models.items() if self._records_of(name).is_new]
+
+    def _records_of(self, name: str) -> Records:
+        """What the drafters that a name stands for have earned."""
+        name = next(iter(self.models), "suffix") if name == "auto" else name
+        return self._read_records(name)
+
     def expect(self, contention: Contention) -> None:
         """From now on, controllers count with this contention."""
         self._contention = contention
@@ -165,6 +182,7 @@ class Drafting:
                 model=model,
                 draft_cost=self._cost_of(found),
                 contention=self._contention,
+                records=self._records_of(name),
             )
             self._controllers.setdefault(key, made)
         return self._controllers[key]

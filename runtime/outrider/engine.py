@@ -7,20 +7,34 @@ import functools
 import math
 import secrets
 import time
+import weakref
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from outrider import __version__, kept
 from outrider.bundle import Bundle, draft_models_of, read_bundle
 from outrider.config import COPYING, DEFAULT_MAX_NEW_TOKENS, Config, GenerationConfig, load_config, user_path
 from outrider.drafters import AnswerStore, DraftModel, Subset, load_vocabulary
 from outrider.drafting import Drafting
 from outrider.errors import OptionError, RequestError
-from outrider.loading import check_room, contention_of, cost_of, load_parts
+from outrider.forks import spare
+from outrider.loading import check_room, contention_of, cost_of, least_tokens, load_parts
 from outrider.part import parts_of
 from outrider.request import Request
 from outrider.request_queue import RequestQueue
 from outrider.sampling import LogitsSampler
-from outrider.schedule import Auto, ConfidenceThreshold, Contention, PassCost, measure_contention, pays
+from outrider.schedule import (
+    Auto,
+    ConfidenceThreshold,
+    Contention,
+    PassCost,
+    Record,
+    Records,
+    measure_contention,
+    pays,
+    trial,
+)
+from outrider.setting import SMALL, log
 from outrider.text import TextStream, Tokenizer
 from outrider.trace import Trace, TracedRequest
 from outrider.types import Noise, Sequence
@@ -97,6 +111,7 @@ class Engine:
         backends, self.placement = load_parts(main, drafts, device, overlap=overlap)
         where = {"main_device": self.placement.main, "draft_device": self.placement.draft or device.draft_device}
         self.config = self.config.replace(**where)  # what "auto" has become
+        spare(self, backends)
         self._main = backends["main"]
         self._backends = {f"{role}_device": backend for role, backend in backends.items()}
         self._bytes_per_token = sum(backend.bytes_per_token for backend in self._backends.values())
@@ -104,6 +119,10 @@ class Engine:
         check_room(self._backends, max_tokens)
         for backend in self._backends.values():
             backend.allocate(max_tokens)
+        if max_tokens < (least := least_tokens(backends)):
+            raise OptionError(
+                f"{self._cache_holds(max_tokens)}; an engine needs room for {least:,}. {self._raise_cache_size(least)}"
+            )
         models = {
             entry.name: self._draft_model(entry, self._backends[f"{entry.name}_device"], draft_tokenizer)
             for entry in entries
@@ -117,10 +136,37 @@ class Engine:
             encode=self.tokenizer.encode,
             loaded_with=self.config.generation.drafter,
             store=self._store,
+            records=self._records,
         )
         self._overlaps = False
         self.overlaps = self._decide_overlap(self.config.scheduler.overlap)
         self._queue = RequestQueue(self._main, self.config.scheduler.max_num_batched_tokens)
+        self._try_drafters()
+
+    def _records(self, drafter: str) -> Records:
+        """What the drafters of this name have earned with this bundle, in a file unless that is not wanted."""
+        if not self.config.scheduler.keep_records:
+            return Records()
+        files = {role: part.files for role, part in self._parts.items()}
+        key = {"drafter": drafter, "files": files, "outrider": __version__}
+        records = Records(kept.Kept(kept.FOLDER / "records", key, dict[str, Record]))
+        weakref.finalize(self, records.save, at_once=True)
+        return records
+
+    def _try_drafters(self) -> None:
+        """Find out what drafts are worth before the first answer; once a bundle."""
+        if not self.config.scheduler.keep_records or self._parts["main"].size < SMALL:
+            return
+        for model, records in self._drafting.untried:
+            log.info("Trying the draft model on %d prompts.", len(trial.PROMPTS))
+            for prompt in trial.PROMPTS:
+                request = self.prepare(prompt, GenerationConfig(max_new_tokens=trial.NUM_TOKENS, drafter=None))
+                request.drafter = trial.Trial(model, records.of(request.verifier))
+                request.num_assistant_tokens = trial.NUM_DRAFT_TOKENS
+                request.reuse, request.keep = False, None
+                for _ in self._queue.run(request):
+                    pass
+            records.save(at_once=True)
 
     @property
     def drafters(self) -> tuple[str, ...]:
@@ -138,7 +184,7 @@ class Engine:
         Whatever it proposes, the text stays the main model's: a bad drafter costs time, never words.
 
         Raises:
-            OptionError: for a name that is taken.
+            OptionError: for a name that is taken, or none.
         """
         self._drafting.add(name, drafter)
 
@@ -224,8 +270,8 @@ class Engine:
 
         Raises:
             OptionError: for an unknown option or a bad value.
-            RequestError: when the prompt is empty, or too long for the model's context or the cache, or when options
-                that ban tokens leave none to choose.
+            RequestError: when the prompt is empty, or too long for the model's context or the cache, when options that
+                ban tokens leave none to choose, when `cancel` fails, or in a fork of the process that has the engine.
             DeviceError: when a device fails.
         """
         request = self.prepare(prompt, config, chat_template=chat_template, cancel=cancel, **options)
@@ -338,10 +384,13 @@ class Engine:
     ) -> Request:
         """What `generate` would run, checked and ready for the loop."""
         created = time.perf_counter()
+        self._queue.check_process()
         if not isinstance(config, GenerationConfig | None):
             raise OptionError(f"config={config!r} is not a GenerationConfig. Give options as keywords, or make one.")
+        if cancel is not None and (isinstance(cancel, type) or not callable(getattr(cancel, "is_set", None))):
+            raise OptionError(f"cancel={cancel!r} has no is_set() to ask. Pass a threading.Event.")
         config = (config or self.config.generation).replace(**options)
-        token_ids = self.tokenizer.encode_prompt(prompt, chat_template=chat_template)
+        token_ids = list(map(int, self.tokenizer.encode_prompt(prompt, chat_template=chat_template)))
         vocab_size = self.bundle.manifest.main.vocab_size
         if unknown := [token_id for token_id in token_ids if not 0 <= token_id < vocab_size]:
             raise RequestError(f"The prompt has token id {unknown[0]}; the vocabulary ends at {vocab_size - 1:,}.")
@@ -358,7 +407,7 @@ class Engine:
         threshold = config.assistant_confidence_threshold
         tokenizer = self.bundle.manifest.tokenizer
         sampled = config.temperature > 0
-        seed = secrets.randbits(63) if config.seed is None else int(config.seed)
+        seed = secrets.randbits(63) if config.seed is None else config.seed
         end_token_ids = frozenset(config.stop_token_ids).union(() if config.ignore_eos else tokenizer.eos_token_ids)
         new_request = functools.partial(TracedRequest, self._trace, config.drafter) if self._trace else Request
         request = new_request(
@@ -393,12 +442,15 @@ class Engine:
         self._check_fixed(num_prompt_tokens, wanted)
         if wanted > cache:
             most = max(backend.tokens_for(wanted) for backend in self._limiting)
-            size = _round_up((most + 1) * self._bytes_per_token / 1e9)
-            raise RequestError(
-                f"cache_size={self.config.scheduler.cache_size:g} GB holds {cache:,} tokens; {asked} need more. "
-                f"Raise cache_size to at least {size:g}."
-            )
+            raise RequestError(f"{self._cache_holds(cache)}; {asked} need more. {self._raise_cache_size(most)}")
         return max_new_tokens or min(DEFAULT_MAX_NEW_TOKENS, min(context, cache) - num_prompt_tokens)
+
+    def _cache_holds(self, num_tokens: int) -> str:
+        return f"cache_size={self.config.scheduler.cache_size:g} GB holds {num_tokens:,} tokens"
+
+    def _raise_cache_size(self, num_tokens: int) -> str:
+        size = _round_up((num_tokens + 1) * self._bytes_per_token / 1e9)
+        return f"Raise cache_size to at least {size:g}."
 
     def _check_fixed(self, num_prompt_tokens: int, num_tokens: int) -> None:
         """Refuse what is more than a main model on an NPU was compiled for."""

@@ -4,7 +4,7 @@
 
     OutriderError                exit code 1
     ├── OptionError              exit code 2   an option, a name or a value that cannot be meant
-    ├── RequestError             1             a prompt that is empty, too long for the context or for the cache
+    ├── RequestError             1             a request that cannot be run: its prompt is empty, or does not fit
     │   └── NoTokenLeft          1             a request's options leave no token to choose
     ├── BundleError              1             a bundle is missing, damaged, too new, or its parts do not fit
     ├── ExportError              1             a checkpoint cannot be turned into a bundle
@@ -39,7 +39,7 @@ class OptionError(OutriderError, ValueError):
 
 
 class RequestError(OutriderError, ValueError):
-    """A prompt that is empty, or too long for the model's context or for the cache."""
+    """A request that cannot be run: its prompt is empty, or too long for the model's context or for the cache."""
 
 
 class NoTokenLeft(RequestError):

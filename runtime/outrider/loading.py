@@ -169,8 +169,7 @@ def cost_of(part: Part, backend: CompiledModel, repeats: int | None = None) -> P
     """
     file = kept.Kept(kept.FOLDER / "costs", describe(part, backend), PassCost)
     known = file.read()
-    rule = backend.capabilities.rows
-    rows = tuple(sorted({rule.num_rows([n]) for n in (MAIN_ROWS if part.is_main else DRAFT_ROWS)}))
+    rows = _rows_of(part.role, backend)
     longest = part.model.geometry.context_length
     far = contexts_of(backend, rows, longest)[1]
     fits = known is not None and far <= known.contexts[1] and known.contexts[0] + known.rows[0] <= backend.max_tokens
@@ -181,8 +180,19 @@ def cost_of(part: Part, backend: CompiledModel, repeats: int | None = None) -> P
         cost = measure_pass(backend, rows, repeats, max_tokens=longest)
         if repeats or known is None or known.contexts[1] <= far:  # what a larger cache has shown holds for it still
             file.write(cost)
-    cost.one_call, cost.rule = backend.capabilities.one_call, rule
+    cost.one_call, cost.rule = backend.capabilities.one_call, backend.capabilities.rows
     return cost
+
+
+def least_tokens(backends: Mapping[str, CompiledModel]) -> int:
+    """Tokens that the caches have to hold for the models' calls to be timed. backends: by the models' roles."""
+    return max(backend.tokens_for(_rows_of(role, backend)[-1]) for role, backend in backends.items())
+
+
+def _rows_of(role: str, backend: CompiledModel) -> tuple[int, ...]:
+    """The numbers of rows with which a model's calls are timed."""
+    rule = backend.capabilities.rows
+    return tuple(sorted({rule.num_rows([n]) for n in (MAIN_ROWS if role == "main" else DRAFT_ROWS)}))
 
 
 def contention_of(main: Part, backend: CompiledModel, draft: Part, other: CompiledModel) -> Contention:

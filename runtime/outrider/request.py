@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
-from outrider.errors import NoTokenLeft
+from outrider.errors import NoTokenLeft, RequestError, one_line
 from outrider.metrics import Stats
 from outrider.results import Result, TextChunk
 from outrider.sampling import Row
@@ -102,12 +102,28 @@ class Request:
     @property
     def ended(self) -> bool:
         """Whether nothing is to be generated any more. Notices that the reader has gone, or cancelled."""
-        if self.abandoned or (self.cancel is not None and self.cancel.is_set()):
-            try:
+        try:
+            if self.abandoned or self._is_cancelled():
                 self.finish("cancelled")
-            except Exception as error:  # the tokenizer's
-                self.fail(error)
+        except Exception as error:  # the tokenizer's, or that of the app's `cancel`
+            self.fail(error)
         return bool(self.finish_reason or self.error)
+
+    def _is_cancelled(self) -> bool:
+        """Whether the app has set `cancel`, which may be an object of its own.
+
+        Raises:
+            RequestError: when it cannot be asked.
+        """
+        if self.cancel is None:
+            return False
+        try:
+            return bool(self.cancel.is_set())
+        except BaseException as error:
+            raise RequestError(
+                f"cancel.is_set(), of a {type(self.cancel).__name__}, raised {type(error).__name__}: "
+                f"{one_line(error)}. Mend it, or pass a threading.Event."
+            ) from error
 
     def publish(self) -> None:
         """Send the reader what is new: text that has become certain, then the result or the error."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 import warnings
@@ -11,6 +12,7 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING, TypeAlias
 
 from outrider.errors import RequestError
+from outrider.forks import check_process
 from outrider.loop import step
 
 if TYPE_CHECKING:
@@ -39,12 +41,17 @@ class RequestQueue:
     """
 
     def __init__(self, main: Backend, max_num_batched_tokens: int) -> None:
+        self._pid = os.getpid()
         self._inbox: _Inbox = SimpleQueue()
         self._worker = _Worker(main, max_num_batched_tokens, self._inbox)
         thread = threading.Thread(target=self._worker.work, name="outrider", daemon=True)
         thread.start()
         # When this object goes, or the interpreter ends: a daemon must not die in the middle of a device's call.
-        weakref.finalize(self, _stop, self._inbox, thread)
+        weakref.finalize(self, _stop, self._inbox, thread, self._pid)
+
+    def check_process(self) -> None:
+        """Raise RequestError in a process that was forked from the one that has the worker."""
+        check_process(self._pid)
 
     def run_on(self, main: Backend) -> None:
         """Call the main model by way of `main`, its backend or a wrapper of that, from the next round on."""
@@ -55,10 +62,13 @@ class RequestQueue:
 
         Raises:
             OutriderError: what the request failed of.
+            RequestError: in a process that was forked from the one that has the worker.
         """
+        self.check_process()
         try:
             self._inbox.put(request)
             while True:
+                self.check_process()  # it may have been forked since
                 if request.news.empty():
                     self._inbox.put(None)  # the worker may be waiting for a reader
                 news = request.news.get()
@@ -73,7 +83,9 @@ class RequestQueue:
             self._inbox.put(None)
 
 
-def _stop(inbox: _Inbox, thread: threading.Thread) -> None:
+def _stop(inbox: _Inbox, thread: threading.Thread, pid: int) -> None:
+    if os.getpid() != pid:
+        return  # a fork has no such thread
     inbox.put(_Stop())
     if thread is not threading.current_thread():
         thread.join()
@@ -108,10 +120,11 @@ class _Worker:
         given_up = (*self._running, *self._waiting)
         running, self._running = self._running, []
         self._waiting.clear()
+        for request in given_up:
+            request.fail(error)  # before it is released: its tokens are not to be kept
         for request in running:
             self._release(request)
         for request in given_up:
-            request.fail(error)
             request.publish()
 
     def _release(self, request: Request) -> None:
@@ -119,7 +132,10 @@ class _Worker:
         try:
             request.release()
         except Exception as error:  # an app's drafter; the request itself is done with
-            warnings.warn(f"A drafter failed to release a sequence: {error!r}.", stacklevel=2)
+            try:
+                warnings.warn(f"A drafter failed to release a sequence: {error!r}.", stacklevel=2)
+            except UserWarning as warning:  # an app that has warnings raised
+                request.fail(warning)
 
     @property
     def _is_far_ahead(self) -> bool:
@@ -146,7 +162,7 @@ class _Worker:
             if request.ended:
                 self._leave(request)
             request.publish()
-            if request.ended:  # with the tokenizer's error
+            if request.done:  # of the tokenizer's error; asked once more, it might have been cancelled since
                 self._leave(request)
         while self._waiting:
             request = self._waiting[0]

@@ -44,7 +44,7 @@ GROUP_SIZE = "DYNAMIC_QUANTIZATION_GROUP_SIZE"
 # Nats, the mean over a text's tokens of KL(logits in f32 without dynamic quantisation ‖ logits). What 8-bit weights
 # lose is of this size: groups of 32 lose 0.001 to 0.003, of 128 0.004 to 0.008, of 512 0.022 to 0.027.
 MAX_KL = 0.01
-_SMALL = 16_000_000  # bytes of a model's files: below, no setting is worth the time that trying takes
+SMALL = 16_000_000  # bytes of a model's files: below, no setting is worth the time that trying takes
 
 _SAMPLE = """The harbour was quiet when the last boat came in. Two men tied it to the wall and carried the boxes up
 the steps, one after the other, without a word. "How many today?" asked the woman at the scale. "Forty-one," said the
@@ -239,7 +239,7 @@ def _candidates(part: Part, device: str, own: DeviceConfig) -> Iterator[Setting]
     known = ov.Core().get_property(device, "OPTIMIZATION_CAPABILITIES")
     names = {"f32": "FP32", "bf16": "BF16", "f16": "FP16"}
     precisions = [name for name, capability in names.items() if name == "f32" or capability in known]
-    is_small = part.size < _SMALL
+    is_small = part.size < SMALL
     if own.precision != "auto" or is_small:
         precisions = ["f32" if own.precision == "auto" else own.precision]
     # Groups of 8-bit weights are whole rows; of 4-bit ones they are of 32 to 128, which dynamic groups should divide.

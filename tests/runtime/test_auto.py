@@ -132,7 +132,7 @@ def test_costs_of_a_small_cache_do_not_stand_for_a_larger_one(
     monkeypatch.setattr("outrider.kept.FOLDER", tmp_path)
     measured = []
     for cache_size in (0.0001, 0.005, 0.0001, 0.005):
-        config = outrider.Config().replace(cache_size=cache_size, precision="f32")
+        config = outrider.Config().replace(cache_size=cache_size, precision="f32", cache_precision="f32")
         measured.append(outrider.Engine(openvino_bundle, config, tokenizer=ToyTokenizer()).costs["draft"])
     assert [cost.contexts for cost in measured] == [(64, 64), (256, 1024)] * 2
     assert measured[3].near == measured[1].near  # the small cache in between has left them

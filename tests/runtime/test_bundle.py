@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+import outrider
 from outrider.bundle import read_bundle
 from outrider.errors import BundleError
 
@@ -77,6 +78,12 @@ def test_missing_things_are_named(copy: Path, tmp_path: Path) -> None:
     (copy / "main" / "openvino_model.bin").unlink()
     with pytest.raises(BundleError, match=r"openvino_model.bin is missing"):
         read_bundle(copy)
+
+
+@pytest.mark.parametrize("folder", [None, 5, b"bundle", "a\0b", "~nouser/bundle"])
+def test_what_is_no_folders_name_is_refused(folder: Any) -> None:
+    with pytest.raises(BundleError, match="^.* is not a folder's name: .*[.] (Name one that|Take it out)"):
+        outrider.load(folder)
 
 
 def test_truncated_weights_are_found_without_reading_them(copy: Path) -> None:

@@ -213,6 +213,17 @@ def test_the_cache_size_that_is_asked_for_is_enough_and_needed(toy_bundle: Bundl
             make(toy_bundle, cache_size=needed * 0.93).generate("hello", max_new_tokens=count)
 
 
+@pytest.mark.parametrize("cache_size", [5e-324, 1e-12, 1e-6])
+def test_a_cache_that_is_too_small_to_begin_with(toy_bundle: Bundle, cache_size: float) -> None:
+    message = rf"^cache_size={cache_size:g} GB holds \d tokens; an engine needs room for \d+. Raise cache_size"
+    with pytest.raises(outrider.OptionError, match=message) as error:
+        make(toy_bundle, cache_size=cache_size)
+    needed = float(str(error.value).split("at least ")[1].rstrip("."))
+    assert make(toy_bundle, cache_size=needed).generate("hello", max_new_tokens=1)
+    with pytest.raises(outrider.OptionError):
+        make(toy_bundle, cache_size=needed * 0.93)
+
+
 def test_the_cache_is_split_by_bytes_per_token(tmp_path: Path) -> None:
     bundle = save_toy_bundle(tmp_path / "b")
     engine = make(bundle, cache_size=0.00123)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 
-from outrider.config import Config, GenerationConfig, find_presets, load_config
+from outrider.config import Config, GenerationConfig, find_presets, load_config, user_path
 from outrider.errors import OptionError
 
 if TYPE_CHECKING:
@@ -116,3 +118,58 @@ def test_a_table_is_copied() -> None:
 def test_bad_values_are_named_with_their_rule(options: dict[str, Any], message: str) -> None:
     with pytest.raises(OptionError, match=message):
         GenerationConfig(**options)
+
+
+@pytest.mark.parametrize(
+    ("options", "plain"),
+    [
+        ({"max_new_tokens": np.int8(100), "top_k": np.uint64(3)}, {"max_new_tokens": 100, "top_k": 3}),
+        ({"seed": np.uint64(2**64 - 1), "logprobs": np.array(2)}, {"seed": 2**64 - 1, "logprobs": 2}),
+        ({"temperature": np.float32(0.5), "top_p": Fraction(1, 2)}, {"temperature": 0.5, "top_p": 0.5}),
+        ({"min_p": np.longdouble(0.25), "ignore_eos": np.True_}, {"min_p": 0.25, "ignore_eos": True}),
+        ({"stop_token_ids": np.array([3, 4], dtype=np.uint8)}, {"stop_token_ids": (3, 4)}),
+        ({"banned_token_ids": (np.int8(3), 4)}, {"banned_token_ids": (3, 4)}),
+        ({"logit_bias": {np.int8(3): np.float16(0.5), 4: Fraction(-1, 4)}}, {"logit_bias": {3: 0.5, 4: -0.25}}),
+        ({"stop": np.array(["a", "b"]), "drafter": np.str_("ngram")}, {"stop": ("a", "b"), "drafter": "ngram"}),
+        ({"cache_size": np.float64(0.5), "num_threads": np.int64(2)}, {"cache_size": 0.5, "num_threads": 2}),
+    ],
+)
+def test_numbers_of_numpys_become_pythons(options: dict[str, Any], plain: dict[str, Any]) -> None:
+    config = Config().replace(**options)
+    sections = (config.generation, config.scheduler, config.device)
+    found = {name: getattr(section, name) for section in sections for name in plain if hasattr(section, name)}
+    assert repr(found) == repr(plain)  # the types as well
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"max_new_tokens": np.int8(-1)}, "max_new_tokens=-1 is not an integer of at least 1"),
+        ({"max_new_tokens": np.array([5])}, r"max_new_tokens=\[5\] is not"),
+        ({"max_new_tokens": np.float64(5)}, "max_new_tokens=5.0 is not"),
+        ({"top_p": Fraction(1, 10**400)}, "top_p=0.0 is not a number above 0"),
+        ({"top_p": Fraction(10**400)}, "top_p=Fraction.*… is not a number above 0"),
+        ({"temperature": 10**5000}, "temperature=<int> is not 0"),
+        ({"stop_token_ids": np.array([1.5])}, r"stop_token_ids=\(1.5,\) is not a list of token ids"),
+        ({"stop_token_ids": np.array(3)}, "stop_token_ids=3 is not a list of token ids"),
+        ({"logit_bias": {3: np.float32("nan")}}, "logit_bias={3: nan} is not"),
+        ({"logit_bias": {3: np.True_}}, "logit_bias={3: True} is not"),
+        ({"stop": ["x" * 10**6, ""]}, "^stop=.{200}… is not a text"),
+    ],
+)
+def test_odd_numbers_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(OptionError, match=message):
+        GenerationConfig(**options)
+
+
+@pytest.mark.parametrize("path", [None, 5, b"x", "a\0b"])
+def test_what_is_no_path_is_refused(path: Any) -> None:
+    with pytest.raises(OptionError, match="is no path: .*[.] (Give a name, as text|Take it out)[.]"):
+        user_path(path)
+
+
+def test_names_of_configs_that_no_file_can_have(tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match="no name has a null character"):
+        load_config("a\0b")
+    with pytest.raises(OptionError, match="cannot be read|There is no config"):
+        load_config(str(tmp_path / "\ud800"))

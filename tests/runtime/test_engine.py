@@ -9,6 +9,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 
 import outrider
@@ -115,6 +116,43 @@ def test_room_comes_back(toy_bundle: Bundle) -> None:
 def test_token_ids_are_used_as_they_are(toy_engine: outrider.Engine) -> None:
     by_text = toy_engine.generate("abc", max_new_tokens=10)
     assert toy_engine.generate([0, 1, 2], max_new_tokens=10).token_ids == by_text.token_ids
+
+
+def test_numbers_of_numpys_are_as_good(toy_engine: outrider.Engine) -> None:
+    """Of eight bits, or without a sign, where the engine counts on."""
+    options: dict[str, Any] = {"max_new_tokens": 100, "num_assistant_tokens": 3, "min_new_tokens": 2, "seed": 2**63 + 5}
+    odd: dict[str, Any] = {name: (np.uint64 if value > 127 else np.int8)(value) for name, value in options.items()}
+    unsigned: dict[str, Any] = {name: np.uint64(value) for name, value in options.items()}
+    prompt = list(range(30))
+    prompts: list[Any] = [np.array(prompt, dtype=np.uint8), [np.uint64(i) for i in prompt]]
+    plain = toy_engine.generate(prompt, temperature=0.75, stop_token_ids=[39], **options)
+    for given, more in zip(prompts, (odd, unsigned), strict=True):
+        result = toy_engine.generate(given, temperature=np.float16(0.75), stop_token_ids=np.array([39]), **more)
+        assert result.token_ids == plain.token_ids
+        assert all(type(token_id) is int for token_id in result.token_ids)
+        assert type(result.seed) is int
+
+
+def test_a_tokenizer_may_give_an_array(openvino_bundle: Bundle) -> None:
+    class Arrays(ToyTokenizer):
+        def encode_prompt(self, prompt: Any, *, chat_template: bool = True) -> Any:
+            return np.array(super().encode_prompt(prompt), dtype=np.uint8)
+
+    engines = [
+        outrider.Engine(openvino_bundle, outrider.Config().replace(cache_size=0.005), tokenizer=tokenizer)
+        for tokenizer in (Arrays(), ToyTokenizer())
+    ]
+    arrays, lists = (engine.generate("hello", max_new_tokens=20, ignore_eos=True) for engine in engines)
+    assert arrays.token_ids == lists.token_ids
+
+
+def test_prompts_of_numpys_numbers() -> None:
+    tokenizer = Tokenizer.__new__(Tokenizer)  # token ids need no model
+    for prompt in (np.array([1, 2], dtype=np.int8), [np.uint64(1), 2]):
+        token_ids = tokenizer.encode_prompt(prompt)  # type: ignore[arg-type]
+        assert repr(token_ids) == "[1, 2]"
+    with pytest.raises(outrider.OptionError, match="The prompt is a int. Give text, a list of messages, or token ids"):
+        tokenizer.encode_prompt(np.array(3))  # type: ignore[arg-type]
 
 
 def test_an_engine_without_the_draft_model_says_so(toy_bundle: Bundle) -> None:
@@ -311,6 +349,38 @@ def test_a_stream_can_be_cancelled(toy_engine: outrider.Engine) -> None:
     assert chunks[-1].result is not None
     assert chunks[-1].result.finish_reason == "cancelled"
     assert len(chunks[-1].result.token_ids) < 1000
+
+
+@pytest.mark.parametrize("cancel", ["yes", True, threading.Event, lambda: True])
+def test_what_is_no_event_does_not_cancel(toy_engine: outrider.Engine, cancel: Any) -> None:
+    with pytest.raises(outrider.OptionError, match=r"^cancel=.* has no is_set\(\) to ask. Pass a threading.Event.$"):
+        toy_engine.generate("hello", cancel=cancel)
+
+
+@pytest.mark.parametrize("error", [KeyError("no flag"), SystemExit("no flag")])
+@pytest.mark.parametrize("at_call", [1, 7])
+def test_a_cancel_that_fails_ends_its_request_alone(
+    toy_engine: outrider.Engine, error: BaseException, at_call: int
+) -> None:
+    class Failing(threading.Event):
+        num_calls = 0
+
+        def is_set(self) -> bool:
+            self.num_calls += 1
+            if self.num_calls >= at_call:
+                raise error
+            return False
+
+    options: dict[str, Any] = {"max_new_tokens": 300, "ignore_eos": True}
+    beside = toy_engine.stream("world", **options)
+    first = next(beside).text
+    with pytest.raises(
+        outrider.RequestError, match="is_set.*, of a Failing, raised .*no flag.*threading.Event"
+    ) as caught:
+        toy_engine.generate("hello", cancel=Failing(), **options)
+    assert caught.value.__cause__ is error
+    whole = first + "".join(chunk.text for chunk in beside)
+    assert whole == toy_engine.generate("world", drafter=None, **options).text
 
 
 def test_properties_reach_the_device(openvino_bundle: Bundle) -> None:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from outrider.bench.shuffled import Shuffled
 from outrider.config import GenerationConfig
 from outrider.drafters import DraftModel, Ngram, References, Suffix
-from outrider.errors import DeviceError
+from outrider.errors import DeviceError, RequestError
 from outrider.request import Request
 from outrider.request_queue import RequestQueue
 from outrider.sampling import LogitsSampler
@@ -299,6 +299,34 @@ def test_an_answer_can_be_cancelled_from_outside() -> None:
     assert result.finish_reason == "cancelled"
     assert 0 < len(result.token_ids) < 1000
     assert "".join(chunk.text for chunk in chunks) == result.text == letters(result.token_ids)
+
+
+@pytest.mark.parametrize("at_call", range(1, 9))
+@pytest.mark.parametrize("error", [None, KeyError("no flag")])
+def test_an_answer_that_is_cancelled_at_any_moment_ends(at_call: int, error: Exception | None) -> None:
+    class Cancel(threading.Event):
+        num_calls = 0
+
+        def is_set(self) -> bool:
+            self.num_calls += 1
+            if self.num_calls >= at_call and error:
+                raise error
+            return self.num_calls >= at_call
+
+    request = make_request([1], max_new_tokens=1000)
+    request.cancel = Cancel()
+    ended: list[object] = []
+
+    def read() -> None:
+        try:
+            ended.append(finish(RequestQueue(FakeBackend(VOCAB_SIZE), 512), request).finish_reason)
+        except RequestError as caught:
+            ended.append(caught.__cause__)
+
+    reader = threading.Thread(target=read, daemon=True)
+    reader.start()
+    reader.join(timeout=30)
+    assert ended == [error or "cancelled"]
 
 
 def test_a_cancelled_request_that_waits_ends_without_text() -> None:

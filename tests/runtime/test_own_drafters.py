@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -103,6 +104,43 @@ def test_a_drafter_that_fails_ends_its_request_alone(engine: outrider.Engine, fa
         assert engine.generate("hello", drafter=None, **OPTIONS).token_ids == plain.token_ids
 
 
+def test_what_is_given_up_leaves_its_prompt_at_most(engine: outrider.Engine) -> None:
+    """Where a whole round fails, what its requests committed is not certain."""
+
+    class Failing(Own):
+        num_asked = 0
+
+        @property
+        def seconds(self) -> float:
+            self.num_asked += 1
+            if self.num_asked == 15:
+                raise ValueError("no seconds")
+            return 0.0
+
+    prompt = [i % 39 for i in range(50)]
+    engine.add_drafter("own", Failing())
+    chunks = engine.stream(prompt, drafter="own", max_new_tokens=60, ignore_eos=True)
+    texts: list[str] = []
+    with pytest.raises(ValueError, match="no seconds"):
+        texts.extend(chunk.text for chunk in chunks)
+    assert len(texts) > 1
+    prompt += ToyTokenizer().encode("".join(texts))
+    assert engine.generate(prompt, max_new_tokens=1).stats.num_cached_tokens == 50
+
+
+def test_a_release_that_fails_where_warnings_are_errors_ends_its_request_alone(engine: outrider.Engine) -> None:
+    """As in an app's tests."""
+    engine.add_drafter("own", Own(failing="release"))
+    plain = engine.generate("hello", drafter=None, **OPTIONS)
+    beside = engine.stream("hello", drafter=None, **OPTIONS)
+    first = next(beside).text
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(UserWarning, match="A drafter failed to release"):
+            engine.generate("hello", drafter="own", **OPTIONS)
+    assert first + "".join(chunk.text for chunk in beside) == plain.text
+
+
 def test_a_drafter_without_room_is_asked_again_when_a_request_has_ended(engine: outrider.Engine) -> None:
     class Full(Own):
         num_asked = 0
@@ -123,3 +161,11 @@ def test_a_drafter_without_room_is_asked_again_when_a_request_has_ended(engine: 
 def test_names_that_are_taken_are_refused(engine: outrider.Engine, name: str) -> None:
     with pytest.raises(OptionError, match="that is taken"):
         engine.add_drafter(name, Own())
+
+
+@pytest.mark.parametrize("name", ["", None, 5, ["own"], b"own"])
+def test_what_is_no_name_is_refused(toy_engine: outrider.Engine, name: Any) -> None:
+    drafters = toy_engine.drafters
+    with pytest.raises(OptionError, match="cannot be named .*: a name is a text, and not empty. Choose another name."):
+        toy_engine.add_drafter(name, Own())
+    assert toy_engine.drafters == drafters

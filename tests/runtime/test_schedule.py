@@ -182,7 +182,7 @@ def test_every_way_to_judge_has_its_own_record(sampling: str) -> None:
     world = World(0.2)
     _, _, request = world.decode(verifier=verifiers[sampling], temperature=1.0, seed=3, sampling=sampling)
     assert request.stats.num_draft_tokens > 0
-    assert list(world.auto._records) == [type(verifiers[sampling])]
+    assert list(world.auto.records.found) == [type(verifiers[sampling]).__name__]
 
 
 def test_coupled_text_does_not_depend_on_the_controller() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
+import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.text import TextStream
+from outrider.text.stop_strings import StopStrings
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -129,3 +131,56 @@ def test_what_may_become_a_stop_string_is_held_back() -> None:
         shown.append(stream.text)
     assert shown == ["x", "x", "x", "xENx", "xENx", "xENx", "xENx"]
     assert stream.stopped
+
+
+@given(
+    st.lists(st.text("ab", min_size=1, max_size=8), min_size=1, max_size=12),
+    st.lists(st.text("abc", max_size=6), max_size=20),
+)
+def test_stop_strings_are_found_as_by_looking_everywhere(stop: list[str], pieces: list[str]) -> None:
+    stops, text = StopStrings(stop), ""
+    for piece in pieces:
+        before, text = len(text), text + piece
+        begins = [i for i in range(len(text)) for s in stop if text.startswith(s, i) and i + len(s) > before]
+        assert stops.push(piece) == (len(text) - min(begins) if begins else 0)
+        held = (n for s in stop for n in range(1, len(s) + 1) if text.endswith(s[:n]))
+        assert stops.num_held == max(held, default=0)
+
+
+@pytest.mark.parametrize("errors", ["ignore", "replace"])
+@given(text=texts, stop=st.lists(st.text(st.sampled_from("ab é🎉"), min_size=1, max_size=20), min_size=1, max_size=3))
+def test_the_tokens_that_are_kept_are_those_before_the_stop_string(errors: str, text: str, stop: list[str]) -> None:
+    decode = byte_decoder(errors)
+    stream = TextStream(decode, stop)
+    seen = stream_all(stream, [[byte] for byte in text.encode()])
+    pushed = stream._token_ids
+    most = next(n for n in range(len(pushed), -1, -1) if len(decode(pushed[:n])) <= len(seen[-1]))
+    assert stream.num_tokens_kept == (most if stream.stopped else len(pushed))
+
+
+def test_a_long_stop_string_costs_no_more_than_the_text() -> None:
+    """Nor do many. Looking for all that may be their beginnings would take minutes."""
+    many = ["x" * n + "y" for n in range(1, 600)]
+    began = time.perf_counter()
+    for stop in (["x" * 1_000_000], many):
+        stream = TextStream(lambda token_ids: "x" * len(token_ids), stop)
+        stream_all(stream, [[0]] * 1000)
+        assert not stream.stopped
+        assert stream.text == "x" * 1000
+    assert time.perf_counter() - began < 5
+
+
+def test_a_long_stop_string_that_comes_is_decoded_a_few_times() -> None:
+    num_decoded = 0
+
+    def decode(token_ids: Seq[int]) -> str:
+        nonlocal num_decoded
+        num_decoded += len(token_ids)
+        return "x" * len(token_ids)
+
+    stream = TextStream(decode, ["x" * 900])
+    stream_all(stream, [[0]] * 1000)
+    assert stream.stopped
+    num_decoded = 0
+    assert stream.num_tokens_kept == 0
+    assert num_decoded < 1000

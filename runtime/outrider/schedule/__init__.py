@@ -1,5 +1,6 @@
 """Deciding what to draft: what calls cost, how likely tokens are to be kept, and what that is worth."""
 
+from outrider.schedule import trial
 from outrider.schedule.acceptance import Acceptance, Luck, Share
 from outrider.schedule.auto import LONGEST, Auto
 from outrider.schedule.cost import (
@@ -15,6 +16,7 @@ from outrider.schedule.cost import (
 )
 from outrider.schedule.exactness import TRIAL_TOKENS, measure_exactness
 from outrider.schedule.overlap import measure_contention, pays
+from outrider.schedule.records import Record, Records
 from outrider.schedule.rules import ConfidenceThreshold
 
 __all__ = [
@@ -29,6 +31,8 @@ __all__ = [
     "Contention",
     "Luck",
     "PassCost",
+    "Record",
+    "Records",
     "Share",
     "check_pass",
     "contexts_of",
@@ -37,4 +41,5 @@ __all__ = [
     "measure_pass",
     "pays",
     "time_calls",
+    "trial",
 ]

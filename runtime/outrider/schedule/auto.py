@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from outrider.schedule.acceptance import Luck, Share
 from outrider.schedule.cost import ALONE
-from outrider.schedule.records import Records
+from outrider.schedule.records import Records, confidences_of
 from outrider.types import NO_DRAFT
 
 if TYPE_CHECKING:
@@ -34,7 +34,6 @@ BUDGET = 0.02  # of an answer's time so far, for drafts that may not pay
 _MEMORY = 0.9  # of earlier rounds, how much the next one leaves: the rate is that of about ten rounds
 _FIRST_PROBE, _LAST_PROBE = 8, 32  # rounds between tries of a draft model that does not pay
 _QUICKLY_READ = 1.0  # rounds of plain decoding that reading a prompt may take without a second thought
-_UNSAID = 0.5  # stands for the confidence of a drafter that does not say any
 
 
 class Auto:
@@ -251,7 +250,7 @@ class Auto:
         if num_ahead:
             first = 0.0  # how many there are may depend on what they are: it has no say in whether they are used
         costs = [rate * (seconds + max(k - bool(num_ahead), 0) * step) for k, seconds in enumerate(check)]
-        by_model, _ = best_length([answer.model.careful] * longest, costs)
+        by_model, _ = best_length([answer.model_share] * longest, costs)
         if not answer.reading and unread > 1:
             # Reading the prompt pays later, if the answer goes on, as far as is known for as long again as it has, and
             # if copies do not do as well: a long one has to be missed first for as much as it takes to read.
@@ -260,7 +259,9 @@ class Auto:
             is_missed = answer.regret >= first - _QUICKLY_READ * plain
             answer.reading = is_missed and by_model * left / (1 + answer.model.mean) > rate * first
             by_model = by_model if answer.reading else 0.0
-        if (answer.reading and by_model > value) or answer.probes(by_model, first + step + check[min(1, longest)]):
+        known, _ = best_length([answer.record.model_share.careful] * longest, costs)
+        least = 0.0 if known > 0 else first + step + check[min(1, longest)]
+        if (answer.reading and by_model > value) or answer.probes(by_model, least):
             # How an answer begins says little: it is not drafted farther than it has come, and two tokens.
             rule = WorthIt(answer.model_chance, answer.model.mean, rate, step, check[: generated + 3], num_ahead)
             return _Turn(NO_DRAFT, by_model=True, rule=rule, seconds=first)
@@ -356,12 +357,15 @@ class _Answer:
         return BUDGET * self.spent + (self.lead if self.lead < 0 else self.lead / 2)
 
     def probes(self, value: float, cost: float) -> bool:
-        """Whether it is time to try a draft model that does not seem to pay; cost: of the try, in seconds."""
+        """Whether it is time to try a draft model that does not seem to pay here.
+
+        cost: in seconds, of a try; 0 for a model that has paid in other answers.
+        """
         if not self.reading or value > 0:
             self.waited, self.patience = 0, _FIRST_PROBE
             return False
         self.waited += 1
-        if self.waited < self.patience or (cost > self.budget and not self.worked):
+        if self.waited < self.patience or (cost and cost > self.budget and not self.worked):
             return False
         self.waited, self.patience = 0, min(2 * self.patience, _LAST_PROBE)
         return True
@@ -376,12 +380,17 @@ class _Answer:
             return
         for i, confidence in enumerate(confidences_of(turn.draft)[: num_accepted + 1]):  # none behind was judged
             self.model_luck.add(self.record.model.chance(confidence), happened=i < num_accepted)
-            self.record.model.observe(confidence, kept=i < num_accepted)
             self.model.add(i < num_accepted)
-            self.record.model_share.add(i < num_accepted)
+        self.record.judge(turn.draft, num_accepted)
         self.worked = num_accepted > 0
         if self.worked:
             self.waited = self.patience = _FIRST_PROBE  # what has worked is tried again at once
+
+    @property
+    def model_share(self) -> float:
+        """The share of the draft model's tokens that is kept here, as far as can be said for sure."""
+        known = self.record.model_share
+        return max(self.model.mean - (known.mean - known.careful), 0.0)
 
     def model_chance(self, confidence: float) -> float:
         """How likely a token of the draft model is to be kept."""
@@ -403,11 +412,6 @@ class _Answer:
             self.record.copies.observe(confidence, kept=token_id == said)
             if token_id != said:
                 break
-
-
-def confidences_of(draft: Draft) -> Seq[float]:
-    """What a drafter says of its tokens, or what stands for it."""
-    return draft.confidences or [_UNSAID] * len(draft)
 
 
 def best_length(chances: Seq[float], costs: Seq[float]) -> tuple[float, int]:

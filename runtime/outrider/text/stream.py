@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from typing import TYPE_CHECKING
+
+from outrider.text.stop_strings import StopStrings
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -37,6 +40,8 @@ class TextStream:
         self._known = ""  # the text of those of them that are in the window
         self._text = ""  # all text that has been taken
         self._certain = 0  # characters of it that cannot become part of a stop string
+        self._stops = StopStrings(self.stop)
+        self._ends: list[tuple[int, int]] = []  # tokens and characters that had been taken, each time
 
     @property
     def text(self) -> str:
@@ -46,8 +51,11 @@ class TextStream:
     @property
     def num_tokens_kept(self) -> int:
         """Tokens that end before the stop string, or all of them."""
-        kept = len(self._token_ids)
-        while self.stopped and len(self._decode(self._token_ids[:kept])) > len(self._text):
+        if not self.stopped:
+            return len(self._token_ids)
+        # Begins at the first tokens whose text goes beyond: each that is tried is decoded with all before it.
+        kept, _ = self._ends[bisect_right(self._ends, len(self._text), key=lambda end: end[1])]
+        while len(self._decode(self._token_ids[:kept])) > len(self._text):
             kept -= 1
         return kept
 
@@ -61,7 +69,7 @@ class TextStream:
         # An incomplete character decodes to U+FFFD or to nothing, depending on the tokenizer.
         if len(text) > len(self._known) and text.startswith(self._known) and not text.endswith("\ufffd"):
             self._take(text)
-        self._certain = len(self._text) - (0 if self.stopped else self._num_held_back())
+        self._certain = len(self._text) - (0 if self.stopped else self._stops.num_held)
 
     def finish(self) -> None:
         """Add what was held back, as no token follows."""
@@ -71,18 +79,15 @@ class TextStream:
 
     def _take(self, text: str) -> None:
         """Accept the window's text, up to the first stop string."""
-        searched = max(0, len(self._text) - max(map(len, self.stop), default=0) + 1)
-        self._text += text[len(self._known) :]
+        new = text[len(self._known) :]
+        self._text += new
         if len(self._token_ids) - self._start > self._WINDOW:
             self._start = self._shown
             text = self._decode(self._token_ids[self._start :])
         self._known, self._shown = text, len(self._token_ids)
-        found = [at for at in (self._text.find(stop, searched) for stop in self.stop) if at >= 0]
-        if found:
-            self._text = self._text[: min(found)]
+        if not self.stop:
+            return
+        self._ends.append((self._shown, len(self._text)))
+        if found := self._stops.push(new):
+            self._text = self._text[:-found]
             self.stopped = True
-
-    def _num_held_back(self) -> int:
-        """Characters at the end that may be the beginning of a stop string."""
-        sizes = (n for stop in self.stop for n in range(1, len(stop)) if self._text.endswith(stop[:n]))
-        return max(sizes, default=0)

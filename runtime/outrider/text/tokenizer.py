@@ -8,6 +8,7 @@ from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
 from outrider.errors import BundleError, OptionError, RequestError, one_line
+from outrider.forks import spare
 
 if TYPE_CHECKING:
     from collections.abc import Sequence as Seq
@@ -34,6 +35,7 @@ class Tokenizer:
             raise BundleError(
                 f"The tokenizer in {folder} cannot be read: {one_line(error)}. Export the bundle again."
             ) from error
+        spare(self, self._tokenizer)
 
     @property
     def has_chat_template(self) -> bool:
@@ -57,6 +59,8 @@ class Tokenizer:
             if chat_template and self.has_chat_template:
                 return self._encode_messages([{"role": "user", "content": prompt}])
             return self._encode(prompt, add_special_tokens=True)
+        if hasattr(prompt, "tolist"):  # an array, which need not have a length
+            prompt = prompt.tolist()
         if isinstance(prompt, bytes | Mapping) or not isinstance(prompt, Iterable):
             raise OptionError(f"The prompt is a {type(prompt).__name__}. Give text, a list of messages, or token ids.")
         items: list[Any] = list(prompt)

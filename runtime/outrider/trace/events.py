@@ -57,7 +57,7 @@ class TraceFile:
         self.path = path
         try:
             self._file = path.open("wb")
-        except OSError as error:
+        except (OSError, ValueError) as error:  # or a name that is no text
             raise OptionError(f"Trace {path} cannot be written: {one_line(error)}. Name another file.") from error
         self._zero = time.perf_counter()
         self._events: deque[dict[str, Any]] = deque()

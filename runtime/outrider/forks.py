@@ -1,0 +1,36 @@
+"""What a forked process has to leave alone: of its parent's threads it has none, the devices' included."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import weakref
+
+from outrider.errors import RequestError
+
+
+def check_process(pid: int) -> None:
+    """Refuse to use in a forked process what was made in process `pid`: it would wait for ever.
+
+    Raises:
+        RequestError: when this is another process.
+    """
+    if os.getpid() != pid:
+        raise RequestError(
+            f"This engine was loaded in process {pid}, and this is {os.getpid()}, its fork, which has no copy of the "
+            "engine's threads. Load an engine in each process that uses one, and start processes with "
+            "multiprocessing.get_context('spawn')."
+        )
+
+
+def spare(owner: object, part: object) -> None:
+    """In forked processes, do not destroy a device library's object with its owner: it would wait for its threads.
+
+    ONNX Runtime's own exit handlers may still wait where a fork ends by `sys.exit`; multiprocessing's forks run none.
+    """
+    weakref.finalize(owner, _spare, part, os.getpid())
+
+
+def _spare(part: object, pid: int) -> None:
+    if os.getpid() != pid:
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(part))
