@@ -30,6 +30,7 @@ LAYERS = [
     {"metrics"},
     {"bundle", "kept"},
     {"config"},
+    {"files"},
     {"types"},
     {"errors"},
 ]
