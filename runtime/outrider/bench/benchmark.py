@@ -57,12 +57,7 @@ def run(
         OptionError: when a mode cannot be meant, or the folder holds something else.
         OutriderError: when no mode can be loaded.
     """
-    for name in map(ModeName.parse, names):
-        if name.kind in PEERS:
-            check_peer(name, setup)
-        setup.on(name)
-    if setup.config.scheduler.answer_store:
-        raise OptionError("answer_store would let a run copy from the run before it. Leave it out of a comparison.")
+    check(setup, names)
     budget = Budget(QUICK_SECONDS) if quick else None
     config = setup.config.generation
     setting = describe_run(setup, prompts, names, repeats, quick=quick)
@@ -96,6 +91,21 @@ def run(
     setting["max_new_tokens"] = config.max_new_tokens
     cut = describe_cut(records, tasks, repeats, setup.config.generation.max_new_tokens, config.max_new_tokens)
     return {"setting": setting, **results, "cut": cut}
+
+
+def check(setup: Setup, names: list[str]) -> None:
+    """See, without loading a model, whether these modes can be compared.
+
+    Raises:
+        OptionError: for one that cannot be meant, or whose model is not there.
+        BundleError: when another bundle that one names cannot be read.
+    """
+    for name in map(ModeName.parse, names):
+        if name.kind in PEERS:
+            check_peer(name, setup)
+        setup.on(name)
+    if setup.config.scheduler.answer_store:
+        raise OptionError("answer_store would let a run copy from the run before it. Leave it out of a comparison.")
 
 
 def _choose_tokens(

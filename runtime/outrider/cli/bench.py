@@ -11,6 +11,7 @@ from outrider.bench.setting import describe_models, describe_versions
 from outrider.cli.console import err, out, print_json, progress_bar, table
 from outrider.cli.options import generation_options, json_option, load_options, read_options
 from outrider.config import LOSSY, user_path
+from outrider.files import usable
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -27,7 +28,7 @@ def _read_models(context: click.Context, parameter: click.Parameter, given: tupl
         name, _, path = pair.partition("=")
         if not name or not path:
             raise click.BadParameter(f"'{pair}' is not NAME=PATH, such as llamacpp=model.gguf.", context, parameter)
-        models[name] = user_path(path)
+        models[name] = usable(user_path(path))
     return models
 
 
@@ -102,10 +103,11 @@ def bench(
         _bench_conversations(read_bundle(bundle), config, conversations, as_json)
         return
     setup = Setup(read_bundle(bundle), config, peer_models)
+    names = split_modes(modes) if modes else default_modes(setup)
+    benchmark.check(setup, names)  # before devices are tried, which loads the models
     overlap = bool(config.scheduler.overlap)
     settled = settle(setup.bundle, setup.draft_bundle, config.device, overlap=overlap)  # the peers know no "auto"
     setup = replace(setup, config=replace(config, device=settled))
-    names = split_modes(modes) if modes else default_modes(setup)
     repeats = repeats or (3 if quick else 1)
     label = "measuring, ten minutes at most" if quick else "measuring"
     try:
