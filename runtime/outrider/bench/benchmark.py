@@ -57,7 +57,7 @@ def run(
         OptionError: when a mode cannot be meant, or the folder holds something else.
         OutriderError: when no mode can be loaded.
     """
-    check(setup, names)
+    check_setup(setup, names)
     budget = Budget(QUICK_SECONDS) if quick else None
     config = setup.config.generation
     setting = describe_run(setup, prompts, names, repeats, quick=quick)
@@ -93,12 +93,11 @@ def run(
     return {"setting": setting, **results, "cut": cut}
 
 
-def check(setup: Setup, names: list[str]) -> None:
-    """See, without loading a model, whether these modes can be compared.
+def check_setup(setup: Setup, names: list[str]) -> None:
+    """Make sure, without loading anything, that these modes can be compared.
 
     Raises:
-        OptionError: for one that cannot be meant, or whose model is not there.
-        BundleError: when another bundle that one names cannot be read.
+        OptionError: when a mode cannot be meant, or a run would gain from the one before it.
     """
     for name in map(ModeName.parse, names):
         if name.kind in PEERS:

@@ -104,7 +104,7 @@ def bench(
         return
     setup = Setup(read_bundle(bundle), config, peer_models)
     names = split_modes(modes) if modes else default_modes(setup)
-    benchmark.check(setup, names)  # before devices are tried, which loads the models
+    benchmark.check_setup(setup, names)  # before devices are tried, which loads the models
     overlap = bool(config.scheduler.overlap)
     settled = settle(setup.bundle, setup.draft_bundle, config.device, overlap=overlap)  # the peers know no "auto"
     setup = replace(setup, config=replace(config, device=settled))
