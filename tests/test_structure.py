@@ -32,6 +32,7 @@ LAYERS = [
     {"metrics"},
     {"bundle", "forks", "kept"},
     {"config"},
+    {"files"},
     {"types"},
     {"errors"},
 ]

@@ -9,19 +9,22 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from outrider.bundle import MODEL_NAMES, PROPOSED_NAME
+from outrider.config import user_path
 from outrider.errors import ExportError, OptionError
+from outrider.files import reading
 from outrider.text import Tokenizer
 from outrider_export import onnx_matrices, output_matrix
 from outrider_export.onnx_graph import load
 from outrider_export.special_tokens import eos_of
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from numpy.typing import NDArray
 
     from outrider.bundle import Format
@@ -159,11 +162,9 @@ def read_corpus(path: str | Path | None) -> list[str]:
     """
     if path is None:
         return []
-    path = Path(path).expanduser()
-    try:
+    path = user_path(path)
+    with reading(f"The corpus {path}"):
         content = path.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise OptionError(f"The corpus {path} cannot be read: {error}.") from error
     if path.suffix.lower() == ".jsonl":
         lines = enumerate(content.split("\n"), 1)
         texts = [text for number, line in lines if line.strip() for text in _texts(path, number, line)]
@@ -180,7 +181,7 @@ def _texts(path: Path, number: int, line: str) -> list[str]:
         texts = [record[name] for name in ("prompt", "text") if name in record] + list(record.get("turns", []))
         if not texts or not all(isinstance(text, str) for text in texts):
             raise TypeError
-    except (ValueError, TypeError, AttributeError) as error:
+    except (ValueError, TypeError, AttributeError, RecursionError) as error:
         raise OptionError(f"{path}, line {number}, has neither 'text' nor 'prompt' nor 'turns' with text.") from error
     return texts
 

@@ -17,7 +17,7 @@ from outrider.errors import ExportError, OptionError, nearest
 from outrider_export.child import run_child
 from outrider_export.plan import check_extra
 from outrider_export.progress import ForModel, Silent
-from outrider_export.sources import fetch, locate
+from outrider_export.sources import Located, fetch, locate
 
 if TYPE_CHECKING:
     from collections.abc import Sequence as Seq
@@ -44,7 +44,7 @@ class Fidelity:
 def compare_with_checkpoint(
     bundle: Bundle,
     role: str,
-    checkpoint: str | Path,
+    checkpoint: str | Path | Located,
     texts: Seq[Seq[int]],
     config: Config,
     *,
@@ -54,17 +54,20 @@ def compare_with_checkpoint(
     """Compare the logits for every token of `texts`, token ids of the bundle.
 
     role: "main" or the name of a drafter that has the main model's vocabulary. checkpoint: a folder, a GGUF file or a
-    hub id. `progress` moves on by one a text.
+    hub id, or what `fetch_checkpoint` gave. `progress` moves on by one a text.
 
     Raises:
         OptionError: for a role that is not there, or has a vocabulary of its own.
         ExportError: when the checkpoint cannot be read, is another model's, or the export extra is missing.
     """
     holder = find_holder(bundle, role, config)
-    check_extra(f"Comparing with {checkpoint}", bundle.manifest.main.format)
     told = progress or Silent()
     device = config.device.main_device if role == "main" else config.device.draft_device or config.device.main_device
-    source = fetch(locate(checkpoint), trust_remote_code, ForModel(told, role))
+    source = (
+        checkpoint
+        if isinstance(checkpoint, Located)
+        else fetch_checkpoint(bundle, role, checkpoint, told, trust_remote_code=trust_remote_code)
+    )
     if source.path is None:
         raise AssertionError("what has been fetched has a path")
     with tempfile.TemporaryDirectory(prefix="outrider-", ignore_cleanup_errors=True) as scratch:
@@ -93,6 +96,27 @@ def compare_with_checkpoint(
         minimum=float(cosines.min()),
         top1_agreement=float(np.concatenate(done["top"]).mean()),
     )
+
+
+def fetch_checkpoint(
+    bundle: Bundle,
+    role: str,
+    checkpoint: str | Path,
+    progress: Progress | None = None,
+    *,
+    trust_remote_code: bool = False,
+) -> Located:
+    """A checkpoint that a model can be compared with: where it is, or has been downloaded to.
+
+    Raises:
+        OptionError: if it can be neither path nor hub id.
+        ExportError: if it is not there, or the export extra is missing.
+    """
+    check_extra(f"Comparing with {checkpoint}", bundle.manifest.main.format)
+    source = fetch(locate(checkpoint), trust_remote_code, ForModel(progress or Silent(), role))
+    if source.path is not None and source.kind != "gguf" and not (source.path / "config.json").is_file():
+        raise ExportError(f"{source.path} is not a checkpoint: it has no config.json. Name the folder that has it.")
+    return source
 
 
 def find_holder(bundle: Bundle, role: str, config: Config) -> Bundle:

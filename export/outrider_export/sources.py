@@ -16,7 +16,9 @@ from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from outrider.config import user_path
 from outrider.errors import ExportError, OptionError
+from outrider.files import FAULTS, usable, why
 from outrider_export.hub import download
 
 if TYPE_CHECKING:
@@ -43,9 +45,10 @@ def locate(name: str | Path, revision: str | None = None) -> Located:
 
     Raises:
         ExportError: if it is a path with nothing there.
-        OptionError: if it can be neither path nor hub id, or a revision is given for a path.
+        OptionError: if it can be neither path nor hub id, as it is too long for example, or a revision is given for a
+            path.
     """
-    text, path = str(name), Path(name).expanduser()
+    text, path = str(name), usable(user_path(name))
     if not text.strip():
         raise OptionError("The model's name is empty. Name a .gguf file, a checkpoint folder or a hub id (org/name).")
     if path.is_dir() or path.is_file():
@@ -70,7 +73,8 @@ def default_output(main: str | Path, draft: str | Path | None = None) -> Path:
     >>> default_output("Qwen/Qwen2.5-Coder-1.5B-Instruct", "Qwen/Qwen2.5-Coder-0.5B-Instruct").name
     'qwen2.5-coder-1.5b-instruct-pair'
     """
-    name = Path(main).expanduser().resolve().name if Path(main).exists() else str(main).rsplit("/", 1)[-1]
+    source = usable(user_path(main))
+    name = source.resolve().name if source.exists() else str(main).rsplit("/", 1)[-1]
     name = re.sub(r"[^a-z0-9._-]+", "-", name.lower().removesuffix(".gguf")).strip("-.") or "bundle"
     path = Path(f"{name}-pair" if draft is not None else name)
     # A checkpoint in the current folder has that name already.
@@ -122,8 +126,8 @@ def read_json(path: Path) -> dict[str, Any]:
         content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError) as error:
-        raise ExportError(f"{path} cannot be read: {error}.") from error
+    except FAULTS as error:
+        raise ExportError(f"{path} cannot be read: {why(error)}.") from error
     if not isinstance(content, dict):
         raise ExportError(f"{path} holds no JSON object.")
     return content

@@ -73,7 +73,7 @@ class Vocabulary:
             real |= {int(token["id"]): str(token["content"]) for token in added}
             special = sorted(int(token["id"]) for token in added if token["special"])
             spelling = _spelling(content)
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise ExportError(f"{path} is not a tokenizer that can be read: {error!r}.") from error
         return cls(_in_order(real), tuple(special), frozenset(int(token["id"]) for token in added), spelling)
 

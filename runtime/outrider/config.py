@@ -13,13 +13,14 @@ import contextlib
 import dataclasses
 import importlib.resources
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
 
 from outrider.errors import OptionError, nearest, one_line
+from outrider.files import reading
 
 DEFAULT_MAX_NEW_TOKENS = 512
 
@@ -290,14 +291,19 @@ def load_config(source: str | Path | Config | None) -> Config:
         raise OptionError(f"config={source!r} is neither a preset's name, nor a file, nor a Config.")
     presets = find_presets()
     path = presets.get(str(source)) or user_path(source)
-    try:
-        tables = tomllib.loads(path.read_text(encoding="utf-8-sig"))
-    except FileNotFoundError as error:
-        raise OptionError(f"There is no config '{source}', preset or file. {nearest(str(source), presets)}") from error
-    except (OSError, ValueError) as error:  # not UTF-8, not TOML, or a name that is no text
-        raise OptionError(f"Config {path} cannot be read: {one_line(error)}.") from error
+    with reading(f"Config {path}"):
+        try:
+            text = path.read_text(encoding="utf-8-sig")
+        except FileNotFoundError as error:
+            known = nearest(str(source), presets)
+            raise OptionError(f"There is no config '{source}', preset or file. {known}") from error
+        return _parse(path, text)
+
+
+def _parse(path: Path, text: str) -> Config:
+    """The options of a file."""
     options = {}
-    for section, table in tables.items():
+    for section, table in tomllib.loads(text).items():
         if section not in _SECTIONS:
             raise OptionError(f"Config {path} has no section '{section}'. {nearest(section, _SECTIONS)}")
         if not isinstance(table, dict):
@@ -305,6 +311,8 @@ def load_config(source: str | Path | Config | None) -> Config:
         for key, value in table.items():
             if _SECTION_OF.get(key) != section:
                 raise OptionError(f"Config {path} has an unknown key '{section}.{key}'. {_where(key, section)}")
+            if any(abs(number) >= 2**64 for number in _integers(value)):
+                raise OptionError(f"Config {path} has a number in '{section}.{key}' that takes more than 64 bits.")
             options[key] = None if (key, value) == ("drafter", "none") else value  # TOML has no null
     try:
         return Config().replace(**options)
@@ -337,6 +345,15 @@ def find_presets() -> dict[str, Path]:
         if folder.is_dir():
             return {path.stem: path for path in sorted(folder.glob("*.toml"))}
     return {}
+
+
+def _integers(value: Any) -> Iterator[int]:
+    """All integers in a value of a TOML file."""
+    if isinstance(value, int):
+        yield value
+    elif isinstance(value, list | dict):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from _integers(item)
 
 
 def _where(key: str, section: str) -> str:

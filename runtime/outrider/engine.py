@@ -35,7 +35,7 @@ from outrider.schedule import (
     trial,
 )
 from outrider.setting import SMALL, log
-from outrider.text import TextStream, Tokenizer
+from outrider.text import TextStream, Tokenizer, check_tokenizer
 from outrider.trace import Trace, TracedRequest
 from outrider.types import Noise, Sequence
 from outrider.verifiers import SAMPLING_VERIFIERS, Greedy
@@ -101,6 +101,9 @@ class Engine:
         self._draft_bundle = bundle if device.draft_bundle is None else read_bundle(device.draft_bundle)
         self._entries = draft_models_of(self._draft_bundle, bundle)
         entries = self._entries if self.config.generation.drafter not in (None, *COPYING) else ()
+        for entry in entries if draft_tokenizer is None else ():  # a missing one is named before models are loaded
+            if entry.vocabulary != "same" and entry.tokenizer:
+                check_tokenizer(self._draft_bundle.folder / entry.tokenizer.folder)
         main, drafts = parts_of(bundle, self._draft_bundle)
         drafts = drafts if entries else []
         self._parts = {part.role: part for part in (main, *drafts)}

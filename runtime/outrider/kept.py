@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 import msgspec
 import platformdirs
 
+from outrider.files import FAULTS
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
@@ -44,11 +46,14 @@ class Kept(Generic[T]):
         return json.dumps(self.key, sort_keys=True, default=str)
 
     def read(self) -> T | None:
-        """What was kept; None where nothing was, or the file is not what it should be."""
+        """What was kept; None where nothing was, or the file is not what it should be.
+
+        Whether its numbers can be, `kind` says, when a value is made: with a ValueError.
+        """
         try:
             record = msgspec.json.decode(self.path.read_bytes(), type=_Record)
             return msgspec.json.decode(record.value, type=self.kind)
-        except (OSError, msgspec.DecodeError):
+        except FAULTS:
             return None
 
     def write(self, value: T) -> None:

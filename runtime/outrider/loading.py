@@ -113,7 +113,7 @@ def judge(part: Part, device: str, options: DeviceConfig) -> Verdict:
     key = {**identity, "role": part.role, "files": part.files, "options": asked, **part.versions}
     file = kept.Kept(kept.FOLDER / "verdicts", key, Verdict)
     verdict = file.read()
-    if verdict is None:
+    if verdict is None or verdict.works is None:  # which is not kept
         own = part.options(options, device)
         job = Job(str(part.path.resolve()), part.model, device, own, part.is_main)
         verdict = try_apart(job)
@@ -148,7 +148,7 @@ def place(main: Part, draft: Part | None, options: DeviceConfig, *, overlap: boo
     }
     file = kept.Kept(kept.FOLDER / "placements", key, Placement)
     placement = file.read()
-    if placement is None:
+    if placement is None or placement.main not in mains or placement.draft not in draft_devices:
         placement = choose(_measure_pairs(main, draft, mains, draft_devices, options), overlap=overlap)
         file.write(placement)
     return placement
@@ -172,6 +172,8 @@ def cost_of(part: Part, backend: CompiledModel, repeats: int | None = None) -> P
     rows = _rows_of(part.role, backend)
     longest = part.model.geometry.context_length
     far = contexts_of(backend, rows, longest)[1]
+    if known is not None and not _can_be(known, backend, rows, longest):
+        known = None
     fits = known is not None and far <= known.contexts[1] and known.contexts[0] + known.rows[0] <= backend.max_tokens
     if known is not None and fits and not repeats:
         cost = known
@@ -193,6 +195,13 @@ def _rows_of(role: str, backend: CompiledModel) -> tuple[int, ...]:
     """The numbers of rows with which a model's calls are timed."""
     rule = backend.capabilities.rows
     return tuple(sorted({rule.num_rows([n]) for n in (MAIN_ROWS if role == "main" else DRAFT_ROWS)}))
+
+
+def _can_be(known: PassCost, backend: CompiledModel, rows: Seq[int], longest: int) -> bool:
+    """Whether a cost that was kept can have been measured for this model, with these rows and `longest` at most."""
+    fixed = backend.capabilities.fixed
+    alike = known.rows[:2] == (1, fixed.window) if fixed else known.rows == rows
+    return alike and known.contexts[1] < max(longest, backend.max_tokens)
 
 
 def contention_of(main: Part, backend: CompiledModel, draft: Part, other: CompiledModel) -> Contention:

@@ -189,9 +189,11 @@ def test_a_corpus_is_read(tmp_path: Path) -> None:
         ("a.jsonl", '{"turns": [1]}', "line 1, has neither"),
         ("a.jsonl", "[1]", "line 1, has neither"),
         ("a.jsonl", "text", "line 1, has neither"),
+        ("a.jsonl", "[" * 100_000 + "]" * 100_000, "line 1, has neither"),
         ("a.txt", " \n", "holds no text"),
         ("a.txt", b"\xff\xfe", "cannot be read"),
         ("a.txt", None, "cannot be read"),
+        ("x" * 5000, None, "cannot be read"),
     ],
 )
 def test_what_is_no_corpus_is_refused(tmp_path: Path, name: str, content: Any, message: str) -> None:

@@ -107,6 +107,19 @@ def test_what_cannot_be_compared_is_said(
     assert message in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("option", ["--against", "--draft-against"])
+def test_a_checkpoint_that_is_not_there_is_said_before_models_are_loaded(
+    pair: Bundle, option: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("outrider.engine.load", lambda *_, **__: pytest.fail("models are loaded"))
+    for place, message in (
+        (tmp_path / "nowhere", "nowhere. Name a .gguf file, a checkpoint folder or a hub id"),
+        (tmp_path, "is not a checkpoint: it has no config.json"),
+    ):
+        assert run(["verify", str(pair.folder), option, str(place)]) == 1
+        assert message in capsys.readouterr().err
+
+
 def test_models_that_cannot_be_compared_are_named(
     checkpoints: tuple[Path, Path],
     make_checkpoint: Any,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -65,6 +66,14 @@ def test_a_folder_of_gguf_files_names_one(tmp_path: Path) -> None:
     (tmp_path / "models" / "x.gguf").write_bytes(b"GGUF")
     with pytest.raises(ExportError, match=r"no config\.json\. Name the file itself: .*x\.gguf"):
         export_bundle(tmp_path / "models", output=tmp_path / "b")
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json"])
+def test_json_that_is_nested_too_deeply_is_named(name: str, make_checkpoint: Any, tmp_path: Path) -> None:
+    folder = shutil.copytree(make_checkpoint("plain"), tmp_path / "copy")
+    (folder / name).write_text("[" * 100_000 + "]" * 100_000)
+    with pytest.raises(ExportError, match=f"{name} (cannot be read: it is nested|is not a tokenizer that can be read)"):
+        export_bundle(folder, output=tmp_path / "b")
 
 
 @pytest.mark.parametrize(("option", "value"), [("weights", "int9"), ("draft_weights", "INT8")])

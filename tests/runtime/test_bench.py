@@ -467,6 +467,15 @@ class TestFastestPrecision:
         assert plain.description == named.description == "what it is"
 
 
+def test_a_peers_model_that_is_not_there_is_said_before_devices_are_tried(
+    openvino_bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("outrider.loading.settle", lambda *_, **__: pytest.fail("devices are tried"))
+    given = ["--main-device", "auto", "--modes", "plain,auto@other", "--peer-model", f"other={tmp_path / 'nowhere'}"]
+    assert run(["bench", str(openvino_bundle.folder), *given]) == 1
+    assert f"There is no folder {tmp_path / 'nowhere'}" in capsys.readouterr().err
+
+
 def test_another_bundle_is_compared_in_the_same_run(setup: Setup, smollm2: Path) -> None:
     both = replace(setup, peer_models={"other": setup.bundle.folder, "real": smollm2})
     results = benchmark.run(both, PROMPTS[:1], ["plain", "draft:2@other"])

@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import outrider
-from outrider.bundle import read_bundle
+from outrider import bundle
+from outrider.bundle import read_bundle, sha256_of
 from outrider.errors import BundleError
+from outrider.testing import ToyTokenizer, save_toy_bundle
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -61,6 +63,9 @@ def test_a_whole_bundle_is_read_and_checked(copy: Path) -> None:
         (lambda m: m["main"].update(format="pickle"), "Invalid enum value 'pickle'"),
         (lambda m: m.update(schema_version=99, surprise=1), "was written for outrider .* Upgrade"),
         (lambda m: m.update(minimum_runtime="99.0"), "was written for outrider 99.0 or later"),
+        (lambda m: m.update(minimum_runtime="9" * 5000), "outrider.json is damaged: .*minimum_runtime"),
+        (lambda m: m["files"][0].update(path="x" * 5000), "(cannot be read: File name too long|is missing)"),
+        (lambda m: m["files"][1].update(sha256="0" * 64), "is not the file that was exported.*Restore it, or export"),
     ],
 )
 def test_a_tampered_manifest_is_refused(copy: Path, change: Callable[[dict[str, Any]], object], message: str) -> None:
@@ -103,7 +108,76 @@ def test_a_flipped_bit_is_found_by_the_hashes(copy: Path) -> None:
         bundle.check_hashes()
 
 
-def test_garbage_is_no_manifest(copy: Path) -> None:
-    (copy / "outrider.json").write_bytes(b"\xff\x00 not json")
-    with pytest.raises(BundleError, match="cannot be read"):
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"\xff\x00 not json", "JSON is malformed"),
+        (b'{"created_by": "\xe9"}', "it is not in UTF-8"),
+        (b'{"created_by": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", "it is nested too deeply"),
+        (b'{"schema_version": ' + b"9" * 5000 + b"}", ".*out of range"),
+    ],
+)
+def test_garbage_is_no_manifest(copy: Path, content: bytes, message: str) -> None:
+    (copy / "outrider.json").write_bytes(content)
+    with pytest.raises(BundleError, match=rf"outrider\.json cannot be read: {message}.*Export the bundle again"):
         read_bundle(copy)
+
+
+FILES = [f"openvino_{which}.{kind}" for which in ("tokenizer", "detokenizer") for kind in ("xml", "bin")]
+
+
+@pytest.fixture
+def with_tokenizer(tmp_path: Path) -> Path:
+    """A bundle whose tokenizer's files are there, as far as can be seen without reading them."""
+    (tmp_path / "tokenizer").mkdir()
+    for name in FILES:
+        (tmp_path / "tokenizer" / name).write_bytes(bytes(1000))
+    return save_toy_bundle(tmp_path / "bundle", tokenizer=tmp_path / "tokenizer").folder
+
+
+@pytest.mark.parametrize("name", [*(f"tokenizer/{name}" for name in FILES), "main/openvino_model.xml"])
+def test_other_bytes_in_what_a_parser_takes_as_it_is_are_found(with_tokenizer: Path, name: str) -> None:
+    """They took the process down."""
+    path = with_tokenizer / name
+    content = bytearray(path.read_bytes())
+    content[500] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(BundleError, match=rf"{name} is not the file that was exported.*Restore it, or export"):
+        read_bundle(with_tokenizer)
+
+
+def test_weights_are_not_read_at_every_start(with_tokenizer: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[str] = []
+
+    def hashed(path: Path, progress: object = None) -> str:
+        read.append(path.relative_to(with_tokenizer).as_posix())
+        return sha256_of(path)
+
+    monkeypatch.setattr(bundle, "sha256_of", hashed)
+    listed = {entry.path for entry in read_bundle(with_tokenizer).manifest.files}
+    assert set(read) == {path for path in listed if not path.endswith("openvino_model.bin")}
+    read.clear()
+    monkeypatch.setattr(bundle, "_HASHED_BYTES", 1000)
+    read_bundle(with_tokenizer)
+    assert sorted(read) == sorted(f"tokenizer/{name}" for name in FILES)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_tokenizer_that_is_not_there_is_named_at_once(with_tokenizer: Path, name: str) -> None:
+    edit(with_tokenizer, lambda m: m["tokenizer"].update(folder="elsewhere"))
+    with pytest.raises(BundleError, match="There is no folder .*elsewhere, where the tokenizer should be. Export"):
+        outrider.load(with_tokenizer)
+    edit(with_tokenizer, lambda m: m["tokenizer"].update(folder="tokenizer"))
+    edit(with_tokenizer, lambda m: m.update(files=[f for f in m["files"] if not f["path"].endswith(f"/{name}")]))
+    (with_tokenizer / "tokenizer" / name).unlink()
+    with pytest.raises(BundleError, match=f"The tokenizer in .*tokenizer has no {name}. Export"):
+        outrider.load(with_tokenizer)
+
+
+def test_a_draft_models_own_tokenizer_is_missed_before_models_are_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("outrider.engine.load_parts", lambda *_, **__: pytest.fail("models are loaded"))
+    opened = save_toy_bundle(tmp_path / "bundle", draft_tokens=[b"a", b"b", b"c", b"<end>"])
+    with pytest.raises(BundleError, match=r"The tokenizer in .*draft-tokenizer has no openvino_tokenizer\.xml"):
+        outrider.Engine(opened, tokenizer=ToyTokenizer())

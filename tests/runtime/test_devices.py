@@ -89,6 +89,7 @@ ABORT = "probe.load_model = lambda *_, **__: os.abort()"
 SEGFAULT = "import ctypes; probe.load_model = lambda *_, **__: ctypes.string_at(0)"
 EXIT = "probe.load_model = lambda *_, **__: os._exit(3)"
 NOISY_EXIT = "print('driver: cannot go on'); " + EXIT
+ILLEGIBLE_EXIT = r"""os.write(1, b'{"works": true, "reason": "\xff"}\n'); """ + EXIT
 REFUSE = "def no(*_, **__): raise RuntimeError('no kernels for this')\nprobe.load_model = no"
 
 
@@ -101,9 +102,10 @@ class TestADriverThatCrashes:
             (ABORT, "was ended by SIGABRT" if os.name != "nt" else "ended with code"),
             (SEGFAULT, "was ended by SIGSEGV" if os.name != "nt" else "ended with code"),
             (NOISY_EXIT, "ended with code 3"),
+            (ILLEGIBLE_EXIT, "ended with code 3"),
             (REFUSE, "RuntimeError: no kernels for this"),
         ],
-        ids=["abort", "segfault", "exit", "refusal"],
+        ids=["abort", "segfault", "exit", "illegible exit", "refusal"],
     )
     def test_the_draft_model_goes_elsewhere(
         self, bundle: Bundle, gpu: Callable[[str], None], driver: str, said: str
@@ -343,6 +345,33 @@ class TestAuto:
             engine = load(bundle, main_device="auto")
         assert (engine.placement.main, engine.placement.draft) == ("CPU", "CPU")
         assert answers_as_it_should(engine)
+
+    @pytest.mark.parametrize(
+        ("old", "new"),
+        [
+            ('"main": "GPU"', '"main": "XPU"'),
+            ('"draft": "CPU"', '"draft": null'),
+            ('"tokens_per_second": ', '"tokens_per_second": -'),
+        ],
+    )
+    def test_a_choice_that_is_none_of_those_there_are_is_made_anew(
+        self, bundle: Bundle, costs: dict[tuple[str, str], float], old: str, new: str
+    ) -> None:
+        costs |= {("main", "CPU"): 0.05, ("main", "GPU"): 0.02, ("draft", "CPU"): 0.005, ("draft", "GPU"): 0.015}
+        engine = load(bundle, main_device="auto")
+        (file,) = (kept.FOLDER / "placements").iterdir()
+        assert old in file.read_text()
+        file.write_text(file.read_text().replace(old, new))
+        assert load(bundle, main_device="auto").placement == engine.placement
+
+    def test_a_verdict_that_says_nothing_is_none(
+        self, bundle: Bundle, gpu: Callable[[str], None], tmp_path: Path
+    ) -> None:
+        load(bundle, draft_device="GPU")
+        (file,) = (kept.FOLDER / "verdicts").iterdir()
+        file.write_text(file.read_text().replace('"works": true', '"works": null'))
+        load(bundle, draft_device="GPU")
+        assert num_tried(tmp_path) == 2
 
     def test_a_machine_with_a_cpu_measures_nothing(
         self, openvino_bundle: Bundle, monkeypatch: pytest.MonkeyPatch

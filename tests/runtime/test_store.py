@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import threading
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 VOCAB = "ab" * 32
-HEADER, RECORD = 52, 8  # bytes before the first answer, and before each one's tokens
+MAGIC, HEADER, RECORD = 16, 52, 8  # bytes of the magic, before the first answer, and before each one's tokens
 
 
 def filled(path: Path, answers: list[list[int]], max_tokens: int = 200_000) -> None:
@@ -72,12 +73,16 @@ def test_answers_are_found_at_once_and_after_a_restart(tmp_path: Path) -> None:
 def test_an_answer_that_a_crash_cut_short_is_dropped(
     tmp_path_factory: pytest.TempPathFactory, at: int, zeros: bool
 ) -> None:
-    """Wherever the file ends, and whether the rest is missing or was never written to the disk."""
+    """Wherever the file ends, and whether the rest is missing or was never written to the disk.
+
+    But for the header's first bytes, which may be the text of somebody else's file.
+    """
     path = tmp_path_factory.mktemp("store") / "answers.bin"
     answers = [[1, 2, 3], [7], [4, 5, 6, 2**31]]
     filled(path, answers)
     whole = path.read_bytes()
-    at = HEADER + at % (len(whole) - HEADER) if zeros else at % len(whole)
+    cuts = range(HEADER, len(whole)) if zeros else [0, *range(MAGIC + 4, len(whole))]
+    at = cuts[at % len(cuts)]
     path.write_bytes(whole[:at] + bytes((len(whole) - at) * zeros))
     ends = [HEADER + RECORD + 12, HEADER + 2 * RECORD + 16, len(whole)]
     num_whole = sum(end <= at for end in ends)
@@ -107,6 +112,10 @@ def test_damage_is_named_and_nothing_is_touched(tmp_path: Path, at: int) -> None
     ("content", "message"),
     [
         (b"hello", "is no answer store. Name another file"),
+        (b"o", "is no answer store. Name another file"),
+        (b"outrider", "is no answer store. Name another file"),
+        (b"outrider answers", "is no answer store. Name another file"),
+        (b"outrider answers\x01\0\0", "is no answer store. Name another file"),
         (bytes(500), "is no answer store"),
         (b"outrider answers" + b"\x02\0\0\0" + bytes(40), "has format 2, and this Outrider knows 1"),
     ],
@@ -117,6 +126,7 @@ def test_a_foreign_file_is_refused_and_left_alone(tmp_path: Path, content: bytes
     with pytest.raises(OptionError, match=message):
         AnswerStore(path, VOCAB)
     assert path.read_bytes() == content
+    assert [p.name for p in tmp_path.iterdir()] == ["answers.bin"]  # nor is anything put beside it
 
 
 def test_answers_of_another_vocabulary_are_refused(tmp_path: Path) -> None:
@@ -130,8 +140,12 @@ def test_answers_of_another_vocabulary_are_refused(tmp_path: Path) -> None:
 def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     with pytest.raises(OptionError, match="cannot be opened: .*Name a file in a folder that is there"):
         AnswerStore(tmp_path / "nowhere" / "answers.bin", VOCAB)
-    with pytest.raises(OptionError, match="cannot be opened: .*Name a file"):
-        AnswerStore(tmp_path, VOCAB)
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(OptionError, match="cannot be opened: it is no file. Name a file"):
+        AnswerStore(tmp_path / "folder", VOCAB)
+    assert [p.name for p in tmp_path.iterdir()] == ["folder"]
+    with pytest.raises(OptionError, match="cannot be opened"):
+        AnswerStore(tmp_path / ("x" * 5000), VOCAB)
 
 
 @pytest.mark.parametrize("max_tokens", [1, 10, 25])
@@ -144,10 +158,23 @@ def test_the_newest_answers_are_kept(tmp_path: Path, max_tokens: int) -> None:
         assert path.stat().st_size <= HEADER + (2 * max_tokens + 5) * (4 + RECORD / 5)
     store.close()
     expected = answers[-max(max_tokens // 5, 1) :]
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["answers.bin", "answers.bin.lock"]
     assert answers_in(path, max_tokens) == expected
     filled(path, [[99]], max_tokens)
     assert answers_in(path, max_tokens)[-1] == [99]
     assert sorted(p.name for p in tmp_path.iterdir()) == ["answers.bin", "answers.bin.lock"]
+
+
+def test_what_stands_beside_the_file_stays(tmp_path: Path) -> None:
+    """Writing it anew takes a name that nobody has, and the file keeps its permissions."""
+    path, other = tmp_path / "answers.bin", tmp_path / "answers.bin.tmp"
+    other.write_text("mine")
+    filled(path, [[1]])
+    path.chmod(0o640)
+    filled(path, [[i] * 5 for i in range(50)], max_tokens=10)
+    assert other.read_text() == "mine"
+    assert os.name == "nt" or path.stat().st_mode & 0o777 == 0o640
+    assert answers_in(path, max_tokens=10)[-1] == [49] * 5
 
 
 OTHER = """

@@ -25,6 +25,7 @@ from outrider.backends import load_model
 from outrider.bundle import ModelEntry  # noqa: TC001  (msgspec needs it)
 from outrider.config import DeviceConfig  # noqa: TC001
 from outrider.errors import DeviceError, OutriderError, one_line
+from outrider.files import FAULTS
 from outrider.types import Chunk
 
 PATIENCE = 900.0  # seconds that a device may take: large models take minutes on some the first time
@@ -75,7 +76,7 @@ def try_apart(job: Job) -> Verdict:
     except OSError as error:
         return Verdict(works=None, reason=f"no other process could be started: {one_line(error)}")
     for line in reversed(done.stdout.splitlines()):  # a driver may print, too
-        with contextlib.suppress(msgspec.DecodeError):
+        with contextlib.suppress(*FAULTS):
             return msgspec.json.decode(line, type=Verdict)
     works = None if -done.returncode in _FROM_OUTSIDE else False
     return Verdict(works=works, reason=f"the process that tried it {_ending(done.returncode)}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING
 
 from outrider.bench.svg import Canvas
@@ -82,12 +83,13 @@ class _Drawing:
     def x(self, at: float) -> float:
         """Where a moment is, within the drawing."""
         at = min(max(at, self._began), self._ended)
-        return _LEFT + (at - self._began) / (self._ended - self._began) * (WIDTH - _LEFT - _RIGHT)
+        return _LEFT + (at - self._began) / ((self._ended - self._began) or 1.0) * (WIDTH - _LEFT - _RIGHT)
 
     def axis(self, bottom: float) -> None:
         """Milliseconds, and lines through all lanes."""
         milliseconds = 1e3 * (self._ended - self._began)
-        step = next((s for s in (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000) if milliseconds / s <= 12), 5000)
+        steps = (factor * 10**power for power in itertools.count() for factor in (1, 2, 5))
+        step = next(step for step in steps if milliseconds / step <= 12)
         for tick in range(0, int(milliseconds) + 1, step):
             x = self.x(self._began + tick / 1e3)
             self._canvas.line(x, _TOP - 8, x, bottom, "grid")

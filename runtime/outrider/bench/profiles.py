@@ -28,13 +28,15 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from outrider.errors import OptionError, one_line
+from outrider.errors import OptionError
+from outrider.files import reading
 from outrider.schedule import Contention, PassCost
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+_LONGEST = 1e9  # milliseconds
 _MOST = 8  # far / near: the line through both would say that a call without context takes less than no time
 
 
@@ -88,8 +90,8 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
         for name, times in (("check", self.contention.check), ("draft", self.contention.draft)):
             if not 1 <= times < math.inf:
                 yield f"[contention] {name} = {times:g}: beside another, a call takes 1 time as long or more"
-        if not 0 <= self.host.round < math.inf:
-            yield f"[host] round = {self.host.round:g}: milliseconds are 0 or more"
+        if not 0 <= self.host.round <= _LONGEST:
+            yield f"[host] round = {self.host.round:g}: milliseconds are 0 or more, and {_LONGEST:g} at most"
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,13 +111,13 @@ def read_profile(path: Path) -> Profile:
     Raises:
         OptionError: when it is not there, not of the form above, or has a value that cannot be meant.
     """
-    try:
-        file = msgspec.convert(tomllib.loads(path.read_text(encoding="utf-8-sig")), _File)
-    except FileNotFoundError as error:
-        raise OptionError(f"There is no profile {path}.") from error
-    except (OSError, ValueError, tomllib.TOMLDecodeError) as error:  # msgspec's errors are ValueErrors
-        raise OptionError(f"Profile {path} cannot be read: {one_line(error)}.") from error
-    if fault := next(file.faults(), None):
-        raise OptionError(f"Profile {path} has {fault}. Correct it.")
-    contention = Contention(file.contention.check, file.contention.draft)
-    return Profile(file.name or path.stem, file.main.cost(), file.draft.cost(), contention, file.host.round / 1000)
+    with reading(f"Profile {path}"):
+        try:
+            text = path.read_text(encoding="utf-8-sig")
+        except FileNotFoundError as error:
+            raise OptionError(f"There is no profile {path}.") from error
+        file = msgspec.convert(tomllib.loads(text), _File)
+        if fault := next(file.faults(), None):
+            raise OptionError(f"Profile {path} has {fault}. Correct it.")
+        contention = Contention(file.contention.check, file.contention.draft)
+        return Profile(file.name or path.stem, file.main.cost(), file.draft.cost(), contention, file.host.round / 1000)

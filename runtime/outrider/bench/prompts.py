@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from outrider.config import user_path
 from outrider.errors import OptionError
+from outrider.files import reading
 
 if TYPE_CHECKING:
     from outrider.types import TextTokenizer
@@ -57,10 +58,8 @@ def read_prompts(path: str | Path | None = None, per_category: int | None = None
     """
     built_in = BUILT_IN.get(str(path or "default"))
     source = Path(str(importlib.resources.files("outrider"))) / "bench" / built_in if built_in else user_path(str(path))
-    try:
+    with reading(f"Prompts {source}"):
         lines = source.read_text(encoding="utf-8-sig").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        raise OptionError(f"Prompts {source} cannot be read: {error}.") from error
     numbered = [(number, line) for number, line in enumerate(lines, 1) if line.strip()]
     prompts = [_read_prompt(line, f"{source}, line {number},", str(number)) for number, line in numbered]
     if path == "long":
@@ -89,15 +88,16 @@ def _behind_documents(grounded: list[Prompt]) -> list[Prompt]:
 
 
 def _read_prompt(line: str, place: str, number: str) -> Prompt:
-    try:
+    with reading(place):
         record: dict[str, Any] = json.loads(line)
-        text = record["prompt"] if "prompt" in record else record["turns"][0]
-        if not isinstance(text, str):
-            raise TypeError
-    except (ValueError, KeyError, IndexError, TypeError) as error:
-        raise OptionError(f"{place} has neither a 'prompt' nor 'turns' with text.") from error
-    references = record.get("references", [])
-    if not isinstance(references, list) or not all(isinstance(reference, str) for reference in references):
-        raise OptionError(f"{place} has 'references' that are not a list of texts.")
-    category = str(record.get("category", "all"))
-    return Prompt(str(record.get("id", number)), category, text, tuple(references))
+        try:
+            text = record["prompt"] if "prompt" in record else record["turns"][0]
+            if not isinstance(text, str):
+                raise TypeError
+        except (KeyError, IndexError, TypeError) as error:
+            raise OptionError(f"{place} has neither a 'prompt' nor 'turns' with text.") from error
+        references = record.get("references", [])
+        if not isinstance(references, list) or not all(isinstance(reference, str) for reference in references):
+            raise OptionError(f"{place} has 'references' that are not a list of texts.")
+        category = str(record.get("category", "all"))
+        return Prompt(str(record.get("id", number)), category, text, tuple(references))

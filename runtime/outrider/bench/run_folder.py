@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any
 from outrider.bench.measure import Record
 from outrider.bench.modes import Run
 from outrider.config import user_path
-from outrider.errors import OptionError, one_line
+from outrider.errors import OptionError
+from outrider.files import FAULTS, shown, why
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -46,10 +47,10 @@ class RunFolder:
                 raise OptionError(f"{self.path} is no measurement, and not empty. Choose another folder.")
             else:
                 self._write_setting()
-        except (OSError, ValueError) as error:
-            if isinstance(error, OptionError):
-                raise
-            raise OptionError(f"{self.path} cannot be used: {one_line(error)}. Choose another folder.") from error
+        except OptionError:
+            raise
+        except (*FAULTS, TypeError, KeyError, AttributeError) as error:  # the last are of JSON with other content
+            raise OptionError(f"{shown(self.path)} cannot be used: {why(error)}. Choose another folder.") from error
 
     @property
     def chosen(self) -> dict[str, Any]:

@@ -11,11 +11,12 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from itertools import pairwise
 from statistics import fmean, median
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 
-from outrider.errors import OptionError, one_line
+from outrider.errors import OptionError
+from outrider.files import reading, why
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -23,7 +24,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-_COUNTS = {"tokens", "drafted", "accepted"}  # what a round says
+# What no trace goes beyond: three years, and more tokens than a round has.
+_Micros = Annotated[float, msgspec.Meta(ge=-1e14, le=1e14)]
+_Duration = Annotated[float, msgspec.Meta(ge=0, le=1e14)]
+_Count = Annotated[int, msgspec.Meta(ge=0, le=100_000)]
 
 
 @dataclass(slots=True)
@@ -70,10 +74,8 @@ def read_timeline(path: Path) -> Timeline:
     Raises:
         OptionError: when the file cannot be read, or is none of ours.
     """
-    try:
+    with reading(f"Trace {path}"):
         lines = path.read_bytes().splitlines()
-    except OSError as error:
-        raise OptionError(f"Trace {path} cannot be read: {one_line(error)}.") from error
     foreign = OptionError(f"{path} is not a trace of Outrider's. Write one with: outrider generate … --trace {path}")
     decode = msgspec.json.Decoder(_Event).decode
     events = []
@@ -84,18 +86,20 @@ def read_timeline(path: Path) -> Timeline:
             events.append(decode(line.removesuffix(b",")))
         except msgspec.ValidationError as error:
             raise foreign from error
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             if i == len(lines):
                 break
-            raise OptionError(f"{path}, line {i}, is no event of a trace: {one_line(error)}.") from error
+            raise OptionError(f"{path}, line {i}, is no event of a trace: {why(error)}.") from error
     if not events or lines[0] != b"[":
         raise foreign
     try:
         timeline = Timeline(_spans(events), is_whole=lines[-1] == b"]")
-    except KeyError as error:  # a lane without a name
+        for span in timeline.rounds:
+            msgspec.convert(span.args, _Round)
+        for span in timeline.of("device", "check"):
+            msgspec.convert(span.args, _Check)
+    except (KeyError, msgspec.ValidationError) as error:  # a lane without a name, or a span that lacks what it says
         raise foreign from error
-    if not all(span.args.keys() >= _COUNTS for span in timeline.rounds):
-        raise foreign
     return timeline
 
 
@@ -106,10 +110,24 @@ class _Event(msgspec.Struct):
     pid: int
     tid: int
     name: str
-    ts: float
-    dur: float = 0.0
+    ts: _Micros
+    dur: _Duration = 0.0
     cat: str = ""
     args: dict[str, Any] = msgspec.field(default_factory=dict)
+
+
+class _Round(msgspec.Struct):
+    """What a round says."""
+
+    tokens: _Count
+    drafted: _Count
+    accepted: _Count
+
+
+class _Check(msgspec.Struct):
+    """What a call of the main model says, as far as it is drawn."""
+
+    rows: _Count
 
 
 def _spans(events: Seq[_Event]) -> list[Span]:

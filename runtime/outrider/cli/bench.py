@@ -12,6 +12,7 @@ from outrider.cli.console import err, out, print_json, progress_bar, table
 from outrider.cli.options import generation_options, json_option, load_options, read_options
 from outrider.config import LOSSY, user_path
 from outrider.errors import OptionError
+from outrider.files import usable
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -30,7 +31,7 @@ def _read_models(context: click.Context, parameter: click.Parameter, given: tupl
         name, _, path = pair.partition("=")
         if not name or not path:
             raise click.BadParameter(f"'{pair}' is not NAME=PATH, such as llamacpp=model.gguf.", context, parameter)
-        models[name] = user_path(path)
+        models[name] = usable(user_path(path))
     return models
 
 
@@ -132,13 +133,15 @@ def bench(
         _bench_conversations(read_bundle(bundle), config, conversations, as_json)
         return
     setup = Setup(read_bundle(bundle), config, peer_models)
+    names = split_modes(modes) if modes else default_modes(setup)
+    if not concurrency:
+        benchmark.check_setup(setup, names)  # before devices are tried, which loads the models
     overlap = bool(config.scheduler.overlap)
     settled = settle(setup.bundle, setup.draft_bundle, config.device, overlap=overlap)  # the peers know no "auto"
     setup = replace(setup, config=replace(config, device=settled))
     if concurrency:
-        _bench_concurrency(setup, chosen, split_modes(modes) if modes else None, concurrency, repeats or 3, as_json)
+        _bench_concurrency(setup, chosen, names if modes else None, concurrency, repeats or 3, as_json)
         return
-    names = split_modes(modes) if modes else default_modes(setup)
     repeats = repeats or (3 if quick else 1)
     label = "measuring, ten minutes at most" if quick else "measuring"
     try:

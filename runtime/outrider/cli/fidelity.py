@@ -6,6 +6,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from outrider.bench.certify import Check
+from outrider.bundle import read_bundle
 from outrider.cli.console import err, progress_bar
 from outrider.config import GenerationConfig
 from outrider.errors import ExportError
@@ -14,12 +15,36 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from outrider.bench.prompts import Prompt
+    from outrider.config import Config
     from outrider.engine import Engine
+    from outrider_export.sources import Located
+
+
+def fetch_checkpoints(
+    bundle: str, config: Config, checkpoints: Mapping[str, str], *, quiet: bool
+) -> dict[str, Located]:
+    """What the names of `checkpoints` stand for, by role. To be called before models are loaded, which takes longer.
+
+    Raises:
+        OptionError: for a model that is not there.
+        BundleError: when the bundle cannot be read.
+        ExportError: when a checkpoint is not there, or the export half is not installed.
+    """
+    try:
+        from outrider_export.fidelity import fetch_checkpoint, find_holder
+    except ImportError as error:
+        raise ExportError(
+            f'The export half of outrider is not installed ({error}). Run: pip install "outrider[export]"'
+        ) from error
+    opened, progress = read_bundle(bundle), _Steps(lambda: None, quiet)
+    for role in checkpoints:
+        find_holder(opened, role, config)
+    return {role: fetch_checkpoint(opened, role, name, progress) for role, name in checkpoints.items()}
 
 
 def check_fidelity(
     engine: Engine,
-    checkpoints: Mapping[str, str],
+    checkpoints: Mapping[str, Located],
     prompts: list[Prompt],
     max_new_tokens: int,
     min_cosine: float | None,
@@ -29,17 +54,10 @@ def check_fidelity(
     """One check for each role of `checkpoints`: the logits of its model for the prompts and the main model's answers.
 
     Raises:
-        OptionError: for a model that is not there.
-        ExportError: when a checkpoint cannot be read, or the export half is not installed.
+        ExportError: when a checkpoint cannot be read.
     """
-    try:
-        from outrider_export.fidelity import compare_with_checkpoint, find_holder
-    except ImportError as error:
-        raise ExportError(
-            f'The export half of outrider is not installed ({error}). Run: pip install "outrider[export]"'
-        ) from error
-    for role in checkpoints:
-        find_holder(engine.bundle, role, engine.config)
+    from outrider_export.fidelity import compare_with_checkpoint
+
     with progress_bar("answering", len(prompts), quiet=quiet) as advance:
         texts = [_answered(engine, prompt, max_new_tokens, advance) for prompt in prompts]
     checks = []

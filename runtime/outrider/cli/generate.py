@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from outrider.cli.console import out, print_json, table
 from outrider.cli.options import generation_options, json_option, load_options, read_options, trace_option, tracing
-from outrider.errors import OptionError, one_line
+from outrider.config import user_path
+from outrider.files import reading
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -89,10 +89,8 @@ def generate(
 
 
 def _read_text(path: str) -> str:
-    try:
-        return Path(path).expanduser().read_text(encoding="utf-8-sig")
-    except (OSError, RuntimeError, ValueError) as error:
-        raise OptionError(f"Reference {path} cannot be read: {one_line(error)}. Name a text file, in UTF-8.") from error
+    with reading(f"Reference {path}", "Name a text file, in UTF-8."):
+        return user_path(path).read_text(encoding="utf-8-sig")
 
 
 def warm_up(engine: Engine, prompt: Any, drafter: str | None, **options: Any) -> None:

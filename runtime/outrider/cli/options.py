@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from outrider.cli.console import err
-from outrider.config import find_presets, load_config
+from outrider.config import find_presets, load_config, user_path
+from outrider.errors import OptionError
+from outrider.files import shown, why
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -59,6 +61,20 @@ def _read_count(context: click.Context, parameter: click.Parameter, given: str |
 def _read_switch(context: click.Context, parameter: click.Parameter, given: str | None) -> bool | str | None:  # noqa: ARG001
     """True, False or "auto"."""
     return given if given in (None, "auto") else given == "on"
+
+
+def _check_trace(context: click.Context, parameter: click.Parameter, given: str | None) -> str | None:  # noqa: ARG001
+    """A file that can be written, before models are loaded; what is in it stays until then."""
+    if given is not None:
+        path = user_path(given)
+        try:
+            is_new = not path.exists()
+            path.open("ab").close()
+            if is_new:
+                path.unlink()
+        except OSError as error:
+            raise OptionError(f"Trace {shown(path)} cannot be written: {why(error)}. Name another file.") from error
+    return given
 
 
 _LOAD = [
@@ -171,7 +187,8 @@ def json_option(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def trace_option(function: Callable[..., Any]) -> Callable[..., Any]:
     """Add `--trace`."""
-    return click.option("--trace", metavar="FILE", help="Write a timeline, for ui.perfetto.dev.")(function)
+    described = "Write a timeline, for ui.perfetto.dev."
+    return click.option("--trace", metavar="FILE", callback=_check_trace, help=described)(function)
 
 
 @contextmanager

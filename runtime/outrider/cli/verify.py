@@ -89,6 +89,10 @@ def verify(
     checks = _choose_checks(checks, bool(checkpoints), min_cosine)
     config = read_options(options)
     chosen = read_prompts(prompts, per_category)
+    if "fidelity" in checks:
+        from outrider.cli.fidelity import check_fidelity, fetch_checkpoints
+
+        fetched = fetch_checkpoints(bundle, config, checkpoints, quiet=as_json)
     engine = load(bundle, config)
     made: list[Check] = []
     subjects: list[Subject] = []
@@ -111,9 +115,7 @@ def verify(
             made += certify.check_our_sampling(toy)
             made += certify.check_genai_sampling(toy) if peer else []
     if "fidelity" in checks:
-        from outrider.cli.fidelity import check_fidelity
-
-        made += check_fidelity(engine, checkpoints, chosen, max_new_tokens, min_cosine, quiet=as_json)
+        made += check_fidelity(engine, fetched, chosen, max_new_tokens, min_cosine, quiet=as_json)
     failed = [check.name for check in made if check.passed is False and check.subject == "outrider"]
     setting = describe(engine, max_new_tokens, 1)
     if as_json:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import shutil
 import struct
 import sys
+import tempfile
 import threading
 import warnings
 import zlib
 from collections import deque
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -15,15 +20,16 @@ import numpy as np
 from outrider.config import user_path
 from outrider.drafters.references import References
 from outrider.errors import OptionError, one_line
+from outrider.files import shown, why
 
 if TYPE_CHECKING:
     from collections.abc import Sequence as Seq
-    from pathlib import Path
     from typing import IO
 
 _MAGIC = b"outrider answers"
 _VERSION = 1
 _HEADER = struct.Struct("<16sI32s")  # magic, version, sha256 of the vocabulary
+_LEAST = len(_MAGIC) + 4  # bytes that tell a torn header of ours from a text that begins like it
 _RECORD = struct.Struct("<II")  # number of tokens, CRC-32 of them; then each as a little-endian uint32
 _LONGEST = 1 << 24  # tokens of one answer; a number above is damage
 _MIN_MERGED = 4096  # recent tokens; fewer have an index of their own, which is made anew for every request
@@ -55,6 +61,7 @@ class AnswerStore:
         self._num_tokens = 0  # of these
         self._num_written = 0  # tokens in the file
         self._end = 0  # bytes of the file
+        self._check_ours()  # before the lock's file is made: beside a file that is not ours there is none
         try:
             # A file of its own, since the other is replaced now and then.
             self._lock_file = self.path.with_name(self.path.name + ".lock").open("ab")
@@ -115,6 +122,20 @@ class AnswerStore:
         while self._num_tokens > self.max_tokens and len(self._answers) > 1:
             self._num_tokens -= len(self._answers.popleft())
 
+    def _check_ours(self) -> None:
+        """See whether there is no file yet, or one that is a store for this vocabulary, as far as its header says."""
+        try:
+            if self.path.exists() and not self.path.is_file():  # a folder, or a device that never ends
+                raise self._error("cannot be opened: it is no file. Name a file")
+            with self.path.open("rb") as file:
+                self._read_header(file.read(_HEADER.size))
+        except FileNotFoundError:
+            pass
+        except (OSError, ValueError) as error:
+            if isinstance(error, OptionError):
+                raise
+            raise self._error(f"cannot be opened: {why(error)}. Name a file that can be read and written") from error
+
     def _open(self) -> None:
         """Open the file, read and leave it ready to be appended to."""
         try:
@@ -137,15 +158,8 @@ class AnswerStore:
 
     def _read(self, data: bytes) -> int:
         """Take the answers of a file; returns where the last whole one ends."""
-        if self._header.startswith(data):  # new, or torn at once
-            return len(data) if data == self._header else 0
-        magic, version, vocabulary = _HEADER.unpack_from(data.ljust(_HEADER.size, b"\0"))
-        if magic != _MAGIC:
-            raise self._error("is no answer store. Name another file; this one stays as it is")
-        if version != _VERSION:
-            raise self._error(f"has format {version}, and this Outrider knows {_VERSION}. Delete it, or name another")
-        if vocabulary != self._header[-len(vocabulary) :]:
-            raise self._error("holds answers of a model with another vocabulary. Name another file for this model")
+        if not self._read_header(data):
+            return 0
         at = _HEADER.size
         while at < len(data):
             num_tokens, checksum = _RECORD.unpack_from(data[at : at + _RECORD.size].ljust(_RECORD.size, b"\0"))
@@ -162,6 +176,19 @@ class AnswerStore:
             at = end
         return at
 
+    def _read_header(self, data: bytes) -> bool:
+        """Whether a file has its header; not where it is empty, or was torn at once. OptionError for all others."""
+        if not data or (len(data) >= _LEAST and data != self._header and self._header.startswith(data)):
+            return False
+        magic, version, vocabulary = _HEADER.unpack_from(data.ljust(_HEADER.size, b"\0"))
+        if magic != _MAGIC or len(data) < _LEAST:
+            raise self._error("is no answer store. Name another file; this one stays as it is")
+        if version != _VERSION:
+            raise self._error(f"has format {version}, and this Outrider knows {_VERSION}. Delete it, or name another")
+        if vocabulary != self._header[-len(vocabulary) :]:
+            raise self._error("holds answers of a model with another vocabulary. Name another file for this model")
+        return True
+
     def _write(self, data: bytes) -> None:
         """Append to the file, all or nothing."""
         try:
@@ -175,17 +202,25 @@ class AnswerStore:
     def _compact(self) -> None:
         """Write the file anew, with the newest answers only, and put it in place of the old one."""
         data = self._header + b"".join(map(_record, self._answers))
-        temporary = self.path.with_name(self.path.name + ".tmp")
-        temporary.write_bytes(data)
-        self._file.close()  # Windows replaces no open file
+        # A name that nobody has: beside a user's file there may be others.
+        descriptor, name = tempfile.mkstemp(".tmp", f"{self.path.name}.", self.path.parent)
+        temporary = Path(name)
         try:
-            temporary.replace(self.path)
-            self._num_written, self._end = self._num_tokens, len(data)
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(data)
+            with contextlib.suppress(OSError):
+                shutil.copymode(self.path, temporary)
+            self._file.close()  # Windows replaces no open file
+            try:
+                temporary.replace(self.path)
+                self._num_written, self._end = self._num_tokens, len(data)
+            finally:
+                self._file = self.path.open("a+b", buffering=0)
         finally:
-            self._file = self.path.open("a+b", buffering=0)
+            temporary.unlink(missing_ok=True)
 
     def _error(self, what: str) -> OptionError:
-        return OptionError(f"answer_store={str(self.path)!r} {what}.")
+        return OptionError(f"answer_store={shown(self.path)!r} {what}.")
 
 
 def _record(token_ids: Seq[int]) -> bytes:

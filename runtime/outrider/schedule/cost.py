@@ -22,6 +22,10 @@ DRAFT_ROWS = (1, 2, 8, 32, 128)
 NEAR, FAR = 256, 2048  # tokens of context at which calls are measured
 _REPEATS, _PATIENCE = 2, 1.0  # rounds of measurements at a first load, and seconds after which one is enough
 _OUTLIER = 3.0
+_LEAST_SHARE = 0.01  # of a call's time at the first context, that it takes with any other
+# What no measurement gives: of numbers beyond these, calculations may make infinities.
+_LEAST_SECONDS, _MOST_SECONDS, _MOST_TIMES, _MOST_TOKENS = 1e-9, 1e6, 1e9, 1 << 30
+_MOST_SCALE = _MOST_SECONDS / _LEAST_SECONDS
 _SWAY = 0.1  # weight of the latest call in the scale that follows the machine
 
 
@@ -47,8 +51,17 @@ class PassCost:
     rule: RowRule = field(default_factory=RowRule)
 
     def __post_init__(self) -> None:
-        if not len(self.rows) == len(self.near) == len(self.far) > 0 or min(*self.near, *self.far) <= 0:
-            raise ValueError("a cost needs seconds above 0 for each number of rows")
+        # One that was kept comes from a file, which may be damaged; rows and contexts are what the caches are told.
+        if not self.rows or not all(a < b for a, b in itertools.pairwise((0, *self.rows, _MOST_TOKENS))):
+            raise ValueError(f"a cost is for numbers of rows that ascend, from 1 to below {_MOST_TOKENS:,}")
+        if not len(self.rows) == len(self.near) == len(self.far):
+            raise ValueError("a cost has seconds for each number of rows")
+        if not all(_LEAST_SECONDS <= seconds <= _MOST_SECONDS for seconds in (*self.near, *self.far)):
+            raise ValueError(f"a call takes from {_LEAST_SECONDS:g} to {_MOST_SECONDS:g} seconds")
+        if not 0 <= self.contexts[0] <= self.contexts[1] < _MOST_TOKENS:
+            raise ValueError(f"contexts of a cost ascend, from 0 to below {_MOST_TOKENS:,} tokens")
+        if not 1 / _MOST_SCALE <= self.scale <= _MOST_SCALE:
+            raise ValueError(f"the scale of a cost is from {1 / _MOST_SCALE:g} to {_MOST_SCALE:g}")
 
     def __call__(self, rows: int, context: float = NEAR) -> float:
         """Seconds of a call of one sequence with so many rows at so much context."""
@@ -71,7 +84,8 @@ class PassCost:
         if self.contexts[1] == self.contexts[0]:
             return near
         share = (context - self.contexts[0]) / (self.contexts[1] - self.contexts[0])
-        return near + share * (_line(rows, self.rows, self.far) - near)
+        # Below the first context the line may come to nothing, where that one's time was disturbed.
+        return max(near + share * (_line(rows, self.rows, self.far) - near), _LEAST_SHARE * near)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +97,10 @@ class Contention:
 
     check: float
     draft: float
+
+    def __post_init__(self) -> None:
+        if not all(1 <= times <= _MOST_TIMES for times in (self.check, self.draft)):
+            raise ValueError(f"beside another, a call takes from 1 to {_MOST_TIMES:g} times as long")
 
 
 ALONE = Contention(1.0, 1.0)

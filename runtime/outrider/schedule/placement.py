@@ -7,6 +7,7 @@ Nothing is measured here.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -55,6 +56,10 @@ class Placement:
     draft: str | None
     why: str
     tokens_per_second: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.tokens_per_second is not None and not 0 < self.tokens_per_second < math.inf:
+            raise ValueError("tokens a second are a number above 0")
 
 
 def choose(costs: Mapping[Pair, PairCost], *, overlap: bool = False) -> Placement:

@@ -1,6 +1,6 @@
 """Between text and tokens."""
 
 from outrider.text.stream import TextStream
-from outrider.text.tokenizer import Tokenizer
+from outrider.text.tokenizer import Tokenizer, check_tokenizer
 
-__all__ = ["TextStream", "Tokenizer"]
+__all__ = ["TextStream", "Tokenizer", "check_tokenizer"]

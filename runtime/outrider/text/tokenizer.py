@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence as Seq
     from pathlib import Path
 
+FILES = tuple(f"openvino_{which}.{kind}" for which in ("tokenizer", "detokenizer") for kind in ("xml", "bin"))
+
 
 class Tokenizer:
     """Text to tokens and back.
@@ -23,12 +25,13 @@ class Tokenizer:
         tokenizer.decode(token_ids)
 
     Raises:
-        BundleError: when the tokenizer's models cannot be read.
+        BundleError: when the folder or one of its files is not there, or cannot be read.
     """
 
     def __init__(self, folder: Path) -> None:
         import openvino_genai
 
+        check_tokenizer(folder)
         try:
             self._tokenizer = openvino_genai.Tokenizer(str(folder))
         except RuntimeError as error:
@@ -121,6 +124,19 @@ class Tokenizer:
         encoded = self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
         token_ids: list[int] = encoded.input_ids.data[0].tolist()
         return token_ids
+
+
+def check_tokenizer(folder: Path) -> None:
+    """Whether a tokenizer's files are there: openvino-genai takes any folder, and fails at the first text.
+
+    Raises:
+        BundleError: naming what is missing.
+    """
+    if not folder.is_dir():
+        raise BundleError(f"There is no folder {folder}, where the tokenizer should be. Export the bundle again.")
+    for name in FILES:
+        if not (folder / name).is_file():
+            raise BundleError(f"The tokenizer in {folder} has no {name}. Export the bundle again.")
 
 
 def _is_utf8(text: str) -> bool:

@@ -1,0 +1,146 @@
+"""Files that a user names: whatever is wrong with one is said in one line that names it."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import TYPE_CHECKING
+
+import pytest
+
+from outrider.bench.run_folder import RunFolder
+from outrider.cli import run
+from outrider.errors import OptionError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+DEEP = "[" * 100_000 + "]" * 100_000
+DIGITS = "9" * 5000  # Python reads no number of more than 4,300
+LONG = "x" * 5000
+
+# By the kind of file: the command that reads it, before it loads anything.
+COMMANDS = {
+    "config": ["generate", "no-bundle", "hello", "--config"],
+    "prompts": ["tune", "no-bundle", "--prompts"],
+    "profile": ["simulate", "no-bundle", "--profile"],
+    "trace": ["trace"],
+    "reference": ["generate", "no-bundle", "hello", "--reference"],
+}
+CALLS = "rows = [1, {rows}]\nnear = [1, {near}]\n"
+PROFILE = f"[main]\n{CALLS}[draft]\nrows = [1]\nnear = [1]\n"
+EVENT = '{{"ph": "M", "pid": 1, "tid": {tid}, "name": "thread_name", "ts": 0, "args": {{"name": {name}}}}}'
+LANE = EVENT.format(tid=1, name='"request"')
+ROUND = (
+    '{{"ph": "X", "pid": 1, "tid": 1, "name": "round", "cat": "request", "ts": {ts}, "dur": {dur}, "args": '
+    '{{"tokens": {tokens}, "drafted": 1, "accepted": 1}}}}'
+)
+SPAN = {"ts": 1, "dur": 1, "tokens": 2}
+TRACES = {name: f"[\n{LANE},\n{ROUND.format(**SPAN | {name: value})},\n]\n" for name, value in
+          (("ts", "1e300"), ("dur", "-1"), ("tokens", '"two"'))}  # fmt: skip
+CHECK = '{"ph": "X", "pid": 1, "tid": 1, "name": "check", "cat": "device", "ts": 1, "dur": 1}'
+
+
+@pytest.mark.parametrize(
+    ("kind", "content", "message"),
+    [
+        ("config", f"[generation]\nseed = {DEEP}", "it is nested too deeply"),
+        ("config", f"[generation]\nseed = {DIGITS}", "a number in it has too many digits"),
+        ("config", f"[generation]\nlogit_bias = {{'{DIGITS}' = 1}}", "a number in it has too many digits"),
+        # No number of digits is too many for TOML's other notations.
+        ("config", f"[generation]\nmax_new_tokens = 0x{DIGITS}", "'generation.max_new_tokens' that takes more than 64"),
+        ("config", f"[generation]\nstop_token_ids = [1, 0x{DIGITS}]", "'generation.stop_token_ids' that takes more"),
+        ("config", b"[generation]\nstop = '\xe9'", "it is not in UTF-8"),
+        ("prompts", f'{{"prompt": {DEEP}}}', "line 1, cannot be read: it is nested too deeply"),
+        ("prompts", f'\n{{"prompt": "a", "id": {DIGITS}}}', "line 2, cannot be read: a number in it has too many"),
+        ("prompts", '{"prompt": "a"', "line 1, cannot be read: it is no JSON: Expecting ',' delimiter, at character"),
+        ("prompts", b'{"prompt": "\xe9"}', "it is not in UTF-8"),
+        ("profile", f"name = {DEEP}", "it is nested too deeply"),
+        ("profile", PROFILE.format(rows=DIGITS, near=1), "a number in it has too many digits"),
+        ("profile", PROFILE.format(rows="9" * 4000, near=1), "numbers of rows that ascend, from 1 to below"),
+        ("profile", PROFILE.format(rows=2, near="1e-320"), "a call takes from 1e-09 to 1e+06 seconds"),
+        ("profile", PROFILE.format(rows=2, near=1) + "[host]\nround = 1e300", "round = 1e+300: milliseconds are 0 or"),
+        ("profile", b"name = '\xe9'", "it is not in UTF-8"),
+        ("trace", f"[\n{EVENT.format(tid=1, name=DEEP)},\n]\n", "line 2, is no event of a trace: it is nested too"),
+        ("trace", f"[\n{EVENT.format(tid=DIGITS, name=1)},\n]\n", "is not a trace of Outrider's"),
+        ("trace", EVENT.format(tid=1, name='"é"').join("[]").encode("latin-1"), "is not a trace of Outrider's"),
+        *(("trace", content, "is not a trace of Outrider's") for content in TRACES.values()),
+        ("trace", f"[\n{LANE},\n{CHECK},\n]\n", "is not a trace of Outrider's"),  # a check that does not say its rows
+        ("reference", b"\xe9", "it is not in UTF-8. Name a text file"),
+    ],
+)
+def test_a_file_that_cannot_be_meant_is_named(
+    kind: str, content: str | bytes, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "mine"
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    assert run([*COMMANDS[kind], str(path)]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert message in line
+    assert str(path) in line
+    assert "unexpected" not in line
+    assert len(line) < 1000
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        *COMMANDS.values(),
+        ["generate", "no-bundle", "hello", "--trace"],
+        ["bench", "no-bundle", "--peer-model"],
+        ["demo", "--cache-dir"],
+        ["export", "-o", "somewhere"],
+        ["import"],
+        ["inspect"],
+    ],
+    ids=" ".join,
+)
+@pytest.mark.skipif(os.name == "nt", reason="nothing is there, it says")
+def test_a_name_that_is_too_long_is_said(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    last = f"a={LONG}" if "--peer-model" in arguments else LONG
+    assert run([*arguments, last]) in (1, 2)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("outrider: ")
+    assert "File name too long" in line
+    assert "xxx" in line
+    assert "unexpected" not in line
+    assert len(line) < 1000
+
+
+@pytest.mark.parametrize("command", [["generate", "no-bundle", "hello"], ["demo"]], ids=" ".join)
+def test_a_trace_that_cannot_be_written_is_said_before_anything_is_loaded(
+    command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run([*command, "--trace", str(tmp_path / "nowhere" / "out.json")]) == 2
+    assert "out.json cannot be written: No such file or directory. Name another file." in capsys.readouterr().err
+
+
+def test_seeing_whether_a_trace_can_be_written_leaves_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    old = tmp_path / "old.json"
+    old.write_text("old")
+    for path in (old, tmp_path / "new.json"):
+        assert run(["generate", "no-bundle", "hello", "--trace", str(path)]) == 1
+        assert "no folder no-bundle" in capsys.readouterr().err
+    assert [p.name for p in tmp_path.iterdir()] == ["old.json"]
+    assert old.read_text() == "old"
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("setting.json", DEEP),
+        ("setting.json", "[]"),
+        ("setting.json", b"\xe9"),
+        ("runs.jsonl", f"{DEEP}\n"),
+        ("runs.jsonl", "{}\n"),
+        ("runs.jsonl", '{"run": {"surprise": 1}}\n'),
+        ("runs.jsonl", "3\n"),
+    ],
+)
+def test_a_damaged_measurement_is_named(name: str, content: str | bytes, tmp_path: Path) -> None:
+    (tmp_path / "setting.json").write_text(json.dumps({"a": 1}))
+    (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(OptionError, match="cannot be used: .*Choose another folder"):
+        RunFolder(tmp_path, {"a": 1})

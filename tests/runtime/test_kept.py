@@ -1,0 +1,233 @@
+"""What was measured once: a file of it that is damaged in any way is as if it were not there."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, cast
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from outrider import kept
+from outrider.backends.probe import Verdict
+from outrider.kept import Kept
+from outrider.loading import cost_of
+from outrider.part import Part, describe
+from outrider.schedule import DRAFT_ROWS, MAIN_ROWS, Contention, PassCost
+from outrider.schedule.placement import Placement
+from outrider.testing import FakeBackend
+from outrider.testing.fake import FakeSlot
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence as Seq
+    from pathlib import Path
+
+    from outrider.bundle import Bundle
+    from outrider.types import CompiledModel
+
+COST = PassCost(MAIN_ROWS, (0.1, 0.1, 0.1, 0.2, 0.2, 0.3), (0.2, 0.2, 0.2, 0.3, 0.3, 0.4))
+VALUES = (COST, Contention(1.5, 2.0), Placement("GPU", "CPU", "measured", 41.5), Verdict(False, "it fell"))
+
+_NUMBERS = st.one_of(
+    st.integers(-10, 10),
+    st.integers(),
+    st.floats(),
+    st.sampled_from([10**30, 10**400, 1e-320, 1e308, 1 << 31, 1 << 63, -1, 0, 2047, 2048, 999_999]),
+)
+_OTHERS = st.recursive(
+    st.one_of(_NUMBERS, st.none(), st.booleans(), st.text(max_size=3)), lambda inner: st.lists(inner, max_size=7)
+)
+
+
+def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """The ways to all that is in a value."""
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    return [path, *(place for key, item in items for place in places(item, (*path, key)))]
+
+
+def changed(value: Any, path: tuple[Any, ...], new: Any) -> Any:
+    """A value with what `path` leads to replaced."""
+    if not path:
+        return new
+    copy = value.copy()
+    copy[path[0]] = changed(value[path[0]], path[1:], new)
+    return copy
+
+
+def is_sound(value: Any) -> bool:
+    """Whether what uses a value can calculate with it and address a cache by it."""
+    if isinstance(value, PassCost):
+        seconds = [value(rows, context) for rows in (1, 2, 9, 500) for context in (0, 1, 256, 100_000)]
+        ascends = all(a < b for a, b in pairwise((0, *value.rows))) and 0 <= value.contexts[0] <= value.contexts[1]
+        return ascends and all(0 < each < math.inf and 0 < 1 / each < math.inf for each in seconds)
+    if isinstance(value, Contention):
+        return all(1 <= times < 1e300 for times in (value.check, value.draft))
+    if isinstance(value, Placement):
+        return value.tokens_per_second is None or 0 < value.tokens_per_second < math.inf
+    return isinstance(value, Verdict)
+
+
+@given(st.data(), st.sampled_from(VALUES))
+@settings(max_examples=400)
+def test_numbers_that_nothing_measures_are_not_taken(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject, value: Any
+) -> None:
+    file = Kept(tmp_path_factory.getbasetemp() / "numbers", {"of": type(value).__name__}, type(value))
+    file.write(value)
+    record = json.loads(file.path.read_text())
+    for _ in range(data.draw(st.integers(1, 3))):
+        at = data.draw(st.sampled_from(places(record["value"])))
+        record["value"] = changed(record["value"], at, data.draw(_OTHERS))
+    file.path.write_text(json.dumps(record))
+    found = file.read()
+    assert found is None or is_sound(found)
+
+
+@given(st.sampled_from(VALUES), st.integers(0), st.integers(0, 60), st.binary(max_size=20))
+@settings(max_examples=400)
+def test_bytes_that_are_damaged_are_not_taken(
+    tmp_path_factory: pytest.TempPathFactory, value: Any, at: int, length: int, new: bytes
+) -> None:
+    file = Kept(tmp_path_factory.getbasetemp() / "bytes", {"of": type(value).__name__}, type(value))
+    file.write(value)
+    content = file.path.read_bytes()
+    at %= len(content) + 1
+    file.path.write_bytes(content[:at] + new + content[at + length :])
+    found = file.read()
+    assert found is None or is_sound(found)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b'{"key": "\xff", "value": 1}', b'{"key": "", "value": %s}' % (b"[" * 100_000 + b"]" * 100_000), b"9" * 5000],
+    ids=["not UTF-8", "nested too deeply", "too many digits"],
+)
+def test_what_no_parser_takes_is_not_taken(tmp_path: Path, content: bytes) -> None:
+    file = Kept(tmp_path, {}, PassCost)
+    file.path.write_bytes(content)
+    assert file.read() is None
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"rows": ()}, "rows that ascend"),
+        ({"rows": (0, 2)}, "rows that ascend"),
+        ({"rows": (4, 2)}, "rows that ascend"),
+        ({"rows": (2, 2)}, "rows that ascend"),
+        ({"rows": (2, 1 << 31)}, "rows that ascend"),
+        ({"rows": (2, 4, 8)}, "seconds for each number of rows"),
+        ({"near": (0.1,)}, "seconds for each number of rows"),
+        ({"near": (0.1, 0.0)}, "a call takes from"),
+        ({"near": (0.1, math.nan)}, "a call takes from"),
+        ({"far": (0.1, math.inf)}, "a call takes from"),
+        ({"far": (-0.1, 0.1)}, "a call takes from"),
+        ({"contexts": (-5, 999_999)}, "contexts of a cost ascend"),
+        ({"contexts": (256, 16)}, "contexts of a cost ascend"),
+        ({"contexts": (256, 1 << 40)}, "contexts of a cost ascend"),
+        ({"scale": 0.0}, "scale"),
+        ({"scale": -1.0}, "scale"),
+        ({"scale": math.nan}, "scale"),
+        ({"scale": math.inf}, "scale"),
+    ],
+)
+def test_a_cost_checks_itself(change: dict[str, Any], message: str) -> None:
+    whole: dict[str, Any] = {"rows": (2, 4), "near": (0.1, 0.2), "far": (0.2, 0.3)}
+    PassCost(**whole)
+    with pytest.raises(ValueError, match=message):
+        PassCost(**whole | change)
+
+
+@pytest.mark.parametrize("number", [0.5, -1.0, math.nan, math.inf, 1e300])
+def test_other_values_check_themselves(number: float) -> None:
+    with pytest.raises(ValueError, match="beside another"):
+        Contention(1.0, number)
+    with pytest.raises(ValueError, match="beside another"):
+        Contention(number, 1.0)
+    if not 0 < number < math.inf:
+        with pytest.raises(ValueError, match="tokens a second"):
+            Placement("CPU", None, "measured", number)
+
+
+class Strict(FakeBackend):
+    """A compiled model, as far as costs need one, whose cache is not addressed outside of its room."""
+
+    def __init__(self) -> None:
+        super().__init__(4)
+        self.fingerprint = {"fake": "yes"}
+
+    def open(self, max_tokens: int, token_ids: Seq[int] = ()) -> FakeSlot:
+        assert 0 < max_tokens <= self.max_tokens
+        return StrictSlot(self, max_tokens)
+
+
+class StrictSlot(FakeSlot):
+    def skip_to(self, length: int) -> None:
+        assert 0 <= length <= self.max_tokens
+        super().skip_to(length)
+
+
+@given(
+    st.lists(st.integers(1, 5000), min_size=2, max_size=6, unique=True).map(sorted) | st.just([*DRAFT_ROWS]),
+    st.lists(st.integers(0, 5000), min_size=2, max_size=2).map(sorted)
+    | st.sampled_from([[256, 1024], [0, 1 << 29], [256, 256], [2047, 2048]]),
+)
+@settings(max_examples=60)
+def test_a_cost_that_was_kept_of_another_cache_is_not_taken(
+    openvino_bundle: Bundle, rows: list[int], contexts: list[int]
+) -> None:
+    part, backend = Part("draft", openvino_bundle, openvino_bundle.manifest.main), cast("CompiledModel", Strict())
+    file = Kept(kept.FOLDER / "costs", describe(part, backend), PassCost)
+    seconds = tuple(77.0 + row / 1000 for row in rows)
+    file.write(PassCost(tuple(rows), seconds, seconds, (contexts[0], contexts[1])))
+    cost = cost_of(part, backend)
+    can_be = rows == [*DRAFT_ROWS] and contexts[1] < openvino_bundle.manifest.main.geometry.context_length
+    assert (cost.near == seconds) == (can_be and contexts[1] >= 1024)  # what there is room for now
+    assert cost.rows == DRAFT_ROWS
+    found = file.read()
+    assert found is not None
+    assert (found.near, found.contexts) == (cost.near, cost.contexts)
+
+
+ENGINE = """
+import sys
+from pathlib import Path
+import outrider
+from outrider import kept
+from outrider.testing import ToyTokenizer
+kept.FOLDER = Path(sys.argv[2])
+config = outrider.Config().replace(cache_size=0.005, max_new_tokens=4)
+engine = outrider.Engine(outrider.read_bundle(sys.argv[1]), config, tokenizer=ToyTokenizer())
+print(len(engine.generate("hello", ignore_eos=True).token_ids))
+"""
+
+
+def test_an_engine_measures_anew_what_is_damaged(openvino_bundle: Bundle, tmp_path: Path) -> None:
+    """In a process of its own: a cache that is addressed where it has no room takes it down."""
+
+    def start() -> str:
+        command = [sys.executable, "-c", ENGINE, str(openvino_bundle.folder), str(tmp_path)]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+    assert start() == "4\n"
+    damages: dict[str, list[Any]] = {
+        "contexts": [[-5, 999_999], [100_000, 999_999]],
+        "rows": [[-3, 5, 8, 9, 10, 12]],
+        "check": [-1, 1e300],
+    }
+    for name, values in damages.items():
+        for value in values:
+            for file in (tmp_path / "costs").iterdir():
+                record = json.loads(file.read_text())
+                if name in record["value"]:
+                    record["value"][name] = value
+                file.write_text(json.dumps(record))
+            assert start() == "4\n"
+            records = [json.loads(file.read_text())["value"] for file in (tmp_path / "costs").iterdir()]
+            assert len(records) == 3
+            assert value not in [record.get(name) for record in records]
