@@ -48,15 +48,18 @@ SMALL = 16_000_000  # bytes of a model's files: below, no setting is worth the t
 
 _SAMPLE = """The harbour was quiet when the last boat came in. Two men tied it to the wall and carried the boxes up
 the steps, one after the other, without a word. "How many today?" asked the woman at the scale. "Forty-one," said the
-older one, "and three of them are small." She wrote the number into her book.
+older one, "and three of them are small." She wrote the number into her book, and
+under it the date, as she had done for twenty years. Then she looked at the sky. "It will be less tomorrow," she said. "Go home and sleep."
 
 def total(prices: list[float], rate: float = 0.2) -> float:
     \"\"\"The sum of the prices with tax.\"\"\"
     return sum(price * (1 + rate) for price in prices)
 """
-_NUM_SAMPLED = 96  # tokens of it that logits are compared on
+_NUM_SAMPLED, _NUM_LEFT_OUT = 128, 16  # tokens of it that are read; and of these, whose logits are not compared
 # Calls of a request to score a setting by: tokens, and how often. A prompt of 256 tokens and 60 rounds of the main
-# model, half of them with drafts; or as many rounds of three draft tokens.
+# model, half of them with drafts; or as many rounds of three draft tokens. In short texts and in long ones: how fast
+# attention is depends on the precision, too.
+_CONTEXTS = (256, 2048)
 _MAIN_CALLS = {1: 30, 4: 15, 8: 15, 128: 2}
 _DRAFT_CALLS = {1: 180, 128: 2}
 
@@ -85,7 +88,8 @@ class Setting:
 
     def __str__(self) -> str:
         groups = "" if self.group_size is None else f", groups of {self.group_size}"
-        return f"{self.precision}{groups}"
+        cache = "" if self.cache_precision == self.precision else f", cache {self.cache_precision}"
+        return f"{self.precision}{groups}{cache}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,74 +158,78 @@ def choice_of(part: Part, device: str, options: DeviceConfig) -> Choice:
 
 
 def _choose(part: Part, device: str, own: DeviceConfig) -> Choice:
+    """Time all candidates, then find out which of the fast ones are exact, the fastest first."""
     candidates = list(_candidates(part, device, own))
     if len(candidates) == 1:
-        backend, setting = _settle(part, device, own, candidates[0])
-        del backend
-        return Choice(setting)
+        return Choice(_settle(part, device, own, candidates[0]))
     log.info("%s is loaded on %s for the first time: %d settings are tried.", part, device, len(candidates))
     reference = _Reference(part, device, own)
     trials: list[Trial] = []
-    best: Trial | None = None
     for i, candidate in enumerate(candidates, 1):
         log.info("  %d of %d: %s", i, len(candidates), candidate)
-        try:
-            trial = _try(part, device, own, candidate, reference, best)
-        except DeviceError as error:
-            trial = Trial(candidate, {}, float("inf"), None, one_line(error))
-        trials.append(trial)
-        if trial.verdict == _FINE and (best is None or trial.score < best.score):
-            best = trial
-    if best is None:  # the nearest to exact, where none is
-        measured = [trial for trial in trials if trial.setting.exactness.differences] or trials[:1]
-        best = min(measured, key=lambda trial: trial.score)
-    log.info("  taken: %s", best.setting)
-    return Choice(best.setting, tuple(trials))
+        trials.append(_try(part, device, own, candidate, reference))
+        gc.collect()
+    trials.sort(key=lambda trial: trial.score)
+    if part.is_main:
+        _make_exact(part, device, own, trials)
+    # Where none is exact, the fastest of those that calculate well; and where there is none, what was tried first.
+    fine = min(trials, key=lambda trial: (_RANK.get(trial.verdict, len(_RANK)), trial.score))
+    log.info("  taken: %s", fine.setting)
+    return Choice(fine.setting, tuple(trials))
 
 
-_FINE = "exact"
+_MARGIN = 0.95  # what is faster by less is not worth finding out: timings are no better
+_EXACT, _FAST, _INEXACT = "exact", "fast enough", "not exact"
+_RANK = {_EXACT: 0, _FAST: 1, _INEXACT: 2}
 
 
-def _try(
-    part: Part, device: str, own: DeviceConfig, setting: Setting, reference: _Reference, best: Trial | None
-) -> Trial:
-    """Time a setting; where it is the fastest so far, see how well it calculates, and whether it is exact."""
-    backend = part.compile(setting.options(own), device)
-    backend.allocate(TRIAL_TOKENS)
-    seconds = _time(part, backend)
-    score = _score(part, seconds)
-    if best and score >= best.score:  # padding would only add to it
-        return Trial(setting, seconds, score, None, "slower")
-    kl = reference.kl(backend)
-    if kl > MAX_KL:
-        return Trial(setting, seconds, score, kl, f"too far from f32 (at most {MAX_KL:g})")
+def _try(part: Part, device: str, own: DeviceConfig, setting: Setting, reference: _Reference) -> Trial:
+    """See how well a setting calculates, and how fast, without any padding."""
+    try:
+        backend = part.compile(setting.options(own), device)
+        backend.allocate(TRIAL_TOKENS)
+        kl = reference.kl(backend)
+        if kl > MAX_KL:
+            return Trial(setting, {}, float("inf"), kl, f"too far from f32: a KL divergence above {MAX_KL:g}")
+        seconds = _time(part, backend)
+    except DeviceError as error:
+        return Trial(setting, {}, float("inf"), None, one_line(error))
+    return Trial(setting, seconds, _score(part, seconds), kl, _FAST)
+
+
+def _make_exact(part: Part, device: str, own: DeviceConfig, trials: list[Trial]) -> None:
+    """Find out what padding the fastest setting takes, and go on as long as a slower one may be faster with its own."""
+    best = float("inf")
+    for i, trial in enumerate(trials):
+        if trial.verdict != _FAST or trial.score >= _MARGIN * best:  # padding only adds to it
+            continue
+        log.info("  are its rows exact? %s", trial.setting)
+        setting = _settle(part, device, own, trial.setting)
+        seconds, verdict = trial.seconds, _EXACT if setting.exactness.holds else _INEXACT
+        if setting.exactness.holds:
+            backend = part.compile(setting.options(own), device, can_pad_apart=setting.can_pad_apart)
+            backend.use(setting.exactness)
+            backend.allocate(TRIAL_TOKENS)
+            seconds = _time(part, backend)
+            best = min(best, _score(part, seconds))
+        trials[i] = Trial(setting, seconds, _score(part, seconds), trial.kl, verdict)
+
+
+def _settle(part: Part, device: str, own: DeviceConfig, setting: Setting) -> Setting:
+    """Find out what padding a setting takes, and compile it so that the attention alone is padded if that will do."""
     if not part.is_main:
-        return Trial(setting, seconds, score, kl, _FINE)
-    del backend
-    gc.collect()
-    backend, setting = _settle(part, device, own, setting)
-    if not setting.exactness.holds:
-        return Trial(setting, seconds, score, kl, "not exact")
-    seconds = _time(part, backend)
-    score = _score(part, seconds)
-    return Trial(setting, seconds, score, kl, "slower" if best and score >= best.score else _FINE)
-
-
-def _settle(part: Part, device: str, own: DeviceConfig, setting: Setting) -> tuple[CompiledModel, Setting]:
-    """Compile with a setting and find out what padding it takes."""
-    backend = part.compile(setting.options(own), device, can_pad_apart=setting.can_pad_apart)
-    if not part.is_main:
-        return backend, setting
-    backend.allocate(TRIAL_TOKENS)
-    exactness = measure_exactness(backend)
-    backend.use(exactness)
-    padded = not exactness.holds or exactness.rule.sequence.least > 1
-    if padded and _may_pad_apart(part, device) and not backend.can_pad_apart:
-        # Padding the attention alone is cheaper: a sequence's second row then goes through nothing else.
+        return setting
+    for can_pad_apart in (False, True) if _may_pad_apart(part, device) else (False,):
+        backend = part.compile(setting.options(own), device, can_pad_apart=can_pad_apart)
+        backend.allocate(TRIAL_TOKENS)
+        # Without padding first; and with all kinds of it in the graph that is made for them.
+        exactness = measure_exactness(backend, pad=can_pad_apart or not _may_pad_apart(part, device))
+        setting = dataclasses.replace(setting, can_pad_apart=can_pad_apart, exactness=exactness)
         del backend
         gc.collect()
-        return _settle(part, device, own, dataclasses.replace(setting, can_pad_apart=True))
-    return backend, dataclasses.replace(setting, exactness=exactness)
+        if exactness.holds:
+            break
+    return setting
 
 
 def _may_pad_apart(part: Part, device: str) -> bool:
@@ -242,20 +250,18 @@ def _candidates(part: Part, device: str, own: DeviceConfig) -> Iterator[Setting]
     is_small = part.size < SMALL
     if own.precision != "auto" or is_small:
         precisions = ["f32" if own.precision == "auto" else own.precision]
-    # Groups of 8-bit weights are whole rows; of 4-bit ones they are of 32 to 128, which dynamic groups should divide.
-    groups: tuple[int | None, ...] = (128, None) if part.model.weights == "int8" else (None, 64, 128)
+    # Groups of 8-bit weights are whole rows; of 4-bit ones mostly 32 or 64, and wider dynamic groups are slow.
+    groups: tuple[int | None, ...] = (128, None) if part.model.weights == "int8" else (None, 64)
     if GROUP_SIZE in own.properties or is_small or part.model.weights in ("fp32", "fp16"):
         groups = (None,)
     for precision in precisions:
-        cache = own.cache_precision
-        if cache == "auto":
-            cache = "f16" if precision == "f32" else precision
         for group_size in groups:
-            yield Setting(precision, cache, group_size)
+            yield Setting(precision, precision if own.cache_precision == "auto" else own.cache_precision, group_size)
 
 
 def _time(part: Part, backend: CompiledModel) -> dict[int, float]:
-    return time_calls(backend, list(_MAIN_CALLS if part.is_main else _DRAFT_CALLS))
+    calls = _MAIN_CALLS if part.is_main else _DRAFT_CALLS
+    return time_calls(backend, list(calls), _CONTEXTS)
 
 
 def _score(part: Part, seconds: dict[int, float]) -> float:
@@ -284,12 +290,16 @@ class _Reference:
 
 
 def _logprobs(backend: CompiledModel, token_ids: Seq[int]) -> NDArray[np.float64]:
-    """Natural logarithms of the next token's probabilities behind each of the tokens: [n, vocab_size]."""
+    """Natural logarithms of the next token's probabilities behind each of the tokens but the first: [n, vocab_size].
+
+    What is behind the first few says little: all attention goes to them, whatever they are.
+    """
     slot = backend.open(len(token_ids))
     if slot is None:
         raise RuntimeError("settings are tried while nothing runs")
-    step = backend.submit([Chunk(slot, token_ids, num_rows=len(token_ids))]).wait()
-    logits = np.array([step.logits(i) for i in range(len(token_ids))], dtype=np.float64)
+    count = len(token_ids) - _NUM_LEFT_OUT
+    step = backend.submit([Chunk(slot, token_ids, num_rows=count)]).wait()
+    logits = np.array([step.logits(i) for i in range(count)], dtype=np.float64)
     slot.close()
     logits -= logits.max(axis=1, keepdims=True)
     logprobs: NDArray[np.float64] = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))

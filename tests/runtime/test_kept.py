@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from outrider.bundle import Bundle
     from outrider.types import CompiledModel
 
-COST = PassCost(MAIN_ROWS, (0.1, 0.1, 0.1, 0.2, 0.2, 0.3), (0.2, 0.2, 0.2, 0.3, 0.3, 0.4))
+COST = PassCost(MAIN_ROWS, (0.1,) * len(MAIN_ROWS), (0.2,) * len(MAIN_ROWS))
 VALUES = (COST, Contention(1.5, 2.0), Placement("GPU", "CPU", "measured", 41.5), Verdict(False, "it fell"))
 
 _NUMBERS = st.one_of(

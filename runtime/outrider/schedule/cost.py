@@ -162,20 +162,26 @@ def measure_pass(
     return PassCost(tuple(rows), tuple(near), tuple(far), contexts)
 
 
-def time_calls(backend: Backend, counts: Seq[int], repeats: int = 2) -> dict[int, float]:
-    """Seconds of a call with so many tokens at some context: the shortest of `repeats`, after one in advance.
+def time_calls(backend: Backend, counts: Seq[int], contexts: Seq[int], repeats: int = 2) -> dict[int, float]:
+    """Seconds of a call with so many tokens, the mean over some contexts: each the shortest of `repeats`.
 
-    Calls of more than 16 tokens read a prompt: one row of logits is enough.
+    Calls of more than 16 tokens read a prompt: one row of logits, and one time, are enough.
 
     Raises:
         DeviceError: when the device fails.
     """
-    context = max(min(NEAR, backend.max_tokens - max(counts)), 0)
-    with _timer(backend, context + max(counts)) as seconds:
-        for n in counts:
-            seconds(n, context, 1 if n > 16 else None)
-        rounds = [[seconds(n, context, 1 if n > 16 else None) for n in counts] for _ in range(repeats)]
-    return dict(zip(counts, (min(taken) for taken in zip(*rounds, strict=True)), strict=True))
+    room = backend.max_tokens - max(counts)
+    calls = [(count, max(min(context, room), 0)) for context in contexts for count in counts]
+    taken = dict.fromkeys(calls, float("inf"))
+    with _timer(backend, room + max(counts)) as seconds:
+        for i in range(repeats + 1):  # the first round compiles kernels
+            for count, context in calls:
+                if count > 16 and i != repeats:
+                    continue
+                each = seconds(count, context, 1 if count > 16 else None)
+                if i:
+                    taken[count, context] = min(taken[count, context], each)
+    return {n: sum(taken[call] for call in calls if call[0] == n) / len(contexts) for n in counts}
 
 
 def contexts_of(backend: Backend, rows: Seq[int], max_tokens: int | None = None) -> tuple[int, int]:

@@ -37,20 +37,23 @@ MAX_CALLS = 100  # smaller pieces are left out where a prompt would need more ca
 WRONG_DRAFTS = (0, 1, 2, 5, 15)
 
 # What is measured at load: numbers of rows up to the longest draft's, and some of prompt pieces and batches.
-ROWS = (*range(1, 18), 20, 24, 31, 32, 33, 40, 48, 64)
+ROWS = (*range(1, 10), 12, 15, 16, 17, 24, 32, 33, 64)
+_LOGITS_ROWS = (1, 2, 3, 4, 5, 8, 16)  # and of logits
 _BEFORE = 70  # tokens in front of those rows: no multiple of a block
-TRIAL_CONTEXT = 150  # tokens that are read in several ways
+TRIAL_CONTEXT = 120  # tokens that are read in several ways
 TRIAL_TOKENS = 4096  # of the cache that this takes, at most
 _LEAST_CONTEXT = TAIL + 24
 _MULTIPLES = (8, 16, 32)
 
 
-def measure_exactness(backend: PaddedBackend) -> Exactness:
+def measure_exactness(backend: PaddedBackend, *, pad: bool = True) -> Exactness:
     """Find the least padding with which rows have the same bits in any company, and what differs where there is none.
 
     First the numbers of rows of a call are sorted into groups whose rows have the same bits; then every padding that
     would bring all calls into one group is tried, the cheapest first, on prompts in pieces, prefixes from the cache,
     several sequences and rejected drafts. Takes some 80 calls; the backend's cache has to be made and empty.
+
+    pad: whether any padding is tried; else nothing is claimed, nor measured any further, where it would be needed.
 
     Raises:
         DeviceError: when the device fails.
@@ -62,10 +65,14 @@ def measure_exactness(backend: PaddedBackend) -> Exactness:
     if backend.capabilities.fixed:  # it has one number of rows
         return Exactness(differences=_try(backend, Exactness(), context))
     groups = tuple(_groups(backend, [(rows, rows) for rows in ROWS]))
+    if not pad and _least(groups) != 1:
+        return Exactness(groups)
     for rule in _rules(backend, groups):
         differences = _try(backend, Exactness(groups, rule), context)
         if not any(differences.values()):
             return Exactness(groups, rule, differences)
+        if not pad:
+            return Exactness(groups)
     # What is not exact is not padded: that would cost time and promise nothing.
     return Exactness(groups, RowRule(), _try(backend, Exactness(groups), context))
 
@@ -81,7 +88,7 @@ def _rules(backend: PaddedBackend, groups: Seq[Seq[int]]) -> Iterator[RowRule]:
     rows_alike = [(rows, rows) for rows in ROWS]
     least = _least(groups)
     if least is not None:
-        logits = Rounding(_least(_groups(backend, [(ROWS[-1], rows) for rows in ROWS[:16]])) or 1)
+        logits = Rounding(_least(_groups(backend, [(max(_LOGITS_ROWS) + 1, rows) for rows in _LOGITS_ROWS])) or 1)
         if least == 1:
             yield RowRule(logits=logits)
         if backend.can_pad_apart:
@@ -104,7 +111,7 @@ def _rules(backend: PaddedBackend, groups: Seq[Seq[int]]) -> Iterator[RowRule]:
 def _least(groups: Iterable[Seq[int]]) -> int | None:
     """The number of rows from which on all have the same bits; None where the largest alone are alike."""
     last = max(groups, key=max)
-    others = [rows for rows in ROWS if rows not in last and rows < max(last)]
+    others = [rows for group in groups for rows in group if rows not in last and rows < max(last)]
     least = min((rows for rows in last if rows > max(others, default=0)), default=max(last))
     return least if least <= _MULTIPLES[0] else None
 
@@ -268,8 +275,8 @@ def _among(main: Backend, token_ids: list[int], num_sequences: int) -> Rows:
     slots = [open_slot(main, len(token_ids)) for _ in range(num_sequences)]
     rows = []
     try:
-        for i, slot in enumerate(slots):  # of different lengths, but for the first
-            main.submit([Chunk(slot, token_ids[: len(token_ids) - 3 - i], num_rows=0)]).wait()
+        for i, slot in enumerate(slots):  # of different lengths, and shorter than the first
+            main.submit([Chunk(slot, token_ids[: 20 + i if i else -3], num_rows=0)]).wait()
         for token_id in token_ids[-3:]:
             step = main.submit([Chunk(slot, [token_id], num_rows=1) for slot in slots]).wait()
             rows.append(step.logits(0).copy())
