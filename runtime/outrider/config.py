@@ -34,6 +34,7 @@ SAMPLING = {
 }
 LOSSY = ("threshold", "typical")
 
+PRECISIONS = ("auto", "f32", "bf16", "f16")  # that models calculate in
 COPYING = ("ngram", "suffix")  # drafters without a model: always there
 
 _MOST_SHOWN = 200  # characters of a value, in a message
@@ -133,6 +134,11 @@ class GenerationConfig:
                 "Lower the first or raise the second."
             )
 
+    @property
+    def sampling_is_invariant(self) -> bool:
+        """Whether the text depends on model, prompt, options and seed alone, and not on the drafts."""
+        return not self.temperature or self.sampling == "coupled"
+
     def replace(self, **options: Any) -> GenerationConfig:
         """A copy with some options changed.
 
@@ -210,11 +216,9 @@ class DeviceConfig:
         _check(self, "main_device", ..., str, bool, "a device such as 'CPU', 'GPU' or 'GPU.1', or 'auto'")
         _check(self, "draft_device", None, str, bool, "a device such as 'CPU', 'GPU' or 'GPU.1', or 'auto'")
         _check(self, "draft_bundle", None, str, bool, "a bundle's folder")
-        precisions = ("auto", "f32", "bf16", "f16")
-        _check(self, "precision", ..., str, precisions.__contains__, f"one of {', '.join(precisions)}")
-        _check(
-            self, "cache_precision", ..., str, (*precisions, "u8").__contains__, f"one of {', '.join(precisions)}, u8"
-        )
+        _check(self, "precision", ..., str, PRECISIONS.__contains__, f"one of {', '.join(PRECISIONS)}")
+        known = (*PRECISIONS, "u8")
+        _check(self, "cache_precision", ..., str, known.__contains__, f"one of {', '.join(known)}")
         _check(self, "num_threads", ..., Integral, lambda n: n >= 0, "an integer of at least 0 (0: all that pay)")
         _check(self, "draft_num_threads", None, Integral, lambda n: n >= 0, "an integer of at least 0, or None")
         for name in ("properties", "main_properties", "draft_properties"):

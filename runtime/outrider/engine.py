@@ -34,7 +34,7 @@ from outrider.schedule import (
     pays,
     trial,
 )
-from outrider.setting import SMALL, log
+from outrider.setting import SMALL, choice_of, log
 from outrider.text import TextStream, Tokenizer, check_tokenizer
 from outrider.trace import Trace, TracedRequest
 from outrider.types import Noise, Sequence
@@ -48,6 +48,7 @@ if TYPE_CHECKING:
 
     from outrider.bundle import DrafterEntry, ModelEntry
     from outrider.results import Result, TextChunk
+    from outrider.setting import Choice
     from outrider.types import Backend, CacheUse, CompiledModel, Drafter, TextTokenizer, Verifier
 
 
@@ -111,6 +112,7 @@ class Engine:
         count = self.config.generation.num_assistant_tokens
         if device.npu_window is None and not isinstance(count, str):
             device = dataclasses.replace(device, npu_window=count + 1)
+        self._device = device
         backends, self.placement = load_parts(main, drafts, device, overlap=overlap)
         where = {"main_device": self.placement.main, "draft_device": self.placement.draft or device.draft_device}
         self.config = self.config.replace(**where)  # what "auto" has become
@@ -236,6 +238,12 @@ class Engine:
                 said += f", exact with {backend.exactness.rule}" if backend.exactness.holds else ", not exact"
             found[role] = said
         return found
+
+    @property
+    def choices(self) -> dict[str, Choice]:
+        """The settings that the models run in, and those that they were chosen from."""
+        parts = self._parts.items()
+        return {role: choice_of(part, self._backends[f"{role}_device"].device, self._device) for role, part in parts}
 
     @property
     def cache(self) -> dict[str, CacheUse]:
@@ -423,6 +431,7 @@ class Engine:
             eos_token_ids=end_token_ids,
             drafter=drafter,
             sampled=sampled,
+            exact=self._main.capabilities.bit_exact_batching and config.sampling_is_invariant,
             num_assistant_tokens=num_assistant_tokens,
             ahead_drafter=drafter if self.overlaps and isinstance(drafter, DraftModel | Auto) else None,
             rule=None if threshold is None else ConfidenceThreshold(threshold),

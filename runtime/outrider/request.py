@@ -55,6 +55,7 @@ class Request:
     ahead_drafter: AheadDrafter | None = None  # the drafter, where it drafts while its drafts are checked
     rule: DraftRule | None = None  # what may end a draft earlier
     sampled: bool = False  # whether the noise has a say
+    exact: bool = False  # whether drafts and company leave no trace in the tokens
     logprobs: list[TokenLogprobs] | None = None  # of the committed tokens; None: not wanted
     cancel: Event | None = None  # set from any thread to end the answer here
     keep: Callable[[list[int]], None] | None = None  # is given the answer's tokens, unless it was cancelled
@@ -159,6 +160,7 @@ class Request:
             stats=self.stats,
             seed=self.noise.seed if self.sampled else None,
             lossless=self.verifier.lossless,
+            exact=self.exact,
             logprobs=None if self.logprobs is None else self.logprobs[:num_kept],
         )
 

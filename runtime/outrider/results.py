@@ -16,7 +16,9 @@ class Result:
 
     text: without special tokens, cut before a stop string. token_ids: ends with the end-of-sequence id if the model
     gave one. finish_reason: "stop", "length" or "cancelled". seed: what the noise was made from; None when greedy.
-    lossless: False where a lossy mode was chosen, so that the text is not the main model's own.
+    lossless: False where a lossy mode was chosen, so that the text is not the main model's own. exact: whether
+    the request gives these tokens with any drafter or none, alone or beside others, as far as it was measured at load;
+    False for sampling whose text depends on drafts, and where the main model's rows differ with what else runs.
     logprobs: one for each of token_ids; None unless they were asked for.
     """
 
@@ -26,6 +28,7 @@ class Result:
     stats: Stats
     seed: int | None
     lossless: bool
+    exact: bool = False
     logprobs: list[TokenLogprobs] | None = None
 
     def as_dict(self) -> dict[str, Any]:
@@ -36,6 +39,7 @@ class Result:
             "finish_reason": self.finish_reason,
             "seed": self.seed,
             "lossless": self.lossless,
+            "exact": self.exact,
             "logprobs": None if self.logprobs is None else [asdict(token) for token in self.logprobs],
             "stats": self.stats.as_dict(),
         }

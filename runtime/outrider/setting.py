@@ -22,6 +22,7 @@ import numpy as np
 import openvino as ov
 
 from outrider import kept
+from outrider.config import PRECISIONS
 from outrider.errors import BundleError, DeviceError, ExactnessWarning, one_line
 from outrider.part import machine
 from outrider.schedule import TRIAL_TOKENS, measure_exactness, time_calls
@@ -48,8 +49,8 @@ SMALL = 16_000_000  # bytes of a model's files: below, no setting is worth the t
 
 _SAMPLE = """The harbour was quiet when the last boat came in. Two men tied it to the wall and carried the boxes up
 the steps, one after the other, without a word. "How many today?" asked the woman at the scale. "Forty-one," said the
-older one, "and three of them are small." She wrote the number into her book, and
-under it the date, as she had done for twenty years. Then she looked at the sky. "It will be less tomorrow," she said. "Go home and sleep."
+older one, "and three of them are small." She wrote the number into her book, and under it the date, as she had done
+for twenty years. Then she looked at the sky. "It will be less tomorrow," she said. "Go home and sleep."
 
 def total(prices: list[float], rate: float = 0.2) -> float:
     \"\"\"The sum of the prices with tax.\"\"\"
@@ -77,6 +78,12 @@ class Setting:
     can_pad_apart: bool = False
     exactness: Exactness = field(default_factory=Exactness)
 
+    def __post_init__(self) -> None:
+        if self.precision not in PRECISIONS or self.cache_precision not in (*PRECISIONS, "u8"):
+            raise ValueError(f"a precision is one of {', '.join(PRECISIONS)}")
+        if self.group_size is not None and not 0 <= self.group_size <= 1 << 16:
+            raise ValueError("a group has from 0 to 65,536 numbers")
+
     def options(self, own: DeviceConfig) -> DeviceConfig:
         """A model's own options with this setting."""
         properties = dict(own.properties)
@@ -85,6 +92,16 @@ class Setting:
         return dataclasses.replace(
             own, precision=self.precision, cache_precision=self.cache_precision, properties=properties
         )
+
+    @property
+    def description(self) -> str:
+        """In words, with what was measured of its rows."""
+        found = self.exactness
+        if found.holds:
+            return f"{self}: drafts leave the text as it is, bit for bit, with {found.rule}"
+        if found.differences:
+            return f"{self}: drafts may change the text: logits differ by up to {found.largest_difference:.2g}"
+        return f"{self}: not measured, so that nothing is said of drafts and text"
 
     def __str__(self) -> str:
         groups = "" if self.group_size is None else f", groups of {self.group_size}"
@@ -178,6 +195,7 @@ def _choose(part: Part, device: str, own: DeviceConfig) -> Choice:
     return Choice(fine.setting, tuple(trials))
 
 
+_NEVER = 1e9  # seconds that what cannot be used is said to take
 _MARGIN = 0.95  # what is faster by less is not worth finding out: timings are no better
 _EXACT, _FAST, _INEXACT = "exact", "fast enough", "not exact"
 _RANK = {_EXACT: 0, _FAST: 1, _INEXACT: 2}
@@ -190,16 +208,16 @@ def _try(part: Part, device: str, own: DeviceConfig, setting: Setting, reference
         backend.allocate(TRIAL_TOKENS)
         kl = reference.kl(backend)
         if kl > MAX_KL:
-            return Trial(setting, {}, float("inf"), kl, f"too far from f32: a KL divergence above {MAX_KL:g}")
+            return Trial(setting, {}, _NEVER, kl, f"too far from f32: a KL divergence above {MAX_KL:g}")
         seconds = _time(part, backend)
     except DeviceError as error:
-        return Trial(setting, {}, float("inf"), None, one_line(error))
+        return Trial(setting, {}, _NEVER, None, one_line(error))
     return Trial(setting, seconds, _score(part, seconds), kl, _FAST)
 
 
 def _make_exact(part: Part, device: str, own: DeviceConfig, trials: list[Trial]) -> None:
     """Find out what padding the fastest setting takes, and go on as long as a slower one may be faster with its own."""
-    best = float("inf")
+    best = _NEVER
     for i, trial in enumerate(trials):
         if trial.verdict != _FAST or trial.score >= _MARGIN * best:  # padding only adds to it
             continue

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from outrider.bundle import Format
 
 _PRECISIONS = {"FP32": "f32", "BF16": "bf16", "FP16": "f16", "INT8": "int8", "INT4": "int4"}
-_EXACT = "the text is that of plain decoding, bit for bit"
+_EXACT = "whether drafts leave the text as it is, bit for bit, is measured when a model is loaded"
 _MORE_ONNX = "another package of ONNX Runtime brings it, such as onnxruntime-gpu, -directml or -openvino"
 
 
@@ -198,7 +198,7 @@ def _onnx_devices() -> list[Device]:
             made.append(Device(name=kind, format="onnx", not_for_main=_MORE_ONNX, not_for_draft=_MORE_ONNX))
             continue
         memory, free = system_memory() if kind == "CPU" else (None, None)
-        remark = _EXACT if kind == "CPU" else "not verified on hardware; asked when loading"
+        remark = _EXACT if kind == "CPU" else "not verified on hardware; measured when a model is loaded"
         made.append(Device(name=kind, format="onnx", full_name=provider, memory=memory, free=free, remark=remark))
     return made
 

@@ -81,7 +81,14 @@ def _try_model(part: Part, device: Device, config: Config) -> dict[str, Any]:
     if works and device.name != "CPU":
         verdict = judge(part, device.name, config.device)
         works, reason = verdict.works, verdict.reason or None
-    precision = _cache_precision(part, device, config)
+    setting = None
+    if device.name == "CPU":
+        from outrider.setting import choice_of
+
+        setting = choice_of(part, device.name, config.device).setting
+    precision = setting.cache_precision if setting else _cache_precision(part, device, config)
+    if precision == "auto":
+        precision = _cache_precision(part, device, config)
     geometry = part.model.geometry
     numbers = 2 * geometry.num_layers * geometry.num_kv_heads * geometry.head_size
     sizes = {file.path: file.size for file in part.bundle.manifest.files}
@@ -96,6 +103,8 @@ def _try_model(part: Part, device: Device, config: Config) -> dict[str, Any]:
         "cache_precision": precision,
         "cache_bytes_per_token": None if precision is None else int(numbers * _BYTES[precision]),
         "free": device.free,
+        "setting": None if setting is None else asdict(setting) | {"exact": setting.exactness.holds},
+        "says": None if setting is None else setting.description if part.is_main else str(setting),
     }
 
 
@@ -170,8 +179,9 @@ def _print_models(rows: list[dict[str, Any]]) -> None:
     out.print()
     out.print(made)
     for row in rows:
-        if row["reason"]:
-            out.print(f"{row['role']} on {row['device']}: {row['reason']}.", style="dim")
+        for said in (row["reason"], row["says"]):
+            if said:
+                out.print(f"{row['role']} on {row['device']}, {row['runtime']}: {said}.", style="dim")
 
 
 def _placed(placement: dict[str, Any] | None) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -11,6 +11,9 @@ from outrider.cli.bench import describe
 from outrider.cli.console import out, print_json, progress_bar, table
 from outrider.cli.options import generation_options, json_option, load_options, read_options
 from outrider.errors import OptionError, nearest
+
+if TYPE_CHECKING:
+    from outrider.engine import Engine
 
 LONGEST = 8
 REPEATS = 15  # of every call that is timed
@@ -61,10 +64,12 @@ def tune(bundle: str, prompts: str | None, per_category: int | None, as_json: bo
     setting = describe(engine, config.generation.max_new_tokens, 1)
     if as_json:
         costs = {role: dataclasses.asdict(cost) for role, cost in engine.costs.items()}
-        figures = {"setting": setting, "costs": costs, "drafter": drafter, "rows": rows}
+        choices = {role: dataclasses.asdict(choice) for role, choice in engine.choices.items()}
+        figures = {"setting": setting, "choices": choices, "costs": costs, "drafter": drafter, "rows": rows}
         print_json(figures | {"best": best["num_assistant_tokens"]})
         return
     out.print("  ".join(f"{key}={value}" for key, value in setting.items()), style="dim")
+    _print_settings(engine)
     for role, cost in engine.costs.items():
         made = table(f"{role} model, milliseconds a call", *(f"{n} rows" for n in cost.rows))
         for context, seconds in zip(cost.contexts, (cost.near, cost.far), strict=True):
@@ -86,3 +91,23 @@ def tune(bundle: str, prompts: str | None, per_category: int | None, as_json: bo
         out.print(f"Best on these prompts: drafter={name}, num_assistant_tokens={best['num_assistant_tokens']}.")
     else:
         out.print("Plain decoding was the fastest on these prompts: use drafter=none here.")
+
+
+def _print_settings(engine: Engine) -> None:
+    """What the models' settings were chosen from, and why."""
+    for role, choice in engine.choices.items():
+        out.print(f"{role} model: {choice.setting.description if role == 'main' else choice.setting}", style="dim")
+        if not choice.trials:
+            continue
+        counts = sorted({count for trial in choice.trials for count in trial.seconds})
+        made = table(f"{role} model's settings", *(f"{n} tokens, ms" for n in counts), "KL to f32", "rows", "")
+        made.columns[-1].justify = "left"
+        for trial in choice.trials:
+            made.add_row(
+                str(trial.setting),
+                *(f"{1000 * trial.seconds[n]:.1f}" if n in trial.seconds else "-" for n in counts),
+                "-" if trial.kl is None else f"{trial.kl:.4f}",
+                str(trial.setting.exactness.rule) if trial.setting.exactness.holds else "-",
+                "taken" if trial.setting == choice.setting else trial.verdict,
+            )
+        out.print(made)

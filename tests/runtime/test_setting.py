@@ -1,0 +1,160 @@
+"""Which setting a model runs in: on fakes that are fast, exact and precise in different ways."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import outrider
+from outrider import kept, setting
+from outrider.config import DeviceConfig
+from outrider.part import Part
+from outrider.schedule.exactness import measure_exactness
+from outrider.setting import Setting, choice_of, compile_settled
+from outrider.testing import FakeBackend, ToyTokenizer
+from outrider.types import Exactness, Rounding, RowRule
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from outrider.bundle import Bundle
+
+IN_EIGHTS = RowRule(call=Rounding(8, 8), logits=Rounding(8, 8))
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A precision as a processor has it. milliseconds: of a call, by the rows that it computes."""
+
+    milliseconds: Callable[[int], float]
+    kernels: Callable[[int], int] = lambda _: 0
+    attention_kernels: Callable[[int], int] = lambda _: 0
+    noise: float = 0.0
+
+
+FAST, SLOW = (lambda rows: 10 + rows / 10), (lambda rows: 20 + rows / 5)
+# In bf16 with AMX, only rows in eights are alike; the second has the same kernels, and eight rows cost no more.
+EIGHTS = Kind(lambda rows: 5.0 if rows < 8 else 14.0, kernels=lambda rows: 0 if rows % 8 == 0 else rows)
+CHEAP_EIGHTS = Kind(lambda rows: 5.0, kernels=EIGHTS.kernels)
+NEVER = Kind(lambda rows: 1.0, kernels=lambda rows: rows if rows < 100 else 0)
+
+
+@pytest.fixture
+def part(openvino_bundle: Bundle, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Part:
+    monkeypatch.setattr(kept, "FOLDER", tmp_path)
+    return Part("main", openvino_bundle, openvino_bundle.manifest.main)
+
+
+@pytest.fixture
+def processor(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Setting]]:
+    """Gives the machine's precisions, and what was compiled since then."""
+    compiled: list[Setting] = []
+
+    def has(**kinds: Kind) -> list[Setting]:
+        def compile_it(_: Part, own: DeviceConfig, device: str, *, can_pad_apart: bool = False) -> Any:
+            kind = kinds[own.precision]
+            compiled.append(Setting(own.precision, own.cache_precision, can_pad_apart=can_pad_apart))
+            made: Any = FakeBackend(
+                24,
+                noise=kind.noise,
+                kernels=kind.kernels,
+                attention_kernels=kind.attention_kernels,
+                can_pad_apart=can_pad_apart,
+            )
+            made.allocate, made.device, made.kind = (lambda _: None), device, kind
+            made.precision, made.cache_precision = own.precision, own.cache_precision
+            return made
+
+        def time_it(_: Part, backend: Any) -> dict[int, float]:
+            rule = backend.capabilities.rows
+            return {n: backend.kind.milliseconds(rule.num_rows([n])) / 1000 for n in setting._MAIN_CALLS}
+
+        monkeypatch.setattr(Part, "compile", compile_it)
+        monkeypatch.setattr(setting, "_time", time_it)
+        monkeypatch.setattr(setting, "_candidates", lambda *_: [Setting(name, name) for name in kinds])
+        monkeypatch.setattr(setting, "GROUP_SIZE", "none")
+        return compiled
+
+    return has
+
+
+def test_the_fastest_exact_setting_is_taken(part: Part, processor: Callable[..., list[Setting]]) -> None:
+    processor(f32=Kind(SLOW), bf16=Kind(FAST))
+    assert choice_of(part, "CPU", DeviceConfig()).setting.precision == "bf16"
+
+
+def test_what_padding_costs_counts(part: Part, processor: Callable[..., list[Setting]]) -> None:
+    """Eight rows for one: faster than the other for one row, slower when it is exact."""
+    processor(f32=Kind(FAST), bf16=EIGHTS)
+    choice = choice_of(part, "CPU", DeviceConfig())
+    assert choice.setting.precision == "f32"
+    assert [trial.verdict for trial in choice.trials] == ["exact", "exact"]
+    assert choice.trials[0].setting.exactness.rule == IN_EIGHTS
+
+
+def test_rows_in_eights_are_taken_where_they_are_cheap(part: Part, processor: Callable[..., list[Setting]]) -> None:
+    processor(f32=Kind(FAST), bf16=CHEAP_EIGHTS)
+    backend = compile_settled(part, "CPU", DeviceConfig())
+    assert backend.precision == "bf16"
+    assert backend.capabilities.bit_exact_batching
+    assert backend.capabilities.rows == IN_EIGHTS
+
+
+def test_the_fastest_is_left_out_where_it_is_not_exact(part: Part, processor: Callable[..., list[Setting]]) -> None:
+    processor(f32=Kind(SLOW), bf16=NEVER)
+    choice = choice_of(part, "CPU", DeviceConfig())
+    assert choice.setting.precision == "f32"
+    assert [trial.verdict for trial in choice.trials] == ["not exact", "exact"]
+
+
+def test_what_is_too_far_from_f32_is_left_out(part: Part, processor: Callable[..., list[Setting]]) -> None:
+    processor(f32=Kind(SLOW), bf16=Kind(FAST, noise=1.0))
+    choice = choice_of(part, "CPU", DeviceConfig())
+    assert choice.setting.precision == "f32"
+    assert "too far from f32" in choice.trials[-1].verdict
+
+
+def test_where_nothing_is_exact_that_is_said(part: Part, processor: Callable[..., list[Setting]]) -> None:
+    processor(bf16=NEVER)
+    with pytest.warns(outrider.ExactnessWarning, match=r"in bf16.* logits differ by up to .* Leave precision"):
+        backend = compile_settled(part, "CPU", DeviceConfig(precision="bf16"))
+    assert not backend.capabilities.bit_exact_batching
+
+
+def test_attention_alone_is_padded_where_that_will_do(part: Part, processor: Callable[..., list[Setting]]) -> None:
+    processor(f32=Kind(FAST, attention_kernels=lambda rows: int(rows == 1)))
+    found = choice_of(part, "CPU", DeviceConfig()).setting
+    assert found.can_pad_apart
+    assert found.exactness.rule == RowRule(sequence=Rounding(2), apart=True)
+
+
+def test_it_is_found_out_once(part: Part, processor: Callable[..., list[Setting]]) -> None:
+    compiled = processor(f32=Kind(SLOW), bf16=Kind(FAST, noise=1.0))
+    first = choice_of(part, "CPU", DeviceConfig())
+    count = len(compiled)
+    assert choice_of(part, "CPU", DeviceConfig()) == first
+    assert len(compiled) == count
+    choice_of(part, "CPU", DeviceConfig(num_threads=1))
+    assert len(compiled) > count
+
+
+@pytest.mark.parametrize("damage", [{"precision": "f33"}, {"group_size": -5}, {"cache_precision": ""}])
+def test_a_setting_that_cannot_be_is_no_setting(damage: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"precision is one of|a group has"):
+        Setting(**({"precision": "f32", "cache_precision": "f32"} | damage))
+
+
+def test_results_say_what_was_measured(openvino_bundle: Bundle) -> None:
+    engine = outrider.Engine(openvino_bundle, outrider.Config().replace(cache_size=0.01), tokenizer=ToyTokenizer())
+    assert "exact with" in engine.setting["main_device"]
+    assert engine.generate("hello", max_new_tokens=4).exact
+    assert engine.generate("hello", max_new_tokens=4, temperature=1.0, seed=1).exact
+    assert not engine.generate("hello", max_new_tokens=4, temperature=1.0, sampling="rejection").exact
+    main: Any = engine.main
+    main.use(Exactness())
+    assert not engine.generate("hello", max_new_tokens=4).exact
+    main.allocate(4096)
+    main.use(measure_exactness(main))
