@@ -285,7 +285,7 @@ class Engine:
                 ban tokens leave none to choose, when `cancel` fails, or in a fork of the process that has the engine.
             DeviceError: when a device fails.
         """
-        request = self.prepare(prompt, config, chat_template=chat_template, cancel=cancel, **options)
+        request = self.prepare(prompt, config, chat_template=chat_template, cancel=cancel, at_once=True, **options)
         *_, last = self._queue.run(request)
         return last.result or request.result()
 
@@ -391,9 +391,10 @@ class Engine:
         *,
         chat_template: bool = True,
         cancel: Event | None = None,
+        at_once: bool = False,
         **options: Any,
     ) -> Request:
-        """What `generate` would run, checked and ready for the loop."""
+        """What `generate` would run, checked and ready for the loop. at_once: its text is read in the end alone."""
         created = time.perf_counter()
         self._queue.check_process()
         if not isinstance(config, GenerationConfig | None):
@@ -426,7 +427,7 @@ class Engine:
             sampler=LogitsSampler(config, token_ids, end_token_ids=end_token_ids),
             verifier=_verifier(config),
             noise=Noise(seed),
-            text=TextStream(self.tokenizer.decode, config.stop),
+            text=TextStream(self.tokenizer.decode, config.stop, at_once=at_once),
             max_new_tokens=max_new_tokens,
             eos_token_ids=end_token_ids,
             drafter=drafter,

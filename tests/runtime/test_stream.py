@@ -184,3 +184,15 @@ def test_a_long_stop_string_that_comes_is_decoded_a_few_times() -> None:
     num_decoded = 0
     assert stream.num_tokens_kept == 0
     assert num_decoded < 1000
+
+
+def test_at_once_it_is_the_same_text() -> None:
+    token_ids = [72, 195, 164, 33, 240, 159, 166, 138, 32, 50]
+    for stop in ((), ("2",), ("zzz",)):
+        streams = [TextStream(byte_decoder("replace"), stop, at_once=at_once) for at_once in (False, True)]
+        for stream in streams:
+            for token_id in token_ids:
+                stream.push([token_id])
+            stream.finish()
+        assert streams[0].text == streams[1].text
+        assert streams[0].num_tokens_kept == streams[1].num_tokens_kept

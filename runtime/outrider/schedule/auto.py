@@ -170,7 +170,13 @@ class Auto:
 
     def _extra(self, lengths: Seq[int], batch: _Batch) -> float:
         """Seconds that drafts of these lengths add to a plain round."""
-        return max(self._main_cost.together([k + 1 for k in lengths], batch.context) - batch.plain, 0.0)
+        rows, cost = [k + 1 for k in lengths], self._main_cost
+        if not cost.one_call:
+            return max(cost.together(rows, batch.context) - batch.plain, 0.0)
+        total = cost.rule.num_rows(rows)
+        if total not in batch.extra:  # many lengths come to the same call
+            batch.extra[total] = max(cost.together(rows, batch.context) - batch.plain, 0.0)
+        return batch.extra[total]
 
     def _draft(self, requests: Seq[DraftRequest], rounds: Seq[_Turn]) -> None:
         """Have the draft model draft where it was decided on."""
@@ -281,13 +287,14 @@ class Auto:
 class _Batch:
     """The answers of one round. context: tokens, on average. plain: seconds of a round without drafts, for all of them.
 
-    rate: tokens a second that all of them have been earning.
+    rate: tokens a second that all of them have been earning. extra: seconds that calls of so many rows take more.
     """
 
     together: int
     context: float
     plain: float
     rate: float
+    extra: dict[int, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

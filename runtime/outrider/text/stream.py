@@ -25,13 +25,15 @@ class TextStream:
 
     What a token looks like depends on its neighbours (the space before a word, the bytes of one character), so a
     window of tokens is decoded together. It moves on as the answer grows, and always starts some tokens back, as in
-    Hugging Face TGI's `decode_token`.
+    Hugging Face TGI's `decode_token`. at_once: nobody reads along, so that without a stop string one decoding, in the
+    end, will do.
     """
 
     _WINDOW = 32  # tokens; decoding costs the same for one as for these
 
-    def __init__(self, decode: Callable[[Seq[int]], str], stop: Seq[str] = ()) -> None:
+    def __init__(self, decode: Callable[[Seq[int]], str], stop: Seq[str] = (), *, at_once: bool = False) -> None:
         self.stop = tuple(stop)
+        self._at_once = at_once and not stop
         self.stopped = False  # whether a stop string came up
         self._decode = decode
         self._token_ids: list[int] = []
@@ -65,6 +67,8 @@ class TextStream:
         Where a stop string is set, push tokens one by one: `stopped` then tells which of them completed it.
         """
         self._token_ids.extend(token_ids)
+        if self._at_once:
+            return
         text = self._decode(self._token_ids[self._start :])
         # An incomplete character decodes to U+FFFD or to nothing, depending on the tokenizer.
         if len(text) > len(self._known) and text.startswith(self._known) and not text.endswith("\ufffd"):
