@@ -15,18 +15,27 @@ from outrider.kept import Kept
 from outrider.loop import step
 from outrider.request import Request
 from outrider.sampling import LogitsSampler
-from outrider.schedule import Acceptance, Auto, ConfidenceThreshold, PassCost, Share, measure_pass
-from outrider.schedule.auto import WorthIt, best_length
+from outrider.schedule import (
+    Acceptance,
+    Auto,
+    ConfidenceThreshold,
+    PassCost,
+    Record,
+    Records,
+    Share,
+    measure_pass,
+)
+from outrider.schedule.auto import WorthIt, _Batch, best_length
 from outrider.testing import FakeBackend
 from outrider.text import TextStream
-from outrider.types import Capabilities, FixedShape, Noise, Sequence
+from outrider.types import Capabilities, Draft, FixedShape, Noise, Sequence
 from outrider.verifiers import BlockRejection, Coupled, Greedy
 
 if TYPE_CHECKING:
     from collections.abc import Sequence as Seq
     from pathlib import Path
 
-    from outrider.types import Chunk, Draft, DraftRequest, Logits
+    from outrider.types import Chunk, DraftRequest, Logits
 
 # Milliseconds as they are on two cores, of a 1.5B main model and its 0.5B draft model.
 MAIN_MS = {2: 39.4, 3: 39.7, 4: 41.8, 5: 43.2, 6: 45.3, 8: 49.9, 12: 60.3, 16: 70.2}
@@ -142,6 +151,50 @@ def test_a_model_is_only_asked_where_it_can_draft(prompt: Seq[int], monkeypatch:
 @pytest.mark.parametrize("copies", [False, True])
 def test_a_model_that_never_agrees_costs_next_to_nothing(copies: bool) -> None:
     assert speed_up(World(50.0, copies=copies), num=400) > 0.95
+
+
+class Liar(Ngram):
+    """Is sure of tokens that are always wrong."""
+
+    def propose(self, requests: Seq[DraftRequest]) -> list[Draft]:
+        return [Draft([63] * 8, confidences=[0.9] * 8) for _ in requests]
+
+
+@pytest.mark.parametrize("num", [6, 16, 40, 200])
+def test_copies_that_are_always_wrong_have_a_budget(num: int) -> None:
+    """Whoever proposes them and however short the answer: a stranger's, and the next ones."""
+    world = World(50.0)
+    world.auto._model, world.auto._copier = None, Liar()
+    assert [speed_up(world, num=num) > 0.97 for _ in range(3)] == [True] * 3
+
+
+def test_in_a_batch_a_draft_is_worth_its_rows_there() -> None:
+    """Rows that cost next to nothing in a small call have their full price in a large one."""
+    full = cost_of({1: 40.0, 16: 41.0, 17: 81.0, 32: 82.0})
+    auto = Auto(FakeBackend(8), full, copier=Ngram())
+    chances = [[0.9] * 8, [0.5] * 8, [0.2] * 8]
+    alone = auto._allot(chances[:1], _Batch(1, 100.0, full.together([1]), rate=25.0))
+    assert alone == [8]
+    fourteen = [*chances, *[[]] * 11]  # two rows more make the call full
+    assert auto._allot(fourteen, _Batch(14, 100.0, full.together([1] * 14), rate=14 * 25.0)) == [2, 0, 0] + [0] * 11
+
+
+def test_what_drafters_have_earned_is_kept(tmp_path: Path) -> None:
+    file = Kept(tmp_path, {"bundle": "a"}, dict[str, Record])
+    records = Records(file)
+    assert records.is_new
+    for _ in range(50):
+        records.of(Greedy()).judge(Draft([1, 2, 3], confidences=[0.8] * 3), 0)
+    records.save()  # not a moment after the last time
+    assert file.read() is None
+    records.save(at_once=True)
+    known = Records(file)
+    assert not known.is_new
+    assert known.of(Greedy()).model.chance(0.8) == records.of(Greedy()).model.chance(0.8) < 0.2
+    assert known.of(Greedy()).model_share.careful < 0.3
+    sampled = known.of(Coupled()).model_share  # as greedy decoding's, but less sure
+    assert sampled.mean == known.of(Greedy()).model_share.mean
+    assert sampled.weight < known.of(Greedy()).model_share.weight
 
 
 def test_a_second_answer_profits_from_the_first() -> None:
