@@ -230,6 +230,27 @@ MUTATIONS = [
         "test_top_logits.py",
     ),
     Mutation(
+        "controller: what may not pay is drafted without a budget",
+        "schedule/auto.py",
+        "<= budget else safe",
+        "<= 1e9 else safe",
+        "test_schedule.py",
+    ),
+    Mutation(
+        "controller: a batch's rows cost what they cost alone",
+        "schedule/auto.py",
+        "rows, cost = [k + 1 for k in lengths], self._main_cost",
+        "rows, cost = [sum(lengths) + 1], self._main_cost",
+        "test_schedule.py",
+    ),
+    Mutation(
+        "settings: what is not exact is taken if it is fast",
+        "setting.py",
+        "_EXACT if setting.exactness.holds else _INEXACT",
+        "_EXACT",
+        "test_setting.py",
+    ),
+    Mutation(
         "exactness: whatever is measured passes",
         "types/backend.py",
         "return bool(self.differences) and not any(self.differences.values())",

@@ -69,6 +69,15 @@ def test_products_may_ask_for_more_than_the_attention() -> None:
     assert found.rule == RowRule(sequence=Rounding(2), call=Rounding(5), apart=True)
 
 
+def test_what_the_groups_do_not_show_is_seen_when_it_is_tried() -> None:
+    """Of all numbers of rows, some are sorted into groups; prompts come in others, too."""
+    backend = FakeBackend(40, kernels=lambda rows: int(rows in (10, 11, 13, 14)))
+    found = measure_exactness(backend)
+    assert found.groups == (ROWS,)
+    assert found.holds
+    assert found.rule == RowRule(call=Rounding(8, 8), logits=Rounding(8, 8))
+
+
 def test_where_no_padding_helps_nothing_is_claimed() -> None:
     backend = FakeBackend(40, kernels=lambda rows: rows)
     found = measure_exactness(backend)
