@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import importlib
 import io
+import logging
 import os
 import sys
 import warnings
@@ -14,7 +15,9 @@ from typing import TextIO
 import click
 
 from outrider import __version__
-from outrider.errors import DeviceWarning, OptionError, OutriderError, nearest
+from outrider.errors import DeviceWarning, ExactnessWarning, OptionError, OutriderError, nearest
+
+OUR_WARNINGS = (DeviceWarning, ExactnessWarning)
 
 COMMANDS = (
     "bench",
@@ -71,9 +74,11 @@ def run(arguments: list[str] | None = None) -> int:
     arguments = sys.argv[1:] if arguments is None else arguments
     _speak_utf8()
     try:
+        _show_progress()
         # Not `root.main`, which has ways of its own to print an interrupt and a closed pipe.
         with warnings.catch_warnings(), root.make_context("outrider", list(arguments)) as context:
-            warnings.simplefilter("always", DeviceWarning)
+            for kind in OUR_WARNINGS:
+                warnings.simplefilter("always", kind)
             warnings.showwarning = _warn
             root.invoke(context)
     except click.exceptions.Exit as done:  # --help and --version
@@ -96,6 +101,23 @@ def run(arguments: list[str] | None = None) -> int:
             1,
         )
     return 0
+
+
+class _ToStandardError(logging.Handler):
+    """Prints messages as they are, to whatever standard error is then."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Print one."""
+        print(record.getMessage(), file=sys.stderr)
+
+
+def _show_progress() -> None:
+    """Say on standard error what takes its time at a first load."""
+    log = logging.getLogger("outrider")
+    if not log.handlers:
+        log.addHandler(_ToStandardError())
+        log.setLevel(logging.INFO)
+        log.propagate = False
 
 
 def _speak_utf8() -> None:
@@ -125,7 +147,7 @@ def _warn(
 ) -> None:
     """Print a warning of ours in one line, and others as Python does."""
     text = f"outrider: {message}\n"
-    if not issubclass(category, DeviceWarning):
+    if not issubclass(category, OUR_WARNINGS):
         text = warnings.formatwarning(message, category, filename, lineno, line)
     print(text, end="", file=file or sys.stderr)
 
