@@ -173,10 +173,28 @@ def test_in_a_batch_a_draft_is_worth_its_rows_there() -> None:
     full = cost_of({1: 40.0, 16: 41.0, 17: 81.0, 32: 82.0})
     auto = Auto(FakeBackend(8), full, copier=Ngram())
     chances = [[0.9] * 8, [0.5] * 8, [0.2] * 8]
-    alone = auto._allot(chances[:1], _Batch(1, 100.0, full.together([1]), rate=25.0))
+    alone = auto._allot(chances[:1], _Batch(1, 100.0, full.together([1]), rate=25.0, before=1))
     assert alone == [8]
     fourteen = [*chances, *[[]] * 11]  # two rows more make the call full
-    assert auto._allot(fourteen, _Batch(14, 100.0, full.together([1] * 14), rate=14 * 25.0)) == [2, 0, 0] + [0] * 11
+    assert (
+        auto._allot(fourteen, _Batch(14, 100.0, full.together([1] * 14), rate=14 * 25.0, before=14))
+        == [2, 0, 0] + [0] * 11
+    )
+
+
+def test_a_number_of_rows_that_changes_has_its_price() -> None:
+    """As in dynamic shapes: to draft once is a change there and back; to go on as before is none."""
+    cost = cost_of({1: 12.0, 16: 13.5})
+    cost.change = 0.005
+    auto = Auto(FakeBackend(8), cost, copier=Ngram())
+    plain = cost.together([1])
+    steady, drafting = _Batch(1, 100.0, plain, 80.0, before=1), _Batch(1, 100.0, plain, 80.0, before=4)
+    assert auto._extra([0], steady) == auto._extra([0], drafting) == 0
+    assert auto._extra([3], steady) == pytest.approx(0.0003 + 2 * 0.005)
+    assert auto._extra([3], drafting) == pytest.approx(0.0003)
+    assert auto._extra([4], drafting) == pytest.approx(0.0004 + 0.005)
+    assert auto._allot([[0.5, 0.5]], steady) == [0]  # 0.75 tokens for 10 ms, where 0.8 are to be had without
+    assert auto._allot([[0.5, 0.5, 0.5]], drafting) == [3]
 
 
 def test_what_drafters_have_earned_is_kept(tmp_path: Path) -> None:

@@ -65,6 +65,7 @@ class Auto:
         self._answers: dict[Sequence, _Answer] = {}
         self.records = Records() if records is None else records
         self._expected_check = self._check_began = 0.0
+        self._rows_before = main_cost.rule.num_rows([1])
 
     @property
     def seconds(self) -> float:
@@ -111,7 +112,8 @@ class Auto:
         ]
         self._draft(requests, rounds)
         rows = [len(turn.draft) + 1 for turn in rounds]
-        self._expected_check = self._main_cost.together(rows, batch.context)
+        self._expected_check = self._main_cost.together(rows, batch.context, batch.before)
+        self._rows_before = self._main_cost.rule.num_rows(rows)
         for request, turn, count in zip(requests, rounds, rows, strict=True):
             turn.seconds += self._expected_check * count / sum(rows)
             turn.plain = batch.plain / len(rounds)
@@ -126,7 +128,7 @@ class Auto:
         answers = [self._answer(request, plain / together) for request in requests]
         # Plain decoding is there to be had.
         rate = max(sum(a.tokens for a in answers) / sum(a.seconds for a in answers), together / plain)
-        return _Batch(together, context, plain, rate)
+        return _Batch(together, context, plain, rate, self._rows_before)
 
     def _copy_lengths(self, requests: Seq[DraftRequest], copies: Seq[Draft], batch: _Batch) -> list[int]:
         """How much of each copy to draft.
@@ -169,13 +171,18 @@ class Auto:
         return best
 
     def _extra(self, lengths: Seq[int], batch: _Batch) -> float:
-        """Seconds that drafts of these lengths add to a plain round."""
+        """Seconds that drafts of these lengths add to a plain round.
+
+        With another number of rows than before, a call is dearer; and so is the next plain one, which has others again.
+        """
         rows, cost = [k + 1 for k in lengths], self._main_cost
         if not cost.one_call:
             return max(cost.together(rows, batch.context) - batch.plain, 0.0)
-        total = cost.rule.num_rows(rows)
+        total, least = cost.rule.num_rows(rows), cost.rule.num_rows([1] * len(rows))
         if total not in batch.extra:  # many lengths come to the same call
-            batch.extra[total] = max(cost.together(rows, batch.context) - batch.plain, 0.0)
+            changes = (total != batch.before) + (total != least) - (least != batch.before)
+            seconds = cost.together(rows, batch.context) - batch.plain + cost.scale * cost.change * changes
+            batch.extra[total] = max(seconds, 0.0)
         return batch.extra[total]
 
     def _draft(self, requests: Seq[DraftRequest], rounds: Seq[_Turn]) -> None:
@@ -251,7 +258,7 @@ class Auto:
         generated = context - request.sequence.num_prompt_tokens
         unread = max(self._model.num_unread(request.sequence), 1)
         step = self._draft_cost.together([1] * together, context) / together
-        first = self._draft_cost.together([unread] + [1] * (together - 1), context) / together
+        first = self._draft_cost.together([unread] + [1] * (together - 1), context, before=together) / together
         num_ahead = self._model.num_ahead(request.sequence)
         if num_ahead:
             first = 0.0  # how many there are may depend on what they are: it has no say in whether they are used
@@ -285,15 +292,18 @@ class Auto:
 
 @dataclass(frozen=True, slots=True)
 class _Batch:
-    """The answers of one round. context: tokens, on average. plain: seconds of a round without drafts, for all of them.
+    """The answers of one round.
 
-    rate: tokens a second that all of them have been earning. extra: seconds that calls of so many rows take more.
+    context: tokens, on average. plain: seconds of a round without drafts, for all of them. rate: tokens a second that
+    all of them have been earning. before: rows of the main model's last call. extra: seconds that calls of so many rows
+    take more than a plain one.
     """
 
     together: int
     context: float
     plain: float
     rate: float
+    before: int
     extra: dict[int, float] = field(default_factory=dict)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import bisect
 import contextlib
 import itertools
+import statistics
 import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -39,7 +40,8 @@ class PassCost:
 
     rows: ascending. near, far: seconds for each of `rows`, with `contexts` tokens in the cache. Between these and
     beyond, straight lines. `follow` keeps up with a machine that gets slower or faster. one_call: whether several
-    sequences share the device's call, or run one after another. rule: what calls are padded to.
+    sequences share the device's call, or run one after another. rule: what calls are padded to. change: seconds that a
+    call takes more where the one before it had another number of rows, as a graph in dynamic shapes is prepared anew.
     """
 
     rows: tuple[int, ...]
@@ -49,6 +51,7 @@ class PassCost:
     scale: float = 1.0
     one_call: bool = True
     rule: RowRule = field(default_factory=RowRule)
+    change: float = 0.0
 
     def __post_init__(self) -> None:
         # One that was kept comes from a file, which may be damaged; rows and contexts are what the caches are told.
@@ -58,6 +61,8 @@ class PassCost:
             raise ValueError("a cost has seconds for each number of rows")
         if not all(_LEAST_SECONDS <= seconds <= _MOST_SECONDS for seconds in (*self.near, *self.far)):
             raise ValueError(f"a call takes from {_LEAST_SECONDS:g} to {_MOST_SECONDS:g} seconds")
+        if not 0 <= self.change <= _MOST_SECONDS:
+            raise ValueError(f"another number of rows takes from 0 to {_MOST_SECONDS:g} seconds")
         if not 0 <= self.contexts[0] <= self.contexts[1] < _MOST_TOKENS:
             raise ValueError(f"contexts of a cost ascend, from 0 to below {_MOST_TOKENS:,} tokens")
         if not 1 / _MOST_SCALE <= self.scale <= _MOST_SCALE:
@@ -67,10 +72,12 @@ class PassCost:
         """Seconds of a call of one sequence with so many rows at so much context."""
         return self.scale * self._measured(self.rule.num_rows([rows]), context)
 
-    def together(self, rows: Seq[int], context: float = NEAR) -> float:
-        """Seconds for several sequences with so many rows each."""
+    def together(self, rows: Seq[int], context: float = NEAR, before: int | None = None) -> float:
+        """Seconds for several sequences with so many rows each; before: the rows of the call before, if they matter."""
         if self.one_call:
-            return self.scale * self._measured(self.rule.num_rows(rows), context)
+            total = self.rule.num_rows(rows)
+            changed = self.change if before not in (None, total) else 0.0
+            return self.scale * (self._measured(total, context) + changed)
         return sum(self(count, context) for count in rows)
 
     def follow(self, expected: float, seconds: float) -> None:
@@ -134,8 +141,8 @@ def measure_pass(
     """Time calls of one sequence with these numbers of rows, with no more than `max_tokens` tokens of context.
 
     The shortest of `repeats` times, or of two unless the first takes a second, as what else the machine does can only
-    add to them; all sizes take turns, and a round in advance compiles the kernels. The cache is not filled: what is in
-    there does not change the time. For a model in fixed shapes, `rows` and `max_tokens` are its own.
+    add to them; all sizes take turns, twice each, and a round in advance compiles the kernels. The cache is not filled:
+    what is in there does not change the time. For a model in fixed shapes, `rows` and `max_tokens` are its own.
 
     Raises:
         DeviceError: when the device fails.
@@ -146,20 +153,21 @@ def measure_pass(
     with _timer(backend, contexts[1] + max(rows)) as seconds:
         for n in rows:
             seconds(n, contexts[0])
-        rounds: list[list[float]] = []
+        rounds: list[list[tuple[float, float]]] = []
         began = time.perf_counter()
         enough = repeats or _REPEATS
         while not rounds or (len(rounds) < enough and (repeats or time.perf_counter() - began < _PATIENCE)):
-            rounds.append([seconds(n, contexts[0]) for n in rows])
-        near = [min(taken) for taken in zip(*rounds, strict=True)]
+            rounds.append([(seconds(n, contexts[0]), seconds(n, contexts[0])) for n in rows])
+        changed, near = ([min(taken[i] for taken in each) for each in zip(*rounds, strict=True)] for i in (0, 1))
         ends = (rows[0], rows[-1])
-        far_rounds = [[seconds(n, contexts[1]) for n in ends] for _ in rounds]
+        far_rounds = [[min(seconds(n, contexts[1]) for _ in range(2)) for n in ends] for _ in rounds]
         extra = [min(taken) for taken in zip(*far_rounds, strict=True)]
     # A call with more rows does not take less time; where it seems to, both were measured alike.
+    change = max(statistics.median(c - n for c, n in zip(changed, near, strict=True)), 0.0) if len(rows) > 1 else 0.0
     near = list(itertools.accumulate(near, max))
     more = [max(e - n, 0.0) for e, n in zip(extra, (near[0], near[-1]), strict=True)]
     far = [n + _line(r, ends, more) for r, n in zip(rows, near, strict=True)]
-    return PassCost(tuple(rows), tuple(near), tuple(far), contexts)
+    return PassCost(tuple(rows), tuple(near), tuple(far), contexts, change=change)
 
 
 def time_calls(backend: Backend, counts: Seq[int], contexts: Seq[int], repeats: int = 2) -> dict[int, float]:
