@@ -233,10 +233,11 @@ class Engine:
         for role, backend in self._backends.items():
             group_size = backend.fingerprint.get("DYNAMIC_QUANTIZATION_GROUP_SIZE")
             groups = f" in groups of {group_size}" if group_size else ""
-            said = f"{backend.device} {backend.precision}{groups}, cache {backend.cache_precision}, {backend.runtime}"
+            exact = ""
             if backend is self._main:
-                said += f", exact with {backend.exactness.rule}" if backend.exactness.holds else ", not exact"
-            found[role] = said
+                exact = f", exact with {backend.exactness.rule}" if backend.exactness.holds else ", not exact"
+            cache = f"cache {backend.cache_precision}"
+            found[role] = f"{backend.device} {backend.precision}{groups}{exact}, {cache}, {backend.runtime}"
         return found
 
     @property

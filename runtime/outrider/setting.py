@@ -150,7 +150,7 @@ def compile_settled(part: Part, device: str, options: DeviceConfig) -> CompiledM
         else:
             how = "it has too little room to find out whether logits depend on what else is calculated"
         remedy = "Leave precision at 'auto'" if own.precision != "auto" else "Load with precision='f32'"
-        if own.cache_precision == "u8":
+        if backend.cache_precision == "u8":
             remedy = "Leave cache_precision at 'auto'"
         warnings.warn(
             f"{part} on {backend.device} in {backend.precision}, cache {backend.cache_precision}: {how}, so drafts may "

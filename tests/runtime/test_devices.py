@@ -615,7 +615,11 @@ class TestCommand:
         assert run(["devices"]) == 0
         printed = capsys.readouterr().out
         assert "OpenVINO" in printed
-        for line in ("CPU (OpenVINO): the text is", "CPU (ONNX Runtime): ", "DML (ONNX Runtime): "):
+        for line in (
+            "CPU (OpenVINO): whether drafts leave the text as it is",
+            "CPU (ONNX Runtime): ",
+            "DML (ONNX Runtime): ",
+        ):
             assert line in printed
         for name, value in processor.find_processor().description.items():
             assert f"{name}: {value}\n" in printed

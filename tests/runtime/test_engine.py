@@ -280,8 +280,8 @@ def test_options_reach_their_place(openvino_bundle: Bundle) -> None:
     options = {"precision": "f32", "num_threads": 1, "cache_precision": "u8", "cache_size": 0.001}
     engine = outrider.Engine(openvino_bundle, outrider.Config().replace(**options), tokenizer=ToyTokenizer())
     assert engine.setting == {
-        "main_device": "CPU f32, cache u8, OpenVINO",
-        "draft_device": "CPU f32, cache u8, OpenVINO",
+        "main_device": "CPU f32 in groups of 32, not exact, cache u8, OpenVINO",
+        "draft_device": "CPU f32 in groups of 32, cache u8, OpenVINO",
     }
     assert isinstance(engine._main, OpenVINOPaged)
     assert engine._main._compiled.get_property("INFERENCE_NUM_THREADS") == 1

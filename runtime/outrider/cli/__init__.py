@@ -104,11 +104,12 @@ def run(arguments: list[str] | None = None) -> int:
 
 
 class _ToStandardError(logging.Handler):
-    """Prints messages as they are, to whatever standard error is then."""
+    """Prints messages as they are, to whatever standard error is then, for somebody who waits there."""
 
     def emit(self, record: logging.LogRecord) -> None:
         """Print one."""
-        print(record.getMessage(), file=sys.stderr)
+        if sys.stderr.isatty():
+            print(record.getMessage(), file=sys.stderr)
 
 
 def _show_progress() -> None:

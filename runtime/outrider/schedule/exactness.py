@@ -139,10 +139,13 @@ def _groups(backend: Backend, calls: Seq[tuple[int, int]]) -> list[tuple[int, ..
 def _quick_readings(main: Backend, context: int) -> dict[str, Callable[[list[int]], Rows]]:
     """A few calls of each kind: what is different anywhere before shows in the rows that are compared."""
     growing = list(itertools.takewhile(lambda n: n * (n + 1) // 2 < context, itertools.count(1)))
+    drafts = (0, 15, 1, 2, 5, 7, 3, 4)
+    if main.capabilities.fixed:  # what is read as a prompt is read by another model: as much as in one call
+        drafts *= TAIL // len(drafts)
     readings: dict[str, Callable[[list[int]], Rows]] = {
         "pieces that grow": _in_pieces(main, [context - sum(growing), *growing]),
         "large pieces": _in_pieces(main, [context - context // 3 - 33, 33, context // 3]),
-        "wrong drafts": partial(_decode, main, nums_drafts=(0, 15, 1, 2, 5, 7, 3, 4)),
+        "wrong drafts": partial(_decode, main, nums_drafts=drafts),
         "from the cache": partial(_from_the_cache, main, num_common=context - TAIL),
     }
     if main.capabilities.fixed is None:
