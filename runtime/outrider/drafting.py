@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import weakref
 from typing import TYPE_CHECKING
 
 from outrider.bundle import RESERVED_NAMES
@@ -52,7 +53,8 @@ class Drafting:
         self._loaded_with, self._store = loaded_with, store
         self._named: dict[str, Drafter] = dict(models)  # the bundle's, then the app's
         self._suffix = Suffix()
-        self._read_records = functools.cache(records or (lambda _name: Records()))
+        self._read_records = records or (lambda _name: Records())
+        self._records: dict[str, Records] = {}
         self._controllers: dict[tuple[str, int], Auto] = {}
         self._read = _cached_references(encode)
 
@@ -157,7 +159,10 @@ class Drafting:
     def _records_of(self, name: str) -> Records:
         """What the drafters that a name stands for have earned."""
         name = next(iter(self.models), "suffix") if name == "auto" else name
-        return self._read_records(name)
+        if name not in self._records:
+            self._records[name] = self._read_records(name)
+            weakref.finalize(self, self._records[name].save, at_once=True)
+        return self._records[name]
 
     def expect(self, contention: Contention) -> None:
         """From now on, controllers count with this contention."""

@@ -7,7 +7,6 @@ import functools
 import math
 import secrets
 import time
-import weakref
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -47,6 +46,7 @@ if TYPE_CHECKING:
     from threading import Event
 
     from outrider.bundle import DrafterEntry, ModelEntry
+    from outrider.part import Part
     from outrider.results import Result, TextChunk
     from outrider.setting import Choice
     from outrider.types import Backend, CacheUse, CompiledModel, Drafter, TextTokenizer, Verifier
@@ -141,22 +141,12 @@ class Engine:
             encode=self.tokenizer.encode,
             loaded_with=self.config.generation.drafter,
             store=self._store,
-            records=self._records,
+            records=functools.partial(_records, self.config.scheduler.keep_records, tuple(self._parts.values())),
         )
         self._overlaps = False
         self.overlaps = self._decide_overlap(self.config.scheduler.overlap)
         self._queue = RequestQueue(self._main, self.config.scheduler.max_num_batched_tokens)
         self._try_drafters()
-
-    def _records(self, drafter: str) -> Records:
-        """What the drafters of this name have earned with this bundle, in a file unless that is not wanted."""
-        if not self.config.scheduler.keep_records:
-            return Records()
-        files = {role: part.files for role, part in self._parts.items()}
-        key = {"drafter": drafter, "files": files, "outrider": __version__}
-        records = Records(kept.Kept(kept.FOLDER / "records", key, dict[str, Record]))
-        weakref.finalize(self, records.save, at_once=True)
-        return records
 
     def _try_drafters(self) -> None:
         """Find out what drafts are worth before the first answer; once a bundle."""
@@ -481,6 +471,14 @@ class Engine:
                 f"this request needs {num_tokens:,}. Lower max_new_tokens, or load with "
                 f"npu_max_new_tokens={wanted}."
             )
+
+
+def _records(keep: bool, parts: Seq[Part], drafter: str) -> Records:
+    """What the drafters of this name have earned with these models, in a file unless that is not wanted."""
+    if not keep:
+        return Records()
+    key = {"drafter": drafter, "files": {part.role: part.files for part in parts}, "outrider": __version__}
+    return Records(kept.Kept(kept.FOLDER / "records", key, dict[str, Record]))
 
 
 def _round_up(size: float) -> float:

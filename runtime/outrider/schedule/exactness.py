@@ -139,7 +139,7 @@ def _groups(backend: Backend, calls: Seq[tuple[int, int]]) -> list[tuple[int, ..
 def _quick_readings(main: Backend, context: int) -> dict[str, Callable[[list[int]], Rows]]:
     """A few calls of each kind: what is different anywhere before shows in the rows that are compared."""
     growing = list(itertools.takewhile(lambda n: n * (n + 1) // 2 < context, itertools.count(1)))
-    drafts = (0, 15, 1, 2, 5, 7, 3, 4)
+    drafts: tuple[int, ...] = (0, 15, 1, 2, 5, 7, 3, 4)
     if main.capabilities.fixed:  # what is read as a prompt is read by another model: as much as in one call
         drafts *= TAIL // len(drafts)
     readings: dict[str, Callable[[list[int]], Rows]] = {
