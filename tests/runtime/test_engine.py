@@ -225,7 +225,9 @@ def test_unknown_devices_are_named(openvino_bundle: Bundle) -> None:
 def test_padding_is_never_generated(toy_engine: outrider.Engine) -> None:
     """The toy's logits above its vocabulary are the largest by far."""
     for options in ({"temperature": 0.0}, {"temperature": 2.0}, {"temperature": 2.0, "sampling": "rejection"}):
-        result = toy_engine.generate("hello", max_new_tokens=60, ignore_eos=True, seed=1, **options)
+        result = toy_engine.generate(
+            "hello", max_new_tokens=60, ignore_eos=True, seed=1, num_assistant_tokens=3, **options
+        )
         assert max(result.token_ids) < 40
         assert result.stats.num_draft_tokens > 0
 
