@@ -21,7 +21,7 @@ from outrider.config import user_path
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from outrider.bundle import Bundle, ModelEntry
+    from outrider.bundle import Bundle, FileEntry, ModelEntry
     from outrider.config import DeviceConfig
     from outrider.types import CompiledModel
 
@@ -42,13 +42,17 @@ class Part:
     @property
     def files(self) -> dict[str, str]:
         """The sha256 of each of its files."""
-        listed = self.bundle.manifest.files
-        return {e.path: e.sha256 for e in listed if e.path.startswith(f"{self.model.folder}/")}
+        return {entry.path: entry.sha256 for entry in self._entries}
 
     @property
     def size(self) -> int:
         """Bytes of its files."""
-        return sum(e.size for e in self.bundle.manifest.files if e.path in self.files)
+        return sum(entry.size for entry in self._entries)
+
+    @property
+    def _entries(self) -> list[FileEntry]:
+        folder = f"{self.model.folder}/"
+        return [entry for entry in self.bundle.manifest.files if entry.path.startswith(folder)]
 
     @property
     def path(self) -> Path:

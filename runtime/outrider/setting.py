@@ -308,7 +308,7 @@ class _Reference:
 
 
 def _logprobs(backend: CompiledModel, token_ids: Seq[int]) -> NDArray[np.float64]:
-    """Natural logarithms of the next token's probabilities behind each of the tokens but the first: [n, vocab_size].
+    """Logarithms of the next token's probabilities, behind all tokens but the first few: [n, vocab_size].
 
     What is behind the first few says little: all attention goes to them, whatever they are.
     """

@@ -91,11 +91,10 @@ def _try_model(part: Part, device: Device, config: Config) -> dict[str, Any]:
         precision = _cache_precision(part, device, config)
     geometry = part.model.geometry
     numbers = 2 * geometry.num_layers * geometry.num_kv_heads * geometry.head_size
-    sizes = {file.path: file.size for file in part.bundle.manifest.files}
     return {
         "role": part.role,
         "weights": part.model.weights,
-        "size": sum(sizes[path] for path in part.files),
+        "size": part.size,
         "device": device.name,
         "runtime": LIBRARIES[device.format],
         "works": works,
