@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import signal
 from typing import TYPE_CHECKING
 
@@ -29,8 +30,9 @@ def heed_interrupts() -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def kept_folder(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """What is found out about toys does not pile up in the user's cache."""
+    """What is found out about toys does not pile up in the user's cache. Child processes share what is found out."""
     kept.FOLDER = tmp_path_factory.mktemp("kept")
+    os.environ["OUTRIDER_CACHE"] = str(kept.FOLDER)
 
 
 @pytest.fixture(autouse=True)

@@ -8,6 +8,7 @@ import json
 import os
 import shutil
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import msgspec
@@ -17,9 +18,9 @@ from outrider.files import FAULTS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from pathlib import Path
 
-FOLDER = platformdirs.user_cache_path("outrider", appauthor=False)
+# The environment variable moves it, for child processes too.
+FOLDER = Path(os.environ.get("OUTRIDER_CACHE") or platformdirs.user_cache_path("outrider", appauthor=False))
 
 T = TypeVar("T")
 

@@ -173,7 +173,7 @@ def test_a_request_that_fails_leaves_its_prompt_at_most(toy_bundle: Bundle) -> N
     answer = make(toy_bundle).generate(prompt, max_new_tokens=60, **options).token_ids
     tokenizer.num_left = 10
     with pytest.raises(ValueError, match="no text"):
-        engine.generate(prompt, max_new_tokens=60, **options)
+        list(engine.stream(prompt, max_new_tokens=60, **options))  # which decodes as it goes on
     assert engine.cache["main"].num_used_tokens == 0
     assert engine.generate(prompt + answer, max_new_tokens=1).stats.num_cached_tokens == 50
 
