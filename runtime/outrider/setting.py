@@ -27,7 +27,7 @@ from outrider.errors import BundleError, DeviceError, ExactnessWarning, one_line
 from outrider.part import machine
 from outrider.schedule import TRIAL_TOKENS, measure_exactness, time_calls
 from outrider.text import Tokenizer
-from outrider.types import Chunk, Exactness
+from outrider.types import Chunk, Exactness, Rounding
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -56,13 +56,13 @@ def total(prices: list[float], rate: float = 0.2) -> float:
     \"\"\"The sum of the prices with tax.\"\"\"
     return sum(price * (1 + rate) for price in prices)
 """
-_NUM_SAMPLED, _NUM_LEFT_OUT = 128, 16  # tokens of it that are read; and of these, whose logits are not compared
-# Calls of a request to score a setting by: tokens, and how often. A prompt of 256 tokens and 60 rounds of the main
-# model, half of them with drafts; or as many rounds of three draft tokens. In short texts and in long ones: how fast
-# attention is depends on the precision, too.
-_CONTEXTS = (256, 2048)
-_MAIN_CALLS = {1: 30, 4: 15, 8: 15, 128: 2}
-_DRAFT_CALLS = {1: 180, 128: 2}
+_NUM_SAMPLED, _NUM_LEFT_OUT = 96, 16  # tokens of it that are read; and of these, whose logits are not compared
+# Calls of a request to score a setting by, and how often: (tokens, context). A prompt of 256 tokens and 60 rounds of
+# the main model, half of them with drafts; or as many rounds of three draft tokens. In short texts and in long ones:
+# how fast attention is depends on the precision, too.
+_NEAR, _FAR = 256, 2048
+_MAIN_CALLS = {(1, _NEAR): 15, (1, _FAR): 15, (8, _NEAR): 15, (8, _FAR): 15, (128, _NEAR): 2}
+_DRAFT_CALLS = {(1, _NEAR): 90, (1, _FAR): 90, (128, _NEAR): 2}
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +113,7 @@ class Setting:
 class Trial:
     """A setting that was tried. seconds: of calls by their tokens; score: of a request (`_MAIN_CALLS`), in seconds.
 
-    kl: as of `MAX_KL`; None where that was not asked. verdict: what became of it, in words.
+    kl: as of `MAX_KL`; None where a faster setting was taken before that was asked. verdict: what became of it.
     """
 
     setting: Setting
@@ -140,10 +140,11 @@ def compile_settled(part: Part, device: str, options: DeviceConfig) -> CompiledM
         OptionError, BundleError, DeviceError: as `outrider.backends.load_model` says.
     """
     own = part.options(options, device)
-    choice = choice_of(part, device, options)
+    choice, backend = _choice_of(part, device, own)
     setting = choice.setting
-    backend = part.compile(setting.options(own), device, can_pad_apart=setting.can_pad_apart)
-    backend.use(setting.exactness)
+    if backend is None:
+        backend = part.compile(setting.options(own), device, can_pad_apart=setting.can_pad_apart)
+        backend.use(setting.exactness)
     if part.is_main and not setting.exactness.holds:
         if setting.exactness.differences:
             how = f"logits differ by up to {setting.exactness.largest_difference:.2g} with what else is calculated"
@@ -163,95 +164,116 @@ def compile_settled(part: Part, device: str, options: DeviceConfig) -> CompiledM
 
 def choice_of(part: Part, device: str, options: DeviceConfig) -> Choice:
     """The setting of a model on a device, and what it was chosen from: as it was found before, or now."""
-    own = part.options(options, device)
+    return _choice_of(part, device, part.options(options, device))[0]
+
+
+def _choice_of(part: Part, device: str, own: DeviceConfig) -> tuple[Choice, CompiledModel | None]:
+    """The same, and the model in it where it has just been compiled."""
     key = {"role": part.role if part.is_main else "draft", "files": part.files, "device": device}
     key |= {"asked": part.asked(own, device), **machine(), **part.versions}
     file = kept.Kept(kept.FOLDER / "settings", key, Choice)
-    choice = file.read()
-    if choice is None:
-        choice = _choose(part, device, own)
-        file.write(choice)
-    return choice
+    if found := file.read():
+        return found, None
+    choice, backend = _choose(part, device, own)
+    file.write(choice)
+    return choice, backend
 
 
-def _choose(part: Part, device: str, own: DeviceConfig) -> Choice:
-    """Time all candidates, then find out which of the fast ones are exact, the fastest first."""
+def _choose(part: Part, device: str, own: DeviceConfig) -> tuple[Choice, CompiledModel | None]:
+    """Time all candidates, then find out which of the fast ones calculate well and are exact, the fastest first."""
     candidates = list(_candidates(part, device, own))
     if len(candidates) == 1:
-        return Choice(_settle(part, device, own, candidates[0]))
+        setting, backend = _settle(part, device, own, candidates[0])
+        return Choice(setting), backend
     log.info("%s is loaded on %s for the first time: %d settings are tried.", part, device, len(candidates))
-    reference = _Reference(part, device, own)
     trials: list[Trial] = []
     for i, candidate in enumerate(candidates, 1):
         log.info("  %d of %d: %s", i, len(candidates), candidate)
-        trials.append(_try(part, device, own, candidate, reference))
+        trials.append(_try(part, device, own, candidate))
         gc.collect()
     trials.sort(key=lambda trial: trial.score)
-    if part.is_main:
-        _make_exact(part, device, own, trials)
+    taken = _examine(part, device, own, trials)
     # Where none is exact, the fastest of those that calculate well; and where there is none, what was tried first.
     fine = min(trials, key=lambda trial: (_RANK.get(trial.verdict, len(_RANK)), trial.score))
     log.info("  taken: %s", fine.setting)
-    return Choice(fine.setting, tuple(trials))
+    return Choice(fine.setting, tuple(trials)), taken if fine.verdict in (_EXACT, _CLOSE) else None
 
 
 _NEVER = 1e9  # seconds that what cannot be used is said to take
 _MARGIN = 0.95  # what is faster by less is not worth finding out: timings are no better
-_EXACT, _FAST, _INEXACT = "exact", "fast enough", "not exact"
-_RANK = {_EXACT: 0, _FAST: 1, _INEXACT: 2}
+_EXACT, _CLOSE, _INEXACT, _SLOWER = "exact", "close to f32", "not exact", "slower"
+_RANK = {_EXACT: 0, _CLOSE: 0, _INEXACT: 1}
 
 
-def _try(part: Part, device: str, own: DeviceConfig, setting: Setting, reference: _Reference) -> Trial:
-    """See how well a setting calculates, and how fast, without any padding."""
+def _try(part: Part, device: str, own: DeviceConfig, setting: Setting) -> Trial:
+    """See how fast a setting is, without any padding."""
     try:
         backend = part.compile(setting.options(own), device)
         backend.allocate(TRIAL_TOKENS)
-        kl = reference.kl(backend)
-        if kl > MAX_KL:
-            return Trial(setting, {}, _NEVER, kl, f"too far from f32: a KL divergence above {MAX_KL:g}")
         seconds = _time(part, backend)
     except DeviceError as error:
         return Trial(setting, {}, _NEVER, None, one_line(error))
-    return Trial(setting, seconds, _score(part, seconds), kl, _FAST)
+    return Trial(setting, seconds, _score(part, seconds), None, _SLOWER)
 
 
-def _make_exact(part: Part, device: str, own: DeviceConfig, trials: list[Trial]) -> None:
-    """Find out what padding the fastest setting takes, and go on as long as a slower one may be faster with its own."""
-    best = _NEVER
+def _examine(part: Part, device: str, own: DeviceConfig, trials: list[Trial]) -> CompiledModel | None:
+    """Of the fastest settings find out how well they calculate and what padding they take, until one is taken.
+
+    Goes on as long as a slower one may be faster with its own padding. Returns the one that was taken, compiled.
+    """
+    reference = _Reference(part, device, own)
+    best, taken = _NEVER, None
     for i, trial in enumerate(trials):
-        if trial.verdict != _FAST or trial.score >= _MARGIN * best:  # padding only adds to it
+        if trial.verdict != _SLOWER or trial.score >= _MARGIN * best:  # padding only adds to it
             continue
-        log.info("  are its rows exact? %s", trial.setting)
-        setting = _settle(part, device, own, trial.setting)
-        seconds, verdict = trial.seconds, _EXACT if setting.exactness.holds else _INEXACT
-        if setting.exactness.holds:
-            backend = part.compile(setting.options(own), device, can_pad_apart=setting.can_pad_apart)
-            backend.use(setting.exactness)
-            backend.allocate(TRIAL_TOKENS)
+        log.info("  is it exact? %s" if part.is_main else "  is it close to f32? %s", trial.setting)
+        setting, backend = _settle(part, device, own, trial.setting)
+        kl = reference.kl(backend)
+        if kl > MAX_KL:
+            trials[i] = dataclasses.replace(trial, kl=kl, verdict=f"too far from f32: a KL divergence above {MAX_KL:g}")
+            continue
+        seconds, verdict = trial.seconds, _CLOSE
+        if part.is_main:
+            verdict = _EXACT if setting.exactness.holds else _INEXACT
+        if setting.exactness.rule.call != Rounding():
             seconds = _time(part, backend)
-            best = min(best, _score(part, seconds))
-        trials[i] = Trial(setting, seconds, _score(part, seconds), trial.kl, verdict)
-
-
-def _settle(part: Part, device: str, own: DeviceConfig, setting: Setting) -> Setting:
-    """Find out what padding a setting takes, and compile it so that the attention alone is padded if that will do."""
-    if not part.is_main:
-        return setting
-    for can_pad_apart in (False, True) if _may_pad_apart(part, device) else (False,):
-        backend = part.compile(setting.options(own), device, can_pad_apart=can_pad_apart)
-        backend.allocate(TRIAL_TOKENS)
-        # Without padding first; and with all kinds of it in the graph that is made for them.
-        exactness = measure_exactness(backend, pad=can_pad_apart or not _may_pad_apart(part, device))
-        setting = dataclasses.replace(setting, can_pad_apart=can_pad_apart, exactness=exactness)
+        trials[i] = Trial(setting, seconds, _score(part, seconds), kl, verdict)
+        if verdict != _INEXACT and trials[i].score < best:
+            best, taken = trials[i].score, backend
         del backend
         gc.collect()
-        if exactness.holds:
-            break
-    return setting
+    return taken
 
 
-def _may_pad_apart(part: Part, device: str) -> bool:
-    return part.model.format == "openvino" and device == "CPU"
+def _settle(part: Part, device: str, own: DeviceConfig, setting: Setting) -> tuple[Setting, CompiledModel]:
+    """Compile a setting with the padding that it takes: of the attention alone, if that will do."""
+    backend = part.compile(setting.options(own), device)
+    backend.allocate(TRIAL_TOKENS)
+    if not part.is_main:
+        return setting, backend
+    may_pad_apart = part.model.format == "openvino" and device == "CPU"
+    exactness = measure_exactness(backend, pad=not may_pad_apart)
+    if may_pad_apart and not exactness.holds:  # all kinds of padding are tried in the graph that is made for them
+        del backend
+        gc.collect()
+        backend = part.compile(setting.options(own), device, can_pad_apart=True)
+        backend.allocate(TRIAL_TOKENS)
+        exactness = measure_exactness(backend)
+    backend.use(exactness)
+    if exactness.holds and exactness.rule.call == Rounding():
+        exactness = _faster(backend, exactness)
+        backend.use(exactness)
+    return dataclasses.replace(setting, can_pad_apart=backend.can_pad_apart, exactness=exactness), backend
+
+
+def _faster(backend: CompiledModel, exactness: Exactness) -> Exactness:
+    """Some products are faster for two rows than for one: then a call has two at least. What is exact remains so."""
+    padded = dataclasses.replace(exactness, rule=dataclasses.replace(exactness.rule, call=Rounding(2)))
+    seconds = {}
+    for each in (exactness, padded):
+        backend.use(each)
+        seconds[each.rule] = time_calls(backend, [(1, _NEAR)], repeats=6)[1, _NEAR]
+    return padded if seconds[padded.rule] < _MARGIN * seconds[exactness.rule] else exactness
 
 
 def _candidates(part: Part, device: str, own: DeviceConfig) -> Iterator[Setting]:
@@ -278,13 +300,19 @@ def _candidates(part: Part, device: str, own: DeviceConfig) -> Iterator[Setting]
 
 
 def _time(part: Part, backend: CompiledModel) -> dict[int, float]:
-    calls = _MAIN_CALLS if part.is_main else _DRAFT_CALLS
-    return time_calls(backend, list(calls), _CONTEXTS)
+    """Seconds of a request's calls (`_MAIN_CALLS`), the mean by their tokens."""
+    calls = _calls(part)
+    taken = time_calls(backend, list(calls))
+    weights = {count: sum(calls[call] for call in calls if call[0] == count) for count, _ in calls}
+    return {n: sum(calls[call] * taken[call] for call in calls if call[0] == n) / weights[n] for n in weights}
 
 
 def _score(part: Part, seconds: dict[int, float]) -> float:
-    calls = _MAIN_CALLS if part.is_main else _DRAFT_CALLS
-    return sum(calls[count] * seconds[count] for count in seconds)
+    return sum(times * seconds[count] for (count, _), times in _calls(part).items())
+
+
+def _calls(part: Part) -> dict[tuple[int, int], int]:
+    return _MAIN_CALLS if part.is_main else _DRAFT_CALLS
 
 
 class _Reference:

@@ -25,7 +25,7 @@ from outrider.schedule import (
     Share,
     measure_pass,
 )
-from outrider.schedule.auto import WorthIt, _Batch, best_length
+from outrider.schedule.auto import WorthIt, _Answer, _Batch, best_length
 from outrider.testing import FakeBackend
 from outrider.text import TextStream
 from outrider.types import Capabilities, Draft, FixedShape, Noise, Sequence
@@ -173,13 +173,42 @@ def test_in_a_batch_a_draft_is_worth_its_rows_there() -> None:
     full = cost_of({1: 40.0, 16: 41.0, 17: 81.0, 32: 82.0})
     auto = Auto(FakeBackend(8), full, copier=Ngram())
     chances = [[0.9] * 8, [0.5] * 8, [0.2] * 8]
-    alone = auto._allot(chances[:1], _Batch(1, 100.0, full.together([1]), rate=25.0, before=1))
+    alone = auto._allot(chances[:1], _Batch(1, 100.0, full.together([1]), rate=25.0, least=1, before=1, change=0.0))
     assert alone == [8]
     fourteen = [*chances, *[[]] * 11]  # two rows more make the call full
     assert (
-        auto._allot(fourteen, _Batch(14, 100.0, full.together([1] * 14), rate=14 * 25.0, before=14))
+        auto._allot(
+            fourteen, _Batch(14, 100.0, full.together([1] * 14), rate=14 * 25.0, least=14, before=14, change=0.0)
+        )
         == [2, 0, 0] + [0] * 11
     )
+
+
+def test_a_few_copied_tokens_that_were_right_prove_nothing() -> None:
+    """An answer that begins by repeating the question seldom goes on to its end."""
+    answer = _Answer(Record(), tokens=1.0, seconds=0.01, model=Share(0.7, 6.0, 0.9))
+    unknown = answer.copy_chances([0.6] * 4, careful=True)
+    for _ in range(3):
+        answer.luck.add(0.2, happened=True)
+    assert answer.copy_chances([0.6] * 4, careful=True) == unknown
+    assert answer.copy_chances([0.6] * 4) > [0.9] * 4
+    for _ in range(30):
+        answer.luck.add(0.6, happened=False)
+    assert max(answer.copy_chances([0.6] * 4, careful=True)) < 0.1
+
+
+def test_the_first_token_of_a_copy_has_a_record_of_its_own() -> None:
+    sequence = Sequence([1, 2, 3], 3)
+    answer = _Answer(Record(), tokens=1.0, seconds=0.01, model=Share(0.7, 6.0, 0.9))
+    copy, wrong = Draft([4, 5], confidences=[0.9, 0.9]), Draft([9], confidences=[0.9])
+    for proposed, goes_on in ((wrong, False), (copy, True), (wrong, False)):
+        answer.copy, answer.copied_at = proposed, len(sequence)
+        sequence.token_ids.extend([4])
+        answer.judge_copy(sequence)
+        assert answer.goes_on == goes_on
+    # A first token that was wrong, one that was right, and one that was to go on and did not.
+    assert sum(answer.record.first_copies.seen) == pytest.approx(2, abs=0.01)
+    assert sum(answer.record.copies.seen) == 1
 
 
 def test_a_number_of_rows_that_changes_has_its_price() -> None:
@@ -188,7 +217,7 @@ def test_a_number_of_rows_that_changes_has_its_price() -> None:
     cost.change = 0.005
     auto = Auto(FakeBackend(8), cost, copier=Ngram())
     plain = cost.together([1])
-    steady, drafting = _Batch(1, 100.0, plain, 80.0, before=1), _Batch(1, 100.0, plain, 80.0, before=4)
+    steady, drafting = _Batch(1, 100.0, plain, 80.0, 1, 1, 0.005), _Batch(1, 100.0, plain, 80.0, 1, 4, 0.005)
     assert auto._extra([0], steady) == auto._extra([0], drafting) == 0
     assert auto._extra([3], steady) == pytest.approx(0.0003 + 2 * 0.005)
     assert auto._extra([3], drafting) == pytest.approx(0.0003)

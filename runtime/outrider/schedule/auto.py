@@ -25,12 +25,13 @@ if TYPE_CHECKING:
     from collections.abc import Sequence as Seq
 
     from outrider.drafters import DraftModel
+    from outrider.schedule.acceptance import Acceptance
     from outrider.schedule.cost import Contention, PassCost
     from outrider.schedule.records import Record
     from outrider.types import Backend, Draft, Drafter, DraftRequest, Pending, Sequence
 
 LONGEST = 15  # draft tokens a round: with the one before them, the 16 rows up to which calls are measured
-BUDGET = 0.02  # of an answer's time so far, for drafts that may not pay
+BUDGET = 0.01  # of an answer's time so far, for drafts that may not pay
 _MEMORY = 0.9  # of earlier rounds, how much the next one leaves: the rate is that of about ten rounds
 _FIRST_PROBE, _LAST_PROBE = 8, 32  # rounds between tries of a draft model that does not pay
 _QUICKLY_READ = 1.0  # rounds of plain decoding that reading a prompt may take without a second thought
@@ -128,7 +129,9 @@ class Auto:
         answers = [self._answer(request, plain / together) for request in requests]
         # Plain decoding is there to be had.
         rate = max(sum(a.tokens for a in answers) / sum(a.seconds for a in answers), together / plain)
-        return _Batch(together, context, plain, rate, self._rows_before)
+        cost = self._main_cost
+        least = cost.rule.num_rows([1] * together)
+        return _Batch(together, context, plain, rate, least, self._rows_before, cost.scale * cost.change)
 
     def _copy_lengths(self, requests: Seq[DraftRequest], copies: Seq[Draft], batch: _Batch) -> list[int]:
         """How much of each copy to draft.
@@ -144,8 +147,8 @@ class Auto:
             answer.judge_copy(request.sequence)
             answer.copy, answer.copied_at = copy, len(request.sequence)
             confidences = confidences_of(copy)[: min(request.limit, LONGEST)]
-            sure.append([answer.copy_chance(confidence, careful=True) for confidence in confidences])
-            hoped.append([answer.copy_chance(confidence) for confidence in confidences])
+            sure.append(answer.copy_chances(confidences, careful=True))
+            hoped.append(answer.copy_chances(confidences))
             budget += answer.budget
         if not any(hoped):
             return [0] * len(copies)
@@ -159,31 +162,47 @@ class Auto:
         full, or every row has its price, few are worth it; where a batch has to be padded anyway, some are free.
         """
         reached = [(kept, i) for i, each in enumerate(chances) for kept in accumulate(each, mul)]
-        reached.sort(key=lambda token: -token[0])  # stable: a token comes behind those before it
         lengths = [0] * len(chances)
+        most = sum(kept for kept, _ in reached)
+        if most <= batch.rate * self._cheapest(batch):
+            return lengths
+        reached.sort(key=lambda token: -token[0])  # stable: a token comes behind those before it
         best, best_value, value = list(lengths), 0.0, 0.0
         for kept, i in reached:
             value += kept
             lengths[i] += 1
-            worth = value - batch.rate * self._extra(lengths, batch)
-            if worth > best_value:
-                best, best_value = list(lengths), worth
+            extra = self._extra(lengths, batch)
+            if value - batch.rate * extra > best_value:
+                best, best_value = list(lengths), value - batch.rate * extra
+            if most - batch.rate * (extra - 2 * batch.change) <= best_value:
+                break  # more rows cost no less, whatever is kept of them
         return best
 
     def _extra(self, lengths: Seq[int], batch: _Batch) -> float:
-        """Seconds that drafts of these lengths add to a plain round.
-
-        With another number of rows than before, a call is dearer; and so is the next plain one, which has others again.
-        """
+        """Seconds that drafts of these lengths add to a plain round."""
         rows, cost = [k + 1 for k in lengths], self._main_cost
         if not cost.one_call:
             return max(cost.together(rows, batch.context) - batch.plain, 0.0)
-        total, least = cost.rule.num_rows(rows), cost.rule.num_rows([1] * len(rows))
+        return self._extra_of(cost.rule.num_rows(rows), batch)
+
+    def _extra_of(self, total: int, batch: _Batch) -> float:
+        """The same, for so many rows in one call.
+
+        With another number of rows than before, a call is dearer; and so is the next plain one, which has others again.
+        """
         if total not in batch.extra:  # many lengths come to the same call
+            cost, least = self._main_cost, batch.least
             changes = (total != batch.before) + (total != least) - (least != batch.before)
-            seconds = cost.together(rows, batch.context) - batch.plain + cost.scale * cost.change * changes
+            seconds = cost.together([total], batch.context) - batch.plain + batch.change * changes
             batch.extra[total] = max(seconds, 0.0)
         return batch.extra[total]
+
+    def _cheapest(self, batch: _Batch) -> float:
+        """The least seconds that any draft adds to a plain round."""
+        if not self._main_cost.one_call:
+            return 0.0
+        one = self._main_cost.rule.num_rows([2] + [1] * (batch.together - 1))
+        return min(self._extra_of(one, batch), self._extra_of(max(batch.before, one), batch))
 
     def _draft(self, requests: Seq[DraftRequest], rounds: Seq[_Turn]) -> None:
         """Have the draft model draft where it was decided on."""
@@ -252,7 +271,7 @@ class Auto:
         together, rate, plain = batch.together, batch.rate, batch.plain / batch.together
         longest = min(request.limit, LONGEST)
         check = [self._extra([k] * together, batch) / together for k in range(longest + 1)]
-        chances = [answer.copy_chance(confidence) for confidence in confidences_of(copy)[:length]]
+        chances = answer.copy_chances(confidences_of(copy)[:length])
         value = sum(accumulate(chances, mul)) - rate * check[length]
         context = len(request.sequence)
         generated = context - request.sequence.num_prompt_tokens
@@ -295,15 +314,17 @@ class _Batch:
     """The answers of one round.
 
     context: tokens, on average. plain: seconds of a round without drafts, for all of them. rate: tokens a second that
-    all of them have been earning. before: rows of the main model's last call. extra: seconds that calls of so many rows
-    take more than a plain one.
+    all of them have been earning. least: rows of a plain call; before: of the main model's last one. change: seconds
+    that another number of rows takes. extra: seconds that calls of so many rows take more than a plain one.
     """
 
     together: int
     context: float
     plain: float
     rate: float
+    least: int
     before: int
+    change: float
     extra: dict[int, float] = field(default_factory=dict)
 
 
@@ -362,6 +383,7 @@ class _Answer:
     regret: float = 0.0
     copy: Draft = NO_DRAFT
     copied_at: int = 0
+    goes_on: bool = False  # whether the last copy was right, as far as the text has come
     patience: int = _FIRST_PROBE
     waited: int = 0
     worked: bool = False  # whether the draft model was right the last time
@@ -413,22 +435,32 @@ class _Answer:
         """How likely a token of the draft model is to be kept."""
         return min(self.record.model.chance(confidence) * self.model_luck.factor, 1.0)
 
-    def copy_chance(self, confidence: float, *, careful: bool = False) -> float:
-        """How likely a copied token is to be kept: some answers repeat what was said, others only seem to.
+    def copy_chances(self, confidences: Seq[float], *, careful: bool = False) -> list[float]:
+        """How likely each copied token is to be kept if those before it are: some answers repeat what was said.
 
         careful: as far as can be said for sure.
         """
-        chance = self.record.copies.careful(confidence) if careful else self.record.copies.chance(confidence)
-        return min(chance * self.luck.factor, 1.0)
+        known = zip(self._copy_records(len(confidences)), confidences, strict=True)
+        chances = [record.careful(each) if careful else record.chance(each) for record, each in known]
+        factor = min(self.luck.factor, 1.0) if careful else self.luck.factor  # a few tokens prove nothing
+        return [min(chance * factor, 1.0) for chance in chances]
 
     def judge_copy(self, sequence: Sequence) -> None:
         """Learn from the last copy, proposed or not: what was committed says what would have become of it."""
         committed = sequence.token_ids[self.copied_at :]
-        for token_id, confidence, said in zip(self.copy.token_ids, confidences_of(self.copy), committed, strict=False):
-            self.luck.add(self.record.copies.chance(confidence), happened=token_id == said)
-            self.record.copies.observe(confidence, kept=token_id == said)
+        records = self._copy_records(len(self.copy))
+        for i, (token_id, said) in enumerate(zip(self.copy.token_ids, committed, strict=False)):
+            confidence = confidences_of(self.copy)[i]
+            self.luck.add(records[i].chance(confidence), happened=token_id == said)
+            records[i].observe(confidence, kept=token_id == said)
             if token_id != said:
                 break
+        copied = self.copy.token_ids[: len(committed)]
+        self.goes_on = bool(copied) and copied == committed[: len(copied)]
+
+    def _copy_records(self, count: int) -> list[Acceptance]:
+        """What is known of each token of a copy: that the first is right, where none was before, is less likely."""
+        return [self.record.copies if i or self.goes_on else self.record.first_copies for i in range(count)]
 
 
 def best_length(chances: Seq[float], costs: Seq[float]) -> tuple[float, int]:

@@ -170,26 +170,24 @@ def measure_pass(
     return PassCost(tuple(rows), tuple(near), tuple(far), contexts, change=change)
 
 
-def time_calls(backend: Backend, counts: Seq[int], contexts: Seq[int], repeats: int = 2) -> dict[int, float]:
-    """Seconds of a call with so many tokens, the mean over some contexts: each the shortest of `repeats`.
+def time_calls(backend: Backend, calls: Seq[tuple[int, int]], repeats: int = 2) -> dict[tuple[int, int], float]:
+    """Seconds of calls (tokens, tokens of context): each the shortest of `repeats`.
 
     Calls of more than 16 tokens read a prompt: one row of logits, and one time, are enough.
 
     Raises:
         DeviceError: when the device fails.
     """
-    room = backend.max_tokens - max(counts)
-    calls = [(count, max(min(context, room), 0)) for context in contexts for count in counts]
-    taken = dict.fromkeys(calls, float("inf"))
-    with _timer(backend, room + max(counts)) as seconds:
-        for i in range(repeats + 1):  # the first round compiles kernels
-            for count, context in calls:
-                if count > 16 and i != repeats:
-                    continue
-                each = seconds(count, context, 1 if count > 16 else None)
-                if i:
-                    taken[count, context] = min(taken[count, context], each)
-    return {n: sum(taken[call] for call in calls if call[0] == n) / len(contexts) for n in counts}
+    most = max(count for count, _ in calls)
+    room = backend.max_tokens - most
+    taken = {}
+    with _timer(backend, room + most) as seconds:
+        for count, context in calls:
+            is_prompt = count > 16
+            times, num_rows = (1, 1) if is_prompt else (repeats + 1, None)
+            each = [seconds(count, max(min(context, room), 0), num_rows) for _ in range(times)]
+            taken[count, context] = min(each[1:] or each)  # the first compiles kernels
+    return taken
 
 
 def contexts_of(backend: Backend, rows: Seq[int], max_tokens: int | None = None) -> tuple[int, int]:

@@ -37,10 +37,11 @@ MAX_CALLS = 100  # smaller pieces are left out where a prompt would need more ca
 WRONG_DRAFTS = (0, 1, 2, 5, 15)
 
 # What is measured at load: numbers of rows up to the longest draft's, and some of prompt pieces and batches.
-ROWS = (*range(1, 10), 12, 15, 16, 17, 24, 32, 33, 64)
+ROWS = (*range(1, 10), 12, 15, 16, 24, 32)
+_FEW = (1, 2, 8)  # that differ where any padding is needed
 _LOGITS_ROWS = (1, 2, 3, 4, 5, 8, 16)  # and of logits
 _BEFORE = 70  # tokens in front of those rows: no multiple of a block
-TRIAL_CONTEXT = 120  # tokens that are read in several ways
+TRIAL_CONTEXT = 90  # tokens that are read in several ways
 TRIAL_TOKENS = 4096  # of the cache that this takes, at most
 _LEAST_CONTEXT = TAIL + 24
 _MULTIPLES = (8, 16, 32)
@@ -64,6 +65,8 @@ def measure_exactness(backend: PaddedBackend, *, pad: bool = True) -> Exactness:
         return Exactness()
     if backend.capabilities.fixed:  # it has one number of rows
         return Exactness(differences=_try(backend, Exactness(), context))
+    if not pad and len(_groups(backend, [(rows, rows) for rows in _FEW])) > 1:
+        return Exactness()
     groups = tuple(_groups(backend, [(rows, rows) for rows in ROWS]))
     if not pad and _least(groups) != 1:
         return Exactness(groups)
@@ -85,7 +88,6 @@ def _try(backend: PaddedBackend, exactness: Exactness, context: int) -> dict[str
 
 def _rules(backend: PaddedBackend, groups: Seq[Seq[int]]) -> Iterator[RowRule]:
     """Paddings that would bring every call into one group, the cheapest first."""
-    rows_alike = [(rows, rows) for rows in ROWS]
     least = _least(groups)
     if least is not None:
         logits = Rounding(_least(_groups(backend, [(max(_LOGITS_ROWS) + 1, rows) for rows in _LOGITS_ROWS])) or 1)
@@ -95,7 +97,8 @@ def _rules(backend: PaddedBackend, groups: Seq[Seq[int]]) -> Iterator[RowRule]:
             # The attention is given two rows; the products may need more, or none.
             apart = RowRule(sequence=Rounding(2), logits=logits, apart=True)
             backend.use(Exactness(rule=apart))
-            of_products = _least(_groups(backend, rows_alike))
+            few = _groups(backend, [(rows, rows) for rows in _FEW])
+            of_products = 1 if len(few) == 1 else _least(_groups(backend, [(rows, rows) for rows in ROWS]))
             if of_products is not None:
                 yield replace(apart, call=Rounding(of_products))
         yield RowRule(sequence=Rounding(max(least, 2)), logits=logits)
@@ -279,7 +282,7 @@ def _among(main: Backend, token_ids: list[int], num_sequences: int) -> Rows:
     rows = []
     try:
         for i, slot in enumerate(slots):  # of different lengths, and shorter than the first
-            main.submit([Chunk(slot, token_ids[: 20 + i if i else -3], num_rows=0)]).wait()
+            main.submit([Chunk(slot, token_ids[: 5 + i if i else -3], num_rows=0)]).wait()
         for token_id in token_ids[-3:]:
             step = main.submit([Chunk(slot, [token_id], num_rows=1) for slot in slots]).wait()
             rows.append(step.logits(0).copy())

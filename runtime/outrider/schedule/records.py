@@ -23,11 +23,13 @@ _UNSAID = 0.5  # stands for the confidence of a drafter that does not say any
 class Record:
     """What is known of the drafters, whichever answer it was learned from.
 
-    copies, model: how often tokens of theirs are kept. model_share: of the draft model's tokens, whatever it says of
-    them. length: tokens of an answer.
+    copies, model: how often tokens of theirs are kept. first_copies: the same of a copy's first token where the one
+    before was not copied: most copies that go wrong do so there. model_share: of the draft model's tokens, whatever it
+    says of them. length: tokens of an answer.
     """
 
     copies: Acceptance = field(default_factory=Acceptance)
+    first_copies: Acceptance = field(default_factory=Acceptance)
     model: Acceptance = field(default_factory=Acceptance)
     model_share: Share = field(default_factory=lambda: Share(0.7, weight=10.0, memory=0.999))
     length: Share = field(default_factory=lambda: Share(64.0, weight=1.0, memory=0.9))
