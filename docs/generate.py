@@ -3,7 +3,7 @@
     python docs/generate.py             # after a change to an option or to a command's help
     python docs/generate.py --check     # exit code 1 if a page is not what this script would write
 
-An option's meaning is the comment behind its field, or above it.
+An option's meaning is the comment above its field, else the one behind it.
 """
 
 from __future__ import annotations
@@ -43,35 +43,29 @@ OPTIONS_HEAD = """\
 
 All options have the same name in Python, in TOML files and on the command line, where `_` becomes `-`:
 
-=== "Python"
+```python
+engine = outrider.load("my-pair", config="gpu", cache_size=1.5, temperature=0.7)
+engine.generate("Why is the sky blue?", max_new_tokens=200, seed=1)
+```
 
-    ```python
-    engine = outrider.load("my-pair", config="gpu", cache_size=1.5, temperature=0.7)
-    engine.generate("Why is the sky blue?", max_new_tokens=200, seed=1)
-    ```
+```bash
+outrider generate my-pair "Why is the sky blue?" --config gpu --cache-size 1.5 --temperature 0.7 --seed 1
+```
 
-=== "Command line"
+```toml
+[generation]
+temperature = 0.7
+drafter = "none"   # TOML has no null
 
-    ```bash
-    outrider generate my-pair "Why is the sky blue?" --config gpu --cache-size 1.5 --temperature 0.7 --seed 1
-    ```
+[scheduler]
+cache_size = 1.5
 
-=== "TOML"
+[device]
+main_device = "GPU"
+```
 
-    ```toml
-    [generation]
-    temperature = 0.7
-    drafter = "none"   # TOML has no null
-
-    [scheduler]
-    cache_size = 1.5
-
-    [device]
-    main_device = "GPU"
-    ```
-
-A preset or TOML file comes first (`config=`, `--config`), keywords win over it. Values are checked when they are set. An
-unknown name fails with the nearest known one.
+A preset or a TOML file comes first (`config=`, `--config`); keywords win over it. Values are checked when they are
+set. An unknown name fails with the nearest known one.
 """
 
 COMMANDS_HEAD = """\
@@ -79,14 +73,15 @@ COMMANDS_HEAD = """\
 
 <!-- Made by docs/generate.py from the commands' own help. Change it there, and run the script. -->
 
-Every command has `--help`; those with results have `--json`, for one machine-readable object. Errors are one line. The
-exit code is 0 for success, 1 for a failure, 2 for wrong usage and 130 for Ctrl-C.
+Every command has `--help`, and `--json` for one machine-readable object. Errors are one line. The exit code is 0 for
+success, 1 for a failure, 2 for wrong usage and 130 for Ctrl-C.
 """
 
 
 def options_page() -> str:
     """The page with every option: name, type, default, allowed values, meaning."""
-    parts = [OPTIONS_HEAD, f"Presets: {', '.join(f'`{name}`' for name in find_presets())}.\n"]
+    presets = [f"- `{name}`: {_first_comment(path)}" for name, path in find_presets().items()]
+    parts = [OPTIONS_HEAD, "Presets:\n", "\n".join(presets) + "\n"]
     flags = {parameter.name: parameter.opts[0] for parameter in _shared_parameters()}
     for title, (config, intro) in SECTIONS.items():
         meanings = _meanings(config)
@@ -101,7 +96,7 @@ def options_page() -> str:
                 missing.append(f"`{option.name}`")
         parts += [f"## {title.capitalize()}: `{config.__name__}`\n", f"{intro}\n", "\n".join(rows) + "\n"]
         if missing:
-            parts.append(f"Not an option of every command: {', '.join(missing)}.\n")
+            parts.append(f"Not on the command line under this name: {', '.join(missing)}.\n")
         notes = inspect.cleandoc(config.__doc__ or "").split("\n\n", 1)[1:]
         parts += [f"{note}\n" for note in notes]
     return "\n".join(parts)
@@ -129,8 +124,8 @@ def commands_page() -> str:
                 for section, (config, _) in SECTIONS.items()
                 if {p.name for p in all_of_them} & {option.name for option in dataclasses.fields(config)}
             ]
-            links = " and ".join(f"[{section}](options.md#{section}-{_class(section)})" for section in sections)
-            parts.append(f"And the options of {links}, and `--config`.\n")
+            links = ", ".join(f"[{section}](options.md#{section}-{_class(section)})" for section in sections)
+            parts.append(f"Also `--config`, and the options of\n{links}.\n")
     return "\n".join(parts)
 
 
@@ -154,12 +149,22 @@ def _shared_parameters() -> list[click.Parameter]:
 
 
 def _help(command: click.Command, name: str) -> str:
-    settings = {"terminal_width": WIDTH, "help_option_names": ["-h", "--help"]}
-    return command.get_help(click.Context(command, info_name=name, **settings)).rstrip()  # type: ignore[arg-type]
+    context = click.Context(command, info_name=name, terminal_width=WIDTH, help_option_names=["-h", "--help"])
+    return command.get_help(context).rstrip()
+
+
+def _first_comment(path: Path) -> str:
+    """The comment at the beginning of a file."""
+    lines = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        if not line.startswith("#"):
+            break
+        lines.append(line.lstrip("# "))
+    return " ".join(lines)
 
 
 def _meanings(config: type) -> dict[str, str]:
-    """What the comments of a class's fields say: the one behind a field, else the lines above it."""
+    """What the comments of a class's fields say: the lines above a field, else the one behind it."""
     lines = inspect.getsource(config).splitlines()
     tree = ast.parse("\n".join(lines)).body[0]
     if not isinstance(tree, ast.ClassDef):
@@ -175,6 +180,7 @@ def _meanings(config: type) -> dict[str, str]:
             above.insert(0, lines[at].strip())
             at -= 1
         said = " ".join(line.lstrip("# ") for line in (above or [behind]))
+        said = re.sub(r'"(\w[\w-]*)"', r'`"\1"`', said)
         meanings[node.target.id] = said[:1].upper() + said[1:].rstrip(".") + "."
     return meanings
 
@@ -198,13 +204,16 @@ def _default(option: dataclasses.Field[Any]) -> str:
 
 def main(arguments: list[str]) -> int:
     """Write the pages, or with --check say which are out of date."""
-    stale = [path for path, text in pages().items() if not path.exists() or path.read_text(encoding="utf-8") != text]
-    for path in stale:
-        if "--check" in arguments:
+    check, code = "--check" in arguments, 0
+    for path, text in pages().items():
+        if path.exists() and path.read_text(encoding="utf-8") == text:
+            continue
+        if check:
             sys.stderr.write(f"{path} is out of date. Run: python docs/generate.py\n")
+            code = 1
         else:
-            path.write_text(pages()[path], encoding="utf-8", newline="\n")
-    return 1 if stale and "--check" in arguments else 0
+            path.write_text(text, encoding="utf-8", newline="\n")
+    return code
 
 
 if __name__ == "__main__":

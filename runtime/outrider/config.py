@@ -60,7 +60,7 @@ class GenerationConfig:
     # Texts to copy drafts from, besides prompt and answer. Read by drafter="suffix", and by "auto" where it chooses the
     # draft length or has no draft model; refused elsewhere, ignored where nothing is drafted.
     references: tuple[str, ...] = ()
-    temperature: float = 0.0  # 0: greedy
+    temperature: float = 0.0  # of the distribution that is sampled from; 0: greedy
     # How drafts are judged above temperature 0. Lossless: "coupled", "rejection" and "token-rejection". Lossy:
     # "threshold" and "typical". See `SAMPLING`.
     sampling: str = "coupled"
@@ -197,9 +197,10 @@ class DeviceConfig:
     limit every request, while a draft model there drafts for one request at a time, for prompts of up to
     `npu_max_prompt_tokens`, and others go on without it.
 
-    A precision of "auto" leaves the choice to the device for calculations, and takes the same precision for the
-    cache: a quantised cache would be faster to read but makes the text depend on the draft (8-bit blocks are
-    quantised again with whatever was written, rejected tokens included) and on what was in the cache.
+    With precision="auto", the CPU's is measured at the first load: the fastest one that is exact and near enough to
+    f32. Other devices choose their own. The cache gets the same precision unless you name one. A quantised cache
+    makes the text depend on drafts and on earlier texts: 8-bit blocks are quantised again with whatever is written,
+    rejected tokens included.
     """
 
     main_device: str = "CPU"  # device of the main model
@@ -207,7 +208,7 @@ class DeviceConfig:
     draft_bundle: str | None = None  # another bundle to take draft models from, or else its main model; None: this one
     precision: str = "auto"  # what models calculate in
     cache_precision: str = "auto"  # what keys and values are stored in; "u8" is smaller, and not exact
-    num_threads: int = 0  # CPU threads; 0: the device's choice
+    num_threads: int = 0  # CPU threads of the models; 0: the device's choice
     draft_num_threads: int | None = None  # CPU threads of the draft models; None: as num_threads
     # Largest logits of a row that the device picks out, so that the others stay there. 0: off. "auto": 128, and 0 on
     # CPU. OpenVINO only.
