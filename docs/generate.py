@@ -88,9 +88,8 @@ def options_page() -> str:
         rows = ["| option | type | default | allowed | meaning |", "|---|---|---|---|---|"]
         missing = []
         for option in dataclasses.fields(config):
-            kind = str(option.type).replace("|", "\\|")
-            allowed = _allowed(config, option.name).replace("|", "\\|")
-            meaning = meanings[option.name].replace("|", "\\|")
+            kind = str(option.type).replace(" | ", "` or `")  # a bar would end the cell
+            allowed, meaning = _allowed(config, option.name), meanings[option.name]
             rows.append(f"| `{option.name}` | `{kind}` | `{_default(option)}` | {allowed} | {meaning} |")
             if option.name not in flags:
                 missing.append(f"`{option.name}`")
