@@ -179,7 +179,7 @@ def _meanings(config: type) -> dict[str, str]:
             above.insert(0, lines[at].strip())
             at -= 1
         said = " ".join(line.lstrip("# ") for line in (above or [behind]))
-        said = re.sub(r'"(\w[\w-]*)"', r'`"\1"`', said)
+        said = re.sub(r'((?:\w+=)?"\w[\w-]*")', r"`\1`", said)
         meanings[node.target.id] = said[:1].upper() + said[1:].rstrip(".") + "."
     return meanings
 
