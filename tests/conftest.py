@@ -92,6 +92,12 @@ def openvino_bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
 
 
 @pytest.fixture(scope="session")
+def openvino_engine(openvino_bundle: Bundle) -> outrider.Engine:
+    """An engine for what does not depend on the backend."""
+    return outrider.Engine(openvino_bundle, outrider.Config().replace(cache_size=0.005), tokenizer=ToyTokenizer())
+
+
+@pytest.fixture(scope="session")
 def toy_engine(toy_bundle: Bundle) -> outrider.Engine:
     """The toy bundle, ready; room for some thousand tokens."""
     return outrider.Engine(toy_bundle, outrider.Config().replace(cache_size=0.005), tokenizer=ToyTokenizer())

@@ -6,40 +6,77 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from outrider.cli import run
-from outrider.config import GenerationConfig, find_presets
+import outrider
+from outrider.config import Config, find_presets
 
 if TYPE_CHECKING:
     import pytest
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+BENCHMARKS = (ROOT / "docs" / "benchmarks.md").read_text(encoding="utf-8")
 
 
-def test_the_help_is_the_command_line_own(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "100")
-    assert run(["--help"]) == 0
-    shown = re.search(r"<!-- help -->\n```\n(.*?)```", README, re.DOTALL)
-    assert shown
-    assert shown[1] == capsys.readouterr().out
+def table(heading: str, text: str = README) -> list[list[str]]:
+    """The rows of the first table below a line that begins with `heading`, header and rule left out."""
+    behind = text[text.index(f"\n{heading}") :]
+    found = re.search(r"(?:^\|.*\n)+", behind, re.MULTILINE)
+    assert found
+    return [[cell.strip() for cell in row.strip("|").split(" | ")] for row in found[0].splitlines()[2:]]
 
 
-def test_the_options_it_names_exist() -> None:
-    named = re.search(r"Options are keywords.*?\. A\s+name", README, re.DOTALL)
-    assert named
-    for name in re.findall(r"`(\w+)`", named[0]):
-        assert name in (*GenerationConfig.__dataclass_fields__, "GenerationConfig", "None")
+def test_it_is_a_front_page() -> None:
+    assert len(README.splitlines()) <= 180
 
 
-def test_the_presets_and_folders_it_names_exist() -> None:
-    for name in find_presets():
-        assert f"`{name}`" in README
+def test_the_options_it_names_exist(openvino_engine: outrider.Engine) -> None:
+    config = Config()
+    known = {name for section in vars(config).values() for name in vars(section)}
+    named = [name for row in table("## Options that matter") for name in re.findall(r"`(\w+)`", row[0])]
+    assert len(named) >= 10
+    assert set(named) <= known
+    drafters = {row[0].split(",")[0].strip('`"') for row in table("## Which drafter")}
+    assert drafters == {*openvino_engine.drafters, "auto", "None"}
+
+
+def test_its_program_runs(
+    openvino_engine: outrider.Engine, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    program = re.search(r"```python\n(import outrider\n.*?)```", README, re.DOTALL)
+    assert program
+    monkeypatch.setattr(outrider, "load", {"my-pair": openvino_engine}.__getitem__)
+    exec(program[1].replace("Why is the sky blue?", "why is the sky blue"), {})  # noqa: S102 - what the toy can spell
+    assert re.search(r"\d+ tokens, [\d.]+ a second", capsys.readouterr().out)
+
+
+def test_its_figures_are_those_of_the_benchmarks() -> None:
+    names = {
+        "**Outrider, `auto`**": "**auto**",
+        "Outrider, draft model, 3 tokens": "draft model, 3 tokens",
+        "openvino-genai, draft model, 3 tokens": "openvino-genai, draft model, 3",
+        "openvino-genai, prompt lookup, 5 tokens": "openvino-genai, prompt lookup, 5",
+    }
+    full = {row[0].strip("| "): row for row in table("## OpenVINO, 30 prompts", BENCHMARKS)}
+    shown = table("# Outrider", f"\n{README}")
+    assert [row[0].strip("| ") for row in shown] == [*names]
+    for row in shown:
+        assert [cell.strip("| ") for cell in row[1:]] == [
+            cell.strip("| ") for cell in full[names[row[0].strip("| ")]][-4:]
+        ]
+    command = re.search(r"outrider export .*?uncut-draft\n", README, re.DOTALL)
+    assert command
+    assert command[0] in BENCHMARKS
+
+
+def test_the_folders_it_names_exist() -> None:
     for folder in ("configs", "samples", "tests", "export/outrider_export", "runtime/outrider"):
         assert (ROOT / folder).is_dir()
+    assert find_presets()
 
 
 def test_ci_runs_the_commands_of_the_readme() -> None:
     script = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
     assert '.venv/bin/pip install -q -e ".[dev]"\n' in script
     assert '.venv/bin/pip install -q -e ".[dev]" && .venv/bin/pytest' in README
+    assert ".venv/bin/mkdocs build --strict" in script
     assert script.rstrip().endswith(".venv/bin/pytest")

@@ -49,34 +49,41 @@ class GenerationConfig:
     from, see `outrider.sampling`.
     """
 
-    max_new_tokens: int | None = None  # None: 512, or as many as still fit
-    drafter: str | None = "auto"  # one of the engine's drafters; "auto": whichever pays; None: none
-    num_assistant_tokens: int | str = "auto"  # draft tokens a round; "auto": as many as pay; 0: plain decoding
-    assistant_confidence_threshold: float | None = None  # ends a draft behind a token that is less sure; None: off
-    max_ngram_size: int = 3  # tokens of context that prompt lookup matches at most
-    # Texts to copy from, besides prompt and answer, by drafter="suffix" and by "auto" where it chooses the draft length
-    # (or has no draft model); an error for others.
+    max_new_tokens: int | None = None  # longest answer, in tokens; None: 512, or as many as still fit
+    # One of the engine's drafters: "draft", "suffix", "ngram" or a name given to `add_drafter`. "auto": whichever pays,
+    # round by round. None: plain decoding.
+    drafter: str | None = "auto"
+    num_assistant_tokens: int | str = "auto"  # draft tokens a round, at most; "auto": as many as pay; 0: plain decoding
+    # Stop drafting after a token whose draft probability is below this. Draft models only. None: off.
+    assistant_confidence_threshold: float | None = None
+    max_ngram_size: int = 3  # longest n-gram of context that drafter="ngram" looks up
+    # Texts to copy drafts from, besides prompt and answer. Read by drafter="suffix", and by "auto" where it chooses the
+    # draft length or has no draft model; refused elsewhere, ignored where nothing is drafted.
     references: tuple[str, ...] = ()
-    temperature: float = 0.0  # 0: greedy
-    sampling: str = "coupled"  # or "rejection", "token-rejection"; lossy: "threshold", "typical". See `SAMPLING`
-    acceptance_threshold: float | None = None  # of the lossy modes; None: 0.5 of a ratio, 0.09 of a typical probability
-    top_k: int = 0  # 0: off
-    top_p: float = 1.0  # 1: off
-    min_p: float = 0.0  # 0: off
+    temperature: float = 0.0  # of the distribution that is sampled from; 0: greedy
+    # How drafts are judged above temperature 0. Lossless: "coupled", "rejection" and "token-rejection". Lossy:
+    # "threshold" and "typical". See `SAMPLING`.
+    sampling: str = "coupled"
+    # Of the lossy modes. None: 0.5 for "threshold" (a ratio), 0.09 for "typical" (a probability).
+    acceptance_threshold: float | None = None
+    top_k: int = 0  # sample from the k likeliest tokens; 0: off
+    top_p: float = 1.0  # sample from the likeliest tokens that together have probability p; 1: off
+    min_p: float = 0.0  # sample from tokens with at least this share of the likeliest one's probability; 0: off
     typical_p: float = 1.0  # locally typical sampling, as Transformers; 1: off
     repetition_penalty: float = 1.0  # over prompt and answer, as Transformers; 1: off
     presence_penalty: float = 0.0  # over the answer, as OpenAI's API; 0: off
     frequency_penalty: float = 0.0  # over the answer, as OpenAI's API; 0: off
-    logit_bias: Mapping[int, float] = field(default_factory=dict)  # token id to what is added, as OpenAI's API
+    logit_bias: Mapping[int, float] = field(default_factory=dict)  # added to logits, by token id, as OpenAI's API
     no_repeat_ngram_size: int = 0  # no n tokens in a row come twice in prompt and answer, as Transformers; 0: off
     banned_token_ids: tuple[int, ...] = ()  # token ids that are never chosen; Transformers' suppress_tokens
-    min_new_tokens: int = 0  # nothing but a stop string ends the answer before; 0: off
-    seed: int | None = None  # None: one is drawn, and reported with the result
+    min_new_tokens: int = 0  # shortest answer, in tokens; a stop string may still end it earlier; 0: off
+    seed: int | None = None  # of sampling; None: one is drawn, and reported as `result.seed`
     stop: tuple[str, ...] = ()  # strings that end the answer; cut from the text
     stop_token_ids: tuple[int, ...] = ()  # token ids that end the answer, besides the model's own
     ignore_eos: bool = False  # decode past the end of the answer (for benchmarks)
-    logprobs: int | None = None  # of each token, and of this many of the likeliest, 0 to 20; None: off
-    logprobs_of: str = "unprocessed"  # the model's own logits; or "processed": what the token was chosen from
+    logprobs: int | None = None  # log probability of each token, and of this many of the likeliest; None: off
+    # Which logits logprobs are made of. "unprocessed": the model's own. "processed": what the token was chosen from.
+    logprobs_of: str = "unprocessed"
 
     def __post_init__(self) -> None:
         _make_plain(self)
@@ -159,12 +166,15 @@ class GenerationConfig:
 class SchedulerConfig:
     """How memory and calls are shared out."""
 
-    cache_size: float = 2.0  # GB (10^9 bytes) for the keys and values of main and draft model together, kept ones too
-    enable_prefix_caching: bool = True  # keep what was read, as far as there is room, for prompts that begin alike
-    max_num_batched_tokens: int = 512  # prompt tokens that one call reads at most
+    # GB (10^9 bytes) for the KV caches of main and draft model together, the prefix cache included.
+    cache_size: float = 2.0
+    # Leave committed tokens in the KV cache while there is room, for prompts that begin with the same tokens.
+    enable_prefix_caching: bool = True
+    max_num_batched_tokens: int = 512  # prompt tokens that one call reads, at most
     overlap: bool | str = "auto"  # draft for the next round while the main model checks this one; "auto": if it pays
-    keep_records: bool = True  # keep what drafters have earned, by bundle and kind of request, for later starts
-    answer_store: str | None = None  # file of the app's answers, in the clear, for the drafters that read references
+    keep_records: bool = True  # save acceptance records on disk, by bundle and kind of request, for later starts
+    # File that earlier answers are saved in, in the clear, to copy drafts from. None: no file.
+    answer_store: str | None = None
 
     def __post_init__(self) -> None:
         _make_plain(self)
@@ -187,28 +197,30 @@ class DeviceConfig:
     limit every request, while a draft model there drafts for one request at a time, for prompts of up to
     `npu_max_prompt_tokens`, and others go on without it.
 
-    A precision of "auto" leaves the choice to the device for calculations, and takes the same precision for the
-    cache: a quantised cache would be faster to read but makes the text depend on the draft (8-bit blocks are
-    quantised again with whatever was written, rejected tokens included) and on what was in the cache.
+    With precision="auto", the CPU's is measured at the first load: the fastest one that is exact and near enough to
+    f32. Other devices choose their own. The cache gets the same precision unless you name one. A quantised cache
+    makes the text depend on drafts and on earlier texts: 8-bit blocks are quantised again with whatever is written,
+    rejected tokens included.
     """
 
-    main_device: str = "CPU"
-    draft_device: str | None = None  # None: the main device
-    draft_bundle: str | None = None  # another bundle, whose draft models (or else main model) draft; None: this one
-    precision: str = "auto"  # "auto", "f32", "bf16" or "f16"
-    cache_precision: str = "auto"  # the same, or "u8": smaller, not exact
-    num_threads: int = 0  # CPU threads; 0: the device's choice
-    draft_num_threads: int | None = None  # of the draft models; None: as num_threads
-    # Logits a row that the device picks out, so that the others stay there; 0: none; "auto": 0 on CPU. OpenVINO only
+    main_device: str = "CPU"  # device of the main model
+    draft_device: str | None = None  # device of the draft models; None: the main device
+    draft_bundle: str | None = None  # another bundle to take draft models from, or else its main model; None: this one
+    precision: str = "auto"  # what models calculate in
+    cache_precision: str = "auto"  # what keys and values are stored in; "u8" is smaller, and not exact
+    num_threads: int = 0  # CPU threads of the models; 0: the device's choice
+    draft_num_threads: int | None = None  # CPU threads of the draft models; None: as num_threads
+    # Largest logits of a row that the device picks out, so that the others stay there. 0: off. "auto": 128, and 0 on
+    # CPU. OpenVINO only.
     top_logits: int | str = "auto"
-    npu_max_prompt_tokens: int | None = None  # that models on an NPU are compiled for; None: 1024, or what fits
-    npu_max_new_tokens: int | None = None  # the same, of an answer; None: 512, or what fits
-    npu_window: int | None = None  # rows of a main model's call on an NPU; None: the longest draft's, and one
-    # Passed on as they are: with a dot in the name to ONNX Runtime, else to OpenVINO. For both models, then for each.
+    npu_max_prompt_tokens: int | None = None  # prompt length that models on an NPU are compiled for; None: 1024 or less
+    npu_max_new_tokens: int | None = None  # answer length that models on an NPU are compiled for; None: 512 or less
+    npu_window: int | None = None  # rows of a main model's call on an NPU; None: the longest draft, and one
+    # Device properties for all models, passed on as they are: to ONNX Runtime with a dot in the name, else to OpenVINO.
     properties: Mapping[str, Any] = field(default_factory=dict)
-    main_properties: Mapping[str, Any] = field(default_factory=dict)
-    draft_properties: Mapping[str, Any] = field(default_factory=dict)
-    # A folder where OpenVINO keeps what it compiled for devices other than the CPU; "auto": one of Outrider's; "off".
+    main_properties: Mapping[str, Any] = field(default_factory=dict)  # the same for the main model; these win
+    draft_properties: Mapping[str, Any] = field(default_factory=dict)  # the same for the draft models; these win
+    # Folder where OpenVINO stores what it compiled for devices other than the CPU. "auto": one of Outrider's. "off".
     compiled_cache: str = "auto"
 
     def __post_init__(self) -> None:

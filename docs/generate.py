@@ -1,0 +1,219 @@
+"""Writes the pages that repeat what the code says: options.md from `outrider.config`, commands.md from the commands.
+
+    python docs/generate.py             # after a change to an option or to a command's help
+    python docs/generate.py --check     # exit code 1 if a page is not what this script would write
+
+An option's meaning is the comment above its field, else the one behind it.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import inspect
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from outrider import cli
+from outrider.cli.options import generation_options, load_options
+from outrider.config import DeviceConfig, GenerationConfig, SchedulerConfig, find_presets
+from outrider.errors import OptionError
+
+DOCS = Path(__file__).parent
+WIDTH = 100  # of help text
+
+SECTIONS = {
+    "generation": (
+        GenerationConfig,
+        "How one request is decoded. These are keywords of `generate` and `stream`. Given to `outrider.load`, they are "
+        "the engine's defaults.",
+    ),
+    "scheduler": (SchedulerConfig, "How memory and calls are shared. These are keywords of `outrider.load`."),
+    "device": (DeviceConfig, "Where the models run and how they are compiled. These are keywords of `outrider.load`."),
+}
+
+OPTIONS_HEAD = """\
+# Options
+
+<!-- Made by docs/generate.py from runtime/outrider/config.py. Change the comments there, and run the script. -->
+
+All options have the same name in Python, in TOML files and on the command line, where `_` becomes `-`:
+
+```python
+engine = outrider.load("my-pair", config="gpu", cache_size=1.5, temperature=0.7)
+engine.generate("Why is the sky blue?", max_new_tokens=200, seed=1)
+```
+
+```bash
+outrider generate my-pair "Why is the sky blue?" --config gpu --cache-size 1.5 --temperature 0.7 --seed 1
+```
+
+```toml
+[generation]
+temperature = 0.7
+drafter = "none"   # TOML has no null
+
+[scheduler]
+cache_size = 1.5
+
+[device]
+main_device = "GPU"
+```
+
+A preset or a TOML file comes first (`config=`, `--config`); keywords win over it. Values are checked when they are
+set. An unknown name fails with the nearest known one.
+"""
+
+COMMANDS_HEAD = """\
+# Commands
+
+<!-- Made by docs/generate.py from the commands' own help. Change it there, and run the script. -->
+
+Every command has `--help`, and `--json` for one machine-readable object. Errors are one line. The exit code is 0 for
+success, 1 for a failure, 2 for wrong usage and 130 for Ctrl-C.
+"""
+
+
+def options_page() -> str:
+    """The page with every option: name, type, default, allowed values, meaning."""
+    presets = [f"- `{name}`: {_first_comment(path)}" for name, path in find_presets().items()]
+    parts = [OPTIONS_HEAD, "Presets:\n", "\n".join(presets) + "\n"]
+    flags = {parameter.name: parameter.opts[0] for parameter in _shared_parameters()}
+    for title, (config, intro) in SECTIONS.items():
+        meanings = _meanings(config)
+        rows = ["| option | type | default | allowed | meaning |", "|---|---|---|---|---|"]
+        missing = []
+        for option in dataclasses.fields(config):
+            kind = str(option.type).replace(" | ", "` or `")  # a bar would end the cell
+            allowed, meaning = _allowed(config, option.name), meanings[option.name]
+            rows.append(f"| `{option.name}` | `{kind}` | `{_default(option)}` | {allowed} | {meaning} |")
+            if option.name not in flags:
+                missing.append(f"`{option.name}`")
+        parts += [f"## {title.capitalize()}: `{config.__name__}`\n", f"{intro}\n", "\n".join(rows) + "\n"]
+        if missing:
+            parts.append(f"Not on the command line under this name: {', '.join(missing)}.\n")
+        notes = inspect.cleandoc(config.__doc__ or "").split("\n\n", 1)[1:]
+        parts += [f"{note}\n" for note in notes]
+    return "\n".join(parts)
+
+
+def commands_page() -> str:
+    """The page with every command's help; options that many commands share are named once."""
+    shared = {parameter.name for parameter in _shared_parameters()}
+    parts = [COMMANDS_HEAD, f"```text\n{_help(cli.root, 'outrider')}\n```\n"]
+    for name in cli.COMMANDS:
+        command = cli.root.get_command(click.Context(cli.root), name)
+        if command is None:
+            raise RuntimeError(f"there is no command {name}")
+        own = [parameter for parameter in command.params if parameter.name not in shared]
+        all_of_them, left_out = command.params, len(command.params) - len(own)
+        command.params = own
+        try:
+            text = _help(command, f"outrider {name}")
+        finally:
+            command.params = all_of_them
+        parts.append(f"## outrider {name}\n\n```text\n{text}\n```\n")
+        if left_out:
+            sections = [
+                section
+                for section, (config, _) in SECTIONS.items()
+                if {p.name for p in all_of_them} & {option.name for option in dataclasses.fields(config)}
+            ]
+            links = ", ".join(f"[{section}](options.md#{section}-{_class(section)})" for section in sections)
+            parts.append(f"Also `--config`, and the options of\n{links}.\n")
+    return "\n".join(parts)
+
+
+def pages() -> dict[Path, str]:
+    """What the generated pages have to be."""
+    return {DOCS / "options.md": options_page(), DOCS / "commands.md": commands_page()}
+
+
+def _class(section: str) -> str:
+    return SECTIONS[section][0].__name__.lower()
+
+
+def _shared_parameters() -> list[click.Parameter]:
+    @click.command()
+    @load_options
+    @generation_options
+    def command(**_: Any) -> None:
+        """Nothing."""
+
+    return command.params
+
+
+def _help(command: click.Command, name: str) -> str:
+    context = click.Context(command, info_name=name, terminal_width=WIDTH, help_option_names=["-h", "--help"])
+    return command.get_help(context).rstrip()
+
+
+def _first_comment(path: Path) -> str:
+    """The comment at the beginning of a file."""
+    lines = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        if not line.startswith("#"):
+            break
+        lines.append(line.lstrip("# "))
+    return " ".join(lines)
+
+
+def _meanings(config: type) -> dict[str, str]:
+    """What the comments of a class's fields say: the lines above a field, else the one behind it."""
+    lines = inspect.getsource(config).splitlines()
+    tree = ast.parse("\n".join(lines)).body[0]
+    if not isinstance(tree, ast.ClassDef):
+        raise TypeError(f"{config} is not a class")
+    meanings = {}
+    for node in tree.body:
+        if not isinstance(node, ast.AnnAssign) or not isinstance(node.target, ast.Name):
+            continue
+        behind = lines[(node.end_lineno or node.lineno) - 1][node.end_col_offset :].strip()
+        above: list[str] = []
+        at = node.lineno - 2
+        while lines[at].strip().startswith("#"):
+            above.insert(0, lines[at].strip())
+            at -= 1
+        said = " ".join(line.lstrip("# ") for line in (above or [behind]))
+        said = re.sub(r'((?:\w+=)?"\w[\w-]*")', r"`\1`", said)
+        meanings[node.target.id] = said[:1].upper() + said[1:].rstrip(".") + "."
+    return meanings
+
+
+def _allowed(config: type, name: str) -> str:
+    """The rule of an option, in the words of the error that another value raises."""
+    try:
+        config(**{name: object()})
+    except OptionError as error:
+        return re.sub(r"^.*? is not ", "", str(error)).rstrip(".")
+    raise RuntimeError(f"{config.__name__}.{name} takes anything")
+
+
+def _default(option: dataclasses.Field[Any]) -> str:
+    if option.default is not dataclasses.MISSING:
+        return repr(option.default)
+    if option.default_factory is not dataclasses.MISSING:
+        return repr(option.default_factory())
+    raise RuntimeError(f"{option.name} has no default")
+
+
+def main(arguments: list[str]) -> int:
+    """Write the pages, or with --check say which are out of date."""
+    check, code = "--check" in arguments, 0
+    for path, text in pages().items():
+        if path.exists() and path.read_text(encoding="utf-8") == text:
+            continue
+        if check:
+            sys.stderr.write(f"{path} is out of date. Run: python docs/generate.py\n")
+            code = 1
+        else:
+            path.write_text(text, encoding="utf-8", newline="\n")
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

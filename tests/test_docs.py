@@ -1,0 +1,183 @@
+"""What the documentation says is what there is: pages made from the code, links, programs, messages, names."""
+
+from __future__ import annotations
+
+import ast
+import re
+import runpy
+import subprocess
+import sys
+from dataclasses import fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import openvino_genai
+import pytest
+
+import outrider
+from outrider import errors
+from outrider.cli import run
+from outrider.config import Config, find_presets
+from outrider.testing import ToyTokenizer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from outrider.bundle import Bundle
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+PAGES = sorted([*DOCS.glob("*.md"), *ROOT.glob("*.md")])
+OPTIONS = {name for section in vars(Config()).values() for name in vars(section)}
+
+
+def text_of(name: str) -> str:
+    return (DOCS / name).read_text(encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def generated() -> dict[Path, str]:
+    pages: dict[Path, str] = runpy.run_path(str(DOCS / "generate.py"))["pages"]()
+    return pages
+
+
+def test_generated_pages_are_what_the_code_says(generated: dict[Path, str]) -> None:
+    assert {path.name for path in generated} == {"options.md", "commands.md"}
+    for path, text in generated.items():
+        assert path.read_text(encoding="utf-8") == text, f"{path.name}: run 'python docs/generate.py'"
+
+
+def test_the_options_page_has_all_there_are(generated: dict[Path, str]) -> None:
+    text = generated[DOCS / "options.md"]
+    rows = re.findall(r"^\| `(\w+)` \| (.*) \|$", text, re.MULTILINE)
+    assert [name for name, _ in rows] == [option.name for s in vars(Config()).values() for option in fields(s)]
+    for name, row in rows:
+        kind, default, allowed, meaning = row.split(" | ")
+        assert kind.startswith("`"), name
+        assert default.startswith("`"), name
+        assert allowed, name
+        assert len(meaning) > 10, name
+    assert all(f"- `{name}`: " in text for name in find_presets())
+
+
+def test_the_help_is_the_command_line_own(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    assert run(["--help"]) == 0
+    shown = re.search(r"```text\n(.*?)```", text_of("commands.md"), re.DOTALL)
+    assert shown
+    assert shown[1] == capsys.readouterr().out
+
+
+def anchors_of(path: Path) -> set[str]:
+    """The anchors of a page's headings, as Python-Markdown's `toc` makes them."""
+    prose = re.sub(r"^```.*?^```", "", path.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    headings = re.findall(r"^#+ (.*)$", prose, re.MULTILINE)
+    plain = [re.sub(r"[^\w\s-]", "", heading).strip().lower() for heading in headings]
+    return {re.sub(r"[-\s]+", "-", heading) for heading in plain}
+
+
+def links_of(path: Path) -> Iterator[tuple[str, str]]:
+    """A page's relative links, as a path and an anchor."""
+    prose = re.sub(r"```.*?```|`[^`\n]*`", "", path.read_text(encoding="utf-8"), flags=re.DOTALL)
+    for target in re.findall(r"\]\(([^)\s]+)\)", prose):
+        if not re.match(r"[a-z]+:", target):
+            file, _, anchor = target.partition("#")
+            yield file, anchor
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
+def test_links_lead_somewhere(path: Path) -> None:
+    for file, anchor in links_of(path):
+        target = (path.parent / file) if file else path
+        assert target.exists(), f"{path.name}: {file}"
+        if path.parent == DOCS:  # the site has nothing else
+            assert target.resolve().is_relative_to(DOCS), f"{path.name}: {file}"
+        assert not anchor or anchor in anchors_of(target), f"{path.name}: {file}#{anchor}"
+
+
+def test_links_are_found() -> None:
+    assert len(list(links_of(ROOT / "README.md"))) > 20
+    assert ("options.md", "device-deviceconfig") in list(links_of(DOCS / "commands.md"))
+
+
+def test_every_page_is_in_the_navigation() -> None:
+    named = set(re.findall(r": ([\w-]+\.md)$", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), re.MULTILINE))
+    assert named == {path.name for path in DOCS.glob("*.md")}
+
+
+@pytest.mark.parametrize(("page", "says"), [("own-drafter.md", "same tokens: True"), ("testing.md", "")])
+def test_programs_run_as_they_stand(page: str, says: str, tmp_path: Path) -> None:
+    program = re.search(r"```python\n(.*?)```", text_of(page), re.DOTALL)
+    assert program
+    file = tmp_path / "program.py"
+    file.write_text(program[1], encoding="utf-8")
+    done = subprocess.run(
+        [sys.executable, str(file)], capture_output=True, text=True, check=False, encoding="utf-8", cwd=tmp_path
+    )
+    assert done.returncode == 0, done.stderr
+    assert says in done.stdout
+
+
+def test_the_drafter_of_the_documentation_drafts(openvino_bundle: Bundle) -> None:
+    program = re.search(r"```python\n(.*?)^bundle = ", text_of("own-drafter.md"), re.DOTALL | re.MULTILINE)
+    assert program
+    names: dict[str, Any] = {}
+    exec(program[1], names)  # noqa: S102 - the class alone
+    engine = outrider.Engine(openvino_bundle, tokenizer=ToyTokenizer())
+    engine.add_drafter("documented", names["LastTime"]())
+    result = engine.generate("abcabc", drafter="documented", max_new_tokens=30, ignore_eos=True)
+    assert result.stats.num_draft_tokens > 0
+
+
+def test_all_errors_are_in_the_table() -> None:
+    known = {name for name, kind in vars(errors).items() if isinstance(kind, type) and issubclass(kind, Exception)}
+    named = set(re.findall(r"^\| `(\w+)` \|", text_of("troubleshooting.md"), re.MULTILINE))
+    assert named == known - {"OutriderError"}
+
+
+def test_messages_are_the_code_s_own() -> None:
+    """Each piece of a message between what varies is found in one text of the sources."""
+    sources: list[str] = []
+    for path in [*(ROOT / "runtime").rglob("*.py"), *(ROOT / "export").rglob("*.py")]:
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.JoinedStr):
+                parts = (part.value if isinstance(part, ast.Constant) else "\0" for part in node.values)
+                sources.append("".join(map(str, parts)))
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                sources.append(node.value)
+    everything = "\n".join(sources)
+    pages = text_of("troubleshooting.md"), (ROOT / "README.md").read_text(encoding="utf-8")
+    messages = [m for page in pages for m in re.findall(r"^\|? ?`([^`]* [^`]*)`(?: \||$)", page, re.MULTILINE)]
+    assert len(messages) > 20
+    varying = r"…|[,;.] |'[^']*'|\b\d[\d,.]*\b|my-pair|outrider\.json|Warning: |\b(?:main|GPU|CPU)\b|\w+="
+    for message in messages:
+        if message.startswith(("outrider ", ".", "--")):
+            continue
+        pieces = [piece.strip(" .;,") for piece in re.split(varying, message)]
+        for piece in (piece for piece in pieces if len(piece) > 8):
+            assert piece in everything, (message, piece)
+
+
+def names_in(heading: str, column: int) -> set[str]:
+    """The names, without values and arguments, in a column of the table below a heading of moving.md."""
+    behind = text_of("moving.md").split(f"## {heading}")[1].split("\n## ")[0]
+    cells = [row.split(" | ")[column] for row in behind.splitlines() if row.startswith("| ") and "`" in row]
+    written = [code for cell in cells for code in re.findall(r"`([^`]*)`", cell)]
+    return {re.split(r"[^\w.]", code)[0].split(".")[-1] for code in written}
+
+
+def test_names_of_openvino_genai_exist() -> None:
+    known = {"prompt_lookup"}  # a property of the pipeline
+    kinds = ("GenerationConfig", "LLMPipeline", "SchedulerConfig", "StreamingStatus", "PerfMetrics", "DecodedResults")
+    for owner in (openvino_genai, *(getattr(openvino_genai, kind) for kind in kinds)):
+        known |= set(dir(owner))
+    written = {name.removesuffix("[0") for name in names_in("From OpenVINO GenAI", 0)}
+    assert len(written) > 30
+    assert written <= known
+
+
+@pytest.mark.parametrize("heading", ["From OpenVINO GenAI", "From Transformers' assisted generation"])
+def test_our_names_in_the_tables_exist(heading: str) -> None:
+    known = OPTIONS | {"chat_template", "cancel", "generate", "stream", "load", "outrider", "auto"}
+    known |= {*outrider.Result.__dataclass_fields__, *dir(outrider.Stats)}
+    assert names_in(heading, 1) - {"", "0"} <= known
