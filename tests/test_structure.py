@@ -19,7 +19,7 @@ LAYERS = [
     {"bench"},
     {"testing"},
     {"engine"},
-    {"drafting"},
+    {"admission", "drafting"},
     {"loading"},
     {"setting"},
     {"request_queue", "schedule"},

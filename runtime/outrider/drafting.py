@@ -18,27 +18,27 @@ if TYPE_CHECKING:
 
     from outrider.config import GenerationConfig
     from outrider.drafters import AnswerStore
+    from outrider.loading import LoadedModel
     from outrider.schedule import Contention, PassCost
-    from outrider.types import Backend, Drafter
+    from outrider.types import Drafter
 
 
 class Drafting:
     """The drafters that requests choose from, and what controls how far they draft.
 
-        drafting = Drafting(main, costs, {"draft": model}, ["draft"], encode=tokenizer.encode)
+        drafting = Drafting(loaded, {"draft": model}, ["draft"], encode=tokenizer.encode)
         drafter, num_assistant_tokens = drafting.choose(config)
 
-    main: the main model's backend. costs: of the calls of the models that are loaded, "main" and by the drafters'
-    names. models: the draft models among them. bundled: the names of all that the bundle has; with `loaded_with` as the
-    engine's drafter, the others were left on disk. encode: a text to the main model's tokens. store: of answers to copy
-    from. contention: of the main model's calls and a draft model's. records: of what the drafters have earned that a
-    name stands for; by default they begin anew.
+    loaded: the models by role, "main" and the drafters' names. models: the draft models among them, as drafters.
+    bundled: the names of all that the bundle has; with `loaded_with` as the engine's drafter, the others were left on
+    disk. encode: a text to the main model's tokens. store: of answers to copy from. contention: of the main model's
+    calls and a draft model's. records: of what the drafters have earned that a name stands for; by default they begin
+    anew.
     """
 
     def __init__(
         self,
-        main: Backend,
-        costs: Mapping[str, PassCost],
+        loaded: Mapping[str, LoadedModel],
         models: Mapping[str, DraftModel],
         bundled: Seq[str],
         *,
@@ -49,7 +49,7 @@ class Drafting:
         records: Callable[[str], Records] | None = None,
     ) -> None:
         self.bundled = tuple(bundled)
-        self._main, self._costs, self._contention = main, costs, contention
+        self._loaded, self._contention = loaded, contention
         self._loaded_with, self._store = loaded_with, store
         self._named: dict[str, Drafter] = dict(models)  # the bundle's, then the app's
         self._suffix = Suffix()
@@ -164,6 +164,13 @@ class Drafting:
             weakref.finalize(self, self._records[name].save, at_once=True)
         return self._records[name]
 
+    def close(self) -> None:
+        """Save what is known of the drafters, and let go of them and of their models."""
+        for records in self._records.values():
+            records.save(at_once=True)
+        self._named.clear()
+        self._controllers.clear()
+
     def expect(self, contention: Contention) -> None:
         """From now on, controllers count with this contention."""
         self._contention = contention
@@ -172,7 +179,7 @@ class Drafting:
 
     def _cost_of(self, drafter: Drafter) -> PassCost | None:
         """What the calls of a draft model cost, if that was measured."""
-        return next((cost for role, cost in self._costs.items() if self._named.get(role) is drafter), None)
+        return next((model.cost for role, model in self._loaded.items() if self._named.get(role) is drafter), None)
 
     def _controller(self, name: str, max_ngram_size: int) -> Auto:
         """What chooses between the drafters that `name` stands for. Requests share what it has learned."""
@@ -181,8 +188,8 @@ class Drafting:
             found = self.find(name, max_ngram_size)
             model = found if isinstance(found, DraftModel) else None
             made = Auto(
-                self._main,
-                self._costs["main"],
+                self._loaded["main"].backend,
+                self._loaded["main"].cost,
                 copier=self._suffix if name == "auto" else None if model else found,
                 model=model,
                 draft_cost=self._cost_of(found),

@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import math
 import secrets
 import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from outrider import __version__, kept
+from outrider.admission import Admission
 from outrider.bundle import Bundle, draft_models_of, read_bundle
-from outrider.config import COPYING, DEFAULT_MAX_NEW_TOKENS, Config, GenerationConfig, load_config, user_path
+from outrider.config import COPYING, Config, GenerationConfig, load_config, user_path
 from outrider.drafters import AnswerStore, DraftModel, Subset, load_vocabulary
 from outrider.drafting import Drafting
-from outrider.errors import OptionError, RequestError
+from outrider.errors import OptionError
 from outrider.forks import spare
-from outrider.loading import check_room, contention_of, cost_of, least_tokens, load_parts
+from outrider.loading import LoadedModel, contention_of, cost_of, load_parts
 from outrider.part import parts_of
 from outrider.request import Request
-from outrider.request_queue import RequestQueue
+from outrider.request_queue import RequestQueue, Submitted
 from outrider.sampling import LogitsSampler
 from outrider.schedule import (
     Auto,
@@ -40,7 +40,7 @@ from outrider.types import Noise, Sequence
 from outrider.verifiers import SAMPLING_VERIFIERS, Greedy
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterator, Mapping
+    from collections.abc import Callable, Generator, Iterator, Mapping
     from collections.abc import Sequence as Seq
     from pathlib import Path
     from threading import Event
@@ -106,51 +106,41 @@ class Engine:
             if entry.vocabulary != "same" and entry.tokenizer:
                 check_tokenizer(self._draft_bundle.folder / entry.tokenizer.folder)
         main, drafts = parts_of(bundle, self._draft_bundle)
-        drafts = drafts if entries else []
-        self._parts = {part.role: part for part in (main, *drafts)}
         overlap = bool(self.config.scheduler.overlap)
         count = self.config.generation.num_assistant_tokens
         if device.npu_window is None and not isinstance(count, str):
             device = dataclasses.replace(device, npu_window=count + 1)
         self._device = device
+        drafts = drafts if entries else []
         backends, self.placement = load_parts(main, drafts, device, overlap=overlap)
         where = {"main_device": self.placement.main, "draft_device": self.placement.draft or device.draft_device}
         self.config = self.config.replace(**where)  # what "auto" has become
         spare(self, backends)
-        self._main = backends["main"]
-        self._backends = {f"{role}_device": backend for role, backend in backends.items()}
-        self._bytes_per_token = sum(backend.bytes_per_token for backend in self._backends.values())
-        max_tokens = int(self.config.scheduler.cache_size * 1e9 / self._bytes_per_token)
-        check_room(self._backends, max_tokens)
-        for backend in self._backends.values():
-            backend.allocate(max_tokens)
-        if max_tokens < (least := least_tokens(backends)):
-            raise OptionError(
-                f"{self._cache_holds(max_tokens)}; an engine needs room for {least:,}. {self._raise_cache_size(least)}"
-            )
-        models = {
-            entry.name: self._draft_model(entry, self._backends[f"{entry.name}_device"], draft_tokenizer)
-            for entry in entries
-        }
-        self.costs = {role: self._cost(role) for role in self._parts}
+        self._admission = Admission(bundle.manifest, backends, self.config.scheduler.cache_size)
+        self._admission.allocate()
+        both = ((part, backends[part.role]) for part in (main, *drafts))
+        self.loaded = {part.role: LoadedModel(part, backend, cost_of(part, backend)) for part, backend in both}
         self._drafting = Drafting(
-            self._main,
-            self.costs,
-            models,
+            self.loaded,
+            {entry.name: self._draft_model(entry, draft_tokenizer) for entry in entries},
             [entry.name for entry in self._entries],
             encode=self.tokenizer.encode,
             loaded_with=self.config.generation.drafter,
             store=self._store,
-            records=functools.partial(_records, self.config.scheduler.keep_records, tuple(self._parts.values())),
+            records=functools.partial(_records, self.config.scheduler.keep_records, (main, *drafts)),
         )
         self._overlaps = False
         self.overlaps = self._decide_overlap(self.config.scheduler.overlap)
         self._queue = RequestQueue(self._main, self.config.scheduler.max_num_batched_tokens)
         self._try_drafters()
 
+    @property
+    def _main(self) -> CompiledModel:
+        return self.loaded["main"].backend
+
     def _try_drafters(self) -> None:
         """Find out what drafts are worth before the first answer; once a bundle."""
-        if not self.config.scheduler.keep_records or self._parts["main"].size < SMALL:
+        if not self.config.scheduler.keep_records or self.loaded["main"].part.size < SMALL:
             return
         for model, records in self._drafting.untried:
             log.info("Trying the draft model on %d prompts.", len(trial.PROMPTS))
@@ -198,7 +188,7 @@ class Engine:
     @property
     def models(self) -> dict[str, ModelEntry]:
         """The models that are loaded, "main" and by the drafters' names."""
-        return {role: part.model for role, part in self._parts.items()}
+        return {role: model.part.model for role, model in self.loaded.items()}
 
     @property
     def overlaps(self) -> bool:
@@ -214,47 +204,44 @@ class Engine:
     @property
     def main(self) -> Backend:
         """The main model's backend, for measurements; not to be called while requests run."""
+        self._queue.check_open()
         return self._main
 
     @property
     def setting(self) -> dict[str, str]:
         """Where and how precisely the models run; of the main model, whether its rows are exact and what that takes."""
         found = {}
-        for role, backend in self._backends.items():
+        for role, model in self.loaded.items():
+            backend = model.backend
             group_size = backend.fingerprint.get("DYNAMIC_QUANTIZATION_GROUP_SIZE")
             groups = f" in groups of {group_size}" if group_size else ""
             exact = ""
-            if backend is self._main:
+            if role == "main":
                 exact = f", exact with {backend.exactness.rule}" if backend.exactness.holds else ", not exact"
             cache = f"cache {backend.cache_precision}"
-            found[role] = f"{backend.device} {backend.precision}{groups}{exact}, {cache}, {backend.runtime}"
+            found[f"{role}_device"] = f"{backend.device} {backend.precision}{groups}{exact}, {cache}, {backend.runtime}"
         return found
 
     @property
     def choices(self) -> dict[str, Choice]:
         """The settings that the models run in, and those that they were chosen from."""
-        parts = self._parts.items()
-        return {role: choice_of(part, self._backends[f"{role}_device"].device, self._device) for role, part in parts}
+        return {role: choice_of(m.part, m.backend.device, self._device) for role, m in self.loaded.items()}
+
+    @property
+    def costs(self) -> dict[str, PassCost]:
+        """What the models' calls cost here, by role; they follow the machine."""
+        return {role: model.cost for role, model in self.loaded.items()}
 
     @property
     def cache(self) -> dict[str, CacheUse]:
-        """What is in the models' caches, "main" and by the drafters' names: room, kept tokens, hits."""
-        return {role.removesuffix("_device"): backend.cache for role, backend in self._backends.items()}
+        """What is in the models' caches, "main" and by the drafters' names: room, cached tokens, hits."""
+        return {role: model.backend.cache for role, model in self.loaded.items()}
 
     @property
     def max_tokens(self) -> int:
         """Tokens that prompt and answer of one request may have: the model's context or what fits in the cache."""
-        return min(self.bundle.manifest.main.geometry.context_length, self._cache_tokens)
-
-    @property
-    def _cache_tokens(self) -> int:
-        """Tokens that fit in the cache of every model that a request needs a place in."""
-        return min(backend.max_tokens for backend in self._limiting)
-
-    @property
-    def _limiting(self) -> list[CompiledModel]:
-        """The models that a request needs a place in: not a draft model in fixed shapes, which it can do without."""
-        return [b for b in self._backends.values() if b is self._main or not b.capabilities.fixed]
+        self._queue.check_open()
+        return self._admission.max_tokens
 
     def generate(
         self,
@@ -292,6 +279,47 @@ class Engine:
         """Answer a prompt piece by piece; as `generate`. A stream that is closed or forgotten ends as well."""
         return self._queue.run(self.prepare(prompt, config, chat_template=chat_template, cancel=cancel, **options))
 
+    def submit(
+        self,
+        prompt: str | Seq[Mapping[str, Any]] | Seq[int],
+        config: GenerationConfig | None = None,
+        *,
+        sink: Callable[[TextChunk | BaseException], object],
+        chat_template: bool = True,
+        **options: Any,
+    ) -> Submitted:
+        """Begin to answer a prompt, and return at once.
+
+            handle = engine.submit(prompt, sink=lambda news: loop.call_soon_threadsafe(queue.put_nowait, news))
+
+        sink: is called in the engine's own thread with each piece of text, the last of which has the result, or with
+        what the request failed of. It must return at once, as all requests wait for it. Raises as `generate` does,
+        besides a device's errors.
+        """
+        if not callable(sink):
+            raise OptionError(f"sink={sink!r} cannot be called. Pass a function that takes a TextChunk or an error.")
+        request = self.prepare(prompt, config, chat_template=chat_template, **options)
+        submitted = Submitted(self._queue, request, sink)
+        self._queue.submit(request)
+        return submitted
+
+    def close(self) -> None:
+        """End all requests with a RequestError, and free the models as far as nobody else has them.
+
+        What the engine is asked behind that fails with a RequestError. Twice does no harm; an engine that is forgotten
+        closes itself.
+        """
+        self._queue.close()
+        self._drafting.close()
+        self.loaded.clear()
+        self._admission.backends.clear()
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
     @contextmanager
     def trace(self, path: str | Path) -> Iterator[None]:
         """Write a timeline of the requests that begin in the block, for ui.perfetto.dev; see `outrider.trace`.
@@ -307,7 +335,7 @@ class Engine:
         if self._trace:
             raise OptionError(f"This engine is being traced to {self._trace.path} already. One trace runs at a time.")
         trace = Trace(user_path(path), (f"{role}: {where}" for role, where in self.setting.items()))
-        backends = {name: self._backends[f"{name}_device"] for name in self._parts}
+        backends = {name: model.backend for name, model in self.loaded.items()}
         traced = {name: trace.backend(backend, name, backend.device) for name, backend in backends.items()}
         self._run_on(traced)
         self._trace = trace
@@ -324,8 +352,9 @@ class Engine:
         for name, model in self._drafting.models.items():
             model.backend = backends[name]
 
-    def _draft_model(self, entry: DrafterEntry, backend: CompiledModel, tokenizer: TextTokenizer | None) -> DraftModel:
+    def _draft_model(self, entry: DrafterEntry, tokenizer: TextTokenizer | None) -> DraftModel:
         """A draft model of the bundle, whose cache is there; `tokenizer` is its own, where one was given."""
+        backend = self.loaded[entry.name].backend
         vocabulary = subset = None
         if entry.vocabulary != "same" and entry.tokenizer:
             tokenizer = tokenizer or Tokenizer(self._draft_bundle.folder / entry.tokenizer.folder)
@@ -343,8 +372,8 @@ class Engine:
 
     def measure_costs(self, repeats: int) -> None:
         """Measure anew, and keep for later starts, what the models' calls cost. Not while requests run."""
-        for role, known in self.costs.items():
-            measured = self._cost(role, repeats)
+        for model in self.loaded.values():
+            known, measured = model.cost, cost_of(model.part, model.backend, repeats)
             known.near, known.far, known.scale = measured.near, measured.far, 1.0
 
     def measure_contention(self, drafter: str) -> Contention:
@@ -353,27 +382,22 @@ class Engine:
         Not while requests run.
         """
         try:
-            contention = measure_contention(self._main, self._backends[f"{drafter}_device"])
+            contention = measure_contention(self._main, self.loaded[drafter].backend)
         finally:
             self._main.run_in_background(self.overlaps)
         self._drafting.expect(contention)
         return contention
 
-    def _cost(self, role: str, repeats: int | None = None) -> PassCost:
-        """What a model's calls cost here: as it was measured before, or, with `repeats` or for the first time, now."""
-        return cost_of(self._parts[role], self._backends[f"{role}_device"], repeats)
-
     def _decide_overlap(self, wanted: bool | str) -> bool:
         """Whether draft models draft while the main model checks; asked of the machine where `wanted` is "auto"."""
-        roles = [role for role in self._parts if role != "main"]
-        if not roles or not wanted:
+        main, *drafts = self.loaded.values()
+        if not drafts or not wanted:
             if wanted is True:
                 raise OptionError("overlap=True needs a draft model, and none is loaded. Leave it at 'auto'.")
             return False
-        main, draft = ((self._parts[role], self._backends[f"{role}_device"]) for role in ("main", roles[0]))
-        contention = contention_of(*main, *draft)
+        contention = contention_of(main.part, main.backend, drafts[0].part, drafts[0].backend)
         self._drafting.expect(contention)
-        return wanted is True or pays(self.costs["main"], self.costs[roles[0]], contention)
+        return wanted is True or pays(main.cost, drafts[0].cost, contention)
 
     def prepare(
         self,
@@ -387,25 +411,14 @@ class Engine:
     ) -> Request:
         """What `generate` would run, checked and ready for the loop. at_once: its text is read in the end alone."""
         created = time.perf_counter()
-        self._queue.check_process()
+        self._queue.check_open()
         if not isinstance(config, GenerationConfig | None):
             raise OptionError(f"config={config!r} is not a GenerationConfig. Give options as keywords, or make one.")
         if cancel is not None and (isinstance(cancel, type) or not callable(getattr(cancel, "is_set", None))):
             raise OptionError(f"cancel={cancel!r} has no is_set() to ask. Pass a threading.Event.")
         config = (config or self.config.generation).replace(**options)
         token_ids = list(map(int, self.tokenizer.encode_prompt(prompt, chat_template=chat_template)))
-        vocab_size = self.bundle.manifest.main.vocab_size
-        if unknown := [token_id for token_id in token_ids if not 0 <= token_id < vocab_size]:
-            raise RequestError(f"The prompt has token id {unknown[0]}; the vocabulary ends at {vocab_size - 1:,}.")
-        for name in ("stop_token_ids", "banned_token_ids", "logit_bias"):
-            if unknown := [token_id for token_id in getattr(config, name) if token_id >= vocab_size]:
-                raise OptionError(f"{name} has token id {unknown[0]}; the vocabulary ends at {vocab_size - 1:,}.")
-        max_new_tokens = self._room(len(token_ids), config.max_new_tokens)
-        if config.min_new_tokens > max_new_tokens:
-            raise OptionError(
-                f"min_new_tokens={config.min_new_tokens:,} is more than the {max_new_tokens:,} tokens that this answer "
-                "may have. Lower it, or set max_new_tokens."
-            )
+        max_new_tokens = self._admission.check(token_ids, config)
         drafter, num_assistant_tokens = self._drafting.choose(config)
         threshold = config.assistant_confidence_threshold
         tokenizer = self.bundle.manifest.tokenizer
@@ -436,42 +449,6 @@ class Engine:
         request.stats.num_prompt_tokens = len(token_ids)
         return request
 
-    def _room(self, num_prompt_tokens: int, max_new_tokens: int | None) -> int:
-        """How many tokens the answer may have; refuses what cannot fit."""
-        context, cache = self.bundle.manifest.main.geometry.context_length, self._cache_tokens
-        wanted = num_prompt_tokens + (max_new_tokens or 1)
-        asked = f"{num_prompt_tokens:,} prompt tokens and max_new_tokens={max_new_tokens or 1:,}"
-        if wanted > context:
-            raise RequestError(f"{asked} exceed the model's context of {context:,} tokens. Shorten one of them.")
-        self._check_fixed(num_prompt_tokens, wanted)
-        if wanted > cache:
-            most = max(backend.tokens_for(wanted) for backend in self._limiting)
-            raise RequestError(f"{self._cache_holds(cache)}; {asked} need more. {self._raise_cache_size(most)}")
-        return max_new_tokens or min(DEFAULT_MAX_NEW_TOKENS, min(context, cache) - num_prompt_tokens)
-
-    def _cache_holds(self, num_tokens: int) -> str:
-        return f"cache_size={self.config.scheduler.cache_size:g} GB holds {num_tokens:,} tokens"
-
-    def _raise_cache_size(self, num_tokens: int) -> str:
-        size = _round_up((num_tokens + 1) * self._bytes_per_token / 1e9)
-        return f"Raise cache_size to at least {size:g}."
-
-    def _check_fixed(self, num_prompt_tokens: int, num_tokens: int) -> None:
-        """Refuse what is more than a main model on an NPU was compiled for."""
-        fixed, device = self._main.capabilities.fixed, self._main.device
-        if fixed and num_prompt_tokens > fixed.max_prompt_tokens:
-            raise RequestError(
-                f"main_device={device!r} was compiled for prompts of up to {fixed.max_prompt_tokens:,} tokens; "
-                f"this one has {num_prompt_tokens:,}. Load with npu_max_prompt_tokens={num_prompt_tokens}."
-            )
-        if fixed and num_tokens > fixed.max_tokens:
-            wanted = num_tokens - fixed.max_prompt_tokens
-            raise RequestError(
-                f"main_device={device!r} was compiled for {fixed.max_tokens:,} tokens of prompt and answer; "
-                f"this request needs {num_tokens:,}. Lower max_new_tokens, or load with "
-                f"npu_max_new_tokens={wanted}."
-            )
-
 
 def _records(keep: bool, parts: Seq[Part], drafter: str) -> Records:
     """What the drafters of this name have earned with these models, in a file unless that is not wanted."""
@@ -479,12 +456,6 @@ def _records(keep: bool, parts: Seq[Part], drafter: str) -> Records:
         return Records()
     key = {"drafter": drafter, "files": {part.role: part.files for part in parts}, "outrider": __version__}
     return Records(kept.Kept(kept.FOLDER / "records", key, dict[str, Record]))
-
-
-def _round_up(size: float) -> float:
-    """To three digits."""
-    step = 10.0 ** (math.floor(math.log10(size)) - 2)
-    return math.ceil(size / step) * step
 
 
 def _verifier(config: GenerationConfig) -> Verifier:

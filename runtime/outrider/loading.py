@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import gc
 import warnings
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import openvino as ov
@@ -31,7 +32,7 @@ from outrider.schedule.placement import PairCost, Placement, choose, named
 from outrider.setting import compile_settled
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
     from collections.abc import Sequence as Seq
 
     from outrider.backends.devices import Device
@@ -42,6 +43,15 @@ if TYPE_CHECKING:
     from outrider.types import CompiledModel
 
 _TRIAL_TOKENS = 4096  # of the cache while costs are compared
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A bundle's model on a device. cost: seconds of its calls."""
+
+    part: Part
+    backend: CompiledModel
+    cost: PassCost
 
 
 def load_parts(
@@ -218,7 +228,7 @@ def contention_of(main: Part, backend: CompiledModel, draft: Part, other: Compil
     return contention
 
 
-def check_room(backends: Mapping[str, CompiledModel], max_tokens: int) -> None:
+def check_room(backends: Iterable[CompiledModel], max_tokens: int) -> None:
     """Raise DeviceError where a device has less memory than its models' caches would take, filled with `max_tokens`.
 
     Up front, as OpenVINO GenAI does it: a system that runs out of memory later slows down first, and a driver aborts.
@@ -226,7 +236,7 @@ def check_room(backends: Mapping[str, CompiledModel], max_tokens: int) -> None:
     """
     core = ov.Core()
     wanted: dict[str, float] = {}
-    for backend in backends.values():
+    for backend in backends:
         device, size = backend.device, max_tokens * backend.bytes_per_token
         if device != "CPU" and backend.runtime != "OpenVINO":
             continue

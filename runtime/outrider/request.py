@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field
 from queue import SimpleQueue
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from outrider.errors import NoTokenLeft, RequestError, one_line
 from outrider.metrics import Stats
@@ -36,6 +36,16 @@ if TYPE_CHECKING:
     )
 
 
+class Sink(Protocol):
+    """Where a request's output goes: pieces of text, the last with the result, or an error. Called by the worker."""
+
+    def put(self, news: TextChunk | BaseException, /) -> None:
+        """Take a piece. Must not raise, nor take long: all requests wait for it."""
+
+    def qsize(self) -> int:
+        """Pieces that nobody has read yet: a request does not run far ahead of its reader."""
+
+
 @dataclass(eq=False, slots=True)
 class Request:
     """A sequence with all that is needed to continue it, and the text that has become of it.
@@ -62,7 +72,7 @@ class Request:
     reuse: bool = True  # takes what the caches have of its beginning, and leaves its own tokens there
     created: float = field(default_factory=time.perf_counter)
     stats: Stats = field(default_factory=Stats)
-    news: SimpleQueue[TextChunk | BaseException] = field(default_factory=SimpleQueue)  # for the reader
+    sink: Sink = field(default_factory=SimpleQueue[TextChunk | BaseException])
     abandoned: bool = False  # set by the reader: nobody reads it any more
     # The worker's own
     slot: Slot = field(init=False)  # from `admit` on
@@ -135,16 +145,16 @@ class Request:
         except Exception as error:  # the tokenizer's; the other requests shall not suffer for it
             self.fail(error)
         if self.error:
-            self.news.put(self.error)
+            self.sink.put(self.error)
         self.done = bool(self.finish_reason or self.error)
 
     def _publish_text(self) -> None:
         text = self.text.text[self.num_published :]
         self.num_published += len(text)
         if self.finish_reason and not self.error:
-            self.news.put(TextChunk(text, self.stats, self.result()))
+            self.sink.put(TextChunk(text, self.stats, self.result()))
         elif text:
-            self.news.put(TextChunk(text, self.stats))
+            self.sink.put(TextChunk(text, self.stats))
 
     def fail(self, error: BaseException) -> None:
         """End the request with an error, which its reader gets to see."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 import time
@@ -16,19 +17,23 @@ from outrider.forks import check_process
 from outrider.loop import step
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
+    from collections.abc import Callable, Generator
 
     from outrider.request import Request
     from outrider.results import TextChunk
     from outrider.types import Backend
 
+log = logging.getLogger("outrider")
+
 _AHEAD = 8  # rounds that a request may be ahead of its reader
+_CLOSED = "This engine is closed. Load the bundle again."
 
 
 class _Stop:
     """Ends the worker."""
 
 
+_News: TypeAlias = "TextChunk | BaseException"
 # What the worker is sent: a request to run, None to look around, or the end.
 _Inbox: TypeAlias = "SimpleQueue[Request | _Stop | None]"
 
@@ -44,18 +49,43 @@ class RequestQueue:
         self._pid = os.getpid()
         self._inbox: _Inbox = SimpleQueue()
         self._worker = _Worker(main, max_num_batched_tokens, self._inbox)
-        thread = threading.Thread(target=self._worker.work, name="outrider", daemon=True)
-        thread.start()
+        self._thread = threading.Thread(target=self._worker.work, name="outrider", daemon=True)
+        self._thread.start()
         # When this object goes, or the interpreter ends: a daemon must not die in the middle of a device's call.
-        weakref.finalize(self, _stop, self._inbox, thread, self._pid)
+        self._stop = weakref.finalize(self, _stop, self._inbox, self._thread, self._pid)
 
-    def check_process(self) -> None:
-        """Raise RequestError in a process that was forked from the one that has the worker."""
+    def check_open(self) -> None:
+        """Raise RequestError behind `close`, and in a process that was forked from the one that has the worker."""
         check_process(self._pid)
+        if not self._stop.alive:
+            raise RequestError(_CLOSED)
+
+    def close(self) -> None:
+        """End all requests with an error, and the worker. Twice does no harm."""
+        check_process(self._pid)
+        self._stop()
+        self._worker.main = None
 
     def run_on(self, main: Backend) -> None:
         """Call the main model by way of `main`, its backend or a wrapper of that, from the next round on."""
-        self._worker.run_on(main)
+        self._worker.main = main
+
+    def submit(self, request: Request) -> None:
+        """Have a request run; what comes of it goes to its sink.
+
+        Raises:
+            RequestError: behind `close`, and in a process that was forked from the one that has the worker.
+        """
+        self.check_open()
+        self._inbox.put(request)
+        if not self._stop.alive:  # closed in the meantime: the worker may have looked for the last time
+            self._thread.join()
+            self._worker.give_up(RequestError(_CLOSED))
+
+    def cancel(self, request: Request) -> None:
+        """End a request that nobody waits for any more, after the round under way. From any thread."""
+        request.abandoned = True
+        self._inbox.put(None)
 
     def run(self, request: Request) -> Generator[TextChunk, None, None]:
         """Bring a request to its end, yielding its text as it becomes certain.
@@ -64,23 +94,56 @@ class RequestQueue:
             OutriderError: what the request failed of.
             RequestError: in a process that was forked from the one that has the worker.
         """
-        self.check_process()
+        news_of_it: SimpleQueue[_News] = SimpleQueue()
+        request.sink = news_of_it
         try:
-            self._inbox.put(request)
+            self.submit(request)
             while True:
-                self.check_process()  # it may have been forked since
-                if request.news.empty():
+                check_process(self._pid)  # it may have been forked since
+                if news_of_it.empty():
                     self._inbox.put(None)  # the worker may be waiting for a reader
-                news = request.news.get()
+                news = news_of_it.get()
                 if isinstance(news, BaseException):
                     raise news
                 yield news
                 if news.result:
                     return
         finally:
-            # May run in garbage collection, in any thread: SimpleQueue is made for that.
-            request.abandoned = True
-            self._inbox.put(None)
+            self.cancel(request)  # may run in garbage collection, in any thread: SimpleQueue is made for that
+
+
+class Submitted:
+    """A request that runs by itself: what comes of it goes to a function, in the worker's thread.
+
+    handle = engine.submit(prompt, sink=lambda news: loop.call_soon_threadsafe(queue.put_nowait, news))
+    handle.cancel()
+    """
+
+    def __init__(self, queue: RequestQueue, request: Request, sink: Callable[[_News], object]) -> None:
+        self._queue, self._request, self._sink = queue, request, sink
+        request.sink = self
+
+    @property
+    def done(self) -> bool:
+        """Whether the result or an error was given to the sink."""
+        return self._request.done
+
+    def cancel(self) -> None:
+        """End the answer after the round under way; its result still comes. From any thread, at any time."""
+        self._queue.cancel(self._request)
+
+    def put(self, news: _News, /) -> None:
+        """Call the function. One that raises gets no more."""
+        try:
+            self._sink(news)
+        except Exception:
+            log.exception("A sink raised, so its request is cancelled.")
+            self._sink = lambda _: None
+            self.cancel()
+
+    def qsize(self) -> int:
+        """Nothing waits here."""
+        return 0
 
 
 def _stop(inbox: _Inbox, thread: threading.Thread, pid: int) -> None:
@@ -95,28 +158,30 @@ class _Worker:
     """Steps the loop for all requests that were sent to it and are not done."""
 
     def __init__(self, main: Backend, max_num_batched_tokens: int, inbox: _Inbox) -> None:
-        self._main = main
+        self.main: Backend | None = main
         self._max_num_batched_tokens = max_num_batched_tokens
         self._inbox = inbox
         self._waiting: deque[Request] = deque()
         self._running: list[Request] = []
         self._refused: Request | None = None  # for want of room, which nobody has given back since
 
-    def run_on(self, main: Backend) -> None:
-        self._main = main
-
     def work(self) -> None:
         while self._receive():
             try:
                 self._settle()
-                if self._running and not self._is_far_ahead:
-                    self._round()
+                if self.main and self._running and not self._is_far_ahead:
+                    self._round(self.main)
                     self._settle()
             except BaseException as error:  # of an app's drafter, perhaps: nobody shall be left waiting
-                self._give_up(error)
+                self.give_up(error)
+        self.give_up(RequestError(_CLOSED))
 
-    def _give_up(self, error: BaseException) -> None:
+    def give_up(self, error: BaseException) -> None:
         """End everything with an error."""
+        while not self._inbox.empty():
+            sent = self._inbox.get()
+            if not isinstance(sent, _Stop | None):
+                self._waiting.append(sent)
         given_up = (*self._running, *self._waiting)
         running, self._running = self._running, []
         self._waiting.clear()
@@ -140,7 +205,7 @@ class _Worker:
     @property
     def _is_far_ahead(self) -> bool:
         """Whether nobody waits: neither for room, nor for text that is not there yet."""
-        return not self._waiting and all(request.news.qsize() >= _AHEAD for request in self._running)
+        return not self._waiting and all(request.sink.qsize() >= _AHEAD for request in self._running)
 
     def _receive(self) -> bool:
         """Take what has been sent, waiting for it if there is nothing else to do; False at the end."""
@@ -183,25 +248,25 @@ class _Worker:
 
     def _admit(self, request: Request) -> bool:
         try:
-            return request.admit(self._main)
+            return self.main is not None and request.admit(self.main)
         except Exception as error:  # an app's drafter
             request.fail(error)
             return False
 
-    def _round(self) -> None:
+    def _round(self, main: Backend) -> None:
         """One step of the loop, with its time put down to those who were decoding."""
         decoding = [request for request in self._running if request.stats.num_generated_tokens]
         drafters = {id(r.drafter): r.drafter for r in self._running if r.drafter is not None}.values()
-        began, main_began = time.perf_counter(), self._main.seconds
+        began, main_began = time.perf_counter(), main.seconds
         drafting_began = sum(drafter.seconds for drafter in drafters)
         ahead = {id(r.ahead_drafter): r.ahead_drafter for r in self._running if r.ahead_drafter is not None}.values()
         ahead_began = sum(drafter.ahead_seconds for drafter in ahead)
         try:
-            step(self._main, self._running, self._max_num_batched_tokens)
+            step(main, self._running, self._max_num_batched_tokens)
         except BaseException as error:  # of the models' calls, which all requests share
             for request in self._running:
                 request.fail(error)
-        checking = self._main.seconds - main_began
+        checking = main.seconds - main_began
         drafting = sum(drafter.seconds for drafter in drafters) - drafting_began
         ahead_seconds = sum(drafter.ahead_seconds for drafter in ahead) - ahead_began
         host = time.perf_counter() - began - checking - drafting

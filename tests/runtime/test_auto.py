@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -33,8 +34,8 @@ def engine(toy_bundle: Bundle) -> outrider.Engine:
     """The toy's calls all take as long; with costs like a real pair's, its draft model is used."""
     engine = outrider.Engine(toy_bundle, outrider.Config().replace(cache_size=0.02), tokenizer=ToyTokenizer())
     slow, quick = (0.040, 0.050), (0.004, 0.005)
-    engine.costs["main"] = Steady((2, 16), slow, slow)
-    engine.costs["draft"] = Steady((1, 128), quick, quick)
+    engine.loaded["main"] = replace(engine.loaded["main"], cost=Steady((2, 16), slow, slow))
+    engine.loaded["draft"] = replace(engine.loaded["draft"], cost=Steady((1, 128), quick, quick))
     return engine
 
 
@@ -56,8 +57,8 @@ def test_drafts_grow_with_what_they_earn(tmp_path: Path) -> None:
     bundle = save_toy_bundle(tmp_path / "bundle", draft_noise=0.0)
     engine = outrider.Engine(bundle, outrider.Config().replace(cache_size=0.01), tokenizer=ToyTokenizer())
     slow, quick = (0.040, 0.042), (0.001, 0.001)
-    engine.costs["main"] = Steady((2, 16), slow, slow)
-    engine.costs["draft"] = Steady((1, 128), quick, quick)
+    engine.loaded["main"] = replace(engine.loaded["main"], cost=Steady((2, 16), slow, slow))
+    engine.loaded["draft"] = replace(engine.loaded["draft"], cost=Steady((1, 128), quick, quick))
     stats = engine.generate("hello", drafter="draft", max_new_tokens=400, ignore_eos=True).stats
     assert stats.acceptance_rate > 0.8
     assert stats.num_draft_tokens_per_round[0] < LONGEST

@@ -406,12 +406,12 @@ class TestRoles:
         names = ("INFERENCE_NUM_THREADS", "ENABLE_CPU_PINNING", "ENABLE_CPU_RESERVATION")
         found = {
             role: [backend._compiled.get_property(name) for name in names]
-            for role, backend in engine._backends.items()
-            if isinstance(backend, OpenVINOPaged)
+            for role, model in engine.loaded.items()
+            if isinstance(backend := model.backend, OpenVINOPaged)
         }
         assert found == {
-            "main_device": [min(2, os.cpu_count() or 1), False, False],
-            "draft_device": [1, True, True],
+            "main": [min(2, os.cpu_count() or 1), False, False],
+            "draft": [1, True, True],
         }
         assert answers_as_it_should(engine)
         del engine
@@ -432,7 +432,7 @@ class TestRoles:
 
     def test_on_onnxruntime(self, bundle: Bundle) -> None:
         engine = load(bundle, num_threads=2, draft_num_threads=1, main_properties={AFFINITIES: "2"})
-        prints = [engine._backends[f"{role}_device"].fingerprint for role in ("main", "draft")]
+        prints = [engine.loaded[role].backend.fingerprint for role in ("main", "draft")]
         assert [found["threads"] for found in prints] == ["2", "1"]
         assert [found.get(AFFINITIES) for found in prints] == ["2", None]
         with pytest.raises(
@@ -586,24 +586,25 @@ class TestGpu:
 
     def test_more_than_there_is_is_refused_up_front(self, bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
         engine = load(bundle)
+        backends = [model.backend for model in engine.loaded.values()]
         monkeypatch.setattr(loading, "system_memory", lambda: (10**6, 10**6))
         with pytest.raises(
             outrider.DeviceError, match=r"CPU has 0.00 GB of memory, and the cache may take .* Lower cache"
         ):
-            loading.check_room(engine._backends, 10**5)
-        loading.check_room(engine._backends, 100)
+            loading.check_room(backends, 10**5)
+        loading.check_room(backends, 100)
         monkeypatch.undo()
         core: Any = FakeCore()
         monkeypatch.setattr(ov, "Core", lambda: core)
-        backend = engine._backends["main_device"]  # 256 bytes a token, 64 of them keys of a layer
+        backend = engine.loaded["main"].backend  # 256 bytes a token, 64 of them keys of a layer
         monkeypatch.setattr(backend, "device", "GPU")
         monkeypatch.setattr(type(backend), "runtime", "OpenVINO")
         with pytest.raises(outrider.DeviceError, match="GPU has 0.00 GB of memory left, and the cache may take"):
-            loading.check_room({"main_device": backend}, 2)
-        loading.check_room({"main_device": backend}, 1)
+            loading.check_room([backend], 2)
+        loading.check_room([backend], 1)
         core.properties["GPU_DEVICE_MAX_ALLOC_MEM_SIZE"] = 63
         with pytest.raises(outrider.DeviceError, match="GPU makes no tensor above 0.00 GB, and the keys of"):
-            loading.check_room({"main_device": backend}, 1)
+            loading.check_room([backend], 1)
 
 
 class TestCommand:

@@ -309,7 +309,7 @@ def test_the_precision_is_what_was_compiled(openvino_bundle: Bundle) -> None:
 def test_a_small_draft_cache_limits_requests_up_front(toy_bundle: Bundle) -> None:
     """A request has a place in every model's cache, or it is refused; it never waits for room that cannot come."""
     engine = outrider.Engine(toy_bundle, outrider.Config().replace(cache_size=0.001), tokenizer=ToyTokenizer())
-    engine._backends["draft_device"].allocate(64)
+    engine.loaded["draft"].backend.allocate(64)
     assert engine.max_tokens == 64
     with pytest.raises(outrider.RequestError, match="holds 64 tokens"):
         engine.generate("hello", max_new_tokens=200)

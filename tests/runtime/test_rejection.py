@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import zlib
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -150,8 +150,8 @@ def toy(tmp_path_factory: pytest.TempPathFactory) -> outrider.Engine:
     bundle = save_toy_bundle(tmp_path_factory.mktemp("toy16"), vocab_size=16, draft_noise=0.15)
     engine = outrider.Engine(bundle, outrider.Config().replace(cache_size=0.002), tokenizer=ToyTokenizer())
     slow, quick = (0.040, 0.050), (0.004, 0.005)  # so that the controller drafts, as far as it pays
-    engine.costs["main"] = PassCost((2, 16), slow, slow)
-    engine.costs["draft"] = PassCost((1, 128), quick, quick)
+    engine.loaded["main"] = replace(engine.loaded["main"], cost=PassCost((2, 16), slow, slow))
+    engine.loaded["draft"] = replace(engine.loaded["draft"], cost=PassCost((1, 128), quick, quick))
     return engine
 
 

@@ -163,9 +163,11 @@ def simulate(
     if name.num_assistant_tokens:
         config = config.replace(num_assistant_tokens=name.num_assistant_tokens)
     # Copies, which follow the calls: the devices stay as they are.
-    costs = {"main": replace(profile.main), drafter_name: replace(profile.draft)}
+    parts: dict[str, Any] = {"main": {"backend": main, "cost": replace(profile.main)}}
+    parts[drafter_name] = {"backend": model.backend, "cost": replace(profile.draft)}
+    loaded = {role: replace(engine.loaded[role], **each) for role, each in parts.items()}
     models = {drafter_name: model}
-    drafting = Drafting(main, costs, models, [*models], encode=engine.tokenizer.encode, contention=profile.contention)
+    drafting = Drafting(loaded, models, [*models], encode=engine.tokenizer.encode, contention=profile.contention)
     request = engine.prepare(prompt_token_ids, config)
     request.drafter, _ = drafting.choose(config)
     request.ahead_drafter = request.drafter if overlap and isinstance(request.drafter, DraftModel | Auto) else None

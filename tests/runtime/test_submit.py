@@ -1,0 +1,147 @@
+"""Requests that run by themselves, and engines that are closed."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import threading
+import weakref
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import outrider
+from outrider.testing import ToyTokenizer
+
+if TYPE_CHECKING:
+    from outrider.bundle import Bundle
+    from outrider.results import TextChunk
+
+LONG: dict[str, Any] = {"max_new_tokens": 400, "ignore_eos": True}
+
+
+def make(bundle: Bundle) -> outrider.Engine:
+    return outrider.Engine(bundle, outrider.Config().replace(cache_size=0.02), tokenizer=ToyTokenizer())
+
+
+def test_a_sink_is_given_what_a_stream_yields(openvino_engine: outrider.Engine) -> None:
+    news: list[Any] = []
+    ended = threading.Event()
+
+    def sink(each: TextChunk | BaseException) -> None:
+        news.append(each)
+        if isinstance(each, BaseException) or each.result:
+            ended.set()
+
+    handle = openvino_engine.submit("hello", sink=sink, max_new_tokens=30, ignore_eos=True)
+    assert ended.wait(30)
+    expected = openvino_engine.generate("hello", max_new_tokens=30, ignore_eos=True)
+    assert "".join(chunk.text for chunk in news) == expected.text
+    assert news[-1].result.token_ids == expected.token_ids
+    assert len(news) > 1
+    assert all(chunk.result is None for chunk in news[:-1])
+    assert handle.done
+
+
+def test_an_event_loop_takes_several_at_a_time(openvino_engine: outrider.Engine) -> None:
+    async def answer(prompt: str) -> list[int]:
+        loop, queue = asyncio.get_running_loop(), asyncio.Queue[Any]()
+        openvino_engine.submit(
+            prompt, sink=lambda news: loop.call_soon_threadsafe(queue.put_nowait, news), max_new_tokens=40
+        )
+        while not (chunk := await queue.get()).result:
+            pass
+        token_ids: list[int] = chunk.result.token_ids
+        return token_ids
+
+    async def answers() -> list[list[int]]:
+        return await asyncio.gather(*(answer(prompt) for prompt in ("abc", "the same the same", "hello")))
+
+    alone = [openvino_engine.generate(p, max_new_tokens=40).token_ids for p in ("abc", "the same the same", "hello")]
+    assert asyncio.run(answers()) == alone
+
+
+def test_a_submitted_request_is_cancelled(openvino_engine: outrider.Engine) -> None:
+    news: list[Any] = []
+    begun, ended = threading.Event(), threading.Event()
+
+    def sink(each: Any) -> None:
+        news.append(each)
+        begun.set()
+        if each.result:
+            ended.set()
+
+    handle = openvino_engine.submit("hello", sink=sink, **LONG)
+    assert begun.wait(30)
+    handle.cancel()
+    assert ended.wait(30)
+    result = news[-1].result
+    assert result.finish_reason == "cancelled"
+    whole = openvino_engine.generate("hello", **LONG).token_ids
+    assert 0 < len(result.token_ids) < len(whole)
+    assert result.token_ids == whole[: len(result.token_ids)]
+
+
+def test_a_sink_that_raises_ends_its_own_request_alone(
+    openvino_engine: outrider.Engine, caplog: pytest.LogCaptureFixture
+) -> None:
+    called = threading.Event()
+
+    def sink(_: Any) -> None:
+        called.set()
+        raise RuntimeError("no room in here")
+
+    stream = openvino_engine.stream("hello", **LONG)
+    next(stream)
+    handle = openvino_engine.submit("abc", sink=sink, **LONG)
+    assert called.wait(30)
+    *_, last = stream
+    assert last.result
+    assert len(last.result.token_ids) == 400
+    assert handle.done
+    assert "no room in here" in caplog.text
+    with pytest.raises(outrider.OptionError, match="sink=3 cannot be called"):
+        openvino_engine.submit("abc", sink=3)  # type: ignore[arg-type]
+
+
+def test_a_closed_engine_says_so_and_frees_its_models(openvino_bundle: Bundle) -> None:
+    with make(openvino_bundle) as engine:
+        stream = engine.stream("hello", **LONG)
+        next(stream)
+        models = [weakref.ref(model.backend) for model in engine.loaded.values()]
+    with pytest.raises(outrider.RequestError, match="This engine is closed"):
+        list(stream)
+    for use in (
+        lambda: engine.generate("hello"),
+        lambda: next(engine.stream("hello")),
+        lambda: engine.submit("hello", sink=print),
+        lambda: engine.max_tokens,
+    ):
+        with pytest.raises(outrider.RequestError, match="This engine is closed. Load the bundle again"):
+            use()
+    engine.close()
+    del stream
+    gc.collect()
+    assert [model() for model in models] == [None, None]
+
+
+def test_requests_that_arrive_while_an_engine_closes_all_end(openvino_bundle: Bundle) -> None:
+    engine = make(openvino_bundle)
+    ended: list[str] = []
+
+    def ask() -> None:
+        try:
+            while True:
+                engine.generate("hello", max_new_tokens=3)
+        except outrider.RequestError as error:
+            ended.append(str(error))
+
+    threads = [threading.Thread(target=ask, daemon=True) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    engine.generate("abc", max_new_tokens=20)
+    engine.close()
+    for thread in threads:
+        thread.join(30)
+    assert len(ended) == 4
+    assert set(ended) == {"This engine is closed. Load the bundle again."}
