@@ -62,10 +62,10 @@ MUTATIONS = [
         "test_suffix.py",
     ),
     Mutation(
-        "answer store: a torn answer is overwritten",
+        "answer store: what a crash left half written stays",
         "drafters/store.py",
-        "            file.truncate(self._end)\n            if",
-        "            if",
+        'database.execute("BEGIN IMMEDIATE")',
+        "",
         "test_store.py",
     ),
     Mutation(

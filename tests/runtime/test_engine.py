@@ -445,10 +445,6 @@ def test_answers_are_stored_and_copied(toy_bundle: Bundle, tmp_path: Path) -> No
     for _ in engine.stream("other", cancel=cancel, **options):
         cancel.set()
     stopped = engine.generate("world", max_new_tokens=60, ignore_eos=True, stop=first.text[-2:])
-    with pytest.raises(outrider.OptionError, match="answer_store='.*' is in use by another engine"):
-        outrider.Engine(toy_bundle, config, tokenizer=ToyTokenizer())
-    del engine
-    gc.collect()
     again = outrider.Engine(toy_bundle, config, tokenizer=ToyTokenizer())
     assert again._store is not None
     assert list(again._store._answers) == [first.token_ids] * 3 + [stopped.token_ids]

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import re
+import shutil
+import sqlite3
 import subprocess
 import sys
 import threading
@@ -20,20 +24,17 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 VOCAB = "ab" * 32
-MAGIC, HEADER, RECORD = 16, 52, 8  # bytes of the magic, before the first answer, and before each one's tokens
+EMPTY = 3 * 4096  # bytes of a store without answers
 
 
 def filled(path: Path, answers: list[list[int]], max_tokens: int = 200_000) -> None:
     store = AnswerStore(path, VOCAB, max_tokens)
     for answer in answers:
         store.add(answer)
-    store.close()
 
 
 def answers_in(path: Path, max_tokens: int = 200_000) -> list[list[int]]:
-    store = AnswerStore(path, VOCAB, max_tokens)
-    store.close()
-    return list(store._answers)
+    return list(AnswerStore(path, VOCAB, max_tokens)._answers)
 
 
 def test_answers_are_kept(tmp_path: Path) -> None:
@@ -41,7 +42,7 @@ def test_answers_are_kept(tmp_path: Path) -> None:
     filled(path, [[1, 2, 3], [], [4]])
     filled(path, [[200_000, 0]])
     assert answers_in(path) == [[1, 2, 3], [4], [200_000, 0]]
-    assert path.stat().st_size == HEADER + 3 * RECORD + 4 * 6
+    assert [p.name for p in tmp_path.iterdir()] == ["answers.bin"]
 
 
 def test_answers_are_found_at_once_and_after_a_restart(tmp_path: Path) -> None:
@@ -68,44 +69,77 @@ def test_answers_are_found_at_once_and_after_a_restart(tmp_path: Path) -> None:
     assert sum(r.num_tokens for r in store.references()) == 3 + 2 + 2 + 20 * 500
 
 
-@given(st.integers(0, 10**6), st.booleans())
-@settings(max_examples=60)
-def test_an_answer_that_a_crash_cut_short_is_dropped(
-    tmp_path_factory: pytest.TempPathFactory, at: int, zeros: bool
-) -> None:
-    """Wherever the file ends, and whether the rest is missing or was never written to the disk.
+CRASH = """
+import sys
+from outrider.drafters import AnswerStore
+store = AnswerStore(sys.argv[1], "ab" * 32)
+with store._transaction() as database:
+    database.execute("PRAGMA cache_size = 1")  # so that the file itself is being written
+    database.execute("DELETE FROM answers")
+    for i in range(100):
+        database.execute("INSERT INTO answers VALUES (?, ?, 0)", (i, bytes(5000)))
+    print("halfway", flush=True)
+    sys.stdin.read()
+"""
 
-    But for the header's first bytes, which may be the text of somebody else's file.
-    """
-    path = tmp_path_factory.mktemp("store") / "answers.bin"
-    answers = [[1, 2, 3], [7], [4, 5, 6, 2**31]]
+
+@pytest.mark.parametrize("answers", [[], [[1, 2, 3], [7], [4, 5, 6, 2**31]]])
+def test_what_a_crash_left_half_written_is_undone(tmp_path: Path, answers: list[list[int]]) -> None:
+    path, journal = tmp_path / "answers.bin", tmp_path / "answers.bin-journal"
     filled(path, answers)
-    whole = path.read_bytes()
-    cuts = range(HEADER, len(whole)) if zeros else [0, *range(MAGIC + 4, len(whole))]
-    at = cuts[at % len(cuts)]
-    path.write_bytes(whole[:at] + bytes((len(whole) - at) * zeros))
-    ends = [HEADER + RECORD + 12, HEADER + 2 * RECORD + 16, len(whole)]
-    num_whole = sum(end <= at for end in ends)
-    # A record that lacks nothing but zeros is whole.
-    kept = answers_in(path)
-    assert kept == answers[: len(kept)]
-    assert len(kept) == num_whole or (zeros and path.read_bytes() == whole[: ends[num_whole]])
+    before = path.read_bytes()
+    other = subprocess.Popen(
+        [sys.executable, "-c", CRASH, path], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "halfway\n"
+    finally:
+        other.kill()
+        other.communicate()
+    assert journal.exists()
+    assert path.read_bytes() != before
+    assert answers_in(path) == answers
+    assert [p.name for p in tmp_path.iterdir()] == ["answers.bin"]
     filled(path, [[8, 9]])
-    assert answers_in(path) == [*kept, [8, 9]]
-    if not zeros:
-        assert path.stat().st_size == ([HEADER, *ends][num_whole]) + RECORD + 8
+    assert answers_in(path) == [*answers, [8, 9]]
 
 
-@pytest.mark.parametrize("at", [HEADER, HEADER + 3, HEADER + 4, HEADER + RECORD, HEADER + RECORD + 11])
-def test_damage_is_named_and_nothing_is_touched(tmp_path: Path, at: int) -> None:
+@given(st.data())
+@settings(max_examples=100)
+def test_damage_is_found_and_nothing_is_touched(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
+    """Wherever the file is cut, or a bit of it is wrong. What is read in spite of that is what was written."""
+    path = tmp_path_factory.mktemp("store") / "answers.bin"
+    answers = [[1, 2, 3], [4] * 2000, [5, 6, 7]]
+    filled(path, answers)
+    content = bytearray(path.read_bytes())
+    at = data.draw(st.integers(1, len(content) - 1), label="at")
+    if data.draw(st.booleans(), label="cut"):
+        del content[at:]
+    else:
+        content[at] ^= 1 << data.draw(st.integers(0, 7), label="bit")
+    path.write_bytes(content)
+    try:
+        kept, said = answers_in(path), ""
+    except OptionError as error:
+        kept, said = [], str(error)
+    assert all(answer in answers for answer in kept)
+    assert not said or re.search(r"answers.bin' (is|holds|cannot be) .*\. (Delete|Name) ", said)
+    assert path.read_bytes() == content
+    assert [p.name for p in path.parent.iterdir()] == ["answers.bin"]
+
+
+@pytest.mark.parametrize("found", [[123456, 654323], None])
+def test_an_answer_that_is_not_what_was_written_is_found(tmp_path: Path, found: list[int] | None) -> None:
     path = tmp_path / "answers.bin"
-    filled(path, [[1, 2, 3], [4] * 100])
-    data = bytearray(path.read_bytes())
-    data[at] ^= 4
-    path.write_bytes(data)
-    with pytest.raises(OptionError, match=r"answers.bin' is damaged at byte 52. Delete it"):
+    filled(path, [[1, 2, 3], [123456, 654321]])
+    data = None if found is None else b"".join(token_id.to_bytes(4, "little") for token_id in found)
+    with contextlib.closing(sqlite3.connect(path)) as database, database:
+        database.execute("UPDATE answers SET token_ids = ? WHERE begin = 3", (data,))
+    content = path.read_bytes()
+    with pytest.raises(OptionError, match="answers.bin' is damaged: an answer is not what was written. Delete it"):
         AnswerStore(path, VOCAB)
-    assert path.read_bytes() == data
+    assert path.read_bytes() == content
 
 
 @pytest.mark.parametrize(
@@ -116,8 +150,9 @@ def test_damage_is_named_and_nothing_is_touched(tmp_path: Path, at: int) -> None
         (b"outrider", "is no answer store. Name another file"),
         (b"outrider answers", "is no answer store. Name another file"),
         (b"outrider answers\x01\0\0", "is no answer store. Name another file"),
-        (bytes(500), "is no answer store"),
-        (b"outrider answers" + b"\x02\0\0\0" + bytes(40), "has format 2, and this Outrider knows 1"),
+        (b"SQLite format 3\0", "is no answer store. Name another file"),
+        (bytes(500), "is no answer store. Name another file"),
+        (b"outrider answers\x01\0\0\0" + bytes(32), "is no answer store of this version. Delete it, or name another"),
     ],
 )
 def test_a_foreign_file_is_refused_and_left_alone(tmp_path: Path, content: bytes, message: str) -> None:
@@ -127,6 +162,37 @@ def test_a_foreign_file_is_refused_and_left_alone(tmp_path: Path, content: bytes
         AnswerStore(path, VOCAB)
     assert path.read_bytes() == content
     assert [p.name for p in tmp_path.iterdir()] == ["answers.bin"]  # nor is anything put beside it
+
+
+@pytest.mark.parametrize("mode", ["DELETE", "WAL"])
+def test_a_foreign_database_is_refused_with_what_stands_beside_it(tmp_path: Path, mode: str) -> None:
+    """As its app left it: SQLite itself would take in the files beside it, and delete them."""
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    database = sqlite3.connect(tmp_path / "answers.bin", isolation_level=None)
+    database.execute(f"PRAGMA journal_mode = {mode}")
+    database.execute("CREATE TABLE answers (begin INTEGER)")
+    database.execute("PRAGMA cache_size = 1")
+    database.execute("BEGIN")
+    for number in range(2000):
+        database.execute("INSERT INTO answers VALUES (?)", (number,))
+    for file in tmp_path.glob("answers.bin*"):
+        shutil.copy(file, folder)
+    database.close()
+    before = {p.name: p.read_bytes() for p in folder.iterdir()}
+    assert len(before) > 1
+    with pytest.raises(OptionError, match="is no answer store. Name another file; this one stays as it is"):
+        AnswerStore(folder / "answers.bin", VOCAB)
+    assert {p.name: p.read_bytes() for p in folder.iterdir()} == before
+
+
+def test_a_store_of_a_later_version_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "answers.bin"
+    filled(path, [[1]])
+    with contextlib.closing(sqlite3.connect(path)) as database:
+        database.execute("PRAGMA user_version = 3")
+    with pytest.raises(OptionError, match="is no answer store of this version. Delete it, or name another file"):
+        AnswerStore(path, VOCAB)
 
 
 def test_answers_of_another_vocabulary_are_refused(tmp_path: Path) -> None:
@@ -155,18 +221,17 @@ def test_the_newest_answers_are_kept(tmp_path: Path, max_tokens: int) -> None:
     store = AnswerStore(path, VOCAB, max_tokens)
     for answer in answers:
         store.add(answer)
-        assert path.stat().st_size <= HEADER + (2 * max_tokens + 5) * (4 + RECORD / 5)
-    store.close()
+        assert path.stat().st_size == EMPTY
     expected = answers[-max(max_tokens // 5, 1) :]
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["answers.bin", "answers.bin.lock"]
+    assert [p.name for p in tmp_path.iterdir()] == ["answers.bin"]
     assert answers_in(path, max_tokens) == expected
     filled(path, [[99]], max_tokens)
     assert answers_in(path, max_tokens)[-1] == [99]
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["answers.bin", "answers.bin.lock"]
+    assert [p.name for p in tmp_path.iterdir()] == ["answers.bin"]
 
 
 def test_what_stands_beside_the_file_stays(tmp_path: Path) -> None:
-    """Writing it anew takes a name that nobody has, and the file keeps its permissions."""
+    """And the file keeps its permissions."""
     path, other = tmp_path / "answers.bin", tmp_path / "answers.bin.tmp"
     other.write_text("mine")
     filled(path, [[1]])
@@ -177,39 +242,122 @@ def test_what_stands_beside_the_file_stays(tmp_path: Path) -> None:
     assert answers_in(path, max_tokens=10)[-1] == [49] * 5
 
 
+def test_the_file_stays_small(tmp_path: Path) -> None:
+    path = tmp_path / "answers.bin"
+    store = AnswerStore(path, VOCAB, 5000)
+    for i in range(300):
+        store.add([i] * (i % 50 + 1) * (i % 40 + 1))
+        assert path.stat().st_size <= EMPTY + 3 * 4 * 5000
+    assert answers_in(path, 10**9) == list(store._answers)  # the file has no more than is kept in memory
+
+
 OTHER = """
 import sys
-from outrider.drafters import AnswerStore
+from outrider.drafters import AnswerStore, store
+store._PATIENCE = 60
 store = AnswerStore(sys.argv[1], "ab" * 32)
 store.add([1, 2, 3])
 print("open", flush=True)
+for i in range(50):
+    store.add([9, i])
 sys.stdin.read()
+store.add([5])
 """
 
 
-def test_another_process_is_told_that_the_file_is_in_use(tmp_path: Path) -> None:
+def test_processes_share_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At the same time, and after one of them crashed: nothing is left locked."""
+    monkeypatch.setattr("outrider.drafters.store._PATIENCE", 60)
     path = tmp_path / "answers.bin"
-    other = subprocess.Popen(
-        [sys.executable, "-c", OTHER, path], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
+    others = [
+        subprocess.Popen([sys.executable, "-c", OTHER, path], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        for _ in range(2)
+    ]
     try:
-        assert other.stdout is not None
-        assert other.stdout.readline() == "open\n"
-        with pytest.raises(OptionError, match="is in use by another engine, here or in another process"):
-            AnswerStore(path, VOCAB)
+        for other in others:
+            assert other.stdout is not None
+            assert other.stdout.readline() == "open\n"
+        store = AnswerStore(path, VOCAB)
+        for i in range(50):
+            store.add([4, i])
+        others[0].communicate(timeout=60)
     finally:
-        other.kill()  # as a crash would: nothing is left locked
-        other.communicate()
-    filled(path, [[4]])
-    assert answers_in(path) == [[1, 2, 3], [4]]
+        for other in others:
+            other.kill()
+            other.communicate()
+    answers = answers_in(path)
+    assert answers.count([1, 2, 3]) == 2
+    assert answers.count([5]) == 1
+    assert [answer for answer in answers if answer[0] == 4] == [[4, i] for i in range(50)]
+    assert answers.count([9, 49]) >= 1
+    filled(path, [[6]])  # takes away a journal that the other had just begun
+    assert answers_in(path) == [*answers, [6]]
+    assert [p.name for p in tmp_path.iterdir()] == ["answers.bin"]
 
 
-def test_another_engine_of_this_process_is_told_so(tmp_path: Path) -> None:
-    store = AnswerStore(tmp_path / "answers.bin", VOCAB)
-    with pytest.raises(OptionError, match="is in use"):
-        AnswerStore(tmp_path / "answers.bin", VOCAB)
-    store.close()
-    AnswerStore(tmp_path / "answers.bin", VOCAB).close()
+def test_engines_of_a_process_share_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "answers.bin"
+    stores = [AnswerStore(path, VOCAB) for _ in range(2)]
+
+    def work(store: AnswerStore, number: int) -> None:
+        for i in range(50):
+            store.add([number, i])
+
+    threads = [threading.Thread(target=work, args=(store, number)) for number, store in enumerate(stores)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(answers_in(path)) == [[number, i] for number in range(2) for i in range(50)]
+
+
+FORK = """
+import os, signal, sys, threading, time
+from outrider.drafters import AnswerStore
+store = AnswerStore(sys.argv[1], "ab" * 32)
+writing = threading.Event()
+
+def work():
+    with store._transaction():
+        writing.set()
+        time.sleep(0.3)
+
+thread = threading.Thread(target=work)
+thread.start()
+writing.wait()
+pid = os.fork()
+if not pid:
+    signal.alarm(20)  # if it waits for ever
+    AnswerStore(sys.argv[1], "ab" * 32).add([2])
+    store.add([3])
+    os._exit(0)
+thread.join()
+store.add([1])
+os.waitpid(pid, 0)
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no forks")
+def test_a_fork_shares_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "answers.bin"
+    subprocess.run([sys.executable, "-c", FORK, path], check=True, timeout=60)
+    assert sorted(answers_in(path)) == [[1], [2], [3]]
+
+
+def test_a_file_that_another_program_holds_is_waited_for_and_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("outrider.drafters.store._PATIENCE", 0.05)
+    path = tmp_path / "answers.bin"
+    store = AnswerStore(path, VOCAB)
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as database:
+        database.execute("BEGIN EXCLUSIVE")
+        with pytest.raises(OptionError, match="cannot be opened: database is locked"):
+            AnswerStore(path, VOCAB)
+        with pytest.warns(UserWarning, match=r"answers.bin was not written: database is locked"):
+            store.add([1])
+    store.add([2])
+    assert answers_in(path) == [[2]]
 
 
 def test_threads_share_a_store(tmp_path: Path) -> None:
@@ -226,16 +374,48 @@ def test_threads_share_a_store(tmp_path: Path) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    store.close()
     assert sorted(answers_in(path)) == sorted([n, i, n + i] for n in range(1, 5) for i in range(100))
 
 
 def test_a_file_that_cannot_be_written_to_any_more_is_warned_of(tmp_path: Path) -> None:
-    store = AnswerStore(tmp_path / "answers.bin", VOCAB)
-    store._file.close()
+    path = tmp_path / "answers.bin"
+    store = AnswerStore(path, VOCAB)
+    path.write_text("somebody else's by now")
     with pytest.warns(UserWarning, match=r"answers.bin was not written"):
         store.add([1, 2])
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         store.add([3, 4])
     assert [bool(r.find([3])) for r in store.references()] == [True]
+    assert path.read_text() == "somebody else's by now"
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="this system has no limit of a file's size")
+def test_a_full_disk_costs_the_store_alone(tmp_path: Path) -> None:
+    import resource
+
+    path = tmp_path / "answers.bin"
+    store = AnswerStore(path, VOCAB)
+    store.add([1, 2])
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (EMPTY, limits[1]))
+    try:
+        with pytest.warns(UserWarning, match=r"answers.bin was not written: (disk I/O error|database or disk is full)"):
+            store.add([3] * 5000)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert [p.name for p in tmp_path.iterdir()] == ["answers.bin"]
+    assert answers_in(path) == [[1, 2]]
+    assert list(store._answers) == [[1, 2], [3] * 5000]
+    store.add([4])
+    assert answers_in(path) == [[1, 2], [4]]
+
+
+def test_a_relative_name_stays_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    store = AnswerStore("answers.bin", VOCAB)
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    store.add([1])
+    assert answers_in(tmp_path / "answers.bin") == [[1]]
+    assert not list((tmp_path / "elsewhere").iterdir())

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
-import struct
-import sys
-import tempfile
+import sqlite3
 import threading
 import warnings
 import zlib
 from collections import deque
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -23,60 +19,61 @@ from outrider.errors import OptionError, one_line
 from outrider.files import shown, why
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from collections.abc import Sequence as Seq
-    from typing import IO
+    from pathlib import Path
 
-_MAGIC = b"outrider answers"
-_VERSION = 1
-_HEADER = struct.Struct("<16sI32s")  # magic, version, sha256 of the vocabulary
-_LEAST = len(_MAGIC) + 4  # bytes that tell a torn header of ours from a text that begins like it
-_RECORD = struct.Struct("<II")  # number of tokens, CRC-32 of them; then each as a little-endian uint32
-_LONGEST = 1 << 24  # tokens of one answer; a number above is damage
+_DATABASE = b"SQLite format 3\0"  # the file's first bytes
+_APPLICATION = 0x4F757472  # "Outr": what makes a database ours
+_VERSION = 2  # of the tables; 1 was no database, and began as follows
+_OLD = b"outrider answers\1\0\0\0"
+_PATIENCE = 1.0  # seconds that other processes' writing is waited for
 _MIN_MERGED = 4096  # recent tokens; fewer have an index of their own, which is made anew for every request
+
+# Whoever closes a file loses all locks that the process has on it (POSIX), so one store at a time uses its file. Forks
+# wait, so that they begin with this lock free and no database open.
+_FILES = threading.Lock()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_FILES.acquire, after_in_parent=_FILES.release, after_in_child=_FILES.release)
 
 
 class AnswerStore:
     """A file of the newest answers of an app, for `Suffix` to copy from: what was said once is often said again.
 
-        store = AnswerStore("answers.bin", manifest.main.vocab_sha256)
+        store = AnswerStore("answers.db", manifest.main.vocab_sha256)
         store.add(result.token_ids)
         Suffix(store.references())
 
     The file holds the answers in the clear, as token ids: whoever reads it can read them. Delete it to forget them. It
-    is appended to, and written anew when it holds twice `max_tokens`. An answer that was half written when the app or
-    the machine stopped is dropped. One store at a time may use a file, which a second one, its name and ".lock", shows;
-    its calls are thread-safe.
+    is an SQLite database. It is open only while it is read or written, and what a crash leaves half written is undone.
+    Threads may share a store, and processes its file: each copies from what was there when it began, and its own.
 
     Source: He et al. 2023, "REST", and Oliaro et al. 2024, "SuffixDecoding", which keep earlier answers, too.
 
     Raises:
-        OptionError: when the file cannot be opened, is in use, damaged, or of another vocabulary.
+        OptionError: when the file cannot be opened, is no store, damaged, or of another vocabulary.
     """
 
     def __init__(self, path: str | Path, vocab_sha256: str, max_tokens: int = 200_000) -> None:
         self.path, self.max_tokens = user_path(path), max_tokens
-        self._header = _HEADER.pack(_MAGIC, _VERSION, bytes.fromhex(vocab_sha256))
+        self._vocab_sha256 = vocab_sha256
         self._mutex = threading.Lock()
         self._answers: deque[list[int]] = deque()  # the newest, of `max_tokens` together at most
         self._num_tokens = 0  # of these
-        self._num_written = 0  # tokens in the file
-        self._end = 0  # bytes of the file
-        self._check_ours()  # before the lock's file is made: beside a file that is not ours there is none
         try:
-            # A file of its own, since the other is replaced now and then.
-            self._lock_file = self.path.with_name(self.path.name + ".lock").open("ab")
-        except (OSError, ValueError) as error:
-            raise self._error(f"cannot be opened: {one_line(error)}. Name a file in a folder that is there") from error
-        try:
-            _lock(self._lock_file)
+            self._file = self.path.absolute()  # wherever the app goes
+            with self._transaction() as database:
+                for data, checksum in database.execute("SELECT token_ids, checksum FROM answers ORDER BY begin"):
+                    if not isinstance(data, bytes) or zlib.crc32(data) != checksum:
+                        raise sqlite3.DatabaseError("an answer is not what was written")
+                    self._keep(np.frombuffer(data, dtype="<u4").tolist())
         except OSError as error:
-            self._lock_file.close()
-            raise self._error("is in use by another engine, here or in another process. Give each its own") from error
-        try:
-            self._open()
-        except BaseException:
-            self._lock_file.close()
-            raise
+            raise self._error(f"cannot be opened: {why(error)}. Name a file that can be read and written") from error
+        except sqlite3.OperationalError as error:
+            next_step = "Name a file in a folder that is there, and that can be written"
+            raise self._error(f"cannot be opened: {one_line(error)}. {next_step}") from error
+        except sqlite3.DatabaseError as error:
+            raise self._error(f"is damaged: {one_line(error)}. Delete it to begin a new one") from error
         self._recent: list[list[int]] = []  # answers that `_indexed` does not hold
         self._indexed = (References(self._answers),) if self._answers else ()
         self._recent_indexed: tuple[References, ...] | None = ()  # None: not up to date
@@ -89,13 +86,16 @@ class AnswerStore:
             self._keep(list(token_ids))
             self._recent.append(list(token_ids))
             self._recent_indexed = None
-            try:
-                self._write(_record(token_ids))
-                self._num_written += len(token_ids)
-                if self._num_written > 2 * self.max_tokens:
-                    self._compact()
-            except (OSError, ValueError) as error:
-                warnings.warn(f"The answer store {self.path} was not written: {one_line(error)}.", stacklevel=2)
+        data = np.asarray(token_ids, dtype="<u4").tobytes()
+        try:
+            with self._transaction() as database:
+                last = database.execute("SELECT begin + length(token_ids) / 4 FROM answers ORDER BY begin DESC LIMIT 1")
+                (begin,) = last.fetchone() or (0,)
+                database.execute("INSERT INTO answers VALUES (?, ?, ?)", (begin, data, zlib.crc32(data)))
+                oldest = min(begin, begin + len(token_ids) - self.max_tokens)
+                database.execute("DELETE FROM answers WHERE begin < ?", (oldest,))
+        except (OSError, ValueError, sqlite3.Error) as error:
+            warnings.warn(f"The answer store {self.path} was not written: {one_line(error)}.", stacklevel=2)
 
     def references(self) -> tuple[References, ...]:
         """All answers that are kept, the newest included.
@@ -110,133 +110,52 @@ class AnswerStore:
                     self._recent_indexed = (References(self._recent),)
             return self._indexed + self._recent_indexed
 
-    def close(self) -> None:
-        """Leave the file to others."""
-        with self._mutex:
-            self._file.close()
-            self._lock_file.close()
-
     def _keep(self, answer: list[int]) -> None:
         self._answers.append(answer)
         self._num_tokens += len(answer)
         while self._num_tokens > self.max_tokens and len(self._answers) > 1:
             self._num_tokens -= len(self._answers.popleft())
 
+    @contextlib.contextmanager
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
+        """The file, made if there is none; what the block writes is written as a whole or not at all."""
+        with _FILES:
+            self._check_ours()
+            # Python begins no transactions of its own (isolation_level). The journal is SQLite's default, a file that
+            # is deleted when all is written: a database with a write-ahead log has two more files while it is open.
+            database = sqlite3.connect(self._file, timeout=_PATIENCE, isolation_level=None)
+            with contextlib.closing(database):
+                database.execute("BEGIN IMMEDIATE")
+                with database:  # commits, or rolls back
+                    if not database.execute("SELECT name FROM sqlite_master").fetchone():
+                        self._create(database)
+                    if database.execute("SELECT sha256 FROM vocabulary").fetchone() != (self._vocab_sha256,):
+                        what = "holds answers of a model with another vocabulary. Name another file for this model"
+                        raise self._error(what)
+                    yield database
+
+    def _create(self, database: sqlite3.Connection) -> None:
+        database.execute(f"PRAGMA application_id = {_APPLICATION}")
+        database.execute(f"PRAGMA user_version = {_VERSION}")
+        database.execute("CREATE TABLE vocabulary (sha256 TEXT)")
+        database.execute("INSERT INTO vocabulary VALUES (?)", (self._vocab_sha256,))
+        # begin: tokens of all answers before this one, the dropped ones included. token_ids: little-endian uint32.
+        database.execute("CREATE TABLE answers (begin INTEGER PRIMARY KEY, token_ids BLOB, checksum INTEGER)")
+
     def _check_ours(self) -> None:
-        """See whether there is no file yet, or one that is a store for this vocabulary, as far as its header says."""
+        """See whether there is no file yet, or one of ours: SQLite would clean up beside somebody else's database."""
+        if self._file.exists() and not self._file.is_file():  # a folder, or a device that never ends
+            raise self._error("cannot be opened: it is no file. Name a file")
         try:
-            if self.path.exists() and not self.path.is_file():  # a folder, or a device that never ends
-                raise self._error("cannot be opened: it is no file. Name a file")
-            with self.path.open("rb") as file:
-                self._read_header(file.read(_HEADER.size))
+            with self._file.open("rb") as file:
+                head = file.read(100)
         except FileNotFoundError:
-            pass
-        except (OSError, ValueError) as error:
-            if isinstance(error, OptionError):
-                raise
-            raise self._error(f"cannot be opened: {why(error)}. Name a file that can be read and written") from error
-
-    def _open(self) -> None:
-        """Open the file, read and leave it ready to be appended to."""
-        try:
-            file = self.path.open("a+b", buffering=0)
-        except OSError as error:
-            raise self._error(f"cannot be opened: {one_line(error)}. Name a file that can be written") from error
-        self._file = file
-        try:
-            file.seek(0)
-            self._end = self._read(file.read())
-            file.truncate(self._end)
-            if not self._end:
-                self._write(self._header)
-        except OSError as error:
-            file.close()
-            raise self._error(f"cannot be read or written: {one_line(error)}. Name another file") from error
-        except BaseException:
-            file.close()
-            raise
-
-    def _read(self, data: bytes) -> int:
-        """Take the answers of a file; returns where the last whole one ends."""
-        if not self._read_header(data):
-            return 0
-        at = _HEADER.size
-        while at < len(data):
-            num_tokens, checksum = _RECORD.unpack_from(data[at : at + _RECORD.size].ljust(_RECORD.size, b"\0"))
-            begin = at + _RECORD.size
-            end = begin + 4 * num_tokens
-            whole = num_tokens and end <= len(data) and zlib.crc32(data[begin:end]) == checksum
-            if not whole:
-                # What a crash leaves is an end that is missing, or zeros where the disk was not written yet.
-                if num_tokens <= _LONGEST and not any(data[end:]):
-                    break
-                raise self._error(f"is damaged at byte {at:,}. Delete it to begin a new one")
-            self._keep(np.frombuffer(data[begin:end], dtype="<u4").tolist())
-            self._num_written += num_tokens
-            at = end
-        return at
-
-    def _read_header(self, data: bytes) -> bool:
-        """Whether a file has its header; not where it is empty, or was torn at once. OptionError for all others."""
-        if not data or (len(data) >= _LEAST and data != self._header and self._header.startswith(data)):
-            return False
-        magic, version, vocabulary = _HEADER.unpack_from(data.ljust(_HEADER.size, b"\0"))
-        if magic != _MAGIC or len(data) < _LEAST:
+            return
+        ours = head.startswith(_DATABASE) and head[68:72] == _APPLICATION.to_bytes(4, "big")
+        if head.startswith(_OLD) or (ours and head[60:64] != _VERSION.to_bytes(4, "big")):
+            raise self._error("is no answer store of this version. Delete it, or name another file")
+        if head and not ours:
             raise self._error("is no answer store. Name another file; this one stays as it is")
-        if version != _VERSION:
-            raise self._error(f"has format {version}, and this Outrider knows {_VERSION}. Delete it, or name another")
-        if vocabulary != self._header[-len(vocabulary) :]:
-            raise self._error("holds answers of a model with another vocabulary. Name another file for this model")
-        return True
-
-    def _write(self, data: bytes) -> None:
-        """Append to the file, all or nothing."""
-        try:
-            if self._file.write(data) != len(data):
-                raise OSError("no space is left")
-        except OSError:
-            self._file.truncate(self._end)
-            raise
-        self._end += len(data)
-
-    def _compact(self) -> None:
-        """Write the file anew, with the newest answers only, and put it in place of the old one."""
-        data = self._header + b"".join(map(_record, self._answers))
-        # A name that nobody has: beside a user's file there may be others.
-        descriptor, name = tempfile.mkstemp(".tmp", f"{self.path.name}.", self.path.parent)
-        temporary = Path(name)
-        try:
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(data)
-            with contextlib.suppress(OSError):
-                shutil.copymode(self.path, temporary)
-            self._file.close()  # Windows replaces no open file
-            try:
-                temporary.replace(self.path)
-                self._num_written, self._end = self._num_tokens, len(data)
-            finally:
-                self._file = self.path.open("a+b", buffering=0)
-        finally:
-            temporary.unlink(missing_ok=True)
 
     def _error(self, what: str) -> OptionError:
         return OptionError(f"answer_store={shown(self.path)!r} {what}.")
-
-
-def _record(token_ids: Seq[int]) -> bytes:
-    data = np.asarray(token_ids, dtype="<u4").tobytes()
-    return _RECORD.pack(len(token_ids), zlib.crc32(data)) + data
-
-
-if sys.platform == "win32":
-    import msvcrt
-
-    def _lock(file: IO[bytes]) -> None:
-        """Claim a file until it is closed, or the process ends; OSError when it is claimed."""
-        msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
-else:
-    import fcntl
-
-    def _lock(file: IO[bytes]) -> None:
-        """Claim a file until it is closed, or the process ends; OSError when it is claimed."""
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
