@@ -446,7 +446,8 @@ def test_a_drafter_hears_all_that_was_read_behind_the_commit(
     for committed, length in zip(drafter.heard, drafter.lengths, strict=True):
         num_read += len(committed.token_ids)
         assert length == (num_read + 1 if length > len(prompt) else len(prompt))
-    for committed, draft in zip(rounds[1:], drafter.drafts, strict=True):
+    assert 0 <= len(rounds) - 1 - len(drafter.drafts) <= 1  # the last token is never drafted
+    for committed, draft in zip(rounds[1:], drafter.drafts, strict=False):
         accepted = [draft.token_ids[i] for i in committed.path]
         assert committed.token_ids[1:] == accepted[: len(committed.token_ids) - 1]
 

@@ -2,7 +2,8 @@
 
 One round, for one sequence::
 
-    Drafter.propose ──Draft──▶ Backend.submit ──Step (rows of logits)──▶ Verifier.verify ──Outcome──▶ commit ──Committed──▶ Drafter.observe
+    Drafter.propose ──Draft──▶ Backend.submit ──Step (rows of logits)──▶ Verifier.verify ──Outcome──▶ commit
+           ◀───────────────────────────────Committed─────────────────────────────────────┘
 
 The roles know these types and not each other; `outrider.engine` wires them together.
 """

@@ -150,8 +150,8 @@ class Committed:
     token_ids: [k], tokens that the main model has read in the round and that stay, at positions that follow on from
     those of the round before: a piece of the prompt, or the newest token so far and what was accepted of the draft. All
     are in the sequence by now, and behind them its newest token, recovered or bonus, which is read next.
-    path: the draft's accepted tokens, by index; empty where none was judged. Where the answer ended inside of the draft,
-    it goes on behind that end: this is how good the draft was.
+    path: the draft's accepted tokens, by index; empty where none was judged. Where the answer ended inside of a draft,
+    the path goes on behind that end: it says how good the draft was.
     """
 
     token_ids: list[int]
