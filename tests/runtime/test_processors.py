@@ -96,7 +96,7 @@ def test_processors_by_definition(
     if expected.max() == -np.inf:
         for choose in (sampler.best, sampler.distribution):
             with pytest.raises(NoTokenLeft, match="leave no token to choose") as error:
-                choose(logits, prefix)
+                choose(LogitsRow.of(logits), prefix)
             assert error.value.row == len(prefix)
         return
     made = sampler.distribution(LogitsRow.of(logits), prefix)
@@ -237,7 +237,7 @@ def test_broken_rows_are_the_models_fault(broken: float) -> None:
         sampler = sampler_of({"temperature": 1.0} | options, [])
         for choose in (sampler.best, sampler.distribution):
             with pytest.raises(DeviceError, match="not finite"):
-                choose(logits, [])
+                choose(LogitsRow.of(logits), [])
 
 
 def test_options_that_leave_no_token_say_which_they_may_be() -> None:

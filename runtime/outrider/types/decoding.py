@@ -127,8 +127,9 @@ class Draft:
 
     def cut(self, length: int) -> Draft:
         """The first `length` tokens."""
-        each = self.probs, self.confidences, self.parents
-        probs, confidences, parents = (None if values is None else values[:length] for values in each)
+        probs = None if self.probs is None else self.probs[:length]
+        confidences = None if self.confidences is None else self.confidences[:length]
+        parents = None if self.parents is None else self.parents[:length]
         return Draft(self.token_ids[:length], probs, confidences, parents)
 
     def check_chain(self, reader: object) -> None:
