@@ -92,8 +92,8 @@ MUTATIONS = [
     Mutation(
         "acceptance rule, coupled and greedy: one token too many",
         "verifiers/matching.py",
-        "return Outcome(i, own)",
-        "return Outcome(min(i + 1, len(draft)), own)",
+        "return Outcome.of_chain(i, own)",
+        "return Outcome.of_chain(min(i + 1, len(draft)), own)",
         "test_loop.py",
     ),
     Mutation(
@@ -127,8 +127,8 @@ MUTATIONS = [
     Mutation(
         "bonus token from the row before, rejection",
         "verifiers/rejection.py",
-        "return Outcome(len(draft), bonus(rows.distribution(len(draft)), noise, position))\n        # The longest",
-        "return Outcome(len(draft), bonus(rows.distribution(len(draft) - 1), noise, position))\n        # The longest",
+        "rows.distribution(len(draft)), noise, position))\n        # The longest",
+        "rows.distribution(len(draft) - 1), noise, position))\n        # The longest",
         "test_verifiers.py",
     ),
     Mutation(
@@ -141,8 +141,8 @@ MUTATIONS = [
     Mutation(
         "trim of the draft model's cache: one too few",
         "drafters/reader.py",
-        "self.slot.trim(len(self.context(sequence)) + num_accepted)",
-        "self.slot.trim(len(self.context(sequence)) + num_accepted + 1)",
+        "self.slot.trim(num_context + len(committed.path))",
+        "self.slot.trim(num_context + len(committed.path) + 1)",
         "test_traps.py",
     ),
     Mutation(
@@ -189,9 +189,9 @@ MUTATIONS = [
     ),
     Mutation(
         "processors: a row sees one draft token too few",
-        "request.py",
-        "return self._row(i).best(self.sampler, self.draft_token_ids[:i])",
-        "return self._row(i).best(self.sampler, self.draft_token_ids[: max(i - 1, 0)])",
+        "sampling/rows.py",
+        "return [*self._behind, *self.draft_token_ids[:i]]",
+        "return [*self._behind, *self.draft_token_ids[: max(i - 1, 0)]]",
         "test_traps.py",
     ),
     Mutation(
@@ -225,7 +225,7 @@ MUTATIONS = [
     Mutation(
         "top logits: options that raise others are not asked about",
         "sampling/sampler.py",
-        "        if not self._only_lowers:\n            return None\n",
+        "            if not self._only_lowers:\n                return None\n",
         "",
         "test_top_logits.py",
     ),
@@ -335,6 +335,20 @@ MUTATIONS = [
         "test_openvino_npu.py",
     ),
     Mutation(
+        "hidden states: those of the round's last tokens, rejected ones among them",
+        "loop.py",
+        "checked.features(chunk)[: len(read)]",
+        "checked.features(chunk)[-len(read) :]",
+        "test_features.py",
+    ),
+    Mutation(
+        "hidden states: a drafter is not told where they begin",
+        "request.py",
+        "self.drafter.reserve(self.sequence, max_tokens, slot.length)",
+        "self.drafter.reserve(self.sequence, max_tokens, 0)",
+        "test_features.py",
+    ),
+    Mutation(
         "a draft goes on behind the end",
         "request.py",
         "return min(self.num_assistant_tokens, left - 1)",
@@ -372,7 +386,7 @@ MUTATIONS = [
     Mutation(
         "overlap: what was drafted behind a recovery goes when more was kept",
         "drafters/reader.py",
-        "num_accepted = min(num_accepted, len(self._behind) - 1)",
+        "self.slot.trim(self._num_committed + num_common_tokens(self._behind, said))",
         "pass",
         "test_overlap.py",
     ),
@@ -403,6 +417,20 @@ MUTATIONS = [
         "source.token_ids = source.token_ids[: opening.num_cached]",
         "pass",
         "test_buffer_pool.py",
+    ),
+    Mutation(
+        "cache: a buffer is shared with another scope",
+        "kv/buffer_pool.py",
+        "if buffer.scope == scope]",
+        "]",
+        "test_buffer_pool.py",
+    ),
+    Mutation(
+        "cache: blocks are shared with another scope",
+        "kv/block_pool.py",
+        "self._roots.setdefault(scope, _Root(scope))",
+        'self._roots.setdefault(b"", _Root(b""))',
+        "test_block_pool.py",
     ),
     Mutation(
         "cache: the end of a text goes before its beginning",

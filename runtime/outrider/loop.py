@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from outrider.request import RequestRows
-from outrider.types import NO_DRAFT, Chunk, Draft
+from outrider.sampling import DraftRows
+from outrider.types import NO_DRAFT, Chunk, Committed, Draft
 
 if TYPE_CHECKING:
     from collections.abc import Sequence as Seq
@@ -30,26 +30,30 @@ def step(main: Backend, requests: Seq[Request], max_num_batched_tokens: int) -> 
     for request, draft in zip(requests, drafts, strict=True):
         unread = request.sequence.token_ids[request.slot.length :]
         if len(unread) > piece:
-            chunks.append(Chunk(request.slot, unread[:piece], num_rows=0))
+            chunks.append(Chunk(request.slot, unread[:piece], 0, request.features))
         else:
-            chunks.append(Chunk(request.slot, unread + draft.token_ids, num_rows=len(draft) + 1))
+            chunks.append(Chunk(request.slot, unread + draft.token_ids, len(draft) + 1, request.features))
     check = main.submit(chunks)
     draft_ahead(requests, drafts, check)
     checked = check.wait()
 
     row = 0
     for request, draft, chunk in zip(requests, drafts, chunks, strict=True):
-        if chunk.num_rows:
-            rows = RequestRows(checked, row, request.sampler, draft.token_ids)
-            row += chunk.num_rows
-            try:
+        begin, path = request.slot.length - len(chunk.token_ids), list[int]()
+        try:
+            if chunk.num_rows:
+                rows = DraftRows.of(checked, row, request.sampler, draft.token_ids)
+                row += chunk.num_rows
                 outcome = request.verify(draft, rows)
-                if request.drafter is not None:
-                    request.drafter.observe(request.sequence, outcome.num_accepted)
                 request.commit(rows, outcome)
                 request.slot.trim(len(request.sequence) - 1)  # drops the rejected tokens
-            except Exception as error:  # of one request, which the others shall not suffer for
-                request.fail(error)
+                path = outcome.path
+            if request.drafter is not None:
+                read = request.sequence.token_ids[begin : request.slot.length]
+                features = checked.features(chunk)[: len(read)] if chunk.features else None
+                request.drafter.observe(request.sequence, Committed(read, path, features))
+        except Exception as error:  # of one request, which the others shall not suffer for
+            request.fail(error)
 
 
 def propose(requests: Seq[Request], vocab_size: int) -> list[Draft]:

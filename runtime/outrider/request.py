@@ -10,19 +10,17 @@ from typing import TYPE_CHECKING, Protocol
 from outrider.errors import NoTokenLeft, RequestError, one_line
 from outrider.metrics import Stats
 from outrider.results import Result, TextChunk
-from outrider.sampling import Row
-from outrider.types import DraftRequest, Outcome
+from outrider.types import NO_PROMPT, DraftRequest, Outcome, Prompt, Requirements
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from collections.abc import Sequence as Seq
     from threading import Event
 
+    from outrider.sampling import DraftRows
     from outrider.text import TextStream
     from outrider.types import (
         AheadDrafter,
         Backend,
-        Distribution,
         Draft,
         Drafter,
         DraftRule,
@@ -30,7 +28,6 @@ if TYPE_CHECKING:
         Sampler,
         Sequence,
         Slot,
-        Step,
         TokenLogprobs,
         Verifier,
     )
@@ -76,6 +73,7 @@ class Request:
     abandoned: bool = False  # set by the reader: nobody reads it any more
     # The worker's own
     slot: Slot = field(init=False)  # from `admit` on
+    features: tuple[str, ...] = ()  # the main model's hidden states that the drafter wants, from `admit` on
     finish_reason: str | None = None
     error: BaseException | None = None  # what the request failed of
     done: bool = False  # the last news are out
@@ -175,13 +173,19 @@ class Request:
         )
 
     def admit(self, main: Backend) -> bool:
-        """Take places in the caches of main and draft model; False, and nothing taken, while there is no room."""
+        """Take places in the caches of main and draft model; False, and nothing taken, while there is no room.
+
+        Raises:
+            RequestError: when the drafter needs what is not to be had.
+        """
+        self.features = self._features_of(main)
         max_tokens = self.sequence.num_prompt_tokens + self.max_new_tokens
-        slot = main.open(max_tokens, self.sequence.token_ids if self.reuse else ())
+        prompt = Prompt(self.sequence.token_ids, self.sequence.scope) if self.reuse else NO_PROMPT
+        slot = main.open(max_tokens, prompt)
         if slot is None:
             return False
         try:
-            if self.drafter is not None and not self.drafter.reserve(self.sequence, max_tokens):
+            if self.drafter is not None and not self.drafter.reserve(self.sequence, max_tokens, slot.length):
                 slot.close()
                 return False
         except BaseException:
@@ -190,6 +194,21 @@ class Request:
         self.slot = slot
         self.stats.num_cached_tokens = slot.length
         return True
+
+    def _features_of(self, main: Backend) -> tuple[str, ...]:
+        """The hidden states that the drafter wants."""
+        needs, found = Requirements.of(self.drafter), main.capabilities.features
+        if missing := [name for name in needs.features if name not in found]:
+            raise RequestError(
+                f"The drafter needs the main model's hidden states {missing[0]!r}, and the main model gives "
+                f"{', '.join(map(repr, found)) or 'none'}. Choose another drafter, or a bundle that has them."
+            )
+        if needs.trees:
+            raise RequestError(
+                f"The drafter needs drafts to be judged as trees, and {type(self.verifier).__name__} judges chains "
+                "alone. Choose another drafter."
+            )
+        return needs.features
 
     def release(self) -> None:
         """Give the places back, and leave the committed tokens in the caches. After an error, nothing is certain."""
@@ -201,7 +220,7 @@ class Request:
             if self.drafter is not None:
                 self.drafter.release(self.sequence)
 
-    def verify(self, draft: Draft, rows: RequestRows) -> Outcome:
+    def verify(self, draft: Draft, rows: DraftRows) -> Outcome:
         """What the main model makes of a draft.
 
         Where the options leave no token at a row, nothing can follow the draft tokens before it: they are judged as
@@ -218,16 +237,16 @@ class Request:
         try:
             return self.verifier.verify(draft, rows, self.noise, position)
         except NoTokenLeft:  # at the row behind the last token, which is read when all are kept
-            return Outcome(len(draft) - 1, draft.token_ids[-1])
+            return Outcome.of_chain(len(draft) - 1, draft.token_ids[-1])
 
-    def commit(self, rows: RequestRows, outcome: Outcome) -> None:
+    def commit(self, rows: DraftRows, outcome: Outcome) -> None:
         """Append what a round yields, up to the end of the answer. Nothing past it is counted anywhere."""
         if not self.first_token_at:
             self.first_token_at = time.perf_counter()
             if self.reuse:
                 self.slot.keep(self.sequence.token_ids)  # others may have the same prompt
         draft_token_ids = rows.draft_token_ids
-        token_ids = self._until_end([*draft_token_ids[: outcome.num_accepted], outcome.next_token_id])
+        token_ids = self._until_end([*(draft_token_ids[i] for i in outcome.path), outcome.next_token_id])
         if self.logprobs is not None:
             self.logprobs += [rows.logprobs(i, token_id) for i, token_id in enumerate(token_ids)]
         self.sequence.token_ids.extend(token_ids)
@@ -269,28 +288,3 @@ class Request:
         self.stats.decode_seconds = now - first
         if self.keep is not None and reason != "cancelled":
             self.keep(self.result().token_ids)
-
-
-@dataclass(frozen=True, slots=True)
-class RequestRows:
-    """The main model's rows for one request's draft: `Rows` over a step, from row `first` on."""
-
-    step: Step
-    first: int
-    sampler: Sampler
-    draft_token_ids: Seq[int]
-
-    def best(self, i: int) -> int:
-        """The token with the highest processed logit at row i."""
-        return self._row(i).best(self.sampler, self.draft_token_ids[:i])
-
-    def distribution(self, i: int) -> Distribution:
-        """target_probs at row i."""
-        return self._row(i).distribution(self.sampler, self.draft_token_ids[:i])
-
-    def logprobs(self, i: int, token_id: int) -> TokenLogprobs:
-        """How likely the token was that was chosen at row i. Their normaliser is exact: this takes the whole row."""
-        return self.sampler.logprobs(self.step.logits(self.first + i), self.draft_token_ids[:i], token_id)
-
-    def _row(self, i: int) -> Row:
-        return Row.of(self.step, self.first + i)

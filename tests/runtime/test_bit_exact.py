@@ -19,7 +19,7 @@ from outrider.config import DeviceConfig
 from outrider.part import Part
 from outrider.schedule.exactness import compare_readings
 from outrider.setting import compile_settled
-from outrider.types import Chunk, Exactness, Rounding, RowRule
+from outrider.types import Chunk, Exactness, Prompt, Rounding, RowRule
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -68,7 +68,7 @@ def rows_of(backend: CompiledModel, token_ids: list[int], sizes: list[int]) -> n
     for size in sizes:
         chunk = token_ids[slot.length : slot.length + size]
         step = backend.submit([Chunk(slot, chunk, num_rows=size)]).wait()
-        rows += [step.logits(i).copy() for i in range(size)]
+        rows += [step.row(i).full().copy() for i in range(size)]
     slot.close()
     return np.array(rows)
 
@@ -93,7 +93,7 @@ def test_rejected_tokens_leave_no_trace(
     wrong = [5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19][:num_draft]
     for i in range(90, 110):
         step = backend.submit([Chunk(slot, [token_ids[i], *wrong], num_rows=num_draft + 1)]).wait()
-        np.testing.assert_array_equal(step.logits(0), whole[i])
+        np.testing.assert_array_equal(step.row(0).full(), whole[i])
         slot.trim(i + 1)
     slot.close()
 
@@ -110,7 +110,7 @@ def test_sequences_in_one_call_do_not_touch(backend: CompiledModel, token_ids: l
         [Chunk(first, token_ids[50:60], 2), Chunk(second, token_ids[91:92], 1), Chunk(third, [8], 1)]
     ).wait()
     for i, row in enumerate((58, 59, 91)):
-        np.testing.assert_array_equal(step.logits(i), whole[row])
+        np.testing.assert_array_equal(step.row(i).full(), whole[row])
     for slot in (first, second, third):
         slot.close()
 
@@ -122,7 +122,7 @@ def test_what_is_taken_from_the_cache_has_the_same_bits(
     """The first text was decoded with wrong drafts; the second begins alike, the third goes on where that ended."""
     backend.allocate(2048)
     other = [*token_ids[:num_common], *[7] * (LENGTH - num_common)]
-    slot = backend.open(LENGTH + 5, other)
+    slot = backend.open(LENGTH + 5, Prompt(other))
     assert slot is not None
     assert slot.length == 0
     while slot.length < LENGTH:
@@ -133,19 +133,19 @@ def test_what_is_taken_from_the_cache_has_the_same_bits(
     slot.keep(other)
     slot.close()
     for num_read in (LENGTH - 10, LENGTH):
-        slot = backend.open(LENGTH, token_ids[:num_read])
+        slot = backend.open(LENGTH, Prompt(token_ids[:num_read]))
         assert slot is not None
         found = slot.length
         assert found == (min(num_common, num_read - 1) if num_read < LENGTH else max(num_common, LENGTH - 10))
         for _ in range(2):  # what it writes is not where others' tokens are
             step = backend.submit([Chunk(slot, token_ids[found:num_read], num_rows=num_read - found)]).wait()
-            rows = np.array([step.logits(i) for i in range(num_read - found)])
+            rows = np.array([step.row(i).full() for i in range(num_read - found)])
             np.testing.assert_array_equal(rows, whole[found:num_read])
             slot.trim(found)
         backend.submit([Chunk(slot, token_ids[found:num_read], num_rows=0)]).wait()
         slot.keep(token_ids)
         slot.close()
-    again = backend.open(LENGTH + 1, [*other, 7])
+    again = backend.open(LENGTH + 1, Prompt([*other, 7]))
     assert again is not None
     assert again.length == LENGTH  # the others have left it as it was
     again.close()

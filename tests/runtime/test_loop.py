@@ -21,13 +21,13 @@ from outrider.request_queue import RequestQueue
 from outrider.sampling import LogitsSampler
 from outrider.testing import FakeBackend
 from outrider.text import TextStream
-from outrider.types import Draft, DraftRequest, Noise, Sequence
+from outrider.types import NO_PROMPT, Draft, DraftRequest, Noise, Sequence
 from outrider.verifiers import BlockRejection, Coupled, Greedy
 
 if TYPE_CHECKING:
     from collections.abc import Sequence as Seq
 
-    from outrider.types import Drafter
+    from outrider.types import Committed, Drafter
 
 VOCAB_SIZE = 6
 SEED = st.integers(0, 2**20)
@@ -89,7 +89,7 @@ class RandomDrafter:
         self.rng = np.random.default_rng(seed)
         self.open: set[int] = set()
 
-    def reserve(self, sequence: Sequence, max_tokens: int) -> bool:
+    def reserve(self, sequence: Sequence, max_tokens: int, num_cached: int) -> bool:
         self.open.add(id(sequence))
         return True
 
@@ -100,7 +100,7 @@ class RandomDrafter:
             for request in requests
         ]
 
-    def observe(self, sequence: Sequence, num_accepted: int) -> None:
+    def observe(self, sequence: Sequence, committed: Committed) -> None:
         pass
 
     def release(self, sequence: Sequence) -> None:
@@ -387,8 +387,8 @@ def test_interrupts_at_any_time_harm_no_other_request() -> None:
     slots: list[Any] = []
     open_slot = backend.open
 
-    def remember(max_tokens: int, token_ids: Any = ()) -> Any:
-        slots.append(open_slot(max_tokens, token_ids))
+    def remember(max_tokens: int, prompt: Any = NO_PROMPT) -> Any:
+        slots.append(open_slot(max_tokens, prompt))
         return slots[-1]
 
     backend.open = remember  # type: ignore[method-assign]
@@ -408,6 +408,63 @@ def test_interrupts_at_any_time_harm_no_other_request() -> None:
     assert all(slot.closed for slot in slots)
 
 
+def test_a_prompt_of_another_scope_shares_nothing() -> None:
+    """Neither in the main model's cache nor in the draft model's, though its tokens are the same."""
+    main, backend = FakeBackend(VOCAB_SIZE), FakeBackend(VOCAB_SIZE, noise=0.5)
+    queue, drafter, prompt = RequestQueue(main, 512), draft_model(backend), [1, 2, 3] * 20
+    for scope, num_cached in ((b"", 0), (b"image", 0), (b"", 59), (b"image", 59)):
+        request = make_request(prompt, drafter)
+        request.sequence.scope = scope
+        backend.calls.clear()
+        finish(queue, request)
+        assert request.stats.num_cached_tokens == num_cached
+        assert backend.calls[0] == ([2] if num_cached else [32])
+
+
+class Listening(RandomDrafter):
+    """Takes down what it hears, and what the sequence holds by then; and sees to it that drafts are right at times."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(seed)
+        self.heard: list[Committed] = []
+        self.lengths: list[int] = []
+        self.drafts: list[Draft] = []
+
+    def propose(self, requests: Seq[DraftRequest]) -> list[Draft]:
+        drafts = super().propose(requests)
+        self.drafts.extend(drafts)
+        return drafts
+
+    def observe(self, sequence: Sequence, committed: Committed) -> None:
+        self.heard.append(committed)
+        self.lengths.append(len(sequence))
+
+
+@given(SEED, st.lists(st.integers(0, VOCAB_SIZE - 1), min_size=1, max_size=80), st.sampled_from([(), (1,)]))
+def test_a_drafter_hears_all_that_was_read_behind_the_commit(
+    seed: int, prompt: list[int], eos: tuple[int, ...]
+) -> None:
+    drafter = Listening(seed)
+    queue = RequestQueue(FakeBackend(VOCAB_SIZE, seed=seed, memory=1), 32)
+    request = finish(queue, make_request(prompt, drafter, eos=set(eos), n=4, max_new_tokens=40))
+    token_ids = request.sequence.token_ids
+    assert [token_id for committed in drafter.heard for token_id in committed.token_ids] == token_ids[:-1]
+    rounds = [
+        committed for committed, length in zip(drafter.heard, drafter.lengths, strict=True) if length > len(prompt)
+    ]
+    assert drafter.lengths[-1] == len(token_ids)
+    assert len(drafter.heard) - len(rounds) == (len(prompt) - 1) // 32
+    assert [len(committed.path) for committed in rounds[1:-1]] == request.stats.num_accepted_tokens_per_round[:-1]
+    num_read = 0
+    for committed, length in zip(drafter.heard, drafter.lengths, strict=True):
+        num_read += len(committed.token_ids)
+        assert length == (num_read + 1 if length > len(prompt) else len(prompt))
+    assert 0 <= len(rounds) - 1 - len(drafter.drafts) <= 1  # the last token is never drafted
+    for committed, draft in zip(rounds[1:], drafter.drafts, strict=False):
+        accepted = [draft.token_ids[i] for i in committed.path]
+        assert committed.token_ids[1:] == accepted[: len(committed.token_ids) - 1]
+
+
 class Narrow(FakeBackend):
     """Has room for one sequence."""
 
@@ -415,10 +472,10 @@ class Narrow(FakeBackend):
         super().__init__(VOCAB_SIZE, **options)
         self.slots: list[Any] = []
 
-    def open(self, max_tokens: int, token_ids: Any = ()) -> Any:
+    def open(self, max_tokens: int, prompt: Any = NO_PROMPT) -> Any:
         if any(not slot.closed for slot in self.slots):
             return None
-        self.slots.append(super().open(max_tokens, token_ids))
+        self.slots.append(super().open(max_tokens, prompt))
         return self.slots[-1]
 
 

@@ -17,7 +17,7 @@ from outrider.bench.modes import make_modes
 from outrider.schedule import LONGEST, MAIN_ROWS, measure_pass
 from outrider.schedule.exactness import compare_readings, measure_exactness
 from outrider.testing import ToyTokenizer
-from outrider.types import Chunk, RowRule
+from outrider.types import Chunk, Prompt, RowRule
 
 if TYPE_CHECKING:
     from collections.abc import Sequence as Seq
@@ -50,7 +50,7 @@ def rows_of(backend: CompiledModel, sizes: Seq[int], wanted: Seq[int]) -> np.nda
     rows = []
     for size, num_rows in zip(sizes, wanted, strict=True):
         step = backend.submit([Chunk(slot, TOKEN_IDS[slot.length : slot.length + size], num_rows)]).wait()
-        rows += [step.logits(i).copy() for i in range(num_rows)]
+        rows += [step.row(i).full().copy() for i in range(num_rows)]
     slot.close()
     return np.array(rows)
 
@@ -85,7 +85,7 @@ def test_rejected_tokens_leave_no_trace(backend: OpenVINONpu, num_prompt: int) -
     for i in range(num_prompt, count):
         for wrong in ([7] * 17, [3, 4], []):
             step = backend.submit([Chunk(slot, [TOKEN_IDS[i], *wrong], len(wrong) + 1)]).wait()
-            np.testing.assert_array_equal(step.logits(0), whole[1 + i - num_prompt])
+            np.testing.assert_array_equal(step.row(0).full(), whole[1 + i - num_prompt])
             slot.trim(i)
         backend.submit([Chunk(slot, [TOKEN_IDS[i]], 1)]).wait()
     slot.close()
@@ -102,7 +102,7 @@ def test_a_prompt_that_was_cut_short_is_read_again(backend: OpenVINONpu) -> None
                 backend.submit([Chunk(slot, [*TOKEN_IDS[:kept], *[9] * (290 - kept)], 0)]).wait()
                 slot.trim(kept)
                 step = backend.submit([Chunk(slot, TOKEN_IDS[kept:count], 1)]).wait()
-                np.testing.assert_array_equal(step.logits(0), expected[0])
+                np.testing.assert_array_equal(step.row(0).full(), expected[0])
                 slot.close()
 
 
@@ -121,22 +121,23 @@ def test_a_prompt_that_begins_as_the_last_one_is_read_from_there(
         for token_id in (7, 8, 9):
             backend.submit([Chunk(first, [token_id], 1)]).wait()
     first.close()
-    slot = backend.open(400, TOKEN_IDS[:count])
+    slot = backend.open(400, Prompt(TOKEN_IDS[:count]))
     assert slot is not None
     # As many whole pieces as the prefill model would read. 270 is not where a window begins: it was read up to 265.
     assert slot.length == num_kept
     for i, token_ids in enumerate((TOKEN_IDS[num_kept:count], *([t] for t in TOKEN_IDS[count : count + 2]))):
         step = backend.submit([Chunk(slot, token_ids, 1)]).wait()
-        np.testing.assert_array_equal(step.logits(0), fresh[i])
+        np.testing.assert_array_equal(step.row(0).full(), fresh[i])
     slot.close()
 
 
 def test_another_prompt_takes_nothing_of_the_last_one(backend: OpenVINONpu) -> None:
-    for token_ids in ([9] * 300, [*TOKEN_IDS[:127], 5, *TOKEN_IDS[128:300]], TOKEN_IDS[:200]):
+    prompts = [[9] * 300, [*TOKEN_IDS[:127], 5, *TOKEN_IDS[128:300]], TOKEN_IDS[:200], TOKEN_IDS[:300]]
+    for token_ids, scope in zip(prompts, (b"", b"", b"", b"image"), strict=True):
         rows_of(backend, [300], [1])
         if len(token_ids) == 200:
             rows_of(backend, [5], [1])  # writes over it
-        slot = backend.open(300, token_ids)
+        slot = backend.open(300, Prompt(token_ids, scope))
         assert slot is not None
         assert slot.length == 0
         slot.close()

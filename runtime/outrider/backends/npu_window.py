@@ -7,13 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from outrider.backends.features import WithoutFeatures
+from outrider.types import LogitsRow
+
 if TYPE_CHECKING:
     from collections.abc import Sequence as Seq
 
     from numpy.typing import NDArray
 
     from outrider.backends.openvino_npu import OpenVINONpu
-    from outrider.types import Logits
 
 
 class WindowSlot:
@@ -23,8 +25,9 @@ class WindowSlot:
     prefill model has read the first `num_read`.
     """
 
-    def __init__(self, backend: OpenVINONpu, token_ids: Seq[int] = ()) -> None:
+    def __init__(self, backend: OpenVINONpu, token_ids: Seq[int] = (), scope: bytes = b"") -> None:
         self.token_ids = list(token_ids)
+        self.scope = scope
         self.num_stored = self.num_read = len(token_ids)
         self._backend = backend
 
@@ -54,19 +57,15 @@ class WindowSlot:
 
 
 @dataclass(frozen=True, slots=True)
-class WindowStep:
+class WindowStep(WithoutFeatures):
     """Rows of logits, each [logits width]. Those of the last window are the device's: valid until the next call."""
 
     _rows: Seq[NDArray[Any]]
     _vocab_size: int
 
-    def logits(self, i: int) -> Logits:
-        """Row i, cut to the real vocabulary."""
-        row: Logits = self._rows[i][: self._vocab_size].astype(np.float32, copy=False)
-        return row
-
-    def top_logits(self, i: int) -> None:
-        """NPUW hands over whole rows."""
+    def row(self, i: int) -> LogitsRow:
+        """Row i, cut to the real vocabulary. NPUW hands over whole rows."""
+        return LogitsRow.of(self._rows[i][: self._vocab_size].astype(np.float32, copy=False))
 
 
 @dataclass(frozen=True, slots=True)

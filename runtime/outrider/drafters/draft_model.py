@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from outrider.drafters.vocabulary import Vocabulary
-from outrider.sampling import Row
-from outrider.types import NO_DRAFT, Chunk, Draft
+from outrider.types import NO_DRAFT, NO_PROMPT, Chunk, Draft, Prompt
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -14,7 +13,7 @@ if TYPE_CHECKING:
 
     from outrider.drafters.reader import Guess, Reader
     from outrider.drafters.vocabulary import Subset
-    from outrider.types import Backend, DraftRequest, Pending, Sequence
+    from outrider.types import Backend, Committed, DraftRequest, Pending, Sequence
 
 
 class DraftModel:
@@ -69,7 +68,7 @@ class DraftModel:
             reuse=self._reuse,
         )
 
-    def reserve(self, sequence: Sequence, max_tokens: int) -> bool:
+    def reserve(self, sequence: Sequence, max_tokens: int, num_cached: int = 0) -> bool:  # noqa: ARG002
         """Take room in the cache for a sequence that may grow to `max_tokens`; False while there is none.
 
         A sequence that a model in fixed shapes has no place for goes on without it.
@@ -79,7 +78,7 @@ class DraftModel:
         context = self._vocabulary.context(sequence.token_ids) if self._reuse or fixed else ()
         if fixed and len(context) > fixed.max_prompt_tokens:
             return True
-        slot = self.backend.open(room, context if self._reuse else ())
+        slot = self.backend.open(room, Prompt(context, sequence.scope) if self._reuse else NO_PROMPT)
         if slot is None:
             return fixed is not None
         self._readers[sequence] = self._vocabulary.reader(slot, room)
@@ -150,7 +149,7 @@ class DraftModel:
         rows = iter(range(len(readers)))
         for reader, chunk in zip(readers, chunks, strict=True):
             if chunk.num_rows:
-                row = Row.of(step, next(rows))
+                row = step.row(next(rows))
                 reader.choose(self._subset.row(row) if self._subset else row)
 
     def can_draft(self, request: DraftRequest) -> bool:
@@ -168,10 +167,10 @@ class DraftModel:
         reader = self._readers.get(sequence)
         return max(len(sequence) - reader.slot.length, 0) if reader else 0
 
-    def observe(self, sequence: Sequence, num_accepted: int) -> None:
+    def observe(self, sequence: Sequence, committed: Committed) -> None:
         """Keep the cache up to the last accepted token."""
         if reader := self._readers.get(sequence):
-            reader.observe(sequence, num_accepted)
+            reader.observe(sequence, committed)
 
     def release(self, sequence: Sequence) -> None:
         """Forget a sequence and give its cache back."""

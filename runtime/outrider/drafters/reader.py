@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 from outrider.errors import DeviceError, NoTokenLeft
 from outrider.kv import num_common_tokens
+from outrider.sampling import DraftRows, probability, without
 from outrider.types import Distribution, Draft
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from outrider.sampling import Row
-    from outrider.types import DraftRequest, Sampler, Sequence, Slot
+    from outrider.types import Committed, DraftRequest, LogitsRow, Sequence, Slot
 
 
 class Reader:
@@ -32,6 +32,7 @@ class Reader:
         self.slot = slot
         self.room = room
         self.unread: list[int] = []  # draft token ids that the model has to read before its next row
+        self._num_context: int | None = None  # draft token ids that this round's draft stands behind
         self._num_committed = 0  # tokens of the sequence, when what follows was drafted ahead
         self._behind: list[int] = []  # what was expected to be kept of the draft then, and the token behind that
         self._token_ids: list[int] = []
@@ -54,6 +55,7 @@ class Reader:
             self._forget_ahead(request.sequence)
         self.request, self._behind = request, []
         context = self.context(request.sequence)
+        self._num_context = len(context)
         self._cut()
         self.slot.trim(max(len(context) + len(self._token_ids) - 1, 0))  # the last one is read for its row
         there = self.slot.length
@@ -70,12 +72,12 @@ class Reader:
         for values in (self._token_ids, self._probs, self._confidences, self._runners_up):
             del values[num_wanted:]
 
-    def choose(self, latest: Row) -> None:
+    def choose(self, latest: LogitsRow) -> None:
         """Take the next token from its row."""
         request, i = self.request, len(self._token_ids)
-        row = _Row(latest, request.sampler, self._behind + self._token_ids, len(self._behind))
+        rows = self._rows(latest)
         try:
-            token_id, probs = request.verifier.draw(row, i, request.noise, len(request.sequence) + len(self._behind))
+            token_id, probs = self._draw(rows, i)
         except NoTokenLeft:  # the draft ends here; the main model's own row is what may fail the request
             self.unread = []
             return
@@ -84,11 +86,28 @@ class Reader:
         self._token_ids.append(token_id)
         ahead = request.ahead and self.can_draft_ahead
         if request.rule or ahead:  # nobody else asks
-            self._confidences.append(row.confidence(token_id))
+            self._confidences.append(_confidence(latest, rows.found.get(i), token_id))
         if ahead:
             # Which token rejection sampling would put in its place is drawn from what only the main model knows.
-            self._runners_up.append(None if probs else row.runner_up(request, i, token_id))
+            second = None if probs else self._runner_up(latest, i, token_id)
+            found = None if second is None else (second, _confidence(latest, rows.found.get(i), second))
+            self._runners_up.append(found)
         self.unread = [token_id]
+
+    def _runner_up(self, latest: LogitsRow, i: int, token_id: int) -> int | None:
+        """The token that would be taken but for `token_id`; None where no other is left."""
+        try:
+            return self._draw(self._rows(without(latest, token_id)), i)[0]
+        except (NoTokenLeft, DeviceError):
+            return None
+
+    def _rows(self, latest: LogitsRow) -> DraftRows:
+        """The latest row, which follows all draft tokens so far; what is behind the context is another draft's."""
+        return DraftRows(lambda _: latest, self.request.sampler, self._token_ids, self._behind)
+
+    def _draw(self, rows: DraftRows, i: int) -> tuple[int, Distribution | None]:
+        request = self.request
+        return request.verifier.draw(rows, i, request.noise, len(request.sequence) + len(self._behind))
 
     @property
     def wants_more(self) -> bool:
@@ -107,15 +126,14 @@ class Reader:
         """What has been chosen, in the main model's ids."""
         return Draft(self._token_ids, self._probs or None, self._confidences or None)
 
-    def observe(self, sequence: Sequence, num_accepted: int) -> None:
-        """Keep the cache up to the last accepted token, and what was drafted ahead while it may be right."""
-        if self._behind and len(sequence) == self._num_committed:
-            if num_accepted == len(self._behind) - 1:
-                return
-            num_accepted = min(num_accepted, len(self._behind) - 1)  # behind is what was drafted ahead
-            self._clear()
+    def observe(self, sequence: Sequence, committed: Committed) -> None:
+        """Keep the cache up to the last accepted token, and what was drafted ahead if it came true."""
+        num_context, self._num_context = self._num_context, None
+        if self.num_ahead(sequence):
+            return
         self._forget_ahead(sequence)
-        self.slot.trim(len(self.context(sequence)) + num_accepted)
+        if num_context is not None:  # else this round's draft was another's
+            self.slot.trim(num_context + len(committed.path))
 
     def guess(
         self, draft: Draft, chance: Callable[[float], float] = lambda confidence: confidence, next_chance: float = 0.75
@@ -193,34 +211,6 @@ class Guess:
     token_id: int | None = None
 
 
-@dataclass(slots=True)
-class _Row:
-    """The draft model's latest row, as `Rows`: it follows all draft tokens so far, the first `num_behind` another's."""
-
-    latest: Row
-    sampler: Sampler
-    draft_token_ids: list[int]
-    num_behind: int = 0
-    _distribution: Distribution | None = None
-
-    def best(self, i: int) -> int:
-        return self.latest.best(self.sampler, self.draft_token_ids[: self.num_behind + i])
-
-    def distribution(self, i: int) -> Distribution:
-        if self._distribution is None:
-            prefix = self.draft_token_ids[: self.num_behind + i]
-            self._distribution = self.latest.distribution(self.sampler, prefix)
-        return self._distribution
-
-    def runner_up(self, request: DraftRequest, i: int, token_id: int) -> tuple[int, float] | None:
-        """The token that would be taken but for `token_id`, and its probability; None where no other is left."""
-        others = _Row(self.latest.without(token_id), self.sampler, self.draft_token_ids, self.num_behind)
-        try:
-            second, _ = request.verifier.draw(others, i, request.noise, len(request.sequence) + self.num_behind)
-        except (NoTokenLeft, DeviceError):
-            return None
-        return second, self.confidence(second)
-
-    def confidence(self, token_id: int) -> float:
-        """The probability of a token that was taken: of draft_probs if they were asked for, else the model's own."""
-        return self._distribution.prob(token_id) if self._distribution else self.latest.probability(token_id)
+def _confidence(latest: LogitsRow, drawn: Distribution | None, token_id: int) -> float:
+    """The probability of a token that was taken: of draft_probs if they were asked for, else the model's own."""
+    return drawn.prob(token_id) if drawn else probability(latest, token_id)

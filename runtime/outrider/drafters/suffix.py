@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from outrider.drafters.references import References
     from outrider.drafters.suffix_automaton import Followers
-    from outrider.types import DraftRequest, Sequence
+    from outrider.types import Committed, DraftRequest, Sequence
 
 _SURE = 0.95  # no copy is surer than this
 _NUM_ORDERS = 4  # ever shorter contexts that are asked for a chance; what is left for others is little
@@ -41,7 +41,7 @@ class Suffix:
         self.min_chance = min_chance
         self._indexes: dict[Sequence, SuffixAutomaton] = {}
 
-    def reserve(self, sequence: Sequence, max_tokens: int) -> bool:  # noqa: ARG002
+    def reserve(self, sequence: Sequence, max_tokens: int, num_cached: int = 0) -> bool:  # noqa: ARG002
         """Start an index; there is always room for one."""
         self._indexes[sequence] = SuffixAutomaton()
         return True
@@ -50,7 +50,7 @@ class Suffix:
         """A draft for each request, with confidences; empty where nothing matches."""
         return [self._propose_one(request) for request in requests]
 
-    def observe(self, sequence: Sequence, num_accepted: int) -> None:
+    def observe(self, sequence: Sequence, committed: Committed) -> None:
         """Nothing to learn: the index holds committed tokens only."""
 
     def release(self, sequence: Sequence) -> None:

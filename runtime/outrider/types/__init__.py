@@ -3,11 +3,13 @@
 One round, for one sequence::
 
     Drafter.propose ──Draft──▶ Backend.submit ──Step (rows of logits)──▶ Verifier.verify ──Outcome──▶ commit
+           ◀───────────────────────────────Committed─────────────────────────────────────┘
 
 The roles know these types and not each other; `outrider.engine` wires them together.
 """
 
 from outrider.types.backend import (
+    NO_PROMPT,
     Backend,
     CacheUse,
     Capabilities,
@@ -16,8 +18,10 @@ from outrider.types.backend import (
     Exactness,
     FixedShape,
     Logits,
+    LogitsRow,
     PaddedBackend,
     Pending,
+    Prompt,
     Rounding,
     RowRule,
     Slot,
@@ -27,6 +31,7 @@ from outrider.types.backend import (
 from outrider.types.decoding import (
     NO_DRAFT,
     AheadDrafter,
+    Committed,
     Distribution,
     Draft,
     Drafter,
@@ -34,6 +39,7 @@ from outrider.types.decoding import (
     DraftRule,
     Noise,
     Outcome,
+    Requirements,
     Rows,
     Sampler,
     Sequence,
@@ -44,11 +50,13 @@ from outrider.types.decoding import (
 
 __all__ = [
     "NO_DRAFT",
+    "NO_PROMPT",
     "AheadDrafter",
     "Backend",
     "CacheUse",
     "Capabilities",
     "Chunk",
+    "Committed",
     "CompiledModel",
     "Distribution",
     "Draft",
@@ -58,10 +66,13 @@ __all__ = [
     "Exactness",
     "FixedShape",
     "Logits",
+    "LogitsRow",
     "Noise",
     "Outcome",
     "PaddedBackend",
     "Pending",
+    "Prompt",
+    "Requirements",
     "Rounding",
     "RowRule",
     "Rows",

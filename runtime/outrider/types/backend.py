@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
     from collections.abc import Sequence as Seq
 
     import numpy as np
@@ -28,6 +28,25 @@ class TopLogits:
     bound: float
     logsumexp: float
     vocab_size: int
+
+
+@dataclass(frozen=True, slots=True)
+class LogitsRow:
+    """One row of a step: its largest logits, if the device looks for them, and all where these do not suffice.
+
+        row = step.row(i)
+        sampler.best(row, prefix)
+
+    full: fetches the whole row, float32 [vocab_size]. top: None where the device does not look for the largest.
+    """
+
+    full: Callable[[], Logits]
+    top: TopLogits | None = None
+
+    @classmethod
+    def of(cls, logits: Logits) -> LogitsRow:
+        """A row that is there already, float32 [vocab_size]."""
+        return cls(lambda: logits)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +146,22 @@ class Capabilities:
     rows: RowRule = field(default_factory=RowRule)  # what calls are padded to
     one_call: bool = True  # several sequences share the device's call; or run one after another
     fixed: FixedShape | None = None  # None: chunks, and slots, of any size that fits
+    features: tuple[str, ...] = ()  # hidden states that a chunk can ask for
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """What a model is given to begin with.
+
+    scope: all besides the tokens that keys and values depend on, such as an adapter or an image: what is in a cache is
+    shared within one scope alone.
+    """
+
+    token_ids: Seq[int]
+    scope: bytes = b""
+
+
+NO_PROMPT = Prompt(())
 
 
 class Slot(Protocol):
@@ -184,21 +219,31 @@ class CacheUse:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Tokens to append to a slot. The logits of the last `num_rows` of them are wanted."""
+    """Tokens to append to a slot. The logits of the last `num_rows` of them are wanted.
+
+    features: hidden states that are wanted of all of them, by names out of `Capabilities.features`.
+    """
 
     slot: Any  # the backend's own kind of Slot
     token_ids: Seq[int]
     num_rows: int
+    features: tuple[str, ...] = ()
 
 
 class Step(Protocol):
     """The rows that a call was asked for, chunk after chunk. Valid until the backend's next call."""
 
-    def logits(self, i: int) -> Logits:
+    def row(self, i: int) -> LogitsRow:
         """Row i, cut to the real vocabulary."""
 
-    def top_logits(self, i: int) -> TopLogits | None:
-        """The largest logits of row i; None where the device does not look for them."""
+    def features(self, chunk: Chunk) -> NDArray[np.float32]:
+        """The hidden states that a chunk of the call asked for, float32 [n, width], one beside the other.
+
+        Row j is of the chunk's token j, read behind all tokens before it.
+
+        Raises:
+            BundleError: when the model gives none.
+        """
 
 
 class Pending(Protocol):
@@ -231,11 +276,11 @@ class Backend(Protocol):
     def max_tokens(self) -> int:
         """Tokens that one sequence can have."""
 
-    def open(self, max_tokens: int, token_ids: Seq[int] = ()) -> Slot | None:
+    def open(self, max_tokens: int, prompt: Prompt = NO_PROMPT) -> Slot | None:
         """A slot with room for `max_tokens`; None while other slots hold the room.
 
-        token_ids: what is going to be read. Where a text that was kept begins alike, the slot has that much of it from
-        the start; the last token is always left to be read.
+        prompt: what is going to be read. Where a text of its scope that was kept begins alike, the slot has that much
+        of it from the start; the last token is always left to be read.
         """
 
     def submit(self, chunks: Seq[Chunk]) -> Pending:

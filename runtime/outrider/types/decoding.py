@@ -8,25 +8,28 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
+from outrider.errors import RequestError
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from collections.abc import Sequence as Seq
 
     from numpy.typing import NDArray
 
-    from outrider.types.backend import Logits, Pending, TopLogits
+    from outrider.types.backend import LogitsRow, Pending
 
 
 @dataclass(eq=False, slots=True)
 class Sequence:
     """One request's tokens: the prompt, then what was committed. Unverified tokens never enter.
 
-    references: other texts that a drafter may copy from, as `outrider.drafters.References`.
+    references: other texts that a drafter may copy from, as `outrider.drafters.References`. scope: of its prompt.
     """
 
     token_ids: list[int]
     num_prompt_tokens: int
     references: tuple[Any, ...] = ()
+    scope: bytes = b""
 
     def __len__(self) -> int:
         return len(self.token_ids)
@@ -106,17 +109,19 @@ _GUMBEL = zlib.crc32(b"gumbel")
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """A chain of tokens that a drafter proposes.
+    """Tokens that a drafter proposes: a chain, or a tree.
 
-    probs: for each token the distribution it was drawn from, where the verifier's mode needs it; None where the tokens
-    were chosen without looking at the round's noise (n-gram drafts), or are judged by equality (greedy, coupled).
-    confidences: for each token how likely the drafter thinks it is to be kept, given that those before it are; None
-    where it does not say.
+    token_ids: [n], in a tree parents before children. probs: for each token the distribution it was drawn from, where
+    the verifier's mode needs it; None where the tokens were chosen without looking at the round's noise (n-gram
+    drafts), or are judged by equality (greedy, coupled). confidences: for each token how likely the drafter thinks it
+    is to be kept, given that those before it are; None where it does not say. parents: [n], for each token the index of
+    the one that it follows, −1 for the newest committed one; None for a chain.
     """
 
     token_ids: list[int]
     probs: list[Distribution] | None = None
     confidences: list[float] | None = None
+    parents: list[int] | None = None
 
     def __len__(self) -> int:
         return len(self.token_ids)
@@ -125,7 +130,16 @@ class Draft:
         """The first `length` tokens."""
         probs = None if self.probs is None else self.probs[:length]
         confidences = None if self.confidences is None else self.confidences[:length]
-        return Draft(self.token_ids[:length], probs, confidences)
+        parents = None if self.parents is None else self.parents[:length]
+        return Draft(self.token_ids[:length], probs, confidences, parents)
+
+    def check_chain(self, reader: object) -> None:
+        """Raise RequestError if this is a tree, for those who read chains alone, such as `reader`."""
+        if self.parents is not None:
+            raise RequestError(
+                f"A draft of {len(self)} tokens is a tree (parents={self.parents}), and {type(reader).__name__} judges "
+                "chains alone. Propose one of its paths, with parents=None."
+            )
 
 
 NO_DRAFT = Draft([])
@@ -135,12 +149,58 @@ NO_DRAFT = Draft([])
 class Outcome:
     """What the main model makes of a draft.
 
-    num_accepted: how many draft tokens are kept, from the first on. next_token_id: the recovered token in place of
+    path: the draft tokens that are kept, by index, from the first on. next_token_id: the recovered token in place of
     the first rejected one, or the bonus token behind a draft that was kept whole.
     """
 
-    num_accepted: int
+    path: list[int]
     next_token_id: int
+
+    @classmethod
+    def of_chain(cls, num_accepted: int, next_token_id: int) -> Outcome:
+        """The first `num_accepted` tokens of a chain are kept."""
+        return cls([*range(num_accepted)], next_token_id)
+
+    @property
+    def num_accepted(self) -> int:
+        """Draft tokens that are kept."""
+        return len(self.path)
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """What has become certain of one sequence in a round, for its drafter.
+
+    token_ids: [k], tokens that the main model has read in the round and that stay, at positions that follow on from
+    those of the round before: a piece of the prompt, or the newest token so far and what was accepted of the draft. All
+    are in the sequence by now, and behind them its newest token, recovered or bonus, which is read next.
+    path: the draft's accepted tokens, by index; empty where none was judged. Where the answer ended inside of a draft,
+    the path goes on behind that end: it says how good the draft was.
+    features: float32 [k, width], the main model's hidden states of these tokens, as the drafter's `Requirements` ask
+    for them; None where they ask for none. Valid until the main model's next call.
+    """
+
+    token_ids: list[int]
+    path: list[int]
+    features: NDArray[np.float32] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Requirements:
+    """What a drafter needs besides tokens.
+
+    features: hidden states of the main model, by names out of its `Capabilities.features`. trees: that drafts are
+    judged as trees.
+    """
+
+    features: tuple[str, ...] = ()
+    trees: bool = False
+
+    @classmethod
+    def of(cls, drafter: Drafter | None) -> Requirements:
+        """What a drafter says in `requirements`; one that does not say needs nothing."""
+        found: Requirements | None = getattr(drafter, "requirements", None)
+        return cls() if found is None else found
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,20 +241,14 @@ class Sampler(Protocol):
     `prefix` holds the tokens between the committed ones and the row: draft tokens that are accepted if it matters.
     """
 
-    def best(self, logits: Logits, prefix: Seq[int]) -> int:
+    def best(self, row: LogitsRow, prefix: Seq[int]) -> int:
         """The token with the highest processed logit; the lowest id among equals."""
 
-    def distribution(self, logits: Logits, prefix: Seq[int]) -> Distribution:
-        """The probabilities after all processors."""
+    def distribution(self, row: LogitsRow, prefix: Seq[int]) -> Distribution:
+        """The probabilities after all processors: the same bits whether the row lists its largest logits or not."""
 
-    def logprobs(self, logits: Logits, prefix: Seq[int], token_id: int) -> TokenLogprobs:
+    def logprobs(self, row: LogitsRow, prefix: Seq[int], token_id: int) -> TokenLogprobs:
         """How likely a token was that was chosen at this row."""
-
-    def best_of_top(self, top: TopLogits, prefix: Seq[int]) -> int | None:
-        """What `best` says of the whole row; None where its largest logits do not tell."""
-
-    def distribution_of_top(self, top: TopLogits, prefix: Seq[int]) -> Distribution | None:
-        """What `distribution` says of the whole row, bit for bit; None where its largest logits do not tell."""
 
     def commit(self, token_ids: Seq[int]) -> None:
         """Take tokens into the state that processors look at."""
@@ -261,7 +315,10 @@ class DraftRequest:
 
 
 class Drafter(Protocol):
-    """Proposes tokens. Keeps what it needs per sequence from `reserve` to `release`."""
+    """Proposes tokens. Keeps what it needs per sequence from `reserve` to `release`.
+
+    May have `requirements`, of type `Requirements`.
+    """
 
     num_assistant_tokens: int  # how many tokens a round it proposes unless the request says otherwise
 
@@ -269,14 +326,18 @@ class Drafter(Protocol):
     def seconds(self) -> float:
         """Time spent in model calls so far."""
 
-    def reserve(self, sequence: Sequence, max_tokens: int) -> bool:
-        """Take room for a sequence that may grow to `max_tokens`; False while there is none."""
+    def reserve(self, sequence: Sequence, max_tokens: int, num_cached: int) -> bool:
+        """Take room for a sequence that may grow to `max_tokens`; False while there is none.
+
+        num_cached: tokens that the main model has in its cache already. It reads on from there, so what is committed,
+        and hidden states, begin with the token at that position.
+        """
 
     def propose(self, requests: Seq[DraftRequest]) -> list[Draft]:
         """A draft for each request, in order. An empty draft costs nothing."""
 
-    def observe(self, sequence: Sequence, num_accepted: int) -> None:
-        """Hear how many tokens of the last draft were kept, before they are committed."""
+    def observe(self, sequence: Sequence, committed: Committed) -> None:
+        """Hear what a round has committed, of the prompt too. The sequence has it already."""
 
     def release(self, sequence: Sequence) -> None:
         """Forget a sequence and give its room back. Harmless for one that is not known."""
