@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import os
 import signal
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import hypothesis
 import platformdirs
@@ -20,6 +20,17 @@ if TYPE_CHECKING:
 
 hypothesis.settings.register_profile("outrider", deadline=None)  # other work on the machine is no failure
 hypothesis.settings.load_profile("outrider")
+
+
+REAL_MODELS = {"smollm2", "smollm2_pair", "smollm2_onnx"}
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest leaves out what is marked
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """A test of a real model is slow, whether it says so or not."""
+    for item in items:
+        if REAL_MODELS & {*getattr(item, "fixturenames", ())}:
+            item.add_marker("slow")
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -79,9 +90,18 @@ FORMATS: list[tuple[Format, Format]] = [
 ]
 
 
-@pytest.fixture(scope="session", params=FORMATS, ids="-".join)
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Tests of what backends promise, which are marked every_format, run with all pairs of formats; others with one."""
+    if "toy_bundle" in metafunc.fixturenames:
+        formats = FORMATS if metafunc.definition.get_closest_marker("every_format") else FORMATS[:1]
+        metafunc.parametrize("toy_bundle", formats, ids="-".join, indirect=True, scope="session")
+
+
+@pytest.fixture(scope="session")
 def toy_bundle(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
-    """A real main and draft model, random and tiny."""
+    """A real main and draft model, random and tiny: OpenVINO's, or all pairs in tests that are marked every_format."""
+    if request.param == FORMATS[0]:
+        return cast("Bundle", request.getfixturevalue("openvino_bundle"))
     return save_toy_bundle(tmp_path_factory.mktemp("toy"), formats=request.param)
 
 
@@ -98,6 +118,8 @@ def openvino_engine(openvino_bundle: Bundle) -> outrider.Engine:
 
 
 @pytest.fixture(scope="session")
-def toy_engine(toy_bundle: Bundle) -> outrider.Engine:
+def toy_engine(request: pytest.FixtureRequest, toy_bundle: Bundle) -> outrider.Engine:
     """The toy bundle, ready; room for some thousand tokens."""
+    if toy_bundle.manifest.main.format == toy_bundle.manifest.drafters[0].model.format == "openvino":
+        return cast("outrider.Engine", request.getfixturevalue("openvino_engine"))
     return outrider.Engine(toy_bundle, outrider.Config().replace(cache_size=0.005), tokenizer=ToyTokenizer())

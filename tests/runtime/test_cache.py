@@ -36,6 +36,7 @@ def plain(toy_bundle: Bundle) -> outrider.Engine:
     return make(toy_bundle, enable_prefix_caching=False, drafter=None)
 
 
+@pytest.mark.every_format
 @pytest.mark.parametrize("drafter", ["draft", "suffix", "auto", None])
 def test_a_conversation_says_what_it_would_have_said(
     toy_bundle: Bundle, plain: outrider.Engine, drafter: str | None
@@ -58,6 +59,7 @@ def test_a_conversation_says_what_it_would_have_said(
     assert (use.num_requests, use.num_hits) == (10, 8)
 
 
+@pytest.mark.every_format
 def test_the_draft_model_takes_up_its_own(toy_bundle: Bundle) -> None:
     engine = make(toy_bundle)
     text = random_ids(0, 100)
@@ -69,6 +71,7 @@ def test_the_draft_model_takes_up_its_own(toy_bundle: Bundle) -> None:
     assert use.num_cached_tokens >= 100 + 20 - 4  # the last draft's tokens may not have been read
 
 
+@pytest.mark.every_format
 def test_texts_that_part_share_their_beginning(toy_bundle: Bundle, plain: outrider.Engine) -> None:
     engine = make(toy_bundle)
     common = random_ids(1, 77)
@@ -80,6 +83,7 @@ def test_texts_that_part_share_their_beginning(toy_bundle: Bundle, plain: outrid
         assert result.stats.num_cached_tokens >= (0 if not i else 77 if i < 4 else len(prompt) - 1)
 
 
+@pytest.mark.every_format
 def test_a_prompt_that_is_there_as_a_whole_has_its_last_token_read(toy_bundle: Bundle) -> None:
     engine = make(toy_bundle)
     for length in (1, 2, 31, 32, 33, 64, 65):
@@ -89,6 +93,7 @@ def test_a_prompt_that_is_there_as_a_whole_has_its_last_token_read(toy_bundle: B
         assert twice.stats.num_cached_tokens == length - 1
 
 
+@pytest.mark.every_format
 def test_requests_that_run_together_share_and_stay_apart(toy_bundle: Bundle, plain: outrider.Engine) -> None:
     engine = make(toy_bundle)
     common = random_ids(5, 70)
@@ -114,6 +119,7 @@ def test_requests_that_run_together_share_and_stay_apart(toy_bundle: Bundle, pla
     assert min(found[i].stats.num_cached_tokens for i in range(1, 8)) >= 64
 
 
+@pytest.mark.every_format
 def test_a_cache_for_few_conversations_has_many_and_does_not_grow(toy_bundle: Bundle, plain: outrider.Engine) -> None:
     engine = make(toy_bundle, cache_size=10 * 250 * 256 / 1e9)
     room = engine.cache["main"].num_tokens
@@ -136,6 +142,7 @@ def test_a_cache_for_few_conversations_has_many_and_does_not_grow(toy_bundle: Bu
     assert len(engine.generate(random_ids(7, 10), max_new_tokens=whole, ignore_eos=True).token_ids) == whole
 
 
+@pytest.mark.every_format
 def test_nothing_unverified_enters(toy_bundle: Bundle) -> None:
     """Rejected drafts, what follows a stop, a failed request's tokens: none of it is found by a text that has it."""
     engine = make(toy_bundle)
@@ -156,6 +163,7 @@ def test_nothing_unverified_enters(toy_bundle: Bundle) -> None:
             assert engine.generate(other, max_new_tokens=1).stats.num_cached_tokens == len(prompt) + i
 
 
+@pytest.mark.every_format
 def test_a_request_that_fails_leaves_its_prompt_at_most(toy_bundle: Bundle) -> None:
     class Failing(ToyTokenizer):
         num_left = 1000
@@ -178,6 +186,7 @@ def test_a_request_that_fails_leaves_its_prompt_at_most(toy_bundle: Bundle) -> N
     assert engine.generate(prompt + answer, max_new_tokens=1).stats.num_cached_tokens == 50
 
 
+@pytest.mark.every_format
 def test_a_slot_that_is_not_used_takes_nothing_away(toy_bundle: Bundle) -> None:
     """As where the main model has room for a request and its drafter has not."""
     engine = make(toy_bundle)
@@ -202,6 +211,7 @@ def test_a_request_whose_options_leave_no_token_gives_its_room_back(toy_bundle: 
     assert engine.cache["main"].num_used_tokens == 0
 
 
+@pytest.mark.every_format
 def test_the_cache_size_that_is_asked_for_is_enough_and_needed(toy_bundle: Bundle) -> None:
     small = make(toy_bundle, cache_size=0.0001)
     for count in (600, 631, 800):
@@ -213,6 +223,7 @@ def test_the_cache_size_that_is_asked_for_is_enough_and_needed(toy_bundle: Bundl
             make(toy_bundle, cache_size=needed * 0.93).generate("hello", max_new_tokens=count)
 
 
+@pytest.mark.every_format
 @pytest.mark.parametrize("cache_size", [5e-324, 1e-12, 1e-6])
 def test_a_cache_that_is_too_small_to_begin_with(toy_bundle: Bundle, cache_size: float) -> None:
     message = rf"^cache_size={cache_size:g} GB holds \d tokens; an engine needs room for \d+. Raise cache_size"
