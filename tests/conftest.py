@@ -53,6 +53,26 @@ def no_records() -> None:
 
 
 @pytest.fixture(scope="session")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A bundle with all that a real one has, ready in a second: a random model of a GGUF file, tokenizer, template."""
+    pytest.importorskip("gguf", reason="writes the file that the bundle is made of")
+    from outrider_export import export_bundle
+    from tiny import write_checkpoint, write_gguf
+
+    root = tmp_path_factory.mktemp("tiny")
+    write_checkpoint(root / "checkpoint")
+    write_gguf(root / "tiny.gguf", root / "checkpoint", "Q4_1", "qwen2", {})
+    return export_bundle(root / "tiny.gguf", output=root / "bundle", weights="keep").folder
+
+
+@pytest.fixture(scope="session", params=["tiny", pytest.param("smollm2", marks=pytest.mark.slow)])
+def model(request: pytest.FixtureRequest) -> Path:
+    """A bundle as users have them: a tiny one, and among the slow tests the demo's."""
+    folder: Path = request.getfixturevalue(request.param)
+    return folder
+
+
+@pytest.fixture(scope="session")
 def smollm2() -> Path:
     """The demo's real bundle: fetched and exported once, as `outrider demo` does."""
     from outrider.cli.demo import demo_bundle

@@ -349,6 +349,7 @@ def test_a_missing_tokenizer_is_named(copy: Path, tmp_path: Path) -> None:
         export_bundle(copy, output=tmp_path / "b")
 
 
+@pytest.mark.slow
 def test_remote_code_runs_only_where_it_is_trusted(copy: Path, tmp_path: Path) -> None:
     """The checkpoint's own code leaves a file behind when it is loaded."""
     trace = tmp_path / "ran"

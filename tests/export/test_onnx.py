@@ -333,6 +333,7 @@ def test_pairs_may_be_mixed(tied: Path, convert: Any, formats: tuple[str, str]) 
             assert ov.Core().read_model(bundle.model_path(model)).output("logits").partial_shape[-1] == 448
 
 
+@pytest.mark.slow
 def test_the_command_line_takes_the_format(tied: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["export", str(tied), "--format", "onnx", "-o", str(tmp_path / "b"), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["weights"] == {"main": "int8"}
@@ -373,6 +374,7 @@ def test_without_the_extra_the_way_out_is_named(
 # What the builder knows
 
 
+@pytest.mark.slow
 def test_an_unknown_architecture_is_refused_in_one_line(llama: Any, tmp_path: Path) -> None:
     checkpoint = llama("gpt_neox")
     with pytest.raises(
@@ -401,12 +403,14 @@ def test_positions_are_scaled_as_torch_does(llama: Any, convert: Any, kind: str,
     assert error_of(bundle, "main", checkpoint) < 1e-4
 
 
+@pytest.mark.slow
 def test_what_the_builder_stumbles_over_is_told(llama: Any, tmp_path: Path) -> None:
     checkpoint = llama("qwen2", rope_parameters={name: YARN[name] for name in YARN if "beta" not in name})
     with pytest.raises(ExportError, match=r"builder says: ZeroDivisionError: .* Leave out --format onnx"):
         export_bundle(checkpoint, output=tmp_path / "b", format="onnx")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "rope"), [("llama", LINEAR), ("llama", YARN), ("qwen2", YARN | {"truncate": True})])
 def test_what_the_builder_would_leave_out_is_refused(llama: Any, tmp_path: Path, kind: str, rope: Any) -> None:
     """Of Llama's ways to scale positions it knows one, and ignores the others; and it never truncates YaRN's ramp."""
