@@ -111,15 +111,16 @@ FORMATS: list[tuple[Format, Format]] = [
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Tests of what backends promise, which are marked every_format, run with all pairs of formats; others with one."""
+    """Tests of what backends promise, marked every_format, always run with all pairs; others are slow with but one."""
     if "toy_bundle" in metafunc.fixturenames:
-        formats = FORMATS if metafunc.definition.get_closest_marker("every_format") else FORMATS[:1]
-        metafunc.parametrize("toy_bundle", formats, ids="-".join, indirect=True, scope="session")
+        marks = () if metafunc.definition.get_closest_marker("every_format") else pytest.mark.slow
+        pairs = [pytest.param(pair, id="-".join(pair), marks=marks if pair != FORMATS[0] else ()) for pair in FORMATS]
+        metafunc.parametrize("toy_bundle", pairs, indirect=True, scope="session")
 
 
 @pytest.fixture(scope="session")
 def toy_bundle(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
-    """A real main and draft model, random and tiny: OpenVINO's, or all pairs in tests that are marked every_format."""
+    """A real main and draft model, random and tiny: OpenVINO's, and other pairs of formats."""
     if request.param == FORMATS[0]:
         return cast("Bundle", request.getfixturevalue("openvino_bundle"))
     return save_toy_bundle(tmp_path_factory.mktemp("toy"), formats=request.param)

@@ -119,7 +119,6 @@ def test_requests_that_run_together_share_and_stay_apart(toy_bundle: Bundle, pla
     assert min(found[i].stats.num_cached_tokens for i in range(1, 8)) >= 64
 
 
-@pytest.mark.every_format
 def test_a_cache_for_few_conversations_has_many_and_does_not_grow(toy_bundle: Bundle, plain: outrider.Engine) -> None:
     engine = make(toy_bundle, cache_size=10 * 250 * 256 / 1e9)
     room = engine.cache["main"].num_tokens
@@ -211,7 +210,6 @@ def test_a_request_whose_options_leave_no_token_gives_its_room_back(toy_bundle: 
     assert engine.cache["main"].num_used_tokens == 0
 
 
-@pytest.mark.every_format
 def test_the_cache_size_that_is_asked_for_is_enough_and_needed(toy_bundle: Bundle) -> None:
     small = make(toy_bundle, cache_size=0.0001)
     for count in (600, 631, 800):
@@ -223,7 +221,6 @@ def test_the_cache_size_that_is_asked_for_is_enough_and_needed(toy_bundle: Bundl
             make(toy_bundle, cache_size=needed * 0.93).generate("hello", max_new_tokens=count)
 
 
-@pytest.mark.every_format
 @pytest.mark.parametrize("cache_size", [5e-324, 1e-12, 1e-6])
 def test_a_cache_that_is_too_small_to_begin_with(toy_bundle: Bundle, cache_size: float) -> None:
     message = rf"^cache_size={cache_size:g} GB holds \d tokens; an engine needs room for \d+. Raise cache_size"

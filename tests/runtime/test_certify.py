@@ -105,6 +105,7 @@ def test_a_verifier_that_accepts_too_much_is_noticed(
     assert "first at token" in check.detail
 
 
+@pytest.mark.slow
 def test_sampling_that_keeps_everything_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     def lenient(self: Any, draft: Any, rows: Any, noise: Any, position: int) -> Outcome:
         return Outcome(len(draft), rows.distribution(len(draft)).draw(noise.uniforms(position, "bonus", 1)[0]))

@@ -90,7 +90,6 @@ def test_agreement_is_at_least_what_is_proven(seed: int, noise: float) -> None:
     assert agreed > bound - 5 * (bound * (1 - bound) / 4000) ** 0.5 - 1e-9
 
 
-@pytest.mark.every_format
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize(
     "options",

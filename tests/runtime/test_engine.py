@@ -103,7 +103,6 @@ def test_streams_in_one_thread_take_turns(toy_engine: outrider.Engine) -> None:
         assert text == toy_engine.generate(prompt, max_new_tokens=30, ignore_eos=True, drafter=None).text
 
 
-@pytest.mark.every_format
 def test_room_comes_back(toy_bundle: Bundle) -> None:
     """Finished, closed, abandoned and collected streams leave the cache as it was."""
     engine = outrider.Engine(toy_bundle, outrider.Config().replace(cache_size=0.0003), tokenizer=ToyTokenizer())
