@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import os
 import signal
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import hypothesis
 import platformdirs
@@ -22,6 +22,17 @@ hypothesis.settings.register_profile("outrider", deadline=None)  # other work on
 hypothesis.settings.load_profile("outrider")
 
 
+REAL_MODELS = {"smollm2", "smollm2_pair", "smollm2_onnx"}
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest leaves out what is marked
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """A test of a real model is slow, whether it says so or not."""
+    for item in items:
+        if REAL_MODELS & {*getattr(item, "fixturenames", ())}:
+            item.add_marker("slow")
+
+
 @pytest.fixture(scope="session", autouse=True)
 def heed_interrupts() -> None:
     """Programs that a shell starts in the background ignore Ctrl-C, and so do those that they start."""
@@ -39,6 +50,26 @@ def kept_folder(tmp_path_factory: pytest.TempPathFactory) -> None:
 def no_records() -> None:
     """What drafters have earned in one test is not known to the next."""
     kept.forget("records")
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A bundle with all that a real one has, ready in a second: a random model of a GGUF file, tokenizer, template."""
+    pytest.importorskip("gguf", reason="writes the file that the bundle is made of")
+    from outrider_export import export_bundle
+    from tiny import write_checkpoint, write_gguf
+
+    root = tmp_path_factory.mktemp("tiny")
+    write_checkpoint(root / "checkpoint")
+    write_gguf(root / "tiny.gguf", root / "checkpoint", "Q4_1", "qwen2", {})
+    return export_bundle(root / "tiny.gguf", output=root / "bundle", weights="keep").folder
+
+
+@pytest.fixture(scope="session", params=["tiny", pytest.param("smollm2", marks=pytest.mark.slow)])
+def model(request: pytest.FixtureRequest) -> Path:
+    """A bundle as users have them: a tiny one, and among the slow tests the demo's."""
+    folder: Path = request.getfixturevalue(request.param)
+    return folder
 
 
 @pytest.fixture(scope="session")
@@ -79,9 +110,19 @@ FORMATS: list[tuple[Format, Format]] = [
 ]
 
 
-@pytest.fixture(scope="session", params=FORMATS, ids="-".join)
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Tests of what backends promise, marked every_format, always run with all pairs; others are slow with but one."""
+    if "toy_bundle" in metafunc.fixturenames:
+        marks = () if metafunc.definition.get_closest_marker("every_format") else pytest.mark.slow
+        pairs = [pytest.param(pair, id="-".join(pair), marks=marks if pair != FORMATS[0] else ()) for pair in FORMATS]
+        metafunc.parametrize("toy_bundle", pairs, indirect=True, scope="session")
+
+
+@pytest.fixture(scope="session")
 def toy_bundle(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
-    """A real main and draft model, random and tiny."""
+    """A real main and draft model, random and tiny: OpenVINO's, and other pairs of formats."""
+    if request.param == FORMATS[0]:
+        return cast("Bundle", request.getfixturevalue("openvino_bundle"))
     return save_toy_bundle(tmp_path_factory.mktemp("toy"), formats=request.param)
 
 
@@ -98,6 +139,8 @@ def openvino_engine(openvino_bundle: Bundle) -> outrider.Engine:
 
 
 @pytest.fixture(scope="session")
-def toy_engine(toy_bundle: Bundle) -> outrider.Engine:
+def toy_engine(request: pytest.FixtureRequest, toy_bundle: Bundle) -> outrider.Engine:
     """The toy bundle, ready; room for some thousand tokens."""
+    if toy_bundle.manifest.main.format == toy_bundle.manifest.drafters[0].model.format == "openvino":
+        return cast("outrider.Engine", request.getfixturevalue("openvino_engine"))
     return outrider.Engine(toy_bundle, outrider.Config().replace(cache_size=0.005), tokenizer=ToyTokenizer())

@@ -485,7 +485,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         tree = Path(folder) / "tree"
         for part in ("runtime", "export", "tests", "configs", "samples"):
-            shutil.copytree(ROOT / part, tree / part, ignore=shutil.ignore_patterns("__pycache__", ".hypothesis"))
+            shutil.copytree(
+                ROOT / part, tree / part, ignore=shutil.ignore_patterns("__pycache__", ".hypothesis", ".cache")
+            )
         shutil.copy(ROOT / "pyproject.toml", tree)
         for mutation in chosen:
             noticed = check(tree, mutation)

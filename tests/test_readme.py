@@ -77,6 +77,7 @@ def test_the_folders_it_names_exist() -> None:
 def test_ci_runs_the_commands_of_the_readme() -> None:
     script = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
     assert '.venv/bin/pip install -q -e ".[dev]"\n' in script
-    assert '.venv/bin/pip install -q -e ".[dev]" && .venv/bin/pytest' in README
+    assert '.venv/bin/pip install -q -e ".[dev]" && .venv/bin/pytest\n' in README
+    assert ".venv/bin/pytest -m slow " in README
     assert ".venv/bin/mkdocs build --strict" in script
-    assert script.rstrip().endswith(".venv/bin/pytest")
+    assert script.rstrip().endswith(".venv/bin/pytest\n.ci/.venv/bin/pytest -m slow")

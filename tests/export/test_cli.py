@@ -41,6 +41,7 @@ def one_line(capsys: pytest.CaptureFixture[str]) -> str:
     return line
 
 
+@pytest.mark.slow
 def test_export_names_the_bundle_itself(
     gguf_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

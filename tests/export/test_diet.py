@@ -263,9 +263,11 @@ def test_a_corpus_chooses(gguf_file: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("weights", "changes"), [("int8", {}), ("int4", {"tie_word_embeddings": False})])
-def test_converted_weights_are_cut(make_checkpoint: Any, tmp_path: Path, weights: str, changes: Any) -> None:
+def test_converted_weights_are_cut(
+    make_checkpoint: Any, convert: Any, tmp_path: Path, weights: str, changes: Any
+) -> None:
     checkpoint = make_checkpoint(f"diet-{weights}", hidden_size=128, dtype="bfloat16", seed=3, **changes)
-    bundle = export_bundle(checkpoint, output=tmp_path / "whole", weights=weights)
+    bundle, _ = convert(checkpoint, weights=weights)
     token_ids = np.array([3, 77, 78, 300, 402], dtype=np.int32)
     put_on_diet("openvino", bundle.folder / "main", tmp_path / "cut", token_ids)
     assert np.array_equal(logits_of(tmp_path / "cut"), logits_of(bundle.folder / "main")[:, token_ids])

@@ -30,25 +30,6 @@ if TYPE_CHECKING:
 IDS = np.arange(20, 52)[None]
 
 
-class Recorder:
-    """A progress that remembers."""
-
-    def __init__(self) -> None:
-        self.phases: list[str] = []
-        self.notes: list[str] = []
-        self.bytes = 0
-
-    def phase(self, name: str, total: int | None = None) -> None:
-        self.phases.append(name)
-        assert total is None or total > 0
-
-    def advance(self, count: int) -> None:
-        self.bytes += count
-
-    def note(self, text: str) -> None:
-        self.notes.append(text)
-
-
 def logits_of_ir(bundle: Bundle, folder: str) -> Any:
     """float32 [tokens, logits width] of the stateful IR in `folder`."""
     hints = {"INFERENCE_PRECISION_HINT": "f32", "KV_CACHE_PRECISION": "f32", "DYNAMIC_QUANTIZATION_GROUP_SIZE": "0"}
@@ -83,19 +64,19 @@ def matrices(bundle: Bundle, folder: str, rows: int) -> dict[str, int]:
 
 
 @pytest.fixture(scope="module")
-def exact(tied: Path, untied: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Bundle, Recorder]:
-    progress = Recorder()
-    output = tmp_path_factory.mktemp("exact") / "new" / "pair"
-    bundle = export_bundle(tied, untied, output=output, weights="fp32", draft_weights="fp16", progress=progress)
-    return bundle, progress
+def exact(convert: Any, tied: Path, untied: Path) -> tuple[Bundle, Any]:
+    """The bundle, and what was told on the way."""
+    made: tuple[Bundle, Any] = convert(tied, untied, weights="fp32", draft_weights="fp16")
+    return made
 
 
 @pytest.fixture(scope="module")
-def compressed(tied: Path, untied: Path, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
-    return export_bundle(tied, untied, output=tmp_path_factory.mktemp("compressed") / "pair", draft_weights="int4")
+def compressed(convert: Any, tied: Path, untied: Path) -> Bundle:
+    made: Bundle = convert(tied, untied, draft_weights="int4")[0]
+    return made
 
 
-def test_fp32_and_fp16_are_the_torch_model(exact: tuple[Bundle, Recorder], tied: Path, untied: Path) -> None:
+def test_fp32_and_fp16_are_the_torch_model(exact: tuple[Bundle, Any], tied: Path, untied: Path) -> None:
     assert error_of(exact[0], "main", tied) < 1e-5
     assert error_of(exact[0], "draft", untied) < 2e-3
 
@@ -107,7 +88,7 @@ def test_int8_and_int4_are_near_it(compressed: Bundle, tied: Path, untied: Path)
     assert (main.weights, draft.weights) == ("int8", "int4")
 
 
-def test_tied_embeddings_stay_tied(compressed: Bundle, exact: tuple[Bundle, Recorder]) -> None:
+def test_tied_embeddings_stay_tied(compressed: Bundle, exact: tuple[Bundle, Any]) -> None:
     assert matrices(compressed, "main", 448) == {"u8": 1}
     assert matrices(exact[0], "main", 448) == {"f32": 1}
     assert matrices(compressed, "draft", 512) == {"u8": 2}  # embedding and output matrix stay at 8 bits beside int4
@@ -126,7 +107,7 @@ def test_int4_has_groups_of_64(compressed: Bundle) -> None:
     assert groups == {64}
 
 
-def test_manifest_describes_the_pair(exact: tuple[Bundle, Recorder], tied: Path) -> None:
+def test_manifest_describes_the_pair(exact: tuple[Bundle, Any], tied: Path) -> None:
     bundle, _ = exact
     manifest = bundle.manifest
     main, draft = manifest.main, manifest.drafters[0].model
@@ -146,17 +127,17 @@ def test_manifest_describes_the_pair(exact: tuple[Bundle, Recorder], tied: Path)
     assert sorted(p.name for p in (bundle.folder / "main").iterdir()) == ["openvino_model.bin", "openvino_model.xml"]
 
 
-def test_progress_tells_the_phases(exact: tuple[Bundle, Recorder]) -> None:
+def test_progress_tells_the_phases(exact: tuple[Bundle, Any]) -> None:
     bundle, progress = exact
     assert progress.phases == [
         *(f"{name} main" for name in ("read", "convert", "tokenizer")),
         *(f"{name} draft" for name in ("read", "convert")),
         "hash",
     ]
-    assert progress.bytes == sum(file.size for file in bundle.manifest.files)
+    assert progress.num_bytes == sum(file.size for file in bundle.manifest.files)
 
 
-def test_nothing_else_is_left(exact: tuple[Bundle, Recorder]) -> None:
+def test_nothing_else_is_left(exact: tuple[Bundle, Any]) -> None:
     assert [path.name for path in exact[0].folder.parent.iterdir()] == ["pair"]
 
 
@@ -209,13 +190,12 @@ def test_kept_weights_are_those_of_the_file(
     assert error < 0.02
 
 
-def test_gguf_is_dequantised(make_checkpoint: Any, make_gguf: Any, tmp_path: Path) -> None:
+def test_gguf_is_dequantised(make_checkpoint: Any, make_gguf: Any, convert: Any) -> None:
     """F32 to fp32 must be the torch model; Q5_0, which cannot be kept, goes to int4. Main untied, draft tied."""
     main = make_checkpoint("gguf-main", vocab_size=512, seed=3, tie_word_embeddings=False)
     draft = make_checkpoint("gguf-draft", vocab_size=448, seed=4)
     main_file, draft_file = make_gguf("exact", main, quantisation="F32"), make_gguf("five", draft, quantisation="Q5_0")
-    progress = Recorder()
-    bundle = export_bundle(main_file, draft_file, output=tmp_path / "pair", weights="fp32", progress=progress)
+    bundle, progress = convert(main_file, draft_file, weights="fp32")
     assert error_of(bundle, "main", main) < 1e-5
     assert error_of(bundle, "draft", draft) < 0.5
     assert progress.notes == []
@@ -227,13 +207,11 @@ def test_gguf_is_dequantised(make_checkpoint: Any, make_gguf: Any, tmp_path: Pat
     assert bundle.manifest.tokenizer.eos_token_ids == (400, 402)
 
 
-def test_gguf_and_checkpoint_of_one_family_fit(
-    make_checkpoint: Any, make_gguf: Any, tied: Path, tmp_path: Path
-) -> None:
+def test_gguf_and_checkpoint_of_one_family_fit(make_checkpoint: Any, make_gguf: Any, tied: Path, convert: Any) -> None:
     """[PADxxx] entries fill the GGUF's vocabulary and are not tokens."""
     path = make_gguf("padded", make_checkpoint("padded", vocab_size=512, seed=5), quantisation="Q8_0")
     assert len(read_header(path).metadata["tokenizer.ggml.tokens"]) == 512
-    bundle = export_bundle(path, tied, output=tmp_path / "pair", weights="keep")
+    bundle, _ = convert(path, tied, weights="keep")
     assert bundle.manifest.main.vocab_sha256 == bundle.manifest.drafters[0].model.vocab_sha256
 
 
@@ -371,6 +349,7 @@ def test_a_missing_tokenizer_is_named(copy: Path, tmp_path: Path) -> None:
         export_bundle(copy, output=tmp_path / "b")
 
 
+@pytest.mark.slow
 def test_remote_code_runs_only_where_it_is_trusted(copy: Path, tmp_path: Path) -> None:
     """The checkpoint's own code leaves a file behind when it is loaded."""
     trace = tmp_path / "ran"

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from outrider.cli import run
-from outrider_export import export_bundle
 from outrider_export.compare import PIECE, cosine
 
 if TYPE_CHECKING:
@@ -26,9 +25,10 @@ def checkpoints(make_checkpoint: Any) -> tuple[Path, Path]:
 
 
 @pytest.fixture(scope="module")
-def pair(checkpoints: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+def pair(checkpoints: tuple[Path, Path], convert: Any) -> Bundle:
     """A main model that is the checkpoint, and a draft model in 4 bits."""
-    return export_bundle(*checkpoints, output=tmp_path_factory.mktemp("fidelity") / "pair", weights="fp32")
+    made: Bundle = convert(*checkpoints, weights="fp32")[0]
+    return made
 
 
 @pytest.fixture(scope="module")
@@ -75,14 +75,14 @@ def test_another_models_checkpoint_is_noticed(
 def test_a_gguf_file_and_a_cut_output_matrix(
     checkpoints: tuple[Path, Path],
     make_gguf: Any,
+    convert: Any,
     prompts: Path,
-    tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     main, draft = checkpoints
     path = make_gguf("fidelity", main, quantisation="Q4_1")
     weights: dict[str, Any] = {"weights": "keep", "draft_weights": "fp32"}
-    bundle = export_bundle(path, draft, output=tmp_path / "pair", draft_vocab=200, **weights)
+    bundle, _ = convert(path, draft, draft_vocab=200, **weights)
     assert bundle.manifest.drafters[0].num_proposed_tokens == 200
     both = ("--checks", "fidelity", "--prompts", prompts, "--against", path, "--draft-against", draft)
     code, (kept, cut) = verify(capsys, bundle, *both)
@@ -123,11 +123,11 @@ def test_a_checkpoint_that_is_not_there_is_said_before_models_are_loaded(
 def test_models_that_cannot_be_compared_are_named(
     checkpoints: tuple[Path, Path],
     make_checkpoint: Any,
+    convert: Any,
     prompts: Path,
-    tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    bundle = export_bundle(checkpoints[0], output=tmp_path / "alone", weights="fp32")
+    bundle, _ = convert(checkpoints[0], weights="fp32")
     options = ["--checks", "fidelity", *F32, "--prompts", str(prompts)]
     assert run(["verify", str(bundle.folder), *options, "--draft-against", str(checkpoints[1])]) == 2
     assert "has no model 'draft'" in capsys.readouterr().err

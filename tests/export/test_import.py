@@ -32,19 +32,9 @@ IDS = np.arange(20, 52)[None]
 
 
 @pytest.fixture(scope="session")
-def build(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+def build(build_genai: Callable[..., Path]) -> Callable[..., Path]:
     """`build(checkpoint, "int8")`: a folder for onnxruntime-genai."""
-    root = tmp_path_factory.mktemp("genai")
-
-    def make(checkpoint: Path, precision: str) -> Path:
-        folder = root / f"{checkpoint.name}-{precision}"
-        if not folder.exists():
-            builder = [sys.executable, "-m", "onnxruntime_genai.models.builder", "-i", str(checkpoint)]
-            options = ["-o", str(folder), "-p", precision, "-e", "cpu", "-c", str(root / "cache")]
-            subprocess.run([*builder, *options], check=True, capture_output=True, cwd=root)
-        return folder
-
-    return make
+    return build_genai
 
 
 @pytest.fixture(scope="session")

@@ -31,23 +31,6 @@ if TYPE_CHECKING:
 IDS = np.arange(20, 52)[None]
 
 
-class Recorder:
-    """A progress that remembers."""
-
-    def __init__(self) -> None:
-        self.phases: list[str] = []
-        self.notes: list[str] = []
-
-    def phase(self, name: str, total: int | None = None) -> None:
-        self.phases.append(name)
-
-    def advance(self, count: int) -> None:
-        pass
-
-    def note(self, text: str) -> None:
-        self.notes.append(text)
-
-
 def logits_of(folder: Path, rows: tuple[int, int] | None = None, extra: int = 0) -> Any:
     """float32 [tokens, logits width] of the model in `folder`, after an empty cache; all rows, or some.
 
@@ -91,17 +74,16 @@ def matrices(folder: Path, rows: int) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def pair(tied: Path, untied: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Bundle, Recorder]:
-    """int8 and int4, the defaults."""
-    progress = Recorder()
-    output = tmp_path_factory.mktemp("onnx") / "new" / "pair"
-    return export_bundle(tied, untied, output=output, format="onnx", progress=progress), progress
+def pair(convert: Any, tied: Path, untied: Path) -> tuple[Bundle, Any]:
+    """int8 and int4, the defaults; and what was told on the way."""
+    made: tuple[Bundle, Any] = convert(tied, untied, format="onnx")
+    return made
 
 
 @pytest.fixture(scope="module")
-def exact(tied: Path, untied: Path, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
-    output = tmp_path_factory.mktemp("onnx") / "pair"
-    return export_bundle(tied, untied, output=output, format="onnx", weights="fp32", draft_weights="fp32")
+def exact(convert: Any, tied: Path, untied: Path) -> Bundle:
+    made: Bundle = convert(tied, untied, format="onnx", weights="fp32", draft_weights="fp32")[0]
+    return made
 
 
 @pytest.fixture(scope="module")
@@ -136,12 +118,12 @@ def test_fp32_is_the_torch_model(exact: Bundle, tied: Path, untied: Path) -> Non
     assert matrices(exact.folder / "draft", 512) == ["FLOAT", "FLOAT"]
 
 
-def test_compressed_weights_are_near_the_torch_model(pair: tuple[Bundle, Recorder], tied: Path, untied: Path) -> None:
+def test_compressed_weights_are_near_the_torch_model(pair: tuple[Bundle, Any], tied: Path, untied: Path) -> None:
     assert error_of(pair[0], "main", tied) < 0.02
     assert error_of(pair[0], "draft", untied) < 0.25
 
 
-def test_the_embedding_has_8_bits_and_is_stored_once_where_it_is_tied(pair: tuple[Bundle, Recorder]) -> None:
+def test_the_embedding_has_8_bits_and_is_stored_once_where_it_is_tied(pair: tuple[Bundle, Any]) -> None:
     folder = pair[0].folder
     assert matrices(folder / "main", 448) == ["UINT8"]
     assert matrices(folder / "draft", 512) == ["UINT8", "UINT8"]
@@ -149,7 +131,7 @@ def test_the_embedding_has_8_bits_and_is_stored_once_where_it_is_tied(pair: tupl
     assert [recipe["tied_embeddings"] for recipe in recipes] == ["true", "false"]
 
 
-def test_the_data_file_holds_what_is_used_and_no_more(pair: tuple[Bundle, Recorder]) -> None:
+def test_the_data_file_holds_what_is_used_and_no_more(pair: tuple[Bundle, Any]) -> None:
     for name in ("main", "draft"):
         folder = pair[0].folder / name
         places = [
@@ -163,7 +145,7 @@ def test_the_data_file_holds_what_is_used_and_no_more(pair: tuple[Bundle, Record
         assert all(int(place["offset"]) % 64 == 0 for place in places)
 
 
-def test_manifest_describes_the_pair(pair: tuple[Bundle, Recorder]) -> None:
+def test_manifest_describes_the_pair(pair: tuple[Bundle, Any]) -> None:
     bundle, progress = pair
     main, draft = bundle.manifest.main, bundle.manifest.drafters[0].model
     assert [(entry.format, entry.weights) for entry in (main, draft)] == [("onnx", "int8"), ("onnx", "int4")]
@@ -192,12 +174,12 @@ def test_rows_can_be_chosen(exact: Bundle) -> None:
         assert len(logits_of(exact.folder / name, (0, 1))) == 1
 
 
-def test_rows_that_attention_alone_sees_change_nothing(pair: tuple[Bundle, Recorder]) -> None:
+def test_rows_that_attention_alone_sees_change_nothing(pair: tuple[Bundle, Any]) -> None:
     for name in ("main", "draft"):
         assert np.array_equal(logits_of(pair[0].folder / name, extra=1), logits_of(pair[0].folder / name))
 
 
-def test_rows_have_the_same_bits(pair: tuple[Bundle, Recorder]) -> None:
+def test_rows_have_the_same_bits(pair: tuple[Bundle, Any]) -> None:
     """What the runtime counts on: two rows or more, whichever."""
     for name in ("main", "draft"):
         whole = logits_of(pair[0].folder / name)
@@ -205,18 +187,18 @@ def test_rows_have_the_same_bits(pair: tuple[Bundle, Recorder]) -> None:
         assert np.array_equal(logits_of(pair[0].folder / name, (0, 31)), whole[:31])
 
 
-def test_blocks_may_be_wider_than_the_embedding(make_checkpoint: Any, tmp_path: Path) -> None:
+def test_blocks_may_be_wider_than_the_embedding(make_checkpoint: Any, convert: Any) -> None:
     """80 columns in blocks of 32; int4 with the tied matrix in 8 bits and with zero points."""
     narrow = {"hidden_size": 80, "num_attention_heads": 5, "num_key_value_heads": 1}
     checkpoint = make_checkpoint("blocks", seed=5, **narrow)
-    bundle = export_bundle(checkpoint, checkpoint, output=tmp_path / "b", format="onnx")
+    bundle, _ = convert(checkpoint, checkpoint, format="onnx")
     assert error_of(bundle, "main", checkpoint) < 0.02
     assert error_of(bundle, "draft", checkpoint) < 0.25
     for name in ("main", "draft"):
         assert matrices(bundle.folder / name, 448) == ["UINT8"]
 
 
-def test_int4_has_4_bits_and_an_output_matrix_in_8(pair: tuple[Bundle, Recorder]) -> None:
+def test_int4_has_4_bits_and_an_output_matrix_in_8(pair: tuple[Bundle, Any]) -> None:
     bits = {}
     for node in load(pair[0].folder / "draft" / "model.onnx").graph.node:
         if node.op_type == "MatMulNBits":
@@ -245,7 +227,7 @@ def test_no_weight_is_off_by_more_than_a_step(rows: int, columns: int, seed: int
     assert (off <= 0.501 * step)[np.abs(inside) < 126.5].all()
 
 
-def test_it_is_the_quantiser_of_onnxruntime(pair: tuple[Bundle, Recorder], tied: Path) -> None:
+def test_it_is_the_quantiser_of_onnxruntime(pair: tuple[Bundle, Any], tied: Path) -> None:
     """The tied matrix, which onnxruntime quantised, from the checkpoint's weights."""
     from safetensors.numpy import load_file
 
@@ -263,7 +245,7 @@ def test_it_is_the_quantiser_of_onnxruntime(pair: tuple[Bundle, Recorder], tied:
 @pytest.mark.parametrize("name", ["main", "draft"])
 @pytest.mark.parametrize("weights", ["pair", "exact"])
 def test_the_rows_left_are_the_same(
-    pair: tuple[Bundle, Recorder], exact: Bundle, tmp_path: Path, name: str, weights: str
+    pair: tuple[Bundle, Any], exact: Bundle, tmp_path: Path, name: str, weights: str
 ) -> None:
     """Tied and untied, in 8 bits with and without zero points, and in float32; every token can still be read."""
     bundle = pair[0] if weights == "pair" else exact
@@ -321,11 +303,10 @@ def test_what_cannot_be_cut_is_refused(tmp_path: Path) -> None:
 # Sources, formats, options
 
 
-def test_gguf_files_are_converted_and_drafts_cut(make_checkpoint: Any, make_gguf: Any, tmp_path: Path) -> None:
+def test_gguf_files_are_converted_and_drafts_cut(make_checkpoint: Any, make_gguf: Any, convert: Any) -> None:
     checkpoint = make_checkpoint("keep", hidden_size=128, num_attention_heads=2, num_key_value_heads=1)
     path = make_gguf("keep", checkpoint, quantisation="Q8_0")
-    progress = Recorder()
-    bundle = export_bundle(path, path, output=tmp_path / "b", format="onnx", draft_vocab=100, progress=progress)
+    bundle, progress = convert(path, path, format="onnx", draft_vocab=100)
     main, draft = bundle.manifest.main, bundle.manifest.drafters[0]
     assert (main.weights, draft.model.weights) == ("int8", "int4")
     assert main.source.recipe["route"] == "dequantise Q8_0"
@@ -340,9 +321,9 @@ def test_gguf_files_are_converted_and_drafts_cut(make_checkpoint: Any, make_gguf
 
 
 @pytest.mark.parametrize("formats", [("openvino", "onnx"), ("onnx", "openvino")])
-def test_pairs_may_be_mixed(tied: Path, tmp_path: Path, formats: tuple[str, str]) -> None:
+def test_pairs_may_be_mixed(tied: Path, convert: Any, formats: tuple[str, str]) -> None:
     options: dict[str, Any] = dict(zip(("format", "draft_format"), formats, strict=True))
-    bundle = export_bundle(tied, tied, output=tmp_path / "b", weights="fp32", draft_weights="fp32", **options)
+    bundle, _ = convert(tied, tied, weights="fp32", draft_weights="fp32", **options)
     models = {"main": bundle.manifest.main, "draft": bundle.manifest.drafters[0].model}
     assert tuple(model.format for model in models.values()) == formats
     for name, model in models.items():
@@ -352,6 +333,7 @@ def test_pairs_may_be_mixed(tied: Path, tmp_path: Path, formats: tuple[str, str]
             assert ov.Core().read_model(bundle.model_path(model)).output("logits").partial_shape[-1] == 448
 
 
+@pytest.mark.slow
 def test_the_command_line_takes_the_format(tied: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["export", str(tied), "--format", "onnx", "-o", str(tmp_path / "b"), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["weights"] == {"main": "int8"}
@@ -392,6 +374,7 @@ def test_without_the_extra_the_way_out_is_named(
 # What the builder knows
 
 
+@pytest.mark.slow
 def test_an_unknown_architecture_is_refused_in_one_line(llama: Any, tmp_path: Path) -> None:
     checkpoint = llama("gpt_neox")
     with pytest.raises(
@@ -414,18 +397,20 @@ LINEAR = {"rope_type": "linear", "rope_theta": 10_000.0, "factor": 4.0}
 
 
 @pytest.mark.parametrize(("kind", "rope"), [("llama", None), ("llama", LLAMA3), ("qwen2", LINEAR), ("qwen2", YARN)])
-def test_positions_are_scaled_as_torch_does(llama: Any, tmp_path: Path, kind: str, rope: Any) -> None:
+def test_positions_are_scaled_as_torch_does(llama: Any, convert: Any, kind: str, rope: Any) -> None:
     checkpoint = llama(kind, **({"rope_parameters": rope} if rope else {}))
-    bundle = export_bundle(checkpoint, output=tmp_path / "b", format="onnx", weights="fp32")
+    bundle, _ = convert(checkpoint, format="onnx", weights="fp32")
     assert error_of(bundle, "main", checkpoint) < 1e-4
 
 
+@pytest.mark.slow
 def test_what_the_builder_stumbles_over_is_told(llama: Any, tmp_path: Path) -> None:
     checkpoint = llama("qwen2", rope_parameters={name: YARN[name] for name in YARN if "beta" not in name})
     with pytest.raises(ExportError, match=r"builder says: ZeroDivisionError: .* Leave out --format onnx"):
         export_bundle(checkpoint, output=tmp_path / "b", format="onnx")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "rope"), [("llama", LINEAR), ("llama", YARN), ("qwen2", YARN | {"truncate": True})])
 def test_what_the_builder_would_leave_out_is_refused(llama: Any, tmp_path: Path, kind: str, rope: Any) -> None:
     """Of Llama's ways to scale positions it knows one, and ignores the others; and it never truncates YaRN's ramp."""

@@ -45,17 +45,11 @@ CONFIG = GenerationConfig(max_new_tokens=24, ignore_eos=True)
 
 
 @pytest.fixture(scope="module")
-def build(make_checkpoint: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
+def build(make_checkpoint: Any, build_genai: Any) -> Any:
     """`build("name", seed=0, vocab_size=448)`: a folder of onnxruntime-genai's, in fp32."""
 
     def make(name: str, **changes: Any) -> Path:
-        from onnxruntime_genai.models.builder import create_model, parse_extra_options
-
-        folder = tmp_path_factory.mktemp("onnx") / name
-        checkpoint = make_checkpoint(f"ortgenai-{name}", **changes)
-        arguments = (None, str(checkpoint), str(folder), "fp32", "cpu", str(folder / "cache"))
-        create_model(*arguments, **parse_extra_options(*arguments, None))
-        shutil.rmtree(folder / "cache", ignore_errors=True)
+        folder: Path = build_genai(make_checkpoint(f"ortgenai-{name}", **changes), "fp32")
         return folder
 
     return make

@@ -109,6 +109,7 @@ def check_answers(folder: Path) -> None:
         assert drafted.stats.num_draft_tokens > 0
 
 
+@pytest.mark.slow
 def test_most_tokens_in_common(main: Path, make_checkpoint: Any, build_tokenizer: Any, tmp_path: Path) -> None:
     special = ("<|endoftext|>", "<|start|>", "<|im_end|>")
     tokenizer = build_tokenizer(special=special)
@@ -132,6 +133,7 @@ def test_most_tokens_in_common(main: Path, make_checkpoint: Any, build_tokenizer
     check_answers(bundle.folder)
 
 
+@pytest.mark.slow
 def test_few_tokens_in_common(
     main: Path,
     make_checkpoint: Any,

@@ -127,6 +127,7 @@ def hub(make_checkpoint: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     return calls
 
 
+@pytest.mark.slow
 def test_the_resolved_commit_is_recorded(hub: list[dict[str, Any]], tmp_path: Path) -> None:
     phases: list[Any] = []
 

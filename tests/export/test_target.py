@@ -175,6 +175,7 @@ def test_a_failing_conversion_leaves_nothing_and_says_why(make_checkpoint: Any, 
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="there is no SIGINT to send to another process")
 @pytest.mark.parametrize("wait", ["read main", "convert main"])
 def test_ctrl_c_leaves_nothing_and_no_process(make_checkpoint: Any, tmp_path: Path, wait: str) -> None:
@@ -207,6 +208,7 @@ def test_ctrl_c_leaves_nothing_and_no_process(make_checkpoint: Any, tmp_path: Pa
     assert not any(_is_running(pid) for pid in children)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 def test_a_child_does_not_outlive_its_parent(make_checkpoint: Any, tmp_path: Path) -> None:
     program = "import sys; from outrider_export import export_bundle; export_bundle(sys.argv[1], output=sys.argv[2])"

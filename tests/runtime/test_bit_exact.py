@@ -19,28 +19,40 @@ from outrider.config import DeviceConfig
 from outrider.part import Part
 from outrider.schedule.exactness import compare_readings
 from outrider.setting import compile_settled
+from outrider.testing import save_toy_bundle
 from outrider.types import Chunk, Exactness, Prompt, Rounding, RowRule
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from outrider.bundle import Bundle
+    from outrider.bundle import Bundle, Format
     from outrider.types import CompiledModel
 
 LENGTH = 140
 
 
-@pytest.fixture(scope="module", params=["auto", "f32", "bf16", "onnx"])
-def backend(request: pytest.FixtureRequest) -> CompiledModel:
-    """SmolLM2 on OpenVINO, in the setting that is chosen and in two precisions, and on ONNX Runtime."""
-    folder, precision = ("smollm2_onnx", "auto") if request.param == "onnx" else ("smollm2", request.param)
+REAL = [pytest.param(("smollm2", name), marks=pytest.mark.slow, id=name) for name in ("auto", "f32", "bf16")]
+TOYS = [pytest.param(("toy", name), id=f"toy {name}") for name in ("auto", "f32", "onnx")]
+
+
+@pytest.fixture(
+    scope="module",
+    params=[*TOYS, *REAL, pytest.param(("smollm2_onnx", "auto"), marks=pytest.mark.slow, id="onnx")],
+)
+def backend(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> CompiledModel:
+    """A toy and SmolLM2 on OpenVINO, in the setting that is chosen and in two precisions, and on ONNX Runtime."""
+    name, precision = request.param
     if precision == "bf16" and "BF16" not in ov.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES"):
         pytest.skip("this processor does not calculate in bf16")
-    bundle = outrider.read_bundle(request.getfixturevalue(folder))
+    if name == "toy":
+        form: Format = "onnx" if precision == "onnx" else "openvino"
+        bundle = save_toy_bundle(tmp_path_factory.mktemp("toy") / "bundle", draft=False, formats=(form, form))
+    else:
+        bundle = outrider.read_bundle(request.getfixturevalue(name))
     part = Part("main", bundle, bundle.manifest.main)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", outrider.ExactnessWarning)  # of a precision that was asked for
-        made = compile_settled(part, "CPU", DeviceConfig(precision=precision))
+        made = compile_settled(part, "CPU", DeviceConfig(precision="auto" if precision == "onnx" else precision))
     made.allocate(max_tokens=4096)
     if not made.exactness.holds:
         assert precision == "bf16", "what 'auto' takes is exact, and so is f32"
@@ -49,8 +61,9 @@ def backend(request: pytest.FixtureRequest) -> CompiledModel:
 
 
 @pytest.fixture(scope="module")
-def token_ids() -> list[int]:
-    made: list[int] = np.random.default_rng(0).integers(20, 49_000, LENGTH).tolist()
+def token_ids(backend: CompiledModel) -> list[int]:
+    """Of texts: what comes before is special."""
+    made: list[int] = np.random.default_rng(0).integers(20, backend.vocab_size - 1, LENGTH).tolist()
     return made
 
 
@@ -149,6 +162,46 @@ def test_what_is_taken_from_the_cache_has_the_same_bits(
     assert again is not None
     assert again.length == LENGTH  # the others have left it as it was
     again.close()
+
+
+RULES = [
+    RowRule(),
+    RowRule(sequence=Rounding(2)),
+    RowRule(sequence=Rounding(2), apart=True),
+    RowRule(call=Rounding(8, 8), logits=Rounding(8, 8)),
+    RowRule(sequence=Rounding(4, 4), call=Rounding(8, 8), apart=True),
+]
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_calls_are_padded_by_the_rule_and_say_the_same(openvino_bundle: Bundle, rule: RowRule) -> None:
+    """Whatever padding this processor asks for: others ask for another."""
+    main = openvino_bundle.manifest.main
+    path = openvino_bundle.model_path(main)
+    options: dict[str, Any] = {"vocab_size": main.vocab_size, "precision": "f32"}
+    bare = OpenVINOPaged(path, **options)
+    padded = OpenVINOPaged(path, **options, can_pad_apart=rule.apart)
+    padded.use(Exactness(rule=rule))
+    text = np.random.default_rng(0).integers(0, 39, 80).tolist()
+    rows = []
+    for made in (bare, padded):
+        made.allocate(512)
+        slots = [made.open(80) for _ in range(3)]
+        found = []
+        for counts in ([31, 1, 2], [1, 1, 1], [5, 3, 1], [1, 2, 33]):
+            chunks = [
+                Chunk(slot, text[slot.length : slot.length + count], count)
+                for slot, count in zip(slots, counts, strict=True)
+                if slot
+            ]
+            step = made.submit(chunks).wait()
+            found += [step.row(i).full().copy() for i in range(sum(counts))]
+            if made is padded:
+                assert made._inputs["input_ids"].size == rule.num_rows(counts)
+                seen = np.diff(made._inputs["subsequence_begins"]).tolist()
+                assert all(n == rule.sequence(n) >= count for n, count in zip(seen, counts, strict=True))
+        rows.append(np.array(found))
+    np.testing.assert_allclose(rows[1], rows[0], atol=1e-4)
 
 
 def test_closing_twice_gives_blocks_back_once(openvino_bundle: Bundle) -> None:

@@ -37,6 +37,7 @@ def plain(toy_bundle: Bundle) -> outrider.Engine:
     return make(toy_bundle, enable_prefix_caching=False, drafter=None)
 
 
+@pytest.mark.every_format
 @pytest.mark.parametrize("drafter", ["draft", "suffix", "auto", None])
 def test_a_conversation_says_what_it_would_have_said(
     toy_bundle: Bundle, plain: outrider.Engine, drafter: str | None
@@ -59,6 +60,7 @@ def test_a_conversation_says_what_it_would_have_said(
     assert (use.num_requests, use.num_hits) == (10, 8)
 
 
+@pytest.mark.every_format
 def test_the_draft_model_takes_up_its_own(toy_bundle: Bundle) -> None:
     engine = make(toy_bundle)
     text = random_ids(0, 100)
@@ -70,6 +72,7 @@ def test_the_draft_model_takes_up_its_own(toy_bundle: Bundle) -> None:
     assert use.num_cached_tokens >= 100 + 20 - 4  # the last draft's tokens may not have been read
 
 
+@pytest.mark.every_format
 def test_texts_that_part_share_their_beginning(toy_bundle: Bundle, plain: outrider.Engine) -> None:
     engine = make(toy_bundle)
     common = random_ids(1, 77)
@@ -81,6 +84,7 @@ def test_texts_that_part_share_their_beginning(toy_bundle: Bundle, plain: outrid
         assert result.stats.num_cached_tokens >= (0 if not i else 77 if i < 4 else len(prompt) - 1)
 
 
+@pytest.mark.every_format
 def test_a_prompt_that_is_there_as_a_whole_has_its_last_token_read(toy_bundle: Bundle) -> None:
     engine = make(toy_bundle)
     for length in (1, 2, 31, 32, 33, 64, 65):
@@ -90,6 +94,7 @@ def test_a_prompt_that_is_there_as_a_whole_has_its_last_token_read(toy_bundle: B
         assert twice.stats.num_cached_tokens == length - 1
 
 
+@pytest.mark.every_format
 def test_requests_that_run_together_share_and_stay_apart(toy_bundle: Bundle, plain: outrider.Engine) -> None:
     engine = make(toy_bundle)
     common = random_ids(5, 70)
@@ -137,6 +142,7 @@ def test_a_cache_for_few_conversations_has_many_and_does_not_grow(toy_bundle: Bu
     assert len(engine.generate(random_ids(7, 10), max_new_tokens=whole, ignore_eos=True).token_ids) == whole
 
 
+@pytest.mark.every_format
 def test_nothing_unverified_enters(toy_bundle: Bundle) -> None:
     """Rejected drafts, what follows a stop, a failed request's tokens: none of it is found by a text that has it."""
     engine = make(toy_bundle)
@@ -157,6 +163,7 @@ def test_nothing_unverified_enters(toy_bundle: Bundle) -> None:
             assert engine.generate(other, max_new_tokens=1).stats.num_cached_tokens == len(prompt) + i
 
 
+@pytest.mark.every_format
 def test_a_request_that_fails_leaves_its_prompt_at_most(toy_bundle: Bundle) -> None:
     class Failing(ToyTokenizer):
         num_left = 1000
@@ -179,6 +186,7 @@ def test_a_request_that_fails_leaves_its_prompt_at_most(toy_bundle: Bundle) -> N
     assert engine.generate(prompt + answer, max_new_tokens=1).stats.num_cached_tokens == 50
 
 
+@pytest.mark.every_format
 def test_a_slot_that_is_not_used_takes_nothing_away(toy_bundle: Bundle) -> None:
     """As where the main model has room for a request and its drafter has not."""
     engine = make(toy_bundle)

@@ -77,6 +77,7 @@ def test_options_of_a_file_do_not_get_into_the_certificate(tmp_path: Path, toy_b
     assert certify.check_coupled(subject, engine, PROMPTS, 30, nothing).passed
 
 
+@pytest.mark.every_format
 def test_identity_is_counted(toy_engine: outrider.Engine) -> None:
     advanced: list[int] = []
     subject = certify.our_subject(toy_engine)
@@ -104,6 +105,7 @@ def test_a_verifier_that_accepts_too_much_is_noticed(
     assert "first at token" in check.detail
 
 
+@pytest.mark.slow
 def test_sampling_that_keeps_everything_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     def lenient(self: Any, draft: Any, rows: Any, noise: Any, position: int) -> Outcome:
         return Outcome.of_chain(len(draft), rows.distribution(len(draft)).draw(noise.uniforms(position, "bonus", 1)[0]))

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from outrider.bundle import Bundle
 
 
+@pytest.mark.every_format
 def test_generate_and_stream_say_the_same(toy_engine: outrider.Engine) -> None:
     result = toy_engine.generate("hello", max_new_tokens=40, ignore_eos=True)
     chunks = list(toy_engine.stream("hello", max_new_tokens=40, ignore_eos=True))
@@ -35,6 +36,7 @@ def test_generate_and_stream_say_the_same(toy_engine: outrider.Engine) -> None:
     assert result.finish_reason == "length"
 
 
+@pytest.mark.every_format
 @pytest.mark.parametrize("drafter", ["draft", "ngram", "suffix", "auto"])
 @pytest.mark.parametrize("prompt", ["a", "hello world", "abcabcabcabc", "0123456789" * 20])
 def test_every_drafter_gives_the_plain_text(toy_engine: outrider.Engine, drafter: str, prompt: str) -> None:
@@ -53,6 +55,7 @@ def test_zero_assistant_tokens_is_plain_decoding(toy_engine: outrider.Engine) ->
     assert stats.tokens_per_round == 1
 
 
+@pytest.mark.every_format
 def test_the_answer_ends_with_the_end_of_sequence(toy_engine: outrider.Engine) -> None:
     result = toy_engine.generate("hello world", max_new_tokens=500)
     assert result.finish_reason == "stop"
@@ -71,6 +74,7 @@ def test_stop_strings_are_cut(toy_engine: outrider.Engine) -> None:
     assert result.finish_reason == "stop"
 
 
+@pytest.mark.every_format
 def test_threads_get_what_they_would_get_alone(toy_engine: outrider.Engine) -> None:
     prompts = ["hello", "world", "abc abc", "0123", "é", "zzz", "a b c", "9876543210"]
     kinds: list[Any] = ["draft", "ngram", None, "suffix"] * 2
@@ -183,6 +187,7 @@ def test_bad_options_are_named(toy_engine: outrider.Engine, options: dict[str, A
         toy_engine.generate("abc", **options)
 
 
+@pytest.mark.every_format
 def test_requests_that_cannot_fit_are_refused_with_numbers(toy_bundle: Bundle) -> None:
     small = outrider.Engine(toy_bundle, outrider.Config().replace(cache_size=0.0001), tokenizer=ToyTokenizer())
     assert small.max_tokens < 400
@@ -199,6 +204,7 @@ def test_requests_that_cannot_fit_are_refused_with_numbers(toy_bundle: Bundle) -
         large.generate([99])
 
 
+@pytest.mark.every_format
 def test_an_answer_may_fill_the_context(toy_bundle: Bundle) -> None:
     engine = outrider.Engine(toy_bundle, outrider.Config().replace(cache_size=0.01), tokenizer=ToyTokenizer())
     plain = engine.generate("a" * 2000, max_new_tokens=48, ignore_eos=True, drafter=None)
@@ -222,6 +228,7 @@ def test_unknown_devices_are_named(openvino_bundle: Bundle) -> None:
             outrider.Engine(openvino_bundle, outrider.Config().replace(main_device=name), tokenizer=ToyTokenizer())
 
 
+@pytest.mark.every_format
 def test_padding_is_never_generated(toy_engine: outrider.Engine) -> None:
     """The toy's logits above its vocabulary are the largest by far."""
     for options in ({"temperature": 0.0}, {"temperature": 2.0}, {"temperature": 2.0, "sampling": "rejection"}):
@@ -249,6 +256,7 @@ def test_every_end_ends(toy_bundle: Bundle) -> None:
     assert asked.finish_reason == "stop"
 
 
+@pytest.mark.every_format
 def test_times_add_up(toy_engine: outrider.Engine) -> None:
     began = time.perf_counter()
     stats = toy_engine.generate("hello", max_new_tokens=60, ignore_eos=True, num_assistant_tokens=3).stats
@@ -306,6 +314,7 @@ def test_the_precision_is_what_was_compiled(openvino_bundle: Bundle) -> None:
     assert not engine._main.capabilities.bit_exact_batching
 
 
+@pytest.mark.every_format
 def test_a_small_draft_cache_limits_requests_up_front(toy_bundle: Bundle) -> None:
     """A request has a place in every model's cache, or it is refused; it never waits for room that cannot come."""
     engine = outrider.Engine(toy_bundle, outrider.Config().replace(cache_size=0.001), tokenizer=ToyTokenizer())
@@ -342,6 +351,7 @@ def test_a_config_of_the_wrong_kind_is_refused(toy_engine: outrider.Engine, toy_
         outrider.load(toy_bundle.folder, {})  # type: ignore[arg-type]
 
 
+@pytest.mark.every_format
 def test_a_stream_can_be_cancelled(toy_engine: outrider.Engine) -> None:
     cancel = threading.Event()
     chunks = []

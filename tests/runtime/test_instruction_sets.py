@@ -60,6 +60,7 @@ print(json.dumps(found))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("level", LEVELS)
 def test_what_is_claimed_is_true(openvino_bundle: Bundle, tmp_path: Path, level: str) -> None:
     if LEVELS[level] not in find_processor().instructions:

@@ -243,7 +243,7 @@ def test_sizes_are_what_was_asked_for_and_npuw_can_have() -> None:
 PLACES = [("NPU", "CPU"), ("CPU", "NPU"), ("NPU", "NPU")]
 
 
-@pytest.fixture(scope="module", params=PLACES, ids="-".join)
+@pytest.fixture(scope="module", params=[pytest.param(p, marks=pytest.mark.slow) for p in PLACES], ids="-".join)
 def engine(request: pytest.FixtureRequest, openvino_bundle: Bundle) -> outrider.Engine:
     main_device, draft_device = request.param
     config = outrider.Config().replace(main_device=main_device, draft_device=draft_device, cache_size=0.005, **SMALL)
@@ -364,6 +364,7 @@ def test_requests_beyond_what_was_compiled_are_refused_before_they_run(engine: o
     assert len(engine.generate("a" * 300, ignore_eos=True).token_ids) == 100  # what fits, as nothing was asked
 
 
+@pytest.mark.slow
 def test_the_window_is_as_long_as_drafts_may_be(openvino_bundle: Bundle) -> None:
     for count, window in (("auto", LONGEST + 1), (20, 24), (0, 8)):
         config = outrider.Config().replace(

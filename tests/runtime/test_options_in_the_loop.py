@@ -162,6 +162,7 @@ def test_an_answer_has_room_for_its_shortest(toy_engine: outrider.Engine) -> Non
         toy_engine.generate("abc", min_new_tokens=600)
 
 
+@pytest.mark.every_format
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
 @pytest.mark.parametrize("kind", ["unprocessed", "processed"])
 def test_logprobs_are_those_of_the_rows(toy_engine: outrider.Engine, kind: str, temperature: float) -> None:

@@ -262,6 +262,7 @@ def test_it_pays_where_devices_share_nothing_and_not_where_they_share_all() -> N
     assert not pays(main, cost(3.0, 0.01), Contention(1.0, 1.0))  # a draft model that never pays
 
 
+@pytest.mark.every_format
 def test_measuring_contention_leaves_no_trace(toy_bundle: Bundle) -> None:
     engine = outrider.Engine(toy_bundle, outrider.Config().replace(cache_size=0.005), tokenizer=ToyTokenizer())
     before = engine.generate("abc", max_new_tokens=20, drafter="draft")
@@ -286,6 +287,7 @@ def test_a_model_that_ran_in_the_background_can_go(openvino_bundle: Bundle) -> N
 # --- the engine ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.every_format
 @pytest.mark.parametrize("sampling", [{}, {"temperature": 1.0, "seed": 4}])
 def test_an_engine_that_overlaps_gives_plain_text(toy_bundle: Bundle, sampling: dict[str, Any]) -> None:
     config = outrider.Config().replace(cache_size=0.005, overlap=True)

@@ -164,15 +164,17 @@ PROCESSORS: list[dict[str, Any]] = [
 ]
 OTHERS = [("rejection", setting) for setting in SETTINGS if setting != "draft"]
 OTHERS += [("token-rejection", "draft"), ("coupled", "draft")]
+CASES = [
+    *(("rejection", "draft", processors) for processors in PROCESSORS),
+    # Processors and drafters do not know each other: with every other way to draft or to judge, two in turn.
+    *((*other, PROCESSORS[(i + k) % len(PROCESSORS)]) for i, other in enumerate(OTHERS) for k in (1, 3)),
+]
+QUICK = (2, 16, 18)  # a draft model's tokens with each way to judge; the others take as long each, and are slow
 
 
 @pytest.mark.parametrize(
     ("sampling", "setting", "processors"),
-    [
-        *(("rejection", "draft", processors) for processors in PROCESSORS),
-        # Processors and drafters do not know each other: with every other way to draft or to judge, two in turn.
-        *((*other, PROCESSORS[(i + k) % len(PROCESSORS)]) for i, other in enumerate(OTHERS) for k in (1, 3)),
-    ],
+    [pytest.param(*case, marks=() if i in QUICK else pytest.mark.slow) for i, case in enumerate(CASES)],
     ids=str,
 )
 def test_samples_have_the_joint_distribution_of_the_main_model(

@@ -68,6 +68,7 @@ def test_greedy_and_coupled_text_is_plain_text(engine: outrider.Engine, options:
         assert drafted.stats.num_draft_tokens > 0
 
 
+@pytest.mark.slow
 def test_rejection_samples_have_the_joint_distribution_of_the_main_model(engine: outrider.Engine) -> None:
     """As in test_rejection.py; the seeds are fixed, and each case had a chance of 1e-4 of a false alarm."""
     exact = exact_joint(engine, PROMPT, outrider.GenerationConfig(temperature=1.0), NUM_TOKENS)

@@ -268,6 +268,7 @@ def test_a_program_that_dies_leaves_a_trace(openvino_bundle: Bundle, tmp_path: P
     assert len(read_timeline(path).spans) in (len(timeline.spans), len(timeline.spans) - 1)
 
 
+@pytest.mark.every_format
 def test_what_is_drafted_ahead_is_seen(toy_bundle: Bundle, tmp_path: Path) -> None:
     config = outrider.Config().replace(cache_size=0.005, overlap=True)
     engine = outrider.Engine(toy_bundle, config, tokenizer=ToyTokenizer())

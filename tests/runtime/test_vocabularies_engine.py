@@ -71,6 +71,7 @@ def test_a_batch_gives_what_each_request_gives_alone(engine: outrider.Engine) ->
     assert together == plain
 
 
+@pytest.mark.slow
 def test_rejection_samples_have_the_joint_distribution_of_the_main_model(engine: outrider.Engine) -> None:
     """As in test_rejection.py; the seeds are fixed, and each case had a chance of 1e-4 of a false alarm."""
     exact = exact_joint(engine, PROMPT, outrider.GenerationConfig(temperature=1.0), NUM_TOKENS)

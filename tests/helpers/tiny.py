@@ -1,0 +1,191 @@
+"""Tiny random models with a real tokenizer, as checkpoint folders and as GGUF files, without torch."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+USER_DEFINED = ("<tool_call>",)
+TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+NUM_TOKENS = 404  # 400 trained pieces, the bytes among them, and the four above
+TEXT = (
+    "def quicksort(items):\n    if len(items) <= 1:\n        return items\n    pivot, *rest = items\n",
+    "The quick brown fox jumps over the lazy dog. It's 2024, isn't it? We'll see: 3.14 and 2,718.",
+    "Zwölf Boxkämpfer jagen Viktor quer über den großen Sylter Deich. 日本語 中文 한국어 🙂",
+) * 8
+
+
+def train_tokenizer(pre: str = "qwen2", special: Iterable[str] = SPECIAL, text: Iterable[str] = TEXT) -> Any:
+    """A byte-level BPE tokenizer as the real ones are made, written here by hand: `pre` is "qwen2" or "smollm"."""
+    from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+
+    tokenizer = Tokenizer(models.BPE())
+    if pre == "qwen2":
+        tokenizer.normalizer = normalizers.NFC()
+        words = (
+            r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
+            r"|\s+(?!\S)|\s+"
+        )
+        first: Any = pre_tokenizers.Split(Regex(words), behavior="isolated")
+        second = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    else:
+        first = pre_tokenizers.Digits(individual_digits=True)
+        second = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([first, second])
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    tokenizer.train_from_iterator(text, trainers.BpeTrainer(vocab_size=400, initial_alphabet=alphabet))
+    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in special])
+    tokenizer.add_tokens([AddedToken(token, special=False, normalized=False) for token in USER_DEFINED])
+    return tokenizer
+
+
+SHAPE: dict[str, Any] = {
+    "vocab_size": 448, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "max_position_embeddings": 8192, "tie_word_embeddings": True, "rms_norm_eps": 1e-6,
+}  # fmt: skip
+
+
+def write_checkpoint(folder: Path, seed: int = 0) -> None:
+    """As much of a Qwen2 checkpoint as `write_gguf` reads."""
+    from safetensors.numpy import save_file
+
+    folder.mkdir(parents=True)
+    rng = np.random.default_rng(seed)
+    hidden, wide = SHAPE["hidden_size"], SHAPE["intermediate_size"]
+    narrow = hidden * SHAPE["num_key_value_heads"] // SHAPE["num_attention_heads"]
+    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (SHAPE["vocab_size"], hidden)}
+    for i in range(SHAPE["num_hidden_layers"]):
+        attention = {"q_proj": (hidden,), "k_proj": (narrow,), "v_proj": (narrow,)}
+        rest = {
+            "self_attn.o_proj": (hidden, hidden), "mlp.gate_proj": (wide, hidden), "mlp.up_proj": (wide, hidden),
+            "mlp.down_proj": (hidden, wide), "input_layernorm": (hidden,), "post_attention_layernorm": (hidden,),
+        }  # fmt: skip
+        for name, (rows,) in attention.items():
+            shapes[f"model.layers.{i}.self_attn.{name}.weight"] = (rows, hidden)
+            shapes[f"model.layers.{i}.self_attn.{name}.bias"] = (rows,)
+        shapes |= {f"model.layers.{i}.{name}.weight": shape for name, shape in rest.items()}
+    shapes["model.norm.weight"] = (hidden,)
+    weights = {
+        name: np.ones(shape, np.float32) if "norm" in name else rng.normal(0, 0.1, shape).astype(np.float32)
+        for name, shape in shapes.items()
+    }
+    save_file(weights, folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps(SHAPE), encoding="utf-8")
+    train_tokenizer().save(str(folder / "tokenizer.json"))
+
+
+FILE_TYPES = {"F32": "ALL_F32", "Q4_K": "MOSTLY_Q4_K_M"}
+
+
+def random_q4_k(array: Any) -> Any:
+    """Q4_K blocks for a matrix of this shape, uint8 [rows, bytes]: the gguf package reads them and makes none."""
+    import gguf
+    import numpy as np
+
+    rng = np.random.default_rng(array.view(np.uint32).reshape(-1)[:4])  # another for each matrix
+    scales = rng.integers(32, 64, (*array.shape[:-1], array.shape[-1] // 256, 8))
+    minima = np.minimum(scales + rng.integers(-3, 4, scales.shape), 63)
+    blocks = rng.integers(0, 256, (*scales.shape[:-1], 144)).astype(np.uint8)
+    blocks[..., :4] = np.array([0.0004, 0.003], dtype=np.float16).view(np.uint8)
+    low, high = slice(0, 4), slice(4, 8)
+    blocks[..., 4:8] = scales[..., low] | scales[..., high] >> 4 << 6
+    blocks[..., 8:12] = minima[..., low] | minima[..., high] >> 4 << 6
+    blocks[..., 12:16] = scales[..., high] & 15 | (minima[..., high] & 15) << 4
+    found = gguf.dequantize(blocks.reshape(len(array), -1), gguf.GGMLQuantizationType.Q4_K)
+    assert found.shape == array.shape
+    assert 0.05 < found.std() < 0.2
+    return blocks.reshape(len(array), -1)
+
+
+def write_gguf(path: Path, checkpoint: Path, quantisation: str, pre: str, metadata: dict[str, Any]) -> None:
+    """Write a Qwen2 checkpoint as GGUF, the way its converter does: padded vocabulary, named pre-tokenizer."""
+    import gguf
+    from safetensors.numpy import load_file
+
+    config = json.loads((checkpoint / "config.json").read_text(encoding="utf-8"))
+    tokenizer = json.loads((checkpoint / "tokenizer.json").read_text(encoding="utf-8"))
+    writer = gguf.GGUFWriter(path, "qwen2")
+    tokens = {token_id: (token, 1) for token, token_id in tokenizer["model"]["vocab"].items()}
+    for token in tokenizer["added_tokens"]:
+        tokens[token["id"]] = (token["content"], 3 if token["special"] else 4)
+    rows = [tokens.get(i, (f"[PAD{i}]", 5)) for i in range(config["vocab_size"])]
+    values: dict[str, Any] = {
+        "general.file_type": int(gguf.LlamaFileType[FILE_TYPES.get(quantisation, f"MOSTLY_{quantisation}")]),
+        "qwen2.block_count": config["num_hidden_layers"],
+        "qwen2.context_length": config["max_position_embeddings"],
+        "qwen2.embedding_length": config["hidden_size"],
+        "qwen2.feed_forward_length": config["intermediate_size"],
+        "qwen2.attention.head_count": config["num_attention_heads"],
+        "qwen2.attention.head_count_kv": config["num_key_value_heads"],
+        "qwen2.rope.freq_base": 10000.0,
+        "qwen2.attention.layer_norm_rms_epsilon": config["rms_norm_eps"],
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": pre,
+        "tokenizer.ggml.tokens": [token for token, _ in rows],
+        "tokenizer.ggml.token_type": [kind for _, kind in rows],
+        "tokenizer.ggml.merges": [" ".join(merge) for merge in tokenizer["model"]["merges"]],
+        "tokenizer.ggml.eos_token_id": 402,
+        "tokenizer.ggml.padding_token_id": 400,
+        "tokenizer.ggml.add_bos_token": False,
+        "tokenizer.chat_template": TEMPLATE,
+    }
+    for key, value in (values | metadata).items():
+        _add(writer, key, value)
+    for weight, array in load_file(checkpoint / "model.safetensors").items():
+        if (name := gguf_name_of(weight)) is None:
+            continue
+        if array.ndim == 1:
+            writer.add_tensor(name, array.astype("float32"))
+        else:
+            kind = gguf.GGMLQuantizationType[quantisation]
+            packed = random_q4_k(array) if quantisation == "Q4_K" else gguf.quantize(array.astype("float32"), kind)
+            writer.add_tensor(name, packed, raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def _add(writer: Any, key: str, value: Any) -> None:
+    if value is None:
+        return
+    if isinstance(value, bool):
+        writer.add_bool(key, value)
+    elif isinstance(value, int):
+        writer.add_uint32(key, value)
+    elif isinstance(value, float):
+        writer.add_float32(key, value)
+    elif isinstance(value, str):
+        writer.add_string(key, value)
+    else:
+        writer.add_array(key, value)
+
+
+def gguf_name_of(weight: str) -> str | None:
+    """The name in a GGUF file of a checkpoint's weight; None for what is left out."""
+    names = {
+        "model.embed_tokens.weight": "token_embd.weight",
+        "model.norm.weight": "output_norm.weight",
+        "lm_head.weight": "output.weight",
+    }
+    if weight in names:
+        return names[weight]
+    _, _, layer, rest = weight.split(".", 3)
+    parts = {
+        "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v",
+        "self_attn.o_proj": "attn_output", "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up",
+        "mlp.down_proj": "ffn_down", "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm",
+    }  # fmt: skip
+    part, kind = rest.rsplit(".", 1)
+    return f"blk.{layer}.{parts[part]}.{kind}"
