@@ -9,13 +9,14 @@ import sys
 from pathlib import Path
 
 import outrider
-from outrider.bench.peers import PEERS
+from outrider.bench.modes.peers.known import PEERS
 
 RUNTIME = Path(outrider.__file__).parent
 
 # From the top down: a module imports what stands below it, never what stands above.
 LAYERS = [
     {"cli"},
+    {"verify"},
     {"bench"},
     {"testing"},
     {"engine"},
@@ -78,7 +79,7 @@ def test_only_the_command_line_reaches_the_export_half() -> None:
     for path in RUNTIME.rglob("*.py"):
         names = {name.split(".")[0] for name in imports_of(path)}
         # What the benchmark compares with is loaded by its adapter, in a process of its own.
-        allowed = {"torch", "transformers"} if path.parts[-3:] == ("bench", "peers", "transformers.py") else set()
+        allowed = {"torch", "transformers"} if path.parts[-3:] == ("modes", "peers", "transformers.py") else set()
         assert not names & {"torch", "transformers", "optimum", "nncf", "gguf"} - allowed, path
         assert "outrider_export" not in names or path.parent.name == "cli", path
 
@@ -87,7 +88,7 @@ def test_peers_are_imported_by_their_adapters_only() -> None:
     packages = {peer.package: peer.module for peer in PEERS.values()} | {"torch": "transformers"}
     for path in RUNTIME.rglob("*.py"):
         for name in {name.split(".")[0] for name in imports_of(path)} & set(packages) - {"openvino_genai"}:
-            assert path.parts[-3:] == ("bench", "peers", f"{packages[name]}.py"), path
+            assert path.parts[-3:] == ("modes", "peers", f"{packages[name]}.py"), path
     code = f"import sys, outrider.bench.benchmark; print([m for m in {[*packages]} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

@@ -17,7 +17,7 @@ from outrider.files import usable
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from outrider.bench.modes import Setup
+    from outrider.bench.modes.setup import Setup
     from outrider.bench.prompts import Prompt
     from outrider.bundle import Bundle
     from outrider.config import Config
@@ -115,7 +115,9 @@ def bench(
     requests that run at the same time, after the first token of each.
     """
     from outrider.bench import benchmark
-    from outrider.bench.modes import Setup, default_modes, split_modes
+    from outrider.bench.modes.make import default_modes
+    from outrider.bench.modes.name import split_modes
+    from outrider.bench.modes.setup import Setup
     from outrider.bench.prompts import read_prompts
     from outrider.bench.setting import default_num_threads
     from outrider.bundle import read_bundle
@@ -171,7 +173,7 @@ def _bench_concurrency(
     setup: Setup, prompts: list[Prompt], names: list[str] | None, levels: list[int], repeats: int, as_json: bool
 ) -> None:
     from outrider.bench import concurrency
-    from outrider.bench.report import span, times
+    from outrider.bench.report.page import span, times
 
     results = concurrency.run(
         setup,
@@ -210,7 +212,7 @@ def _bench_concurrency(
 
 
 def _bench_conversations(bundle: Bundle, config: Config, count: int, as_json: bool) -> None:
-    from outrider.bench.conversations import measure_conversations
+    from outrider.bench.cache.conversations import measure_conversations
 
     found = measure_conversations(bundle, config, count)
     setting = describe_processor()
@@ -241,7 +243,7 @@ def _bench_conversations(bundle: Bundle, config: Config, count: int, as_json: bo
 
 
 def _print(results: dict[str, Any]) -> None:
-    from outrider.bench.report import COLUMNS, cells, notes
+    from outrider.bench.report.page import COLUMNS, cells, notes
 
     _print_setting(results)
     headings = {"end to end": "end to\nend", "tokens/round": "tokens/\nround", "identical": "same"}

@@ -15,8 +15,8 @@ import json
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from outrider.bench.measure import Record
-from outrider.bench.modes import Run
+from outrider.bench.modes.mode import Run
+from outrider.bench.runs.measure import Record
 from outrider.config import user_path
 from outrider.errors import OptionError
 from outrider.files import FAULTS, shown, why

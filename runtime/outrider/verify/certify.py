@@ -18,18 +18,19 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from outrider.bench.exact import chi_square_p_value, exact_joint, expected_total_variation, total_variation
-from outrider.bench.modes import Setup, make_modes
+from outrider.bench.modes.make import make_modes
+from outrider.bench.modes.setup import Setup
 from outrider.config import COPYING, Config, GenerationConfig, format_of_property
 from outrider.engine import Engine
 from outrider.schedule.exactness import compare_readings, read
 from outrider.testing import ToyTokenizer, save_toy_bundle
+from outrider.verify.exact import chi_square_p_value, exact_joint, expected_total_variation, total_variation
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
     from collections.abc import Sequence as Seq
 
-    from outrider.bench.modes import Mode, Run
+    from outrider.bench.modes.mode import Mode, Run
     from outrider.bench.prompts import Prompt
     from outrider.bundle import Format
     from outrider.types import Backend

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from html import escape
 from typing import TYPE_CHECKING, Any
 
-from outrider.bench.plots import PARTS, colour, plot_acceptance, plot_lengths, plot_ratios, plot_time
+from outrider.bench.report.plots import PARTS, colour, plot_acceptance, plot_lengths, plot_ratios, plot_time
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -152,7 +152,7 @@ def html(results: Mapping[str, Any]) -> str:
         "<h2>Setting</h2>" + _table(("", ""), [[name, _plain(value)] for name, value in setting.items()]),
         "<details><summary>Every prompt</summary>" + _table(*_by_prompt(results)) + "</details>",
     ]
-    style = (importlib.resources.files("outrider") / "bench" / "report.css").read_text(encoding="utf-8")
+    style = (importlib.resources.files("outrider") / "bench" / "report" / "report.css").read_text(encoding="utf-8")
     return (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"/><title>Outrider bench</title>'
         '<meta name="viewport" content="width=device-width, initial-scale=1"/>'

@@ -1,11 +1,11 @@
-"""The report's plots, from the figures of `outrider.bench.summary`."""
+"""The report's plots, from the figures of `outrider.bench.report.summary`."""
 
 from __future__ import annotations
 
 import math
 from typing import TYPE_CHECKING, Any
 
-from outrider.bench.svg import Canvas
+from outrider.bench.report.svg import Canvas
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

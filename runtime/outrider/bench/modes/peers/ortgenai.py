@@ -17,11 +17,15 @@ import numpy as np
 import onnxruntime
 import onnxruntime_genai as og
 
-from outrider.bench.modes import ModeName, Run, Setup
-from outrider.bench.peers import ORT_DRAFT, ORT_MAIN, check_options, check_vocabulary, link
+from outrider.bench.modes.mode import Run
+from outrider.bench.modes.peers.check import check_options, check_vocabulary
+from outrider.bench.modes.peers.known import ORT_DRAFT, ORT_MAIN
+from outrider.bench.modes.peers.link import link
 
 if TYPE_CHECKING:
-    from outrider.bench.modes import Mode
+    from outrider.bench.modes.mode import Mode
+    from outrider.bench.modes.name import ModeName
+    from outrider.bench.modes.setup import Setup
     from outrider.bundle import Bundle, ModelEntry
     from outrider.config import GenerationConfig
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import itertools
 from typing import TYPE_CHECKING
 
-from outrider.bench.svg import Canvas
+from outrider.bench.report.svg import Canvas
 from outrider.errors import OptionError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence as Seq
 
-    from outrider.bench.timeline import Span, Timeline
+    from outrider.bench.traces.timeline import Span, Timeline
 
 WIDTH = 1160.0
 _LEFT, _RIGHT, _TOP = 104.0, 16.0, 16.0

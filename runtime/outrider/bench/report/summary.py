@@ -9,15 +9,15 @@ from __future__ import annotations
 import statistics
 from typing import TYPE_CHECKING, Any
 
-from outrider.bench.spread import geometric_mean, median_and_range, median_ratio, quartiles, ratio_interval
+from outrider.bench.report.spread import geometric_mean, median_and_range, median_ratio, quartiles, ratio_interval
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from collections.abc import Sequence as Seq
 
-    from outrider.bench.measure import Record
-    from outrider.bench.modes import Run
+    from outrider.bench.modes.mode import Run
     from outrider.bench.prompts import Task
+    from outrider.bench.runs.measure import Record
 
 # For each prompt's place and mode, its runs by repeat.
 Runs = dict[tuple[int, str], dict[int, "Run"]]

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from outrider.bench.memory import resident_bytes
+from outrider.bench.cache.memory import resident_bytes
 from outrider.types import Chunk
 
 if TYPE_CHECKING:

@@ -1,89 +1,21 @@
-"""Other runtimes, as modes to compare with. Each is there when it is installed.
-
-::
-
-    genai  genai-ngram:N  genai-draft:N  genai-dynamic:T   openvino-genai on the bundle's own files: plain, prompt
-                                                           lookup, a draft model with N tokens a round, or as many as
-                                                           its confidence stays above T
-    transformers  transformers-draft:N                     Transformers with PyTorch, plain and assisted
-    llamacpp  llamacpp-ngram:N                             llama.cpp, plain and with prompt lookup, on a GGUF file
-    ortgenai  ortgenai-ngram:N  ortgenai-draft:N           onnxruntime-genai on the bundle's own files, or on folders of
-                                                           its own: plain, prompt lookup, a draft model
-
-openvino-genai calculates in what the device chooses, or in what stands behind a slash: genai/f32, genai-draft:3/bf16.
-genai/fastest tries all that the device has when it is loaded, and goes on with the quickest.
-
-A peer's module has `load(names, setup)`, which makes the modes of one worker.
-"""
+"""What is asked before another runtime is loaded: whether it is there, and can do what a mode is to do."""
 
 from __future__ import annotations
 
-import os
-import shutil
-from dataclasses import dataclass
 from importlib.util import find_spec
-from pathlib import Path
 from typing import TYPE_CHECKING
 
+from outrider.bench.modes.peers.known import FASTEST, PEERS, PRECISIONS, Peer
 from outrider.config import LOSSY, GenerationConfig
 from outrider.errors import OptionError
 
 if TYPE_CHECKING:
     from collections.abc import Collection
+    from pathlib import Path
 
-    from outrider.bench.modes import ModeName, Setup
+    from outrider.bench.modes.name import ModeName
+    from outrider.bench.modes.setup import Setup
     from outrider.config import DeviceConfig
-
-
-@dataclass(frozen=True, slots=True)
-class Peer:
-    """A kind of mode of another runtime, on models of its own or on the bundle's.
-
-    models: the names that --peer-model must give, with what they hold. format: that of the bundle's models which it
-    reads; main, draft: the names by which --peer-model may give others in their place.
-    """
-
-    module: str  # in this package
-    worker: str  # kinds of one worker share what they load
-    package: str  # what is imported
-    install: str  # what pip is given
-    models: tuple[tuple[str, str], ...] = ()
-    format: str = ""
-    main: str = ""
-    draft: str = ""  # only of a kind that drafts with a model
-    most_tokens: int | None = None  # that it drafts in a round
-    precisions: bool = False  # whether a mode's name may say what it calculates in
-
-    @property
-    def runtime(self) -> str:
-        """Its name."""
-        return self.package.replace("_", "-")
-
-
-DRAFT, ORT_MAIN, ORT_DRAFT = "genai-draft", "ortgenai", "ortgenai-draft"  # among the peers' models
-
-PRECISIONS = ("f32", "bf16", "f16")
-FASTEST = "fastest"  # of those that the device has
-
-_GENAI = ("openvino_genai", "openvino-genai", (), "openvino")
-_TRANSFORMERS = ("transformers", "transformers", "transformers", '"outrider[bench]"')
-_CHECKPOINT = ("transformers", "a checkpoint folder or a GGUF file")
-_LLAMACPP = ("llama_cpp", "llama-cpp-python", (("llamacpp", "a GGUF file"),))
-_ORTGENAI = ("onnxruntime_genai", '"outrider[bench]"', (), "onnx", ORT_MAIN)
-
-PEERS = {
-    "genai": Peer("genai", "genai", *_GENAI, precisions=True),
-    "genai-ngram": Peer("genai", "genai-ngram", *_GENAI, precisions=True),
-    "genai-draft": Peer("genai", "genai-draft", *_GENAI, draft=DRAFT, precisions=True),
-    "genai-dynamic": Peer("genai", "genai-draft", *_GENAI, draft=DRAFT, precisions=True),
-    "transformers": Peer(*_TRANSFORMERS, (_CHECKPOINT,)),
-    "transformers-draft": Peer(*_TRANSFORMERS, (_CHECKPOINT, ("transformers-draft", "the draft model's"))),
-    "llamacpp": Peer("llamacpp", "llamacpp", *_LLAMACPP),
-    "llamacpp-ngram": Peer("llamacpp", "llamacpp-ngram", *_LLAMACPP),
-    "ortgenai": Peer("ortgenai", "ortgenai", *_ORTGENAI),
-    "ortgenai-ngram": Peer("ortgenai", "ortgenai", *_ORTGENAI, most_tokens=16),
-    "ortgenai-draft": Peer("ortgenai", "ortgenai-draft", *_ORTGENAI, draft=ORT_DRAFT, most_tokens=16),
-}
 
 # By format: its name, and the file that a folder given in place of a bundle's model has to hold.
 _FORMATS = {"openvino": ("OpenVINO", "openvino_model.xml"), "onnx": ("ONNX", "genai_config.json")}
@@ -104,19 +36,6 @@ _TEXT_OPTIONS = (
     "min_new_tokens",
     "stop",
     "logprobs",
-)
-
-# openvino-genai's. It has no_repeat_ngram_size, which only beam search follows, and logprobs of one token at a place.
-GENAI_FOLLOWED = (
-    "temperature",
-    "top_k",
-    "top_p",
-    "min_p",
-    "repetition_penalty",
-    "presence_penalty",
-    "frequency_penalty",
-    "min_new_tokens",
-    "stop",
 )
 
 
@@ -218,19 +137,6 @@ def _check_draft(mode: str, peer: Peer, setup: Setup) -> None:
             f"{peer.runtime} cannot run mode '{mode}': the draft model's output matrix was cut. Give a folder with "
             f"an uncut one as --peer-model {peer.draft}=PATH."
         )
-
-
-def link(source: str | Path, target: str | Path) -> None:
-    """Make `target` the file `source`, without another copy of its bytes where the file system can do that."""
-    source = Path(source).resolve()
-    for make in (os.link, os.symlink, shutil.copyfile):
-        try:
-            make(source, target)
-        except OSError:  # another disk, a file system without links, a system that forbids them
-            if make is shutil.copyfile:
-                raise
-        else:
-            return
 
 
 def check_vocabulary(path: Path, num_tokens: int, setup: Setup, what: str) -> None:

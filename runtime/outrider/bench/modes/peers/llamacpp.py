@@ -12,11 +12,13 @@ from typing import TYPE_CHECKING
 import llama_cpp
 from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
 
-from outrider.bench.modes import ModeName, Run, Setup
-from outrider.bench.peers import check_options, check_vocabulary
+from outrider.bench.modes.mode import Run
+from outrider.bench.modes.peers.check import check_options, check_vocabulary
 
 if TYPE_CHECKING:
-    from outrider.bench.modes import Mode
+    from outrider.bench.modes.mode import Mode
+    from outrider.bench.modes.name import ModeName
+    from outrider.bench.modes.setup import Setup
     from outrider.config import GenerationConfig
 
 DEFAULT_LENGTH = 10  # LlamaPromptLookupDecoding's

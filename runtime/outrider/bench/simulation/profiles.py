@@ -1,4 +1,4 @@
-"""What calls take on a machine, written down for `outrider.bench.simulate`.
+"""What calls take on a machine, written down for `outrider.bench.simulation.simulate`.
 
     profile = read_profile(Path("core-ultra.toml"))
 

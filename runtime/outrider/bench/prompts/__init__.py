@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 BUILT_IN = {"default": "prompts.jsonl", "grounded": "grounded.jsonl", "long": "grounded.jsonl"}
 LONG_DOCUMENTS = (1, 4, 8, 16)  # in front of a question of the long prompts
+_FOLDER = Path(str(importlib.resources.files("outrider"))) / "bench" / "prompts"
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +58,7 @@ def read_prompts(path: str | Path | None = None, per_category: int | None = None
         OptionError: when the file is missing, empty, or a line is not of this form.
     """
     built_in = BUILT_IN.get(str(path or "default"))
-    source = Path(str(importlib.resources.files("outrider"))) / "bench" / built_in if built_in else user_path(str(path))
+    source = _FOLDER / built_in if built_in else user_path(str(path))
     with reading(f"Prompts {source}"):
         lines = source.read_text(encoding="utf-8-sig").split("\n")
     numbered = [(number, line) for number, line in enumerate(lines, 1) if line.strip()]

@@ -6,15 +6,15 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from outrider.bench.workers import RunFailed
+from outrider.bench.runs.workers import RunFailed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from collections.abc import Sequence as Seq
 
-    from outrider.bench.budget import Budget
-    from outrider.bench.modes import Mode, Run
+    from outrider.bench.modes.mode import Mode, Run
     from outrider.bench.prompts import Task
+    from outrider.bench.runs.budget import Budget
     from outrider.config import GenerationConfig
 
 

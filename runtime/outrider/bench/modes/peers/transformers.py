@@ -14,13 +14,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 import transformers
 
-from outrider.bench.modes import ModeName, Run, Setup
-from outrider.bench.peers import check_options, check_vocabulary
+from outrider.bench.modes.mode import Run
+from outrider.bench.modes.peers.check import check_options, check_vocabulary
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from outrider.bench.modes import Mode
+    from outrider.bench.modes.mode import Mode
+    from outrider.bench.modes.name import ModeName
+    from outrider.bench.modes.setup import Setup
     from outrider.config import GenerationConfig
 
 _FOLLOWED = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "no_repeat_ngram_size")

@@ -18,7 +18,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from outrider.bench.modes import ModeName, Run, Setup, load_modes
+from outrider.bench.modes.make import load_modes
+from outrider.bench.modes.name import ModeName
 from outrider.errors import DeviceWarning, OptionError, OutriderError, one_line
 
 if TYPE_CHECKING:
@@ -26,7 +27,8 @@ if TYPE_CHECKING:
     from multiprocessing.connection import Connection
     from pathlib import Path
 
-    from outrider.bench.concurrency import Batch
+    from outrider.bench.modes.mode import Batch, Run
+    from outrider.bench.modes.setup import Setup
     from outrider.config import GenerationConfig
 
     Load = Callable[[list[str], Setup], Iterable[Any]]

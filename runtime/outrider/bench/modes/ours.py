@@ -5,13 +5,14 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from outrider.bench.modes import ModeName, Run
+from outrider.bench.modes.mode import Run
+from outrider.bench.modes.shuffled import Shuffled
 from outrider.bench.setting import describe_runtimes
-from outrider.bench.shuffled import Shuffled
 from outrider.config import COPYING
 from outrider.drafters import DraftModel
 
 if TYPE_CHECKING:
+    from outrider.bench.modes.name import ModeName
     from outrider.config import GenerationConfig
     from outrider.engine import Engine
 

@@ -19,18 +19,10 @@ import numpy as np
 import openvino as ov
 import openvino_genai
 
-from outrider.bench.concurrency import Batch
-from outrider.bench.modes import ModeName, Run, Setup
-from outrider.bench.peers import (
-    DRAFT,
-    FASTEST,
-    GENAI_FOLLOWED,
-    PEERS,
-    check_options,
-    default_precision,
-    link,
-    precisions_of,
-)
+from outrider.bench.modes.mode import Batch, Run
+from outrider.bench.modes.peers.check import check_options, default_precision, precisions_of
+from outrider.bench.modes.peers.known import DRAFT, FASTEST, GENAI_FOLLOWED, PEERS
+from outrider.bench.modes.peers.link import link
 from outrider.bench.prompts import read_prompts
 from outrider.config import GenerationConfig
 from outrider.errors import OutriderError, one_line
@@ -39,8 +31,9 @@ from outrider.text import Tokenizer
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from outrider.bench.concurrency import BatchMode
-    from outrider.bench.modes import Mode
+    from outrider.bench.modes.mode import BatchMode, Mode
+    from outrider.bench.modes.name import ModeName
+    from outrider.bench.modes.setup import Setup
     from outrider.config import DeviceConfig
 
 DEFAULT_THRESHOLD = 0.4  # as its samples have it

@@ -4,7 +4,7 @@
     simulate(engine, profile, prompt_token_ids, config, "auto", overlap=True).tokens_per_second
 
 A discrete-event simulation of the real loop: the models run here, so that tokens, drafts and what becomes of them are
-real, and so is the controller; only the clock is the profile's (see `outrider.bench.profiles`).
+real, and so is the controller; only the clock is the profile's (see `outrider.bench.simulation.profiles`).
 """
 
 from __future__ import annotations
@@ -13,8 +13,10 @@ import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from outrider.bench.modes import Mode, ModeName, Run, make_modes
-from outrider.bench.profiles import Profile
+from outrider.bench.modes.make import make_modes
+from outrider.bench.modes.mode import Mode, Run
+from outrider.bench.modes.name import ModeName
+from outrider.bench.simulation.profiles import Profile
 from outrider.drafters import DraftModel
 from outrider.drafting import Drafting
 from outrider.errors import OptionError, OutriderError
