@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -12,8 +12,28 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from outrider.backends.openvino_npu import OpenVINONpu
+    from outrider.backends.npu_sizes import Sizes
     from outrider.types import Logits
+
+
+class Windows(Protocol):
+    """What slots and calls under way ask of the backend that made them."""
+
+    sizes: Sizes
+    vocab_size: int
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no call is under way."""
+
+    def end_prefill(self) -> None:
+        """Let the decoding model begin anywhere, on a cache that holds nothing of use."""
+
+    def give_back(self, slot: WindowSlot) -> None:
+        """A slot's room."""
+
+    def finish(self, window: Window, began: float) -> list[NDArray[Any]]:
+        """Wait for the last window of a submit that began at `began`; its wanted rows."""
 
 
 class WindowSlot:
@@ -23,7 +43,7 @@ class WindowSlot:
     prefill model has read the first `num_read`.
     """
 
-    def __init__(self, backend: OpenVINONpu, token_ids: Seq[int] = ()) -> None:
+    def __init__(self, backend: Windows, token_ids: Seq[int] = ()) -> None:
         self.token_ids = list(token_ids)
         self.num_stored = self.num_read = len(token_ids)
         self._backend = backend
@@ -82,7 +102,7 @@ class Window:
 class WindowPending:
     """A submit whose last window is under way since `began`, in seconds of `time.perf_counter`; or none is."""
 
-    def __init__(self, backend: OpenVINONpu, rows: list[NDArray[Any]], last: Window | None, began: float) -> None:
+    def __init__(self, backend: Windows, rows: list[NDArray[Any]], last: Window | None, began: float) -> None:
         self._backend, self._rows, self._last, self._began = backend, rows, last, began
 
     @property
