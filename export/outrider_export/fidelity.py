@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from outrider.bundle import draft_models_of, read_bundle
+from outrider.bundle.folder import draft_models_of, read_bundle
 from outrider.errors import ExportError, OptionError, nearest
 from outrider.verify.fidelity import Fidelity
 from outrider_export.child import run_child
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence as Seq
     from pathlib import Path
 
-    from outrider.bundle import Bundle
+    from outrider.bundle.folder import Bundle
     from outrider.config import Config
     from outrider_export.progress import Progress
 

@@ -33,7 +33,8 @@ from outrider.bundle import (
 )
 from outrider.config import Config, GenerationConfig
 from outrider.errors import OptionError
-from outrider_export.onnx_graph import add_rows, load, save
+from outrider_export.onnx_files import load, save
+from outrider_export.onnx_inputs import add_rows
 
 if TYPE_CHECKING:
     from pathlib import Path

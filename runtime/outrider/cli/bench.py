@@ -10,7 +10,8 @@ import click
 from outrider.bench.setting import describe_models, describe_processor, describe_versions
 from outrider.cli.console import err, out, print_json, progress_bar, table
 from outrider.cli.options import generation_options, json_option, load_options, read_options
-from outrider.config import LOSSY, user_path
+from outrider.config import LOSSY
+from outrider.config.files import user_path
 from outrider.errors import OptionError
 from outrider.files import usable
 
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
     from outrider.bench.modes.setup import Setup
     from outrider.bench.prompts import Prompt
-    from outrider.bundle import Bundle
+    from outrider.bundle.folder import Bundle
     from outrider.config import Config
     from outrider.engine import Engine
 
@@ -120,7 +121,7 @@ def bench(
     from outrider.bench.modes.setup import Setup
     from outrider.bench.prompts import read_prompts
     from outrider.bench.setting import default_num_threads
-    from outrider.bundle import read_bundle
+    from outrider.bundle.folder import read_bundle
     from outrider.loading import settle
 
     instead = [name for name, given in (("conversations", conversations), ("concurrency", concurrency)) if given]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from outrider.bundle import read_bundle
+from outrider.bundle.folder import read_bundle
 from outrider.cli.console import err, progress_bar
 from outrider.errors import ExportError
 from outrider.verify.fidelity import answered, judge

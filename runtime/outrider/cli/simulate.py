@@ -8,7 +8,7 @@ import click
 
 from outrider.cli.console import err, out, print_json, progress_bar, table
 from outrider.cli.options import generation_options, json_option, load_options, read_options
-from outrider.config import user_path
+from outrider.config.files import user_path
 
 if TYPE_CHECKING:
     from outrider.bench.simulation.profiles import Profile

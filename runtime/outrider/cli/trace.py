@@ -9,7 +9,7 @@ import click
 
 from outrider.cli.console import err, out, print_json, table
 from outrider.cli.options import json_option
-from outrider.config import user_path
+from outrider.config.files import user_path
 from outrider.errors import OptionError, one_line
 
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from outrider.bench.prompts import Prompt
-    from outrider.bundle import Format
+    from outrider.bundle.manifest import Format
     from outrider.engine import Engine
     from outrider.verify.certify import Check, Subject
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from outrider.bench.modes.mode import Mode, Run
     from outrider.bench.prompts import Prompt
-    from outrider.bundle import Format
+    from outrider.bundle.manifest import Format
     from outrider.types import Backend
 
 FALSE_ALARM = 1e-4  # the chance that a correct sampler fails one chi-square test

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from outrider.bundle import Bundle
+    from outrider.bundle.folder import Bundle
     from outrider.config import Config
     from outrider.engine import Engine
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from outrider.bundle import draft_models_of, read_bundle
+from outrider.bundle.folder import draft_models_of, read_bundle
 from outrider.errors import OptionError
 
 if TYPE_CHECKING:
@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from outrider.bench.modes.name import ModeName
-    from outrider.bundle import Bundle, DrafterEntry, ModelEntry
+    from outrider.bundle.folder import Bundle
+    from outrider.bundle.manifest import DrafterEntry, ModelEntry
     from outrider.config import Config
     from outrider.types import TextTokenizer
 

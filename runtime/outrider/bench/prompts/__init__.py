@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from outrider.config import user_path
+from outrider.config.files import user_path
 from outrider.errors import OptionError
 from outrider.files import reading
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from outrider.bench.modes.mode import Run
 from outrider.bench.runs.measure import Record
-from outrider.config import user_path
+from outrider.config.files import user_path
 from outrider.errors import OptionError
 from outrider.files import FAULTS, shown, why
 

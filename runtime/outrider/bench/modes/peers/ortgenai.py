@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from outrider.bench.modes.mode import Mode
     from outrider.bench.modes.name import ModeName
     from outrider.bench.modes.setup import Setup
-    from outrider.bundle import Bundle, ModelEntry
+    from outrider.bundle.folder import Bundle
+    from outrider.bundle.manifest import ModelEntry
     from outrider.config import GenerationConfig
 
 CONFIG = "genai_config.json"

@@ -3,24 +3,30 @@
     engine = outrider.load("my-pair", config="gpu", num_threads=4)
     engine.generate("Hello", temperature=0.7, seed=1)
 
-Options come from a preset or a TOML file, then from keywords, which win. All are checked when they are set; an
-unknown name fails with the nearest known one.
+Options come from a preset or a TOML file (`outrider.config.files`), then from keywords, which win. All are checked when
+they are set (`outrider.config.checks`); an unknown name fails with the nearest known one.
 """
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import importlib.resources
-import tomllib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from numbers import Integral, Real
-from pathlib import Path
 from typing import Any
 
-from outrider.errors import OptionError, nearest, one_line
-from outrider.files import reading
+from outrider.config.checks import (
+    are_biases,
+    are_ids,
+    are_named,
+    are_texts,
+    as_biases,
+    as_tuple,
+    check,
+    is_temperature,
+    make_plain,
+)
+from outrider.errors import OptionError, nearest
 
 DEFAULT_MAX_NEW_TOKENS = 512
 
@@ -36,8 +42,6 @@ LOSSY = ("threshold", "typical")
 
 PRECISIONS = ("auto", "f32", "bf16", "f16")  # that models calculate in
 COPYING = ("ngram", "suffix")  # drafters without a model: always there
-
-_MOST_SHOWN = 200  # characters of a value, in a message
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,46 +90,44 @@ class GenerationConfig:
     logprobs_of: str = "unprocessed"
 
     def __post_init__(self) -> None:
-        _make_plain(self)
-        object.__setattr__(self, "stop", (self.stop,) if isinstance(self.stop, str) else _as_tuple(self.stop))
-        references = (self.references,) if isinstance(self.references, str) else _as_tuple(self.references)
+        make_plain(self)
+        object.__setattr__(self, "stop", (self.stop,) if isinstance(self.stop, str) else as_tuple(self.stop))
+        references = (self.references,) if isinstance(self.references, str) else as_tuple(self.references)
         object.__setattr__(self, "references", references)
-        object.__setattr__(self, "stop_token_ids", _as_tuple(self.stop_token_ids))
-        object.__setattr__(self, "banned_token_ids", _as_tuple(self.banned_token_ids))
-        object.__setattr__(self, "logit_bias", _as_biases(self.logit_bias))
-        _check(self, "max_new_tokens", None, Integral, lambda n: n >= 1, "an integer of at least 1")
-        _check(self, "drafter", None, str, bool, "a drafter's name, 'auto', or None")
+        object.__setattr__(self, "stop_token_ids", as_tuple(self.stop_token_ids))
+        object.__setattr__(self, "banned_token_ids", as_tuple(self.banned_token_ids))
+        object.__setattr__(self, "logit_bias", as_biases(self.logit_bias))
+        check(self, "max_new_tokens", None, Integral, lambda n: n >= 1, "an integer of at least 1")
+        check(self, "drafter", None, str, bool, "a drafter's name, 'auto', or None")
         count = "'auto', or an integer from 0 to 64"
-        _check(self, "num_assistant_tokens", "auto", Integral, lambda n: 0 <= n <= 64, count)
+        check(self, "num_assistant_tokens", "auto", Integral, lambda n: 0 <= n <= 64, count)
         share = "a number above 0 and at most 1"
-        _check(self, "assistant_confidence_threshold", None, Real, lambda t: 0 < t <= 1, share)
-        _check(self, "max_ngram_size", ..., Integral, lambda n: 1 <= n <= 16, "an integer from 1 to 16")
-        if not isinstance(references, tuple) or not _are_texts(references):  # too long to be shown
+        check(self, "assistant_confidence_threshold", None, Real, lambda t: 0 < t <= 1, share)
+        check(self, "max_ngram_size", ..., Integral, lambda n: 1 <= n <= 16, "an integer from 1 to 16")
+        if not isinstance(references, tuple) or not are_texts(references):  # too long to be shown
             raise OptionError("references is not a text or a list of texts, none of them empty.")
-        _check(self, "temperature", ..., Real, _is_temperature, "0 (greedy), or a number from 0.001 to 1000")
-        _check(self, "sampling", ..., str, SAMPLING.__contains__, f"one of {', '.join(SAMPLING)}")
-        _check(self, "acceptance_threshold", None, Real, lambda r: 0 < r <= 1, "a number above 0 and at most 1")
-        _check(self, "top_k", ..., Integral, lambda k: k >= 0, "an integer of at least 0 (0 is off)")
-        _check(self, "top_p", ..., Real, lambda p: 0 < p <= 1, "a number above 0 and at most 1 (1 is off)")
-        _check(self, "min_p", ..., Real, lambda p: 0 <= p <= 1, "a number from 0 (off) to 1")
-        _check(self, "typical_p", ..., Real, lambda p: 0 < p <= 1, "a number above 0 and at most 1 (1 is off)")
-        _check(
-            self, "repetition_penalty", ..., Real, lambda r: 0.01 <= r <= 100, "a number from 0.01 to 100 (1 is off)"
-        )
+        check(self, "temperature", ..., Real, is_temperature, "0 (greedy), or a number from 0.001 to 1000")
+        check(self, "sampling", ..., str, SAMPLING.__contains__, f"one of {', '.join(SAMPLING)}")
+        check(self, "acceptance_threshold", None, Real, lambda r: 0 < r <= 1, "a number above 0 and at most 1")
+        check(self, "top_k", ..., Integral, lambda k: k >= 0, "an integer of at least 0 (0 is off)")
+        check(self, "top_p", ..., Real, lambda p: 0 < p <= 1, "a number above 0 and at most 1 (1 is off)")
+        check(self, "min_p", ..., Real, lambda p: 0 <= p <= 1, "a number from 0 (off) to 1")
+        check(self, "typical_p", ..., Real, lambda p: 0 < p <= 1, "a number above 0 and at most 1 (1 is off)")
+        check(self, "repetition_penalty", ..., Real, lambda r: 0.01 <= r <= 100, "a number from 0.01 to 100 (1 is off)")
         for name in ("presence_penalty", "frequency_penalty"):
-            _check(self, name, ..., Real, lambda x: -2 <= x <= 2, "a number from -2 to 2 (0 is off)")
+            check(self, name, ..., Real, lambda x: -2 <= x <= 2, "a number from -2 to 2 (0 is off)")
         biases = "a table of token ids, each once, and numbers from -100 to 100"
-        _check(self, "logit_bias", ..., Mapping, _are_biases, biases)
-        _check(self, "banned_token_ids", ..., tuple, _are_ids, "a list of token ids")
+        check(self, "logit_bias", ..., Mapping, are_biases, biases)
+        check(self, "banned_token_ids", ..., tuple, are_ids, "a list of token ids")
         for name in ("no_repeat_ngram_size", "min_new_tokens"):
-            _check(self, name, ..., Integral, lambda n: n >= 0, "an integer of at least 0 (0 is off)")
-        _check(self, "seed", None, Integral, lambda s: 0 <= s < 2**64, "an integer from 0 to 2**64 - 1")
-        _check(self, "stop", ..., tuple, _are_texts, "a text or a list of texts, none of them empty")
-        _check(self, "stop_token_ids", ..., tuple, _are_ids, "a list of token ids")
-        _check(self, "ignore_eos", ..., bool, lambda _: True, "true or false")
-        _check(self, "logprobs", None, Integral, lambda n: 0 <= n <= 20, "an integer from 0 to 20, or None")
+            check(self, name, ..., Integral, lambda n: n >= 0, "an integer of at least 0 (0 is off)")
+        check(self, "seed", None, Integral, lambda s: 0 <= s < 2**64, "an integer from 0 to 2**64 - 1")
+        check(self, "stop", ..., tuple, are_texts, "a text or a list of texts, none of them empty")
+        check(self, "stop_token_ids", ..., tuple, are_ids, "a list of token ids")
+        check(self, "ignore_eos", ..., bool, lambda _: True, "true or false")
+        check(self, "logprobs", None, Integral, lambda n: 0 <= n <= 20, "an integer from 0 to 20, or None")
         ways = ("unprocessed", "processed")
-        _check(self, "logprobs_of", ..., str, ways.__contains__, "'unprocessed' or 'processed'")
+        check(self, "logprobs_of", ..., str, ways.__contains__, "'unprocessed' or 'processed'")
         if self.sampling in LOSSY and not self.temperature:
             raise OptionError(f"sampling={self.sampling!r} needs a temperature above 0: at 0 nothing is sampled.")
         if self.acceptance_threshold is not None and self.sampling not in LOSSY:
@@ -153,7 +155,7 @@ class GenerationConfig:
             OptionError: for an unknown name, an option that belongs to `outrider.load`, or a value out of range.
         """
         for name in options:
-            section = _SECTION_OF.get(name)
+            section = SECTION_OF.get(name)
             if section is None:
                 known = [option.name for option in dataclasses.fields(self)]
                 raise OptionError(f"There is no generation option '{name}'. {nearest(name, known)}")
@@ -177,13 +179,13 @@ class SchedulerConfig:
     answer_store: str | None = None
 
     def __post_init__(self) -> None:
-        _make_plain(self)
-        _check(self, "cache_size", ..., Real, lambda s: 0 < s <= 1e6, "a number of GB above 0")
+        make_plain(self)
+        check(self, "cache_size", ..., Real, lambda s: 0 < s <= 1e6, "a number of GB above 0")
         for name in ("enable_prefix_caching", "keep_records"):
-            _check(self, name, ..., bool, lambda _: True, "true or false")
-        _check(self, "max_num_batched_tokens", ..., Integral, lambda n: n >= 32, "an integer of at least 32")
-        _check(self, "overlap", "auto", bool, lambda _: True, "true, false or 'auto'")
-        _check(self, "answer_store", None, str, bool, "a file's name")
+            check(self, name, ..., bool, lambda _: True, "true or false")
+        check(self, "max_num_batched_tokens", ..., Integral, lambda n: n >= 32, "an integer of at least 32")
+        check(self, "overlap", "auto", bool, lambda _: True, "true, false or 'auto'")
+        check(self, "answer_store", None, str, bool, "a file's name")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -224,21 +226,21 @@ class DeviceConfig:
     compiled_cache: str = "auto"
 
     def __post_init__(self) -> None:
-        _make_plain(self)
-        _check(self, "main_device", ..., str, bool, "a device such as 'CPU', 'GPU' or 'GPU.1', or 'auto'")
-        _check(self, "draft_device", None, str, bool, "a device such as 'CPU', 'GPU' or 'GPU.1', or 'auto'")
-        _check(self, "draft_bundle", None, str, bool, "a bundle's folder")
-        _check(self, "precision", ..., str, PRECISIONS.__contains__, f"one of {', '.join(PRECISIONS)}")
+        make_plain(self)
+        check(self, "main_device", ..., str, bool, "a device such as 'CPU', 'GPU' or 'GPU.1', or 'auto'")
+        check(self, "draft_device", None, str, bool, "a device such as 'CPU', 'GPU' or 'GPU.1', or 'auto'")
+        check(self, "draft_bundle", None, str, bool, "a bundle's folder")
+        check(self, "precision", ..., str, PRECISIONS.__contains__, f"one of {', '.join(PRECISIONS)}")
         known = (*PRECISIONS, "u8")
-        _check(self, "cache_precision", ..., str, known.__contains__, f"one of {', '.join(known)}")
-        _check(self, "num_threads", ..., Integral, lambda n: n >= 0, "an integer of at least 0 (0: all that pay)")
-        _check(self, "draft_num_threads", None, Integral, lambda n: n >= 0, "an integer of at least 0, or None")
+        check(self, "cache_precision", ..., str, known.__contains__, f"one of {', '.join(known)}")
+        check(self, "num_threads", ..., Integral, lambda n: n >= 0, "an integer of at least 0 (0: all that pay)")
+        check(self, "draft_num_threads", None, Integral, lambda n: n >= 0, "an integer of at least 0, or None")
         for name in ("properties", "main_properties", "draft_properties"):
-            _check(self, name, ..., Mapping, _are_named, "a table of properties, by their names")
-        _check(self, "top_logits", "auto", Integral, lambda n: 0 <= n <= 4096, "'auto', or an integer from 0 to 4096")
+            check(self, name, ..., Mapping, are_named, "a table of properties, by their names")
+        check(self, "top_logits", "auto", Integral, lambda n: 0 <= n <= 4096, "'auto', or an integer from 0 to 4096")
         for name in ("npu_max_prompt_tokens", "npu_max_new_tokens", "npu_window"):
-            _check(self, name, None, Integral, lambda n: n >= 1, "an integer of at least 1, or None")
-        _check(self, "compiled_cache", ..., str, bool, "a folder's name, 'auto' or 'off'")
+            check(self, name, None, Integral, lambda n: n >= 1, "an integer of at least 1, or None")
+        check(self, "compiled_cache", ..., str, bool, "a folder's name, 'auto' or 'off'")
 
     def of(self, role: str) -> DeviceConfig:
         """The options of one model, "main" or a draft model's name: those of its role have become everyone's."""
@@ -282,172 +284,12 @@ class Config:
         """
         changed: dict[str, dict[str, Any]] = {}
         for name, value in options.items():
-            if name not in _SECTION_OF:
-                raise OptionError(f"There is no option '{name}'. {nearest(name, _SECTION_OF)}")
-            changed.setdefault(_SECTION_OF[name], {})[name] = value
+            if name not in SECTION_OF:
+                raise OptionError(f"There is no option '{name}'. {nearest(name, SECTION_OF)}")
+            changed.setdefault(SECTION_OF[name], {})[name] = value
         sections = {name: dataclasses.replace(getattr(self, name), **values) for name, values in changed.items()}
         return dataclasses.replace(self, **sections)
 
 
-_SECTIONS = {"generation": GenerationConfig, "scheduler": SchedulerConfig, "device": DeviceConfig}
-_SECTION_OF = {option.name: name for name, cls in _SECTIONS.items() for option in dataclasses.fields(cls)}
-
-
-def load_config(source: str | Path | Config | None) -> Config:
-    """Options from a preset's name, a TOML file or a `Config`; None is the defaults.
-
-    Raises:
-        OptionError: when there is no such preset or file, it is not TOML, or it holds an unknown key or a bad value.
-    """
-    if source is None:
-        return Config()
-    if isinstance(source, Config):
-        return source
-    if not isinstance(source, str | Path):
-        raise OptionError(f"config={source!r} is neither a preset's name, nor a file, nor a Config.")
-    presets = find_presets()
-    path = presets.get(str(source)) or user_path(source)
-    with reading(f"Config {path}"):
-        try:
-            text = path.read_text(encoding="utf-8-sig")
-        except FileNotFoundError as error:
-            known = nearest(str(source), presets)
-            raise OptionError(f"There is no config '{source}', preset or file. {known}") from error
-        return _parse(path, text)
-
-
-def _parse(path: Path, text: str) -> Config:
-    """The options of a file."""
-    options = {}
-    for section, table in tomllib.loads(text).items():
-        if section not in _SECTIONS:
-            raise OptionError(f"Config {path} has no section '{section}'. {nearest(section, _SECTIONS)}")
-        if not isinstance(table, dict):
-            raise OptionError(f"Config {path} has a value for '{section}', which is a section: write [{section}].")
-        for key, value in table.items():
-            if _SECTION_OF.get(key) != section:
-                raise OptionError(f"Config {path} has an unknown key '{section}.{key}'. {_where(key, section)}")
-            if any(abs(number) >= 2**64 for number in _integers(value)):
-                raise OptionError(f"Config {path} has a number in '{section}.{key}' that takes more than 64 bits.")
-            options[key] = None if (key, value) == ("drafter", "none") else value  # TOML has no null
-    try:
-        return Config().replace(**options)
-    except OptionError as error:
-        raise OptionError(f"Config {path}: {one_line(error)}.") from error
-
-
-def user_path(path: str | Path) -> Path:
-    """A path that a user has given, with the home folder that a "~" at its beginning stands for.
-
-    Raises:
-        OptionError: when it is neither a text nor a path, holds a null character, or there is no such user.
-    """
-    try:
-        found = Path(path).expanduser()
-    except TypeError as error:
-        raise OptionError(f"{_shown(path)} is no path: {one_line(error)}. Give a name, as text.") from error
-    except RuntimeError as error:
-        raise OptionError(f"{path} is no path here: {one_line(error)}. Write the folder's full name.") from error
-    if "\0" in str(found):
-        raise OptionError(f"{_shown(str(path))} is no path: no name has a null character. Take it out.")
-    return found
-
-
-def find_presets() -> dict[str, Path]:
-    """The presets that ship with Outrider, by name."""
-    package = Path(str(importlib.resources.files("outrider")))
-    # An installed wheel has them inside the package; a checkout has them at its top.
-    for folder in (package / "configs", package.parents[1] / "configs"):
-        if folder.is_dir():
-            return {path.stem: path for path in sorted(folder.glob("*.toml"))}
-    return {}
-
-
-def _integers(value: Any) -> Iterator[int]:
-    """All integers in a value of a TOML file."""
-    if isinstance(value, int):
-        yield value
-    elif isinstance(value, list | dict):
-        for item in value.values() if isinstance(value, dict) else value:
-            yield from _integers(item)
-
-
-def _where(key: str, section: str) -> str:
-    if key in _SECTION_OF:
-        return f"It belongs to section [{_SECTION_OF[key]}]."
-    return nearest(key, [name for name, place in _SECTION_OF.items() if place == section])
-
-
-def _is_temperature(value: float) -> bool:
-    return value == 0 or 1e-3 <= value <= 1e3
-
-
-def _make_plain(config: Any) -> None:
-    """Replace numbers and arrays of NumPy's among the options by Python's own."""
-    for option in dataclasses.fields(config):
-        object.__setattr__(config, option.name, _plain(getattr(config, option.name)))
-
-
-def _plain(value: Any) -> Any:
-    """A value with a number of NumPy's, or a fraction, as Python's int or float.
-
-    Sums of NumPy's integers overflow or become floats, and fractions are slow, or no numbers to NumPy.
-    """
-    if hasattr(value, "tolist"):  # a scalar or an array, of NumPy's or others
-        value = value.tolist()
-    if isinstance(value, bool):
-        return value
-    if isinstance(value, Integral):
-        return int(value)
-    if isinstance(value, Real):
-        with contextlib.suppress(OverflowError):  # too large for any option
-            return float(value)
-    return value
-
-
-def _as_tuple(value: Any) -> Any:
-    return tuple(map(_plain, value)) if isinstance(value, list | tuple | set | frozenset) else value
-
-
-def _as_biases(value: Any) -> Any:
-    """A copy with plain numbers, whose keys are integers: those of TOML and JSON are strings."""
-    if not isinstance(value, Mapping):
-        return value
-    biases = {int(k) if isinstance(k, str) and k.isdecimal() else _plain(k): _plain(v) for k, v in value.items()}
-    return biases if len(biases) == len(value) else value  # an id that is there twice, as "7" and 7, is refused
-
-
-def _are_biases(values: Mapping[Any, Any]) -> bool:
-    numbers = all(isinstance(value, Real) and not isinstance(value, bool) for value in values.values())
-    return _are_ids(tuple(values)) and numbers and all(-100 <= value <= 100 for value in values.values())
-
-
-def _are_ids(values: tuple[Any, ...]) -> bool:
-    return all(isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= 0 for value in values)
-
-
-def _are_named(values: Mapping[Any, Any]) -> bool:
-    return all(isinstance(name, str) and name for name in values)
-
-
-def _are_texts(values: tuple[object, ...]) -> bool:
-    return all(isinstance(value, str) and value for value in values)
-
-
-def _check(config: Any, name: str, absent: object, kind: Any, rule: Callable[[Any], bool], says: str) -> None:
-    """Raise OptionError unless the option is `absent` (... for never), or of a kind and within its rule."""
-    value = getattr(config, name)
-    if value is absent or (isinstance(absent, str) and value == absent):
-        return
-    numeric_bool = isinstance(value, bool) and kind is not bool
-    if numeric_bool or not isinstance(value, kind) or not rule(value):
-        raise OptionError(f"{name}={_shown(value)} is not {says}.")
-
-
-def _shown(value: object) -> str:
-    """A value for a message, cut where it is long."""
-    try:
-        text = repr(value)
-    except ValueError:  # Python writes no integer of more than 4,300 digits
-        return f"<{type(value).__name__}>"
-    return text if len(text) <= _MOST_SHOWN else text[:_MOST_SHOWN] + "…"
+SECTIONS = {"generation": GenerationConfig, "scheduler": SchedulerConfig, "device": DeviceConfig}
+SECTION_OF = {option.name: name for name, cls in SECTIONS.items() for option in dataclasses.fields(cls)}

@@ -1,0 +1,58 @@
+"""The rows that a call of a model in ONNX gives, at once or when its thread is done."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence as Seq
+    from concurrent.futures import Future
+
+    from numpy.typing import NDArray
+
+    from outrider.types import Logits
+
+
+@dataclass(frozen=True, slots=True)
+class BufferStep:
+    """Rows of logits, [rows, logits width] in memory of the backend's: valid until the next call."""
+
+    _logits: NDArray[Any]
+    _wanted: Seq[int]  # which of them were asked for
+    _vocab_size: int
+    done = True
+
+    def wait(self) -> BufferStep:
+        """The rows are there already."""
+        return self
+
+    def logits(self, i: int) -> Logits:
+        """Row i, cut to the real vocabulary."""
+        row: Logits = self._logits[self._wanted[i], : self._vocab_size].astype(np.float32, copy=False)
+        return row
+
+    def top_logits(self, i: int) -> None:
+        """Not looked for: the rows are in host memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class BufferPending:
+    """A call in the backend's own thread."""
+
+    _future: Future[BufferStep]
+
+    @property
+    def done(self) -> bool:
+        """Whether `wait` would return at once."""
+        return self._future.done()
+
+    def wait(self) -> BufferStep:
+        """Block until the rows are there.
+
+        Raises:
+            DeviceError: when the device failed.
+        """
+        return self._future.result()
