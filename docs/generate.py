@@ -20,7 +20,8 @@ import click
 
 from outrider import cli
 from outrider.cli.options import generation_options, load_options
-from outrider.config import DeviceConfig, GenerationConfig, SchedulerConfig, find_presets
+from outrider.config import DeviceConfig, GenerationConfig, SchedulerConfig
+from outrider.config.files import find_presets
 from outrider.errors import OptionError
 
 DOCS = Path(__file__).parent
@@ -39,7 +40,7 @@ SECTIONS = {
 OPTIONS_HEAD = """\
 # Options
 
-<!-- Made by docs/generate.py from runtime/outrider/config.py. Change the comments there, and run the script. -->
+<!-- Made by docs/generate.py from runtime/outrider/config/__init__.py. Change its comments, and run the script. -->
 
 All options have the same name in Python, in TOML files and on the command line, where `_` becomes `-`:
 

@@ -17,7 +17,8 @@ import pytest
 import outrider
 from outrider import errors
 from outrider.cli import run
-from outrider.config import Config, find_presets
+from outrider.config import Config
+from outrider.config.files import find_presets
 from outrider.testing import ToyTokenizer
 
 if TYPE_CHECKING:

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import outrider
-from outrider.config import Config, find_presets
+from outrider.config import Config
+from outrider.config.files import find_presets
 
 if TYPE_CHECKING:
     import pytest

@@ -7,18 +7,25 @@ import json
 import runpy
 import subprocess
 import sys
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 import outrider
-from outrider.bench.peers import PEERS
+from outrider.bench.modes.peers.known import PEERS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 RUNTIME = Path(outrider.__file__).parent
+EXPORT = Path(__file__).parents[1] / "export" / "outrider_export"
 
 # From the top down: a module imports what stands below it, never what stands above.
 LAYERS = [
     {"cli"},
+    {"verify"},
     {"bench"},
     {"testing"},
     {"engine"},
@@ -68,6 +75,59 @@ def test_imports_point_one_way() -> None:
     assert not wrong
 
 
+def running(node: ast.AST) -> Iterator[ast.AST]:
+    """All nodes below one but those that are there for types alone."""
+    for child in ast.iter_child_nodes(node):
+        if not (isinstance(child, ast.If) and ast.unparse(child.test) == "TYPE_CHECKING"):
+            yield child
+            yield from running(child)
+
+
+def import_graph(package: Path) -> dict[str, set[str]]:
+    """Which of a package's modules each of them imports."""
+    paths = {
+        ".".join((package.name, *path.relative_to(package).with_suffix("").parts)): path
+        for path in package.rglob("*.py")
+    }
+    paths = {name.removesuffix(".__init__"): path for name, path in paths.items()}
+    graph: dict[str, set[str]] = {}
+    for name, path in paths.items():
+        found = graph[name] = set()
+        for node in running(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Import):
+                found |= {alias.name for alias in node.names} & {*paths}
+            elif isinstance(node, ast.ImportFrom) and node.module in paths:
+                parts = {alias.name: f"{node.module}.{alias.name}" for alias in node.names}
+                found |= {part if part in paths else node.module for part in parts.values()}
+    return graph
+
+
+@pytest.mark.parametrize("package", [RUNTIME, EXPORT], ids=lambda package: package.name)
+def test_no_imports_go_in_circles(package: Path) -> None:
+    """Inside a layer neither.
+
+    What counts is every import that runs: at the top of a module or in a function, as a late import hides a circle and
+    does not end it. Imports for types alone do not count, and neither does that a package's parts load the package.
+    """
+    try:
+        TopologicalSorter(import_graph(package)).prepare()
+    except CycleError as error:
+        pytest.fail(" imports ".join(reversed(error.args[1])))
+
+
+def test_circles_are_found(tmp_path: Path) -> None:
+    package = tmp_path / "toy"
+    (package / "part").mkdir(parents=True)
+    (package / "__init__.py").write_text("")
+    (package / "one.py").write_text("from toy.part import two, three\n")
+    (package / "part" / "__init__.py").write_text("three = 3\n")
+    (package / "part" / "two.py").write_text("if TYPE_CHECKING:\n    from toy.one import One\n")
+    test_no_imports_go_in_circles(package)
+    (package / "part" / "two.py").write_text("def late():\n    from toy.one import One\n")
+    with pytest.raises(pytest.fail.Exception, match=r"toy\.one imports toy\.part\.two|toy\.part\.two imports toy\.one"):
+        test_no_imports_go_in_circles(package)
+
+
 def test_every_module_has_its_layer() -> None:
     found = {
         path.name.removesuffix(".py")
@@ -81,7 +141,7 @@ def test_only_the_command_line_reaches_the_export_half() -> None:
     for path in RUNTIME.rglob("*.py"):
         names = {name.split(".")[0] for name in imports_of(path)}
         # What the benchmark compares with is loaded by its adapter, in a process of its own.
-        allowed = {"torch", "transformers"} if path.parts[-3:] == ("bench", "peers", "transformers.py") else set()
+        allowed = {"torch", "transformers"} if path.parts[-3:] == ("modes", "peers", "transformers.py") else set()
         assert not names & {"torch", "transformers", "optimum", "nncf", "gguf"} - allowed, path
         assert "outrider_export" not in names or path.parent.name == "cli", path
 
@@ -90,7 +150,7 @@ def test_peers_are_imported_by_their_adapters_only(loaded: dict[str, set[str]]) 
     packages = {peer.package: peer.module for peer in PEERS.values()} | {"torch": "transformers"}
     for path in RUNTIME.rglob("*.py"):
         for name in {name.split(".")[0] for name in imports_of(path)} & set(packages) - {"openvino_genai"}:
-            assert path.parts[-3:] == ("bench", "peers", f"{packages[name]}.py"), path
+            assert path.parts[-3:] == ("modes", "peers", f"{packages[name]}.py"), path
     assert not {*packages} & loaded["outrider.bench.benchmark"]
 
 

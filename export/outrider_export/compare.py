@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
-from outrider.bundle import Bundle, read_bundle
+from outrider.bundle.folder import Bundle, read_bundle
 from outrider.config import Config
 from outrider.engine import Engine
 from outrider.errors import ExportError

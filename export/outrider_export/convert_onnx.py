@@ -27,12 +27,13 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
-from outrider.bundle import Geometry
+from outrider.bundle.manifest import Geometry
 from outrider.errors import ExportError, one_line
 from outrider_export.convert import load_model
 from outrider_export.gguf_file import read_header
 from outrider_export.gguf_tokenizer import write_tokenizer
-from outrider_export.onnx_graph import add_extra_rows, add_rows, load, write_shape
+from outrider_export.onnx_files import load
+from outrider_export.onnx_inputs import add_extra_rows, add_rows, write_shape
 from outrider_export.onnx_matrices import Weights, compress_embedding, share_embedding
 from outrider_export.tokenizer_job import add_tokenizer
 

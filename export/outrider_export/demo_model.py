@@ -16,7 +16,7 @@ import zipfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from outrider.bundle import sha256_of
+from outrider.bundle.hashes import sha256_of
 from outrider.errors import ExportError
 
 if TYPE_CHECKING:

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from outrider.bundle import MODEL_NAMES, PROPOSED_NAME
-from outrider.config import user_path
+from outrider.bundle.manifest import MODEL_NAMES, PROPOSED_NAME
+from outrider.config.files import user_path
 from outrider.errors import ExportError, OptionError
 from outrider.files import reading
 from outrider.text import Tokenizer
 from outrider_export import onnx_matrices, output_matrix
-from outrider_export.onnx_graph import load
+from outrider_export.onnx_files import load
 from outrider_export.special_tokens import eos_of
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from outrider.bundle import Format
+    from outrider.bundle.manifest import Format
     from outrider_export.pairing import Pairing
     from outrider_export.plan import Plan
     from outrider_export.progress import Progress

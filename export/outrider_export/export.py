@@ -10,18 +10,16 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from outrider import __version__
-from outrider.bundle import (
+from outrider.bundle.folder import Bundle, read_bundle
+from outrider.bundle.hashes import list_files, sha256_of
+from outrider.bundle.manifest import (
     MODEL_NAMES,
     SCHEMA_VERSION,
-    Bundle,
     DrafterEntry,
     Manifest,
     ModelEntry,
     Source,
     TokenizerEntry,
-    list_files,
-    read_bundle,
-    sha256_of,
     write_manifest,
 )
 from outrider.errors import ExportError
@@ -29,7 +27,7 @@ from outrider_export.child import run_child
 from outrider_export.diet import check_diet, plan_diet, put_on_diet
 from outrider_export.geometry import check_ir
 from outrider_export.gguf_tokenizer import write_tokenizer
-from outrider_export.onnx_graph import check_onnx
+from outrider_export.onnx_check import check_onnx
 from outrider_export.pairing import pair_vocabularies
 from outrider_export.plan import Plan, check_format, check_route, check_weights, make_plan, space_needed
 from outrider_export.progress import ForModel, Silent
@@ -38,7 +36,7 @@ from outrider_export.special_tokens import eos_of, token_of_config
 from outrider_export.target import Target, check_space
 
 if TYPE_CHECKING:
-    from outrider.bundle import Format, Geometry
+    from outrider.bundle.manifest import Format, Geometry
     from outrider_export.diet import Diet
     from outrider_export.pairing import Pairing
     from outrider_export.progress import Progress

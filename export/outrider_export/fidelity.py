@@ -7,13 +7,14 @@ found.median, found.top1_agreement
 from __future__ import annotations
 
 import tempfile
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from outrider.bundle import draft_models_of, read_bundle
+from outrider.bundle.folder import draft_models_of, read_bundle
 from outrider.errors import ExportError, OptionError, nearest
+from outrider.verify.fidelity import Fidelity
 from outrider_export.child import run_child
 from outrider_export.plan import check_extra
 from outrider_export.progress import ForModel, Silent
@@ -23,22 +24,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence as Seq
     from pathlib import Path
 
-    from outrider.bundle import Bundle
+    from outrider.bundle.folder import Bundle
     from outrider.config import Config
     from outrider_export.progress import Progress
-
-
-@dataclass(frozen=True, slots=True)
-class Fidelity:
-    """The cosine between the bundle's logits and the checkpoint's in float32, over the rows of all texts."""
-
-    checkpoint: str  # its name
-    setting: str  # device and precision of the bundle's model
-    num_rows: int
-    median: float
-    first_percentile: float
-    minimum: float
-    top1_agreement: float  # the share of rows whose likeliest token is the same
 
 
 def compare_with_checkpoint(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from outrider.bundle import Geometry
+from outrider.bundle.manifest import Geometry
 from outrider.errors import ExportError
 from outrider_export.gguf_file import is_array
 

@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from outrider.errors import ExportError
-from outrider_export.onnx_graph import MODEL, find_head
+from outrider_export.onnx_files import MODEL
+from outrider_export.onnx_graph import find_head
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 import msgspec
 import numpy as np
 
-from outrider.bundle import BYTES_NAME, MAP_NAME
+from outrider.bundle.manifest import BYTES_NAME, MAP_NAME
 from outrider.errors import VocabularyMismatch
 from outrider_export.vocabulary import BYTE_PIECE
 

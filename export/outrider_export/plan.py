@@ -15,7 +15,7 @@ from outrider_export.vocabulary import Vocabulary
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from outrider.bundle import Format, Geometry
+    from outrider.bundle.manifest import Format, Geometry
     from outrider_export.sources import Located
 
 # A GGUF file's own weights are kept where that is asked for: a pass takes 276 ms in Q4_K_M against 123 in int8 (Intel

@@ -16,7 +16,7 @@ from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from outrider.config import user_path
+from outrider.config.files import user_path
 from outrider.errors import ExportError, OptionError
 from outrider.files import FAULTS, usable, why
 from outrider_export.hub import download

@@ -5,7 +5,7 @@
 A model is a folder with tokenizer.json and either onnxruntime-genai's genai_config.json, which names the model's file
 and its inputs, or config.json and the model as onnx/model.onnx, onnx/model_q4.onnx and the like, as in the folders of
 onnx-community on the Hugging Face hub. The weights stay as they are; the graph gets a bundle's names and inputs, see
-`outrider_export.onnx_graph`.
+`outrider_export.onnx_inputs`.
 """
 
 from __future__ import annotations
@@ -16,26 +16,16 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from outrider.bundle import Bundle, ModelEntry, Source, read_bundle
+from outrider.bundle.folder import Bundle, read_bundle
+from outrider.bundle.manifest import ModelEntry, Source
 from outrider.errors import ExportError, OptionError
 from outrider_export.child import run_child
 from outrider_export.export import copy_tokenizer, finish
 from outrider_export.geometry import geometry_of_config, geometry_of_genai
-from outrider_export.onnx_graph import (
-    MODEL,
-    add_default,
-    add_extra_rows,
-    add_rows,
-    check_graph,
-    check_onnx,
-    data_files,
-    import_onnx,
-    load,
-    rename,
-    save,
-    weights_of,
-    write_shape,
-)
+from outrider_export.onnx_check import check_graph, check_onnx
+from outrider_export.onnx_files import MODEL, data_files, import_onnx, load, save
+from outrider_export.onnx_graph import weights_of
+from outrider_export.onnx_inputs import add_default, add_extra_rows, add_rows, rename, write_shape
 from outrider_export.pairing import pair_vocabularies
 from outrider_export.plan import Plan, check_width
 from outrider_export.progress import ForModel, Silent

@@ -14,7 +14,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
-from outrider.bundle import MANIFEST_NAME
+from outrider.bundle.manifest import MANIFEST_NAME
 from outrider.errors import ExportError
 
 if TYPE_CHECKING:

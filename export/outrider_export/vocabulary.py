@@ -14,7 +14,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from outrider.bundle import vocabulary_sha256
+from outrider.bundle.hashes import vocabulary_sha256
 from outrider.errors import ExportError
 from outrider_export.gguf_tokenizer import CONTROL, UNKNOWN, USER_DEFINED, check_tokenizer, is_padding
 

@@ -16,7 +16,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from outrider.bundle import read_bundle
+    from outrider.bundle.folder import read_bundle
     from outrider.config import Config, DeviceConfig, GenerationConfig, SchedulerConfig
     from outrider.engine import Engine, load
     from outrider.errors import (

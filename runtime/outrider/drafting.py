@@ -6,7 +6,7 @@ import functools
 import weakref
 from typing import TYPE_CHECKING
 
-from outrider.bundle import RESERVED_NAMES
+from outrider.bundle.manifest import RESERVED_NAMES
 from outrider.config import COPYING
 from outrider.drafters import DraftModel, Ngram, References, Suffix
 from outrider.errors import OptionError, nearest

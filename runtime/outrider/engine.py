@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from outrider import __version__, kept
 from outrider.admission import Admission
-from outrider.bundle import Bundle, draft_models_of, read_bundle
-from outrider.config import COPYING, Config, GenerationConfig, load_config, user_path
+from outrider.bundle.folder import Bundle, draft_models_of, read_bundle
+from outrider.config import COPYING, Config, GenerationConfig
+from outrider.config.files import load_config, user_path
 from outrider.drafters import AnswerStore, DraftModel, Subset, load_vocabulary
 from outrider.drafting import Drafting
 from outrider.errors import OptionError
@@ -45,7 +46,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from threading import Event
 
-    from outrider.bundle import DrafterEntry, ModelEntry
+    from outrider.bundle.manifest import DrafterEntry, ModelEntry
     from outrider.part import Part
     from outrider.results import Result, TextChunk
     from outrider.setting import Choice

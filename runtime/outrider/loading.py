@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence as Seq
 
     from outrider.backends.devices import Device
-    from outrider.bundle import Bundle
+    from outrider.bundle.folder import Bundle
     from outrider.config import DeviceConfig
     from outrider.part import Part
     from outrider.schedule.placement import Pair

@@ -15,13 +15,14 @@ import openvino as ov
 from outrider import __version__, kept
 from outrider.backends import load_model, on_npu
 from outrider.backends.processor import find_processor
-from outrider.bundle import draft_models_of
-from outrider.config import user_path
+from outrider.bundle.folder import draft_models_of
+from outrider.config.files import user_path
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from outrider.bundle import Bundle, FileEntry, ModelEntry
+    from outrider.bundle.folder import Bundle
+    from outrider.bundle.manifest import FileEntry, ModelEntry
     from outrider.config import DeviceConfig
     from outrider.types import CompiledModel
 

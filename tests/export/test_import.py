@@ -22,7 +22,10 @@ from outrider.bundle import Geometry, read_bundle
 from outrider.cli import run
 from outrider.errors import ExportError, OptionError, VocabularyMismatch
 from outrider_export import import_bundle
-from outrider_export.onnx_graph import add_rows, check_onnx, data_files, load, rename, shape_of, weights_of
+from outrider_export.onnx_check import check_onnx
+from outrider_export.onnx_files import data_files, load
+from outrider_export.onnx_graph import shape_of, weights_of
+from outrider_export.onnx_inputs import add_rows, rename
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -21,16 +21,22 @@ import pytest
 from outrider.backends import devices
 from outrider.backends.devices import Device
 from outrider.backends.processor import find_processor
-from outrider.bench import benchmark, report
-from outrider.bench.budget import FEWEST_TOKENS, Budget
-from outrider.bench.measure import Record, layers, measure
-from outrider.bench.modes import ModeName, Run, Setup, default_modes, default_peers, make_modes, split_modes
-from outrider.bench.peers import PEERS, check_options, check_peer, genai
+from outrider.bench import benchmark
+from outrider.bench.modes.make import default_modes, default_peers, make_modes
+from outrider.bench.modes.mode import Run
+from outrider.bench.modes.name import ModeName, split_modes
+from outrider.bench.modes.peers import genai
+from outrider.bench.modes.peers.check import check_options, check_peer
+from outrider.bench.modes.peers.known import PEERS
+from outrider.bench.modes.setup import Setup
 from outrider.bench.prompts import Prompt, Task, encode_prompts, read_prompts
-from outrider.bench.run_folder import RunFolder
-from outrider.bench.spread import median_ratio, quartiles, ratio_interval
-from outrider.bench.summary import collect, profile, summarize, summarize_prompts
-from outrider.bench.workers import RunFailed, Worker, start_workers
+from outrider.bench.report import page as report
+from outrider.bench.report.spread import median_ratio, quartiles, ratio_interval
+from outrider.bench.report.summary import collect, profile, summarize, summarize_prompts
+from outrider.bench.runs.budget import FEWEST_TOKENS, Budget
+from outrider.bench.runs.measure import Record, layers, measure
+from outrider.bench.runs.run_folder import RunFolder
+from outrider.bench.runs.workers import RunFailed, Worker, start_workers
 from outrider.cli import run
 from outrider.config import Config, GenerationConfig
 from outrider.errors import DeviceWarning, OptionError, OutriderError
@@ -40,7 +46,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from outrider.bench.modes import Mode
+    from outrider.bench.modes.mode import Mode
     from outrider.bundle import Bundle
     from outrider.engine import Engine
 
@@ -502,7 +508,7 @@ def test_a_peer_is_not_asked_for_what_it_lacks() -> None:
 
 
 def test_every_peer_is_documented() -> None:
-    import outrider.bench.peers as module
+    import outrider.bench.modes.peers as module
 
     for kind, peer in PEERS.items():
         assert kind in (module.__doc__ or "")
@@ -643,7 +649,7 @@ PROGRAM = """
 import sys
 from pathlib import Path
 from outrider.bench import benchmark
-from outrider.bench.modes import Setup
+from outrider.bench.modes.setup import Setup
 from outrider.bench.prompts import Prompt
 from outrider.bundle import read_bundle
 from outrider.config import Config

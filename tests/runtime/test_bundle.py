@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import outrider
-from outrider import bundle
+from outrider.bundle import folder as bundle
 from outrider.bundle import read_bundle, sha256_of
 from outrider.errors import BundleError
 from outrider.testing import ToyTokenizer, save_toy_bundle

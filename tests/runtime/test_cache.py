@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import outrider
-from outrider.bench import conversations
+from outrider.bench.cache import conversations
 from outrider.testing import ToyTokenizer, save_toy_bundle
 from outrider.types import Chunk, Prompt
 

@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 
 import outrider
-from outrider.bench import certify
-from outrider.bench.exact import chi_square_p_value, expected_total_variation, total_variation
 from outrider.bench.prompts import Prompt
 from outrider.cli import run
 from outrider.config import LOSSY
 from outrider.testing import FakeBackend, ToyTokenizer
 from outrider.types import Outcome
 from outrider.verifiers import BlockRejection, Coupled, Greedy
+from outrider.verify import certify
+from outrider.verify.exact import chi_square_p_value, expected_total_variation, total_variation
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -17,12 +17,14 @@ import outrider
 from outrider.backends import devices
 from outrider.backends.devices import Device
 from outrider.bench import concurrency
-from outrider.bench.concurrency import Batch, Measured, measure, summarize
-from outrider.bench.modes import ModeName, Run, Setup
-from outrider.bench.peers import genai
+from outrider.bench.concurrency import Measured, measure, summarize
+from outrider.bench.modes.mode import Batch, Run
+from outrider.bench.modes.name import ModeName
+from outrider.bench.modes.peers import genai
+from outrider.bench.modes.setup import Setup
 from outrider.bench.prompts import Prompt
-from outrider.bench.spread import ratio_interval
-from outrider.bench.workers import RunFailed, start_workers
+from outrider.bench.report.spread import ratio_interval
+from outrider.bench.runs.workers import RunFailed, start_workers
 from outrider.cli import run
 from outrider.config import Config, GenerationConfig
 from outrider.errors import OptionError, OutriderError

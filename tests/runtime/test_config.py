@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from outrider.config import Config, GenerationConfig, find_presets, load_config, user_path
+from outrider.config import Config, GenerationConfig
+from outrider.config.files import find_presets, load_config, user_path
 from outrider.errors import OptionError
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ import pytest
 
 import outrider
 from outrider import backends, kept, loading
-from outrider.backends import devices, onnxruntime, probe, processor
+from outrider.backends import devices, onnx_providers, probe, processor
 from outrider.backends.devices import Device
 from outrider.backends.memory import system_memory
 from outrider.backends.openvino_paged import OpenVINOPaged
@@ -42,8 +42,8 @@ SMALL = outrider.Config().replace(cache_size=0.01)
 # The child of a machine whose GPU is the CPU; what comes before `probe.main()` is what its driver does.
 CHILD = """
 import os, sys
-from outrider.backends import onnxruntime, probe
-onnxruntime._PROVIDERS["GPU"] = onnxruntime._PROVIDERS["CPU"]
+from outrider.backends import onnx_providers, probe
+onnx_providers._PROVIDERS["GPU"] = onnx_providers._PROVIDERS["CPU"]
 open({log!r}, "a").write("tried\\n")
 {driver}
 probe.main()
@@ -59,7 +59,7 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
 def gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
     """A GPU whose driver does what it is given, as a program; nothing by default."""
     monkeypatch.setattr(kept, "FOLDER", tmp_path / "kept")
-    monkeypatch.setitem(onnxruntime._PROVIDERS, "GPU", onnxruntime._PROVIDERS["CPU"])
+    monkeypatch.setitem(onnx_providers._PROVIDERS, "GPU", onnx_providers._PROVIDERS["CPU"])
 
     def drive(driver: str) -> None:
         program = CHILD.format(log=str(tmp_path / "log"), driver=driver)
@@ -692,7 +692,7 @@ def test_without_onnxruntime_devices_are_found(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_broken_onnxruntime_is_listed_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "outrider.backends.onnxruntime", None)
+    monkeypatch.setitem(sys.modules, "outrider.backends.onnx_providers", None)
     found = [device for device in devices.find_devices() if device.format == "onnx"]
     assert len(found) == 1
     assert "onnxruntime cannot be imported: import of" in (found[0].why_not("main") or "")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from outrider.bench.run_folder import RunFolder
+from outrider.bench.runs.run_folder import RunFolder
 from outrider.cli import run
 from outrider.errors import OptionError
 

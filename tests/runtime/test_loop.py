@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outrider.bench.shuffled import Shuffled
+from outrider.bench.modes.shuffled import Shuffled
 from outrider.config import GenerationConfig
 from outrider.drafters import DraftModel, Ngram, References, Suffix
 from outrider.errors import DeviceError, RequestError

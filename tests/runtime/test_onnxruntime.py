@@ -10,7 +10,7 @@ import onnx
 import pytest
 
 import outrider
-from outrider.backends import onnxruntime
+from outrider.backends import onnx_providers
 from outrider.backends.onnx_cache import BufferCache
 from outrider.backends.onnxruntime import OnnxRuntime
 from outrider.schedule import TRIAL_TOKENS, PassCost, measure_exactness
@@ -113,7 +113,7 @@ def test_devices_without_a_provider_are_named(model: Path, device: str, found: s
 @pytest.fixture
 def other_device(monkeypatch: pytest.MonkeyPatch) -> None:
     """A device "GPU" that is the CPU's provider: what is asked of other devices is asked of it."""
-    monkeypatch.setitem(onnxruntime._PROVIDERS, "GPU", onnxruntime._PROVIDERS["CPU"])
+    monkeypatch.setitem(onnx_providers._PROVIDERS, "GPU", onnx_providers._PROVIDERS["CPU"])
 
 
 @pytest.mark.usefixtures("other_device")

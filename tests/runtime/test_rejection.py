@@ -14,12 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import outrider
-from outrider.bench.exact import chi_square_p_value, exact_joint
 from outrider.schedule import PassCost
 from outrider.testing import ToyTokenizer, save_toy_bundle
 from outrider.types import Distribution, Draft, Noise
 from outrider.verifiers import TokenRejection
 from outrider.verifiers.rejection import residual
+from outrider.verify.exact import chi_square_p_value, exact_joint
 
 VOCAB_SIZE = 8
 

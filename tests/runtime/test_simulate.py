@@ -9,9 +9,9 @@ from unittest.mock import Mock, call
 import pytest
 
 import outrider
-from outrider.bench.profiles import Profile, read_profile
 from outrider.bench.prompts import Prompt, Task
-from outrider.bench.simulate import _Clock, _Simulated, compare, simulate
+from outrider.bench.simulation.profiles import Profile, read_profile
+from outrider.bench.simulation.simulate import _Clock, _Simulated, compare, simulate
 from outrider.cli import run
 from outrider.drafters import Suffix
 from outrider.errors import DeviceError, OptionError
@@ -22,7 +22,7 @@ from outrider.types import NO_DRAFT
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from outrider.bench.modes import Run
+    from outrider.bench.modes.mode import Run
     from outrider.engine import Engine
     from outrider.types import Backend, CompiledModel
 

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 import outrider
-from outrider.bench.exact import chi_square_p_value, exact_joint
 from outrider.bundle import list_files, read_bundle, write_manifest
 from outrider.cli import run
 from outrider.drafters import Subset
 from outrider.errors import BundleError
 from outrider.testing import ToyTokenizer, save_toy_bundle
+from outrider.verify.exact import chi_square_p_value, exact_joint
 
 if TYPE_CHECKING:
     from pathlib import Path

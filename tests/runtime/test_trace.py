@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 import outrider
-from outrider.bench.timeline import Span, Timeline, read_timeline, summarise
+from outrider.bench.traces.timeline import Span, Timeline, read_timeline, summarise
 from outrider.cli import run
 from outrider.errors import DeviceError, OptionError, OutriderError
 from outrider.testing import FakeBackend, ToyTokenizer

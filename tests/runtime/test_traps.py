@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from outrider.bench.shuffled import Shuffled
+from outrider.bench.modes.shuffled import Shuffled
 from outrider.config import GenerationConfig
 from outrider.drafters import DraftModel, Ngram
 from outrider.request import Request

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 import outrider
-from outrider.bench.exact import chi_square_p_value, exact_joint
-from outrider.bench.modes import make_modes
+from outrider.bench.modes.make import make_modes
 from outrider.bundle import list_files, read_bundle, write_manifest
 from outrider.errors import BundleError
 from outrider.testing import ToyTokenizer, save_toy_bundle
+from outrider.verify.exact import chi_square_p_value, exact_joint
 
 if TYPE_CHECKING:
     from collections.abc import Callable

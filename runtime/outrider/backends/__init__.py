@@ -10,7 +10,7 @@ from outrider.errors import BundleError, DeviceError
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from outrider.bundle import ModelEntry
+    from outrider.bundle.manifest import ModelEntry
     from outrider.config import DeviceConfig
     from outrider.types import CompiledModel
 

@@ -23,7 +23,7 @@ from outrider.errors import OptionError, one_line
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from outrider.bundle import Format
+    from outrider.bundle.manifest import Format
 
 _PRECISIONS = {"FP32": "f32", "BF16": "bf16", "FP16": "f16", "INT8": "int8", "INT4": "int4"}
 _EXACT = "whether drafts leave the text as it is, bit for bit, is measured when a model is loaded"
@@ -188,7 +188,7 @@ def _onnx_devices() -> list[Device]:
         reason = 'onnxruntime is not installed: pip install "outrider[onnx]"'
         return [Device(name="CPU", format="onnx", not_for_main=reason, not_for_draft=reason)]
     try:
-        from outrider.backends.onnxruntime import list_providers
+        from outrider.backends.onnx_providers import list_providers
     except ImportError as error:
         reason = f"onnxruntime cannot be imported: {one_line(error)}"
         return [Device(name="CPU", format="onnx", not_for_main=reason, not_for_draft=reason)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -15,7 +15,27 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from outrider.backends.openvino_npu import OpenVINONpu
+    from outrider.backends.npu_sizes import Sizes
+
+
+class Windows(Protocol):
+    """What slots and calls under way ask of the backend that made them."""
+
+    sizes: Sizes
+    vocab_size: int
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no call is under way."""
+
+    def end_prefill(self) -> None:
+        """Let the decoding model begin anywhere, on a cache that holds nothing of use."""
+
+    def give_back(self, slot: WindowSlot) -> None:
+        """A slot's room."""
+
+    def finish(self, window: Window, began: float) -> list[NDArray[Any]]:
+        """Wait for the last window of a submit that began at `began`; its wanted rows."""
 
 
 class WindowSlot:
@@ -25,7 +45,7 @@ class WindowSlot:
     prefill model has read the first `num_read`.
     """
 
-    def __init__(self, backend: OpenVINONpu, token_ids: Seq[int] = (), scope: bytes = b"") -> None:
+    def __init__(self, backend: Windows, token_ids: Seq[int] = (), scope: bytes = b"") -> None:
         self.token_ids = list(token_ids)
         self.scope = scope
         self.num_stored = self.num_read = len(token_ids)
@@ -81,7 +101,7 @@ class Window:
 class WindowPending:
     """A submit whose last window is under way since `began`, in seconds of `time.perf_counter`; or none is."""
 
-    def __init__(self, backend: OpenVINONpu, rows: list[NDArray[Any]], last: Window | None, began: float) -> None:
+    def __init__(self, backend: Windows, rows: list[NDArray[Any]], last: Window | None, began: float) -> None:
         self._backend, self._rows, self._last, self._began = backend, rows, last, began
 
     @property

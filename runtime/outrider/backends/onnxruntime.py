@@ -9,21 +9,20 @@ from __future__ import annotations
 import platform
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import onnxruntime as ort
 
-from outrider.backends.features import WithoutFeatures
 from outrider.backends.onnx_cache import BufferCache
+from outrider.backends.onnx_providers import find_provider
+from outrider.backends.onnx_step import BufferPending, BufferStep
 from outrider.errors import BundleError, DeviceError, OptionError, one_line
-from outrider.types import NO_PROMPT, Capabilities, Chunk, Exactness, LogitsRow
+from outrider.types import NO_PROMPT, Capabilities, Chunk, Exactness
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from collections.abc import Sequence as Seq
-    from concurrent.futures import Future
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -33,69 +32,6 @@ if TYPE_CHECKING:
 
 _KINDS: dict[str, type[np.generic]] = {"tensor(float)": np.float32, "tensor(float16)": np.float16}
 _PRECISIONS: dict[type[np.generic], str] = {np.float32: "f32", np.float16: "f16"}
-
-
-@dataclass(frozen=True, slots=True)
-class _Provider:
-    """An execution provider, and what it is told to run on a device.
-
-    memory: where its caches are. index: the option that a device's number goes to.
-    """
-
-    name: str
-    memory: str
-    options: Mapping[str, str]
-    index: str | None = None
-
-
-# Who can run on a device, in the order in which they are tried.
-_CUDA = _Provider("CUDAExecutionProvider", "cuda", {}, "device_id")
-_DIRECTML = _Provider("DmlExecutionProvider", "dml", {}, "device_id")
-_PROVIDERS = {
-    "CPU": (_Provider("CPUExecutionProvider", "cpu", {}),),
-    "GPU": (_Provider("OpenVINOExecutionProvider", "cpu", {"device_type": "GPU"}, "device_type"), _DIRECTML, _CUDA),
-    "NPU": (_Provider("OpenVINOExecutionProvider", "cpu", {"device_type": "NPU"}),),
-    "CUDA": (_CUDA,),
-    "DML": (_DIRECTML,),
-}
-
-
-@dataclass(frozen=True, slots=True)
-class BufferStep(WithoutFeatures):
-    """Rows of logits, [rows, logits width] in memory of the backend's: valid until the next call."""
-
-    _logits: NDArray[Any]
-    _wanted: Seq[int]  # which of them were asked for
-    _vocab_size: int
-    done = True
-
-    def wait(self) -> BufferStep:
-        """The rows are there already."""
-        return self
-
-    def row(self, i: int) -> LogitsRow:
-        """Row i, cut to the real vocabulary; it is in host memory."""
-        return LogitsRow.of(self._logits[self._wanted[i], : self._vocab_size].astype(np.float32, copy=False))
-
-
-@dataclass(frozen=True, slots=True)
-class BufferPending:
-    """A call in the backend's own thread."""
-
-    _future: Future[BufferStep]
-
-    @property
-    def done(self) -> bool:
-        """Whether `wait` would return at once."""
-        return self._future.done()
-
-    def wait(self) -> BufferStep:
-        """Block until the rows are there.
-
-        Raises:
-            DeviceError: when the device failed.
-        """
-        return self._future.result()
 
 
 class OnnxRuntime:
@@ -346,36 +282,6 @@ class OnnxRuntime:
 _ROWS, _EXTRA = ("rows_begin", "rows_end"), "extra_rows"
 # Threads that wait for the next operator stop when a call is over: the other model's call comes next.
 _SESSION = {"session.force_spinning_stop": "1"}
-
-
-def find_provider(device: str) -> tuple[_Provider, int, dict[str, str]]:
-    """The execution provider for a device, the device's number, and the provider's options.
-
-    Raises:
-        OptionError: when there is none.
-    """
-    kind, _, number = device.partition(".")
-    here = ort.get_available_providers()
-    found = [kind for kind, providers in _PROVIDERS.items() if any(p.name in here for p in providers)]
-    provider = next((p for p in _PROVIDERS.get(kind, ()) if p.name in here), None)
-    if provider is None or (number and (not number.isdecimal() or provider.index is None)):
-        raise OptionError(
-            f"There is no device '{device}' for a model in ONNX here. Found: {', '.join(found)}. Other devices need "
-            "another package of ONNX Runtime, such as onnxruntime-gpu, onnxruntime-directml or onnxruntime-openvino."
-        )
-    options = dict(provider.options)
-    if number and provider.index:
-        options[provider.index] = device if provider.index == "device_type" else number
-    return provider, int(number or 0), options
-
-
-def list_providers() -> dict[str, str | None]:
-    """Every device that a model in ONNX may run on, and its execution provider; None where there is none here."""
-    here = ort.get_available_providers()
-    return {
-        kind: next((provider.name for provider in providers if provider.name in here), None)
-        for kind, providers in _PROVIDERS.items()
-    }
 
 
 def _session_options(num_threads: int, entries: Mapping[str, str]) -> ort.SessionOptions:

@@ -22,7 +22,7 @@ import msgspec
 import numpy as np
 
 from outrider.backends import load_model
-from outrider.bundle import ModelEntry  # noqa: TC001  (msgspec needs it)
+from outrider.bundle.manifest import ModelEntry  # noqa: TC001  (msgspec needs it)
 from outrider.config import DeviceConfig  # noqa: TC001
 from outrider.errors import DeviceError, OutriderError, one_line
 from outrider.files import FAULTS

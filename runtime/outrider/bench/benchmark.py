@@ -14,16 +14,17 @@ from contextlib import ExitStack, nullcontext
 from dataclasses import asdict, fields, replace
 from typing import TYPE_CHECKING, Any
 
-from outrider.bench import report
-from outrider.bench.budget import QUICK_SECONDS, Budget
-from outrider.bench.measure import layers, measure, warm_up
-from outrider.bench.modes import ModeName
-from outrider.bench.peers import PEERS, check_peer
+from outrider.bench.modes.name import ModeName
+from outrider.bench.modes.peers.check import check_peer
+from outrider.bench.modes.peers.known import PEERS
 from outrider.bench.prompts import encode_prompts
-from outrider.bench.run_folder import RunFolder
+from outrider.bench.report import page
+from outrider.bench.report.summary import collect, profile, summarize, summarize_prompts
+from outrider.bench.runs.budget import QUICK_SECONDS, Budget
+from outrider.bench.runs.measure import layers, measure, warm_up
+from outrider.bench.runs.run_folder import RunFolder
+from outrider.bench.runs.workers import start_workers
 from outrider.bench.setting import describe_machine, describe_models, describe_versions
-from outrider.bench.summary import collect, profile, summarize, summarize_prompts
-from outrider.bench.workers import start_workers
 from outrider.config import GenerationConfig
 from outrider.errors import OptionError, OutriderError
 from outrider.text import Tokenizer
@@ -34,10 +35,11 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
     from pathlib import Path
 
-    from outrider.bench.measure import Record
-    from outrider.bench.modes import Mode, Setup
+    from outrider.bench.modes.mode import Mode
+    from outrider.bench.modes.setup import Setup
     from outrider.bench.prompts import Prompt, Task
-    from outrider.bench.workers import RemoteMode
+    from outrider.bench.runs.measure import Record
+    from outrider.bench.runs.workers import RemoteMode
 
 
 def run(
@@ -169,8 +171,8 @@ def save(results: dict[str, Any], folder: Path) -> list[Path]:
     """Write results.json, results.md and report.html, and return their paths."""
     made = {
         "results.json": json.dumps(results, ensure_ascii=False) + "\n",
-        "results.md": report.markdown(results),
-        "report.html": report.html(results),
+        "results.md": page.markdown(results),
+        "report.html": page.html(results),
     }
     for name, text in made.items():
         (folder / name).write_text(text, encoding="utf-8", newline="\n")

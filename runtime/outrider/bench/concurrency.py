@@ -19,14 +19,17 @@ from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from outrider.bench.benchmark import check_setup, describe_modes, describe_run
-from outrider.bench.modes import ModeName, default_peers, our_modes
-from outrider.bench.peers import FASTEST, PEERS, default_precision, precisions_of
+from outrider.bench.modes.make import default_peers, our_modes
+from outrider.bench.modes.mode import Batch
+from outrider.bench.modes.name import ModeName
+from outrider.bench.modes.peers.check import default_precision, precisions_of
+from outrider.bench.modes.peers.known import FASTEST, PEERS
 from outrider.bench.prompts import encode_prompts
-from outrider.bench.spread import median_and_range, median_ratio, ratio_interval
-from outrider.bench.workers import RunFailed, start_workers
+from outrider.bench.report.spread import median_and_range, median_ratio, ratio_interval
+from outrider.bench.runs.workers import RunFailed, start_workers
 from outrider.errors import OptionError, OutriderError
 from outrider.text import Tokenizer
 
@@ -35,38 +38,15 @@ if TYPE_CHECKING:
     from collections.abc import Sequence as Seq
     from contextlib import AbstractContextManager
 
-    from outrider.bench.modes import Mode, Setup
+    from outrider.bench.modes.mode import BatchMode, Mode
+    from outrider.bench.modes.setup import Setup
     from outrider.bench.prompts import Prompt
-    from outrider.bench.workers import RemoteMode
+    from outrider.bench.runs.workers import RemoteMode
     from outrider.config import GenerationConfig
     from outrider.engine import Engine
 
 WARM_UP_TOKENS = 8
 _SLACK = 64  # tokens of cache that a request may take besides its own: the rest of a block, and a draft
-
-
-@dataclass(frozen=True, slots=True)
-class Batch:
-    """Requests that ran at the same time. seconds: from the start of the first to the end of the last."""
-
-    token_ids: list[list[int]]
-    seconds: float
-
-    @property
-    def num_tokens(self) -> int:
-        """New tokens of all requests."""
-        return sum(map(len, self.token_ids))
-
-
-class BatchMode(Protocol):
-    """One way to decode several prompts at a time."""
-
-    name: str
-    runtime: str
-    description: str
-
-    def run(self, prompts: list[list[int]], config: GenerationConfig) -> Batch:
-        """Decode these prompts, given as token ids, at the same time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,11 +223,11 @@ def load_together(names: list[str], setup: Setup) -> list[BatchMode]:
     """The modes of one worker, with the engine that they share.
 
     Raises:
-        OptionError: as `outrider.bench.modes.load_modes`.
+        OptionError: as `outrider.bench.modes.make.load_modes`.
     """
     parsed = [ModeName.parse(name) for name in names]
     if parsed[0].kind in PEERS:
-        module = import_module(f"outrider.bench.peers.{PEERS[parsed[0].kind].module}")
+        module = import_module(f"outrider.bench.modes.peers.{PEERS[parsed[0].kind].module}")
         made: list[BatchMode] = module.load_together(parsed, setup)
         return made
     modes, engine = our_modes(parsed, setup)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from outrider.bundle import ModelEntry
+    from outrider.bundle.manifest import ModelEntry
 
 
 def describe_models(models: Mapping[str, ModelEntry]) -> dict[str, str]:

@@ -10,16 +10,17 @@ import click
 from outrider.bench.setting import describe_models, describe_processor, describe_versions
 from outrider.cli.console import err, out, print_json, progress_bar, table
 from outrider.cli.options import generation_options, json_option, load_options, read_options
-from outrider.config import LOSSY, user_path
+from outrider.config import LOSSY
+from outrider.config.files import user_path
 from outrider.errors import OptionError
 from outrider.files import usable
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from outrider.bench.modes import Setup
+    from outrider.bench.modes.setup import Setup
     from outrider.bench.prompts import Prompt
-    from outrider.bundle import Bundle
+    from outrider.bundle.folder import Bundle
     from outrider.config import Config
     from outrider.engine import Engine
 
@@ -115,10 +116,12 @@ def bench(
     requests that run at the same time, after the first token of each.
     """
     from outrider.bench import benchmark
-    from outrider.bench.modes import Setup, default_modes, split_modes
+    from outrider.bench.modes.make import default_modes
+    from outrider.bench.modes.name import split_modes
+    from outrider.bench.modes.setup import Setup
     from outrider.bench.prompts import read_prompts
     from outrider.bench.setting import default_num_threads
-    from outrider.bundle import read_bundle
+    from outrider.bundle.folder import read_bundle
     from outrider.loading import settle
 
     instead = [name for name, given in (("conversations", conversations), ("concurrency", concurrency)) if given]
@@ -171,7 +174,7 @@ def _bench_concurrency(
     setup: Setup, prompts: list[Prompt], names: list[str] | None, levels: list[int], repeats: int, as_json: bool
 ) -> None:
     from outrider.bench import concurrency
-    from outrider.bench.report import span, times
+    from outrider.bench.report.page import span, times
 
     results = concurrency.run(
         setup,
@@ -210,7 +213,7 @@ def _bench_concurrency(
 
 
 def _bench_conversations(bundle: Bundle, config: Config, count: int, as_json: bool) -> None:
-    from outrider.bench.conversations import measure_conversations
+    from outrider.bench.cache.conversations import measure_conversations
 
     found = measure_conversations(bundle, config, count)
     setting = describe_processor()
@@ -241,7 +244,7 @@ def _bench_conversations(bundle: Bundle, config: Config, count: int, as_json: bo
 
 
 def _print(results: dict[str, Any]) -> None:
-    from outrider.bench.report import COLUMNS, cells, notes
+    from outrider.bench.report.page import COLUMNS, cells, notes
 
     _print_setting(results)
     headings = {"end to end": "end to\nend", "tokens/round": "tokens/\nround", "identical": "same"}

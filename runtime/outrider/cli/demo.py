@@ -12,7 +12,7 @@ from outrider.cli.console import out, print_json, table
 from outrider.cli.export import Bars
 from outrider.cli.generate import compare_as_dict, print_stream, speed_up, verdict, warm_up
 from outrider.cli.options import json_option, trace_option, tracing
-from outrider.config import user_path
+from outrider.config.files import user_path
 from outrider.errors import BundleError
 from outrider.files import usable
 
@@ -99,7 +99,7 @@ def _compare(engine: Engine, name: str, *, quiet: bool) -> tuple[Result, Result]
 
 def demo_bundle(folder: Path, *, quiet: bool) -> Path:
     """The demo's bundle in `folder`, made if it is not there or no longer whole."""
-    from outrider.bundle import read_bundle
+    from outrider.bundle.folder import read_bundle
 
     bundle = folder / "smollm2-135m-instruct"
     try:

@@ -54,7 +54,7 @@ def devices(bundle: str | None, again: bool, as_json: bool, **options: Any) -> N
 
 def _try_models(folder: str, config: Config, found: list[Device]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """A row for each model on each device of its library, and where the options put the models."""
-    from outrider.bundle import read_bundle
+    from outrider.bundle.folder import read_bundle
     from outrider.loading import place
     from outrider.part import parts_of
 

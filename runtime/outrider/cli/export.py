@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from rich.progress import TaskID
 
-    from outrider.bundle import Bundle
+    from outrider.bundle.folder import Bundle
 
 
 _WEIGHTS = "int8, int4, fp16, fp32, or keep for a GGUF file's own; for ONNX int8, int4 or fp32"

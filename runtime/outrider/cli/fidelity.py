@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from outrider.bench.certify import Check
-from outrider.bundle import read_bundle
+from outrider.bundle.folder import read_bundle
 from outrider.cli.console import err, progress_bar
-from outrider.config import GenerationConfig
 from outrider.errors import ExportError
+from outrider.verify.fidelity import answered, judge
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -17,6 +15,7 @@ if TYPE_CHECKING:
     from outrider.bench.prompts import Prompt
     from outrider.config import Config
     from outrider.engine import Engine
+    from outrider.verify.certify import Check
     from outrider_export.sources import Located
 
 
@@ -59,32 +58,18 @@ def check_fidelity(
     from outrider_export.fidelity import compare_with_checkpoint
 
     with progress_bar("answering", len(prompts), quiet=quiet) as advance:
-        texts = [_answered(engine, prompt, max_new_tokens, advance) for prompt in prompts]
+        texts = []
+        for prompt in prompts:
+            texts.append(answered(engine, prompt, max_new_tokens))
+            advance()
     checks = []
     for role, checkpoint in checkpoints.items():
         with progress_bar(f"comparing {role}", len(texts), quiet=quiet) as advance:
             found = compare_with_checkpoint(
                 engine.bundle, role, checkpoint, texts, engine.config, progress=_Steps(advance, quiet)
             )
-        detail = (
-            f"{found.setting}, against {found.checkpoint} in float32, {found.num_rows:,} rows: cosine median "
-            f"{found.median:.5f}, first percentile {found.first_percentile:.5f}, minimum {found.minimum:.5f}; the same "
-            f"token on top in {found.top1_agreement:.1%}"
-        )
-        passed = None if min_cosine is None else found.median >= min_cosine
-        if min_cosine is not None:
-            detail += f"; fails where the median is below {min_cosine:g}"
-        checks.append(Check(f"fidelity, {role} model", passed, detail, asdict(found)))
+        checks.append(judge(role, found, min_cosine))
     return checks
-
-
-def _answered(engine: Engine, prompt: Prompt, max_new_tokens: int, advance: Callable[[], None]) -> list[int]:
-    """The token ids of a prompt and of its greedy answer."""
-    token_ids = engine.tokenizer.encode_prompt(prompt.text)
-    config = GenerationConfig(max_new_tokens=max_new_tokens)
-    answer = engine.generate(token_ids, config).token_ids
-    advance()
-    return [*token_ids, *answer]
 
 
 class _Steps:

@@ -9,7 +9,7 @@ import click
 
 from outrider.cli.console import out, print_json, table
 from outrider.cli.options import generation_options, json_option, load_options, read_options, trace_option, tracing
-from outrider.config import user_path
+from outrider.config.files import user_path
 from outrider.files import reading
 
 if TYPE_CHECKING:

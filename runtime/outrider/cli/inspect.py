@@ -10,12 +10,13 @@ from rich.filesize import decimal
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
 from rich.table import Table
 
-from outrider.bundle import read_bundle
+from outrider.bundle.folder import read_bundle
 from outrider.cli.console import err, out, print_json
 from outrider.cli.options import json_option
 
 if TYPE_CHECKING:
-    from outrider.bundle import Bundle, DrafterEntry, ModelEntry
+    from outrider.bundle.folder import Bundle
+    from outrider.bundle.manifest import DrafterEntry, ModelEntry
 
 
 @click.command()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from outrider.cli.console import err
-from outrider.config import find_presets, load_config, user_path
+from outrider.config.files import find_presets, load_config, user_path
 from outrider.errors import OptionError
 from outrider.files import shown, why
 

@@ -8,10 +8,10 @@ import click
 
 from outrider.cli.console import err, out, print_json, progress_bar, table
 from outrider.cli.options import generation_options, json_option, load_options, read_options
-from outrider.config import user_path
+from outrider.config.files import user_path
 
 if TYPE_CHECKING:
-    from outrider.bench.profiles import Profile
+    from outrider.bench.simulation.profiles import Profile
 
 _MODES = "plain,draft:3,auto"
 
@@ -39,10 +39,10 @@ def simulate(
     The models run here, at the times of a profile. Without one, this machine's own times are measured and taken, and
     what is predicted stands beside what was measured.
     """
-    from outrider.bench.modes import split_modes
-    from outrider.bench.profiles import read_profile
+    from outrider.bench.modes.name import split_modes
     from outrider.bench.prompts import encode_prompts, read_prompts
-    from outrider.bench.simulate import check_modes, compare
+    from outrider.bench.simulation.profiles import read_profile
+    from outrider.bench.simulation.simulate import check_modes, compare
     from outrider.engine import load
 
     config = read_options(options, max_new_tokens=64)

@@ -9,7 +9,7 @@ import click
 
 from outrider.cli.console import err, out, print_json, table
 from outrider.cli.options import json_option
-from outrider.config import user_path
+from outrider.config.files import user_path
 from outrider.errors import OptionError, one_line
 
 
@@ -24,8 +24,8 @@ def trace(file: Path, output: Path | None, first: int, rounds: int, as_json: boo
 
     FILE comes from `outrider generate … --trace FILE`; https://ui.perfetto.dev shows all of it.
     """
-    from outrider.bench.plot_timeline import draw_timeline
-    from outrider.bench.timeline import read_timeline, summarise
+    from outrider.bench.traces.picture import draw_timeline
+    from outrider.bench.traces.timeline import read_timeline, summarise
 
     timeline = read_timeline(user_path(file))
     drawing = draw_timeline(timeline, first=first, count=rounds) if output else ""

@@ -32,10 +32,10 @@ def tune(bundle: str, prompts: str | None, per_category: int | None, as_json: bo
     The costs are kept: they are what num_assistant_tokens=auto decides by. It is compared with fixed numbers of draft
     tokens, of the bundle's own drafter, else of the suffix drafter, or of the one that --drafter names.
     """
-    from outrider.bench.measure import measure, warm_up
-    from outrider.bench.modes import make_modes
+    from outrider.bench.modes.make import make_modes
     from outrider.bench.prompts import encode_prompts, read_prompts
-    from outrider.bench.summary import collect, summarize
+    from outrider.bench.report.summary import collect, summarize
+    from outrider.bench.runs.measure import measure, warm_up
     from outrider.engine import load
 
     if options.get("num_assistant_tokens") is not None:

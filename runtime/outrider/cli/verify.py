@@ -16,10 +16,10 @@ from outrider.errors import OptionError, OutriderError, nearest
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from outrider.bench.certify import Check, Subject
     from outrider.bench.prompts import Prompt
-    from outrider.bundle import Format
+    from outrider.bundle.manifest import Format
     from outrider.engine import Engine
+    from outrider.verify.certify import Check, Subject
 
 OWN_CHECKS = ("batching", "greedy", "coupled", "sampling")
 CHECKS = (*OWN_CHECKS, "fidelity")
@@ -78,10 +78,10 @@ def verify(
     of the logits, for prompts and answers, against the checkpoint (a hub id, a folder or a .gguf file) that a model
     came from; reported, and judged with --min-cosine. The exit code is 1 if a check fails.
     """
-    from outrider.bench import certify
     from outrider.bench.prompts import read_prompts
     from outrider.engine import load
     from outrider.schedule.exactness import longest_context
+    from outrider.verify import certify
 
     if modes and "genai" in modes:
         raise OptionError("--modes are Outrider's own. --peer openvino-genai puts openvino-genai to the same tests.")
@@ -162,7 +162,7 @@ def _identity(
     *,
     quiet: bool,
 ) -> list[Check]:
-    from outrider.bench import certify
+    from outrider.verify import certify
 
     # How often every prompt runs in every mode: greedily, and with two seeds.
     known: dict[str, tuple[int, Callable[..., Check]]] = {

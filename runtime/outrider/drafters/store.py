@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from outrider.config import user_path
+from outrider.config.files import user_path
 from outrider.drafters.references import References
 from outrider.errors import OptionError, one_line
 from outrider.files import shown, why

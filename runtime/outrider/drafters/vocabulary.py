@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from outrider.bundle import Bundle, DrafterEntry
+    from outrider.bundle.folder import Bundle
+    from outrider.bundle.manifest import DrafterEntry
     from outrider.types import Committed, DraftRequest, Logits, Sequence, Slot, TextTokenizer
 
 

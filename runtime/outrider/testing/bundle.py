@@ -9,22 +9,20 @@ import msgspec
 import numpy as np
 
 from outrider import __version__
-from outrider.bundle import (
+from outrider.bundle.folder import Bundle, read_bundle
+from outrider.bundle.hashes import list_files, vocabulary_sha256
+from outrider.bundle.manifest import (
     BYTES_NAME,
     MAP_NAME,
     MODEL_NAMES,
     PROPOSED_NAME,
     SCHEMA_VERSION,
-    Bundle,
     DrafterEntry,
     Geometry,
     Manifest,
     ModelEntry,
     Source,
     TokenizerEntry,
-    list_files,
-    read_bundle,
-    vocabulary_sha256,
     write_manifest,
 )
 from outrider.testing.tokenizer import TOY_ALPHABET, toy_tokens
@@ -36,7 +34,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from outrider.bundle import Format
+    from outrider.bundle.manifest import Format
 
 
 def save_toy_bundle(

@@ -1,0 +1,55 @@
+"""The rows that a call of a model in ONNX gives, at once or when its thread is done."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from outrider.backends.features import WithoutFeatures
+from outrider.types import LogitsRow
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence as Seq
+    from concurrent.futures import Future
+
+    from numpy.typing import NDArray
+
+
+@dataclass(frozen=True, slots=True)
+class BufferStep(WithoutFeatures):
+    """Rows of logits, [rows, logits width] in memory of the backend's: valid until the next call."""
+
+    _logits: NDArray[Any]
+    _wanted: Seq[int]  # which of them were asked for
+    _vocab_size: int
+    done = True
+
+    def wait(self) -> BufferStep:
+        """The rows are there already."""
+        return self
+
+    def row(self, i: int) -> LogitsRow:
+        """Row i, cut to the real vocabulary; it is in host memory."""
+        return LogitsRow.of(self._logits[self._wanted[i], : self._vocab_size].astype(np.float32, copy=False))
+
+
+@dataclass(frozen=True, slots=True)
+class BufferPending:
+    """A call in the backend's own thread."""
+
+    _future: Future[BufferStep]
+
+    @property
+    def done(self) -> bool:
+        """Whether `wait` would return at once."""
+        return self._future.done()
+
+    def wait(self) -> BufferStep:
+        """Block until the rows are there.
+
+        Raises:
+            DeviceError: when the device failed.
+        """
+        return self._future.result()

@@ -1,0 +1,1 @@
+"""`outrider bench --conversations`: what the cache does for conversations, and what it takes."""

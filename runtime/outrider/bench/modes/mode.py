@@ -1,0 +1,61 @@
+"""What a mode is, for one request or several at a time, and what a run of it gives."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from outrider.config import GenerationConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One request in one mode. Seconds are wall time; total_seconds starts before the prompt is read."""
+
+    token_ids: list[int]
+    first_token_seconds: float
+    total_seconds: float
+    stats: dict[str, Any] = field(default_factory=dict)  # of our own modes
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Decoded tokens per second after the first token."""
+        seconds = self.total_seconds - self.first_token_seconds
+        return (len(self.token_ids) - 1) / seconds if len(self.token_ids) > 1 and seconds > 0 else 0.0
+
+
+class Mode(Protocol):
+    """One way to decode. description: weights, precision, threads and version, in one line."""
+
+    name: str
+    runtime: str
+    description: str
+    num_parallel: int  # runs that may go on at a time
+
+    def run(self, prompt_token_ids: list[int], config: GenerationConfig) -> Run:
+        """Decode one prompt."""
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Requests that ran at the same time. seconds: from the start of the first to the end of the last."""
+
+    token_ids: list[list[int]]
+    seconds: float
+
+    @property
+    def num_tokens(self) -> int:
+        """New tokens of all requests."""
+        return sum(map(len, self.token_ids))
+
+
+class BatchMode(Protocol):
+    """One way to decode several prompts at a time."""
+
+    name: str
+    runtime: str
+    description: str
+
+    def run(self, prompts: list[list[int]], config: GenerationConfig) -> Batch:
+        """Decode these prompts, given as token ids, at the same time."""

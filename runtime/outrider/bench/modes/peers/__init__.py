@@ -1,0 +1,18 @@
+"""Other runtimes, as modes to compare with. Each is there when it is installed.
+
+::
+
+    genai  genai-ngram:N  genai-draft:N  genai-dynamic:T   openvino-genai on the bundle's own files: plain, prompt
+                                                           lookup, a draft model with N tokens a round, or as many as
+                                                           its confidence stays above T
+    transformers  transformers-draft:N                     Transformers with PyTorch, plain and assisted
+    llamacpp  llamacpp-ngram:N                             llama.cpp, plain and with prompt lookup, on a GGUF file
+    ortgenai  ortgenai-ngram:N  ortgenai-draft:N           onnxruntime-genai on the bundle's own files, or on folders of
+                                                           its own: plain, prompt lookup, a draft model
+
+openvino-genai calculates in what the device chooses, or in what stands behind a slash: genai/f32, genai-draft:3/bf16.
+genai/fastest tries all that the device has when it is loaded, and goes on with the quickest.
+
+A peer's module has `load(names, setup)`, which makes the modes of one worker. `known` is the table of them all, `check`
+what is asked before one is loaded.
+"""

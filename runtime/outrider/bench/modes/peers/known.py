@@ -1,0 +1,69 @@
+"""The kinds of modes of other runtimes, and what each needs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """A kind of mode of another runtime, on models of its own or on the bundle's.
+
+    models: the names that --peer-model must give, with what they hold. format: that of the bundle's models which it
+    reads; main, draft: the names by which --peer-model may give others in their place.
+    """
+
+    module: str  # in this package
+    worker: str  # kinds of one worker share what they load
+    package: str  # what is imported
+    install: str  # what pip is given
+    models: tuple[tuple[str, str], ...] = ()
+    format: str = ""
+    main: str = ""
+    draft: str = ""  # only of a kind that drafts with a model
+    most_tokens: int | None = None  # that it drafts in a round
+    precisions: bool = False  # whether a mode's name may say what it calculates in
+
+    @property
+    def runtime(self) -> str:
+        """Its name."""
+        return self.package.replace("_", "-")
+
+
+DRAFT, ORT_MAIN, ORT_DRAFT = "genai-draft", "ortgenai", "ortgenai-draft"  # among the peers' models
+
+PRECISIONS = ("f32", "bf16", "f16")
+FASTEST = "fastest"  # of those that the device has
+
+_GENAI = ("openvino_genai", "openvino-genai", (), "openvino")
+_TRANSFORMERS = ("transformers", "transformers", "transformers", '"outrider[bench]"')
+_CHECKPOINT = ("transformers", "a checkpoint folder or a GGUF file")
+_LLAMACPP = ("llama_cpp", "llama-cpp-python", (("llamacpp", "a GGUF file"),))
+_ORTGENAI = ("onnxruntime_genai", '"outrider[bench]"', (), "onnx", ORT_MAIN)
+
+PEERS = {
+    "genai": Peer("genai", "genai", *_GENAI, precisions=True),
+    "genai-ngram": Peer("genai", "genai-ngram", *_GENAI, precisions=True),
+    "genai-draft": Peer("genai", "genai-draft", *_GENAI, draft=DRAFT, precisions=True),
+    "genai-dynamic": Peer("genai", "genai-draft", *_GENAI, draft=DRAFT, precisions=True),
+    "transformers": Peer(*_TRANSFORMERS, (_CHECKPOINT,)),
+    "transformers-draft": Peer(*_TRANSFORMERS, (_CHECKPOINT, ("transformers-draft", "the draft model's"))),
+    "llamacpp": Peer("llamacpp", "llamacpp", *_LLAMACPP),
+    "llamacpp-ngram": Peer("llamacpp", "llamacpp-ngram", *_LLAMACPP),
+    "ortgenai": Peer("ortgenai", "ortgenai", *_ORTGENAI),
+    "ortgenai-ngram": Peer("ortgenai", "ortgenai", *_ORTGENAI, most_tokens=16),
+    "ortgenai-draft": Peer("ortgenai", "ortgenai-draft", *_ORTGENAI, draft=ORT_DRAFT, most_tokens=16),
+}
+
+# openvino-genai's. It has no_repeat_ngram_size, which only beam search follows, and logprobs of one token at a place.
+GENAI_FOLLOWED = (
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "min_new_tokens",
+    "stop",
+)

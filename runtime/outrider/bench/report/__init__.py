@@ -1,0 +1,1 @@
+"""From runs to figures (`summary`, `spread`), and from figures to a page with tables and plots."""

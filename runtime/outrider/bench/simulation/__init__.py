@@ -1,0 +1,1 @@
+"""`outrider simulate`: what a pair of models would do on another machine."""

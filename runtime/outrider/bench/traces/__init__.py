@@ -1,0 +1,1 @@
+"""`outrider trace`: where the time of a trace went, in figures and as a picture."""

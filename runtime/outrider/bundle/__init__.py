@@ -1,0 +1,78 @@
+"""The bundle: a folder with a main model, its drafters, a tokenizer and `outrider.json`, which describes them.
+
+::
+
+    my-pair/
+      outrider.json        the manifest, as `Manifest` below
+      main/                openvino_model.xml and .bin, or model.onnx and model.onnx.data: each model has its format
+      draft/               the same; further drafters have folders of their own
+      tokenizer/           openvino_tokenizer and openvino_detokenizer (.xml, .bin), tokenizer.json
+
+A model in ONNX is a decoder as onnxruntime-genai's model builder writes it, with more inputs, int64 [1] each, which may
+be left out: `rows_begin` and `rows_end`, between which logits are made, and perhaps `extra_rows`, zeros that attention
+alone sees behind the tokens.
+
+For a drafter whose vocabulary is another, `DrafterEntry.vocabulary` says how it drafts all the same, and there are::
+
+      draft/to_main.npy                      int32 [draft vocab]: the main id of the same token, or −1
+      draft-tokenizer/                       the draft model's own, as tokenizer/
+      tokenizer/token_bytes.msgpack          for each id the bytes that it stands for; the same in draft-tokenizer/
+
+For a drafter that proposes some of its tokens only, because its output matrix was cut, there is::
+
+      draft/proposed.npy                     int32 [logits width], ascending: the draft id of each of its logits
+
+`read_bundle` refuses a folder whose parts are missing, damaged, cut short or do not fit, and says which. Of the models'
+weights it compares sizes only; `Bundle.check_hashes` reads every byte.
+
+`manifest` is what `outrider.json` holds, `hashes` what files and vocabularies are known by, `folder` a bundle on disk,
+and `fit` whether its parts belong together.
+"""
+
+from outrider.bundle.folder import Bundle, draft_models_of, read_bundle
+from outrider.bundle.hashes import list_files, sha256_of, vocabulary_sha256
+from outrider.bundle.manifest import (
+    BYTES_NAME,
+    MANIFEST_NAME,
+    MAP_NAME,
+    MODEL_NAMES,
+    PROPOSED_NAME,
+    RESERVED_NAMES,
+    SCHEMA_VERSION,
+    WEIGHTS_NAMES,
+    DrafterEntry,
+    FileEntry,
+    Format,
+    Geometry,
+    Manifest,
+    ModelEntry,
+    Source,
+    TokenizerEntry,
+    write_manifest,
+)
+
+__all__ = [
+    "BYTES_NAME",
+    "MANIFEST_NAME",
+    "MAP_NAME",
+    "MODEL_NAMES",
+    "PROPOSED_NAME",
+    "RESERVED_NAMES",
+    "SCHEMA_VERSION",
+    "WEIGHTS_NAMES",
+    "Bundle",
+    "DrafterEntry",
+    "FileEntry",
+    "Format",
+    "Geometry",
+    "Manifest",
+    "ModelEntry",
+    "Source",
+    "TokenizerEntry",
+    "draft_models_of",
+    "list_files",
+    "read_bundle",
+    "sha256_of",
+    "vocabulary_sha256",
+    "write_manifest",
+]

@@ -1,0 +1,81 @@
+"""Whether the parts of a manifest belong together."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from outrider.bundle.manifest import BYTES_NAME, MANIFEST_NAME, MAP_NAME, MODEL_NAMES, PROPOSED_NAME, RESERVED_NAMES
+from outrider.errors import BundleError
+
+if TYPE_CHECKING:
+    from outrider.bundle.manifest import DrafterEntry, Manifest
+
+
+def check_fit(manifest: Manifest) -> None:
+    """Whether the manifest's parts fit one another and the folders they name.
+
+    Raises:
+        BundleError: naming what does not fit, and what to do.
+    """
+    listed = {entry.path for entry in manifest.files}
+    names = [drafter.name for drafter in manifest.drafters]
+    if len({*names, *RESERVED_NAMES}) != len(names) + len(RESERVED_NAMES):
+        raise BundleError(
+            f"{MANIFEST_NAME} names its drafters {', '.join(names)}: names must differ from one another and from "
+            f"{', '.join(RESERVED_NAMES)}."
+        )
+    cut = {drafter.name for drafter in manifest.drafters if drafter.num_proposed_tokens}
+    for role, model in [("main", manifest.main), *((d.name, d.model) for d in manifest.drafters)]:
+        for name in MODEL_NAMES[model.format]:
+            if f"{model.folder}/{name}" not in listed:
+                raise BundleError(f"{MANIFEST_NAME} lists no {model.folder}/{name} for the {role} model.")
+        if model.vocab_size > model.geometry.logits_width and role not in cut:
+            raise BundleError(
+                f"The {role} model gives {model.geometry.logits_width:,} logits for {model.vocab_size:,} tokens; "
+                f"{MANIFEST_NAME} is damaged. Export the bundle again."
+            )
+    for drafter in manifest.drafters:
+        _check_vocabulary(manifest, drafter, listed)
+        _check_proposed(drafter, listed)
+    for token_id in manifest.tokenizer.eos_token_ids:
+        if token_id >= manifest.main.vocab_size:
+            raise BundleError(f"eos_token_id {token_id} is outside the vocabulary of {manifest.main.vocab_size:,}.")
+
+
+def _check_vocabulary(manifest: Manifest, drafter: DrafterEntry, listed: set[str]) -> None:
+    """Whether there is what the drafter's way to the main model's vocabulary takes."""
+    main, model, tokenizer = manifest.main, drafter.model, drafter.tokenizer
+    if drafter.vocabulary == "same":
+        if model.vocab_sha256 != main.vocab_sha256 or model.vocab_size != main.vocab_size:
+            raise BundleError(
+                f"The vocabulary of drafter '{drafter.name}' is not the main model's, so it cannot draft for it. "
+                "Export the pair again."
+            )
+        return
+    if tokenizer is None:
+        raise BundleError(
+            f"{MANIFEST_NAME} has no tokenizer for drafter '{drafter.name}', whose vocabulary is not the main model's. "
+            "Export the pair again."
+        )
+    own = f"{model.folder}/{MAP_NAME}" if drafter.vocabulary == "intersection" else f"{tokenizer.folder}/{BYTES_NAME}"
+    needed = {own, f"{manifest.tokenizer.folder}/{BYTES_NAME}"}
+    if missing := sorted(needed - listed):
+        raise BundleError(
+            f"{MANIFEST_NAME} lists no {missing[0]}, which drafter '{drafter.name}' needs. Export the pair again."
+        )
+
+
+def _check_proposed(drafter: DrafterEntry, listed: set[str]) -> None:
+    """Whether a drafter whose output matrix was cut says which tokens are left."""
+    model, count = drafter.model, drafter.num_proposed_tokens
+    if count is None:
+        return
+    if count != model.geometry.logits_width:
+        raise BundleError(
+            f"Drafter '{drafter.name}' proposes {count:,} tokens and gives {model.geometry.logits_width:,} logits; "
+            f"{MANIFEST_NAME} is damaged. Export the pair again."
+        )
+    if (path := f"{model.folder}/{PROPOSED_NAME}") not in listed:
+        raise BundleError(
+            f"{MANIFEST_NAME} lists no {path}, which drafter '{drafter.name}' needs. Export the pair again."
+        )

@@ -1,0 +1,233 @@
+"""A bundle on disk: read, and checked as far as that takes no time."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from outrider import __version__
+from outrider.bundle.fit import check_fit
+from outrider.bundle.hashes import sha256_of
+from outrider.bundle.manifest import (
+    BYTES_NAME,
+    MANIFEST_NAME,
+    MAP_NAME,
+    MODEL_NAMES,
+    PROPOSED_NAME,
+    SCHEMA_VERSION,
+    VERSION,
+    WEIGHTS_NAMES,
+    DrafterEntry,
+    Manifest,
+)
+from outrider.errors import BundleError
+from outrider.files import FAULTS, reading, shown, why
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from outrider.bundle.manifest import FileEntry, ModelEntry, TokenizerEntry
+
+# Only the sizes of weights, where other bytes make other numbers, and of larger files than this are compared. All else
+# is read at every start, as other bytes in a tokenizer's files take the process down: 22 MB of a Qwen2.5 pair take
+# 27 ms.
+_HASHED_BYTES = 64 << 20
+_AGAIN = "Export the bundle again."
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """A bundle's folder and its manifest."""
+
+    folder: Path
+    manifest: Manifest
+
+    def model_path(self, model: ModelEntry) -> Path:
+        """The file that the backend of `model.format` opens."""
+        return self.folder / model.folder / MODEL_NAMES[model.format][0]
+
+    @property
+    def tokenizer_path(self) -> Path:
+        """The folder of the tokenizer."""
+        return self.folder / self.manifest.tokenizer.folder
+
+    def read_token_bytes(self, tokenizer: TokenizerEntry, vocab_size: int) -> list[bytes]:
+        """For each token id the bytes that it stands for, a special token's those of its name.
+
+        Raises:
+            BundleError: when the file does not hold them for `vocab_size` tokens.
+        """
+        path = self.folder / tokenizer.folder / BYTES_NAME
+        with reading(str(path), _AGAIN, BundleError):
+            token_bytes = msgspec.msgpack.decode(path.read_bytes(), type=list[bytes])
+        if len(token_bytes) != vocab_size:
+            raise BundleError(
+                f"{path} has {len(token_bytes):,} tokens; the vocabulary has {vocab_size:,}. Export the bundle again."
+            )
+        return token_bytes
+
+    def read_map(self, drafter: DrafterEntry) -> NDArray[np.int32]:
+        """int32 [draft vocab]: for each draft id the main id of the same token, or −1.
+
+        Raises:
+            BundleError: when the file does not hold a map between the two vocabularies.
+        """
+        path = self.folder / drafter.model.folder / MAP_NAME
+        to_main = _read_ids(path, drafter.model.vocab_size, "draft token", -1, self.manifest.main.vocab_size)
+        if to_main.max() < 0:
+            raise BundleError(f"{path} shares no token, so nothing could be drafted. Export the bundle again.")
+        return to_main
+
+    def read_proposed(self, drafter: DrafterEntry) -> NDArray[np.int32]:
+        """int32 [logits width], ascending: the draft id of each logit of a drafter whose output matrix was cut.
+
+        Raises:
+            BundleError: when the file does not hold them.
+        """
+        path = self.folder / drafter.model.folder / PROPOSED_NAME
+        model = drafter.model
+        token_ids = _read_ids(path, model.geometry.logits_width, "logit", 0, model.vocab_size)
+        if (token_ids[1:] <= token_ids[:-1]).any():
+            raise BundleError(f"{path} has ids that do not ascend. Export the bundle again.")
+        return token_ids
+
+    def check_hashes(self, progress: Callable[[int], None] | None = None) -> None:
+        """Read every file again and compare its sha256 with the manifest.
+
+        `progress` is called with the number of bytes read since the last call.
+
+        Raises:
+            BundleError: naming the first file that differs.
+        """
+        for entry in self.manifest.files:
+            self.check_hash(entry, progress)
+
+    def check_hash(self, entry: FileEntry, progress: Callable[[int], None] | None = None) -> None:
+        """The same for one file.
+
+        Raises:
+            BundleError: when it differs, or cannot be read.
+        """
+        path = self.folder / entry.path
+        with reading(str(path), _AGAIN, BundleError):
+            sha256 = sha256_of(path, progress)
+        if sha256 != entry.sha256:
+            raise BundleError(
+                f"{path} is not the file that was exported: its sha256 differs from {MANIFEST_NAME}. Restore it, or "
+                "export the bundle again."
+            )
+
+
+def read_bundle(folder: str | Path) -> Bundle:
+    """Open a bundle: read its manifest and check that its parts are there, whole and fit together.
+
+    Raises:
+        BundleError: naming the folder, file or field, and what to do.
+    """
+    try:
+        folder = Path(folder).expanduser()
+        is_folder = folder.is_dir()
+    except (OSError, RuntimeError, TypeError, ValueError) as error:  # too long, no such user, no text
+        raise BundleError(
+            f"{shown(folder)!r} is not a folder's name: {why(error)}. Name one that 'outrider export' wrote."
+        ) from error
+    if "\0" in str(folder):
+        raise BundleError(f"{shown(folder)!r} is not a folder's name: none has a null character. Take it out.")
+    path = folder / MANIFEST_NAME
+    if not is_folder:
+        raise BundleError(f"There is no folder {folder}. Make a bundle with 'outrider export MODEL -o {folder}'.")
+    if not path.is_file():
+        raise BundleError(f"{folder} is not a bundle: it has no {MANIFEST_NAME}. Make one with 'outrider export'.")
+    with reading(str(path), _AGAIN, BundleError):
+        raw = path.read_bytes()
+        header = msgspec.json.decode(raw)
+    if isinstance(header, dict):  # a newer schema is told from a damaged file before its fields are judged
+        _check_version(path, header.get("schema_version"), header.get("minimum_runtime"))
+    try:
+        manifest = msgspec.json.decode(raw, type=Manifest)
+    except FAULTS as error:
+        raise BundleError(f"{path} is damaged: {why(error)}. {_AGAIN}") from error
+    bundle = Bundle(folder, manifest)
+    _check_files(bundle)
+    check_fit(manifest)
+    return bundle
+
+
+def draft_models_of(bundle: Bundle, of: Bundle) -> tuple[DrafterEntry, ...]:
+    """The draft models of a bundle, for the main model of the bundle `of`, which may be another.
+
+    A bundle without any gives its main model.
+
+    Raises:
+        BundleError: when the two main models have different vocabularies.
+    """
+    if bundle is of:
+        return bundle.manifest.drafters
+    main = bundle.manifest.main
+    if (main.vocab_sha256, main.vocab_size) != (of.manifest.main.vocab_sha256, of.manifest.main.vocab_size):
+        raise BundleError(
+            f"The main models of {bundle.folder} and {of.folder} have different vocabularies, so the draft models of "
+            "the one cannot draft for the other. Export the pair together."
+        )
+    return bundle.manifest.drafters or (DrafterEntry("draft", "draft_model", main),)
+
+
+def _read_ids(path: Path, length: int, of_each: str, lowest: int, end: int) -> NDArray[np.int32]:
+    """int32 [length] from `lowest` to below `end`, an id for each of something."""
+    import numpy as np
+
+    with reading(str(path), _AGAIN, BundleError), path.open("rb") as file:
+        ids: NDArray[np.int32] = np.lib.format.read_array(file, allow_pickle=False)
+    if ids.dtype != np.int32 or ids.shape != (length,):
+        raise BundleError(
+            f"{path} is {ids.dtype} {list(ids.shape)} and has to be int32 [{length}], an id for each {of_each}. "
+            "Export the bundle again."
+        )
+    if ids.min() < lowest or ids.max() >= end:
+        raise BundleError(
+            f"{path} has ids from {ids.min()} to {ids.max():,}; they go from {'−1' if lowest else 0} to {end - 1:,}. "
+            "Export the bundle again."
+        )
+    return ids
+
+
+def _check_version(path: Path, schema: object, minimum: object) -> None:
+    newer = isinstance(schema, int) and schema > SCHEMA_VERSION
+    if isinstance(minimum, str) and re.fullmatch(VERSION, minimum):
+        newer |= _version(minimum) > _version(__version__)
+    if newer:
+        raise BundleError(
+            f"{path} was written for outrider {minimum} or later and this is {__version__}. "
+            "Upgrade with 'pip install --upgrade outrider'."
+        )
+
+
+def _version(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in text.split("."))
+
+
+def _check_files(bundle: Bundle) -> None:
+    """Whether all files are there, in their sizes; and what is in them, but for the models' weights."""
+    manifest = bundle.manifest
+    models = [manifest.main, *(drafter.model for drafter in manifest.drafters)]
+    weights = {f"{model.folder}/{WEIGHTS_NAMES[model.format]}" for model in models}
+    for entry in manifest.files:
+        relative = PurePosixPath(entry.path)
+        if relative.is_absolute() or ".." in relative.parts or "\\" in entry.path or ":" in entry.path:
+            raise BundleError(f"{MANIFEST_NAME} lists {entry.path!r}, which is not inside {bundle.folder}.")
+        path = bundle.folder / entry.path
+        with reading(str(path), _AGAIN, BundleError):
+            if not path.is_file():
+                raise BundleError(f"{shown(path)} is missing. Export the bundle again.")
+            size = path.stat().st_size
+        if size != entry.size:
+            raise BundleError(f"{path} has {size:,} bytes instead of {entry.size:,}. Export the bundle again.")
+        if size <= _HASHED_BYTES and entry.path not in weights:
+            bundle.check_hash(entry)

@@ -1,0 +1,34 @@
+"""What files and vocabularies are known by."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import TYPE_CHECKING
+
+from outrider.bundle.manifest import MANIFEST_NAME, FileEntry
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from pathlib import Path
+
+
+def list_files(folder: Path, progress: Callable[[int], None] | None = None) -> tuple[FileEntry, ...]:
+    """Size and sha256 of every file below `folder`, the manifest excepted, sorted by path."""
+    paths = sorted(p for p in folder.rglob("*") if p.is_file() and p != folder / MANIFEST_NAME)
+    return tuple(FileEntry(p.relative_to(folder).as_posix(), p.stat().st_size, sha256_of(p, progress)) for p in paths)
+
+
+def sha256_of(path: Path, progress: Callable[[int], None] | None = None) -> str:
+    """The sha256 of a file, read in pieces; `progress` is called with each piece's length in bytes."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while piece := file.read(1 << 22):
+            digest.update(piece)
+            if progress:
+                progress(len(piece))
+    return digest.hexdigest()
+
+
+def vocabulary_sha256(tokens: Iterable[str]) -> str:
+    """One hash for a vocabulary: the token strings in id order, byte-level pieces in their raw spelling."""
+    return hashlib.sha256("\0".join(tokens).encode("utf-8", "surrogatepass")).hexdigest()

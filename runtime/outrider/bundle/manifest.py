@@ -1,0 +1,117 @@
+"""The content of `outrider.json`, and the names of the files that belong to it; see `outrider.bundle`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
+
+import msgspec
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+MANIFEST_NAME = "outrider.json"
+MAP_NAME = "to_main.npy"
+PROPOSED_NAME = "proposed.npy"
+BYTES_NAME = "token_bytes.msgpack"
+# By format: the file that a backend opens, then those that belong to it.
+MODEL_NAMES: dict[Format, tuple[str, ...]] = {
+    "openvino": ("openvino_model.xml", "openvino_model.bin"),
+    "onnx": ("model.onnx",),
+}
+# By format: the file of the weights.
+WEIGHTS_NAMES: dict[Format, str] = {"openvino": "openvino_model.bin", "onnx": "model.onnx.data"}
+SCHEMA_VERSION = 1
+RESERVED_NAMES = ("main", "auto", "ngram", "suffix", "none")  # these mean something else than a drafter of the bundle
+VERSION = r"^\d{1,9}(\.\d{1,9})*$"
+
+Format: TypeAlias = Literal["openvino", "onnx"]
+Positive = Annotated[int, msgspec.Meta(ge=1)]
+NonNegative = Annotated[int, msgspec.Meta(ge=0)]
+Sha256 = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
+Name = Annotated[str, msgspec.Meta(pattern="^[A-Za-z0-9][A-Za-z0-9._-]*$")]
+
+
+class Geometry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What the runtime needs to know of a model's shape before it compiles it."""
+
+    architecture: str  # "llama", "qwen2", … as in config.json's model_type or GGUF's general.architecture
+    num_layers: Positive
+    num_heads: Positive
+    num_kv_heads: Positive
+    head_size: Positive
+    hidden_size: Positive
+    context_length: Positive  # tokens the model was trained to attend to
+    logits_width: Positive  # of the output matrix: ≥ the vocabulary where it is padded, < where it was cut
+
+
+class Source(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Where a model came from and how it was converted."""
+
+    id: str  # hub id, or the name of the folder or file (never a full path)
+    kind: str  # "hub", "folder" or "gguf"; "onnx" where the model was in ONNX already
+    revision: str | None = None  # resolved commit of a hub id
+    sha256: Sha256 | None = None  # of a GGUF file
+    recipe: dict[str, str] = {}  # route and the versions of the packages that converted it
+
+
+class ModelEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One model of the bundle."""
+
+    folder: Name
+    format: Format
+    weights: str  # "int8", "int4", "fp16", "fp32", or GGUF's own, such as "Q4_1"
+    geometry: Geometry
+    vocab_size: Positive  # real tokens; logits at and above this id are masked
+    vocab_sha256: Sha256
+    source: Source
+
+
+class DrafterEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A named drafter that needs files. Drafters without files (n-gram, suffix) are always available."""
+
+    name: Name
+    kind: Literal["draft_model"]
+    model: ModelEntry
+    # The main model's vocabulary, the tokens that both have (`outrider.drafters.Intersection`), or by way of their text
+    # (`outrider.drafters.Text`).
+    vocabulary: Literal["same", "intersection", "text"] = "same"
+    num_shared_tokens: Positive | None = None  # draft tokens that the main model has, too; None: all
+    tokenizer: TokenizerEntry | None = None  # where the vocabulary is not the same
+    num_proposed_tokens: Positive | None = None  # draft tokens that its output matrix was cut to; None: all
+
+
+class TokenizerEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The tokenizer of the main model and of all drafters that bring none."""
+
+    folder: Name
+    eos_token_ids: tuple[NonNegative, ...]  # every id that ends an answer
+    special_token_ids: tuple[NonNegative, ...] = ()
+    bos_token_id: NonNegative | None = None
+    pad_token_id: NonNegative | None = None
+    chat_template: bool = False  # whether the tokenizer carries one
+
+
+class FileEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One file below the bundle's folder, with forward slashes."""
+
+    path: str
+    size: NonNegative
+    sha256: Sha256
+
+
+class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The content of `outrider.json`."""
+
+    schema_version: Positive
+    minimum_runtime: Annotated[str, msgspec.Meta(pattern=VERSION)]
+    created_by: str
+    main: ModelEntry
+    drafters: tuple[DrafterEntry, ...]
+    tokenizer: TokenizerEntry
+    files: tuple[FileEntry, ...]
+
+
+def write_manifest(folder: Path, manifest: Manifest) -> None:
+    """Write `outrider.json` into `folder`, which holds everything that the manifest lists."""
+    text = msgspec.json.format(msgspec.json.encode(manifest), indent=2)
+    (folder / MANIFEST_NAME).write_bytes(text + b"\n")
