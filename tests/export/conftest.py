@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
-import platform
-import shutil
 import subprocess
 import sys
 import tempfile
-from importlib.metadata import distributions
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,11 +14,12 @@ import pytest
 
 import outrider
 import outrider_export
+from conversions import Conversions, sha256_of
 from outrider.bundle import Bundle, read_bundle
 from tiny import TEMPLATE, gguf_name_of, train_tokenizer, write_gguf
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Iterable
 
 
 # Without the packages of outrider[export] there is nothing here to run; the header of the report says so.
@@ -42,60 +39,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker("slow")
 
 
-# What was converted, between runs: git ignores it, and deleting it costs time only.
-CACHE = Path(__file__).parents[1] / ".cache"
-
-
-def sha256_of(paths: Iterable[Path], root: Path) -> str:
-    """Of names below `root` and contents."""
-    found = hashlib.sha256()
-    for path in sorted(paths):
-        content = path.read_bytes()
-        found.update(f"{path.relative_to(root).as_posix()} {len(content)}\n".encode())
-        found.update(content)
-    return found.hexdigest()
-
-
-def sha256_of_source(path: Path) -> str:
-    """Of a file or a folder, its own name included."""
-    return sha256_of(filter(Path.is_file, path.rglob("*")) if path.is_dir() else [path], path.parent)
-
-
-def ground() -> str:
-    """All that a conversion depends on besides its recipe: our sources, every package, Python, the machine."""
-    packages = {Path(module.__file__ or "").parent for module in (outrider, outrider_export)}
-    sources = [sha256_of(package.rglob("*.py"), package) for package in sorted(packages)]
-    versions = sorted(f"{found.name} {found.version}" for found in distributions())
-    here = [platform.python_version(), platform.platform(), platform.machine()]
-    return hashlib.sha256(json.dumps([sources, versions, here]).encode()).hexdigest()
-
-
 @pytest.fixture(scope="session")
-def cached(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """`cached({"any": "recipe"}, make)`: a copy of the folder that `make(folder)` has filled, in this run or before.
-
-    A folder is found again by all that it depends on (see `ground`) and its recipe, which names inputs by their sha256.
-    Tests get a copy, so that what they do to it stays with them; one copy for all: it is to be read only.
-    """
-    below = CACHE / ground()[:32]
-    if CACHE.exists():
-        for other in CACHE.iterdir():
-            if other != below:
-                shutil.rmtree(other, ignore_errors=True)
-    copies: dict[str, Path] = {}
-
-    def find(recipe: dict[str, Any], make: Callable[[Path], object]) -> Path:
-        key = hashlib.sha256(json.dumps(recipe, sort_keys=True).encode()).hexdigest()[:32]
-        if key not in copies:
-            if not (below / key).exists():
-                below.mkdir(parents=True, exist_ok=True)
-                making = Path(tempfile.mkdtemp(prefix="part-", dir=below))
-                make(making)
-                making.rename(below / key)  # whole, or not there
-            copies[key] = Path(shutil.copytree(below / key, tmp_path_factory.mktemp("cached") / key[:8]))
-        return copies[key]
-
-    return find
+def cached(tmp_path_factory: pytest.TempPathFactory) -> Conversions:
+    """What was converted, in this run or before: git ignores it, and deleting it costs time only."""
+    packages = [Path(module.__file__ or "").parent for module in (outrider, outrider_export)]
+    return Conversions(Path(__file__).parents[1] / ".cache", tmp_path_factory.mktemp("cached"), packages)
 
 
 class Recorder:
@@ -116,7 +64,7 @@ class Recorder:
 
 
 @pytest.fixture(scope="session")
-def convert(cached: Any) -> Any:
+def convert(cached: Conversions) -> Any:
     """`convert(main, draft, weights="fp32")`: the bundle of `export_bundle`, and its progress, with all that was told.
 
     Each recipe is converted once; the bundle is to be read only.
@@ -128,7 +76,7 @@ def convert(cached: Any) -> Any:
             outrider_export.export_bundle(*sources, output=folder / "new" / "pair", progress=told, **options)
             (folder / "progress.json").write_text(json.dumps(vars(told)), encoding="utf-8")
 
-        folder = cached({"export": list(map(sha256_of_source, sources)), **options}, write)
+        folder = cached.find({"export": list(map(sha256_of, sources)), **options}, write)
         told = json.loads((folder / "progress.json").read_text(encoding="utf-8"))
         return read_bundle(folder / "new" / "pair"), Recorder(**told)
 
@@ -136,7 +84,7 @@ def convert(cached: Any) -> Any:
 
 
 @pytest.fixture(scope="session")
-def build_genai(cached: Any) -> Any:
+def build_genai(cached: Conversions) -> Any:
     """`build_genai(checkpoint, "int8")`: what onnxruntime-genai's own builder makes of it; to be read only."""
 
     def make(checkpoint: Path, precision: str) -> Path:
@@ -147,9 +95,7 @@ def build_genai(cached: Any) -> Any:
                 subprocess.run([*builder, *options], check=True, capture_output=True, cwd=scratch)
 
         name = f"{checkpoint.name}-{precision}"
-        recipe = {"genai": sha256_of_source(checkpoint), "name": name}
-        folder: Path = cached(recipe, write)
-        return folder / name
+        return cached.find({"genai": sha256_of(checkpoint), "name": name}, write) / name
 
     return make
 

@@ -562,6 +562,7 @@ def test_a_run_that_fails_leaves_the_worker_alive(worker: Worker) -> None:
     assert worker.pid == pid
 
 
+@pytest.mark.slow
 def test_a_worker_that_dies_says_so_and_starts_again(worker: Worker) -> None:
     worker.start()
     os.kill(worker.pid or 0, signal.SIGTERM)
@@ -579,6 +580,7 @@ def test_what_cannot_be_meant_is_an_error_of_usage(setup: Setup, tmp_path: Path)
     assert made.pid is None
 
 
+@pytest.mark.slow
 def test_a_mode_that_dies_is_reported_and_the_others_go_on(setup: Setup, tmp_path: Path) -> None:
     tasks = encode_prompts(PROMPTS, ToyTokenizer())
     with start_workers(["plain", "draft:3"], setup, tmp_path, lambda *_: None) as modes:
@@ -665,6 +667,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 def test_a_run_that_is_killed_goes_on(openvino_bundle: Bundle, tmp_path: Path) -> None:
     program, folder = tmp_path / "program.py", tmp_path / "out"
     program.write_text(PROGRAM)

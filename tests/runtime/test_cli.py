@@ -100,9 +100,9 @@ def test_a_config_is_read_and_options_win(model: Path, tmp_path: Path, capsys: p
 
 
 def test_references_and_earlier_answers_are_copied(
-    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    smollm2: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    arguments = ["generate", model, "Name the planets.", "--max-new-tokens", 40]
+    arguments = ["generate", smollm2, "Name the planets.", "--max-new-tokens", 40]
     plain = run_json(capsys, *arguments, "--drafter", "none")
     path, store = tmp_path / "reference.txt", tmp_path / "answers.bin"
     path.write_text(plain["text"], encoding="utf-8-sig")
@@ -112,6 +112,14 @@ def test_references_and_earlier_answers_are_copied(
         copied = run_json(capsys, *arguments, *more)
         assert copied["token_ids"] == alone["token_ids"] == plain["token_ids"]
         assert copied["stats"]["num_rounds"] < alone["stats"]["num_rounds"]
+
+
+def test_references_that_cannot_be_read_are_named(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "reference.txt"
+    path.write_text("What is no answer store.", encoding="utf-8")
+    arguments = ["generate", model, "Name the planets.", "--drafter", "suffix"]
     fails(capsys, 2, "Reference .*nowhere.txt cannot be read", *arguments, "--reference", tmp_path / "nowhere.txt")
     fails(capsys, 2, "reference.txt' is no answer store", *arguments, "--answer-store", path)
 
@@ -138,6 +146,7 @@ def test_bench_compares_with_openvino_genai(model: Path, tmp_path: Path, capsys:
     assert "accepted" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_bench_keeps_the_fastest_precision(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["bench", model, "--modes", "genai/f32,genai/fastest", "--per-category", 1, "--max-new-tokens", 3]
     first = run_json(capsys, *arguments, "--out", tmp_path / "out")

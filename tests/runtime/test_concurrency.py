@@ -115,6 +115,7 @@ def test_requests_that_would_have_to_wait_are_a_failure_that_says_what_they_need
     assert "8 requests need" in failure["error"]
 
 
+@pytest.mark.slow
 def test_a_mode_that_dies_is_reported_and_the_others_go_on(setup: Setup, tmp_path: Path) -> None:
     failed: list[Any] = []
     prompts = {1: [[1, 2]], 2: [[1, 2], [3, 4]]}

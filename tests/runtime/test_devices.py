@@ -96,6 +96,7 @@ REFUSE = "def no(*_, **__): raise RuntimeError('no kernels for this')\nprobe.loa
 class TestADriverThatCrashes:
     """It takes the child that tries it down, and nothing else."""
 
+    @pytest.mark.slow
     @pytest.mark.parametrize(
         ("driver", "said"),
         [
@@ -126,6 +127,7 @@ class TestADriverThatCrashes:
         ):
             load(bundle, main_device="GPU")
 
+    @pytest.mark.slow
     def test_auto_does_without_it(self, bundle: Bundle, gpu: Callable[[str], None]) -> None:
         gpu(ABORT)
         with pytest.warns(outrider.DeviceWarning, match="does not run on GPU: .* It is left out of the choice"):
@@ -158,6 +160,7 @@ class TestADriverThatCrashes:
         with pytest.raises(error, match="other needs"):
             load(bundle, main_device="auto", draft_device="GPU")
 
+    @pytest.mark.slow
     @pytest.mark.skipif(os.name == "nt", reason="no signals there")
     @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGKILL"])
     def test_one_that_was_ended_from_outside_is_not_blamed(
@@ -171,12 +174,14 @@ class TestADriverThatCrashes:
         gpu("")
         assert loading.judge(part, "GPU", SMALL.device).works  # tried again
 
+    @pytest.mark.slow
     def test_one_that_hangs_ends_by_itself(self, bundle: Bundle, gpu: Callable[[str], None]) -> None:
         """Whoever started it may have been killed."""
         gpu("import time; probe.PATIENCE = 0.3; probe.load_model = lambda *_, **__: time.sleep(600)")
         part = Part("main", bundle, bundle.manifest.main)
         assert "ended with code 1" in loading.judge(part, "GPU", SMALL.device).reason
 
+    @pytest.mark.slow
     def test_one_that_hangs_is_given_up(
         self, bundle: Bundle, gpu: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -185,6 +190,7 @@ class TestADriverThatCrashes:
         with pytest.warns(outrider.DeviceWarning, match="it was not ready after 4 seconds"):
             assert answers_as_it_should(load(bundle, draft_device="GPU"))
 
+    @pytest.mark.slow
     def test_what_crashes_after_it_has_worked_has_worked(self, bundle: Bundle, gpu: Callable[[str], None]) -> None:
         gpu("import atexit; atexit.register(os.abort)")
         assert load(bundle, draft_device="GPU").setting["draft_device"].startswith("GPU")

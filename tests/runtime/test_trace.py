@@ -241,6 +241,7 @@ def test_a_trace_that_cannot_be_written(toy_engine: outrider.Engine, tmp_path: P
     assert len(toy_engine.generate("hello", **OPTIONS).token_ids) == 40
 
 
+@pytest.mark.slow
 def test_a_program_that_dies_leaves_a_trace(openvino_bundle: Bundle, tmp_path: Path) -> None:
     path = tmp_path / "out.json"
     code = (

@@ -1,0 +1,84 @@
+"""What the tests keep of conversions is never what another exporter, package or input would give."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import TYPE_CHECKING
+
+import pytest
+
+import conversions
+from conversions import Conversions, sha256_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Callable[..., int]:
+    """`run({"a": 1})`: how often the recipe was made, in a run of its own; the package is `tmp_path / "package"`."""
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package" / "export.py").write_text("one")
+    num_runs = 0
+
+    def start(recipe: dict[str, object]) -> int:
+        nonlocal num_runs
+        num_runs += 1
+        made: list[Path] = []
+
+        def make(folder: Path) -> None:
+            made.append(folder)
+            (folder / "file").write_text("made")
+
+        kept = Conversions(tmp_path / "cache", tmp_path / f"copies-{num_runs}", [tmp_path / "package"])
+        found = kept.find(recipe, make)
+        assert kept.find(recipe, make) == found
+        assert (found / "file").read_text() == "made"
+        (found / "file").write_text("spoilt")  # by a test: the next run has its own
+        return len(made)
+
+    return start
+
+
+def test_a_recipe_is_made_once(run: Callable[..., int]) -> None:
+    assert [run({"a": 1}), run({"a": 1}), run({"a": 2}), run({"a": 1})] == [1, 0, 1, 0]
+
+
+def test_it_is_made_again_when_a_source_has_changed(run: Callable[..., int], tmp_path: Path) -> None:
+    assert run({"a": 1}) == 1
+    (tmp_path / "package" / "export.py").write_text("two")
+    assert [run({"a": 1}), run({"a": 1})] == [1, 0]
+    (tmp_path / "package" / "new").mkdir()
+    (tmp_path / "package" / "new" / "data.json").write_text("{}")
+    assert run({"a": 1}) == 1
+    assert len(list((tmp_path / "cache").iterdir())) == 1  # what was made on other ground is gone
+
+
+def test_it_is_made_again_with_other_packages(run: Callable[..., int], monkeypatch: pytest.MonkeyPatch) -> None:
+    assert run({"a": 1}) == 1
+    monkeypatch.setattr(conversions, "distributions", lambda: [SimpleNamespace(name="torch", version="99")])
+    assert [run({"a": 1}), run({"a": 1})] == [1, 0]
+
+
+def test_what_fails_is_not_found(tmp_path: Path) -> None:
+    kept = Conversions(tmp_path / "cache", tmp_path / "copies", [])
+
+    def fail(folder: Path) -> None:
+        (folder / "file").write_text("half")
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        kept.find({}, fail)
+    found = kept.find({}, lambda folder: (folder / "whole").touch())
+    assert [path.name for path in found.iterdir()] == ["whole"]
+
+
+def test_inputs_are_told_by_name_and_content(tmp_path: Path) -> None:
+    for name, content in (("a", "1"), ("b", "1"), ("c", "2")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(content)
+    found = {sha256_of(tmp_path / name) for name in "abc"}
+    assert len(found) == 3
+    (tmp_path / "c" / "config.json").rename(tmp_path / "c" / "other.json")
+    assert sha256_of(tmp_path / "c") not in found
