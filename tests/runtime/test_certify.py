@@ -44,11 +44,11 @@ def test_verify_is_green_on_a_real_model(smollm2: Path, capsys: pytest.CaptureFi
         assert check["passed"] is (None if is_lossy else True), check
 
 
-def test_verify_checks_what_it_is_asked_for(smollm2: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["verify", str(smollm2), "--checks", "batching", "--context", "70", "--json"]) == 0
+def test_verify_checks_what_it_is_asked_for(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["verify", str(model), "--checks", "batching", "--context", "70", "--json"]) == 0
     (check,) = json.loads(capsys.readouterr().out)["checks"]
     assert check["figures"]["context"] == 70
-    assert run(["verify", str(smollm2), "--checks", "batchin"]) == 2
+    assert run(["verify", str(model), "--checks", "batchin"]) == 2
     assert "There is no check 'batchin'. Did you mean 'batching'?" in capsys.readouterr().err
 
 
@@ -56,14 +56,14 @@ def test_verify_checks_what_it_is_asked_for(smollm2: Path, capsys: pytest.Captur
     ("arguments", "message"),
     [
         (["--modes", "genai-ngram:3"], "--modes are Outrider's own"),
-        (["--checks", "batching", "--cache-size", "0.01"], "--context 256 needs room for three sequences"),
+        (["--checks", "batching", "--cache-size", "0.0005"], "--context 256 needs room for three sequences"),
         (["--modes", "drat:3"], "There is no mode 'drat:3'"),
     ],
 )
 def test_what_cannot_be_verified_is_said_at_once(
-    smollm2: Path, arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+    model: Path, arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(["verify", str(smollm2), *arguments]) == 2
+    assert run(["verify", str(model), *arguments]) == 2
     assert message in capsys.readouterr().err
 
 
@@ -132,11 +132,11 @@ def test_a_backend_that_depends_on_its_batch_is_noticed() -> None:
 
 
 def test_verify_exits_with_1_on_failure(
-    smollm2: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    model: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     failed = certify.Check("batch invariance", False, "logits differ")
     monkeypatch.setattr(certify, "check_batching", lambda *_: failed)
-    assert run(["verify", str(smollm2), "--checks", "batching"]) == 1
+    assert run(["verify", str(model), "--checks", "batching"]) == 1
     printed = capsys.readouterr()
     assert "FAILED" in printed.out
     assert printed.err.splitlines()[-1] == "outrider: Not certified on this device: batch invariance."

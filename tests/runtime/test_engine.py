@@ -338,8 +338,8 @@ def test_a_small_draft_cache_limits_requests_up_front(toy_bundle: Bundle) -> Non
         ("\udce9", "lone surrogates"),
     ],
 )
-def test_odd_prompts_are_refused(smollm2: Path, prompt: Any, message: str) -> None:
-    tokenizer = Tokenizer(outrider.read_bundle(smollm2).tokenizer_path)
+def test_odd_prompts_are_refused(model: Path, prompt: Any, message: str) -> None:
+    tokenizer = Tokenizer(outrider.read_bundle(model).tokenizer_path)
     with pytest.raises(outrider.OutriderError, match=message):
         tokenizer.encode_prompt(prompt)
 
