@@ -447,7 +447,7 @@ MUTATIONS = [
         "test_cache.py",
     ),
     Mutation(
-        "cache: a second request is left with the smaller tensors",
+        "cache: a request is left with the smaller tensors",
         "backends/paged_cache.py",
         "for request, names in self._requests:",
         "for request, names in self._requests[:1]:",

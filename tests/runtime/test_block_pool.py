@@ -324,6 +324,9 @@ def test_two_graphs_share_a_cache(openvino_bundle: Any, monkeypatch: pytest.Monk
         assert slot
         assert whole
         assert (cache._pool.num_blocks > num_blocks) == (grows and room == 3000)
+        for request in (second._request, part):  # before it is called: memory of smaller ones is gone
+            shape = request.get_tensor("value_cache.0").get_shape()
+            assert shape == first._request.get_tensor("value_cache.0").get_shape()
         first.submit([Chunk(slot, token_ids[:40], 0)]).wait()
         row = second.submit([Chunk(slot, token_ids[40:60], 1)]).wait().row(0).full().copy()
         last = first.submit([Chunk(slot, token_ids[60:], 1)]).wait().row(0).full().copy()

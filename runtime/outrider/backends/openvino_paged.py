@@ -197,7 +197,8 @@ class OpenVINOPaged:
     def allocate(self, max_tokens: int) -> None:
         """Make the cache, or as much of it as a device needs to begin with.
 
-        Anew: what was in it is forgotten, and other requests that were bound to it stay with the old one.
+        Anew: what was in it is forgotten, and other requests that were bound to it have to be bound again before they
+        are called, as the old tensors are gone.
         """
         self._cache = PagedCache(
             self._caches,
