@@ -189,9 +189,9 @@ MUTATIONS = [
     ),
     Mutation(
         "processors: a row sees one draft token too few",
-        "request.py",
-        "return self._row(i).best(self.sampler, self.draft_token_ids[:i])",
-        "return self._row(i).best(self.sampler, self.draft_token_ids[: max(i - 1, 0)])",
+        "sampling/rows.py",
+        "return [*self._behind, *self.draft_token_ids[:i]]",
+        "return [*self._behind, *self.draft_token_ids[: max(i - 1, 0)]]",
         "test_traps.py",
     ),
     Mutation(
@@ -225,7 +225,7 @@ MUTATIONS = [
     Mutation(
         "top logits: options that raise others are not asked about",
         "sampling/sampler.py",
-        "        if not self._only_lowers:\n            return None\n",
+        "            if not self._only_lowers:\n                return None\n",
         "",
         "test_top_logits.py",
     ),

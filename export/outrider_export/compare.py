@@ -77,7 +77,7 @@ def _compare_text(
         for begin in range(0, len(token_ids), PIECE):
             piece = list(token_ids[begin : begin + PIECE])
             step = backend.submit([Chunk(slot, piece, num_rows=len(piece))]).wait()
-            ours = np.array([step.logits(i) for i in range(len(piece))])
+            ours = np.array([step.row(i).full() for i in range(len(piece))])
             done = reference(input_ids=torch.tensor([piece]), past_key_values=cache, use_cache=True)
             cache = done.past_key_values
             theirs = _same_columns(done.logits[0].float().numpy(), ours.shape[1], columns)

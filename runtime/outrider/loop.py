@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from outrider.request import RequestRows
+from outrider.sampling import DraftRows
 from outrider.types import NO_DRAFT, Chunk, Draft
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def step(main: Backend, requests: Seq[Request], max_num_batched_tokens: int) -> 
     row = 0
     for request, draft, chunk in zip(requests, drafts, chunks, strict=True):
         if chunk.num_rows:
-            rows = RequestRows(checked, row, request.sampler, draft.token_ids)
+            rows = DraftRows.of(checked, row, request.sampler, draft.token_ids)
             row += chunk.num_rows
             try:
                 outcome = request.verify(draft, rows)

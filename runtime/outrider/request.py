@@ -10,19 +10,17 @@ from typing import TYPE_CHECKING
 from outrider.errors import NoTokenLeft, RequestError, one_line
 from outrider.metrics import Stats
 from outrider.results import Result, TextChunk
-from outrider.sampling import Row
 from outrider.types import DraftRequest, Outcome
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from collections.abc import Sequence as Seq
     from threading import Event
 
+    from outrider.sampling import DraftRows
     from outrider.text import TextStream
     from outrider.types import (
         AheadDrafter,
         Backend,
-        Distribution,
         Draft,
         Drafter,
         DraftRule,
@@ -30,7 +28,6 @@ if TYPE_CHECKING:
         Sampler,
         Sequence,
         Slot,
-        Step,
         TokenLogprobs,
         Verifier,
     )
@@ -191,7 +188,7 @@ class Request:
             if self.drafter is not None:
                 self.drafter.release(self.sequence)
 
-    def verify(self, draft: Draft, rows: RequestRows) -> Outcome:
+    def verify(self, draft: Draft, rows: DraftRows) -> Outcome:
         """What the main model makes of a draft.
 
         Where the options leave no token at a row, nothing can follow the draft tokens before it: they are judged as
@@ -210,7 +207,7 @@ class Request:
         except NoTokenLeft:  # at the row behind the last token, which is read when all are kept
             return Outcome(len(draft) - 1, draft.token_ids[-1])
 
-    def commit(self, rows: RequestRows, outcome: Outcome) -> None:
+    def commit(self, rows: DraftRows, outcome: Outcome) -> None:
         """Append what a round yields, up to the end of the answer. Nothing past it is counted anywhere."""
         if not self.first_token_at:
             self.first_token_at = time.perf_counter()
@@ -259,28 +256,3 @@ class Request:
         self.stats.decode_seconds = now - first
         if self.keep is not None and reason != "cancelled":
             self.keep(self.result().token_ids)
-
-
-@dataclass(frozen=True, slots=True)
-class RequestRows:
-    """The main model's rows for one request's draft: `Rows` over a step, from row `first` on."""
-
-    step: Step
-    first: int
-    sampler: Sampler
-    draft_token_ids: Seq[int]
-
-    def best(self, i: int) -> int:
-        """The token with the highest processed logit at row i."""
-        return self._row(i).best(self.sampler, self.draft_token_ids[:i])
-
-    def distribution(self, i: int) -> Distribution:
-        """target_probs at row i."""
-        return self._row(i).distribution(self.sampler, self.draft_token_ids[:i])
-
-    def logprobs(self, i: int, token_id: int) -> TokenLogprobs:
-        """How likely the token was that was chosen at row i. Their normaliser is exact: this takes the whole row."""
-        return self.sampler.logprobs(self.step.logits(self.first + i), self.draft_token_ids[:i], token_id)
-
-    def _row(self, i: int) -> Row:
-        return Row.of(self.step, self.first + i)

@@ -345,7 +345,7 @@ def _logprobs(backend: CompiledModel, token_ids: Seq[int]) -> NDArray[np.float64
         raise RuntimeError("settings are tried while nothing runs")
     count = len(token_ids) - _NUM_LEFT_OUT
     step = backend.submit([Chunk(slot, token_ids, num_rows=count)]).wait()
-    logits = np.array([step.logits(i) for i in range(count)], dtype=np.float64)
+    logits = np.array([step.row(i).full() for i in range(count)], dtype=np.float64)
     slot.close()
     logits -= logits.max(axis=1, keepdims=True)
     logprobs: NDArray[np.float64] = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))

@@ -68,7 +68,7 @@ def rows_of(backend: CompiledModel, token_ids: list[int], sizes: list[int]) -> n
     for size in sizes:
         chunk = token_ids[slot.length : slot.length + size]
         step = backend.submit([Chunk(slot, chunk, num_rows=size)]).wait()
-        rows += [step.logits(i).copy() for i in range(size)]
+        rows += [step.row(i).full().copy() for i in range(size)]
     slot.close()
     return np.array(rows)
 
@@ -93,7 +93,7 @@ def test_rejected_tokens_leave_no_trace(
     wrong = [5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19][:num_draft]
     for i in range(90, 110):
         step = backend.submit([Chunk(slot, [token_ids[i], *wrong], num_rows=num_draft + 1)]).wait()
-        np.testing.assert_array_equal(step.logits(0), whole[i])
+        np.testing.assert_array_equal(step.row(0).full(), whole[i])
         slot.trim(i + 1)
     slot.close()
 
@@ -110,7 +110,7 @@ def test_sequences_in_one_call_do_not_touch(backend: CompiledModel, token_ids: l
         [Chunk(first, token_ids[50:60], 2), Chunk(second, token_ids[91:92], 1), Chunk(third, [8], 1)]
     ).wait()
     for i, row in enumerate((58, 59, 91)):
-        np.testing.assert_array_equal(step.logits(i), whole[row])
+        np.testing.assert_array_equal(step.row(i).full(), whole[row])
     for slot in (first, second, third):
         slot.close()
 
@@ -139,7 +139,7 @@ def test_what_is_taken_from_the_cache_has_the_same_bits(
         assert found == (min(num_common, num_read - 1) if num_read < LENGTH else max(num_common, LENGTH - 10))
         for _ in range(2):  # what it writes is not where others' tokens are
             step = backend.submit([Chunk(slot, token_ids[found:num_read], num_rows=num_read - found)]).wait()
-            rows = np.array([step.logits(i) for i in range(num_read - found)])
+            rows = np.array([step.row(i).full() for i in range(num_read - found)])
             np.testing.assert_array_equal(rows, whole[found:num_read])
             slot.trim(found)
         backend.submit([Chunk(slot, token_ids[found:num_read], num_rows=0)]).wait()

@@ -48,7 +48,7 @@ def rows_of(backend: OnnxRuntime, token_ids: list[int], sizes: list[int]) -> np.
     for size in sizes:
         chunk = token_ids[slot.length : slot.length + size]
         step = backend.submit([Chunk(slot, chunk, num_rows=size)]).wait()
-        rows += [step.logits(i).copy() for i in range(size)]
+        rows += [step.row(i).full().copy() for i in range(size)]
     slot.close()
     return np.array(rows)
 
@@ -63,7 +63,7 @@ def test_both_backends_calculate_the_same(model: Path, tmp_path: Path) -> None:
     slot = other.open(60)
     assert slot is not None
     step = other.submit([Chunk(slot, token_ids, num_rows=60)]).wait()
-    theirs = np.array([step.logits(i) for i in range(60)])
+    theirs = np.array([step.row(i).full() for i in range(60)])
     backend = load(model)
     np.testing.assert_allclose(rows_of(backend, token_ids, [60]), theirs, atol=2e-5)
     assert (backend.num_layers, backend.logits_width) == (other.num_layers, other.logits_width) == (2, 48)
@@ -78,7 +78,7 @@ def test_sequences_run_one_after_another(model: Path) -> None:
     slots = [backend.open(10) for _ in texts]
     step = backend.submit([Chunk(slot, text, n) for slot, text, n in zip(slots, texts, (2, 0, 1), strict=True)]).wait()
     for i, row in enumerate((alone[0][3], alone[0][4], alone[2][5])):
-        np.testing.assert_array_equal(step.logits(i), row)
+        np.testing.assert_array_equal(step.row(i).full(), row)
 
 
 def test_room_is_given_back_once(model: Path) -> None:

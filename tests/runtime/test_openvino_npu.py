@@ -50,7 +50,7 @@ def rows_of(backend: CompiledModel, sizes: Seq[int], wanted: Seq[int]) -> np.nda
     rows = []
     for size, num_rows in zip(sizes, wanted, strict=True):
         step = backend.submit([Chunk(slot, TOKEN_IDS[slot.length : slot.length + size], num_rows)]).wait()
-        rows += [step.logits(i).copy() for i in range(num_rows)]
+        rows += [step.row(i).full().copy() for i in range(num_rows)]
     slot.close()
     return np.array(rows)
 
@@ -85,7 +85,7 @@ def test_rejected_tokens_leave_no_trace(backend: OpenVINONpu, num_prompt: int) -
     for i in range(num_prompt, count):
         for wrong in ([7] * 17, [3, 4], []):
             step = backend.submit([Chunk(slot, [TOKEN_IDS[i], *wrong], len(wrong) + 1)]).wait()
-            np.testing.assert_array_equal(step.logits(0), whole[1 + i - num_prompt])
+            np.testing.assert_array_equal(step.row(0).full(), whole[1 + i - num_prompt])
             slot.trim(i)
         backend.submit([Chunk(slot, [TOKEN_IDS[i]], 1)]).wait()
     slot.close()
@@ -102,7 +102,7 @@ def test_a_prompt_that_was_cut_short_is_read_again(backend: OpenVINONpu) -> None
                 backend.submit([Chunk(slot, [*TOKEN_IDS[:kept], *[9] * (290 - kept)], 0)]).wait()
                 slot.trim(kept)
                 step = backend.submit([Chunk(slot, TOKEN_IDS[kept:count], 1)]).wait()
-                np.testing.assert_array_equal(step.logits(0), expected[0])
+                np.testing.assert_array_equal(step.row(0).full(), expected[0])
                 slot.close()
 
 
@@ -127,7 +127,7 @@ def test_a_prompt_that_begins_as_the_last_one_is_read_from_there(
     assert slot.length == num_kept
     for i, token_ids in enumerate((TOKEN_IDS[num_kept:count], *([t] for t in TOKEN_IDS[count : count + 2]))):
         step = backend.submit([Chunk(slot, token_ids, 1)]).wait()
-        np.testing.assert_array_equal(step.logits(0), fresh[i])
+        np.testing.assert_array_equal(step.row(0).full(), fresh[i])
     slot.close()
 
 

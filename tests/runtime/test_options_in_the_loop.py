@@ -15,7 +15,7 @@ import outrider
 from outrider.drafters import DraftModel
 from outrider.sampling import LogitsSampler
 from outrider.testing import TOY_ALPHABET, FakeBackend, ToyTokenizer
-from outrider.types import Chunk, DraftRequest, Noise, Sequence, TokenLogprobs
+from outrider.types import Chunk, DraftRequest, LogitsRow, Noise, Sequence, TokenLogprobs
 from outrider.verifiers import Greedy
 
 if TYPE_CHECKING:
@@ -177,9 +177,9 @@ def test_logprobs_are_those_of_the_rows(toy_engine: outrider.Engine, kind: str, 
     assert slot is not None
     rows = toy_engine.main.submit([Chunk(slot, [*prompt, *result.token_ids], 26)]).wait()
     for i, made in enumerate(result.logprobs):
-        logits = rows.logits(i)
+        logits = rows.row(i).full()
         if kind == "processed" and temperature:
-            row = sampler.distribution(logits, result.token_ids[:i])
+            row = sampler.distribution(rows.row(i), result.token_ids[:i])
             expected = {int(k): float(np.log(p)) for k, p in zip(row.token_ids, row.probs, strict=True)}
         else:
             scores = logits.astype(np.float64)
@@ -215,7 +215,7 @@ def test_logprobs_are_cut_with_their_tokens_and_are_json(toy_engine: outrider.En
 def test_the_likeliest_come_in_order_and_never_with_minus_infinity() -> None:
     sampler = LogitsSampler(outrider.GenerationConfig(logprobs=5), [])
     logits = np.array([1, 3, -np.inf, 3, -np.inf, 2], dtype=np.float32)
-    made = sampler.logprobs(logits, [], 0)
+    made = sampler.logprobs(LogitsRow.of(logits), [], 0)
     assert [token_id for token_id, _ in made.top] == [1, 3, 5, 0]
     assert sum(np.exp([logprob for _, logprob in made.top])) == pytest.approx(1, abs=1e-12)
     assert made.logprob == made.top[-1][1]

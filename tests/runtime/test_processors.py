@@ -14,6 +14,7 @@ from outrider.config import GenerationConfig
 from outrider.errors import DeviceError, NoTokenLeft, RequestError
 from outrider.sampling import LogitsSampler
 from outrider.sampling.truncate import truncated_softmax
+from outrider.types import LogitsRow
 
 VOCAB_SIZE = 30
 END = (VOCAB_SIZE - 1, VOCAB_SIZE - 2)  # what ends an answer, where something does
@@ -95,14 +96,14 @@ def test_processors_by_definition(
     if expected.max() == -np.inf:
         for choose in (sampler.best, sampler.distribution):
             with pytest.raises(NoTokenLeft, match="leave no token to choose") as error:
-                choose(logits, prefix)
+                choose(LogitsRow.of(logits), prefix)
             assert error.value.row == len(prefix)
         return
-    made = sampler.distribution(logits, prefix)
+    made = sampler.distribution(LogitsRow.of(logits), prefix)
     probs = np.exp(expected - expected.max())
     probs /= probs.sum()
     np.testing.assert_allclose([made.prob(i) for i in range(VOCAB_SIZE)], probs, rtol=1e-4, atol=1e-30)
-    assert expected[sampler.best(logits, prefix)] >= expected.max() - 1e-4
+    assert expected[sampler.best(LogitsRow.of(logits), prefix)] >= expected.max() - 1e-4
     np.testing.assert_array_equal(logits, before)
 
 
@@ -131,8 +132,8 @@ def test_rejected_tokens_leave_no_trace(
 def outcome(sampler: LogitsSampler, logits: np.ndarray, prefix: list[int]) -> Any:
     """All that a row gives, to the last bit."""
     try:
-        made = sampler.distribution(logits, prefix)
-        return made.token_ids.tolist(), made.probs.tolist(), sampler.best(logits, prefix)
+        made = sampler.distribution(LogitsRow.of(logits), prefix)
+        return made.token_ids.tolist(), made.probs.tolist(), sampler.best(LogitsRow.of(logits), prefix)
     except NoTokenLeft:
         return None
 
@@ -171,9 +172,9 @@ def test_the_same_as_transformers(
     sampler.commit(answer[:3])
     if np.isnan(expected).any():
         with pytest.raises(NoTokenLeft):
-            sampler.distribution(logits, answer[3:])
+            sampler.distribution(LogitsRow.of(logits), answer[3:])
         return
-    made = sampler.distribution(logits, answer[3:])
+    made = sampler.distribution(LogitsRow.of(logits), answer[3:])
     np.testing.assert_allclose([made.prob(i) for i in range(VOCAB_SIZE)], expected, rtol=1e-4, atol=1e-12)
 
 
@@ -220,12 +221,12 @@ def test_an_index_of_ngrams_holds_committed_tokens_only() -> None:
     sampler = sampler_of({"no_repeat_ngram_size": 3, "temperature": 1.0}, [1, 2, 3, 1])
     logits = np.zeros(VOCAB_SIZE, dtype=np.float32)
     logits[3] = 9
-    assert sampler.best(logits, []) == 3
-    assert sampler.best(logits, [2]) == 0  # 1 2 3 is in the prompt
+    assert sampler.best(LogitsRow.of(logits), []) == 3
+    assert sampler.best(LogitsRow.of(logits), [2]) == 0  # 1 2 3 is in the prompt
     sampler.commit([2])
-    assert sampler.best(logits, []) == 0
-    assert sampler.best(logits, [4, 2]) == 3
-    assert sampler.best(logits, [3, 4, 2, 3, 4, 2]) == 0  # 4 2 3 is in the draft itself
+    assert sampler.best(LogitsRow.of(logits), []) == 0
+    assert sampler.best(LogitsRow.of(logits), [4, 2]) == 3
+    assert sampler.best(LogitsRow.of(logits), [3, 4, 2, 3, 4, 2]) == 0  # 4 2 3 is in the draft itself
 
 
 @pytest.mark.parametrize("broken", [np.nan, np.inf, -np.inf])
@@ -236,7 +237,7 @@ def test_broken_rows_are_the_models_fault(broken: float) -> None:
         sampler = sampler_of({"temperature": 1.0} | options, [])
         for choose in (sampler.best, sampler.distribution):
             with pytest.raises(DeviceError, match="not finite"):
-                choose(logits, [])
+                choose(LogitsRow.of(logits), [])
 
 
 def test_options_that_leave_no_token_say_which_they_may_be() -> None:
@@ -244,5 +245,5 @@ def test_options_that_leave_no_token_say_which_they_may_be() -> None:
     logits[list(END)] = 0
     sampler = sampler_of({"min_new_tokens": 2}, [])
     with pytest.raises(RequestError, match="banned_token_ids, no_repeat_ngram_size or min_new_tokens"):
-        sampler.best(logits, [3])
-    assert sampler.best(logits, [3, 3]) == END[1]
+        sampler.best(LogitsRow.of(logits), [3])
+    assert sampler.best(LogitsRow.of(logits), [3, 3]) == END[1]

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from outrider.config import GenerationConfig
 from outrider.sampling import LogitsSampler
 from outrider.sampling.truncate import truncated_softmax
+from outrider.types import LogitsRow
 
 VOCAB_SIZE = 50
 logits_rows = st.integers(0, 2**20).map(
@@ -110,7 +111,7 @@ def test_extreme_temperatures_stay_finite(temperature: float) -> None:
 
 @given(tied_rows)
 def test_greedy_takes_the_lowest_id_among_equals(logits: np.ndarray) -> None:
-    best = LogitsSampler(GenerationConfig(), []).best(logits, [])
+    best = LogitsSampler(GenerationConfig(), []).best(LogitsRow.of(logits), [])
     assert best == min(i for i in range(VOCAB_SIZE) if logits[i] == logits.max())
 
 
@@ -132,7 +133,7 @@ def test_penalties_by_definition(
     sampler = LogitsSampler(GenerationConfig(temperature=1.0, **options), prompt)
     sampler.commit(answer)
     before = logits.copy()
-    made = sampler.distribution(logits, prefix)
+    made = sampler.distribution(LogitsRow.of(logits), prefix)
     np.testing.assert_array_equal(logits, before)
 
     expected = logits.astype(np.float64)
@@ -143,7 +144,7 @@ def test_penalties_by_definition(
         expected[i] -= options["presence_penalty"] + options["frequency_penalty"] * count
     weights = np.exp(expected - expected.max())
     np.testing.assert_allclose(made.probs, (weights / weights.sum())[made.token_ids], rtol=1e-4)
-    assert sampler.best(logits, prefix) in np.flatnonzero(expected >= expected.max() - 1e-5)
+    assert sampler.best(LogitsRow.of(logits), prefix) in np.flatnonzero(expected >= expected.max() - 1e-5)
 
 
 @given(logits_rows, penalties, tokens, tokens, tokens)
@@ -153,10 +154,11 @@ def test_rejected_tokens_leave_no_trace(
     config = GenerationConfig(temperature=1.0, **options)
     clean, used = LogitsSampler(config, prompt), LogitsSampler(config, prompt)
     clean.commit(answer)
-    used.distribution(logits, rejected)
+    used.distribution(LogitsRow.of(logits), rejected)
     used.commit(answer)
-    used.best(logits, rejected)
-    np.testing.assert_array_equal(used.distribution(logits, []).probs, clean.distribution(logits, []).probs)
+    used.best(LogitsRow.of(logits), rejected)
+    row = LogitsRow.of(logits)
+    np.testing.assert_array_equal(used.distribution(row, []).probs, clean.distribution(row, []).probs)
 
 
 @settings(max_examples=100)
@@ -180,7 +182,7 @@ def test_the_same_as_transformers(
     expected = torch.softmax(scores.double(), -1)[0].numpy()
 
     sampler = LogitsSampler(GenerationConfig(**options, repetition_penalty=repetition_penalty), prompt)
-    made = sampler.distribution(logits, [])
+    made = sampler.distribution(LogitsRow.of(logits), [])
     probs = np.zeros(VOCAB_SIZE)
     probs[made.token_ids] = made.probs
     if np.count_nonzero(probs) == np.count_nonzero(expected):

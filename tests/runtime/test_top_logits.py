@@ -19,9 +19,9 @@ from outrider.backends.paged_step import PagedStep
 from outrider.config import GenerationConfig
 from outrider.drafters import Subset
 from outrider.errors import DeviceError, NoTokenLeft, OptionError
-from outrider.sampling import LogitsSampler, Row, whole_row
+from outrider.sampling import LogitsSampler, argmax, probability, whole_row
 from outrider.testing import ToyTokenizer, save_toy_bundle
-from outrider.types import Chunk, TopLogits
+from outrider.types import Chunk, LogitsRow, TopLogits
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -40,6 +40,10 @@ def top_of(row: Logits, k: int, seed: int = 0) -> TopLogits:
     with np.errstate(all="ignore"):
         logsumexp = float(np.logaddexp.reduce(row.astype(np.float64))) + rng.uniform(-2e-5, 2e-5)
     return TopLogits(token_ids, row[token_ids], float(row[order[k - 1]]), logsumexp, len(row))
+
+
+def listed(row: Logits, top: TopLogits | None) -> LogitsRow:
+    return LogitsRow(lambda: row, top)
 
 
 def unread() -> Logits:
@@ -82,18 +86,19 @@ def test_decisions_are_those_of_the_whole_row(
     row: Logits, k: int, options: dict[str, Any], prompt: list[int], prefix: list[int], seed: int
 ) -> None:
     sampler = LogitsSampler(GenerationConfig(**options), prompt)
-    reduced = Row(lambda: row, top_of(row, k, seed))
+    reduced = listed(row, top_of(row, k, seed))
     try:
-        best, expected = sampler.best(row, prefix), sampler.distribution(row, prefix)
+        whole = LogitsRow.of(row)
+        best, expected = sampler.best(whole, prefix), sampler.distribution(whole, prefix)
     except NoTokenLeft:
         with pytest.raises(NoTokenLeft):
-            reduced.best(sampler, prefix)
+            sampler.best(reduced, prefix)
         with pytest.raises(NoTokenLeft):
-            reduced.distribution(sampler, prefix)
+            sampler.distribution(reduced, prefix)
         return
-    made = reduced.distribution(sampler, prefix)
-    assert reduced.best(sampler, prefix) == best
-    assert reduced.argmax() == int(row.argmax())
+    made = sampler.distribution(reduced, prefix)
+    assert sampler.best(reduced, prefix) == best
+    assert argmax(reduced) == int(row.argmax())
     np.testing.assert_array_equal(made.token_ids, expected.token_ids)
     np.testing.assert_array_equal(made.probs, expected.probs)
     assert made.token_ids.dtype == expected.token_ids.dtype
@@ -120,13 +125,14 @@ def test_usual_options_do_without_the_whole_row(options: dict[str, Any]) -> None
     rng = np.random.default_rng(1)
     logits = rng.normal(0, 1, 50_000).astype(np.float32)
     logits[rng.permutation(50_000)[:10]] += np.linspace(12, 16, 10, dtype=np.float32)
-    row = Row(unread, top_of(logits, 64))
+    row = LogitsRow(unread, top_of(logits, 64))
     sampler = LogitsSampler(GenerationConfig(**options), [1, 2, 3])
-    assert row.best(sampler, [5]) == sampler.best(logits, [5])
-    assert row.argmax() == logits.argmax()
-    assert row.probability(row.argmax()) == pytest.approx(Row(lambda: logits).probability(row.argmax()), rel=1e-4)
+    assert sampler.best(row, [5]) == sampler.best(LogitsRow.of(logits), [5])
+    best = argmax(row)
+    assert best == logits.argmax()
+    assert probability(row, best) == pytest.approx(probability(LogitsRow.of(logits), best), rel=1e-4)
     if options.get("temperature"):
-        made, expected = row.distribution(sampler, [5]), sampler.distribution(logits, [5])
+        made, expected = sampler.distribution(row, [5]), sampler.distribution(LogitsRow.of(logits), [5])
         np.testing.assert_array_equal(made.probs, expected.probs)
 
 
@@ -139,12 +145,12 @@ def test_a_cut_that_hangs_on_rounding_is_the_whole_rows() -> None:
         row[ids] = rng.normal(0, 9, 40)
         weights = np.exp(row - row.max())
         mass = np.cumsum(np.sort(weights)[::-1], dtype=np.float64)
-        listed = (top_of(row, 50), whole_row(ids, row[ids], len(row)))
+        tops = (top_of(row, 50), whole_row(ids, row[ids], len(row)))
         for top_p in mass[:20] / weights.sum(dtype=np.float64):
             sampler = LogitsSampler(GenerationConfig(temperature=1.0, top_p=float(top_p)), [])
-            expected = sampler.distribution(row, [])
-            for top in listed:
-                made = Row(lambda row=row: row, top).distribution(sampler, [])  # type: ignore[misc]
+            expected = sampler.distribution(LogitsRow.of(row), [])
+            for top in tops:
+                made = sampler.distribution(listed(row, top), [])
                 np.testing.assert_array_equal(made.token_ids, expected.token_ids)
                 np.testing.assert_array_equal(made.probs, expected.probs)
 
@@ -152,7 +158,7 @@ def test_a_cut_that_hangs_on_rounding_is_the_whole_rows() -> None:
 def test_a_cut_vocabulary_is_enough_and_little_of_it_is_sorted(monkeypatch: pytest.MonkeyPatch) -> None:
     """All logits that a row has are listed: then the whole row tells no more, and the few likeliest decide."""
     logits = np.random.default_rng(0).normal(0, 3, 64_000).astype(np.float32)
-    row = Row(unread, whole_row(np.arange(64_000), logits, 150_000))
+    row = LogitsRow(unread, whole_row(np.arange(64_000), logits, 150_000))
     lengths: list[int] = []
     sort = np.lexsort
 
@@ -164,9 +170,9 @@ def test_a_cut_vocabulary_is_enough_and_little_of_it_is_sorted(monkeypatch: pyte
     options: dict[str, Any]
     for options in ({"top_p": 0.95}, {"top_k": 50}, {"top_k": 50, "top_p": 0.9}, {"min_p": 0.01}, {}):
         sampler = LogitsSampler(GenerationConfig(temperature=0.7, **options), [])
-        expected = sampler.distribution(logits, [])
+        expected = sampler.distribution(LogitsRow.of(logits), [])
         lengths.clear()
-        np.testing.assert_array_equal(row.distribution(sampler, []).probs, expected.probs)
+        np.testing.assert_array_equal(sampler.distribution(row, []).probs, expected.probs)
         assert sum(lengths) < 6_400
 
 
@@ -176,8 +182,8 @@ def test_weights_near_the_smallest_number_are_judged_as_rounded() -> None:
         sampler = LogitsSampler(GenerationConfig(temperature=1.0, min_p=min_p), [])
         for below in np.linspace(98, 104, 400):
             logits = np.array([0, -1, -below, -below], dtype=np.float32)
-            made = Row(lambda row=logits: row, top_of(logits, 3)).distribution(sampler, [])  # type: ignore[misc]
-            np.testing.assert_array_equal(made.token_ids, sampler.distribution(logits, []).token_ids)
+            made = sampler.distribution(listed(logits, top_of(logits, 3)), [])
+            np.testing.assert_array_equal(made.token_ids, sampler.distribution(LogitsRow.of(logits), []).token_ids)
 
 
 def test_a_sum_is_as_exact_as_single_precision_can_say() -> None:
@@ -192,8 +198,8 @@ def test_a_sum_is_as_exact_as_single_precision_can_say() -> None:
                 top = dataclasses.replace(exact, logsumexp=logsumexp)
                 for top_p in (0.1, 0.3, 0.5, 0.7):
                     sampler = LogitsSampler(GenerationConfig(temperature=1.0, top_p=top_p), [])
-                    made = Row(lambda row=row: row, top).distribution(sampler, [])  # type: ignore[misc]
-                    np.testing.assert_array_equal(made.token_ids, sampler.distribution(row, []).token_ids)
+                    made = sampler.distribution(listed(row, top), [])
+                    np.testing.assert_array_equal(made.token_ids, sampler.distribution(LogitsRow.of(row), []).token_ids)
 
 
 @pytest.mark.parametrize("options", [{"logit_bias": {3: 1.0}}, {"repetition_penalty": 0.9}, {"presence_penalty": -1}])
@@ -201,7 +207,7 @@ def test_options_that_raise_logits_ask_for_the_whole_row(options: dict[str, Any]
     logits = np.arange(100, dtype=np.float32)
     sampler = LogitsSampler(GenerationConfig(**options), [3])
     with pytest.raises(AssertionError, match="the whole row was asked for"):
-        Row(unread, top_of(logits, 9)).best(sampler, [])
+        sampler.best(LogitsRow(unread, top_of(logits, 9)), [])
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
@@ -212,9 +218,9 @@ def test_a_broken_row_fails_as_it_would(bad: float) -> None:
     top = TopLogits(np.arange(5), np.ones(5, dtype=np.float32), 0.0, float("nan"), 50)
     sampler = LogitsSampler(GenerationConfig(temperature=1.0, top_k=2), [])
     with pytest.raises(DeviceError, match="not finite"):
-        Row(lambda: logits, top).best(sampler, [])
+        sampler.best(listed(logits, top), [])
     with pytest.raises(DeviceError, match="not finite"):
-        Row(lambda: logits, top).distribution(sampler, [])
+        sampler.distribution(listed(logits, top), [])
 
 
 @given(
@@ -227,17 +233,17 @@ def test_a_cut_output_matrix_keeps_its_ids(row: Logits, k: int | None, top_k: in
     """k: logits that the device lists; None for a device that lists none, of which the whole row is."""
     ids = np.sort(np.random.default_rng(k).permutation(200)[:VOCAB_SIZE]).astype(np.int32)
     subset = Subset(ids, 200)
-    wide = subset.row(Row(lambda: row, None if k is None else top_of(row, k)))
+    wide = subset.row(listed(row, None if k is None else top_of(row, k)))
     expected = subset.widen(row).copy()
     config = GenerationConfig(temperature=0.7, top_k=top_k, top_p=top_p)
     for sampler in (LogitsSampler(config, []), LogitsSampler(config.replace(repetition_penalty=1.2), [*range(50)])):
-        assert wide.best(sampler, [7]) == sampler.best(expected, [7])
-        made, whole = wide.distribution(sampler, []), sampler.distribution(expected, [])
+        assert sampler.best(wide, [7]) == sampler.best(LogitsRow.of(expected), [7])
+        made, whole = sampler.distribution(wide, []), sampler.distribution(LogitsRow.of(expected), [])
         np.testing.assert_array_equal(made.token_ids, whole.token_ids)
         np.testing.assert_array_equal(made.probs, whole.probs)
     likeliest = int(expected.argmax())
-    assert wide.argmax() == likeliest
-    assert wide.probability(likeliest) == pytest.approx(Row(lambda: expected).probability(likeliest), rel=1e-4)
+    assert argmax(wide) == likeliest
+    assert probability(wide, likeliest) == pytest.approx(probability(LogitsRow.of(expected), likeliest), rel=1e-4)
 
 
 # In the graph
@@ -254,7 +260,7 @@ def reduced_by_openvino(rows: np.ndarray, k: int, vocab_size: int) -> list[TopLo
     request.infer([-rows[:, None]])
     token_ids, values, sums = (request.get_tensor(name).data[:, 0] for name in TOP)
     step = PagedStep(unread_row, vocab_size, (token_ids, values, sums[:, 0]))
-    tops = [step.top_logits(i) for i in range(len(rows))]
+    tops = [step.row(i).top for i in range(len(rows))]
     return [top for top in tops if top is not None]
 
 
@@ -278,9 +284,9 @@ def test_the_graph_lists_the_largest(k: int, vocab_size: int, tied: bool) -> Non
         assert top.logsumexp == pytest.approx(float(np.logaddexp.reduce(row.astype(np.float64))), abs=1e-5)
         for options in ({"temperature": 0.7, "top_k": 5}, {"temperature": 1.0, "top_p": 0.9}, {"temperature": 1.0}):
             sampler = LogitsSampler(GenerationConfig(**options), [])  # type: ignore[arg-type]
-            made, whole = Row(lambda row=row: row, top).distribution(sampler, []), sampler.distribution(row, [])  # type: ignore[misc]
+            made, whole = (sampler.distribution(each, []) for each in (listed(row, top), LogitsRow.of(row)))
             np.testing.assert_array_equal(made.probs, whole.probs)
-            assert Row(lambda row=row: row, top).best(sampler, []) == sampler.best(row, [])  # type: ignore[misc]
+            assert sampler.best(listed(row, top), []) == sampler.best(LogitsRow.of(row), [])
 
 
 def test_the_graph_loses_nothing_of_a_flat_tail() -> None:
@@ -340,7 +346,7 @@ def test_whole_rows_stay_where_they_are(
 ) -> None:
     """Main and draft model decode without a single one, unless their numbers are asked for."""
     engine = make_engine(openvino_bundle, 8)
-    monkeypatch.setattr(PagedStep, "logits", lambda self, i: unread())
+    monkeypatch.setattr(PagedStep, "row", lambda self, i: LogitsRow(unread, self._top(i)))
     asked = {"num_assistant_tokens": 4, "max_new_tokens": 30, "drafter": "draft", "ignore_eos": True, **options}
     assert engine.generate("hello", **asked).stats.num_accepted_tokens > 0
     with pytest.raises(AssertionError, match="the whole row was asked for"):
@@ -373,7 +379,7 @@ def test_a_device_that_lists_others_is_refused(
     openvino_bundle: Bundle, monkeypatch: pytest.MonkeyPatch, change: str
 ) -> None:
     main = openvino_bundle.manifest.main
-    found = PagedStep.top_logits
+    found = PagedStep._top
 
     def wrong(step: PagedStep, i: int) -> TopLogits | None:
         if (top := found(step, i)) is None:
@@ -385,7 +391,7 @@ def test_a_device_that_lists_others_is_refused(
         }
         return dataclasses.replace(top, **{change: changes[change]})
 
-    monkeypatch.setattr(PagedStep, "top_logits", wrong)
+    monkeypatch.setattr(PagedStep, "_top", wrong)
     made = OpenVINOPaged(openvino_bundle.model_path(main), vocab_size=main.vocab_size, top_logits=8)
     with pytest.raises(DeviceError, match="CPU picks out other logits than the largest"):
         made.allocate(64)
@@ -394,7 +400,7 @@ def test_a_device_that_lists_others_is_refused(
     assert made.num_top == 0
     slot = made.open(2)
     assert slot
-    assert Row.of(made.submit([Chunk(slot, [1, 2], 2)]).wait(), 0).top is None
+    assert made.submit([Chunk(slot, [1, 2], 2)]).wait().row(0).top is None
 
 
 def check_real_rows(whole: Backend, reduced: Backend) -> None:
@@ -406,17 +412,17 @@ def check_real_rows(whole: Backend, reduced: Backend) -> None:
         assert slot
         steps.append(backend.submit([Chunk(slot, token_ids, num_rows=40)]).wait())
     for i in range(40):
-        row, top = steps[1].logits(i), steps[1].top_logits(i)
-        np.testing.assert_array_equal(row, steps[0].logits(i))
+        row, top = steps[1].row(i).full(), steps[1].row(i).top
+        np.testing.assert_array_equal(row, steps[0].row(i).full())
         assert top
         np.testing.assert_array_equal(row[top.token_ids], top.logits)
         assert (np.delete(row, top.token_ids) <= top.bound).all()
         assert top.logsumexp == pytest.approx(float(np.logaddexp.reduce(row.astype(np.float64))), abs=1e-5)
         for options in REAL_OPTIONS:
             sampler = LogitsSampler(GenerationConfig(**options), token_ids)
-            assert Row.of(steps[1], i).best(sampler, []) == sampler.best(row, [])
+            assert sampler.best(steps[1].row(i), []) == sampler.best(LogitsRow.of(row), [])
             if options:
-                made, expected = Row.of(steps[1], i).distribution(sampler, []), sampler.distribution(row, [])
+                made, expected = sampler.distribution(steps[1].row(i), []), sampler.distribution(LogitsRow.of(row), [])
                 np.testing.assert_array_equal(made.probs, expected.probs)
 
 

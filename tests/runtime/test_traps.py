@@ -12,9 +12,9 @@ import pytest
 from outrider.bench.shuffled import Shuffled
 from outrider.config import GenerationConfig
 from outrider.drafters import DraftModel, Ngram
-from outrider.request import Request, RequestRows
+from outrider.request import Request
 from outrider.request_queue import RequestQueue
-from outrider.sampling import LogitsSampler
+from outrider.sampling import DraftRows, LogitsSampler
 from outrider.testing import FakeBackend
 from outrider.text import TextStream
 from outrider.types import Draft, Noise, Outcome, Sequence
@@ -118,20 +118,20 @@ def test_row_i_sees_the_i_draft_tokens_before_it() -> None:
     seen: list[list[int]] = []
 
     class RecordingSampler(LogitsSampler):
-        def best(self, logits: Any, prefix: Any) -> int:
+        def best(self, row: Any, prefix: Any) -> int:
             seen.append(list(prefix))
-            return super().best(logits, prefix)
+            return super().best(row, prefix)
 
-        def distribution(self, logits: Any, prefix: Any) -> Any:
+        def distribution(self, row: Any, prefix: Any) -> Any:
             seen.append(list(prefix))
-            return super().distribution(logits, prefix)
+            return super().distribution(row, prefix)
 
-        def logprobs(self, logits: Any, prefix: Any, token_id: int) -> Any:
+        def logprobs(self, row: Any, prefix: Any, token_id: int) -> Any:
             seen.append(list(prefix))
-            return super().logprobs(logits, prefix, token_id)
+            return super().logprobs(row, prefix, token_id)
 
     step = FakeBackend.Step([np.zeros(VOCAB_SIZE, dtype=np.float32)] * 5)
-    rows = RequestRows(step, 1, RecordingSampler(CONFIG, []), [3, 4, 5])
+    rows = DraftRows.of(step, 1, RecordingSampler(CONFIG, []), [3, 4, 5])
     for i in range(4):
         rows.best(i)
         rows.distribution(i)

@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from outrider.types import LogitsRow
+
 if TYPE_CHECKING:
     from collections.abc import Sequence as Seq
 
     from numpy.typing import NDArray
 
     from outrider.backends.openvino_npu import OpenVINONpu
-    from outrider.types import Logits
 
 
 class WindowSlot:
@@ -60,13 +61,9 @@ class WindowStep:
     _rows: Seq[NDArray[Any]]
     _vocab_size: int
 
-    def logits(self, i: int) -> Logits:
-        """Row i, cut to the real vocabulary."""
-        row: Logits = self._rows[i][: self._vocab_size].astype(np.float32, copy=False)
-        return row
-
-    def top_logits(self, i: int) -> None:
-        """NPUW hands over whole rows."""
+    def row(self, i: int) -> LogitsRow:
+        """Row i, cut to the real vocabulary. NPUW hands over whole rows."""
+        return LogitsRow.of(self._rows[i][: self._vocab_size].astype(np.float32, copy=False))
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ import onnxruntime as ort
 
 from outrider.backends.onnx_cache import BufferCache
 from outrider.errors import BundleError, DeviceError, OptionError, one_line
-from outrider.types import Capabilities, Chunk, Exactness
+from outrider.types import Capabilities, Chunk, Exactness, LogitsRow
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from outrider.backends.onnx_cache import BufferSlot
-    from outrider.types import CacheUse, Logits
+    from outrider.types import CacheUse
 
 _KINDS: dict[str, type[np.generic]] = {"tensor(float)": np.float32, "tensor(float16)": np.float16}
 _PRECISIONS: dict[type[np.generic], str] = {np.float32: "f32", np.float16: "f16"}
@@ -72,13 +72,9 @@ class BufferStep:
         """The rows are there already."""
         return self
 
-    def logits(self, i: int) -> Logits:
-        """Row i, cut to the real vocabulary."""
-        row: Logits = self._logits[self._wanted[i], : self._vocab_size].astype(np.float32, copy=False)
-        return row
-
-    def top_logits(self, i: int) -> None:
-        """Not looked for: the rows are in host memory."""
+    def row(self, i: int) -> LogitsRow:
+        """Row i, cut to the real vocabulary; it is in host memory."""
+        return LogitsRow.of(self._logits[self._wanted[i], : self._vocab_size].astype(np.float32, copy=False))
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +104,7 @@ class OnnxRuntime:
         backend.allocate(max_tokens=8_192)
         slot = backend.open(max_tokens=200)
         step = backend.submit([Chunk(slot, token_ids, num_rows=1)]).wait()
-        step.logits(0)    # float32 [vocab_size]
+        step.row(0).full()    # float32 [vocab_size]
 
     GroupQueryAttention takes one sequence a call where it has several rows and a past, so the sequences of one `submit`
     run one after another. A cache takes no memory before it is written to, where the system commits lazily.
@@ -343,7 +339,7 @@ class OnnxRuntime:
         """The logits of the last rows of a text of four tokens, of which those before `token_ids` are in the cache."""
         slot.trim(4 - len(token_ids))
         step = self._evaluate([Chunk(slot, token_ids, num_rows)])
-        return np.array([step.logits(i) for i in range(num_rows)])
+        return np.array([step.row(i).full() for i in range(num_rows)])
 
 
 _ROWS, _EXTRA = ("rows_begin", "rows_end"), "extra_rows"

@@ -35,7 +35,7 @@ class OpenVINONpu:
         backend.allocate(max_tokens=1_536)
         slot = backend.open(max_tokens=200)
         step = backend.submit([Chunk(slot, token_ids, num_rows=1)]).wait()
-        step.logits(0)    # float32 [vocab_size]
+        step.row(0).full()    # float32 [vocab_size]
 
     Tokens whose rows are not wanted are a prompt: the prefill model reads them, in pieces. All others are evaluated by
     the other model, whose calls have `window` rows, however many are wanted: a call costs the same for one row as for

@@ -71,7 +71,7 @@ class OpenVINOPaged:
         backend.allocate(max_tokens=8_192)
         slot = backend.open(max_tokens=200)
         step = backend.submit([Chunk(slot, token_ids, num_rows=1)]).wait()
-        step.logits(0)    # float32 [vocab_size]
+        step.row(0).full()    # float32 [vocab_size]
 
     Several sequences of any lengths go in one call. Calls do not overlap: a step is read before the next `submit`.
     can_pad_apart: compiles the model so that padding for the attention's sake costs nothing elsewhere.

@@ -10,7 +10,7 @@ import openvino as ov
 
 from outrider.backends.paged_graph import TOP
 from outrider.sampling.top import TOLERANCE
-from outrider.types import TopLogits
+from outrider.types import LogitsRow, TopLogits
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -32,12 +32,11 @@ class PagedStep:
     vocab_size: int
     top: tuple[NDArray[np.int32], NDArray[np.float32], NDArray[np.float32]] | None
 
-    def logits(self, i: int) -> Logits:
+    def row(self, i: int) -> LogitsRow:
         """Row i, cut to the real vocabulary."""
-        return self.read(i)
+        return LogitsRow(lambda: self.read(i), self._top(i))
 
-    def top_logits(self, i: int) -> TopLogits | None:
-        """The largest logits of row i; None where the graph does not look for them."""
+    def _top(self, i: int) -> TopLogits | None:
         if self.top is None:
             return None
         token_ids, logits, logsumexp = (values[i] for values in self.top)
@@ -92,7 +91,7 @@ class Outputs:
     def agrees(self, step: PagedStep, num_rows: int) -> bool:
         """Whether what the device has picked out is the largest logits of the rows themselves, to the bit."""
         for i in range(num_rows):
-            row, top = step.logits(i), step.top_logits(i)
+            row, top = step.row(i).full(), step.row(i).top
             if top is None:
                 return False
             logsumexp = np.logaddexp.reduce(row.astype(np.float64))

@@ -110,7 +110,7 @@ def _try(job: Job) -> Verdict:
         if slot is None:
             return Verdict(works=False, reason="it has no room for a cache")
         step = backend.submit([Chunk(slot, _TOKEN_IDS, num_rows=1)]).wait()
-        if not np.isfinite(step.logits(0)).all():
+        if not np.isfinite(step.row(0).full()).all():
             return Verdict(works=False, reason="its logits are not numbers")
     except DeviceError as error:
         return Verdict(works=False, reason=one_line(error))

@@ -13,6 +13,7 @@ import numpy as np
 
 from outrider.sampling import LogitsSampler
 from outrider.schedule.exactness import read
+from outrider.types import LogitsRow
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -31,7 +32,7 @@ def exact_joint(
         for start, probability in joint.items():
             context = [*prompt, *start]
             logits = read(engine.main, context, [len(context)], 1)[-1]
-            row = LogitsSampler(config, prompt).distribution(logits, start)
+            row = LogitsSampler(config, prompt).distribution(LogitsRow.of(logits), start)
             for token_id, p in zip(row.token_ids.tolist(), row.probs.tolist(), strict=True):
                 if probability * p > 1e-9:
                     longer[(*start, token_id)] = probability * p

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from outrider.drafters.vocabulary import Vocabulary
-from outrider.sampling import Row
 from outrider.types import NO_DRAFT, Chunk, Draft
 
 if TYPE_CHECKING:
@@ -150,7 +149,7 @@ class DraftModel:
         rows = iter(range(len(readers)))
         for reader, chunk in zip(readers, chunks, strict=True):
             if chunk.num_rows:
-                row = Row.of(step, next(rows))
+                row = step.row(next(rows))
                 reader.choose(self._subset.row(row) if self._subset else row)
 
     def can_draft(self, request: DraftRequest) -> bool:

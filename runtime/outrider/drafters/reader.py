@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 from outrider.errors import DeviceError, NoTokenLeft
 from outrider.kv import num_common_tokens
+from outrider.sampling import DraftRows, probability, without
 from outrider.types import Distribution, Draft
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from outrider.sampling import Row
-    from outrider.types import DraftRequest, Sampler, Sequence, Slot
+    from outrider.types import DraftRequest, LogitsRow, Sequence, Slot
 
 
 class Reader:
@@ -70,12 +70,12 @@ class Reader:
         for values in (self._token_ids, self._probs, self._confidences, self._runners_up):
             del values[num_wanted:]
 
-    def choose(self, latest: Row) -> None:
+    def choose(self, latest: LogitsRow) -> None:
         """Take the next token from its row."""
         request, i = self.request, len(self._token_ids)
-        row = _Row(latest, request.sampler, self._behind + self._token_ids, len(self._behind))
+        rows = self._rows(latest)
         try:
-            token_id, probs = request.verifier.draw(row, i, request.noise, len(request.sequence) + len(self._behind))
+            token_id, probs = self._draw(rows, i)
         except NoTokenLeft:  # the draft ends here; the main model's own row is what may fail the request
             self.unread = []
             return
@@ -84,11 +84,28 @@ class Reader:
         self._token_ids.append(token_id)
         ahead = request.ahead and self.can_draft_ahead
         if request.rule or ahead:  # nobody else asks
-            self._confidences.append(row.confidence(token_id))
+            self._confidences.append(_confidence(latest, rows.found.get(i), token_id))
         if ahead:
             # Which token rejection sampling would put in its place is drawn from what only the main model knows.
-            self._runners_up.append(None if probs else row.runner_up(request, i, token_id))
+            second = None if probs else self._runner_up(latest, i, token_id)
+            found = None if second is None else (second, _confidence(latest, rows.found.get(i), second))
+            self._runners_up.append(found)
         self.unread = [token_id]
+
+    def _runner_up(self, latest: LogitsRow, i: int, token_id: int) -> int | None:
+        """The token that would be taken but for `token_id`; None where no other is left."""
+        try:
+            return self._draw(self._rows(without(latest, token_id)), i)[0]
+        except (NoTokenLeft, DeviceError):
+            return None
+
+    def _rows(self, latest: LogitsRow) -> DraftRows:
+        """The latest row, which follows all draft tokens so far; what is behind the context is another draft's."""
+        return DraftRows(lambda _: latest, self.request.sampler, self._token_ids, self._behind)
+
+    def _draw(self, rows: DraftRows, i: int) -> tuple[int, Distribution | None]:
+        request = self.request
+        return request.verifier.draw(rows, i, request.noise, len(request.sequence) + len(self._behind))
 
     @property
     def wants_more(self) -> bool:
@@ -193,34 +210,6 @@ class Guess:
     token_id: int | None = None
 
 
-@dataclass(slots=True)
-class _Row:
-    """The draft model's latest row, as `Rows`: it follows all draft tokens so far, the first `num_behind` another's."""
-
-    latest: Row
-    sampler: Sampler
-    draft_token_ids: list[int]
-    num_behind: int = 0
-    _distribution: Distribution | None = None
-
-    def best(self, i: int) -> int:
-        return self.latest.best(self.sampler, self.draft_token_ids[: self.num_behind + i])
-
-    def distribution(self, i: int) -> Distribution:
-        if self._distribution is None:
-            prefix = self.draft_token_ids[: self.num_behind + i]
-            self._distribution = self.latest.distribution(self.sampler, prefix)
-        return self._distribution
-
-    def runner_up(self, request: DraftRequest, i: int, token_id: int) -> tuple[int, float] | None:
-        """The token that would be taken but for `token_id`, and its probability; None where no other is left."""
-        others = _Row(self.latest.without(token_id), self.sampler, self.draft_token_ids, self.num_behind)
-        try:
-            second, _ = request.verifier.draw(others, i, request.noise, len(request.sequence) + self.num_behind)
-        except (NoTokenLeft, DeviceError):
-            return None
-        return second, self.confidence(second)
-
-    def confidence(self, token_id: int) -> float:
-        """The probability of a token that was taken: of draft_probs if they were asked for, else the model's own."""
-        return self._distribution.prob(token_id) if self._distribution else self.latest.probability(token_id)
+def _confidence(latest: LogitsRow, drawn: Distribution | None, token_id: int) -> float:
+    """The probability of a token that was taken: of draft_probs if they were asked for, else the model's own."""
+    return drawn.prob(token_id) if drawn else probability(latest, token_id)

@@ -9,8 +9,8 @@ import numpy as np
 
 from outrider.drafters.reader import Reader
 from outrider.drafters.translation import Dictionary, Translation, utf8_decoder
-from outrider.sampling import Row, whole_row
-from outrider.types import Draft
+from outrider.sampling import argmax, probability, whole_row
+from outrider.types import Draft, LogitsRow
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -59,14 +59,14 @@ class Subset:
         self._row[self._token_ids] = logits
         return self._row
 
-    def row(self, row: Row) -> Row:
+    def row(self, row: LogitsRow) -> LogitsRow:
         """A row of the model's as one over all draft ids. What the cut left is all that can be listed of it."""
         top, vocab_size = row.top, len(self._row)
         if top is None:
-            top = whole_row(self._token_ids, row.read(), vocab_size)
+            top = whole_row(self._token_ids, row.full(), vocab_size)
         else:
             top = dataclasses.replace(top, token_ids=self._token_ids[top.token_ids], vocab_size=vocab_size)
-        return Row(lambda: self.widen(row.read()), top)
+        return LogitsRow(lambda: self.widen(row.full()), top)
 
 
 class _Other(Vocabulary):
@@ -196,9 +196,8 @@ class _IntersectionReader(_Translated):
         self._translation.extend(sequence.token_ids)
         return self._translation.token_ids
 
-    def choose(self, latest: Row) -> None:
-        logits = self._vocabulary.to_main(latest.read())
-        super().choose(Row(lambda: logits))
+    def choose(self, latest: LogitsRow) -> None:
+        super().choose(LogitsRow.of(self._vocabulary.to_main(latest.full())))
         self.unread = [int(self._vocabulary.dictionary.to_draft[i]) for i in self.unread]
 
 
@@ -233,10 +232,10 @@ class _TextReader(_Translated):
                 num_kept, begin = i, end
         return self._own[:num_kept], spelled[begin:]
 
-    def choose(self, latest: Row) -> None:
-        self._own.append(latest.argmax())
+    def choose(self, latest: LogitsRow) -> None:
+        self._own.append(argmax(latest))
         if self.request.rule:
-            self._confidences.append(latest.probability(self._own[-1]))
+            self._confidences.append(probability(latest, self._own[-1]))
         self.unread = self._own[-1:]
 
     @property

@@ -1,9 +1,10 @@
 """From logits to decisions, in a fixed order.
 
     sampler = LogitsSampler(config, prompt_token_ids, end_token_ids=eos_token_ids)
-    sampler.best(logits, prefix=[])            # the greedy token
-    sampler.distribution(logits, prefix=[])    # target_probs or draft_probs
-    sampler.logprobs(logits, [], token_id)     # how likely a chosen token was
+    row = step.row(i)                          # or LogitsRow.of(logits)
+    sampler.best(row, prefix=[])               # the greedy token
+    sampler.distribution(row, prefix=[])       # target_probs or draft_probs
+    sampler.logprobs(row, [], token_id)        # how likely a chosen token was
 
 Order, and the upstream behaviour each step follows. Classes are those of Transformers 5.5, `logits_process.py`, in the
 order of its `_get_logits_processor`:
@@ -29,7 +30,8 @@ Each step sees exactly the tokens that it would see in plain decoding: row i of 
 before it, and the state holds committed tokens only. A row that holds −inf stays −inf there.
 """
 
+from outrider.sampling.rows import DraftRows
 from outrider.sampling.sampler import LogitsSampler
-from outrider.sampling.top import Row, whole_row
+from outrider.sampling.top import argmax, probability, whole_row, without
 
-__all__ = ["LogitsSampler", "Row", "whole_row"]
+__all__ = ["DraftRows", "LogitsSampler", "argmax", "probability", "whole_row", "without"]

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence as Seq
 
     from outrider.config import GenerationConfig
-    from outrider.types import Distribution, Logits, TokenLogprobs, TopLogits
+    from outrider.types import Distribution, Logits, LogitsRow, TokenLogprobs
 
 
 class Processor(Protocol):
@@ -32,7 +32,7 @@ class Processor(Protocol):
 
 
 class LogitsSampler:
-    """Turns logits float32 [vocab_size] of one sequence into a token or a distribution.
+    """Turns rows of logits of one sequence into a token or a distribution.
 
     Rows are left as they were. Where one holds −inf, that token is not chosen.
 
@@ -64,72 +64,62 @@ class LogitsSampler:
             and max(config.logit_bias.values(), default=0) <= 0
         )
 
-    def best(self, logits: Logits, prefix: Seq[int]) -> int:
+    def best(self, row: LogitsRow, prefix: Seq[int]) -> int:
         """The token with the highest processed logit; the lowest id among equals."""
+        listed = self._process_top(row, prefix)
+        if row.top is not None and listed is not None:
+            return int(row.top.token_ids[listed.argmax()])
+        logits = row.full()
         token_id = _finite_argmax(logits)
         return int(self._process(logits, prefix).argmax()) if self._processors else token_id
 
-    def distribution(self, logits: Logits, prefix: Seq[int]) -> Distribution:
-        """The probabilities after all processors."""
+    def distribution(self, row: LogitsRow, prefix: Seq[int]) -> Distribution:
+        """The probabilities after all processors: the same bits whether the row lists its largest logits or not."""
         config = self._config
+        options = config.temperature, config.top_k, config.top_p, config.min_p, config.typical_p
+        listed = self._process_top(row, prefix)
+        if row.top is not None and listed is not None:
+            found = truncated_softmax_of_top(row.top, listed, *options)
+            if found is not None:
+                return found
+        logits = row.full()
         _finite_argmax(logits)
-        return truncated_softmax(
-            self._process(logits, prefix),
-            config.temperature,
-            config.top_k,
-            config.top_p,
-            config.min_p,
-            config.typical_p,
-        )
+        return truncated_softmax(self._process(logits, prefix), *options)
 
-    def best_of_top(self, top: TopLogits, prefix: Seq[int]) -> int | None:
-        """What `best` says of the whole row; None where its largest logits do not tell."""
-        logits = self._process_top(top, prefix)
-        if logits is None or logits.max() <= top.bound:
-            return None
-        return int(top.token_ids[logits.argmax()])
-
-    def distribution_of_top(self, top: TopLogits, prefix: Seq[int]) -> Distribution | None:
-        """What `distribution` says of the whole row, bit for bit; None where its largest logits do not tell."""
-        logits, config = self._process_top(top, prefix), self._config
-        if logits is None or logits.max() <= top.bound:
-            return None
-        return truncated_softmax_of_top(
-            top, logits, config.temperature, config.top_k, config.top_p, config.min_p, config.typical_p
-        )
-
-    def logprobs(self, logits: Logits, prefix: Seq[int], token_id: int) -> TokenLogprobs:
+    def logprobs(self, row: LogitsRow, prefix: Seq[int], token_id: int) -> TokenLogprobs:
         """How likely a token was that was chosen at this row, as `logprobs` and `logprobs_of` ask.
 
         "unprocessed": of the log-softmax of the row itself. "processed": of `distribution`, or when greedy of the
         log-softmax of what `best` looks at. vLLM calls them raw_logprobs and processed_logprobs (`--logprobs-mode`).
+        Of a log-softmax the normaliser is exact: that takes the whole row.
         """
         config, count = self._config, self._config.logprobs or 0
         if config.logprobs_of == "unprocessed":
-            return logprobs_of_logits(logits, token_id, count)
+            return logprobs_of_logits(row.full(), token_id, count)
         if config.temperature == 0:
-            return logprobs_of_logits(self._process(logits, prefix), token_id, count)
-        return logprobs_of_distribution(self.distribution(logits, prefix), token_id, count)
+            return logprobs_of_logits(self._process(row.full(), prefix), token_id, count)
+        return logprobs_of_distribution(self.distribution(row, prefix), token_id, count)
 
     def commit(self, token_ids: Seq[int]) -> None:
         """Take tokens into the state that processors look at."""
         for processor in self._processors:
             processor.commit(token_ids)
 
-    def _process_top(self, top: TopLogits, prefix: Seq[int]) -> Logits | None:
-        """The processed logits of those that are listed; None where others may have become larger."""
-        if not np.isfinite(top.logsumexp):  # the whole row tells what is wrong with it
+    def _process_top(self, row: LogitsRow, prefix: Seq[int]) -> Logits | None:
+        """The processed logits of those that are listed; None where others may be larger."""
+        top = row.top
+        if top is None or not np.isfinite(top.logsumexp):  # the whole row tells what is wrong with it
             return None
-        if not self._processors:
-            return top.logits
-        if not self._only_lowers:
-            return None
-        logits = np.full(top.vocab_size, -np.inf, dtype=np.float32)
-        logits[top.token_ids] = top.logits
-        for processor in self._processors:
-            processor.apply(logits, prefix)
-        processed: Logits = logits[top.token_ids]
-        return processed
+        processed = top.logits
+        if self._processors:
+            if not self._only_lowers:
+                return None
+            logits = np.full(top.vocab_size, -np.inf, dtype=np.float32)
+            logits[top.token_ids] = top.logits
+            for processor in self._processors:
+                processor.apply(logits, prefix)
+            processed = logits[top.token_ids]
+        return processed if processed.max() > top.bound else None
 
     def _process(self, logits: Logits, prefix: Seq[int]) -> Logits:
         """The logits that are chosen by: a copy, unless there is nothing to do."""

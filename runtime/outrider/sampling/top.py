@@ -7,88 +7,60 @@ which tokens are kept is asked here. No order among equals is relied on, as devi
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from outrider.sampling.truncate import SMALLEST, k_largest, truncated_softmax
-from outrider.types import Distribution, TopLogits
+from outrider.types import Distribution, LogitsRow, TopLogits
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from collections.abc import Sequence as Seq
-
     from numpy.typing import NDArray
 
-    from outrider.types import Logits, Sampler, Step
+    from outrider.types import Logits
 
 # How far, at most, a device's sum of 150,000 exponentials in single precision may be off (see `add_top_logits`), and an
 # exponential of NumPy's.
 TOLERANCE = 1e-4
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
-    """One row of a step: its largest logits, if the device looks for them, and all where these do not suffice.
+def without(row: LogitsRow, token_id: int) -> LogitsRow:
+    """The row as if that token had a logit of −inf."""
 
-        Row.of(step, i).best(sampler, prefix)
+    def full() -> Logits:
+        logits = row.full().copy()
+        logits[token_id] = -np.inf
+        return logits
 
-    read: fetches the whole row, float32 [vocab_size].
-    """
+    top = row.top
+    listed = None if top is None else top.token_ids != token_id
+    if top is None or listed is None or listed.sum() in (0, len(listed)):
+        return LogitsRow(full)
+    with np.errstate(all="ignore"):  # where it is all of the row, nothing finite is left
+        rest = top.logsumexp + np.log1p(-np.exp(top.logits[~listed][0] - top.logsumexp))
+    return LogitsRow(
+        full, replace(top, token_ids=top.token_ids[listed], logits=top.logits[listed], logsumexp=float(rest))
+    )
 
-    read: Callable[[], Logits]
-    top: TopLogits | None = None
 
-    @classmethod
-    def of(cls, step: Step, i: int) -> Row:
-        """Row i of a step; valid as long as that is."""
-        return cls(lambda: step.logits(i), step.top_logits(i))
+def argmax(row: LogitsRow) -> int:
+    """The token with the highest logit, as it is; the lowest id among equals."""
+    top = row.top
+    if top is not None and np.isfinite(top.logsumexp) and top.logits.max() > top.bound:
+        return int(top.token_ids[top.logits.argmax()])
+    return int(row.full().argmax())
 
-    def best(self, sampler: Sampler, prefix: Seq[int]) -> int:
-        """The token with the highest processed logit."""
-        found = None if self.top is None else sampler.best_of_top(self.top, prefix)
-        return sampler.best(self.read(), prefix) if found is None else found
 
-    def distribution(self, sampler: Sampler, prefix: Seq[int]) -> Distribution:
-        """The probabilities after all processors."""
-        found = None if self.top is None else sampler.distribution_of_top(self.top, prefix)
-        return sampler.distribution(self.read(), prefix) if found is None else found
-
-    def without(self, token_id: int) -> Row:
-        """The row as if that token had a logit of −inf."""
-
-        def read() -> Logits:
-            logits = self.read().copy()
-            logits[token_id] = -np.inf
-            return logits
-
-        top = self.top
-        listed = None if top is None else top.token_ids != token_id
-        if top is None or listed is None or listed.sum() in (0, len(listed)):
-            return Row(read)
-        with np.errstate(all="ignore"):  # where it is all of the row, nothing finite is left
-            rest = top.logsumexp + np.log1p(-np.exp(top.logits[~listed][0] - top.logsumexp))
-        return Row(
-            read, replace(top, token_ids=top.token_ids[listed], logits=top.logits[listed], logsumexp=float(rest))
-        )
-
-    def argmax(self) -> int:
-        """The token with the highest logit, as it is; the lowest id among equals."""
-        top = self.top
-        if top is not None and np.isfinite(top.logsumexp) and top.logits.max() > top.bound:
-            return int(top.token_ids[top.logits.argmax()])
-        return int(self.read().argmax())
-
-    def probability(self, token_id: int) -> float:
-        """The softmax of the row at one token, in single precision."""
-        if self.top is not None and np.isfinite(self.top.logsumexp):
-            listed = self.top.logits[self.top.token_ids == token_id]
-            if len(listed):
-                return float(np.exp(listed[0] - self.top.logsumexp))
-        logits = self.read()
-        total = np.exp(logits - logits.max()).sum()
-        return float(np.exp(logits[token_id] - logits.max()) / total)
+def probability(row: LogitsRow, token_id: int) -> float:
+    """The softmax of the row at one token, in single precision."""
+    if row.top is not None and np.isfinite(row.top.logsumexp):
+        listed = row.top.logits[row.top.token_ids == token_id]
+        if len(listed):
+            return float(np.exp(listed[0] - row.top.logsumexp))
+    logits = row.full()
+    total = np.exp(logits - logits.max()).sum()
+    return float(np.exp(logits[token_id] - logits.max()) / total)
 
 
 def whole_row(token_ids: NDArray[np.int64], logits: Logits, vocab_size: int) -> TopLogits:

@@ -132,7 +132,7 @@ def _groups(backend: Backend, calls: Seq[tuple[int, int]]) -> list[tuple[int, ..
         for count, num_rows in calls:
             slot.trim(_BEFORE)
             chunk = Chunk(slot, token_ids[_BEFORE : _BEFORE + count], num_rows)
-            row = backend.submit([chunk]).wait().logits(0 if count == num_rows else num_rows - 1)
+            row = backend.submit([chunk]).wait().row(0 if count == num_rows else num_rows - 1).full()
             groups.setdefault(row.tobytes(), []).append(num_rows)
     finally:
         slot.close()
@@ -217,7 +217,7 @@ def read(main: Backend, token_ids: Seq[int], sizes: Seq[int], num_rows: int) -> 
             chunk = token_ids[slot.length : slot.length + size]
             wanted = max(0, min(len(chunk), slot.length + len(chunk) - (len(token_ids) - num_rows)))
             step = main.submit([Chunk(slot, chunk, num_rows=wanted)]).wait()
-            rows += [step.logits(i).copy() for i in range(wanted)]
+            rows += [step.row(i).full().copy() for i in range(wanted)]
     finally:
         slot.close()
     return np.array(rows)
@@ -250,7 +250,7 @@ def _beside(main: Backend, token_ids: list[int], num_rows: int) -> Rows:
                 Chunk(shorter, [2, 3], num_rows=0),
             ]
             step = main.submit(chunks).wait()
-            rows += [step.logits(1 + i).copy() for i in range(size)]
+            rows += [step.row(1 + i).full().copy() for i in range(size)]
     finally:
         for each in (slot, *others):
             each.close()
@@ -271,7 +271,7 @@ def _from_the_cache(main: Backend, token_ids: list[int], num_common: int) -> Row
     try:
         num_rows = min(TAIL, count - slot.length) if slot.length else 0
         step = main.submit([Chunk(slot, token_ids[slot.length :], num_rows)]).wait()
-        return np.array([step.logits(i).copy() for i in range(num_rows)])
+        return np.array([step.row(i).full().copy() for i in range(num_rows)])
     finally:
         slot.close()
 
@@ -285,7 +285,7 @@ def _among(main: Backend, token_ids: list[int], num_sequences: int) -> Rows:
             main.submit([Chunk(slot, token_ids[: 5 + i if i else -3], num_rows=0)]).wait()
         for token_id in token_ids[-3:]:
             step = main.submit([Chunk(slot, [token_id], num_rows=1) for slot in slots]).wait()
-            rows.append(step.logits(0).copy())
+            rows.append(step.row(0).full().copy())
     finally:
         for slot in slots:
             slot.close()
@@ -302,7 +302,7 @@ def _decode(main: Backend, token_ids: list[int], nums_drafts: Seq[int]) -> Rows:
         for i, num_drafts in zip(range(count - num_rows, count), nums_drafts, strict=True):
             chunk = [token_ids[i], *token_ids[:num_drafts]]
             step = main.submit([Chunk(slot, chunk, num_rows=len(chunk))]).wait()
-            rows.append(step.logits(0).copy())
+            rows.append(step.row(0).full().copy())
             slot.trim(i + 1)
     finally:
         slot.close()

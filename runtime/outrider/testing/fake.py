@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from outrider.kv import num_common_tokens
-from outrider.types import Capabilities, Exactness
+from outrider.types import Capabilities, Exactness, LogitsRow
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -159,10 +159,6 @@ class FakeBackend:
             """There is nothing to wait for."""
             return self
 
-        def logits(self, i: int) -> Logits:
-            """Row i."""
-            row: Logits = self.rows[i]
-            return row
-
-        def top_logits(self, i: int) -> None:
-            """Not looked for."""
+        def row(self, i: int) -> LogitsRow:
+            """Row i, without its largest logits."""
+            return LogitsRow.of(self.rows[i])

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence as Seq
     from pathlib import Path
 
-    from outrider.request import RequestRows
+    from outrider.sampling import DraftRows
     from outrider.types import Backend, Chunk, Draft, Drafter, DraftRequest, Outcome, Pending, Step
 
 _LATELY = 16  # commits over which tokens per second are counted
@@ -266,7 +266,7 @@ class TracedRequest(Request):
             self._stage("queued", _now())
         return admitted
 
-    def verify(self, draft: Draft, rows: RequestRows) -> Outcome:
+    def verify(self, draft: Draft, rows: DraftRows) -> Outcome:
         """As a request does."""
         host = self._trace.host()
         began, args = host.turn(), {"request": self._number, "drafted": len(draft)}
@@ -277,7 +277,7 @@ class TracedRequest(Request):
         finally:
             self._trace.span(host.lane, "host", "verify", began, _now(), **args)
 
-    def commit(self, rows: RequestRows, outcome: Outcome) -> None:
+    def commit(self, rows: DraftRows, outcome: Outcome) -> None:
         """As a request does; what its statistics count is the round's."""
         trace, host, stats = self._trace, self._trace.host(), self.stats
         before = stats.num_generated_tokens, stats.num_draft_tokens, stats.num_accepted_tokens

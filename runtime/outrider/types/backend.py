@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
     from collections.abc import Sequence as Seq
 
     import numpy as np
@@ -28,6 +28,25 @@ class TopLogits:
     bound: float
     logsumexp: float
     vocab_size: int
+
+
+@dataclass(frozen=True, slots=True)
+class LogitsRow:
+    """One row of a step: its largest logits, if the device looks for them, and all where these do not suffice.
+
+        row = step.row(i)
+        sampler.best(row, prefix)
+
+    full: fetches the whole row, float32 [vocab_size]. top: None where the device does not look for the largest.
+    """
+
+    full: Callable[[], Logits]
+    top: TopLogits | None = None
+
+    @classmethod
+    def of(cls, logits: Logits) -> LogitsRow:
+        """A row that is there already, float32 [vocab_size]."""
+        return cls(lambda: logits)
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,11 +213,8 @@ class Chunk:
 class Step(Protocol):
     """The rows that a call was asked for, chunk after chunk. Valid until the backend's next call."""
 
-    def logits(self, i: int) -> Logits:
+    def row(self, i: int) -> LogitsRow:
         """Row i, cut to the real vocabulary."""
-
-    def top_logits(self, i: int) -> TopLogits | None:
-        """The largest logits of row i; None where the device does not look for them."""
 
 
 class Pending(Protocol):

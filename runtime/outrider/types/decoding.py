@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from outrider.types.backend import Logits, Pending, TopLogits
+    from outrider.types.backend import LogitsRow, Pending
 
 
 @dataclass(eq=False, slots=True)
@@ -181,20 +181,14 @@ class Sampler(Protocol):
     `prefix` holds the tokens between the committed ones and the row: draft tokens that are accepted if it matters.
     """
 
-    def best(self, logits: Logits, prefix: Seq[int]) -> int:
+    def best(self, row: LogitsRow, prefix: Seq[int]) -> int:
         """The token with the highest processed logit; the lowest id among equals."""
 
-    def distribution(self, logits: Logits, prefix: Seq[int]) -> Distribution:
-        """The probabilities after all processors."""
+    def distribution(self, row: LogitsRow, prefix: Seq[int]) -> Distribution:
+        """The probabilities after all processors: the same bits whether the row lists its largest logits or not."""
 
-    def logprobs(self, logits: Logits, prefix: Seq[int], token_id: int) -> TokenLogprobs:
+    def logprobs(self, row: LogitsRow, prefix: Seq[int], token_id: int) -> TokenLogprobs:
         """How likely a token was that was chosen at this row."""
-
-    def best_of_top(self, top: TopLogits, prefix: Seq[int]) -> int | None:
-        """What `best` says of the whole row; None where its largest logits do not tell."""
-
-    def distribution_of_top(self, top: TopLogits, prefix: Seq[int]) -> Distribution | None:
-        """What `distribution` says of the whole row, bit for bit; None where its largest logits do not tell."""
 
     def commit(self, token_ids: Seq[int]) -> None:
         """Take tokens into the state that processors look at."""
