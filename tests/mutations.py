@@ -141,8 +141,8 @@ MUTATIONS = [
     Mutation(
         "trim of the draft model's cache: one too few",
         "drafters/reader.py",
-        "self.slot.trim(len(self.context(sequence)) + num_accepted)",
-        "self.slot.trim(len(self.context(sequence)) + num_accepted + 1)",
+        "self.slot.trim(num_context + len(committed.path))",
+        "self.slot.trim(num_context + len(committed.path) + 1)",
         "test_traps.py",
     ),
     Mutation(
@@ -372,7 +372,7 @@ MUTATIONS = [
     Mutation(
         "overlap: what was drafted behind a recovery goes when more was kept",
         "drafters/reader.py",
-        "num_accepted = min(num_accepted, len(self._behind) - 1)",
+        "self.slot.trim(self._num_committed + num_common_tokens(self._behind, said))",
         "pass",
         "test_overlap.py",
     ),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from outrider.sampling import DraftRows
-from outrider.types import NO_DRAFT, Chunk, Draft
+from outrider.types import NO_DRAFT, Chunk, Committed, Draft
 
 if TYPE_CHECKING:
     from collections.abc import Sequence as Seq
@@ -39,17 +39,20 @@ def step(main: Backend, requests: Seq[Request], max_num_batched_tokens: int) -> 
 
     row = 0
     for request, draft, chunk in zip(requests, drafts, chunks, strict=True):
-        if chunk.num_rows:
-            rows = DraftRows.of(checked, row, request.sampler, draft.token_ids)
-            row += chunk.num_rows
-            try:
+        begin, path = request.slot.length - len(chunk.token_ids), list[int]()
+        try:
+            if chunk.num_rows:
+                rows = DraftRows.of(checked, row, request.sampler, draft.token_ids)
+                row += chunk.num_rows
                 outcome = request.verify(draft, rows)
-                if request.drafter is not None:
-                    request.drafter.observe(request.sequence, outcome.num_accepted)
                 request.commit(rows, outcome)
                 request.slot.trim(len(request.sequence) - 1)  # drops the rejected tokens
-            except Exception as error:  # of one request, which the others shall not suffer for
-                request.fail(error)
+                path = [*range(outcome.num_accepted)]
+            if request.drafter is not None:
+                read = request.sequence.token_ids[begin : request.slot.length]
+                request.drafter.observe(request.sequence, Committed(read, path))
+        except Exception as error:  # of one request, which the others shall not suffer for
+            request.fail(error)
 
 
 def propose(requests: Seq[Request], vocab_size: int) -> list[Draft]:

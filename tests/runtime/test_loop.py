@@ -27,7 +27,7 @@ from outrider.verifiers import BlockRejection, Coupled, Greedy
 if TYPE_CHECKING:
     from collections.abc import Sequence as Seq
 
-    from outrider.types import Drafter
+    from outrider.types import Committed, Drafter
 
 VOCAB_SIZE = 6
 SEED = st.integers(0, 2**20)
@@ -100,7 +100,7 @@ class RandomDrafter:
             for request in requests
         ]
 
-    def observe(self, sequence: Sequence, num_accepted: int) -> None:
+    def observe(self, sequence: Sequence, committed: Committed) -> None:
         pass
 
     def release(self, sequence: Sequence) -> None:
@@ -406,6 +406,50 @@ def test_interrupts_at_any_time_harm_no_other_request() -> None:
         assert calm.sequence.token_ids == alone.sequence.token_ids
     assert interrupted > 10
     assert all(slot.closed for slot in slots)
+
+
+class Listening(RandomDrafter):
+    """Takes down what it hears, and what the sequence holds by then; and sees to it that drafts are right at times."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(seed)
+        self.heard: list[Committed] = []
+        self.lengths: list[int] = []
+        self.drafts: list[Draft] = []
+
+    def propose(self, requests: Seq[DraftRequest]) -> list[Draft]:
+        drafts = super().propose(requests)
+        self.drafts.extend(drafts)
+        return drafts
+
+    def observe(self, sequence: Sequence, committed: Committed) -> None:
+        self.heard.append(committed)
+        self.lengths.append(len(sequence))
+
+
+@given(SEED, st.lists(st.integers(0, VOCAB_SIZE - 1), min_size=1, max_size=80), st.sampled_from([(), (1,)]))
+def test_a_drafter_hears_all_that_was_read_behind_the_commit(
+    seed: int, prompt: list[int], eos: tuple[int, ...]
+) -> None:
+    drafter = Listening(seed)
+    queue = RequestQueue(FakeBackend(VOCAB_SIZE, seed=seed, memory=1), 32)
+    request = finish(queue, make_request(prompt, drafter, eos=set(eos), n=4, max_new_tokens=40))
+    token_ids = request.sequence.token_ids
+    assert [token_id for committed in drafter.heard for token_id in committed.token_ids] == token_ids[:-1]
+    rounds = [
+        committed for committed, length in zip(drafter.heard, drafter.lengths, strict=True) if length > len(prompt)
+    ]
+    assert drafter.lengths[-1] == len(token_ids)
+    assert len(drafter.heard) - len(rounds) == (len(prompt) - 1) // 32
+    assert [len(committed.path) for committed in rounds[1:-1]] == request.stats.num_accepted_tokens_per_round[:-1]
+    num_read = 0
+    for committed, length in zip(drafter.heard, drafter.lengths, strict=True):
+        num_read += len(committed.token_ids)
+        assert length == (num_read + 1 if length > len(prompt) else len(prompt))
+    assert 0 <= len(rounds) - 1 - len(drafter.drafts) <= 1  # the last token is never drafted
+    for committed, draft in zip(rounds[1:], drafter.drafts, strict=False):
+        accepted = [draft.token_ids[i] for i in committed.path]
+        assert committed.token_ids[1:] == accepted[: len(committed.token_ids) - 1]
 
 
 class Narrow(FakeBackend):

@@ -51,7 +51,7 @@ class Own:
         self._perhaps_fail("propose")
         return [self.draft(request) for request in requests]
 
-    def observe(self, sequence: Any, num_accepted: int) -> None:
+    def observe(self, sequence: Any, committed: Any) -> None:
         self._perhaps_fail("observe")
 
     def release(self, sequence: Any) -> None:

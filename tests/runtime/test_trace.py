@@ -188,7 +188,7 @@ class Failing:
     def reserve(self, sequence: Any, max_tokens: int) -> bool:
         return True
 
-    def observe(self, sequence: Any, num_accepted: int) -> None:
+    def observe(self, sequence: Any, committed: Any) -> None:
         pass
 
     def release(self, sequence: Any) -> None:

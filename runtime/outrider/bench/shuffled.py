@@ -12,7 +12,7 @@ from outrider.types import NO_DRAFT, Draft
 if TYPE_CHECKING:
     from collections.abc import Sequence as Seq
 
-    from outrider.types import Drafter, DraftRequest, Sequence
+    from outrider.types import Committed, Drafter, DraftRequest, Sequence
 
 
 class Shuffled:
@@ -52,10 +52,10 @@ class Shuffled:
                 drafts[i] = draft
         return drafts
 
-    def observe(self, sequence: Sequence, num_accepted: int) -> None:
+    def observe(self, sequence: Sequence, committed: Committed) -> None:
         """Tell all of them."""
         for drafter in self._drafters:
-            drafter.observe(sequence, num_accepted)
+            drafter.observe(sequence, committed)
 
     def release(self, sequence: Sequence) -> None:
         """Have all of them forget a sequence."""

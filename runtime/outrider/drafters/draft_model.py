@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from outrider.drafters.reader import Guess, Reader
     from outrider.drafters.vocabulary import Subset
-    from outrider.types import Backend, DraftRequest, Pending, Sequence
+    from outrider.types import Backend, Committed, DraftRequest, Pending, Sequence
 
 
 class DraftModel:
@@ -167,10 +167,10 @@ class DraftModel:
         reader = self._readers.get(sequence)
         return max(len(sequence) - reader.slot.length, 0) if reader else 0
 
-    def observe(self, sequence: Sequence, num_accepted: int) -> None:
+    def observe(self, sequence: Sequence, committed: Committed) -> None:
         """Keep the cache up to the last accepted token."""
         if reader := self._readers.get(sequence):
-            reader.observe(sequence, num_accepted)
+            reader.observe(sequence, committed)
 
     def release(self, sequence: Sequence) -> None:
         """Forget a sequence and give its cache back."""

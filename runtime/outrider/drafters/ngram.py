@@ -9,7 +9,7 @@ from outrider.types import NO_DRAFT, Draft
 if TYPE_CHECKING:
     from collections.abc import Sequence as Seq
 
-    from outrider.types import DraftRequest, Sequence
+    from outrider.types import Committed, DraftRequest, Sequence
 
 
 class Ngram:
@@ -38,7 +38,7 @@ class Ngram:
         """A draft for each request; empty where nothing matches."""
         return [self._propose_one(request) for request in requests]
 
-    def observe(self, sequence: Sequence, num_accepted: int) -> None:
+    def observe(self, sequence: Sequence, committed: Committed) -> None:
         """Nothing to learn: the context holds committed tokens only."""
 
     def release(self, sequence: Sequence) -> None:

@@ -13,7 +13,7 @@ from outrider.types import Distribution, Draft
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from outrider.types import DraftRequest, LogitsRow, Sequence, Slot
+    from outrider.types import Committed, DraftRequest, LogitsRow, Sequence, Slot
 
 
 class Reader:
@@ -32,6 +32,7 @@ class Reader:
         self.slot = slot
         self.room = room
         self.unread: list[int] = []  # draft token ids that the model has to read before its next row
+        self._num_context: int | None = None  # draft token ids that this round's draft stands behind
         self._num_committed = 0  # tokens of the sequence, when what follows was drafted ahead
         self._behind: list[int] = []  # what was expected to be kept of the draft then, and the token behind that
         self._token_ids: list[int] = []
@@ -54,6 +55,7 @@ class Reader:
             self._forget_ahead(request.sequence)
         self.request, self._behind = request, []
         context = self.context(request.sequence)
+        self._num_context = len(context)
         self._cut()
         self.slot.trim(max(len(context) + len(self._token_ids) - 1, 0))  # the last one is read for its row
         there = self.slot.length
@@ -124,15 +126,14 @@ class Reader:
         """What has been chosen, in the main model's ids."""
         return Draft(self._token_ids, self._probs or None, self._confidences or None)
 
-    def observe(self, sequence: Sequence, num_accepted: int) -> None:
-        """Keep the cache up to the last accepted token, and what was drafted ahead while it may be right."""
-        if self._behind and len(sequence) == self._num_committed:
-            if num_accepted == len(self._behind) - 1:
-                return
-            num_accepted = min(num_accepted, len(self._behind) - 1)  # behind is what was drafted ahead
-            self._clear()
+    def observe(self, sequence: Sequence, committed: Committed) -> None:
+        """Keep the cache up to the last accepted token, and what was drafted ahead if it came true."""
+        num_context, self._num_context = self._num_context, None
+        if self.num_ahead(sequence):
+            return
         self._forget_ahead(sequence)
-        self.slot.trim(len(self.context(sequence)) + num_accepted)
+        if num_context is not None:  # else this round's draft was another's
+            self.slot.trim(num_context + len(committed.path))
 
     def guess(
         self, draft: Draft, chance: Callable[[float], float] = lambda confidence: confidence, next_chance: float = 0.75

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from outrider.drafters.references import References
     from outrider.drafters.suffix_automaton import Followers
-    from outrider.types import DraftRequest, Sequence
+    from outrider.types import Committed, DraftRequest, Sequence
 
 _SURE = 0.95  # no copy is surer than this
 _NUM_ORDERS = 4  # ever shorter contexts that are asked for a chance; what is left for others is little
@@ -50,7 +50,7 @@ class Suffix:
         """A draft for each request, with confidences; empty where nothing matches."""
         return [self._propose_one(request) for request in requests]
 
-    def observe(self, sequence: Sequence, num_accepted: int) -> None:
+    def observe(self, sequence: Sequence, committed: Committed) -> None:
         """Nothing to learn: the index holds committed tokens only."""
 
     def release(self, sequence: Sequence) -> None:

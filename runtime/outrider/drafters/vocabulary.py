@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from outrider.bundle import Bundle, DrafterEntry
-    from outrider.types import DraftRequest, Logits, Sequence, Slot, TextTokenizer
+    from outrider.types import Committed, DraftRequest, Logits, Sequence, Slot, TextTokenizer
 
 
 class Vocabulary:
@@ -259,5 +259,5 @@ class _TextReader(_Translated):
         text = utf8_decoder().decode(b"".join(self._vocabulary.token_bytes[i] for i in token_ids))
         return self._vocabulary.encode(text) if text else []
 
-    def observe(self, sequence: Sequence, num_accepted: int) -> None:
+    def observe(self, sequence: Sequence, committed: Committed) -> None:
         """What is kept shows in the committed text."""

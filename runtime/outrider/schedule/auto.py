@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from outrider.schedule.acceptance import Acceptance
     from outrider.schedule.cost import Contention, PassCost
     from outrider.schedule.records import Record
-    from outrider.types import Backend, Draft, Drafter, DraftRequest, Pending, Sequence
+    from outrider.types import Backend, Committed, Draft, Drafter, DraftRequest, Pending, Sequence
 
 LONGEST = 15  # draft tokens a round: with the one before them, the 16 rows up to which calls are measured
 BUDGET = 0.01  # of an answer's time so far, for drafts that may not pay
@@ -249,10 +249,10 @@ class Auto:
             held_up = (self._model.ahead_seconds - began) * (1 - 1 / self.contention.check)
             self._expected_check += held_up  # which says nothing about the machine
 
-    def observe(self, sequence: Sequence, num_accepted: int) -> None:
+    def observe(self, sequence: Sequence, committed: Committed) -> None:
         """Learn from what became of the last draft."""
         for drafter in self._drafters:
-            drafter.observe(sequence, num_accepted)
+            drafter.observe(sequence, committed)
         answer = self._answers.get(sequence)
         if answer is None or answer.turn is None:
             return
@@ -260,7 +260,7 @@ class Auto:
         if self._expected_check:  # the first answer of a round that all its answers share
             self._main_cost.follow(self._expected_check, self._main.seconds - self._check_began)
             self._expected_check = 0.0
-        answer.add(turn, num_accepted)
+        answer.add(turn, len(committed.path))
 
     def _plan(self, request: DraftRequest, copy: Draft, length: int, batch: _Batch) -> _Turn:
         """What this round may bring to one answer; the draft model is only asked where `rule` is set."""

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
     from outrider.drafters import DraftModel
     from outrider.schedule.records import Record
-    from outrider.types import Draft, DraftRequest, Sequence
+    from outrider.types import Committed, Draft, DraftRequest, Sequence
 
 PROMPTS = (
     "Explain in a few sentences how a bicycle stays upright.",
@@ -48,10 +48,10 @@ class Trial:
         self._draft = drafts[0] if drafts else NO_DRAFT
         return drafts
 
-    def observe(self, sequence: Sequence, num_accepted: int) -> None:
+    def observe(self, sequence: Sequence, committed: Committed) -> None:
         """Learn from what became of the last draft."""
-        self._model.observe(sequence, num_accepted)
-        self._record.judge(self._draft, num_accepted)
+        self._model.observe(sequence, committed)
+        self._record.judge(self._draft, len(committed.path))
 
     def release(self, sequence: Sequence) -> None:
         """Give the model's room back."""

@@ -3,6 +3,7 @@
 One round, for one sequence::
 
     Drafter.propose ──Draft──▶ Backend.submit ──Step (rows of logits)──▶ Verifier.verify ──Outcome──▶ commit
+           ◀───────────────────────────────Committed─────────────────────────────────────┘
 
 The roles know these types and not each other; `outrider.engine` wires them together.
 """
@@ -28,6 +29,7 @@ from outrider.types.backend import (
 from outrider.types.decoding import (
     NO_DRAFT,
     AheadDrafter,
+    Committed,
     Distribution,
     Draft,
     Drafter,
@@ -50,6 +52,7 @@ __all__ = [
     "CacheUse",
     "Capabilities",
     "Chunk",
+    "Committed",
     "CompiledModel",
     "Distribution",
     "Draft",

@@ -144,6 +144,21 @@ class Outcome:
 
 
 @dataclass(frozen=True, slots=True)
+class Committed:
+    """What has become certain of one sequence in a round, for its drafter.
+
+    token_ids: [k], tokens that the main model has read in the round and that stay, at positions that follow on from
+    those of the round before: a piece of the prompt, or the newest token so far and what was accepted of the draft. All
+    are in the sequence by now, and behind them its newest token, recovered or bonus, which is read next.
+    path: the draft's accepted tokens, by index; empty where none was judged. Where the answer ended inside of a draft,
+    the path goes on behind that end: it says how good the draft was.
+    """
+
+    token_ids: list[int]
+    path: list[int]
+
+
+@dataclass(frozen=True, slots=True)
 class TokenLogprobs:
     """How likely a token of an answer was at its place, and the likeliest tokens there, as (token_id, logprob).
 
@@ -269,8 +284,8 @@ class Drafter(Protocol):
     def propose(self, requests: Seq[DraftRequest]) -> list[Draft]:
         """A draft for each request, in order. An empty draft costs nothing."""
 
-    def observe(self, sequence: Sequence, num_accepted: int) -> None:
-        """Hear how many tokens of the last draft were kept, before they are committed."""
+    def observe(self, sequence: Sequence, committed: Committed) -> None:
+        """Hear what a round has committed, of the prompt too. The sequence has it already."""
 
     def release(self, sequence: Sequence) -> None:
         """Forget a sequence and give its room back. Harmless for one that is not known."""
