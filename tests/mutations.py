@@ -92,8 +92,8 @@ MUTATIONS = [
     Mutation(
         "acceptance rule, coupled and greedy: one token too many",
         "verifiers/matching.py",
-        "return Outcome(i, own)",
-        "return Outcome(min(i + 1, len(draft)), own)",
+        "return Outcome.of_chain(i, own)",
+        "return Outcome.of_chain(min(i + 1, len(draft)), own)",
         "test_loop.py",
     ),
     Mutation(
@@ -127,8 +127,8 @@ MUTATIONS = [
     Mutation(
         "bonus token from the row before, rejection",
         "verifiers/rejection.py",
-        "return Outcome(len(draft), bonus(rows.distribution(len(draft)), noise, position))\n        # The longest",
-        "return Outcome(len(draft), bonus(rows.distribution(len(draft) - 1), noise, position))\n        # The longest",
+        "rows.distribution(len(draft)), noise, position))\n        # The longest",
+        "rows.distribution(len(draft) - 1), noise, position))\n        # The longest",
         "test_verifiers.py",
     ),
     Mutation(

@@ -47,7 +47,7 @@ def step(main: Backend, requests: Seq[Request], max_num_batched_tokens: int) -> 
                 outcome = request.verify(draft, rows)
                 request.commit(rows, outcome)
                 request.slot.trim(len(request.sequence) - 1)  # drops the rejected tokens
-                path = [*range(outcome.num_accepted)]
+                path = outcome.path
             if request.drafter is not None:
                 read = request.sequence.token_ids[begin : request.slot.length]
                 request.drafter.observe(request.sequence, Committed(read, path))

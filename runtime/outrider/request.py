@@ -205,7 +205,7 @@ class Request:
         try:
             return self.verifier.verify(draft, rows, self.noise, position)
         except NoTokenLeft:  # at the row behind the last token, which is read when all are kept
-            return Outcome(len(draft) - 1, draft.token_ids[-1])
+            return Outcome.of_chain(len(draft) - 1, draft.token_ids[-1])
 
     def commit(self, rows: DraftRows, outcome: Outcome) -> None:
         """Append what a round yields, up to the end of the answer. Nothing past it is counted anywhere."""
@@ -214,7 +214,7 @@ class Request:
             if self.reuse:
                 self.slot.keep(self.sequence.token_ids)  # others may have the same prompt
         draft_token_ids = rows.draft_token_ids
-        token_ids = self._until_end([*draft_token_ids[: outcome.num_accepted], outcome.next_token_id])
+        token_ids = self._until_end([*(draft_token_ids[i] for i in outcome.path), outcome.next_token_id])
         if self.logprobs is not None:
             self.logprobs += [rows.logprobs(i, token_id) for i, token_id in enumerate(token_ids)]
         self.sequence.token_ids.extend(token_ids)

@@ -94,7 +94,7 @@ def test_a_verifier_that_accepts_too_much_is_noticed(
 
     def lenient(self: Any, draft: Any, rows: Any, noise: Any, position: int) -> Outcome:
         outcome = own(self, draft, rows, noise, position)
-        return Outcome(min(len(draft), outcome.num_accepted + 1), outcome.next_token_id)
+        return Outcome.of_chain(min(len(draft), outcome.num_accepted + 1), outcome.next_token_id)
 
     monkeypatch.setattr(verifier, "verify", lenient)
     check_identity = certify.check_coupled if verifier is Coupled else certify.check_greedy
@@ -106,7 +106,7 @@ def test_a_verifier_that_accepts_too_much_is_noticed(
 
 def test_sampling_that_keeps_everything_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     def lenient(self: Any, draft: Any, rows: Any, noise: Any, position: int) -> Outcome:
-        return Outcome(len(draft), rows.distribution(len(draft)).draw(noise.uniforms(position, "bonus", 1)[0]))
+        return Outcome.of_chain(len(draft), rows.distribution(len(draft)).draw(noise.uniforms(position, "bonus", 1)[0]))
 
     monkeypatch.setattr(BlockRejection, "verify", lenient)
     with certify.toy_engine(outrider.Config()) as toy:

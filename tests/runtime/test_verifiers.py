@@ -12,12 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from outrider.config import LOSSY, SAMPLING, GenerationConfig
-from outrider.errors import NoTokenLeft
+from outrider.errors import NoTokenLeft, RequestError
 from outrider.request import Request
 from outrider.sampling import LogitsSampler
 from outrider.text import TextStream
 from outrider.types import Distribution, Draft, Noise, Outcome, Sequence
-from outrider.verifiers import SAMPLING_VERIFIERS, BlockRejection, Threshold, TokenRejection, Typical
+from outrider.verifiers import SAMPLING_VERIFIERS, BlockRejection, Greedy, Threshold, TokenRejection, Typical
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -283,8 +283,16 @@ def test_a_draft_ends_where_nothing_can_follow(models: TwoModels, verifier: Any,
             )
             draft = models.draft(token_ids)
             alone = verifier.verify(draft.cut(dead), PrefixRows(models, token_ids), Noise(seed), 0)
-            whole = Outcome(dead - 1, token_ids[dead - 1])
+            whole = Outcome.of_chain(dead - 1, token_ids[dead - 1])
             assert request.verify(draft, rows) == (whole if alone.num_accepted == dead else alone)
+
+
+@pytest.mark.parametrize("verifier", [Greedy(), *(make() for make in SAMPLING_VERIFIERS.values())], ids=str)
+def test_a_tree_is_refused_by_those_who_judge_chains(verifier: Any) -> None:
+    draft = Draft([1, 2], parents=[-1, -1])
+    with pytest.raises(RequestError, match=rf"parents=\[-1, -1\]\), and {type(verifier).__name__} judges chains alone"):
+        verifier.verify(draft, PrefixRows(TwoModels(0, 1.0), (1, 2)), Noise(0), 0)
+    assert Draft([1, 2, 3], parents=[-1, 0, 0]).cut(2).parents == [-1, 0]
 
 
 def test_every_sampling_mode_has_a_verifier_and_says_whether_it_is_lossless() -> None:

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
+from outrider.errors import RequestError
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from collections.abc import Sequence as Seq
@@ -106,17 +108,19 @@ _GUMBEL = zlib.crc32(b"gumbel")
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """A chain of tokens that a drafter proposes.
+    """Tokens that a drafter proposes: a chain, or a tree.
 
-    probs: for each token the distribution it was drawn from, where the verifier's mode needs it; None where the tokens
-    were chosen without looking at the round's noise (n-gram drafts), or are judged by equality (greedy, coupled).
-    confidences: for each token how likely the drafter thinks it is to be kept, given that those before it are; None
-    where it does not say.
+    token_ids: [n], in a tree parents before children. probs: for each token the distribution it was drawn from, where
+    the verifier's mode needs it; None where the tokens were chosen without looking at the round's noise (n-gram
+    drafts), or are judged by equality (greedy, coupled). confidences: for each token how likely the drafter thinks it
+    is to be kept, given that those before it are; None where it does not say. parents: [n], for each token the index of
+    the one that it follows, −1 for the newest committed one; None for a chain.
     """
 
     token_ids: list[int]
     probs: list[Distribution] | None = None
     confidences: list[float] | None = None
+    parents: list[int] | None = None
 
     def __len__(self) -> int:
         return len(self.token_ids)
@@ -125,7 +129,16 @@ class Draft:
         """The first `length` tokens."""
         probs = None if self.probs is None else self.probs[:length]
         confidences = None if self.confidences is None else self.confidences[:length]
-        return Draft(self.token_ids[:length], probs, confidences)
+        parents = None if self.parents is None else self.parents[:length]
+        return Draft(self.token_ids[:length], probs, confidences, parents)
+
+    def check_chain(self, reader: object) -> None:
+        """Raise RequestError if this is a tree, for those who read chains alone, such as `reader`."""
+        if self.parents is not None:
+            raise RequestError(
+                f"A draft of {len(self)} tokens is a tree (parents={self.parents}), and {type(reader).__name__} judges "
+                "chains alone. Propose one of its paths, with parents=None."
+            )
 
 
 NO_DRAFT = Draft([])
@@ -135,12 +148,22 @@ NO_DRAFT = Draft([])
 class Outcome:
     """What the main model makes of a draft.
 
-    num_accepted: how many draft tokens are kept, from the first on. next_token_id: the recovered token in place of
+    path: the draft tokens that are kept, by index, from the first on. next_token_id: the recovered token in place of
     the first rejected one, or the bonus token behind a draft that was kept whole.
     """
 
-    num_accepted: int
+    path: list[int]
     next_token_id: int
+
+    @classmethod
+    def of_chain(cls, num_accepted: int, next_token_id: int) -> Outcome:
+        """The first `num_accepted` tokens of a chain are kept."""
+        return cls([*range(num_accepted)], next_token_id)
+
+    @property
+    def num_accepted(self) -> int:
+        """Draft tokens that are kept."""
+        return len(self.path)
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,12 +40,13 @@ class Threshold(TokenRejection):
 
     def verify(self, draft: Draft, rows: Rows, noise: Noise, position: int) -> Outcome:
         """Judge a draft that begins at `position`."""
+        draft.check_chain(self)
         for i, token_id in enumerate(draft.token_ids):
             target = rows.distribution(i)
             kept = self.kept(target, draft_probs(draft, i))
             if kept.prob(token_id) == 0:
-                return Outcome(i, recovered(normalised(target, surplus(target, kept)), noise, position))
-        return Outcome(len(draft), bonus(rows.distribution(len(draft)), noise, position))
+                return Outcome.of_chain(i, recovered(normalised(target, surplus(target, kept)), noise, position))
+        return Outcome.of_chain(len(draft), bonus(rows.distribution(len(draft)), noise, position))
 
     def kept(self, target: Distribution, drafted: Distribution) -> Distribution:
         """draft_probs of the tokens that are kept; they need not sum to 1."""
@@ -66,11 +67,12 @@ class Typical(TokenRejection):
 
     def verify(self, draft: Draft, rows: Rows, noise: Noise, position: int) -> Outcome:
         """Judge a draft that begins at `position`."""
+        draft.check_chain(self)
         for i, token_id in enumerate(draft.token_ids):
             target = rows.distribution(i)
             if target.prob(token_id) <= self.least_prob(target):
-                return Outcome(i, recovered(target, noise, position))
-        return Outcome(len(draft), bonus(rows.distribution(len(draft)), noise, position))
+                return Outcome.of_chain(i, recovered(target, noise, position))
+        return Outcome.of_chain(len(draft), bonus(rows.distribution(len(draft)), noise, position))
 
     def least_prob(self, target: Distribution) -> float:
         """What a token's probability must exceed."""

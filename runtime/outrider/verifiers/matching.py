@@ -28,10 +28,11 @@ class Greedy:
 
     def verify(self, draft: Draft, rows: Rows, noise: Noise, position: int) -> Outcome:
         """Keep draft tokens as long as they are what `draw` gives."""
+        draft.check_chain(self)
         for i, token_id in enumerate(draft.token_ids):
             if (own := self.draw(rows, i, noise, position)[0]) != token_id:
-                return Outcome(i, own)
-        return Outcome(len(draft), self.draw(rows, len(draft), noise, position)[0])
+                return Outcome.of_chain(i, own)
+        return Outcome.of_chain(len(draft), self.draw(rows, len(draft), noise, position)[0])
 
 
 @dataclass(frozen=True)

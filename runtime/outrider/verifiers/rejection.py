@@ -33,12 +33,13 @@ class TokenRejection:
 
     def verify(self, draft: Draft, rows: Rows, noise: Noise, position: int) -> Outcome:
         """Judge a draft that begins at `position`; no row is read behind a rejection."""
+        draft.check_chain(self)
         uniforms = noise.uniforms(position, "accept", len(draft))
         for i, token_id in enumerate(draft.token_ids):
             target, drafted = rows.distribution(i), draft_probs(draft, i)
             if uniforms[i] * drafted.prob(token_id) >= target.prob(token_id):
-                return Outcome(i, recovered(residual(target, drafted), noise, position))
-        return Outcome(len(draft), bonus(rows.distribution(len(draft)), noise, position))
+                return Outcome.of_chain(i, recovered(residual(target, drafted), noise, position))
+        return Outcome.of_chain(len(draft), bonus(rows.distribution(len(draft)), noise, position))
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,7 @@ class BlockRejection(TokenRejection):
 
     def verify(self, draft: Draft, rows: Rows, noise: Noise, position: int) -> Outcome:
         """Judge a draft that begins at `position`; no row is read behind a token that the main model cannot take."""
+        draft.check_chain(self)
         if not draft.probs:
             return super().verify(draft, rows, noise, position)
         targets: list[Distribution] = []
@@ -65,7 +67,7 @@ class BlockRejection(TokenRejection):
             keep_probs.append(min(1.0, keep_probs[i] * ratio))
         uniforms = noise.uniforms(position, "accept", len(draft))
         if len(keep_probs) > len(draft) and uniforms[-1] < keep_probs[-1]:
-            return Outcome(len(draft), bonus(rows.distribution(len(draft)), noise, position))
+            return Outcome.of_chain(len(draft), bonus(rows.distribution(len(draft)), noise, position))
         # The longest beginning that passes is kept, so the longest is asked first. None passes behind a break, and
         # the empty one always does.
         for n in range(min(len(keep_probs), len(draft)) - 1, -1, -1):
@@ -73,7 +75,7 @@ class BlockRejection(TokenRejection):
             total = left.sum()
             if n == 0 or uniforms[n - 1] * (total + 1 - keep_probs[n]) < total:
                 break
-        return Outcome(n, recovered(normalised(targets[n], left), noise, position))
+        return Outcome.of_chain(n, recovered(normalised(targets[n], left), noise, position))
 
 
 def residual(target: Distribution, drafted: Distribution) -> Distribution:
