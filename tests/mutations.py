@@ -335,6 +335,20 @@ MUTATIONS = [
         "test_openvino_npu.py",
     ),
     Mutation(
+        "hidden states: those of the round's last tokens, rejected ones among them",
+        "loop.py",
+        "checked.features(chunk)[: len(read)]",
+        "checked.features(chunk)[-len(read) :]",
+        "test_features.py",
+    ),
+    Mutation(
+        "hidden states: a drafter is not told where they begin",
+        "request.py",
+        "self.drafter.reserve(self.sequence, max_tokens, slot.length)",
+        "self.drafter.reserve(self.sequence, max_tokens, 0)",
+        "test_features.py",
+    ),
+    Mutation(
         "a draft goes on behind the end",
         "request.py",
         "return min(self.num_assistant_tokens, left - 1)",

@@ -30,9 +30,9 @@ def step(main: Backend, requests: Seq[Request], max_num_batched_tokens: int) -> 
     for request, draft in zip(requests, drafts, strict=True):
         unread = request.sequence.token_ids[request.slot.length :]
         if len(unread) > piece:
-            chunks.append(Chunk(request.slot, unread[:piece], num_rows=0))
+            chunks.append(Chunk(request.slot, unread[:piece], 0, request.features))
         else:
-            chunks.append(Chunk(request.slot, unread + draft.token_ids, num_rows=len(draft) + 1))
+            chunks.append(Chunk(request.slot, unread + draft.token_ids, len(draft) + 1, request.features))
     check = main.submit(chunks)
     draft_ahead(requests, drafts, check)
     checked = check.wait()
@@ -50,7 +50,8 @@ def step(main: Backend, requests: Seq[Request], max_num_batched_tokens: int) -> 
                 path = outcome.path
             if request.drafter is not None:
                 read = request.sequence.token_ids[begin : request.slot.length]
-                request.drafter.observe(request.sequence, Committed(read, path))
+                features = checked.features(chunk)[: len(read)] if chunk.features else None
+                request.drafter.observe(request.sequence, Committed(read, path, features))
         except Exception as error:  # of one request, which the others shall not suffer for
             request.fail(error)
 

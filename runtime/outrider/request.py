@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from outrider.errors import NoTokenLeft, RequestError, one_line
 from outrider.metrics import Stats
 from outrider.results import Result, TextChunk
-from outrider.types import DraftRequest, Outcome
+from outrider.types import DraftRequest, Outcome, Requirements
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -63,6 +63,7 @@ class Request:
     abandoned: bool = False  # set by the reader: nobody reads it any more
     # The worker's own
     slot: Slot = field(init=False)  # from `admit` on
+    features: tuple[str, ...] = ()  # the main model's hidden states that the drafter wants, from `admit` on
     finish_reason: str | None = None
     error: BaseException | None = None  # what the request failed of
     done: bool = False  # the last news are out
@@ -162,13 +163,18 @@ class Request:
         )
 
     def admit(self, main: Backend) -> bool:
-        """Take places in the caches of main and draft model; False, and nothing taken, while there is no room."""
+        """Take places in the caches of main and draft model; False, and nothing taken, while there is no room.
+
+        Raises:
+            RequestError: when the drafter needs what is not to be had.
+        """
+        self.features = self._features_of(main)
         max_tokens = self.sequence.num_prompt_tokens + self.max_new_tokens
         slot = main.open(max_tokens, self.sequence.token_ids if self.reuse else ())
         if slot is None:
             return False
         try:
-            if self.drafter is not None and not self.drafter.reserve(self.sequence, max_tokens):
+            if self.drafter is not None and not self.drafter.reserve(self.sequence, max_tokens, slot.length):
                 slot.close()
                 return False
         except BaseException:
@@ -177,6 +183,21 @@ class Request:
         self.slot = slot
         self.stats.num_cached_tokens = slot.length
         return True
+
+    def _features_of(self, main: Backend) -> tuple[str, ...]:
+        """The hidden states that the drafter wants."""
+        needs, found = Requirements.of(self.drafter), main.capabilities.features
+        if missing := [name for name in needs.features if name not in found]:
+            raise RequestError(
+                f"The drafter needs the main model's hidden states {missing[0]!r}, and the main model gives "
+                f"{', '.join(map(repr, found)) or 'none'}. Choose another drafter, or a bundle that has them."
+            )
+        if needs.trees:
+            raise RequestError(
+                f"The drafter needs drafts to be judged as trees, and {type(self.verifier).__name__} judges chains "
+                "alone. Choose another drafter."
+            )
+        return needs.features
 
     def release(self) -> None:
         """Give the places back, and leave the committed tokens in the caches. After an error, nothing is certain."""

@@ -89,7 +89,7 @@ class RandomDrafter:
         self.rng = np.random.default_rng(seed)
         self.open: set[int] = set()
 
-    def reserve(self, sequence: Sequence, max_tokens: int) -> bool:
+    def reserve(self, sequence: Sequence, max_tokens: int, num_cached: int) -> bool:
         self.open.add(id(sequence))
         return True
 

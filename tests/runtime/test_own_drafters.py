@@ -42,7 +42,7 @@ class Own:
         self._perhaps_fail("seconds")
         return 0.0
 
-    def reserve(self, sequence: Any, max_tokens: int) -> bool:
+    def reserve(self, sequence: Any, max_tokens: int, num_cached: int) -> bool:
         self._perhaps_fail("reserve")
         self.sequences.append(sequence)
         return True
@@ -145,9 +145,9 @@ def test_a_drafter_without_room_is_asked_again_when_a_request_has_ended(engine: 
     class Full(Own):
         num_asked = 0
 
-        def reserve(self, sequence: Any, max_tokens: int) -> bool:
+        def reserve(self, sequence: Any, max_tokens: int, num_cached: int) -> bool:
             self.num_asked += 1
-            return not self.sequences and super().reserve(sequence, max_tokens)
+            return not self.sequences and super().reserve(sequence, max_tokens, num_cached)
 
     drafter = Full()
     engine.add_drafter("own", drafter)

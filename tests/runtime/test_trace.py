@@ -185,7 +185,7 @@ class Failing:
             raise ValueError("no draft")
         return []
 
-    def reserve(self, sequence: Any, max_tokens: int) -> bool:
+    def reserve(self, sequence: Any, max_tokens: int, num_cached: int) -> bool:
         return True
 
     def observe(self, sequence: Any, committed: Any) -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from outrider.backends.features import WithoutFeatures
 from outrider.types import LogitsRow
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ class WindowSlot:
 
 
 @dataclass(frozen=True, slots=True)
-class WindowStep:
+class WindowStep(WithoutFeatures):
     """Rows of logits, each [logits width]. Those of the last window are the device's: valid until the next call."""
 
     _rows: Seq[NDArray[Any]]

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import onnxruntime as ort
 
+from outrider.backends.features import WithoutFeatures
 from outrider.backends.onnx_cache import BufferCache
 from outrider.errors import BundleError, DeviceError, OptionError, one_line
 from outrider.types import Capabilities, Chunk, Exactness, LogitsRow
@@ -60,7 +61,7 @@ _PROVIDERS = {
 
 
 @dataclass(frozen=True, slots=True)
-class BufferStep:
+class BufferStep(WithoutFeatures):
     """Rows of logits, [rows, logits width] in memory of the backend's: valid until the next call."""
 
     _logits: NDArray[Any]

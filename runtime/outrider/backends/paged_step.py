@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import openvino as ov
 
+from outrider.backends.features import WithoutFeatures
 from outrider.backends.paged_graph import TOP
 from outrider.sampling.top import TOLERANCE
 from outrider.types import LogitsRow, TopLogits
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class PagedStep:
+class PagedStep(WithoutFeatures):
     """Rows of logits, in the output tensors of the request: valid until the next call.
 
     read: gives row i, float32 [vocab_size]. top: token_ids int32 [rows, k], their logits float32 [rows, k] with the

@@ -33,9 +33,9 @@ class Shuffled:
         """Time spent in model calls so far."""
         return sum(drafter.seconds for drafter in self._drafters)
 
-    def reserve(self, sequence: Sequence, max_tokens: int) -> bool:
+    def reserve(self, sequence: Sequence, max_tokens: int, num_cached: int = 0) -> bool:
         """Take room with all of them; False, and nothing taken, while one has none."""
-        if all(drafter.reserve(sequence, max_tokens) for drafter in self._drafters):
+        if all(drafter.reserve(sequence, max_tokens, num_cached) for drafter in self._drafters):
             return True
         self.release(sequence)
         return False

@@ -68,7 +68,7 @@ class DraftModel:
             reuse=self._reuse,
         )
 
-    def reserve(self, sequence: Sequence, max_tokens: int) -> bool:
+    def reserve(self, sequence: Sequence, max_tokens: int, num_cached: int = 0) -> bool:  # noqa: ARG002
         """Take room in the cache for a sequence that may grow to `max_tokens`; False while there is none.
 
         A sequence that a model in fixed shapes has no place for goes on without it.

@@ -29,7 +29,7 @@ class Ngram:
         self.max_ngram_size = max_ngram_size
         self._indexes: dict[Sequence, _Index] = {}
 
-    def reserve(self, sequence: Sequence, max_tokens: int) -> bool:  # noqa: ARG002
+    def reserve(self, sequence: Sequence, max_tokens: int, num_cached: int = 0) -> bool:  # noqa: ARG002
         """Start an index; there is always room for one."""
         self._indexes[sequence] = _Index(self.max_ngram_size)
         return True

@@ -41,7 +41,7 @@ class Suffix:
         self.min_chance = min_chance
         self._indexes: dict[Sequence, SuffixAutomaton] = {}
 
-    def reserve(self, sequence: Sequence, max_tokens: int) -> bool:  # noqa: ARG002
+    def reserve(self, sequence: Sequence, max_tokens: int, num_cached: int = 0) -> bool:  # noqa: ARG002
         """Start an index; there is always room for one."""
         self._indexes[sequence] = SuffixAutomaton()
         return True

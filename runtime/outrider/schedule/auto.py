@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from outrider.schedule.acceptance import Luck, Share
 from outrider.schedule.cost import ALONE
 from outrider.schedule.records import Records, confidences_of
-from outrider.types import NO_DRAFT
+from outrider.types import NO_DRAFT, Requirements
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -79,14 +79,19 @@ class Auto:
         return self._model.ahead_seconds if self._model else 0.0
 
     @property
+    def requirements(self) -> Requirements:
+        """The draft model's: copying needs nothing."""
+        return Requirements.of(self._model)
+
+    @property
     def _drafters(self) -> list[Drafter]:
         return [drafter for drafter in (self._copier, self._model) if drafter is not None]
 
-    def reserve(self, sequence: Sequence, max_tokens: int) -> bool:
+    def reserve(self, sequence: Sequence, max_tokens: int, num_cached: int) -> bool:
         """Take room with every drafter for a sequence that may grow to `max_tokens`; False while there is none."""
         reserved = False
         try:
-            reserved = all(drafter.reserve(sequence, max_tokens) for drafter in self._drafters)
+            reserved = all(drafter.reserve(sequence, max_tokens, num_cached) for drafter in self._drafters)
         finally:
             if not reserved:
                 self.release(sequence)

@@ -38,9 +38,9 @@ class Trial:
         """Time spent in the model's calls so far."""
         return self._model.seconds
 
-    def reserve(self, sequence: Sequence, max_tokens: int) -> bool:
+    def reserve(self, sequence: Sequence, max_tokens: int, num_cached: int) -> bool:
         """Take room with the model."""
-        return self._model.reserve(sequence, max_tokens)
+        return self._model.reserve(sequence, max_tokens, num_cached)
 
     def propose(self, requests: Seq[DraftRequest]) -> list[Draft]:
         """What the model proposes."""

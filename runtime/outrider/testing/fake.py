@@ -65,12 +65,16 @@ class FakeBackend:
     noise: how far it is from the noiseless model of the same seed, for drafts that are right now and then. Fails the
     test that uses it when a slot is overfilled, appears twice in a call, or is used after it was closed.
 
+    features: names of the hidden states that it gives, `width` numbers each; see `features_after`.
+
     kernels, attention_kernels: real processors calculate in different orders, depending on the rows of a call and on
     the rows of a sequence. Where they are given, a row's logits depend a little on which kernel (any number) has read
     each token before it; without padding, and unless `use` has been given some::
 
         FakeBackend(16, kernels=lambda rows: 0 if rows % 8 == 0 else rows)
     """
+
+    width = 4
 
     def __init__(
         self,
@@ -82,7 +86,9 @@ class FakeBackend:
         kernels: Callable[[int], int] | None = None,
         attention_kernels: Callable[[int], int] | None = None,
         can_pad_apart: bool = False,
+        features: tuple[str, ...] = (),
     ) -> None:
+        self.features = features
         self.vocab_size, self.seed, self.noise, self.memory = vocab_size, seed, noise, memory
         self.can_pad_apart = can_pad_apart
         self._kernels, self._attention_kernels = kernels, attention_kernels
@@ -93,12 +99,13 @@ class FakeBackend:
         self.num_rows: list[int] = []  # for every call, the rows that it computed, padding included
         self.use(Exactness())
         # A model without kernels has one order to calculate in.
-        self.capabilities = Capabilities(bit_exact_batching=kernels is None and attention_kernels is None)
+        exact = kernels is None and attention_kernels is None
+        self.capabilities = Capabilities(bit_exact_batching=exact, features=features)
 
     def use(self, exactness: Exactness) -> None:
         """Pad calls by its rule, and claim what it says."""
         self.exactness = exactness
-        self.capabilities = Capabilities(bit_exact_batching=exactness.holds, rows=exactness.rule)
+        self.capabilities = Capabilities(exactness.holds, exactness.rule, features=self.features)
 
     def open(self, max_tokens: int, token_ids: Seq[int] = ()) -> FakeSlot:
         """A slot; there is always room, and all that was kept stays."""
@@ -116,7 +123,7 @@ class FakeBackend:
         counts = [len(chunk.token_ids) for chunk in chunks]
         self.num_rows.append(rule.num_rows(counts))
         of_call = self._kernels(self.num_rows[-1]) if self._kernels else 0
-        rows = []
+        rows, features = [], {}
         for chunk, count in zip(chunks, counts, strict=True):
             slot: FakeSlot = chunk.slot
             of_sequence = self._attention_kernels(rule.sequence(count)) if self._attention_kernels else 0
@@ -127,7 +134,8 @@ class FakeBackend:
                 slot.shifts.append(1000 * of_call + of_sequence)
                 if i > len(chunk.token_ids) - chunk.num_rows:
                     rows.append(self.logits_after(slot.token_ids) + self._shift(slot.shifts))
-        return FakeBackend.Step(rows)
+            features[id(slot)] = self._features(slot.token_ids, count, chunk.features)
+        return FakeBackend.Step(rows, features)
 
     def logits_after(self, token_ids: Seq[int]) -> Logits:
         """float32 [vocab_size] for the token behind these."""
@@ -139,6 +147,20 @@ class FakeBackend:
         own = self.noise * normal(self.seed + 1) if self.noise else 0
         logits: Logits = (2 * (normal(self.seed) + own)).astype(np.float32)
         return logits
+
+    def features_after(self, token_ids: Seq[int], name: str) -> NDArray[np.float32]:
+        """float32 [width], the hidden state `name` of the last of these: its position, its id, and others' say."""
+        if name not in self.features:
+            raise AssertionError(f"there is no hidden state {name!r}")
+        position, latest = len(token_ids) - 1, [*token_ids[-self.memory :]]
+        others = np.random.default_rng([self.seed, *name.encode(), *latest]).standard_normal(self.width - 2)
+        return np.array([position, token_ids[-1], *others], dtype=np.float32)
+
+    def _features(self, token_ids: list[int], count: int, names: tuple[str, ...]) -> NDArray[np.float32]:
+        """float32 [count, width of all], of the last `count` tokens."""
+        ends = range(len(token_ids) - count + 1, len(token_ids) + 1)
+        rows = [[self.features_after(token_ids[:end], name) for name in names] for end in ends]
+        return np.array(rows, dtype=np.float32).reshape(count, len(names) * self.width)
 
     def _shift(self, shifts: list[int]) -> Any:
         """What the kernels that have read the tokens so far do to a row: as much as another precision would."""
@@ -153,6 +175,7 @@ class FakeBackend:
         """Rows that are there already."""
 
         rows: list[NDArray[np.float32]]
+        of_slots: dict[int, NDArray[np.float32]] = field(default_factory=dict)
         done = True
 
         def wait(self) -> FakeBackend.Step:
@@ -162,3 +185,7 @@ class FakeBackend:
         def row(self, i: int) -> LogitsRow:
             """Row i, without its largest logits."""
             return LogitsRow.of(self.rows[i])
+
+        def features(self, chunk: Chunk) -> NDArray[np.float32]:
+            """What the chunk asked for."""
+            return self.of_slots[id(chunk.slot)]

@@ -146,6 +146,7 @@ class Capabilities:
     rows: RowRule = field(default_factory=RowRule)  # what calls are padded to
     one_call: bool = True  # several sequences share the device's call; or run one after another
     fixed: FixedShape | None = None  # None: chunks, and slots, of any size that fits
+    features: tuple[str, ...] = ()  # hidden states that a chunk can ask for
 
 
 class Slot(Protocol):
@@ -203,11 +204,15 @@ class CacheUse:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Tokens to append to a slot. The logits of the last `num_rows` of them are wanted."""
+    """Tokens to append to a slot. The logits of the last `num_rows` of them are wanted.
+
+    features: hidden states that are wanted of all of them, by names out of `Capabilities.features`.
+    """
 
     slot: Any  # the backend's own kind of Slot
     token_ids: Seq[int]
     num_rows: int
+    features: tuple[str, ...] = ()
 
 
 class Step(Protocol):
@@ -215,6 +220,15 @@ class Step(Protocol):
 
     def row(self, i: int) -> LogitsRow:
         """Row i, cut to the real vocabulary."""
+
+    def features(self, chunk: Chunk) -> NDArray[np.float32]:
+        """The hidden states that a chunk of the call asked for, float32 [n, width], one beside the other.
+
+        Row j is of the chunk's token j, read behind all tokens before it.
+
+        Raises:
+            BundleError: when the model gives none.
+        """
 
 
 class Pending(Protocol):

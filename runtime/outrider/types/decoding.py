@@ -175,10 +175,31 @@ class Committed:
     are in the sequence by now, and behind them its newest token, recovered or bonus, which is read next.
     path: the draft's accepted tokens, by index; empty where none was judged. Where the answer ended inside of a draft,
     the path goes on behind that end: it says how good the draft was.
+    features: float32 [k, width], the main model's hidden states of these tokens, as the drafter's `Requirements` ask
+    for them; None where they ask for none. Valid until the main model's next call.
     """
 
     token_ids: list[int]
     path: list[int]
+    features: NDArray[np.float32] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Requirements:
+    """What a drafter needs besides tokens.
+
+    features: hidden states of the main model, by names out of its `Capabilities.features`. trees: that drafts are
+    judged as trees.
+    """
+
+    features: tuple[str, ...] = ()
+    trees: bool = False
+
+    @classmethod
+    def of(cls, drafter: Drafter | None) -> Requirements:
+        """What a drafter says in `requirements`; one that does not say needs nothing."""
+        found: Requirements | None = getattr(drafter, "requirements", None)
+        return cls() if found is None else found
 
 
 @dataclass(frozen=True, slots=True)
@@ -293,7 +314,10 @@ class DraftRequest:
 
 
 class Drafter(Protocol):
-    """Proposes tokens. Keeps what it needs per sequence from `reserve` to `release`."""
+    """Proposes tokens. Keeps what it needs per sequence from `reserve` to `release`.
+
+    May have `requirements`, of type `Requirements`.
+    """
 
     num_assistant_tokens: int  # how many tokens a round it proposes unless the request says otherwise
 
@@ -301,8 +325,12 @@ class Drafter(Protocol):
     def seconds(self) -> float:
         """Time spent in model calls so far."""
 
-    def reserve(self, sequence: Sequence, max_tokens: int) -> bool:
-        """Take room for a sequence that may grow to `max_tokens`; False while there is none."""
+    def reserve(self, sequence: Sequence, max_tokens: int, num_cached: int) -> bool:
+        """Take room for a sequence that may grow to `max_tokens`; False while there is none.
+
+        num_cached: tokens that the main model has in its cache already. It reads on from there, so what is committed,
+        and hidden states, begin with the token at that position.
+        """
 
     def propose(self, requests: Seq[DraftRequest]) -> list[Draft]:
         """A draft for each request, in order. An empty draft costs nothing."""

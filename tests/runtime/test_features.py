@@ -1,0 +1,175 @@
+"""Hidden states reach the drafters that ask for them, row by row those of the committed tokens."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import outrider
+from outrider.config import GenerationConfig
+from outrider.drafters import DraftModel, Suffix
+from outrider.errors import BundleError, RequestError
+from outrider.loop import step
+from outrider.request import Request
+from outrider.sampling import LogitsSampler
+from outrider.schedule import Auto, PassCost
+from outrider.testing import FakeBackend, ToyTokenizer
+from outrider.text import TextStream
+from outrider.types import Chunk, Draft, Noise, Requirements, Sequence
+from outrider.verifiers import Greedy
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence as Seq
+
+    from outrider.bundle import Bundle
+    from outrider.types import Committed, DraftRequest
+
+VOCAB_SIZE = 6
+NAMES = ("late", "early")
+
+
+class Reading:
+    """A drafter that is right about half of the time, and takes down the hidden states that it is given."""
+
+    num_assistant_tokens, seconds = 4, 0.0
+
+    def __init__(self, main: FakeBackend, requirements: Requirements) -> None:
+        self.main, self.requirements = main, requirements
+        self.begins: dict[Sequence, int] = {}
+        self.rows: dict[Sequence, list[Any]] = {}
+        self.token_ids: dict[Sequence, list[int]] = {}
+
+    def reserve(self, sequence: Sequence, max_tokens: int, num_cached: int) -> bool:
+        self.begins[sequence], self.rows[sequence], self.token_ids[sequence] = num_cached, [], []
+        return True
+
+    def propose(self, requests: Seq[DraftRequest]) -> list[Draft]:
+        return [self.propose_one(request) for request in requests]
+
+    def propose_one(self, request: DraftRequest) -> Draft:
+        context = list(request.sequence.token_ids)
+        for i in range(request.limit):
+            right = int(self.main.logits_after(context).argmax())
+            context.append(right if (len(context) + i) % 4 else (right + 1) % VOCAB_SIZE)
+        return Draft(context[len(request.sequence) :])
+
+    def observe(self, sequence: Sequence, committed: Committed) -> None:
+        self.token_ids[sequence] += committed.token_ids
+        if self.requirements.features:
+            assert committed.features is not None
+            assert committed.features.dtype == np.float32
+            assert committed.features.shape == (len(committed.token_ids), len(self.requirements.features) * 4)
+            self.rows[sequence] += list(committed.features)
+        else:
+            assert committed.features is None
+
+    def release(self, sequence: Sequence) -> None:
+        pass
+
+
+def make_request(prompt: Seq[int], drafter: Any, max_new_tokens: int = 20) -> Request:
+    return Request(
+        sequence=Sequence(list(prompt), len(prompt)),
+        sampler=LogitsSampler(GenerationConfig(), list(prompt)),
+        verifier=Greedy(),
+        noise=Noise(0),
+        text=TextStream(lambda ids: "".join("abcdef"[i] for i in ids), ()),
+        max_new_tokens=max_new_tokens,
+        eos_token_ids=frozenset(),
+        drafter=drafter,
+        num_assistant_tokens=4,
+    )
+
+
+def run(main: FakeBackend, *requests: Request, max_num_batched_tokens: int = 32) -> None:
+    """Answer requests together."""
+    running = list(requests)
+    for request in requests:
+        assert request.admit(main)
+    while running:
+        step(main, running, max_num_batched_tokens)
+        for request in [request for request in running if request.ended]:
+            assert request.error is None
+            request.release()
+            running.remove(request)
+
+
+def check(request: Request, drafter: Reading) -> None:
+    """What a drafter was given is of each token from `begin` on, but for the newest, which nobody has read."""
+    token_ids, begin = request.sequence.token_ids, drafter.begins[request.sequence]
+    names, features_after = drafter.requirements.features, drafter.main.features_after
+    assert drafter.token_ids[request.sequence] == token_ids[begin:-1]
+    expected = [
+        np.concatenate([features_after(token_ids[: i + 1], name) for name in names])
+        for i in range(begin, len(token_ids) - 1)
+    ]
+    np.testing.assert_array_equal(drafter.rows[request.sequence], expected)
+
+
+prompts = st.lists(st.integers(0, VOCAB_SIZE - 1), min_size=1, max_size=90)
+
+
+@settings(max_examples=50)
+@given(st.integers(0, 2**20), prompts, prompts, st.sampled_from([NAMES, NAMES[:1]]))
+def test_each_row_is_of_its_token(seed: int, prompt: list[int], other: list[int], names: tuple[str, ...]) -> None:
+    """Of a prompt that is read in pieces too, and beside requests that ask for others, or for none."""
+    main = FakeBackend(VOCAB_SIZE, seed=seed, features=NAMES)
+    reading, beside, none = (Reading(main, Requirements(each)) for each in (names, NAMES[1:], ()))
+    requests = [make_request(prompt, reading), make_request(other, beside), make_request([*other, 3], none)]
+    run(main, *requests, make_request(prompt, None))
+    assert requests[0].stats.num_accepted_tokens > 0
+    check(requests[0], reading)
+    check(requests[1], beside)
+    assert not none.rows[requests[2].sequence]
+
+
+def test_what_was_found_in_the_cache_has_none() -> None:
+    """The drafter is told from where on there are any: what the main model does not read has no hidden state."""
+    main = FakeBackend(VOCAB_SIZE, features=NAMES)
+    reading = Reading(main, Requirements(NAMES))
+    first = make_request([1, 2, 3] * 20, reading)
+    run(main, first)
+    second = make_request([*first.sequence.token_ids, 4, 5], reading)
+    run(main, second)
+    assert reading.begins[first.sequence] == 0
+    assert reading.begins[second.sequence] == len(first.sequence) - 1 == second.stats.num_cached_tokens
+    check(second, reading)
+
+
+def test_a_controller_asks_for_what_its_draft_model_needs() -> None:
+    main = FakeBackend(VOCAB_SIZE, features=NAMES)
+    model = DraftModel(FakeBackend(VOCAB_SIZE), context_length=99)
+    cost = PassCost((1, 16), (1.0, 1.1), (1.0, 1.1))
+    assert Requirements.of(Auto(main, cost, copier=Suffix(), model=model, draft_cost=cost)) == Requirements()
+    model.requirements = Requirements(NAMES)  # type: ignore[attr-defined]
+    assert Requirements.of(Auto(main, cost, copier=Suffix(), model=model, draft_cost=cost)) == Requirements(NAMES)
+
+
+def test_a_main_model_without_them_refuses_the_request(toy_bundle: Bundle) -> None:
+    engine = outrider.Engine(toy_bundle, outrider.Config().replace(cache_size=0.005), tokenizer=ToyTokenizer())
+    main: Any = FakeBackend(VOCAB_SIZE)
+    engine.add_drafter("reading", Reading(main, Requirements(NAMES)))
+    with pytest.raises(RequestError, match="hidden states 'late', and the main model gives none"):
+        engine.generate("abc", drafter="reading")
+    assert engine.generate("abc", max_new_tokens=5, drafter=None).token_ids
+
+
+def test_a_drafter_that_needs_trees_is_refused() -> None:
+    main = FakeBackend(VOCAB_SIZE)
+    with pytest.raises(RequestError, match="needs drafts to be judged as trees, and Greedy judges chains alone"):
+        make_request([1], Reading(main, Requirements(trees=True))).admit(main)
+
+
+@pytest.mark.parametrize("kind", ["openvino", "onnx"])
+def test_steps_without_hidden_states_say_so(kind: Any, tmp_path: Any) -> None:
+    bundle = outrider.testing.save_toy_bundle(tmp_path / "toy", formats=(kind, kind))
+    engine = outrider.Engine(bundle, outrider.Config().replace(cache_size=0.005), tokenizer=ToyTokenizer())
+    assert engine.main.capabilities.features == ()
+    slot = engine.main.open(4)
+    chunk = Chunk(slot, [1, 2], 1, features=("late",))
+    with pytest.raises(BundleError, match=r"Hidden states were asked for \('late'\), and the model has no output but"):
+        engine.main.submit([chunk]).wait().features(chunk)
