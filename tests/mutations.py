@@ -419,6 +419,20 @@ MUTATIONS = [
         "test_buffer_pool.py",
     ),
     Mutation(
+        "cache: a buffer is shared with another scope",
+        "kv/buffer_pool.py",
+        "if buffer.scope == scope]",
+        "]",
+        "test_buffer_pool.py",
+    ),
+    Mutation(
+        "cache: blocks are shared with another scope",
+        "kv/block_pool.py",
+        "self._roots.setdefault(scope, _Root(scope))",
+        'self._roots.setdefault(b"", _Root(b""))',
+        "test_block_pool.py",
+    ),
+    Mutation(
         "cache: the end of a text goes before its beginning",
         "kv/block_pool.py",
         "for block in reversed(blocks):",

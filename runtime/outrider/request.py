@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from outrider.errors import NoTokenLeft, RequestError, one_line
 from outrider.metrics import Stats
 from outrider.results import Result, TextChunk
-from outrider.types import DraftRequest, Outcome, Requirements
+from outrider.types import NO_PROMPT, DraftRequest, Outcome, Prompt, Requirements
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -170,7 +170,8 @@ class Request:
         """
         self.features = self._features_of(main)
         max_tokens = self.sequence.num_prompt_tokens + self.max_new_tokens
-        slot = main.open(max_tokens, self.sequence.token_ids if self.reuse else ())
+        prompt = Prompt(self.sequence.token_ids, self.sequence.scope) if self.reuse else NO_PROMPT
+        slot = main.open(max_tokens, prompt)
         if slot is None:
             return False
         try:

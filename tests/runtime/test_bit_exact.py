@@ -19,7 +19,7 @@ from outrider.config import DeviceConfig
 from outrider.part import Part
 from outrider.schedule.exactness import compare_readings
 from outrider.setting import compile_settled
-from outrider.types import Chunk, Exactness, Rounding, RowRule
+from outrider.types import Chunk, Exactness, Prompt, Rounding, RowRule
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -122,7 +122,7 @@ def test_what_is_taken_from_the_cache_has_the_same_bits(
     """The first text was decoded with wrong drafts; the second begins alike, the third goes on where that ended."""
     backend.allocate(2048)
     other = [*token_ids[:num_common], *[7] * (LENGTH - num_common)]
-    slot = backend.open(LENGTH + 5, other)
+    slot = backend.open(LENGTH + 5, Prompt(other))
     assert slot is not None
     assert slot.length == 0
     while slot.length < LENGTH:
@@ -133,7 +133,7 @@ def test_what_is_taken_from_the_cache_has_the_same_bits(
     slot.keep(other)
     slot.close()
     for num_read in (LENGTH - 10, LENGTH):
-        slot = backend.open(LENGTH, token_ids[:num_read])
+        slot = backend.open(LENGTH, Prompt(token_ids[:num_read]))
         assert slot is not None
         found = slot.length
         assert found == (min(num_common, num_read - 1) if num_read < LENGTH else max(num_common, LENGTH - 10))
@@ -145,7 +145,7 @@ def test_what_is_taken_from_the_cache_has_the_same_bits(
         backend.submit([Chunk(slot, token_ids[found:num_read], num_rows=0)]).wait()
         slot.keep(token_ids)
         slot.close()
-    again = backend.open(LENGTH + 1, [*other, 7])
+    again = backend.open(LENGTH + 1, Prompt([*other, 7]))
     assert again is not None
     assert again.length == LENGTH  # the others have left it as it was
     again.close()

@@ -16,17 +16,22 @@ import outrider
 from outrider.backends import paged_cache
 from outrider.backends.openvino_paged import OpenVINOPaged
 from outrider.kv import BlockPool, Place
-from outrider.kv.block_pool import _Block
-from outrider.types import Chunk
+from outrider.kv.block_pool import _Block, _Root
+from outrider.types import Chunk, Prompt
 
 SIZE, NUM_BLOCKS, GARBAGE = 3, 12, -7
 
 
 class Text:
-    """A text that is read and written as a request is: in rounds, with wrong drafts, and padding behind the end."""
+    """A text that is read and written as a request is: in rounds, with wrong drafts, and padding behind the end.
 
-    def __init__(self, pool: BlockPool, memory: np.ndarray, prompt: list[int], room: int, place: Place) -> None:
-        self.memory, self.room, self.place = memory, room, place
+    In memory, the tokens of another scope are other ones.
+    """
+
+    def __init__(
+        self, pool: BlockPool, memory: np.ndarray, prompt: list[int], room: int, place: Place, scope: bytes
+    ) -> None:
+        self.memory, self.room, self.place, self.shift = memory, room, place, 10 * len(scope)
         self.token_ids = prompt[: place.num_cached]
         if place.copied_block is not None:
             memory[place.first_own_block] = memory[place.copied_block]
@@ -40,12 +45,13 @@ class Text:
     def write(self, at: int, values: list[int]) -> None:
         assert at >= self.place.num_shared
         for i, value in enumerate(values, at):
-            self.memory[self.place.blocks[i // SIZE], i % SIZE] = value
+            self.memory[self.place.blocks[i // SIZE], i % SIZE] = value + self.shift
 
     @property
     def found(self) -> list[int]:
         """What its blocks say."""
-        return [int(self.memory[self.place.blocks[i // SIZE], i % SIZE]) for i in range(len(self.token_ids))]
+        places = [(self.place.blocks[i // SIZE], i % SIZE) for i in range(len(self.token_ids))]
+        return [int(self.memory[place]) - self.shift for place in places]
 
 
 def check(pool: BlockPool, texts: list[Text]) -> None:
@@ -59,7 +65,8 @@ def check(pool: BlockPool, texts: list[Text]) -> None:
     assert sorted(held) == list(range(pool.num_blocks))  # neither lost nor there twice
     assert all(block.num_users == users.count(block) > 0 for block in shared)
     assert pool.num_used == len(own) + len(shared)
-    above = [block for block in (*shared, *pool._idle) if block.parent is not pool._root]
+    above = [block for block in (*shared, *pool._idle) if not isinstance(block.parent, _Root)]
+    assert all(root.children for root in pool._roots.values())  # a scope leaves nothing behind
     order = {block: i for i, block in enumerate(pool._idle)}
     for block in above:
         assert block.parent is not None
@@ -72,6 +79,7 @@ ACTIONS = st.tuples(
     st.integers(0, 5),
     st.lists(st.integers(0, 1), min_size=1, max_size=9),
     st.integers(0, 4),
+    st.sampled_from([b"", b"", b"image"]),
 )
 
 
@@ -83,16 +91,16 @@ def test_every_text_finds_its_own_tokens(actions: list[Any], grows: bool) -> Non
     sizes = [2 if grows else NUM_BLOCKS]
     pool = BlockPool(sizes[0], SIZE, max_blocks=NUM_BLOCKS, grow=sizes.append)
     texts: list[Text] = []
-    for kind, which, token_ids, count in actions:
+    for kind, which, token_ids, count, scope in actions:
         if kind == "open":
             room = len(token_ids) + count
             free = pool.num_free + pool.num_idle
-            place = pool.open(room, token_ids)
+            place = pool.open(room, token_ids, scope)
             if place is None:
                 assert free < -(-room // SIZE)
             else:
                 assert place.num_cached < len(token_ids)
-                texts.append(Text(pool, memory, token_ids, room, place))
+                texts.append(Text(pool, memory, token_ids, room, place, scope))
         elif texts:
             text = texts[which % len(texts)]
             if kind == "read":
@@ -166,6 +174,17 @@ def test_texts_that_run_share_what_was_kept() -> None:
     assert (pool.num_used, pool.num_idle) == (0, 2)
 
 
+def test_a_text_of_another_scope_shares_nothing() -> None:
+    pool = BlockPool(12, SIZE)
+    token_ids = [1, 0, 1, 1, 0]
+    for scope, num_cached in ((b"", 0), (b"image", 0), (b"", 5), (b"image", 5)):
+        place = pool.open(6, [*token_ids, 0], scope)
+        assert place
+        assert place.num_cached == num_cached
+        place.close(token_ids)
+    assert pool.num_idle == 4
+
+
 TEXTS = st.lists(st.integers(0, 2), max_size=70) | st.integers(60, 140).map(lambda length: [1] * length)
 
 
@@ -219,7 +238,7 @@ def test_a_cache_that_grows_stays_in_its_budget(openvino_bundle: Any, monkeypatc
         model.allocate(max_tokens)
         found = []
         for text in (token_ids[:200], token_ids[:300], token_ids):
-            slot = model.open(len(text) + 1, text)
+            slot = model.open(len(text) + 1, Prompt(text))
             assert slot
             while slot.length < len(text):
                 step = model.submit([Chunk(slot, text[slot.length : slot.length + 100], 1)]).wait()
@@ -279,5 +298,5 @@ def test_a_device_that_fails_for_a_while_is_used_again(openvino_bundle: Any, mon
     slot.close()
     fails_at = 0
     with pytest.raises(outrider.DeviceError, match="cannot copy a block of its cache: .*OUT_OF_RESOURCES"):
-        model.open(100, [1] * 39)
+        model.open(100, Prompt([1] * 39))
     assert model.cache.num_used_tokens == 0

@@ -15,8 +15,8 @@ ROOM, NUM_PARTS = 24, 2
 class Text:
     """A text in a buffer of two parts, made as a backend makes it."""
 
-    def __init__(self, pool: BufferPool[Any], capacity: int, prompt: list[int]) -> None:
-        opening = pool.open(capacity, prompt)
+    def __init__(self, pool: BufferPool[Any], capacity: int, prompt: list[int], scope: bytes = b"") -> None:
+        opening = pool.open(capacity, prompt, scope)
         if opening is None:
             raise LookupError
         self.pool, self.most = pool, 0.0
@@ -31,7 +31,7 @@ class Text:
                 parts.append(source.memory[i][: opening.num_cached] if source else [])
                 self.most = max(self.most, others + len(parts) * opening.capacity / NUM_PARTS + sum(old))
                 old[i] = 0
-            self.buffer = Buffer(parts, opening.capacity, opening.capacity, [])
+            self.buffer = Buffer(parts, opening.capacity, opening.capacity, [], scope)
         pool.add(self.buffer)
         self.token_ids = prompt[: opening.num_cached]
 
@@ -46,7 +46,13 @@ ACTIONS = st.tuples(
     st.integers(0, 5),
     st.lists(st.integers(0, 1), min_size=1, max_size=9),
     st.integers(0, 6),
+    st.sampled_from([b"", b"", b"image"]),
 )
+
+
+def as_read(buffer: Buffer[Any], token_ids: list[int]) -> list[int]:
+    """What memory holds where these tokens were read: in another scope others."""
+    return [token_id + 10 * len(buffer.scope) for token_id in token_ids]
 
 
 @settings(max_examples=400)
@@ -54,11 +60,11 @@ ACTIONS = st.tuples(
 def test_room_is_never_overdrawn_and_texts_find_their_tokens(actions: list[Any], copies: bool) -> None:
     pool: BufferPool[Any] = BufferPool(ROOM, NUM_PARTS, copies=copies)
     texts: list[Text] = []
-    for kind, which, token_ids, count in actions:
+    for kind, which, token_ids, count, scope in actions:
         if kind == "open":
             used = pool.num_used
             try:
-                text = Text(pool, len(token_ids) + count, token_ids)
+                text = Text(pool, len(token_ids) + count, token_ids, scope)
             except LookupError:
                 assert used + len(token_ids) + count > ROOM  # only what runs is in the way
                 continue
@@ -70,7 +76,7 @@ def test_room_is_never_overdrawn_and_texts_find_their_tokens(actions: list[Any],
             if kind == "read":
                 text.token_ids += token_ids[: text.buffer.capacity - len(text.token_ids)]
                 for part in text.buffer.memory:
-                    part[:] = text.token_ids
+                    part[:] = as_read(text.buffer, text.token_ids)
             elif kind == "keep":
                 pool.share(text.buffer, text.token_ids[:])
             else:
@@ -79,10 +85,10 @@ def test_room_is_never_overdrawn_and_texts_find_their_tokens(actions: list[Any],
         assert pool.num_used + pool.num_kept <= ROOM
         for text in texts:
             for part in text.buffer.memory:
-                assert part[: len(text.token_ids)] == text.token_ids
+                assert part[: len(text.token_ids)] == as_read(text.buffer, text.token_ids)
         for buffer in (*pool._kept, *pool._open):  # others may copy what either says that it holds
             for part in buffer.memory:
-                assert part[: len(buffer.token_ids)] == buffer.token_ids
+                assert part[: len(buffer.token_ids)] == as_read(buffer, buffer.token_ids)
     while texts:
         texts.pop().close([])
     assert pool.num_used == 0

@@ -11,6 +11,7 @@ import pytest
 import outrider
 from outrider.bench import conversations
 from outrider.testing import ToyTokenizer, save_toy_bundle
+from outrider.types import Chunk, Prompt
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -184,11 +185,25 @@ def test_a_slot_that_is_not_used_takes_nothing_away(toy_bundle: Bundle) -> None:
     text = random_ids(9, 61)
     engine.generate(text, max_new_tokens=1)
     for _ in range(2):
-        slot = engine.main.open(engine.max_tokens, [*text, 1, 2])
+        slot = engine.main.open(engine.max_tokens, Prompt([*text, 1, 2]))
         assert slot
         assert slot.length == 61
         slot.close()
     assert engine.generate([*text, 1, 2], max_new_tokens=1).stats.num_cached_tokens == 61
+
+
+@pytest.mark.parametrize("kind", ["openvino", "onnx"])
+def test_a_text_of_another_scope_shares_nothing(tmp_path: Path, kind: Any) -> None:
+    main = make(save_toy_bundle(tmp_path / "toy", formats=(kind, kind))).main
+    text = random_ids(9, 61)
+    for scope, num_cached in ((b"", 0), (b"image", 0), (b"", 61), (b"image", 61), (b"other", 0)):
+        slot = main.open(80, Prompt([*text, 1], scope))
+        assert slot
+        assert slot.length == num_cached
+        main.submit([Chunk(slot, [*text, 1][num_cached:], 1)]).wait()
+        slot.trim(61)
+        slot.keep(text)
+        slot.close()
 
 
 def test_a_request_whose_options_leave_no_token_gives_its_room_back(toy_bundle: Bundle) -> None:

@@ -22,13 +22,13 @@ from outrider.schedule import DRAFT_ROWS, MAIN_ROWS, Contention, PassCost
 from outrider.schedule.placement import Placement
 from outrider.testing import FakeBackend
 from outrider.testing.fake import FakeSlot
+from outrider.types import NO_PROMPT
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence as Seq
     from pathlib import Path
 
     from outrider.bundle import Bundle
-    from outrider.types import CompiledModel
+    from outrider.types import CompiledModel, Prompt
 
 COST = PassCost(MAIN_ROWS, (0.1,) * len(MAIN_ROWS), (0.2,) * len(MAIN_ROWS))
 VALUES = (COST, Contention(1.5, 2.0), Placement("GPU", "CPU", "measured", 41.5), Verdict(False, "it fell"))
@@ -161,7 +161,7 @@ class Strict(FakeBackend):
         super().__init__(4)
         self.fingerprint = {"fake": "yes"}
 
-    def open(self, max_tokens: int, token_ids: Seq[int] = ()) -> FakeSlot:
+    def open(self, max_tokens: int, prompt: Prompt = NO_PROMPT) -> FakeSlot:
         assert 0 < max_tokens <= self.max_tokens
         return StrictSlot(self, max_tokens)
 

@@ -21,7 +21,7 @@ from outrider.request_queue import RequestQueue
 from outrider.sampling import LogitsSampler
 from outrider.testing import FakeBackend
 from outrider.text import TextStream
-from outrider.types import Draft, DraftRequest, Noise, Sequence
+from outrider.types import NO_PROMPT, Draft, DraftRequest, Noise, Sequence
 from outrider.verifiers import BlockRejection, Coupled, Greedy
 
 if TYPE_CHECKING:
@@ -387,8 +387,8 @@ def test_interrupts_at_any_time_harm_no_other_request() -> None:
     slots: list[Any] = []
     open_slot = backend.open
 
-    def remember(max_tokens: int, token_ids: Any = ()) -> Any:
-        slots.append(open_slot(max_tokens, token_ids))
+    def remember(max_tokens: int, prompt: Any = NO_PROMPT) -> Any:
+        slots.append(open_slot(max_tokens, prompt))
         return slots[-1]
 
     backend.open = remember  # type: ignore[method-assign]
@@ -406,6 +406,19 @@ def test_interrupts_at_any_time_harm_no_other_request() -> None:
         assert calm.sequence.token_ids == alone.sequence.token_ids
     assert interrupted > 10
     assert all(slot.closed for slot in slots)
+
+
+def test_a_prompt_of_another_scope_shares_nothing() -> None:
+    """Neither in the main model's cache nor in the draft model's, though its tokens are the same."""
+    main, backend = FakeBackend(VOCAB_SIZE), FakeBackend(VOCAB_SIZE, noise=0.5)
+    queue, drafter, prompt = RequestQueue(main, 512), draft_model(backend), [1, 2, 3] * 20
+    for scope, num_cached in ((b"", 0), (b"image", 0), (b"", 59), (b"image", 59)):
+        request = make_request(prompt, drafter)
+        request.sequence.scope = scope
+        backend.calls.clear()
+        finish(queue, request)
+        assert request.stats.num_cached_tokens == num_cached
+        assert backend.calls[0] == ([2] if num_cached else [32])
 
 
 class Listening(RandomDrafter):
@@ -459,10 +472,10 @@ class Narrow(FakeBackend):
         super().__init__(VOCAB_SIZE, **options)
         self.slots: list[Any] = []
 
-    def open(self, max_tokens: int, token_ids: Any = ()) -> Any:
+    def open(self, max_tokens: int, prompt: Any = NO_PROMPT) -> Any:
         if any(not slot.closed for slot in self.slots):
             return None
-        self.slots.append(super().open(max_tokens, token_ids))
+        self.slots.append(super().open(max_tokens, prompt))
         return self.slots[-1]
 
 

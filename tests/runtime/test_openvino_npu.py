@@ -17,7 +17,7 @@ from outrider.bench.modes import make_modes
 from outrider.schedule import LONGEST, MAIN_ROWS, measure_pass
 from outrider.schedule.exactness import compare_readings, measure_exactness
 from outrider.testing import ToyTokenizer
-from outrider.types import Chunk, RowRule
+from outrider.types import Chunk, Prompt, RowRule
 
 if TYPE_CHECKING:
     from collections.abc import Sequence as Seq
@@ -121,7 +121,7 @@ def test_a_prompt_that_begins_as_the_last_one_is_read_from_there(
         for token_id in (7, 8, 9):
             backend.submit([Chunk(first, [token_id], 1)]).wait()
     first.close()
-    slot = backend.open(400, TOKEN_IDS[:count])
+    slot = backend.open(400, Prompt(TOKEN_IDS[:count]))
     assert slot is not None
     # As many whole pieces as the prefill model would read. 270 is not where a window begins: it was read up to 265.
     assert slot.length == num_kept
@@ -132,11 +132,12 @@ def test_a_prompt_that_begins_as_the_last_one_is_read_from_there(
 
 
 def test_another_prompt_takes_nothing_of_the_last_one(backend: OpenVINONpu) -> None:
-    for token_ids in ([9] * 300, [*TOKEN_IDS[:127], 5, *TOKEN_IDS[128:300]], TOKEN_IDS[:200]):
+    prompts = [[9] * 300, [*TOKEN_IDS[:127], 5, *TOKEN_IDS[128:300]], TOKEN_IDS[:200], TOKEN_IDS[:300]]
+    for token_ids, scope in zip(prompts, (b"", b"", b"", b"image"), strict=True):
         rows_of(backend, [300], [1])
         if len(token_ids) == 200:
             rows_of(backend, [5], [1])  # writes over it
-        slot = backend.open(300, token_ids)
+        slot = backend.open(300, Prompt(token_ids, scope))
         assert slot is not None
         assert slot.length == 0
         slot.close()

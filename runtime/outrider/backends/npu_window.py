@@ -25,8 +25,9 @@ class WindowSlot:
     prefill model has read the first `num_read`.
     """
 
-    def __init__(self, backend: OpenVINONpu, token_ids: Seq[int] = ()) -> None:
+    def __init__(self, backend: OpenVINONpu, token_ids: Seq[int] = (), scope: bytes = b"") -> None:
         self.token_ids = list(token_ids)
+        self.scope = scope
         self.num_stored = self.num_read = len(token_ids)
         self._backend = backend
 

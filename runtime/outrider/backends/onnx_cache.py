@@ -13,7 +13,7 @@ import onnxruntime as ort
 
 from outrider.errors import DeviceError
 from outrider.kv import Buffer, BufferPool, PrefixCounts, SlotTokens, allocate_zeros
-from outrider.types import CacheUse
+from outrider.types import NO_PROMPT, CacheUse
 
 if TYPE_CHECKING:
     from collections.abc import Sequence as Seq
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from outrider.kv import Opening
+    from outrider.types import Prompt
 
 
 @dataclass(eq=False, slots=True)
@@ -91,7 +92,7 @@ class BufferCache:
     """The room for the texts of one model, those included that have ended and are kept.
 
         cache = BufferCache(session, past_names, (kv_heads, head_size), np.float32, num_tokens=8192)
-        slot = cache.open(700, prompt_token_ids)    # None while other slots hold the room
+        slot = cache.open(700, prompt)    # None while other slots hold the room
 
     On the host, a buffer takes no memory before it is written to, so a kept one counts as far as it has been. Elsewhere
     it counts as a whole, and is taken up only where it is large enough: nothing is copied there.
@@ -142,20 +143,20 @@ class BufferCache:
             **dataclasses.asdict(self._counts),
         )
 
-    def open(self, num_tokens: int, token_ids: Seq[int] = ()) -> BufferSlot | None:
-        """A slot with room for `num_tokens` that begin with `token_ids`, as many of them as possible there already."""
-        opening = self._pool.open(num_tokens, token_ids)
+    def open(self, num_tokens: int, prompt: Prompt = NO_PROMPT) -> BufferSlot | None:
+        """A slot with room for `num_tokens` that begin with a prompt, as much of it as possible there already."""
+        opening = self._pool.open(num_tokens, prompt.token_ids, prompt.scope)
         if opening is None:
             return None
         source, capacity = opening.source, opening.capacity
         if source is not None and opening.moves and source.capacity == capacity:
             buffer = source
         else:
-            buffer = Buffer(self._make(opening), capacity, capacity, [])
+            buffer = Buffer(self._make(opening), capacity, capacity, [], prompt.scope)
         self._pool.add(buffer)
         # No page is taken that was not written to; those where a head's places begin and end count as if they were.
         num_spare = -(-2 * mmap.PAGESIZE // self._bytes_per_head) if self._on_host else capacity
-        return BufferSlot(self._pool, buffer, token_ids, opening.num_cached, self._counts, num_spare)
+        return BufferSlot(self._pool, buffer, prompt.token_ids, opening.num_cached, self._counts, num_spare)
 
     def _make(self, opening: Opening[_Memory]) -> _Memory:
         """Memory as it was decided, with what there is of its text."""

@@ -18,7 +18,7 @@ import onnxruntime as ort
 from outrider.backends.features import WithoutFeatures
 from outrider.backends.onnx_cache import BufferCache
 from outrider.errors import BundleError, DeviceError, OptionError, one_line
-from outrider.types import Capabilities, Chunk, Exactness, LogitsRow
+from outrider.types import NO_PROMPT, Capabilities, Chunk, Exactness, LogitsRow
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from outrider.backends.onnx_cache import BufferSlot
-    from outrider.types import CacheUse
+    from outrider.types import CacheUse, Prompt
 
 _KINDS: dict[str, type[np.generic]] = {"tensor(float)": np.float32, "tensor(float16)": np.float16}
 _PRECISIONS: dict[type[np.generic], str] = {np.float32: "f32", np.float16: "f16"}
@@ -248,13 +248,13 @@ class OnnxRuntime:
         """What to give `allocate` so that a slot can have `max_tokens`."""
         return max_tokens + self.capabilities.rows.num_spare
 
-    def open(self, max_tokens: int, token_ids: Seq[int] = ()) -> BufferSlot | None:
-        """A slot with room for `max_tokens` that begin with `token_ids`; None while other slots hold the room.
+    def open(self, max_tokens: int, prompt: Prompt = NO_PROMPT) -> BufferSlot | None:
+        """A slot with room for `max_tokens` that begin with a prompt; None while other slots hold the room.
 
         Raises:
             DeviceError: when the device has no memory for it.
         """
-        return self._cache.open(max_tokens + self.capabilities.rows.num_spare, token_ids)
+        return self._cache.open(max_tokens + self.capabilities.rows.num_spare, prompt)
 
     def run_in_background(self, wanted: bool) -> None:
         """Evaluate in a thread of the backend's own, so that `submit` returns at once."""

@@ -18,7 +18,7 @@ from outrider.backends.npu_sizes import CACHE_KINDS, check_npu, find_sizes, npuw
 from outrider.backends.npu_window import Window, WindowPending, WindowSlot
 from outrider.errors import BundleError, DeviceError, OptionError, one_line
 from outrider.kv import PrefixCounts, num_common_tokens
-from outrider.types import CacheUse, Capabilities, Chunk, Exactness, FixedShape
+from outrider.types import NO_PROMPT, CacheUse, Capabilities, Chunk, Exactness, FixedShape
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from numpy.typing import NDArray
+
+    from outrider.types import Prompt
 
 
 class OpenVINONpu:
@@ -98,6 +100,7 @@ class OpenVINONpu:
         # Tokens that the prefill model has read, and that the other one has not taken over; None where it has.
         self._prefilled: int | None = None
         self._prompt: list[int] = []  # what the prefill model has read, as far as it is in the cache
+        self._scope = b""  # of that
         self.can_pad_apart = False
         self.use(Exactness())
         self.allocate(self.sizes.max_tokens)
@@ -173,19 +176,19 @@ class OpenVINONpu:
         """What to give `allocate` so that a slot can have `max_tokens`."""
         return max_tokens
 
-    def open(self, max_tokens: int, token_ids: Seq[int] = ()) -> WindowSlot | None:
+    def open(self, max_tokens: int, prompt: Prompt = NO_PROMPT) -> WindowSlot | None:
         """The slot, if it has room for `max_tokens`; None while it is open, or too small.
 
-        Where `token_ids`, which are going to be read, begin as the last prompt did, the slot has its whole pieces from
-        the start: they have the bits that they would have if they were read again.
+        Where `prompt`, which is going to be read, begins as the last one did, the slot has its whole pieces from the
+        start: they have the bits that they would have if they were read again.
         """
         if self._open is not None or max_tokens > self._max_tokens:
             return None
-        count = 0
-        if token_ids and self._continues:
+        count, token_ids = 0, prompt.token_ids
+        if token_ids and self._continues and prompt.scope == self._scope:
             read = token_ids[: self.sizes.window_begin(len(token_ids) - 1)]  # what the prefill model would read
             count = num_common_tokens(read, self._prompt)
-        self._open = WindowSlot(self, token_ids[: count - count % self.sizes.piece])
+        self._open = WindowSlot(self, token_ids[: count - count % self.sizes.piece], prompt.scope)
         if token_ids:
             self._counts.add(len(token_ids), self._open.length)
         return self._open
@@ -266,7 +269,7 @@ class OpenVINONpu:
         self._set(slot.token_ids[begin:end], begin, np.ones((1, end), dtype=np.int64))
         self._call(self._request.infer)
         slot.num_stored = slot.num_read = self._prefilled = end
-        self._prompt = slot.token_ids[:end]
+        self._prompt, self._scope = slot.token_ids[:end], slot.scope
 
     def _keep(self, slot: WindowSlot, num_tokens: int) -> int:
         """Ask NPUW to go on from a prompt's first tokens; how many it keeps: those of whole pieces.

@@ -26,7 +26,7 @@ from outrider.backends.paged_graph import (
 )
 from outrider.backends.paged_step import Outputs
 from outrider.errors import BundleError, DeviceError, OptionError, one_line
-from outrider.types import Capabilities, Chunk, Exactness
+from outrider.types import NO_PROMPT, Capabilities, Chunk, Exactness
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from outrider.backends.paged_step import PagedStep
-    from outrider.types import CacheUse
+    from outrider.types import CacheUse, Prompt
 
 # Logits a row that a device with memory of its own hands over at first.
 _NUM_TOP = 128
@@ -228,9 +228,9 @@ class OpenVINOPaged:
         num_blocks = -(-(max_tokens + self._num_spare) // self.block_size)
         return blocks_to_allocate(num_blocks, len(self._caches), grows=self._made_cache.grows) * self.block_size
 
-    def open(self, max_tokens: int, token_ids: Seq[int] = ()) -> PagedSlot | None:
-        """A slot with room for `max_tokens` that begin with `token_ids`; None while other slots hold the room."""
-        return self._made_cache.open(max_tokens + self._num_spare, token_ids)
+    def open(self, max_tokens: int, prompt: Prompt = NO_PROMPT) -> PagedSlot | None:
+        """A slot with room for `max_tokens` that begin with a prompt; None while other slots hold the room."""
+        return self._made_cache.open(max_tokens + self._num_spare, prompt)
 
     def submit(self, chunks: Seq[Chunk]) -> PagedPending:
         """Evaluate chunks of one or several sequences in one call. A slot appears once at most.

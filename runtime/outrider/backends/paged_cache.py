@@ -13,7 +13,7 @@ import openvino as ov
 
 from outrider.errors import DeviceError, one_line
 from outrider.kv import BlockPool, PrefixCounts, SlotTokens, allocate_zeros
-from outrider.types import CacheUse
+from outrider.types import NO_PROMPT, CacheUse
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from outrider.kv import Place
+    from outrider.types import Prompt
 
 _FIRST_BLOCKS = 16  # of a cache that grows
 
@@ -30,7 +31,7 @@ class PagedCache:
     """Keys and values in blocks, one tensor a layer and kind, bound to a request.
 
         cache = PagedCache(request, ports, num_blocks=256, block_size=32)
-        slot = cache.open(200, prompt_token_ids)    # None while other slots hold the room
+        slot = cache.open(200, prompt)    # None while other slots hold the room
 
     On the host all of it is made at once: pages that were never written take no memory. On a device, memory is taken
     when it is asked for, so the cache begins small and grows as it is needed, tensor by tensor: then only one of them
@@ -83,9 +84,9 @@ class PagedCache:
             **dataclasses.asdict(self._counts),
         )
 
-    def open(self, num_tokens: int, token_ids: Seq[int] = ()) -> PagedSlot | None:
-        """A slot with room for `num_tokens` that begin with `token_ids`, as many of them as possible there already."""
-        place = self._pool.open(num_tokens, token_ids)
+    def open(self, num_tokens: int, prompt: Prompt = NO_PROMPT) -> PagedSlot | None:
+        """A slot with room for `num_tokens` that begin with a prompt, as much of it as possible there already."""
+        place = self._pool.open(num_tokens, prompt.token_ids, prompt.scope)
         if place is None:
             return None
         if place.copied_block is not None:
@@ -95,7 +96,7 @@ class PagedCache:
             except RuntimeError as error:
                 place.close()
                 raise DeviceError(f"{self._device} cannot copy a block of its cache: {one_line(error)}.") from error
-        return PagedSlot(place, token_ids, self._counts)
+        return PagedSlot(place, prompt.token_ids, self._counts)
 
     def _resize(self, num_blocks: int) -> None:
         """Make the tensors, or put larger ones in their place. Not while a call is under way."""

@@ -20,6 +20,7 @@ from outrider.drafting import Drafting
 from outrider.errors import OptionError, OutriderError
 from outrider.loop import step
 from outrider.schedule import Auto, Contention, PassCost
+from outrider.types import NO_PROMPT
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from outrider.bench.prompts import Task
     from outrider.config import GenerationConfig
     from outrider.engine import Engine
-    from outrider.types import Backend, Chunk, Slot, Step
+    from outrider.types import Backend, Chunk, Prompt, Slot, Step
 
 _INSTANT = 1e-9  # seconds: what is left of a call below that is rounding
 
@@ -111,8 +112,8 @@ class _Simulated:
         self.vocab_size, self.capabilities = backend.vocab_size, backend.capabilities
         self.max_tokens = backend.max_tokens
 
-    def open(self, max_tokens: int, token_ids: Seq[int] = ()) -> Slot | None:
-        return self._backend.open(max_tokens, token_ids)
+    def open(self, max_tokens: int, prompt: Prompt = NO_PROMPT) -> Slot | None:
+        return self._backend.open(max_tokens, prompt)
 
     def submit(self, chunks: Seq[Chunk]) -> _Pending:
         context = sum(chunk.slot.length for chunk in chunks) / len(chunks)

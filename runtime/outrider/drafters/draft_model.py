@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from outrider.drafters.vocabulary import Vocabulary
-from outrider.types import NO_DRAFT, Chunk, Draft
+from outrider.types import NO_DRAFT, NO_PROMPT, Chunk, Draft, Prompt
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -78,7 +78,7 @@ class DraftModel:
         context = self._vocabulary.context(sequence.token_ids) if self._reuse or fixed else ()
         if fixed and len(context) > fixed.max_prompt_tokens:
             return True
-        slot = self.backend.open(room, context if self._reuse else ())
+        slot = self.backend.open(room, Prompt(context, sequence.scope) if self._reuse else NO_PROMPT)
         if slot is None:
             return fixed is not None
         self._readers[sequence] = self._vocabulary.reader(slot, room)

@@ -50,7 +50,7 @@ class BlockPool:
         self._grow = grow
         # The last block in is the first out: a block that was used is in memory already.
         self._free = list(range(num_blocks - 1, -1, -1))
-        self._root = _Block(-1, (), None)
+        self._roots: dict[bytes, _Root] = {}  # of each scope's tree, as long as there is anything in it
         self._idle: OrderedDict[_Block, None] = OrderedDict()  # in the tree, used by no place; the oldest first
         self.num_evicted = 0
 
@@ -74,16 +74,16 @@ class BlockPool:
         """Tokens that fit when nobody else holds a block."""
         return self.max_blocks * self.block_size
 
-    def open(self, num_tokens: int, token_ids: Seq[int] = ()) -> Place | None:
+    def open(self, num_tokens: int, token_ids: Seq[int] = (), scope: bytes = b"") -> Place | None:
         """A place for `num_tokens` that begin with `token_ids`; None while others hold the room.
 
-        At least the last of `token_ids` is left to be read: its row is wanted.
+        At least the last of `token_ids` is left to be read: its row is wanted. Nothing is shared with another scope.
         """
         text = tuple(token_ids[: max(min(len(token_ids), num_tokens) - 1, 0)])
-        shared = self._find(text)
+        root = self._roots.get(scope) or _Root(scope)
+        shared = self._find(text, root)
         begun = len(shared) * self.block_size
-        parent = shared[-1] if shared else self._root
-        source, num_common = parent.nearest(text[begun : begun + self.block_size])
+        source, num_common = (shared[-1] if shared else root).nearest(text[begun : begun + self.block_size])
         self._hold(shared)
         if source is not None and source in self._idle:
             self._idle.move_to_end(source)
@@ -95,7 +95,7 @@ class BlockPool:
         if own is None:
             self._drop(shared)
             return None
-        place = Place(self, shared, own)
+        place = Place(self, shared, own, scope)
         place.num_cached = begun + num_common
         if source is None:
             return place
@@ -106,10 +106,10 @@ class BlockPool:
             place.copied_block = source.number
         return place
 
-    def _find(self, text: tuple[int, ...]) -> list[_Block]:
+    def _find(self, text: tuple[int, ...], root: _Root) -> list[_Block]:
         """The full blocks that a text begins with, as far as they are there."""
         found: list[_Block] = []
-        block: _Block | None = self._root
+        block: _Block | None = root
         for begin in range(0, len(text) - self.block_size + 1, self.block_size):
             block = block.children.get(text[begin : begin + self.block_size]) if block else None
             if block is None:
@@ -155,15 +155,22 @@ class BlockPool:
     def _remove(self, block: _Block) -> int:
         """Take an idle block that nothing goes on from out of the tree."""
         del self._idle[block]
-        if block.parent is not None:
-            block.parent.remove(block)
+        parent = block.parent
+        if parent is not None:
+            parent.remove(block)
+        if isinstance(parent, _Root) and not parent.children:
+            del self._roots[parent.scope]
         return block.number
 
-    def _keep(self, shared: list[_Block], own: list[int], token_ids: Seq[int]) -> None:
+    def _end(self, shared: list[_Block], scope: bytes) -> _Block:
+        """What the next block of a text is added under."""
+        return shared[-1] if shared else self._roots.setdefault(scope, _Root(scope))
+
+    def _keep(self, shared: list[_Block], own: list[int], token_ids: Seq[int], scope: bytes) -> None:
         """Move the first of `own`, as far as `token_ids` fill them, to the end of `shared`."""
         size = self.block_size
         for begin in range(len(shared) * size, len(token_ids) - size + 1, size):
-            parent = shared[-1] if shared else self._root
+            parent = self._end(shared, scope)
             key = tuple(token_ids[begin : begin + size])
             number = own.pop(0)
             block = parent.children.get(key)
@@ -174,11 +181,11 @@ class BlockPool:
             self._hold([block])
             shared.append(block)
 
-    def _close(self, shared: list[_Block], own: list[int], token_ids: Seq[int]) -> None:
-        self._keep(shared, own, token_ids)
-        parent = shared[-1] if shared else self._root
+    def _close(self, shared: list[_Block], own: list[int], token_ids: Seq[int], scope: bytes) -> None:
+        self._keep(shared, own, token_ids, scope)
         rest = tuple(token_ids[len(shared) * self.block_size :])
         if rest:
+            parent = self._end(shared, scope)
             same, num_common = parent.nearest(rest)
             if same is None or num_common < len(rest):
                 same = parent.add(own.pop(0), rest)
@@ -196,12 +203,13 @@ class Place:
     content has to be copied to the first of the place's own ones for that, before anything is written.
     """
 
-    def __init__(self, pool: BlockPool, shared: list[_Block], own: list[int]) -> None:
+    def __init__(self, pool: BlockPool, shared: list[_Block], own: list[int], scope: bytes) -> None:
         self.num_cached = 0
         self.copied_block: int | None = None
         self._pool = pool
         self._shared = shared
         self._own = own
+        self._scope = scope
         self._closed = False
 
     @property
@@ -221,13 +229,13 @@ class Place:
 
     def keep(self, token_ids: Seq[int]) -> None:
         """Share what is full of the blocks with these tokens, which are in the cache. `blocks` may change."""
-        self._pool._keep(self._shared, self._own, token_ids)
+        self._pool._keep(self._shared, self._own, token_ids, self._scope)
 
     def close(self, token_ids: Seq[int] = ()) -> None:
         """Give the blocks back; what is in them of `token_ids`, the text's beginning, stays. Twice does no harm."""
         if not self._closed:
             self._closed = True
-            self._pool._close(self._shared, self._own, token_ids)
+            self._pool._close(self._shared, self._own, token_ids, self._scope)
             self._shared, self._own = [], []
 
 
@@ -262,6 +270,16 @@ class _Block:
             ((num_common_tokens(k, token_ids), k) for k in self._order[max(at - 1, 0) : at + 1]), default=(0, ())
         )
         return (self.children[key], most) if most else (None, 0)
+
+
+class _Root(_Block):
+    """What the texts of a scope begin under."""
+
+    __slots__ = ("scope",)
+
+    def __init__(self, scope: bytes) -> None:
+        super().__init__(-1, (), None)
+        self.scope = scope
 
 
 _STRETCH = 64

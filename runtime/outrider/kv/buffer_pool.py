@@ -21,6 +21,7 @@ class Buffer(Generic[B]):
     capacity: int
     num_taken: int
     token_ids: list[int]
+    scope: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,15 +73,16 @@ class BufferPool(Generic[B]):
         """Room that ended texts take."""
         return sum(buffer.num_taken for buffer in self._kept)
 
-    def open(self, capacity: int, token_ids: Seq[int] = ()) -> Opening[B] | None:
+    def open(self, capacity: int, token_ids: Seq[int] = (), scope: bytes = b"") -> Opening[B] | None:
         """How to make a buffer for `capacity` tokens that begin with `token_ids`; None while others hold the room.
 
-        At least the last of `token_ids` is left to be read: its row is wanted.
+        At least the last of `token_ids` is left to be read: its row is wanted. Nothing is taken from another scope.
         """
         available = self.num_tokens - self.num_used
         if capacity > available:
             return None
-        opening = self._from(list(token_ids[: max(min(len(token_ids), capacity) - 1, 0)]), capacity, available)
+        text = list(token_ids[: max(min(len(token_ids), capacity) - 1, 0)])
+        opening = self._from(text, scope, capacity, available)
         source = opening.source
         needed = opening.capacity
         if source in self._kept:
@@ -95,9 +97,10 @@ class BufferPool(Generic[B]):
             self.num_evicted += self._kept.pop(0).num_taken
         return opening
 
-    def _from(self, text: list[int], capacity: int, available: int) -> Opening[B]:
+    def _from(self, text: list[int], scope: bytes, capacity: int, available: int) -> Opening[B]:
         """The best beginning that there is, and how to use it."""
-        common = [(num_common_tokens(buffer.token_ids, text), buffer) for buffer in (*self._kept, *self._open)]
+        buffers = [buffer for buffer in (*self._kept, *self._open) if buffer.scope == scope]
+        common = [(num_common_tokens(buffer.token_ids, text), buffer) for buffer in buffers]
         num_cached, source = max(common, key=lambda pair: pair[0], default=(0, None))
         if source is None or not num_cached:
             return Opening(capacity)
@@ -130,7 +133,8 @@ class BufferPool(Generic[B]):
         self._open.remove(buffer)
         if not buffer.token_ids:
             return
-        same = [kept for kept in self._kept if kept.token_ids[: len(buffer.token_ids)] == buffer.token_ids]
+        of_scope = [kept for kept in self._kept if kept.scope == buffer.scope]
+        same = [kept for kept in of_scope if kept.token_ids[: len(buffer.token_ids)] == buffer.token_ids]
         if same:
             self._kept.remove(same[-1])
         self._kept.append(same[-1] if same else buffer)

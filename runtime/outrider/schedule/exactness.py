@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
-from outrider.types import Chunk, Exactness, Rounding, RowRule
+from outrider.types import Chunk, Exactness, Prompt, Rounding, RowRule
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -265,7 +265,7 @@ def _from_the_cache(main: Backend, token_ids: list[int], num_common: int) -> Row
     main.submit([Chunk(first, other, num_rows=0)]).wait()
     first.keep(other)
     first.close()
-    slot = main.open(count, token_ids)
+    slot = main.open(count, Prompt(token_ids))
     if slot is None:
         raise AssertionError("what was kept takes the room of what runs")
     try:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from outrider.kv import num_common_tokens
-from outrider.types import Capabilities, Exactness, LogitsRow
+from outrider.types import NO_PROMPT, Capabilities, Exactness, LogitsRow
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from outrider.types import Chunk, Logits
+    from outrider.types import Chunk, Logits, Prompt
 
 _MAX_TOKENS = 2048
 
@@ -29,6 +29,7 @@ class FakeSlot:
     max_tokens: int
     token_ids: list[int] = field(default_factory=list)
     shifts: list[int] = field(default_factory=list)  # for every token, by which kernels it was read
+    scope: bytes = b""
     closed: bool = False
     num_kept: int = 0
 
@@ -53,7 +54,8 @@ class FakeSlot:
     def close(self) -> None:
         """Give the place back."""
         if self.num_kept and not self.closed:
-            self.backend.kept.append((self.token_ids[: self.num_kept], self.shifts[: self.num_kept]))
+            kept = self.token_ids[: self.num_kept], self.shifts[: self.num_kept]
+            self.backend.kept.setdefault(self.scope, []).append(kept)
         self.closed = True
 
 
@@ -94,7 +96,8 @@ class FakeBackend:
         self._kernels, self._attention_kernels = kernels, attention_kernels
         self.seconds = 0.0
         self.max_tokens = _MAX_TOKENS
-        self.kept: list[tuple[list[int], list[int]]] = []  # texts that later ones may begin with, and their shifts
+        # By scope, texts that later ones may begin with, and their shifts.
+        self.kept: dict[bytes, list[tuple[list[int], list[int]]]] = {}
         self.calls: list[list[int]] = []  # for every call, how many tokens each chunk had
         self.num_rows: list[int] = []  # for every call, the rows that it computed, padding included
         self.use(Exactness())
@@ -107,12 +110,12 @@ class FakeBackend:
         self.exactness = exactness
         self.capabilities = Capabilities(exactness.holds, exactness.rule, features=self.features)
 
-    def open(self, max_tokens: int, token_ids: Seq[int] = ()) -> FakeSlot:
+    def open(self, max_tokens: int, prompt: Prompt = NO_PROMPT) -> FakeSlot:
         """A slot; there is always room, and all that was kept stays."""
-        text = list(token_ids[:-1])
-        found = max(self.kept, key=lambda kept: num_common_tokens(kept[0], text), default=([], []))
+        text, kept = list(prompt.token_ids[:-1]), self.kept.get(prompt.scope, [])
+        found = max(kept, key=lambda each: num_common_tokens(each[0], text), default=([], []))
         num_cached = num_common_tokens(found[0], text)
-        return FakeSlot(self, max_tokens, text[:num_cached], found[1][:num_cached])
+        return FakeSlot(self, max_tokens, text[:num_cached], found[1][:num_cached], prompt.scope)
 
     def submit(self, chunks: Seq[Chunk]) -> FakeBackend.Step:
         """Evaluate chunks at once; the step is its own pending."""

@@ -9,6 +9,7 @@ The roles know these types and not each other; `outrider.engine` wires them toge
 """
 
 from outrider.types.backend import (
+    NO_PROMPT,
     Backend,
     CacheUse,
     Capabilities,
@@ -20,6 +21,7 @@ from outrider.types.backend import (
     LogitsRow,
     PaddedBackend,
     Pending,
+    Prompt,
     Rounding,
     RowRule,
     Slot,
@@ -48,6 +50,7 @@ from outrider.types.decoding import (
 
 __all__ = [
     "NO_DRAFT",
+    "NO_PROMPT",
     "AheadDrafter",
     "Backend",
     "CacheUse",
@@ -68,6 +71,7 @@ __all__ = [
     "Outcome",
     "PaddedBackend",
     "Pending",
+    "Prompt",
     "Requirements",
     "Rounding",
     "RowRule",

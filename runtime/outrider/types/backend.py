@@ -149,6 +149,21 @@ class Capabilities:
     features: tuple[str, ...] = ()  # hidden states that a chunk can ask for
 
 
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """What a model is given to begin with.
+
+    scope: all besides the tokens that keys and values depend on, such as an adapter or an image: what is in a cache is
+    shared within one scope alone.
+    """
+
+    token_ids: Seq[int]
+    scope: bytes = b""
+
+
+NO_PROMPT = Prompt(())
+
+
 class Slot(Protocol):
     """A sequence's place in one model's KV cache."""
 
@@ -261,11 +276,11 @@ class Backend(Protocol):
     def max_tokens(self) -> int:
         """Tokens that one sequence can have."""
 
-    def open(self, max_tokens: int, token_ids: Seq[int] = ()) -> Slot | None:
+    def open(self, max_tokens: int, prompt: Prompt = NO_PROMPT) -> Slot | None:
         """A slot with room for `max_tokens`; None while other slots hold the room.
 
-        token_ids: what is going to be read. Where a text that was kept begins alike, the slot has that much of it from
-        the start; the last token is always left to be read.
+        prompt: what is going to be read. Where a text of its scope that was kept begins alike, the slot has that much
+        of it from the start; the last token is always left to be read.
         """
 
     def submit(self, chunks: Seq[Chunk]) -> Pending:

@@ -23,12 +23,13 @@ if TYPE_CHECKING:
 class Sequence:
     """One request's tokens: the prompt, then what was committed. Unverified tokens never enter.
 
-    references: other texts that a drafter may copy from, as `outrider.drafters.References`.
+    references: other texts that a drafter may copy from, as `outrider.drafters.References`. scope: of its prompt.
     """
 
     token_ids: list[int]
     num_prompt_tokens: int
     references: tuple[Any, ...] = ()
+    scope: bytes = b""
 
     def __len__(self) -> int:
         return len(self.token_ids)
