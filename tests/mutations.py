@@ -447,6 +447,13 @@ MUTATIONS = [
         "test_cache.py",
     ),
     Mutation(
+        "cache: a request is left with the smaller tensors",
+        "backends/paged_cache.py",
+        "for request, names in self._requests:",
+        "for request, names in self._requests[:1]:",
+        "test_block_pool.py",
+    ),
+    Mutation(
         "cache: tensors that have grown stay when the others could not",
         "backends/paged_cache.py",
         "if old is not None and old.tensor.get_shape()[0] >= num_blocks:",

@@ -8,9 +8,11 @@ import weakref
 from typing import Any
 
 import numpy as np
+import openvino as ov
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from openvino import opset13 as ops
 
 import outrider
 from outrider.backends import paged_cache
@@ -300,3 +302,65 @@ def test_a_device_that_fails_for_a_while_is_used_again(openvino_bundle: Any, mon
     with pytest.raises(outrider.DeviceError, match="cannot copy a block of its cache: .*OUT_OF_RESOURCES"):
         model.open(100, Prompt([1] * 39))
     assert model.cache.num_used_tokens == 0
+
+
+@pytest.mark.parametrize("grows", [False, True])
+def test_two_graphs_share_a_cache(openvino_bundle: Any, monkeypatch: pytest.MonkeyPatch, grows: bool) -> None:
+    """What one writes the other reads on from, in the same blocks, also when the tensors have become larger ones."""
+    made = functools.partial(paged_cache.PagedCache, grows=grows)
+    monkeypatch.setattr("outrider.backends.openvino_paged.PagedCache", made)
+    main = openvino_bundle.manifest.main
+    path = openvino_bundle.model_path(main)
+    first, second = (OpenVINOPaged(path, vocab_size=main.vocab_size, precision="f32") for _ in range(2))
+    first.allocate(8192)
+    cache = first._made_cache
+    cache.bind(second._request)
+    part = reader_of(cache, "value_cache.0")
+    cache.bind(part)
+    token_ids = np.random.default_rng(0).integers(0, 39, 70).tolist()
+    for room in (100, 3000):
+        num_blocks = cache._pool.num_blocks
+        slot, whole = cache.open(room), cache.open(room)
+        assert slot
+        assert whole
+        assert (cache._pool.num_blocks > num_blocks) == (grows and room == 3000)
+        for request in (second._request, part):  # before it is called: memory of smaller ones is gone
+            shape = request.get_tensor("value_cache.0").get_shape()
+            assert shape == first._request.get_tensor("value_cache.0").get_shape()
+        first.submit([Chunk(slot, token_ids[:40], 0)]).wait()
+        row = second.submit([Chunk(slot, token_ids[40:60], 1)]).wait().row(0).full().copy()
+        last = first.submit([Chunk(slot, token_ids[60:], 1)]).wait().row(0).full().copy()
+        step = first.submit([Chunk(whole, token_ids, 11)]).wait()
+        np.testing.assert_allclose(row, step.row(0).full(), atol=1e-4)
+        np.testing.assert_allclose(last, step.row(10).full(), atol=1e-4)
+        part.infer()
+        held = part.get_output_tensor(0).data[slot.blocks[0]]
+        assert held.any()
+        np.testing.assert_array_equal(held, part.get_tensor("value_cache.0").data[slot.blocks[0]])
+        np.testing.assert_array_equal(held, first._request.get_tensor("value_cache.0").data[slot.blocks[0]])
+        slot.close()
+        whole.close()
+
+
+def reader_of(cache: paged_cache.PagedCache, name: str, *, num_more: int = 0) -> ov.InferRequest:
+    """A request of a graph that has one of a cache's inputs, and gives it back; or one that is larger by some."""
+    port = cache._ports[name]
+    blocks, *others, last = port.partial_shape
+    shape = ov.PartialShape([blocks, *others, ov.Dimension(last.get_length() + num_more)])
+    parameter = ops.parameter(shape, port.get_element_type())
+    parameter.output(0).set_names({name})
+    model = ov.Model([ops.result(ops.multiply(parameter, ops.constant(np.float32(1))))], [parameter])
+    return ov.Core().compile_model(model, "CPU").create_infer_request()
+
+
+def test_a_graph_that_keeps_other_numbers_is_refused(openvino_bundle: Any) -> None:
+    main = openvino_bundle.manifest.main
+    model = OpenVINOPaged(openvino_bundle.model_path(main), vocab_size=main.vocab_size, precision="f32")
+    model.allocate(64)
+    cache = model._made_cache
+    with pytest.raises(outrider.DeviceError, match=r"has key_cache\.0 as .* in the cache, and a graph .* as "):
+        cache.bind(reader_of(cache, "key_cache.0", num_more=1))
+    parameter = ops.parameter([1], np.float32)
+    other = ov.Model([ops.result(ops.abs(parameter))], [parameter])
+    with pytest.raises(outrider.DeviceError, match="has none of its inputs"):
+        cache.bind(ov.Core().compile_model(other, "CPU").create_infer_request())

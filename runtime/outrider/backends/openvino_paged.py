@@ -195,15 +195,19 @@ class OpenVINOPaged:
         return self.capabilities.rows.num_spare
 
     def allocate(self, max_tokens: int) -> None:
-        """Make the cache, or as much of it as a device needs to begin with. Anew: what was in it is forgotten."""
+        """Make the cache, or as much of it as a device needs to begin with.
+
+        Anew: what was in it is forgotten, and other requests that were bound to it have to be bound again before they
+        are called, as the old tensors are gone.
+        """
         self._cache = PagedCache(
-            self._request,
             self._caches,
             max(1, max_tokens // self.block_size),
             self.block_size,
             device=self.device,
             context=None if self.device.startswith("CPU") else self._compiled.get_context(),
         )
+        self._cache.bind(self._request)
         if self.num_top:
             self._check_top()
 

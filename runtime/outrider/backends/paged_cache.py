@@ -28,10 +28,14 @@ _FIRST_BLOCKS = 16  # of a cache that grows
 
 
 class PagedCache:
-    """Keys and values in blocks, one tensor a layer and kind, bound to a request.
+    """Keys and values in blocks, one tensor a layer and kind, for the inference requests that are bound to it.
 
-        cache = PagedCache(request, ports, num_blocks=256, block_size=32)
+        cache = PagedCache(ports, num_blocks=256, block_size=32, device="CPU")
+        cache.bind(request)
         slot = cache.open(200, prompt)    # None while other slots hold the room
+
+    Requests of several graphs on one device can be bound: what one writes, the others read, call after call. Their
+    calls must not overlap.
 
     On the host all of it is made at once: pages that were never written take no memory. On a device, memory is taken
     when it is asked for, so the cache begins small and grows as it is needed, tensor by tensor: then only one of them
@@ -46,7 +50,6 @@ class PagedCache:
 
     def __init__(
         self,
-        request: ov.InferRequest,
         ports: Mapping[str, ov.ConstOutput],
         num_blocks: int,
         block_size: int,
@@ -55,7 +58,8 @@ class PagedCache:
         context: ov.RemoteContext | None = None,
         grows: bool | None = None,
     ) -> None:
-        self._request, self._ports, self._device, self._context = request, ports, device, context
+        self._ports, self._device, self._context = ports, device, context
+        self._requests: list[tuple[ov.InferRequest, frozenset[str]]] = []  # with the cache inputs that each has
         self._tensors: dict[str, _Tensor] = {}
         grows = context is not None if grows is None else grows
         # A tensor that is replaced is there twice: as large as the others will be, and smaller, as it was.
@@ -65,6 +69,30 @@ class PagedCache:
         self._resize(first)
         self._pool = BlockPool(first, block_size, max_blocks=most, grow=self._resize)
         self._counts = PrefixCounts()
+
+    def bind(self, request: ov.InferRequest) -> None:
+        """Have a request read and write these tensors from now on, also when they have grown.
+
+        Its graph has all of the cache's inputs or some, by the same names. Not while a call is under way.
+
+        Raises:
+            DeviceError: when it has none of them, or keeps other numbers in one.
+        """
+        found = {name: port for port in request.model_inputs for name in port.get_names() if name in self._ports}
+        for name, port in found.items():
+            kept, asked = (f"{each.get_element_type()} {each.partial_shape}" for each in (self._ports[name], port))
+            if asked != kept:
+                raise DeviceError(
+                    f"{self._device} has {name} as {kept} in the cache, and a graph that is to share it as {asked}. "
+                    "Compile both with the same cache_precision."
+                )
+        if not found:
+            raise DeviceError(
+                f"A graph that is to share a cache on {self._device} has none of its inputs. Export it again."
+            )
+        for name in found:
+            request.set_tensor(name, self._tensors[name].tensor)
+        self._requests.append((request, frozenset(found)))
 
     @property
     def max_tokens(self) -> int:
@@ -116,7 +144,9 @@ class PagedCache:
             raise DeviceError(
                 f"{self._device} has no room for a cache of {size / 1e9:.2f} GB. Lower cache_size."
             ) from error
-        self._request.set_tensor(name, made.tensor)
+        for request, names in self._requests:
+            if name in names:
+                request.set_tensor(name, made.tensor)
         self._tensors[name] = made
 
 
