@@ -139,8 +139,6 @@ def openvino_engine(openvino_bundle: Bundle) -> outrider.Engine:
 
 
 @pytest.fixture(scope="session")
-def toy_engine(request: pytest.FixtureRequest, toy_bundle: Bundle) -> outrider.Engine:
+def toy_engine(toy_bundle: Bundle) -> outrider.Engine:
     """The toy bundle, ready; room for some thousand tokens."""
-    if toy_bundle.manifest.main.format == toy_bundle.manifest.drafters[0].model.format == "openvino":
-        return cast("outrider.Engine", request.getfixturevalue("openvino_engine"))
     return outrider.Engine(toy_bundle, outrider.Config().replace(cache_size=0.005), tokenizer=ToyTokenizer())
