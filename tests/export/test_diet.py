@@ -287,6 +287,7 @@ def test_only_shared_tokens_are_kept(
     check_answers(bundle.folder)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "note"),
     [
