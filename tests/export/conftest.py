@@ -85,17 +85,18 @@ def convert(cached: Conversions) -> Any:
 
 @pytest.fixture(scope="session")
 def build_genai(cached: Conversions) -> Any:
-    """`build_genai(checkpoint, "int8")`: what onnxruntime-genai's own builder makes of it; to be read only."""
+    """`build_genai(checkpoint, "int8", "name")`: what onnxruntime-genai's own builder makes of it; to be read only."""
 
-    def make(checkpoint: Path, precision: str) -> Path:
+    def make(checkpoint: Path, precision: str, name: str = "") -> Path:
+        name = name or f"{checkpoint.name}-{precision}"
+
         def write(folder: Path) -> None:
             builder = [sys.executable, "-m", "onnxruntime_genai.models.builder", "-i", str(checkpoint)]
             with tempfile.TemporaryDirectory() as scratch:
                 options = ["-o", str(folder / name), "-p", precision, "-e", "cpu", "-c", scratch]
                 subprocess.run([*builder, *options], check=True, capture_output=True, cwd=scratch)
 
-        name = f"{checkpoint.name}-{precision}"
-        return cached.find({"genai": sha256_of(checkpoint), "name": name}, write) / name
+        return cached.find({"genai": sha256_of(checkpoint), "precision": precision, "name": name}, write) / name
 
     return make
 

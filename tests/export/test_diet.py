@@ -72,7 +72,7 @@ def run_model(model: ov.Model) -> Any:
     return np.array(compiled(np.arange(ROWS)[None])[0])[0]
 
 
-@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("tied", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("kind", ["f32", "f16", "bf16", "u8", "i8", "u4", "i4"])
 @settings(max_examples=10)
 @given(token_ids=some_ids)
@@ -287,6 +287,7 @@ def test_only_shared_tokens_are_kept(
     check_answers(bundle.folder)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "note"),
     [

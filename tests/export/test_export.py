@@ -174,7 +174,7 @@ def logits_of_gguf(path: Path, checkpoint: Path, gguf_name: Callable[[str], str 
 
 
 @pytest.mark.parametrize("quantisation", ["Q8_0", "Q4_0", "Q4_1", "Q4_K"])
-@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("tied", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_kept_weights_are_those_of_the_file(
     make_checkpoint: Any, make_gguf: Any, gguf_name: Any, tmp_path: Path, quantisation: str, tied: bool
 ) -> None:

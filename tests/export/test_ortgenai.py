@@ -53,7 +53,7 @@ def build(make_checkpoint: Any, build_genai: Any) -> Any:
     """`build("name", seed=0, vocab_size=448)`: a folder of onnxruntime-genai's, in fp32."""
 
     def make(name: str, **changes: Any) -> Path:
-        folder: Path = build_genai(make_checkpoint(f"ortgenai-{name}", **changes), "fp32")
+        folder: Path = build_genai(make_checkpoint(f"ortgenai-{name}", **changes), "fp32", name)
         return folder
 
     return make

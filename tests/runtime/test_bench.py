@@ -691,10 +691,11 @@ def test_a_run_that_is_killed_goes_on(openvino_bundle: Bundle, tmp_path: Path) -
     assert all(row["identical"] == row["num_prompts"] for row in results["summary"])
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.name == "nt", reason="another signal there")
-def test_ctrl_c_says_how_to_go_on(smollm2: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_ctrl_c_says_how_to_go_on(tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "out"
-    arguments = ["bench", str(smollm2), "--modes", "plain,genai", "--max-new-tokens", "60", "--out", str(folder)]
+    arguments = ["bench", str(tiny), "--modes", "plain,genai", "--max-new-tokens", "600", "--out", str(folder)]
     process = subprocess.Popen(
         [sys.executable, "-c", "from outrider.cli import main; main()", *arguments],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ | {"COLUMNS": "500"},

@@ -133,6 +133,7 @@ def test_tune_prints_a_row_for_every_length(model: Path, capsys: pytest.CaptureF
     assert result["rows"][0]["speed_up"] == 1
 
 
+@pytest.mark.slow
 def test_bench_compares_with_openvino_genai(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text('{"prompt": "What is a fox?", "category": "qa"}\n\n{"turns": ["Count to five."], "id": "c"}\n')

@@ -74,6 +74,7 @@ def test_gumbel_noise_is_gumbel_distributed() -> None:
     assert abs(np.corrcoef(by_position[:-1].ravel(), by_position[1:].ravel())[0, 1]) < 0.02
 
 
+@pytest.mark.slow
 @settings(max_examples=20)
 @given(st.integers(0, 2**32), st.floats(0.0, 1.5))
 def test_agreement_is_at_least_what_is_proven(seed: int, noise: float) -> None:

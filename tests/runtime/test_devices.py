@@ -356,8 +356,8 @@ class TestAuto:
         ("old", "new"),
         [
             ('"main": "GPU"', '"main": "XPU"'),
-            ('"draft": "CPU"', '"draft": null'),
-            ('"tokens_per_second": ', '"tokens_per_second": -'),
+            pytest.param('"draft": "CPU"', '"draft": null', marks=pytest.mark.slow),
+            pytest.param('"tokens_per_second": ', '"tokens_per_second": -', marks=pytest.mark.slow),
         ],
     )
     def test_a_choice_that_is_none_of_those_there_are_is_made_anew(

@@ -207,6 +207,7 @@ print(len(engine.generate("hello", ignore_eos=True).token_ids))
 """
 
 
+@pytest.mark.slow
 def test_an_engine_measures_anew_what_is_damaged(openvino_bundle: Bundle, tmp_path: Path) -> None:
     """In a process of its own: a cache that is addressed where it has no room takes it down."""
 

@@ -243,13 +243,14 @@ def test_sizes_are_what_was_asked_for_and_npuw_can_have() -> None:
 PLACES = [("NPU", "CPU"), ("CPU", "NPU"), ("NPU", "NPU")]
 
 
-@pytest.fixture(scope="module", params=[pytest.param(p, marks=pytest.mark.slow) for p in PLACES], ids="-".join)
+@pytest.fixture(scope="module", params=PLACES, ids="-".join)
 def engine(request: pytest.FixtureRequest, openvino_bundle: Bundle) -> outrider.Engine:
     main_device, draft_device = request.param
     config = outrider.Config().replace(main_device=main_device, draft_device=draft_device, cache_size=0.005, **SMALL)
     return outrider.Engine(openvino_bundle, config, tokenizer=ToyTokenizer())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sampling", [{}, {"temperature": 0.8, "seed": 3}], ids=["greedy", "coupled"])
 @pytest.mark.parametrize("prompt", ["a", "hello world", "0123456789" * 30])
 def test_a_pair_on_two_devices_says_what_its_main_model_says(
@@ -270,6 +271,7 @@ def test_a_pair_on_two_devices_says_what_its_main_model_says(
         engine.overlaps = before
 
 
+@pytest.mark.slow
 def test_drafts_are_kept_as_often_as_on_the_cpu(engine: outrider.Engine, openvino_bundle: Bundle) -> None:
     """A draft model that saw rejected tokens, or lost its place, would still not change the text."""
     config = outrider.Config().replace(cache_size=0.005)
@@ -284,6 +286,7 @@ def test_drafts_are_kept_as_often_as_on_the_cpu(engine: outrider.Engine, openvin
     assert rates[0] == pytest.approx(rates[1], abs=0.12)
 
 
+@pytest.mark.slow
 def test_requests_take_turns(engine: outrider.Engine) -> None:
     prompts = ["hello", "world", "abc abc", "0123"]
     alone = [engine.generate(p, max_new_tokens=30, drafter=None, ignore_eos=True).token_ids for p in prompts]
@@ -300,6 +303,7 @@ def test_requests_take_turns(engine: outrider.Engine) -> None:
     assert [together[prompt] for prompt in prompts] == alone
 
 
+@pytest.mark.slow
 def test_a_cancelled_prompt_leaves_nothing_behind(engine: outrider.Engine) -> None:
     expected = engine.generate("0123456789" * 20, max_new_tokens=20, drafter=None, ignore_eos=True).token_ids
     cancel = threading.Event()
@@ -308,6 +312,7 @@ def test_a_cancelled_prompt_leaves_nothing_behind(engine: outrider.Engine) -> No
     assert engine.generate("0123456789" * 20, max_new_tokens=20, ignore_eos=True).token_ids == expected
 
 
+@pytest.mark.slow
 def test_it_says_where_it_runs(engine: outrider.Engine) -> None:
     devices = (engine.config.device.main_device, engine.config.device.draft_device)
     for device, said in zip(devices, engine.setting.values(), strict=True):
@@ -318,10 +323,13 @@ def test_it_says_where_it_runs(engine: outrider.Engine) -> None:
             assert said.startswith("CPU ")
 
 
-MAIN_ON_NPU = pytest.mark.parametrize("engine", [PLACES[0], PLACES[2]], ids="-".join, indirect=True)
+MAIN_ON_NPU = pytest.mark.parametrize(
+    "engine", [PLACES[0], pytest.param(PLACES[2], marks=pytest.mark.slow)], ids="-".join, indirect=True
+)
 DRAFT_ON_NPU = pytest.mark.parametrize("engine", PLACES[1:2], ids="-".join, indirect=True)
 
 
+@pytest.mark.slow
 @DRAFT_ON_NPU
 @pytest.mark.parametrize("drafting", [{"drafter": "draft", "num_assistant_tokens": 3}, {"drafter": "draft"}, {}])
 def test_what_a_draft_model_was_compiled_for_limits_nobody(engine: outrider.Engine, drafting: dict[str, Any]) -> None:
@@ -336,6 +344,7 @@ def test_what_a_draft_model_was_compiled_for_limits_nobody(engine: outrider.Engi
             assert (drafted.stats.num_draft_tokens > 0) == (num_prompt == 290)
 
 
+@pytest.mark.slow
 @DRAFT_ON_NPU
 def test_a_draft_model_with_one_place_holds_nobody_up(engine: outrider.Engine) -> None:
     options: dict[str, Any] = {"max_new_tokens": 90, "ignore_eos": True}

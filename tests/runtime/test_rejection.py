@@ -169,7 +169,7 @@ CASES = [
     # Processors and drafters do not know each other: with every other way to draft or to judge, two in turn.
     *((*other, PROCESSORS[(i + k) % len(PROCESSORS)]) for i, other in enumerate(OTHERS) for k in (1, 3)),
 ]
-QUICK = (2, 16, 18)  # a draft model's tokens with each way to judge; the others take as long each, and are slow
+QUICK = (2, 18)  # drafts that are judged by rejection, and coupled ones; the others take as long each, and are slow
 
 
 @pytest.mark.parametrize(

@@ -326,7 +326,9 @@ def make_engine(bundle: Bundle, top_logits: int | str) -> outrider.Engine:
     return outrider.Engine(bundle, config, tokenizer=ToyTokenizer())
 
 
-@pytest.mark.parametrize("proposed", [None, range(0, 40, 3)], ids=["all", "cut"])
+@pytest.mark.parametrize(
+    "proposed", [pytest.param(None, id="all"), pytest.param(range(0, 40, 3), id="cut", marks=pytest.mark.slow)]
+)
 def test_the_text_is_the_same(tmp_path: Path, proposed: range | None) -> None:
     bundle = save_toy_bundle(tmp_path / "toy", proposed=proposed)
     whole, *reduced = (make_engine(bundle, num_top) for num_top in (0, 1, 8, 4096))

@@ -39,7 +39,14 @@ def make_engine(bundle: Bundle, draft: list[bytes]) -> outrider.Engine:
     return outrider.Engine(bundle, config, tokenizer=ToyTokenizer(LETTERS), draft_tokenizer=ToyTokenizer(draft))
 
 
-@pytest.fixture(scope="module", params=[(way, name) for way in ("intersection", "text") for name in DRAFTS], ids=str)
+ENGINES = [
+    pytest.param((way, name), marks=pytest.mark.slow if name == "permuted" else ())
+    for way in ("intersection", "text")
+    for name in DRAFTS
+]
+
+
+@pytest.fixture(scope="module", params=ENGINES, ids=str)
 def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> outrider.Engine:
     way, name = request.param
     folder = tmp_path_factory.mktemp(f"{way}-{name}")
