@@ -26,6 +26,7 @@ from outrider.config import PRECISIONS
 from outrider.errors import BundleError, DeviceError, ExactnessWarning, one_line
 from outrider.part import machine
 from outrider.schedule import TRIAL_TOKENS, measure_exactness, time_calls
+from outrider.schedule.cost import FAR, NEAR
 from outrider.text import Tokenizer
 from outrider.types import Chunk, Exactness, Rounding
 
@@ -60,9 +61,8 @@ _NUM_SAMPLED, _NUM_LEFT_OUT = 96, 16  # tokens of it that are read; and of these
 # Calls of a request to score a setting by, and how often: (tokens, context). A prompt of 256 tokens and 60 rounds of
 # the main model, half of them with drafts; or as many rounds of three draft tokens. In short texts and in long ones:
 # how fast attention is depends on the precision, too.
-_NEAR, _FAR = 256, 2048
-_MAIN_CALLS = {(1, _NEAR): 15, (1, _FAR): 15, (8, _NEAR): 15, (8, _FAR): 15, (128, _NEAR): 2}
-_DRAFT_CALLS = {(1, _NEAR): 90, (1, _FAR): 90, (128, _NEAR): 2}
+_MAIN_CALLS = {(1, NEAR): 15, (1, FAR): 15, (8, NEAR): 15, (8, FAR): 15, (128, NEAR): 2}
+_DRAFT_CALLS = {(1, NEAR): 90, (1, FAR): 90, (128, NEAR): 2}
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,6 +230,8 @@ def _examine(part: Part, device: str, own: DeviceConfig, trials: list[Trial]) ->
         setting, backend = _settle(part, device, own, trial.setting)
         kl = reference.kl(backend)
         if kl > MAX_KL:
+            del backend  # the next setting is compiled without it in memory
+            gc.collect()
             trials[i] = dataclasses.replace(trial, kl=kl, verdict=f"too far from f32: a KL divergence above {MAX_KL:g}")
             continue
         seconds, verdict = trial.seconds, _CLOSE
@@ -272,7 +274,7 @@ def _faster(backend: CompiledModel, exactness: Exactness) -> Exactness:
     seconds = {}
     for each in (exactness, padded):
         backend.use(each)
-        seconds[each.rule] = time_calls(backend, [(1, _NEAR)], repeats=6)[1, _NEAR]
+        seconds[each.rule] = time_calls(backend, [(1, NEAR)], repeats=6)[1, NEAR]
     return padded if seconds[padded.rule] < _MARGIN * seconds[exactness.rule] else exactness
 
 
