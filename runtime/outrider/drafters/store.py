@@ -62,7 +62,7 @@ class AnswerStore:
         self._num_tokens = 0  # of these
         try:
             self._file = self.path.absolute()  # wherever the app goes
-            with self._transaction() as database:
+            with self._transaction(writes=False) as database:
                 for data, checksum in database.execute("SELECT token_ids, checksum FROM answers ORDER BY begin"):
                     if not isinstance(data, bytes) or zlib.crc32(data) != checksum:
                         raise sqlite3.DatabaseError("an answer is not what was written")
@@ -72,7 +72,7 @@ class AnswerStore:
         except sqlite3.OperationalError as error:
             next_step = "Name a file in a folder that is there, and that can be written"
             raise self._error(f"cannot be opened: {one_line(error)}. {next_step}") from error
-        except sqlite3.DatabaseError as error:
+        except (sqlite3.DatabaseError, UnicodeDecodeError) as error:  # the latter: SQLite's message quotes the file
             raise self._error(f"is damaged: {one_line(error)}. Delete it to begin a new one") from error
         self._recent: list[list[int]] = []  # answers that `_indexed` does not hold
         self._indexed = (References(self._answers),) if self._answers else ()
@@ -117,17 +117,17 @@ class AnswerStore:
             self._num_tokens -= len(self._answers.popleft())
 
     @contextlib.contextmanager
-    def _transaction(self) -> Iterator[sqlite3.Connection]:
+    def _transaction(self, writes: bool = True) -> Iterator[sqlite3.Connection]:
         """The file, made if there is none; what the block writes is written as a whole or not at all."""
         with _FILES:
-            self._check_ours()
+            is_new = not self._check_ours()
             # Python begins no transactions of its own (isolation_level). The journal is SQLite's default, a file that
             # is deleted when all is written: a database with a write-ahead log has two more files while it is open.
             database = sqlite3.connect(self._file, timeout=_PATIENCE, isolation_level=None)
             with contextlib.closing(database):
-                database.execute("BEGIN IMMEDIATE")
+                database.execute("BEGIN IMMEDIATE" if writes or is_new else "BEGIN")
                 with database:  # commits, or rolls back
-                    if not database.execute("SELECT name FROM sqlite_master").fetchone():
+                    if database.execute("PRAGMA user_version").fetchone() == (0,):
                         self._create(database)
                     if database.execute("SELECT sha256 FROM vocabulary").fetchone() != (self._vocab_sha256,):
                         what = "holds answers of a model with another vocabulary. Name another file for this model"
@@ -142,20 +142,25 @@ class AnswerStore:
         # begin: tokens of all answers before this one, the dropped ones included. token_ids: little-endian uint32.
         database.execute("CREATE TABLE answers (begin INTEGER PRIMARY KEY, token_ids BLOB, checksum INTEGER)")
 
-    def _check_ours(self) -> None:
-        """See whether there is no file yet, or one of ours: SQLite would clean up beside somebody else's database."""
+    def _check_ours(self) -> bool:
+        """Whether there is a file of ours already. SQLite would clean up beside somebody else's database.
+
+        Raises:
+            OptionError: when there is a file that is not ours.
+        """
         if self._file.exists() and not self._file.is_file():  # a folder, or a device that never ends
             raise self._error("cannot be opened: it is no file. Name a file")
         try:
             with self._file.open("rb") as file:
                 head = file.read(100)
         except FileNotFoundError:
-            return
+            return False
         ours = head.startswith(_DATABASE) and head[68:72] == _APPLICATION.to_bytes(4, "big")
         if head.startswith(_OLD) or (ours and head[60:64] != _VERSION.to_bytes(4, "big")):
             raise self._error("is no answer store of this version. Delete it, or name another file")
         if head and not ours:
             raise self._error("is no answer store. Name another file; this one stays as it is")
+        return ours
 
     def _error(self, what: str) -> OptionError:
         return OptionError(f"answer_store={shown(self.path)!r} {what}.")
