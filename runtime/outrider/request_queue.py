@@ -223,11 +223,12 @@ class _Worker:
     def _settle(self) -> None:
         """Between rounds: publish, take the slots of requests that are done with, admit those that wait."""
         for request in (*self._running, *self._waiting):
+            request.end_if_cancelled()
             # Who hears that a request has ended may count on its room.
             if request.ended:
                 self._leave(request)
             request.publish()
-            if request.done:  # of the tokenizer's error; asked once more, it might have been cancelled since
+            if request.done:  # of the tokenizer's error
                 self._leave(request)
         while self._waiting:
             request = self._waiting[0]
