@@ -7,6 +7,7 @@ import functools
 import secrets
 import time
 from contextlib import contextmanager
+from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 from outrider import __version__, kept
@@ -36,7 +37,7 @@ from outrider.schedule import (
 )
 from outrider.setting import SMALL, choice_of, log
 from outrider.text import TextStream, Tokenizer, check_tokenizer
-from outrider.trace import Trace, TracedRequest
+from outrider.trace import Trace
 from outrider.types import Noise, Sequence
 from outrider.verifiers import SAMPLING_VERIFIERS, Greedy
 
@@ -95,7 +96,7 @@ class Engine:
         self.bundle = bundle
         self.config = config or Config()
         self.tokenizer = tokenizer or Tokenizer(bundle.tokenizer_path)
-        self._trace: Trace | None = None
+        self._tracing = Lock()
         store = self.config.scheduler.answer_store
         self._store = None if store is None else AnswerStore(store, bundle.manifest.main.vocab_sha256)
         device = self.config.device
@@ -333,25 +334,19 @@ class Engine:
         Raises:
             OptionError: when the file cannot be written, or the engine is being traced already.
         """
-        if self._trace:
-            raise OptionError(f"This engine is being traced to {self._trace.path} already. One trace runs at a time.")
-        trace = Trace(user_path(path), (f"{role}: {where}" for role, where in self.setting.items()))
-        backends = {name: model.backend for name, model in self.loaded.items()}
-        traced = {name: trace.backend(backend, name, backend.device) for name, backend in backends.items()}
-        self._run_on(traced)
-        self._trace = trace
+        if not self._tracing.acquire(blocking=False):
+            raise OptionError(f"{path} gets no trace: this engine is being traced already. End the other trace first.")
         try:
-            yield
+            labels = (f"{role}: {where}" for role, where in self.setting.items())
+            models = {role: model.backend for role, model in self.loaded.items()}
+            self._queue.observer = trace = Trace(user_path(path), models, labels)
+            try:
+                yield
+            finally:
+                self._queue.observer = None
+                trace.close()
         finally:
-            self._trace = None
-            self._run_on(backends)
-            trace.close()
-
-    def _run_on(self, backends: Mapping[str, Backend]) -> None:
-        """Have the models called by way of these, wrappers of their backends or those themselves."""
-        self._queue.run_on(backends["main"])
-        for name, model in self._drafting.models.items():
-            model.backend = backends[name]
+            self._tracing.release()
 
     def _draft_model(self, entry: DrafterEntry, tokenizer: TextTokenizer | None) -> DraftModel:
         """A draft model of the bundle, whose cache is there; `tokenizer` is its own, where one was given."""
@@ -426,8 +421,7 @@ class Engine:
         sampled = config.temperature > 0
         seed = secrets.randbits(63) if config.seed is None else config.seed
         end_token_ids = frozenset(config.stop_token_ids).union(() if config.ignore_eos else tokenizer.eos_token_ids)
-        new_request = functools.partial(TracedRequest, self._trace, config.drafter) if self._trace else Request
-        request = new_request(
+        request = Request(
             sequence=Sequence(token_ids, len(token_ids), self._drafting.texts(config, drafter)),
             sampler=LogitsSampler(config, token_ids, end_token_ids=end_token_ids),
             verifier=_verifier(config),
@@ -448,6 +442,8 @@ class Engine:
             created=created,
         )
         request.stats.num_prompt_tokens = len(token_ids)
+        if (observer := self._queue.observer) is not None:
+            observer.entered(request, config.drafter)
         return request
 
 

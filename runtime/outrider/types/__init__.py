@@ -28,6 +28,7 @@ from outrider.types.backend import (
     Step,
     TopLogits,
 )
+from outrider.types.calls import Call, CallObserver
 from outrider.types.decoding import (
     NO_DRAFT,
     AheadDrafter,
@@ -54,6 +55,8 @@ __all__ = [
     "AheadDrafter",
     "Backend",
     "CacheUse",
+    "Call",
+    "CallObserver",
     "Capabilities",
     "Chunk",
     "Committed",
