@@ -377,6 +377,20 @@ MUTATIONS = [
         "test_trace.py",
     ),
     Mutation(
+        "trace: what began just before the end has an end",
+        "trace/events.py",
+        "for event in self._begun.values() if last else ():",
+        "for event in ():",
+        "test_trace.py",
+    ),
+    Mutation(
+        "embeds: prefix caches share within their keys alone",
+        "types/backend.py",
+        "if not self.embeds:",
+        "if True:",
+        "test_cache.py",
+    ),
+    Mutation(
         "trace: nobody observes when it is over",
         "engine.py",
         "                self._queue.observer = None\n",

@@ -25,6 +25,7 @@ from outrider.types.backend import (
     Rounding,
     RowRule,
     Slot,
+    Span,
     Step,
     TopLogits,
 )
@@ -82,6 +83,7 @@ __all__ = [
     "Sampler",
     "Sequence",
     "Slot",
+    "Span",
     "Step",
     "TextTokenizer",
     "TokenLogprobs",
