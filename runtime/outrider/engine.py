@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import secrets
-import time
 from contextlib import contextmanager
+from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 from outrider import __version__, kept
@@ -14,31 +13,19 @@ from outrider.admission import Admission
 from outrider.bundle.folder import Bundle, draft_models_of, read_bundle
 from outrider.config import COPYING, Config, GenerationConfig
 from outrider.config.files import load_config, user_path
-from outrider.drafters import AnswerStore, DraftModel, Subset, load_vocabulary
+from outrider.draft_models import as_drafter, check_tokenizers
+from outrider.drafters import AnswerStore
 from outrider.drafting import Drafting
 from outrider.errors import OptionError
 from outrider.forks import spare
 from outrider.loading import LoadedModel, contention_of, cost_of, load_parts
 from outrider.part import parts_of
-from outrider.request import Request
+from outrider.preparation import Preparation
 from outrider.request_queue import RequestQueue, Submitted
-from outrider.sampling import LogitsSampler
-from outrider.schedule import (
-    Auto,
-    ConfidenceThreshold,
-    Contention,
-    PassCost,
-    Record,
-    Records,
-    measure_contention,
-    pays,
-    trial,
-)
+from outrider.schedule import Contention, PassCost, Record, Records, measure_contention, pays, trial
 from outrider.setting import SMALL, choice_of, log
-from outrider.text import TextStream, Tokenizer, check_tokenizer
-from outrider.trace import Trace, TracedRequest
-from outrider.types import Noise, Sequence
-from outrider.verifiers import SAMPLING_VERIFIERS, Greedy
+from outrider.text import Tokenizer
+from outrider.trace import Trace
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator, Mapping
@@ -46,11 +33,12 @@ if TYPE_CHECKING:
     from pathlib import Path
     from threading import Event
 
-    from outrider.bundle.manifest import DrafterEntry, ModelEntry
+    from outrider.bundle.manifest import ModelEntry
     from outrider.part import Part
+    from outrider.request import Request
     from outrider.results import Result, TextChunk
     from outrider.setting import Choice
-    from outrider.types import Backend, CacheUse, CompiledModel, Drafter, TextTokenizer, Verifier
+    from outrider.types import Backend, CacheUse, CompiledModel, Drafter, TextTokenizer
 
 
 def load(bundle: str | Path, config: str | Path | Config | None = None, **options: Any) -> Engine:
@@ -95,18 +83,17 @@ class Engine:
         self.bundle = bundle
         self.config = config or Config()
         self.tokenizer = tokenizer or Tokenizer(bundle.tokenizer_path)
-        self._trace: Trace | None = None
+        self._tracing = Lock()
         store = self.config.scheduler.answer_store
         self._store = None if store is None else AnswerStore(store, bundle.manifest.main.vocab_sha256)
         device = self.config.device
         # The draft models may be those of another bundle, in another format perhaps.
-        self._draft_bundle = bundle if device.draft_bundle is None else read_bundle(device.draft_bundle)
-        self._entries = draft_models_of(self._draft_bundle, bundle)
-        entries = self._entries if self.config.generation.drafter not in (None, *COPYING) else ()
-        for entry in entries if draft_tokenizer is None else ():  # a missing one is named before models are loaded
-            if entry.vocabulary != "same" and entry.tokenizer:
-                check_tokenizer(self._draft_bundle.folder / entry.tokenizer.folder)
-        main, drafts = parts_of(bundle, self._draft_bundle)
+        draft_bundle = bundle if device.draft_bundle is None else read_bundle(device.draft_bundle)
+        bundled = draft_models_of(draft_bundle, bundle)
+        entries = bundled if self.config.generation.drafter not in (None, *COPYING) else ()
+        if draft_tokenizer is None:
+            check_tokenizers(draft_bundle, entries)
+        main, drafts = parts_of(bundle, draft_bundle)
         overlap = bool(self.config.scheduler.overlap)
         count = self.config.generation.num_assistant_tokens
         if device.npu_window is None and not isinstance(count, str):
@@ -121,14 +108,24 @@ class Engine:
         self._admission.allocate()
         both = ((part, backends[part.role]) for part in (main, *drafts))
         self.loaded = {part.role: LoadedModel(part, backend, cost_of(part, backend)) for part, backend in both}
+        make = functools.partial(as_drafter, bundle=draft_bundle, scheduler=self.config.scheduler)
         self._drafting = Drafting(
             self.loaded,
-            {entry.name: self._draft_model(entry, draft_tokenizer) for entry in entries},
-            [entry.name for entry in self._entries],
+            {e.name: make(e, backends[e.name], tokenizer=self.tokenizer, own=draft_tokenizer) for e in entries},
+            [entry.name for entry in bundled],
             encode=self.tokenizer.encode,
             loaded_with=self.config.generation.drafter,
             store=self._store,
             records=functools.partial(_records, self.config.scheduler.keep_records, (main, *drafts)),
+        )
+        self._preparation = Preparation(
+            self.loaded,
+            self.tokenizer,
+            bundle.manifest.tokenizer,
+            self._admission,
+            self._drafting,
+            store=self._store,
+            reuse=self.config.scheduler.enable_prefix_caching,
         )
         self._overlaps = False
         self.overlaps = self._decide_overlap(self.config.scheduler.overlap)
@@ -211,17 +208,7 @@ class Engine:
     @property
     def setting(self) -> dict[str, str]:
         """Where and how precisely the models run; of the main model, whether its rows are exact and what that takes."""
-        found = {}
-        for role, model in self.loaded.items():
-            backend = model.backend
-            group_size = backend.fingerprint.get("DYNAMIC_QUANTIZATION_GROUP_SIZE")
-            groups = f" in groups of {group_size}" if group_size else ""
-            exact = ""
-            if role == "main":
-                exact = f", exact with {backend.exactness.rule}" if backend.exactness.holds else ", not exact"
-            cache = f"cache {backend.cache_precision}"
-            found[f"{role}_device"] = f"{backend.device} {backend.precision}{groups}{exact}, {cache}, {backend.runtime}"
-        return found
+        return {f"{role}_device": model.setting for role, model in self.loaded.items()}
 
     @property
     def choices(self) -> dict[str, Choice]:
@@ -333,43 +320,19 @@ class Engine:
         Raises:
             OptionError: when the file cannot be written, or the engine is being traced already.
         """
-        if self._trace:
-            raise OptionError(f"This engine is being traced to {self._trace.path} already. One trace runs at a time.")
-        trace = Trace(user_path(path), (f"{role}: {where}" for role, where in self.setting.items()))
-        backends = {name: model.backend for name, model in self.loaded.items()}
-        traced = {name: trace.backend(backend, name, backend.device) for name, backend in backends.items()}
-        self._run_on(traced)
-        self._trace = trace
+        if not self._tracing.acquire(blocking=False):
+            raise OptionError(f"{path} gets no trace: this engine is being traced already. End the other trace first.")
         try:
-            yield
+            labels = (f"{role}: {where}" for role, where in self.setting.items())
+            models = {role: model.backend for role, model in self.loaded.items()}
+            self._queue.observer = trace = Trace(user_path(path), models, labels)
+            try:
+                yield
+            finally:
+                self._queue.observer = None
+                trace.close()
         finally:
-            self._trace = None
-            self._run_on(backends)
-            trace.close()
-
-    def _run_on(self, backends: Mapping[str, Backend]) -> None:
-        """Have the models called by way of these, wrappers of their backends or those themselves."""
-        self._queue.run_on(backends["main"])
-        for name, model in self._drafting.models.items():
-            model.backend = backends[name]
-
-    def _draft_model(self, entry: DrafterEntry, tokenizer: TextTokenizer | None) -> DraftModel:
-        """A draft model of the bundle, whose cache is there; `tokenizer` is its own, where one was given."""
-        backend = self.loaded[entry.name].backend
-        vocabulary = subset = None
-        if entry.vocabulary != "same" and entry.tokenizer:
-            tokenizer = tokenizer or Tokenizer(self._draft_bundle.folder / entry.tokenizer.folder)
-            vocabulary = load_vocabulary(self._draft_bundle, entry, self.tokenizer, tokenizer)
-        if entry.num_proposed_tokens:
-            subset = Subset(self._draft_bundle.read_proposed(entry), entry.model.vocab_size)
-        return DraftModel(
-            backend,
-            context_length=min(entry.model.geometry.context_length, backend.max_tokens),
-            max_num_batched_tokens=self.config.scheduler.max_num_batched_tokens,
-            vocabulary=vocabulary,
-            subset=subset,
-            reuse=self.config.scheduler.enable_prefix_caching,
-        )
+            self._tracing.release()
 
     def measure_costs(self, repeats: int) -> None:
         """Measure anew, and keep for later starts, what the models' calls cost. Not while requests run."""
@@ -411,43 +374,15 @@ class Engine:
         **options: Any,
     ) -> Request:
         """What `generate` would run, checked and ready for the loop. at_once: its text is read in the end alone."""
-        created = time.perf_counter()
         self._queue.check_open()
         if not isinstance(config, GenerationConfig | None):
             raise OptionError(f"config={config!r} is not a GenerationConfig. Give options as keywords, or make one.")
-        if cancel is not None and (isinstance(cancel, type) or not callable(getattr(cancel, "is_set", None))):
-            raise OptionError(f"cancel={cancel!r} has no is_set() to ask. Pass a threading.Event.")
         config = (config or self.config.generation).replace(**options)
-        token_ids = list(map(int, self.tokenizer.encode_prompt(prompt, chat_template=chat_template)))
-        max_new_tokens = self._admission.check(token_ids, config)
-        drafter, num_assistant_tokens = self._drafting.choose(config)
-        threshold = config.assistant_confidence_threshold
-        tokenizer = self.bundle.manifest.tokenizer
-        sampled = config.temperature > 0
-        seed = secrets.randbits(63) if config.seed is None else config.seed
-        end_token_ids = frozenset(config.stop_token_ids).union(() if config.ignore_eos else tokenizer.eos_token_ids)
-        new_request = functools.partial(TracedRequest, self._trace, config.drafter) if self._trace else Request
-        request = new_request(
-            sequence=Sequence(token_ids, len(token_ids), self._drafting.texts(config, drafter)),
-            sampler=LogitsSampler(config, token_ids, end_token_ids=end_token_ids),
-            verifier=_verifier(config),
-            noise=Noise(seed),
-            text=TextStream(self.tokenizer.decode, config.stop, at_once=at_once),
-            max_new_tokens=max_new_tokens,
-            eos_token_ids=end_token_ids,
-            drafter=drafter,
-            sampled=sampled,
-            exact=self._main.capabilities.bit_exact_batching and config.sampling_is_invariant,
-            num_assistant_tokens=num_assistant_tokens,
-            ahead_drafter=drafter if self.overlaps and isinstance(drafter, DraftModel | Auto) else None,
-            rule=None if threshold is None else ConfidenceThreshold(threshold),
-            logprobs=None if config.logprobs is None else [],
-            cancel=cancel,
-            keep=self._store.add if self._store else None,
-            reuse=self.config.scheduler.enable_prefix_caching,
-            created=created,
+        request = self._preparation.request(
+            prompt, config, chat_template=chat_template, cancel=cancel, at_once=at_once, overlaps=self.overlaps
         )
-        request.stats.num_prompt_tokens = len(token_ids)
+        if (observer := self._queue.observer) is not None:
+            observer.entered(request, config.drafter)
         return request
 
 
@@ -457,10 +392,3 @@ def _records(keep: bool, parts: Seq[Part], drafter: str) -> Records:
         return Records()
     key = {"drafter": drafter, "files": {part.role: part.files for part in parts}, "outrider": __version__}
     return Records(kept.Kept(kept.FOLDER / "records", key, dict[str, Record]))
-
-
-def _verifier(config: GenerationConfig) -> Verifier:
-    if not config.temperature:
-        return Greedy()
-    options = {} if config.acceptance_threshold is None else {"threshold": config.acceptance_threshold}
-    return SAMPLING_VERIFIERS[config.sampling](**options)

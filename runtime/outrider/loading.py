@@ -53,6 +53,17 @@ class LoadedModel:
     backend: CompiledModel
     cost: PassCost
 
+    @property
+    def setting(self) -> str:
+        """Where and how precisely it runs; of a main model, whether its rows are exact and what that takes."""
+        backend, exact = self.backend, ""
+        group_size = backend.fingerprint.get("DYNAMIC_QUANTIZATION_GROUP_SIZE")
+        groups = f" in groups of {group_size}" if group_size else ""
+        if self.part.is_main:
+            exact = f", exact with {backend.exactness.rule}" if backend.exactness.holds else ", not exact"
+        cache = f"cache {backend.cache_precision}"
+        return f"{backend.device} {backend.precision}{groups}{exact}, {cache}, {backend.runtime}"
+
 
 def load_parts(
     main: Part, drafts: Seq[Part], options: DeviceConfig, *, overlap: bool = False

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from outrider.calls import submit
 from outrider.sampling import DraftRows
 from outrider.types import NO_DRAFT, Chunk, Committed, Draft
 
 if TYPE_CHECKING:
     from collections.abc import Sequence as Seq
 
+    from outrider.observer import Observer
     from outrider.request import Request
-    from outrider.types import Backend, Pending
+    from outrider.types import Backend, DraftRequest, Pending
 
 
-def step(main: Backend, requests: Seq[Request], max_num_batched_tokens: int) -> None:
+def step(main: Backend, requests: Seq[Request], max_num_batched_tokens: int, observer: Observer | None = None) -> None:
     """One round for every request: propose, check, commit (Leviathan et al. 2022, algorithm 1).
 
     A request whose prompt is not read yet reads its next piece instead; all go through the main model in one call.
@@ -23,7 +26,7 @@ def step(main: Backend, requests: Seq[Request], max_num_batched_tokens: int) -> 
     Raises:
         DeviceError: when a model's call fails. What goes wrong with one request alone ends that request.
     """
-    drafts = propose(requests, main.vocab_size)
+    drafts = propose(requests, main.vocab_size, observer)
 
     piece = max(max_num_batched_tokens // len(requests), 2)
     chunks = []
@@ -33,8 +36,8 @@ def step(main: Backend, requests: Seq[Request], max_num_batched_tokens: int) -> 
             chunks.append(Chunk(request.slot, unread[:piece], 0, request.features))
         else:
             chunks.append(Chunk(request.slot, unread + draft.token_ids, len(draft) + 1, request.features))
-    check = main.submit(chunks)
-    draft_ahead(requests, drafts, check)
+    check = submit(main, chunks, observer)
+    draft_ahead(requests, drafts, check, observer)
     checked = check.wait()
 
     row = 0
@@ -45,6 +48,8 @@ def step(main: Backend, requests: Seq[Request], max_num_batched_tokens: int) -> 
                 rows = DraftRows.of(checked, row, request.sampler, draft.token_ids)
                 row += chunk.num_rows
                 outcome = request.verify(draft, rows)
+                if observer is not None:
+                    observer.judged(request, draft, outcome)
                 request.commit(rows, outcome)
                 request.slot.trim(len(request.sequence) - 1)  # drops the rejected tokens
                 path = outcome.path
@@ -52,11 +57,13 @@ def step(main: Backend, requests: Seq[Request], max_num_batched_tokens: int) -> 
                 read = request.sequence.token_ids[begin : request.slot.length]
                 features = checked.features(chunk)[: len(read)] if chunk.features else None
                 request.drafter.observe(request.sequence, Committed(read, path, features))
+            if observer is not None:
+                observer.committed(request)
         except Exception as error:  # of one request, which the others shall not suffer for
             request.fail(error)
 
 
-def propose(requests: Seq[Request], vocab_size: int) -> list[Draft]:
+def propose(requests: Seq[Request], vocab_size: int, observer: Observer | None = None) -> list[Draft]:
     """A draft for every request; each drafter is called once for all that use it.
 
     What goes wrong with a drafter ends the requests that use it.
@@ -65,18 +72,22 @@ def propose(requests: Seq[Request], vocab_size: int) -> list[Draft]:
     drafters = {id(request.drafter): request.drafter for request in requests if request.drafter is not None}
     for drafter in drafters.values():
         mine = [i for i, request in enumerate(requests) if request.drafter is drafter and request.limit > 0]
+        if observer is not None:
+            observer.drafting([requests[i] for i in mine])
         try:
-            proposed = drafter.propose([requests[i].draft_request for i in mine])
+            proposed = drafter.propose([_asked(requests[i], observer) for i in mine])
             for i, draft in zip(mine, proposed, strict=True):
                 drafts[i] = _within(draft, requests[i].limit, vocab_size)
         except Exception as error:  # of an app's drafter, or of a draft model's device
             for request in requests:
                 if request.drafter is drafter:
                     request.fail(error)
+        if observer is not None:
+            observer.drafted([drafts[i] for i in mine])
     return drafts
 
 
-def draft_ahead(requests: Seq[Request], drafts: Seq[Draft], check: Pending) -> None:
+def draft_ahead(requests: Seq[Request], drafts: Seq[Draft], check: Pending, observer: Observer | None = None) -> None:
     """Let the drafters that can draft for the next round, while this one's drafts are checked.
 
     What goes wrong with a drafter ends the requests that use it.
@@ -86,12 +97,21 @@ def draft_ahead(requests: Seq[Request], drafts: Seq[Draft], check: Pending) -> N
         mine = [i for i, request in enumerate(requests) if request.ahead_drafter is drafter and len(drafts[i])]
         if not mine:
             continue
+        if observer is not None:
+            observer.drafting([requests[i] for i in mine], ahead=True)
         try:
-            drafter.draft_ahead([requests[i].draft_request for i in mine], [drafts[i] for i in mine], check)
+            drafter.draft_ahead([_asked(requests[i], observer) for i in mine], [drafts[i] for i in mine], check)
         except Exception as error:
             for request in requests:
                 if request.ahead_drafter is drafter:
                     request.fail(error)
+        if observer is not None:
+            observer.drafted([])
+
+
+def _asked(request: Request, observer: Observer | None) -> DraftRequest:
+    """What a drafter is asked; the observer hears of the calls that it makes for the answer."""
+    return request.draft_request if observer is None else replace(request.draft_request, observer=observer)
 
 
 def _within(draft: Draft, limit: int, vocab_size: int) -> Draft:

@@ -110,13 +110,18 @@ class Request:
 
     @property
     def ended(self) -> bool:
-        """Whether nothing is to be generated any more. Notices that the reader has gone, or cancelled."""
+        """Whether nothing is to be generated any more."""
+        return bool(self.finish_reason or self.error)
+
+    def end_if_cancelled(self) -> None:
+        """End the answer where the reader has gone, or the app has set `cancel`; one that has ended stays as it is."""
+        if self.ended:
+            return
         try:
             if self.abandoned or self._is_cancelled():
                 self.finish("cancelled")
         except Exception as error:  # the tokenizer's, or that of the app's `cancel`
             self.fail(error)
-        return bool(self.finish_reason or self.error)
 
     def _is_cancelled(self) -> bool:
         """Whether the app has set `cancel`, which may be an object of its own.
@@ -144,7 +149,7 @@ class Request:
             self.fail(error)
         if self.error:
             self.sink.put(self.error)
-        self.done = bool(self.finish_reason or self.error)
+        self.done = self.ended
 
     def _publish_text(self) -> None:
         text = self.text.text[self.num_published :]
@@ -277,7 +282,7 @@ class Request:
         return token_ids
 
     def finish(self, reason: str) -> None:
-        """End the answer and release the text that was held back."""
+        """End the answer and release the text that was held back. Nothing else sets `finish_reason`."""
         if self.finish_reason:
             return
         self.finish_reason = reason

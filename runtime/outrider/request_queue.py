@@ -19,6 +19,7 @@ from outrider.loop import step
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
 
+    from outrider.observer import Observer
     from outrider.request import Request
     from outrider.results import TextChunk
     from outrider.types import Backend
@@ -66,9 +67,14 @@ class RequestQueue:
         self._stop()
         self._worker.main = None
 
-    def run_on(self, main: Backend) -> None:
-        """Call the main model by way of `main`, its backend or a wrapper of that, from the next round on."""
-        self._worker.main = main
+    @property
+    def observer(self) -> Observer | None:
+        """Hears of requests and rounds, from the next round on; may be set and taken away at any time."""
+        return self._worker.observer
+
+    @observer.setter
+    def observer(self, observer: Observer | None) -> None:
+        self._worker.observer = observer
 
     def submit(self, request: Request) -> None:
         """Have a request run; what comes of it goes to its sink.
@@ -159,6 +165,7 @@ class _Worker:
 
     def __init__(self, main: Backend, max_num_batched_tokens: int, inbox: _Inbox) -> None:
         self.main: Backend | None = main
+        self.observer: Observer | None = None
         self._max_num_batched_tokens = max_num_batched_tokens
         self._inbox = inbox
         self._waiting: deque[Request] = deque()
@@ -190,7 +197,7 @@ class _Worker:
         for request in running:
             self._release(request)
         for request in given_up:
-            request.publish()
+            self._publish(request)
 
     def _release(self, request: Request) -> None:
         self._refused = None
@@ -223,11 +230,12 @@ class _Worker:
     def _settle(self) -> None:
         """Between rounds: publish, take the slots of requests that are done with, admit those that wait."""
         for request in (*self._running, *self._waiting):
+            request.end_if_cancelled()
             # Who hears that a request has ended may count on its room.
             if request.ended:
                 self._leave(request)
-            request.publish()
-            if request.done:  # of the tokenizer's error; asked once more, it might have been cancelled since
+            self._publish(request)
+            if request.done:  # of the tokenizer's error
                 self._leave(request)
         while self._waiting:
             request = self._waiting[0]
@@ -236,10 +244,19 @@ class _Worker:
                     self._refused = request
                     break  # their room will do
                 request.fail(RequestError("The cache has no room for this request, though nothing else is running."))
-                request.publish()
+                self._publish(request)
             self._waiting.popleft()
             if not request.done:
                 self._running.append(request)
+
+    def _publish(self, request: Request) -> None:
+        """Send a request's news. Who hears that it has ended may count on it that the observer knows."""
+        observer = self.observer
+        if observer is not None and request.ended:
+            observer.left(request)
+        request.publish()
+        if observer is not None and request.done:  # of the tokenizer's error
+            observer.left(request)
 
     def _leave(self, request: Request) -> None:
         if request in self._running:
@@ -248,10 +265,13 @@ class _Worker:
 
     def _admit(self, request: Request) -> bool:
         try:
-            return self.main is not None and request.admit(self.main)
+            admitted = self.main is not None and request.admit(self.main)
         except Exception as error:  # an app's drafter
             request.fail(error)
             return False
+        if admitted and (observer := self.observer) is not None:
+            observer.admitted(request)
+        return admitted
 
     def _round(self, main: Backend) -> None:
         """One step of the loop, with its time put down to those who were decoding."""
@@ -262,7 +282,7 @@ class _Worker:
         ahead = {id(r.ahead_drafter): r.ahead_drafter for r in self._running if r.ahead_drafter is not None}.values()
         ahead_began = sum(drafter.ahead_seconds for drafter in ahead)
         try:
-            step(main, self._running, self._max_num_batched_tokens)
+            step(main, self._running, self._max_num_batched_tokens, self.observer)
         except BaseException as error:  # of the models' calls, which all requests share
             for request in self._running:
                 request.fail(error)

@@ -10,8 +10,8 @@ import pytest
 
 import outrider
 from outrider.bench.cache import conversations
-from outrider.testing import ToyTokenizer, save_toy_bundle
-from outrider.types import Chunk, Prompt
+from outrider.testing import FakeBackend, ToyTokenizer, save_toy_bundle
+from outrider.types import Chunk, Prompt, Span
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -212,6 +212,67 @@ def test_a_text_of_another_scope_shares_nothing(tmp_path: Path, kind: Any) -> No
         slot.trim(61)
         slot.keep(text)
         slot.close()
+
+
+def image(begin: int, length: int, key: bytes) -> Span:
+    return Span(begin, np.zeros((length, 4), np.float32), key)
+
+
+# All of these differ in what keys and values would be.
+EMBEDDED = [
+    (b"", ()),
+    (b"image", ()),
+    (b"", (image(3, 2, b"cat"),)),
+    (b"", (image(3, 2, b"dog"),)),
+    (b"", (image(4, 2, b"cat"),)),
+    (b"", (image(3, 4, b"cat"),)),
+    (b"image", (image(3, 2, b"cat"),)),
+    (b"", (image(3, 2, b"cat"), image(9, 2, b"dog"))),
+    (b"", (image(3, 2, b"dog"), image(9, 2, b"cat"))),
+]
+
+
+@pytest.mark.parametrize("kind", ["openvino", "onnx", "fake"])
+def test_a_prompt_with_other_embeds_shares_nothing(tmp_path: Path, kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the caches, for the backends that will read embeds."""
+    monkeypatch.setattr(Prompt, "check_tokens", lambda *_: None)
+    main: Any = FakeBackend(40)
+    if kind != "fake":
+        main = make(save_toy_bundle(tmp_path / "toy", formats=(kind, kind)), cache_size=0.02).main
+    text = random_ids(9, 61)
+    for num_cached in (0, 61):
+        for scope, embeds in EMBEDDED:
+            slot = main.open(80, Prompt([*text, 1], scope, embeds))
+            assert slot.length == num_cached
+            main.submit([Chunk(slot, [*text, 1][num_cached:], 1)]).wait()
+            slot.trim(61)
+            slot.keep(text)
+            slot.close()
+
+
+@pytest.mark.parametrize("kind", ["openvino", "onnx", "fake"])
+def test_embeds_and_trees_are_refused(tmp_path: Path, kind: Any) -> None:
+    """Before anything is done: the slot goes on as if nothing had been asked."""
+    main: Any = FakeBackend(40)
+    if kind != "fake":
+        main = make(save_toy_bundle(tmp_path / "toy", formats=(kind, kind))).main
+    name = type(main).__name__
+    message = f"^The prompt has embeds for 2 tokens from token 3 on, and {name} reads token ids alone. Pass a prompt "
+    with pytest.raises(outrider.RequestError, match=message):
+        main.open(80, Prompt([1] * 9, embeds=(image(3, 2, b"cat"),)))
+    slot = main.open(80)
+    message = rf"^A chunk of 3 tokens is a tree \(parents=\[-1, 0, 0\]\), and {name} evaluates chains alone. Submit "
+    with pytest.raises(outrider.RequestError, match=message):
+        main.submit([Chunk(slot, [1, 2, 3], 3, parents=[-1, 0, 0])])
+    assert slot.length == 0
+    main.submit([Chunk(slot, [1, 2, 3], 3)]).wait()
+    assert slot.length == 3
+    slot.close()
+
+
+def test_embeds_need_a_key() -> None:
+    with pytest.raises(outrider.RequestError, match=r"^The span of embeds at token 3 has key=b'', .* Give it a key"):
+        image(3, 2, b"")
 
 
 def test_a_request_whose_options_leave_no_token_gives_its_room_back(toy_bundle: Bundle) -> None:

@@ -329,6 +329,40 @@ def test_an_answer_that_is_cancelled_at_any_moment_ends(at_call: int, error: Exc
     assert ended == [error or "cancelled"]
 
 
+def test_asking_whether_a_request_has_ended_changes_nothing() -> None:
+    class Cancel(threading.Event):
+        def is_set(self) -> bool:
+            raise KeyError("no flag")
+
+    abandoned, cancelled, failing = (make_request([1]) for _ in range(3))
+    abandoned.abandoned = True
+    cancelled.cancel, failing.cancel = threading.Event(), Cancel()
+    cancelled.cancel.set()
+    for request in (abandoned, cancelled, failing):
+        assert not request.ended
+        assert request.finish_reason is None
+        assert request.error is None
+        request.end_if_cancelled()
+        assert request.ended
+    assert abandoned.finish_reason == cancelled.finish_reason == "cancelled"
+    assert isinstance(failing.error, RequestError)
+
+
+def test_a_whole_answer_is_not_asked_whether_it_is_cancelled() -> None:
+    """Its text is certain: an app's `cancel` that fails too late takes nothing of it back."""
+
+    class Cancel(threading.Event):
+        def is_set(self) -> bool:
+            if request.finish_reason:
+                raise KeyError("no flag")
+            return False
+
+    request = make_request([1], max_new_tokens=5)
+    request.cancel = Cancel()
+    assert finish(RequestQueue(FakeBackend(VOCAB_SIZE), 512), request).finish_reason == "length"
+    assert request.error is None
+
+
 def test_a_cancelled_request_that_waits_ends_without_text() -> None:
     queue = RequestQueue(Narrow(), 512)
     first = queue.run(make_request([1], max_new_tokens=20))

@@ -17,7 +17,7 @@ from outrider.bench.modes.make import make_modes
 from outrider.schedule import LONGEST, MAIN_ROWS, measure_pass
 from outrider.schedule.exactness import compare_readings, measure_exactness
 from outrider.testing import ToyTokenizer
-from outrider.types import Chunk, Prompt, RowRule
+from outrider.types import Chunk, Prompt, RowRule, Span
 
 if TYPE_CHECKING:
     from collections.abc import Sequence as Seq
@@ -140,6 +140,33 @@ def test_another_prompt_takes_nothing_of_the_last_one(backend: OpenVINONpu) -> N
         slot = backend.open(300, Prompt(token_ids, scope))
         assert slot is not None
         assert slot.length == 0
+        slot.close()
+
+
+def test_embeds_and_trees_are_refused(backend: OpenVINONpu) -> None:
+    span = Span(3, np.zeros((2, 4), np.float32), b"cat")
+    with pytest.raises(outrider.RequestError, match="embeds for 2 tokens .* OpenVINONpu reads token ids alone"):
+        backend.open(300, Prompt(TOKEN_IDS[:9], embeds=(span,)))
+    slot = backend.open(300)
+    assert slot is not None
+    with pytest.raises(outrider.RequestError, match="OpenVINONpu evaluates chains alone"):
+        backend.submit([Chunk(slot, [1, 2], 2, parents=[-1, -1])])
+    assert slot.length == 0
+    slot.close()
+
+
+def test_another_image_in_the_prompt_takes_nothing_of_the_last_one(
+    backend: OpenVINONpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In what the device keeps of a prompt, once it reads embeds."""
+    monkeypatch.setattr(Prompt, "check_tokens", lambda *_: None)
+    token_ids = TOKEN_IDS[:300]
+    for key, num_kept in ((b"cat", 0), (b"cat", 256), (b"dog", 0)):
+        prompt = Prompt(token_ids, embeds=(Span(3, np.zeros((2, 4), np.float32), key),))
+        slot = backend.open(310, prompt)
+        assert slot is not None
+        assert slot.length == num_kept
+        backend.submit([Chunk(slot, token_ids[num_kept:], 1)]).wait()
         slot.close()
 
 

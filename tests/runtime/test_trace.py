@@ -18,12 +18,19 @@ import pytest
 
 import outrider
 from outrider.bench.traces.timeline import Span, Timeline, read_timeline, summarise
+from outrider.calls import submit
 from outrider.cli import run
+from outrider.config import GenerationConfig
 from outrider.errors import DeviceError, OptionError, OutriderError
+from outrider.loop import step
+from outrider.request import Request
+from outrider.sampling import LogitsSampler
 from outrider.testing import FakeBackend, ToyTokenizer
+from outrider.text import TextStream
 from outrider.trace import Trace
-from outrider.trace.parts import TracedBackend
-from outrider.types import Chunk
+from outrider.trace.events import REQUESTS
+from outrider.types import Chunk, Draft, Noise, Sequence
+from outrider.verifiers import Greedy
 
 if TYPE_CHECKING:
     from collections.abc import Sequence as Seq
@@ -134,21 +141,118 @@ def test_no_text_and_no_token_gets_into_a_trace(toy_engine: outrider.Engine, tmp
     assert {key for event in read_strictly(tmp_path / "out.json") for key in event.get("args", {})} == known
 
 
-def test_nothing_is_wrapped_unless_a_trace_runs(openvino_bundle: Bundle, tmp_path: Path) -> None:
-    def wrappers() -> list[Any]:
+def test_nothing_of_it_is_there_unless_a_trace_runs(openvino_bundle: Bundle, tmp_path: Path) -> None:
+    def objects() -> list[Any]:
         gc.collect()
-        return [o for o in gc.get_objects() if str(type(o).__module__).startswith("outrider.trace")]
+        return [o for o in gc.get_objects() if str(type(o).__module__).startswith(("outrider.trace", "outrider.calls"))]
 
     engine = outrider.Engine(openvino_bundle, outrider.Config().replace(cache_size=0.005), tokenizer=ToyTokenizer())
     engine.generate("hello", **OPTIONS)
-    assert not wrappers()
+    assert not objects()
     with pytest.raises(RuntimeError), engine.trace(tmp_path / "out.json"):  # noqa: PT012
-        assert len([w for w in wrappers() if isinstance(w, TracedBackend)]) == 2
+        assert [o for o in objects() if isinstance(o, Trace)]
         engine.generate("hello", **OPTIONS)
         raise RuntimeError
     assert engine.generate("hello", **OPTIONS).stats.num_generated_tokens == 40
-    assert not wrappers()
+    assert not objects()
     read_strictly(tmp_path / "out.json")
+
+
+@pytest.mark.parametrize("way", ["auto", "draft"])
+def test_traces_begin_and_end_while_requests_run(openvino_bundle: Bundle, tmp_path: Path, way: str) -> None:
+    """They change nothing, and each has whole rounds and the end of all that it has the begin of."""
+    engine = outrider.Engine(openvino_bundle, outrider.Config().replace(cache_size=0.005), tokenizer=ToyTokenizer())
+    options = {"max_new_tokens": 60, "ignore_eos": True} | WAYS[way]
+    prompts = ["hello hello", "world", "abc abc abc"]
+    expected = [engine.generate(prompt, **options).token_ids for prompt in prompts]
+    stop, wrong = threading.Event(), list[object]()
+
+    def ask(i: int) -> None:
+        while not stop.is_set():
+            try:
+                if engine.generate(prompts[i], **options).token_ids != expected[i]:
+                    wrong.append("other tokens")
+            except Exception as error:
+                wrong.append(error)
+
+    threads = [threading.Thread(target=ask, args=(i,)) for i in range(len(prompts))]
+    for thread in threads:
+        thread.start()
+    try:
+        for i in range(40):
+            with engine.trace(tmp_path / f"{i}.json"):
+                time.sleep(0.001 * (i % 20))
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+    assert not wrong
+    timelines = []
+    for i in range(40):
+        read_strictly(tmp_path / f"{i}.json")
+        timelines.append(read_timeline(tmp_path / f"{i}.json"))
+    assert any(timeline.rounds for timeline in timelines)
+    assert any(span.args.get("finish_reason") == "goes on" for timeline in timelines for span in timeline.of("request"))
+
+
+def make_request(main: FakeBackend, drafter: Any) -> Request:
+    """One that has been admitted."""
+    request = Request(
+        sequence=Sequence([1, 2], 2),
+        sampler=LogitsSampler(GenerationConfig(), [1, 2]),
+        verifier=Greedy(),
+        noise=Noise(0),
+        text=TextStream(str, ()),
+        max_new_tokens=40,
+        eos_token_ids=frozenset(),
+        drafter=drafter,
+        num_assistant_tokens=2,
+    )
+    assert request.admit(main)
+    return request
+
+
+def test_a_request_from_before_a_trace_is_drafted_for_beside_the_others(tmp_path: Path) -> None:
+    """As if there were no trace: one call of the drafter for all that use it."""
+    main, drafter = FakeBackend(6), Counting()
+    requests = [make_request(main, drafter) for _ in range(2)]
+    models: Any = {"main": Device(6)}
+    trace = Trace(tmp_path / "out.json", models)
+    trace.entered(requests[1], "counting")
+    for _ in range(4):
+        step(main, requests, 512, trace)
+    trace.close()
+    assert drafter.num_requests == [0, 2, 2, 2]
+    (life, *_) = (span for span in read_timeline(tmp_path / "out.json").of("request") if span.depth == 0)
+    assert life.args["finish_reason"] == "goes on"
+
+
+def test_two_traces_at_a_time_are_refused_before_a_file_is_touched(toy_engine: outrider.Engine, tmp_path: Path) -> None:
+    path = tmp_path / "out.json"
+    with toy_engine.trace(path):
+        toy_engine.generate("hello", **OPTIONS)
+        with pytest.raises(OptionError, match="already"), toy_engine.trace(path):
+            pass
+    assert read_timeline(path).rounds
+
+
+def test_what_comes_while_a_trace_is_closed_leaves_nothing_open(tmp_path: Path) -> None:
+    """A request that was made just before, in another thread, and one that ends just behind it."""
+    models: Any = {"main": Device(6)}
+    trace = Trace(tmp_path / "out.json", models)
+    made, late, behind = (make_request(FakeBackend(6), None) for _ in range(3))
+    trace.entered(made, None)
+    trace.begin(trace.lane("request", REQUESTS), "request", "just before", time.perf_counter())  # and no more yet
+    trace.entered(late, None)
+    life = trace._lives.pop(late)  # its end is under way
+    trace.close()
+    trace.end(life.lane, life.label, time.perf_counter())
+    trace.entered(behind, None)
+    trace.left(behind)
+    events = read_strictly(tmp_path / "out.json")
+    assert [event["name"] for event in events if event["ph"] == "B"] == [
+        "request 1: plain", "just before", "request 2: plain",
+    ]  # fmt: skip
 
 
 def test_requests_at_the_same_time_have_lanes_of_their_own(toy_engine: outrider.Engine, tmp_path: Path) -> None:
@@ -193,6 +297,17 @@ class Failing:
 
     def release(self, sequence: Any) -> None:
         pass
+
+
+class Counting(Failing):
+    """A drafter that notes for how many requests it is asked."""
+
+    def __init__(self) -> None:
+        self.num_requests: list[int] = []
+
+    def propose(self, requests: Any) -> Any:
+        self.num_requests.append(len(requests))
+        return [Draft([0]) for _ in requests]
 
 
 def test_what_is_cancelled_or_fails_ends_in_the_trace(
@@ -305,16 +420,18 @@ class Device(FakeBackend):
 
 
 def test_calls_on_two_devices_overlap(tmp_path: Path) -> None:
-    trace, devices = Trace(tmp_path / "out.json"), (Device(8), Device(8))
-    main, draft = trace.backend(devices[0], "main", "CPU"), trace.backend(devices[1], "draft", "NPU")
-    check = main.submit([Chunk(main.open(10), [1, 2], num_rows=2)])
+    main, draft = Device(8), Device(8)
+    draft.device = "NPU"
+    models: Any = {"main": main, "draft": draft}
+    trace = Trace(tmp_path / "out.json", models)
+    check = submit(main, [Chunk(main.open(10), [1, 2], num_rows=2)], trace)
     slot = draft.open(10)
     for _ in range(2):
-        call = draft.submit([Chunk(slot, [1, 2], num_rows=2)])
+        call = submit(draft, [Chunk(slot, [1, 2], num_rows=2)], trace)
         time.sleep(0.01)
-        devices[1].finish()
+        draft.finish()
         call.wait()
-    devices[0].finish()
+    main.finish()
     time.sleep(0.1)  # the host comes late
     check.wait()
     trace.close()
@@ -322,7 +439,7 @@ def test_calls_on_two_devices_overlap(tmp_path: Path) -> None:
     timeline = read_timeline(tmp_path / "out.json")
     (checked,) = timeline.of("device", "check")
     first, second = timeline.of("device", "draft")
-    assert checked.seconds == pytest.approx(devices[0].seconds, abs=1e-5)
+    assert checked.seconds == pytest.approx(main.seconds, abs=1e-5)
     assert checked.ended < timeline.of("host", "wait")[-1].ended - 0.05, "when the device was done, not the host"
     assert checked.began < first.began < first.ended <= second.began < second.ended < checked.ended
     assert first.lane == "draft: NPU"
@@ -420,7 +537,7 @@ def test_gaps_are_those_within_a_draft() -> None:
 
 def test_numbers_of_numpys_are_written(tmp_path: Path) -> None:
     """A drafter of an app's may bring them."""
-    trace = Trace(tmp_path / "out.json")
+    trace = Trace(tmp_path / "out.json", {})
     trace.count("odd", 0.0, value=np.int64(3))  # type: ignore[arg-type]
     trace.close()
     read_strictly(tmp_path / "out.json")
@@ -428,7 +545,7 @@ def test_numbers_of_numpys_are_written(tmp_path: Path) -> None:
 
 
 def test_an_event_that_cannot_be_written_is_told_at_the_end(tmp_path: Path) -> None:
-    trace = Trace(tmp_path / "out.json")
+    trace = Trace(tmp_path / "out.json", {})
     trace.count("odd", 0.0, value=object())  # type: ignore[arg-type]
     with pytest.raises(OutriderError, match="is cut short: <object object at .* is no number"):
         trace.close()

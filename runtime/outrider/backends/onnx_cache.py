@@ -145,14 +145,14 @@ class BufferCache:
 
     def open(self, num_tokens: int, prompt: Prompt = NO_PROMPT) -> BufferSlot | None:
         """A slot with room for `num_tokens` that begin with a prompt, as much of it as possible there already."""
-        opening = self._pool.open(num_tokens, prompt.token_ids, prompt.scope)
+        opening = self._pool.open(num_tokens, prompt.token_ids, prompt.cache_scope)
         if opening is None:
             return None
         source, capacity = opening.source, opening.capacity
         if source is not None and opening.moves and source.capacity == capacity:
             buffer = source
         else:
-            buffer = Buffer(self._make(opening), capacity, capacity, [], prompt.scope)
+            buffer = Buffer(self._make(opening), capacity, capacity, [], prompt.cache_scope)
         self._pool.add(buffer)
         # No page is taken that was not written to; those where a head's places begin and end count as if they were.
         num_spare = -(-2 * mmap.PAGESIZE // self._bytes_per_head) if self._on_host else capacity

@@ -190,6 +190,7 @@ class OnnxRuntime:
         Raises:
             DeviceError: when the device has no memory for it.
         """
+        prompt.check_tokens(self)
         return self._cache.open(max_tokens + self.capabilities.rows.num_spare, prompt)
 
     def run_in_background(self, wanted: bool) -> None:
@@ -202,6 +203,8 @@ class OnnxRuntime:
         Each sequence is a call of its own, padded by the rule of `capabilities.rows`; the padding's places in the cache
         are the next to be overwritten.
         """
+        for chunk in chunks:
+            chunk.check_chain(self)
         return BufferPending(self._thread.submit(self._evaluate, chunks)) if self._thread else self._evaluate(chunks)
 
     def _evaluate(self, chunks: Seq[Chunk]) -> BufferStep:

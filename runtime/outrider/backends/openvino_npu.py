@@ -182,13 +182,14 @@ class OpenVINONpu:
         Where `prompt`, which is going to be read, begins as the last one did, the slot has its whole pieces from the
         start: they have the bits that they would have if they were read again.
         """
+        prompt.check_tokens(self)
         if self._open is not None or max_tokens > self._max_tokens:
             return None
         count, token_ids = 0, prompt.token_ids
-        if token_ids and self._continues and prompt.scope == self._scope:
+        if token_ids and self._continues and prompt.cache_scope == self._scope:
             read = token_ids[: self.sizes.window_begin(len(token_ids) - 1)]  # what the prefill model would read
             count = num_common_tokens(read, self._prompt)
-        self._open = WindowSlot(self, token_ids[: count - count % self.sizes.piece], prompt.scope)
+        self._open = WindowSlot(self, token_ids[: count - count % self.sizes.piece], prompt.cache_scope)
         if token_ids:
             self._counts.add(len(token_ids), self._open.length)
         return self._open
@@ -204,6 +205,8 @@ class OpenVINONpu:
         Raises:
             DeviceError: when the device fails.
         """
+        for chunk in chunks:
+            chunk.check_chain(self)
         began = time.perf_counter()
         windows: list[Window] = []
         for chunk in chunks:

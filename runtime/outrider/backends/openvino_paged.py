@@ -234,6 +234,7 @@ class OpenVINOPaged:
 
     def open(self, max_tokens: int, prompt: Prompt = NO_PROMPT) -> PagedSlot | None:
         """A slot with room for `max_tokens` that begin with a prompt; None while other slots hold the room."""
+        prompt.check_tokens(self)
         return self._made_cache.open(max_tokens + self._num_spare, prompt)
 
     def submit(self, chunks: Seq[Chunk]) -> PagedPending:
@@ -242,6 +243,8 @@ class OpenVINOPaged:
         Calls are padded by the rule of `capabilities.rows`; the padding's places in the cache are the next to be
         overwritten.
         """
+        for chunk in chunks:
+            chunk.check_chain(self)
         rule = self.capabilities.rows
         counts = [len(chunk.token_ids) for chunk in chunks]
         computed = counts if rule.apart else [rule.sequence(count) for count in counts]

@@ -114,7 +114,7 @@ class PagedCache:
 
     def open(self, num_tokens: int, prompt: Prompt = NO_PROMPT) -> PagedSlot | None:
         """A slot with room for `num_tokens` that begin with a prompt, as much of it as possible there already."""
-        place = self._pool.open(num_tokens, prompt.token_ids, prompt.scope)
+        place = self._pool.open(num_tokens, prompt.token_ids, prompt.cache_scope)
         if place is None:
             return None
         if place.copied_block is not None:

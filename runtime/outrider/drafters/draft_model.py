@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from outrider.calls import submit
 from outrider.drafters.vocabulary import Vocabulary
 from outrider.types import NO_DRAFT, NO_PROMPT, Chunk, Draft, Prompt
 
@@ -145,7 +146,7 @@ class DraftModel:
     def _read(self, readers: Seq[Reader], piece: int) -> None:
         """Have up to `piece` tokens of each sequence read, and the next one chosen where those were all."""
         chunks = [Chunk(r.slot, r.unread[:piece], num_rows=int(len(r.unread) <= piece)) for r in readers]
-        step = self.backend.submit(chunks).wait()
+        step = submit(self.backend, chunks, readers[0].request.observer).wait()  # a round has one observer
         rows = iter(range(len(readers)))
         for reader, chunk in zip(readers, chunks, strict=True):
             if chunk.num_rows:

@@ -112,13 +112,16 @@ class FakeBackend:
 
     def open(self, max_tokens: int, prompt: Prompt = NO_PROMPT) -> FakeSlot:
         """A slot; there is always room, and all that was kept stays."""
-        text, kept = list(prompt.token_ids[:-1]), self.kept.get(prompt.scope, [])
+        prompt.check_tokens(self)
+        text, kept = list(prompt.token_ids[:-1]), self.kept.get(prompt.cache_scope, [])
         found = max(kept, key=lambda each: num_common_tokens(each[0], text), default=([], []))
         num_cached = num_common_tokens(found[0], text)
-        return FakeSlot(self, max_tokens, text[:num_cached], found[1][:num_cached], prompt.scope)
+        return FakeSlot(self, max_tokens, text[:num_cached], found[1][:num_cached], prompt.cache_scope)
 
     def submit(self, chunks: Seq[Chunk]) -> FakeBackend.Step:
         """Evaluate chunks at once; the step is its own pending."""
+        for chunk in chunks:
+            chunk.check_chain(self)
         self.calls.append([len(chunk.token_ids) for chunk in chunks])
         if len({id(chunk.slot) for chunk in chunks}) != len(chunks):
             raise AssertionError("a slot appears twice in one call")

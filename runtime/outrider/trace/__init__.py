@@ -14,10 +14,10 @@ https://ui.perfetto.dev opens the file; `outrider trace out.json` sums it up. It
 and counters: the draft tokens of a round and how many were accepted, the accepted share so far, tokens per second. It
 says nothing of what was said: no text, no token ids.
 
-The parts do not know of any of this. While a trace runs, the engine puts a `TracedBackend` in front of each backend,
-and makes its requests `TracedRequest`s with a `TracedDrafter`. When none runs, none of these is there.
+The parts do not know of any of this. A `Trace` is an `outrider.observer.Observer`: while one runs, the loop calls it as
+a round goes, and it takes the time. When none runs, nobody does.
 """
 
-from outrider.trace.parts import Trace, TracedRequest
+from outrider.trace.recorder import Trace
 
-__all__ = ["Trace", "TracedRequest"]
+__all__ = ["Trace"]

@@ -46,8 +46,9 @@ class TraceFile:
         trace.span(lane, "device", "check", began, ended, rows=4)    # times as `time.perf_counter` has them
         trace.close()
 
-    Events may come from any thread; behind `close` they are ignored. None of this takes a lock, for a Ctrl-C may come
-    anywhere. labels: shown beside the timeline, such as what the models run on.
+    Events may come from any thread, and go on while it is closed: they are ignored then, and what has not ended ends
+    there. None of this takes a lock, for a Ctrl-C may come anywhere. labels: shown beside the timeline, such as what
+    the models run on.
 
     Raises:
         OptionError: when the file cannot be written.
@@ -63,6 +64,7 @@ class TraceFile:
         self._events: deque[dict[str, Any]] = deque()
         self._end: SimpleQueue[None] = SimpleQueue()
         self._takes_more = True
+        self._begun: dict[tuple[int, str], dict[str, Any]] = {}  # the writer's: what has not ended
         self._failure: Exception | None = None
         self._tids = itertools.count(10)
         for pid, name in ((WORK, "outrider"), (REQUESTS, "requests")):
@@ -72,6 +74,10 @@ class TraceFile:
         self._writer = threading.Thread(target=self._write, name="outrider-trace", daemon=True)
         self._writer.start()
 
+    def stop(self) -> None:
+        """Ignore from now on what comes, but for the end of what has begun."""
+        self._takes_more = False
+
     def close(self) -> None:
         """Write what is left, and end the file.
 
@@ -79,7 +85,7 @@ class TraceFile:
             OptionError: when there was no room for all of it.
             OutriderError: when an event could not be written down.
         """
-        self._takes_more = False
+        self.stop()
         self._end.put(None)
         self._writer.join()
         if self._failure:
@@ -101,12 +107,15 @@ class TraceFile:
         self._add("X", lane, name, ts=at, dur=max(self._micros(ended) - at, 0), cat=kind, args=args)
 
     def begin(self, lane: Lane, kind: str, name: str, at: float, **args: Any) -> None:
-        """Something that others lie within begins; see `end`."""
+        """Something that others lie within begins; see `end`. In one lane, one at a time."""
         self._add("B", lane, name, ts=self._micros(at), cat=kind, args=args)
 
     def end(self, lane: Lane, name: str, at: float, **args: Any) -> None:
-        """What has begun last in a lane is over; the viewer wants its name again."""
-        self._add("E", lane, name, ts=self._micros(at), args=args)
+        """What has begun last in a lane is over; the viewer wants its name again.
+
+        It is taken even behind `stop`, as what has begun has to end, and is ignored where it has not begun.
+        """
+        self._events.append(_event("E", lane, name, ts=self._micros(at), args=args))
 
     def count(self, name: str, at: float, **values: float) -> None:
         """Counters, from here on."""
@@ -121,7 +130,7 @@ class TraceFile:
 
     def _add(self, phase: str, lane: Lane, name: str, **more: Any) -> None:
         if self._takes_more:
-            self._events.append({"ph": phase, "pid": lane.pid, "tid": lane.tid, "name": name, **more})
+            self._events.append(_event(phase, lane, name, **more))
 
     def _write(self) -> None:
         """Write what has come, now and then: the thread that brings it is in a hurry."""
@@ -133,7 +142,7 @@ class TraceFile:
                     with contextlib.suppress(Empty):
                         self._end.get(timeout=_PATIENCE)
                         ended = True
-                    if lines := [encode(event) for event in self._taken()]:
+                    if lines := [encode(event) for event in self._taken(last=ended)]:
                         file.write(separator + b",\n".join(lines))
                         file.flush()  # whole lines
                         separator = b",\n"
@@ -141,9 +150,23 @@ class TraceFile:
         except Exception as error:  # the disk is full, perhaps: no answer shall suffer for it
             self._failure, self._takes_more = error, False
 
-    def _taken(self) -> Iterator[dict[str, Any]]:
+    def _taken(self, *, last: bool) -> Iterator[dict[str, Any]]:
+        """What has come since. last: and the ends of what has begun, for that may have come just before `stop`."""
         for _ in range(len(self._events)):
-            yield self._events.popleft()
+            event = self._events.popleft()
+            key = event["tid"], event["name"]
+            if event["ph"] == "B":
+                self._begun[key] = event
+            elif event["ph"] == "E" and self._begun.pop(key, None) is None:
+                continue
+            yield event
+        now = self._micros(time.perf_counter())
+        for event in self._begun.values() if last else ():
+            yield event | {"ph": "E", "ts": now, "args": {}}
+
+
+def _event(phase: str, lane: Lane, name: str, **more: Any) -> dict[str, Any]:
+    return {"ph": phase, "pid": lane.pid, "tid": lane.tid, "name": name, **more}
 
 
 def _plain(value: object) -> int | float:

@@ -25,9 +25,11 @@ from outrider.types.backend import (
     Rounding,
     RowRule,
     Slot,
+    Span,
     Step,
     TopLogits,
 )
+from outrider.types.calls import Call, CallObserver
 from outrider.types.decoding import (
     NO_DRAFT,
     AheadDrafter,
@@ -54,6 +56,8 @@ __all__ = [
     "AheadDrafter",
     "Backend",
     "CacheUse",
+    "Call",
+    "CallObserver",
     "Capabilities",
     "Chunk",
     "Committed",
@@ -79,6 +83,7 @@ __all__ = [
     "Sampler",
     "Sequence",
     "Slot",
+    "Span",
     "Step",
     "TextTokenizer",
     "TokenLogprobs",

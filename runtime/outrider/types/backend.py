@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+
+from outrider.errors import RequestError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -150,15 +153,53 @@ class Capabilities:
 
 
 @dataclass(frozen=True, slots=True)
+class Span:
+    """Positions of a prompt where a model reads embeddings in place of its tokens', such as those of an image.
+
+    embeds: float32 [length, hidden], for the positions from `begin` on. key: stands for them in the prefix cache, a
+    hash of the image perhaps; spans of one key are taken for the same.
+    """
+
+    begin: int
+    embeds: NDArray[np.float32] = field(compare=False)
+    key: bytes
+
+    def __post_init__(self) -> None:
+        if not self.key:
+            raise RequestError(
+                f"The span of embeds at token {self.begin} has key={self.key!r}, and every other without one would be "
+                "taken for the same. Give it a key, such as a hash of what was embedded."
+            )
+
+
+@dataclass(frozen=True, slots=True)
 class Prompt:
     """What a model is given to begin with.
 
     scope: all besides the tokens that keys and values depend on, such as an adapter or an image: what is in a cache is
-    shared within one scope alone.
+    shared within one scope alone. embeds: what is read in place of tokens; no backend here reads any yet.
     """
 
     token_ids: Seq[int]
     scope: bytes = b""
+    embeds: tuple[Span, ...] = ()
+
+    @property
+    def cache_scope(self) -> bytes:
+        """What prefix caches share within: the scope, and where and by what keys there are embeds."""
+        if not self.embeds:
+            return self.scope
+        spans = [(span.begin, len(span.embeds), span.key) for span in self.embeds]
+        return hashlib.sha256(repr((self.scope, spans)).encode()).digest()
+
+    def check_tokens(self, reader: object) -> None:
+        """Raise RequestError if there are embeds, for those who read tokens alone, such as `reader`."""
+        if self.embeds:
+            first = self.embeds[0]
+            raise RequestError(
+                f"The prompt has embeds for {len(first.embeds)} tokens from token {first.begin} on, and "
+                f"{type(reader).__name__} reads token ids alone. Pass a prompt without embeds."
+            )
 
 
 NO_PROMPT = Prompt(())
@@ -221,13 +262,25 @@ class CacheUse:
 class Chunk:
     """Tokens to append to a slot. The logits of the last `num_rows` of them are wanted.
 
-    features: hidden states that are wanted of all of them, by names out of `Capabilities.features`.
+    features: hidden states that are wanted of all of them, by names out of `Capabilities.features`. parents: None for a
+    chain, in which each token follows the one before. Several candidates go as one tree: [n], parents before children,
+    for each token the index in this chunk of the one that it follows, −1 for the slot's newest. No backend here
+    evaluates trees yet.
     """
 
     slot: Any  # the backend's own kind of Slot
     token_ids: Seq[int]
     num_rows: int
     features: tuple[str, ...] = ()
+    parents: list[int] | None = None
+
+    def check_chain(self, reader: object) -> None:
+        """Raise RequestError if this is a tree, for those who evaluate chains alone, such as `reader`."""
+        if self.parents is not None:
+            raise RequestError(
+                f"A chunk of {len(self.token_ids)} tokens is a tree (parents={self.parents}), and "
+                f"{type(reader).__name__} evaluates chains alone. Submit one of its paths, with parents=None."
+            )
 
 
 class Step(Protocol):
@@ -281,10 +334,17 @@ class Backend(Protocol):
 
         prompt: what is going to be read. Where a text of its scope that was kept begins alike, the slot has that much
         of it from the start; the last token is always left to be read.
+
+        Raises:
+            RequestError: for embeds, where this backend reads none.
         """
 
     def submit(self, chunks: Seq[Chunk]) -> Pending:
-        """Evaluate chunks of one or several sequences in one call. A slot appears once at most."""
+        """Evaluate chunks of one or several sequences in one call. A slot appears once at most.
+
+        Raises:
+            RequestError: for a tree, where this backend evaluates none; nothing was appended then.
+        """
 
 
 class PaddedBackend(Backend, Protocol):

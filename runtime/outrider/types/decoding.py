@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from outrider.types.backend import LogitsRow, Pending
+    from outrider.types.calls import CallObserver
 
 
 @dataclass(eq=False, slots=True)
@@ -300,7 +301,7 @@ class DraftRequest:
     """One sequence for which up to `limit` tokens are wanted, none behind one of `eos_token_ids`.
 
     rule: what may end a draft earlier. num_left: tokens that the answer may still get. ahead: whether `draft_ahead` may
-    be called for it.
+    be called for it. observer: hears of the calls that a model makes for the draft.
     """
 
     sequence: Sequence
@@ -312,6 +313,7 @@ class DraftRequest:
     rule: DraftRule | None = None
     num_left: int = 0
     ahead: bool = False
+    observer: CallObserver | None = None
 
 
 class Drafter(Protocol):

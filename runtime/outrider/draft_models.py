@@ -1,0 +1,51 @@
+"""A bundle's draft models, as drafters."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from outrider.drafters import DraftModel, Subset, load_vocabulary
+from outrider.text import Tokenizer, check_tokenizer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from outrider.bundle import Bundle
+    from outrider.bundle.manifest import DrafterEntry
+    from outrider.config import SchedulerConfig
+    from outrider.types import CompiledModel, TextTokenizer
+
+
+def check_tokenizers(bundle: Bundle, entries: Iterable[DrafterEntry]) -> None:
+    """Raise BundleError where a draft model's own tokenizer is missing: better before models are loaded."""
+    for entry in entries:
+        if entry.vocabulary != "same" and entry.tokenizer:
+            check_tokenizer(bundle.folder / entry.tokenizer.folder)
+
+
+def as_drafter(
+    entry: DrafterEntry,
+    backend: CompiledModel,
+    bundle: Bundle,
+    scheduler: SchedulerConfig,
+    tokenizer: TextTokenizer,
+    own: TextTokenizer | None = None,
+) -> DraftModel:
+    """A draft model of a bundle, whose cache is there.
+
+    tokenizer: the main model's. own: the draft model's; by default the bundle's.
+    """
+    vocabulary = subset = None
+    if entry.vocabulary != "same" and entry.tokenizer:
+        own = own or Tokenizer(bundle.folder / entry.tokenizer.folder)
+        vocabulary = load_vocabulary(bundle, entry, tokenizer, own)
+    if entry.num_proposed_tokens:
+        subset = Subset(bundle.read_proposed(entry), entry.model.vocab_size)
+    return DraftModel(
+        backend,
+        context_length=min(entry.model.geometry.context_length, backend.max_tokens),
+        max_num_batched_tokens=scheduler.max_num_batched_tokens,
+        vocabulary=vocabulary,
+        subset=subset,
+        reuse=scheduler.enable_prefix_caching,
+    )

@@ -1,0 +1,105 @@
+"""From a prompt and options to a request that is ready for the loop."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from outrider.drafters import DraftModel
+from outrider.errors import OptionError
+from outrider.request import Request
+from outrider.sampling import LogitsSampler
+from outrider.schedule import Auto, ConfidenceThreshold
+from outrider.text import TextStream
+from outrider.types import Noise, Sequence
+from outrider.verifiers import SAMPLING_VERIFIERS, Greedy
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from collections.abc import Sequence as Seq
+    from threading import Event
+
+    from outrider.admission import Admission
+    from outrider.bundle.manifest import TokenizerEntry
+    from outrider.config import GenerationConfig
+    from outrider.drafters import AnswerStore
+    from outrider.drafting import Drafting
+    from outrider.loading import LoadedModel
+    from outrider.types import TextTokenizer, Verifier
+
+
+@dataclass(frozen=True, slots=True)
+class Preparation:
+    """Checks what an app asks for, and makes a request of it.
+
+        request = preparation.request("Why is the sky blue?", config)
+
+    loaded: the models by role, "main" among them. special: the bundle's special tokens. store: takes the answers.
+    reuse: whether requests take what the caches have of their beginning, and leave their own tokens there.
+    """
+
+    loaded: Mapping[str, LoadedModel]
+    tokenizer: TextTokenizer
+    special: TokenizerEntry
+    admission: Admission
+    drafting: Drafting
+    store: AnswerStore | None = None
+    reuse: bool = True
+
+    def request(
+        self,
+        prompt: str | Seq[Mapping[str, Any]] | Seq[int],
+        config: GenerationConfig,
+        *,
+        chat_template: bool = True,
+        cancel: Event | None = None,
+        at_once: bool = False,
+        overlaps: bool = False,
+    ) -> Request:
+        """A request for the answer. at_once: its text is read in the end alone. overlaps: draft models draft ahead.
+
+        Raises:
+            OptionError: for a bad value, or one that does not fit the model or the drafter.
+            RequestError: when the prompt cannot be read, or does not fit.
+        """
+        created = time.perf_counter()
+        if cancel is not None and (isinstance(cancel, type) or not callable(getattr(cancel, "is_set", None))):
+            raise OptionError(f"cancel={cancel!r} has no is_set() to ask. Pass a threading.Event.")
+        token_ids = list(map(int, self.tokenizer.encode_prompt(prompt, chat_template=chat_template)))
+        max_new_tokens = self.admission.check(token_ids, config)
+        drafter, num_assistant_tokens = self.drafting.choose(config)
+        threshold = config.assistant_confidence_threshold
+        seed = secrets.randbits(63) if config.seed is None else config.seed
+        eos_token_ids = () if config.ignore_eos else self.special.eos_token_ids
+        end_token_ids = frozenset(config.stop_token_ids).union(eos_token_ids)
+        request = Request(
+            sequence=Sequence(token_ids, len(token_ids), self.drafting.texts(config, drafter)),
+            sampler=LogitsSampler(config, token_ids, end_token_ids=end_token_ids),
+            verifier=_verifier(config),
+            noise=Noise(seed),
+            text=TextStream(self.tokenizer.decode, config.stop, at_once=at_once),
+            max_new_tokens=max_new_tokens,
+            eos_token_ids=end_token_ids,
+            drafter=drafter,
+            sampled=config.temperature > 0,
+            exact=self.loaded["main"].backend.capabilities.bit_exact_batching and config.sampling_is_invariant,
+            num_assistant_tokens=num_assistant_tokens,
+            ahead_drafter=drafter if overlaps and isinstance(drafter, DraftModel | Auto) else None,
+            rule=None if threshold is None else ConfidenceThreshold(threshold),
+            logprobs=None if config.logprobs is None else [],
+            cancel=cancel,
+            keep=self.store.add if self.store else None,
+            reuse=self.reuse,
+            created=created,
+        )
+        request.stats.num_prompt_tokens = len(token_ids)
+        return request
+
+
+def _verifier(config: GenerationConfig) -> Verifier:
+    if not config.temperature:
+        return Greedy()
+    options = {} if config.acceptance_threshold is None else {"threshold": config.acceptance_threshold}
+    return SAMPLING_VERIFIERS[config.sampling](**options)

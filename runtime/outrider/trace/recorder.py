@@ -1,0 +1,240 @@
+"""What an engine's requests, models and host do, put down as they do it."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections import deque
+from dataclasses import dataclass
+from queue import Empty, SimpleQueue
+from typing import TYPE_CHECKING, Any
+
+from outrider.trace.events import REQUESTS, Lane, TraceFile
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+    from collections.abc import Sequence as Seq
+    from pathlib import Path
+
+    from outrider.request import Request
+    from outrider.types import Call, CompiledModel, Draft, Outcome
+
+_LATELY = 16  # commits over which tokens per second are counted
+_now = time.perf_counter
+
+
+class Trace(TraceFile):
+    """A trace of an engine, which it observes: see `outrider.observer`.
+
+        trace = Trace(Path("out.json"), {"main": main, "draft": draft})
+        step(main, requests, 512, trace)
+        trace.close()
+
+    models: by role, "main" and the drafters' names. Requests that were made before it are not drawn; of the rounds that
+    they share with others, the models' calls are.
+
+    What the host does follows each other, so that one thing begins where another has ended: between two calls of a
+    draft model it draws a token (reads the row back, runs the processors, chooses), and behind the main model's call
+    it verifies and commits, one request after the other.
+
+    Raises:
+        OptionError: when the file cannot be written.
+    """
+
+    def __init__(self, path: Path, models: Mapping[str, CompiledModel], labels: Iterable[str] = ()) -> None:
+        super().__init__(path, labels)
+        lanes = {role: self.lane(f"{role}: {model.device}") for role, model in models.items()}
+        self._devices = {id(model): _Device(self, lanes[role], role != "main") for role, model in models.items()}
+        self._models = models  # or another might get an id of theirs
+        self._host = self.lane("host")
+        self._counts = _Counts()
+        self._numbers = itertools.count(1)
+        self._free_lanes: SimpleQueue[Lane] = SimpleQueue()
+        self._lives: dict[Request, _Life] = {}
+        # Of the thread that runs the rounds alone
+        self._drafting: _Drafting | None = None
+        self._drawing_since = 0.0  # the end of a draft model's call; 0 where no token is drawn
+        self._free_since = 0.0  # when the host came to the end of what it did
+
+    def close(self) -> None:
+        """As a file does; requests that go on end here."""
+        self.stop()  # before the times of these ends are taken: nothing can come behind them
+        for request in [*self._lives]:
+            self._finish(request, "goes on")
+        super().close()
+
+    def entered(self, request: Request, drafter: str | None) -> None:
+        """A request gets a number, and a lane that no other is in."""
+        number = next(self._numbers)
+        try:
+            lane = self._free_lanes.get_nowait()
+        except Empty:
+            lane = self.lane("request", REQUESTS)
+        name = "plain" if request.drafter is None else str(drafter)
+        began, label = _now(), f"request {number}: {name}"
+        args = {"prompt": request.sequence.num_prompt_tokens, "limit": request.num_assistant_tokens}
+        self.begin(lane, "request", label, began, **args)
+        # Of two that begin at once, the viewer may take either for the outer one.
+        self._lives[request] = _Life(number, lane, label, name, since=began + 2e-6)
+
+    def admitted(self, request: Request) -> None:
+        """It has been queued until now."""
+        if life := self._lives.get(request):
+            self._stage(life, "queued", _now())
+
+    def drafting(self, requests: Seq[Request], *, ahead: bool = False) -> None:
+        """A span begins that the draft model's calls lie in."""
+        known = [life for request in requests if (life := self._lives.get(request))]
+        began = self._turn()
+        self._drafting = _Drafting(requests, ahead, known[0].drafter, began) if known else None
+
+    def drafted(self, drafts: Seq[Draft]) -> None:
+        """It ends; where the drafter has failed, all of its requests have."""
+        ended = self._turn()
+        drafting, self._drafting = self._drafting, None
+        if drafting is None:
+            return
+        requests = drafting.requests
+        args = {"drafter": drafting.drafter, "limit": drafting.limit, "sequences": len(requests)}
+        if error := next((request.error for request in requests if request.error), None):
+            args["error"] = type(error).__name__
+        elif not drafting.ahead:
+            args["drafted"] = sum(map(len, drafts))
+        name = "draft ahead" if drafting.ahead else "propose"
+        self.span(self._host, "host", name, drafting.began, ended, **args)
+
+    def called(self, call: Call) -> None:
+        """A model's call, in the device's lane and as what the host did for it.
+
+        The backend says for how long the device was busy. Where it was so within `submit`, it was at the end of it;
+        else from its end on, and the rest of the wait is the host's, which came late.
+        """
+        device = self._devices.get(id(call.backend))
+        if device is None:  # an app's own
+            return
+        self._turn(call.began)
+        started = call.submitted - call.ran
+        self.span(self._host, "host", "submit", call.began, started)
+        if call.ran:
+            self.span(self._host, "host", "wait", started, call.submitted)
+            device.draw(call, started, call.submitted)
+        else:
+            self.span(self._host, "host", "wait", call.waited, call.ended)
+            busy = call.busy or call.ended - call.submitted  # it may not say
+            ended = min(call.submitted + busy, call.ended)
+            device.draw(call, ended - busy, ended)
+        self._free_since = call.ended
+        self._drawing_since = call.ended if device.drafts else 0.0
+
+    def judged(self, request: Request, draft: Draft, outcome: Outcome) -> None:
+        """What was done since the call has ended, or the request before was committed."""
+        began, ended = self._free_since, self._turn()
+        if life := self._lives.get(request):
+            counts = {"drafted": len(draft), "accepted": outcome.num_accepted}
+            self.span(self._host, "host", "verify", began, ended, request=life.number, **counts)
+            life.before = _counted(request)
+
+    def committed(self, request: Request) -> None:
+        """What was done since it was judged; what its statistics count is the round's."""
+        began, ended = self._free_since, self._turn()
+        life = self._lives.get(request)
+        if life is None or life.before is None:  # a piece of its prompt was read
+            return
+        before, life.before = life.before, None
+        tokens, drafted, accepted = (now - then for now, then in zip(_counted(request), before, strict=True))
+        self.span(self._host, "host", "commit", began, ended, request=life.number, tokens=tokens)
+        counts = {"tokens": tokens, "drafted": drafted, "accepted": accepted}
+        self._stage(life, "round" if before[0] else "prompt", ended, **counts, context=len(request.sequence))
+        share, rate = self._counts.add(ended, tokens, drafted, accepted)
+        self.count("draft", ended, tokens=drafted, accepted=accepted)
+        self.count("acceptance", ended, percent=100 * share)
+        self.count("tokens", ended, **{"per second": rate})
+
+    def left(self, request: Request) -> None:
+        """Its life ends. Twice does no harm."""
+        self._finish(request, type(request.error).__name__ if request.error else str(request.finish_reason))
+
+    def _finish(self, request: Request, reason: str) -> None:
+        if life := self._lives.pop(request, None):
+            counts = {"tokens": request.stats.num_generated_tokens, "rounds": request.stats.num_rounds}
+            self.end(life.lane, life.label, _now(), finish_reason=reason, **counts)
+            self._free_lanes.put(life.lane)
+
+    def _stage(self, life: _Life, name: str, at: float, **args: Any) -> None:
+        self.span(life.lane, "request", name, life.since, at, **args)
+        life.since = at
+
+    def _turn(self, at: float = 0.0) -> float:
+        """The host has come to the end of something, now or at a time; returns when."""
+        at = at or _now()
+        if self._drawing_since:
+            self.span(self._host, "host", "draw", self._drawing_since, at)
+            self._drawing_since = 0.0
+        self._free_since = at
+        return at
+
+
+class _Device:
+    """The lane of a model's calls. drafts: whether it is a draft model."""
+
+    def __init__(self, trace: TraceFile, lane: Lane, drafts: bool) -> None:
+        self._trace, self._lane, self.drafts = trace, lane, drafts
+        self._ended = 0.0  # the last call
+
+    def draw(self, call: Call, began: float, ended: float) -> None:
+        """Draw a call. One that is known to be over a little late does not reach into the next."""
+        chunks = call.chunks
+        num_tokens, num_rows = sum(len(chunk.token_ids) for chunk in chunks), sum(chunk.num_rows for chunk in chunks)
+        reads = num_tokens - num_rows > (len(chunks) if self.drafts else 0)  # a draft that was kept leaves one token
+        name = "read" if reads else "draft" if self.drafts else "check"
+        args: dict[str, Any] = {"sequences": len(chunks), "tokens": num_tokens, "rows": num_rows}
+        args["context"] = call.context
+        if call.error:
+            args["error"] = type(call.error).__name__
+        began = max(began, self._ended)
+        self._ended = max(began, ended)
+        self._trace.span(self._lane, "device", name, began, self._ended, **args)
+
+
+@dataclass(slots=True)
+class _Life:
+    """A request on its way. since: when its stage began. before: what it had when it was judged, until the commit."""
+
+    number: int
+    lane: Lane
+    label: str
+    drafter: str
+    since: float
+    before: tuple[int, int, int] | None = None
+
+
+class _Drafting:
+    """A drafter at work, since `began`. drafter: its name."""
+
+    def __init__(self, requests: Seq[Request], ahead: bool, drafter: str, began: float) -> None:
+        self.requests, self.ahead, self.drafter, self.began = requests, ahead, drafter, began
+        self.limit = max(request.limit for request in requests)
+
+
+class _Counts:
+    """What the counters show, over all requests of a trace."""
+
+    def __init__(self) -> None:
+        self._num_drafted = self._num_accepted = 0
+        self._commits: deque[tuple[float, int]] = deque(maxlen=_LATELY + 1)
+
+    def add(self, at: float, num_tokens: int, num_drafted: int, num_accepted: int) -> tuple[float, float]:
+        """Count a commit; returns the share of draft tokens accepted so far, and tokens a second lately."""
+        self._num_drafted += num_drafted
+        self._num_accepted += num_accepted
+        self._commits.append((at, num_tokens))
+        share = self._num_accepted / self._num_drafted if self._num_drafted else 0.0
+        since, behind = self._commits[0]
+        lately = sum(count for _, count in self._commits) - behind
+        return share, lately / (at - since) if at > since else 0.0
+
+
+def _counted(request: Request) -> tuple[int, int, int]:
+    """Tokens generated, drafted and accepted so far."""
+    stats = request.stats
+    return stats.num_generated_tokens, stats.num_draft_tokens, stats.num_accepted_tokens
