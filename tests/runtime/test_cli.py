@@ -82,6 +82,11 @@ def test_tokens_can_be_banned_and_their_logprobs_shown(model: Path, capsys: pyte
     assert changed["compare"]["identical"]
 
 
+def test_the_package_can_be_run_as_a_module() -> None:
+    done = subprocess.run([sys.executable, "-m", "outrider", "--version"], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("outrider, version ")
+
+
 def test_the_prompt_can_come_from_standard_input(model: Path) -> None:
     done = subprocess.run(
         [*OUTRIDER, "generate", str(model), "-", "--max-new-tokens", "5", "--json"],
