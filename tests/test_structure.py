@@ -24,6 +24,7 @@ EXPORT = Path(__file__).parents[1] / "export" / "outrider_export"
 
 # From the top down: a module imports what stands below it, never what stands above.
 LAYERS = [
+    {"__main__"},
     {"cli"},
     {"verify"},
     {"bench"},
