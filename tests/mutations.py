@@ -140,7 +140,7 @@ MUTATIONS = [
     ),
     Mutation(
         "trim of the draft model's cache: one too few",
-        "drafters/reader.py",
+        "drafters/draft_state.py",
         "self.slot.trim(num_context + len(committed.path))",
         "self.slot.trim(num_context + len(committed.path) + 1)",
         "test_traps.py",
@@ -175,7 +175,7 @@ MUTATIONS = [
     ),
     Mutation(
         "a drawn token is dropped where it is improbable",
-        "drafters/reader.py",
+        "drafters/draft_state.py",
         "        if probs:\n",
         "        if probs and self._token_ids and probs.prob(token_id) < 0.3:\n            return\n        if probs:\n",
         "test_traps.py",
@@ -385,14 +385,14 @@ MUTATIONS = [
     ),
     Mutation(
         "overlap: what was drafted behind a recovery goes when more was kept",
-        "drafters/reader.py",
+        "drafters/draft_state.py",
         "self.slot.trim(self._num_committed + num_common_tokens(self._behind, said))",
         "pass",
         "test_overlap.py",
     ),
     Mutation(
         "overlap: a recovery is drafted behind the tokens before it",
-        "drafters/reader.py",
+        "drafters/draft_state.py",
         "self.slot.trim(len(self.context(self.request.sequence)) + guess.num_kept)",
         "pass",
         "test_overlap.py",

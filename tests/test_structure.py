@@ -40,7 +40,7 @@ LAYERS = [
     {"backends"},
     {"text", "kv", "sampling", "results"},
     {"metrics"},
-    {"bundle", "forks", "kept"},
+    {"bundle", "forks", "saved"},
     {"config"},
     {"files"},
     {"types"},

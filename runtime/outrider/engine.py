@@ -9,7 +9,7 @@ import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from outrider import __version__, kept
+from outrider import __version__, saved
 from outrider.admission import Admission
 from outrider.bundle.folder import Bundle, draft_models_of, read_bundle
 from outrider.config import COPYING, Config, GenerationConfig
@@ -456,7 +456,7 @@ def _records(keep: bool, parts: Seq[Part], drafter: str) -> Records:
     if not keep:
         return Records()
     key = {"drafter": drafter, "files": {part.role: part.files for part in parts}, "outrider": __version__}
-    return Records(kept.Kept(kept.FOLDER / "records", key, dict[str, Record]))
+    return Records(saved.SavedValue(saved.FOLDER / "records", key, dict[str, Record]))
 
 
 def _verifier(config: GenerationConfig) -> Verifier:

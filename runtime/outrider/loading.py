@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import openvino as ov
 
-from outrider import kept
+from outrider import saved
 from outrider.backends import on_npu
 from outrider.backends.devices import find_device, find_devices, free_memory, largest_tensor, resolve_auto
 from outrider.backends.memory import system_memory
@@ -107,7 +107,7 @@ def load_part(part: Part, device: str, options: DeviceConfig) -> CompiledModel:
 
 def forget() -> None:
     """Have all devices tried, and pairs of them chosen, anew."""
-    kept.forget("verdicts", "placements")
+    saved.forget("verdicts", "placements")
 
 
 def judge(part: Part, device: str, options: DeviceConfig) -> Verdict:
@@ -121,7 +121,7 @@ def judge(part: Part, device: str, options: DeviceConfig) -> Verdict:
     identity = found.identity if found else {"device": device, "format": part.model.format}
     asked = part.asked(options.of(part.role), device)
     key = {**identity, "role": part.role, "files": part.files, "options": asked, **part.versions}
-    file = kept.Kept(kept.FOLDER / "verdicts", key, Verdict)
+    file = saved.SavedValue(saved.FOLDER / "verdicts", key, Verdict)
     verdict = file.read()
     if verdict is None or verdict.works is None:  # which is not kept
         own = part.options(options, device)
@@ -156,7 +156,7 @@ def place(main: Part, draft: Part | None, options: DeviceConfig, *, overlap: boo
         "options": {name: value for name, value in dataclasses.asdict(options).items() if name not in left_out},
         "overlap": overlap,
     }
-    file = kept.Kept(kept.FOLDER / "placements", key, Placement)
+    file = saved.SavedValue(saved.FOLDER / "placements", key, Placement)
     placement = file.read()
     if placement is None or placement.main not in mains or placement.draft not in draft_devices:
         placement = choose(_measure_pairs(main, draft, mains, draft_devices, options), overlap=overlap)
@@ -177,7 +177,7 @@ def cost_of(part: Part, backend: CompiledModel, repeats: int | None = None) -> P
 
     It is measured anew, too, where the cache has room for a longer context than it had then.
     """
-    file = kept.Kept(kept.FOLDER / "costs", describe(part, backend), PassCost)
+    file = saved.SavedValue(saved.FOLDER / "costs", describe(part, backend), PassCost)
     known = file.read()
     rows = _rows_of(part.role, backend)
     longest = part.model.geometry.context_length
@@ -220,7 +220,7 @@ def contention_of(main: Part, backend: CompiledModel, draft: Part, other: Compil
     The main model's calls are not to run in the background when this is called, and do not afterwards.
     """
     key = {part.role: describe(part, its) for part, its in ((main, backend), (draft, other))}
-    file = kept.Kept(kept.FOLDER / "costs", key, Contention)
+    file = saved.SavedValue(saved.FOLDER / "costs", key, Contention)
     contention = file.read()
     if contention is None:
         contention = measure_contention(backend, other)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import openvino as ov
 
-from outrider import __version__, kept
+from outrider import __version__, saved
 from outrider.backends import load_model, on_npu
 from outrider.backends.processor import find_processor
 from outrider.bundle.folder import draft_models_of
@@ -77,7 +77,7 @@ class Part:
             return own
         if "CACHE_DIR" in own.properties:
             return own
-        folder = kept.FOLDER / "compiled" if own.compiled_cache == "auto" else user_path(own.compiled_cache)
+        folder = saved.FOLDER / "compiled" if own.compiled_cache == "auto" else user_path(own.compiled_cache)
         # OpenVINO tells models apart by every bit, but not by all options that they were compiled with.
         asked = json.dumps([device, self.asked(own, device)], sort_keys=True, default=str)
         folder /= hashlib.sha256(asked.encode()).hexdigest()[:12]

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import openvino as ov
 
-from outrider import kept
+from outrider import saved
 from outrider.config import PRECISIONS
 from outrider.errors import BundleError, DeviceError, ExactnessWarning, one_line
 from outrider.part import machine
@@ -171,7 +171,7 @@ def _choice_of(part: Part, device: str, own: DeviceConfig) -> tuple[Choice, Comp
     """The same, and the model in it where it has just been compiled."""
     key = {"role": part.role if part.is_main else "draft", "files": part.files, "device": device}
     key |= {"asked": part.asked(own, device), **machine(), **part.versions}
-    file = kept.Kept(kept.FOLDER / "settings", key, Choice)
+    file = saved.SavedValue(saved.FOLDER / "settings", key, Choice)
     if found := file.read():
         return found, None
     choice, backend = _choose(part, device, own)

@@ -21,7 +21,7 @@ import openvino as ov
 import pytest
 
 import outrider
-from outrider import backends, kept, loading
+from outrider import backends, loading, saved
 from outrider.backends import devices, onnx_providers, probe, processor
 from outrider.backends.devices import Device
 from outrider.backends.memory import system_memory
@@ -58,7 +58,7 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
 @pytest.fixture
 def gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
     """A GPU whose driver does what it is given, as a program; nothing by default."""
-    monkeypatch.setattr(kept, "FOLDER", tmp_path / "kept")
+    monkeypatch.setattr(saved, "FOLDER", tmp_path / "saved")
     monkeypatch.setitem(onnx_providers._PROVIDERS, "GPU", onnx_providers._PROVIDERS["CPU"])
 
     def drive(driver: str) -> None:
@@ -256,7 +256,7 @@ class TestVerdicts:
         verdict = loading.judge(part, "GPU", SMALL.device)
         assert verdict.works is None
         assert "no Python interpreter" in verdict.reason
-        assert not (kept.FOLDER / "verdicts").exists()
+        assert not (saved.FOLDER / "verdicts").exists()
         assert answers_as_it_should(load(bundle, main_device="GPU"))  # loaded as it is
 
 
@@ -344,7 +344,7 @@ class TestAuto:
     ) -> None:
         costs |= {("main", "CPU"): 0.05, ("main", "GPU"): 0.02, ("draft", "CPU"): 0.005, ("draft", "GPU"): 0.005}
         load(bundle, main_device="auto")
-        for file in (kept.FOLDER / "verdicts").iterdir():
+        for file in (saved.FOLDER / "verdicts").iterdir():
             file.write_text(file.read_text().replace('"works": true', '"works": false'))
         monkeypatch.setattr(loading, "place", lambda *_, **__: Placement("GPU", "GPU", why="as it was"))
         with pytest.warns(outrider.DeviceWarning, match="The main model does not run on GPU: .* CPU is used instead"):
@@ -365,7 +365,7 @@ class TestAuto:
     ) -> None:
         costs |= {("main", "CPU"): 0.05, ("main", "GPU"): 0.02, ("draft", "CPU"): 0.005, ("draft", "GPU"): 0.015}
         engine = load(bundle, main_device="auto")
-        (file,) = (kept.FOLDER / "placements").iterdir()
+        (file,) = (saved.FOLDER / "placements").iterdir()
         assert old in file.read_text()
         file.write_text(file.read_text().replace(old, new))
         assert load(bundle, main_device="auto").placement == engine.placement
@@ -374,7 +374,7 @@ class TestAuto:
         self, bundle: Bundle, gpu: Callable[[str], None], tmp_path: Path
     ) -> None:
         load(bundle, draft_device="GPU")
-        (file,) = (kept.FOLDER / "verdicts").iterdir()
+        (file,) = (saved.FOLDER / "verdicts").iterdir()
         file.write_text(file.read_text().replace('"works": true', '"works": null'))
         load(bundle, draft_device="GPU")
         assert num_tried(tmp_path) == 2
@@ -506,7 +506,7 @@ class TestCompiledCache:
         assert self.folder(openvino_bundle, "CPU") is None
         folder = self.folder(openvino_bundle, "GPU")
         assert folder is not None
-        assert folder.parent == kept.FOLDER / "compiled"
+        assert folder.parent == saved.FOLDER / "compiled"
         own = self.folder(openvino_bundle, "GPU", compiled_cache=str(tmp_path))
         assert own == tmp_path / folder.name
         others = ({"precision": "f16"}, {"cache_precision": "u8"}, {"properties": {"A": 1}}, {"num_threads": 2})

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from outrider import kept
+from outrider import saved
 from outrider.cli.console import out, print_json, table
 from outrider.cli.export import Bars
 from outrider.cli.generate import compare_as_dict, print_stream, speed_up, verdict, warm_up
@@ -53,7 +53,7 @@ def demo(cache_dir: Path | None, trace: str | None, as_json: bool) -> None:
     """
     from outrider.engine import load
 
-    folder = usable(user_path(cache_dir)) if cache_dir else kept.FOLDER
+    folder = usable(user_path(cache_dir)) if cache_dir else saved.FOLDER
     bundle = demo_bundle(folder, quiet=as_json)
     # Each side reads its whole prompt.
     engine = load(bundle, drafter="suffix", max_new_tokens=MAX_NEW_TOKENS, enable_prefix_caching=False)

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from collections.abc import Sequence as Seq
 
-    from outrider.drafters.reader import Guess, Reader
+    from outrider.drafters.draft_state import DraftState, Guess
     from outrider.drafters.vocabulary import Subset
     from outrider.types import Backend, Committed, DraftRequest, Pending, Sequence
 
@@ -49,7 +49,7 @@ class DraftModel:
         self._vocabulary = vocabulary or Vocabulary()
         self._subset = subset
         self._reuse = reuse
-        self._readers: dict[Sequence, Reader] = {}
+        self._states: dict[Sequence, DraftState] = {}
         self.ahead_seconds = 0.0  # in calls while the main model was checking
 
     @property
@@ -81,7 +81,7 @@ class DraftModel:
         slot = self.backend.open(room, Prompt(context, sequence.scope) if self._reuse else NO_PROMPT)
         if slot is None:
             return fixed is not None
-        self._readers[sequence] = self._vocabulary.reader(slot, room)
+        self._states[sequence] = self._vocabulary.new_state(slot, room)
         return True
 
     def propose(self, requests: Seq[DraftRequest]) -> list[Draft]:
@@ -89,14 +89,14 @@ class DraftModel:
 
         A long prompt is read piece by piece, one a round; until it is read, its drafts are empty.
         """
-        readers = [self._readers.get(request.sequence) for request in requests]
+        states = [self._states.get(request.sequence) for request in requests]
         piece = max(self._max_num_batched_tokens // max(len(requests), 1), 2)
-        both = zip(readers, requests, strict=True)
-        active = [reader for reader, request in both if reader is not None and reader.begin(request)]
+        both = zip(states, requests, strict=True)
+        active = [state for state, request in both if state is not None and state.begin(request)]
         while active:
             self._read(active, piece)
-            active = [reader for reader in active if reader.wants_more]
-        return [NO_DRAFT if reader is None else reader.draft for reader in readers]
+            active = [state for state in active if state.wants_more]
+        return [NO_DRAFT if state is None else state.draft for state in states]
 
     def guess(
         self, request: DraftRequest, draft: Draft, chance: Callable[[float], float], next_chance: float
@@ -106,8 +106,8 @@ class DraftModel:
         chance: how likely a token is to be kept, by its confidence. next_chance: how likely the token that the model
         expects behind a draft is to follow.
         """
-        reader = self._readers.get(request.sequence)
-        return reader.guess(draft, chance, next_chance) if reader else None
+        state = self._states.get(request.sequence)
+        return state.guess(draft, chance, next_chance) if state else None
 
     def draft_ahead(
         self,
@@ -130,53 +130,53 @@ class DraftModel:
         began = self.backend.seconds
         active = []
         for i, (request, draft) in enumerate(zip(requests, drafts, strict=True)):
-            reader = self._readers.get(request.sequence)
-            guess = guesses[i] if guesses else reader.guess(draft) if reader else None
-            if reader and guess:
-                reader.begin_ahead(draft, guess)
-                active.append(reader)
+            state = self._states.get(request.sequence)
+            guess = guesses[i] if guesses else state.guess(draft) if state else None
+            if state and guess:
+                state.begin_ahead(draft, guess)
+                active.append(state)
         num_calls = 0
         while active and not (num_calls and check.done) and num_calls != max_calls:
             self._read(active, 1)
             num_calls += 1
-            active = [reader for reader in active if reader.goes_on_ahead()]
+            active = [state for state in active if state.goes_on_ahead()]
         self.ahead_seconds += self.backend.seconds - began
 
-    def _read(self, readers: Seq[Reader], piece: int) -> None:
+    def _read(self, states: Seq[DraftState], piece: int) -> None:
         """Have up to `piece` tokens of each sequence read, and the next one chosen where those were all."""
-        chunks = [Chunk(r.slot, r.unread[:piece], num_rows=int(len(r.unread) <= piece)) for r in readers]
+        chunks = [Chunk(s.slot, s.unread[:piece], num_rows=int(len(s.unread) <= piece)) for s in states]
         step = self.backend.submit(chunks).wait()
-        rows = iter(range(len(readers)))
-        for reader, chunk in zip(readers, chunks, strict=True):
+        rows = iter(range(len(states)))
+        for state, chunk in zip(states, chunks, strict=True):
             if chunk.num_rows:
                 row = step.row(next(rows))
-                reader.choose(self._subset.row(row) if self._subset else row)
+                state.choose(self._subset.row(row) if self._subset else row)
 
     def can_draft(self, request: DraftRequest) -> bool:
         """Whether the model has a place for the sequence, with room for as long a draft."""
-        reader = self._readers.get(request.sequence)
-        return reader is not None and reader.has_room(request)
+        state = self._states.get(request.sequence)
+        return state is not None and state.has_room(request)
 
     def num_ahead(self, sequence: Sequence) -> int:
         """Tokens of the next draft that are there already."""
-        reader = self._readers.get(sequence)
-        return reader.num_ahead(sequence) if reader else 0
+        state = self._states.get(sequence)
+        return state.num_ahead(sequence) if state else 0
 
     def num_unread(self, sequence: Sequence) -> int:
         """Committed tokens that are to be read before the next draft; 0 where none can follow."""
-        reader = self._readers.get(sequence)
-        return max(len(sequence) - reader.slot.length, 0) if reader else 0
+        state = self._states.get(sequence)
+        return max(len(sequence) - state.slot.length, 0) if state else 0
 
     def observe(self, sequence: Sequence, committed: Committed) -> None:
         """Keep the cache up to the last accepted token."""
-        if reader := self._readers.get(sequence):
-            reader.observe(sequence, committed)
+        if state := self._states.get(sequence):
+            state.observe(sequence, committed)
 
     def release(self, sequence: Sequence) -> None:
         """Forget a sequence and give its cache back."""
-        if reader := self._readers.pop(sequence, None):
+        if state := self._states.pop(sequence, None):
             try:
                 if self._reuse:
-                    reader.slot.keep(reader.context(sequence))
+                    state.slot.keep(state.context(sequence))
             finally:
-                reader.slot.close()
+                state.slot.close()

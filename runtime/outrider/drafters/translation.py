@@ -20,7 +20,7 @@ def utf8_decoder() -> codecs.IncrementalDecoder:
 
 
 @dataclass(frozen=True, eq=False)
-class Dictionary:
+class TokenMap:
     """What it takes to say main tokens in draft tokens.
 
     token_bytes: for each main token the bytes that it stands for. encode: a text that goes on from another, to draft
@@ -38,17 +38,17 @@ class Dictionary:
 class Translation:
     """A sequence's tokens in draft tokens, as it grows. What has been translated stays as it is.
 
-        translation = Translation(dictionary)
+        translation = Translation(token_map)
         translation.extend(sequence.token_ids)
         translation.token_ids
 
     Tokens that both vocabularies have go over one by one, runs of others by way of their text, in whole characters.
     """
 
-    def __init__(self, dictionary: Dictionary) -> None:
-        self.token_ids = list(dictionary.prefix)
+    def __init__(self, token_map: TokenMap) -> None:
+        self.token_ids = list(token_map.prefix)
         self.num_read = 0  # main tokens
-        self._dictionary = dictionary
+        self._token_map = token_map
         self._characters = utf8_decoder()
 
     @property
@@ -59,21 +59,21 @@ class Translation:
     def read(self, token_ids: Seq[int]) -> Seq[int]:
         """The tokens that are new since the last time, without a beginning that `prefix` stands for."""
         new = token_ids[self.num_read :]
-        begins = not self.num_read and self._dictionary.prefix and token_ids[0] == self._dictionary.bos_token_id
+        begins = not self.num_read and self._token_map.prefix and token_ids[0] == self._token_map.bos_token_id
         self.num_read = len(token_ids)
         return new[1:] if begins else new
 
     def extend(self, token_ids: Seq[int]) -> None:
         """Take in what is new of the main model's committed tokens, in whole characters."""
-        dictionary, text = self._dictionary, ""
+        token_map, text = self._token_map, ""
         for token_id in self.read(token_ids):
-            shared = int(dictionary.to_draft[token_id])
+            shared = int(token_map.to_draft[token_id])
             if shared >= 0 and self.is_complete:
                 self._append(text)
                 text = ""
                 self.token_ids.append(shared)
             else:
-                text += self._characters.decode(dictionary.token_bytes[token_id])
+                text += self._characters.decode(token_map.token_bytes[token_id])
         self._append(text)
 
     def extend_with_bytes(self, spelled: bytes) -> None:
@@ -82,4 +82,4 @@ class Translation:
 
     def _append(self, text: str) -> None:
         if text:
-            self.token_ids.extend(self._dictionary.encode(text))
+            self.token_ids.extend(self._token_map.encode(text))

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from outrider.drafters.reader import Reader
-from outrider.drafters.translation import Dictionary, Translation, utf8_decoder
+from outrider.drafters.draft_state import DraftState
+from outrider.drafters.translation import TokenMap, Translation, utf8_decoder
 from outrider.sampling import argmax, probability, whole_row
 from outrider.types import Draft, LogitsRow
 
@@ -31,12 +31,12 @@ class Vocabulary:
         return max_tokens
 
     def context(self, token_ids: Seq[int]) -> Seq[int]:
-        """A prompt in the draft model's tokens, as its reader will read it."""
+        """A prompt in the draft model's tokens, as its state will read it."""
         return token_ids
 
-    def reader(self, slot: Slot, room: int) -> Reader:
+    def new_state(self, slot: Slot, room: int) -> DraftState:
         """What reads and drafts for one sequence."""
-        return Reader(slot, room)
+        return DraftState(slot, room)
 
 
 class Subset:
@@ -83,36 +83,36 @@ class _Other(Vocabulary):
 class Intersection(_Other):
     """The draft model proposes those of its tokens that the main model has, too.
 
-        Intersection(to_main, dictionary)
+        Intersection(to_main, token_map)
 
     Its logits are moved to main ids; a token that it does not have gets −inf. Everything behind that, processors and
     verifier, is as for any draft: draft_probs are a distribution over main ids, so every mode stays lossless.
 
-    to_main: int32 [draft vocab], for each draft id the main id of the same token or −1. dictionary: for the context.
+    to_main: int32 [draft vocab], for each draft id the main id of the same token or −1. token_map: for the context.
 
     Source: Timor et al. 2025, "Accelerating LLM inference with lossless speculative decoding algorithms for
     heterogeneous vocabularies", algorithm 4 (token-level intersection); Transformers'
     `UniversalSpeculativeDecodingGenerator`.
     """
 
-    def __init__(self, to_main: NDArray[np.int32], dictionary: Dictionary) -> None:
-        self.dictionary = dictionary
+    def __init__(self, to_main: NDArray[np.int32], token_map: TokenMap) -> None:
+        self.token_map = token_map
         self._draft_ids = np.flatnonzero(to_main >= 0)
         self._main_ids = to_main[self._draft_ids]
 
     def context(self, token_ids: Seq[int]) -> Seq[int]:
-        """A prompt in the draft model's tokens, as its reader will read it."""
-        translation = Translation(self.dictionary)
+        """A prompt in the draft model's tokens, as its state will read it."""
+        translation = Translation(self.token_map)
         translation.extend(token_ids)
         return translation.token_ids
 
-    def reader(self, slot: Slot, room: int) -> Reader:
+    def new_state(self, slot: Slot, room: int) -> DraftState:
         """What reads and drafts for one sequence."""
-        return _IntersectionReader(slot, room, self)
+        return _IntersectionState(slot, room, self)
 
     def to_main(self, logits: Logits) -> Logits:
         """The draft model's row, float32 [draft vocab], as one over main ids, float32 [main vocab]."""
-        row = np.full(len(self.dictionary.to_draft), -np.inf, dtype=np.float32)
+        row = np.full(len(self.token_map.to_draft), -np.inf, dtype=np.float32)
         row[self._main_ids] = logits[self._draft_ids]
         return row
 
@@ -124,7 +124,7 @@ class Text(_Other):
     lossless in every mode.
 
     token_bytes: for each draft token the bytes that it stands for. special_token_ids: the draft model's; a draft ends
-    with one. encode: a text that goes on from another, to main token ids. dictionary: for the context.
+    with one. encode: a text that goes on from another, to main token ids. token_map: for the context.
 
     Source: Transformers' `AssistedCandidateGeneratorDifferentTokenizers`; Timor et al. 2025, algorithm 2.
     """
@@ -134,22 +134,22 @@ class Text(_Other):
         token_bytes: Seq[bytes],
         special_token_ids: Seq[int],
         encode: Callable[[str], list[int]],
-        dictionary: Dictionary,
+        token_map: TokenMap,
     ) -> None:
         self.token_bytes = token_bytes
         self.special_token_ids = frozenset(special_token_ids)
         self.encode = encode
-        self.dictionary = dictionary
+        self.token_map = token_map
 
     def context(self, token_ids: Seq[int]) -> Seq[int]:
-        """A prompt in the draft model's tokens, as its reader will read it."""
-        translation = Translation(self.dictionary)
-        translation.extend_with_bytes(b"".join(self.dictionary.token_bytes[i] for i in translation.read(token_ids)))
+        """A prompt in the draft model's tokens, as its state will read it."""
+        translation = Translation(self.token_map)
+        translation.extend_with_bytes(b"".join(self.token_map.token_bytes[i] for i in translation.read(token_ids)))
         return translation.token_ids
 
-    def reader(self, slot: Slot, room: int) -> Reader:
+    def new_state(self, slot: Slot, room: int) -> DraftState:
         """What reads and drafts for one sequence."""
-        return _TextReader(slot, room, self)
+        return _TextState(slot, room, self)
 
 
 def load_vocabulary(bundle: Bundle, drafter: DrafterEntry, main: TextTokenizer, draft: TextTokenizer) -> Vocabulary:
@@ -163,34 +163,34 @@ def load_vocabulary(bundle: Bundle, drafter: DrafterEntry, main: TextTokenizer, 
     manifest, num_main = bundle.manifest, bundle.manifest.main.vocab_size
     main_bytes = bundle.read_token_bytes(manifest.tokenizer, num_main)
     to_draft = np.full(num_main, -1, dtype=np.int32)
-    dictionary = Dictionary(main_bytes, draft.encode, to_draft, draft.prefix, manifest.tokenizer.bos_token_id)
+    token_map = TokenMap(main_bytes, draft.encode, to_draft, draft.prefix, manifest.tokenizer.bos_token_id)
     if drafter.vocabulary == "intersection":
         to_main = bundle.read_map(drafter)
         shared = np.flatnonzero(to_main >= 0)
         to_draft[to_main[shared]] = shared
-        return Intersection(to_main, dictionary)
+        return Intersection(to_main, token_map)
     if drafter.tokenizer is None:
         raise AssertionError("read_bundle has seen to it")
     token_bytes = bundle.read_token_bytes(drafter.tokenizer, drafter.model.vocab_size)
-    return Text(token_bytes, drafter.tokenizer.special_token_ids, main.encode, dictionary)
+    return Text(token_bytes, drafter.tokenizer.special_token_ids, main.encode, token_map)
 
 
-class _Translated(Reader):
+class _Translated(DraftState):
     """Reads a translation of the context."""
 
     can_draft_ahead = False  # what was drafted may read otherwise once it is committed
 
-    def __init__(self, slot: Slot, room: int, dictionary: Dictionary) -> None:
+    def __init__(self, slot: Slot, room: int, token_map: TokenMap) -> None:
         super().__init__(slot, room)
-        self._translation = Translation(dictionary)
+        self._translation = Translation(token_map)
 
     def begin(self, request: DraftRequest) -> bool:
         return super().begin(request) and self._translation.is_complete
 
 
-class _IntersectionReader(_Translated):
+class _IntersectionState(_Translated):
     def __init__(self, slot: Slot, room: int, vocabulary: Intersection) -> None:
-        super().__init__(slot, room, vocabulary.dictionary)
+        super().__init__(slot, room, vocabulary.token_map)
         self._vocabulary = vocabulary
 
     def context(self, sequence: Sequence) -> list[int]:
@@ -199,18 +199,18 @@ class _IntersectionReader(_Translated):
 
     def choose(self, latest: LogitsRow) -> None:
         super().choose(LogitsRow.of(self._vocabulary.to_main(latest.full())))
-        self.unread = [int(self._vocabulary.dictionary.to_draft[i]) for i in self.unread]
+        self.unread = [int(self._vocabulary.token_map.to_draft[i]) for i in self.unread]
 
 
-class _TextReader(_Translated):
+class _TextState(_Translated):
     def __init__(self, slot: Slot, room: int, vocabulary: Text) -> None:
-        super().__init__(slot, room, vocabulary.dictionary)
+        super().__init__(slot, room, vocabulary.token_map)
         self._vocabulary = vocabulary
         self._own: list[int] = []  # draft ids that the model wrote behind the context
 
     def context(self, sequence: Sequence) -> list[int]:
         """What the draft model wrote stays, as far as it spells what was committed; the rest is translated."""
-        translation, token_bytes = self._translation, self._vocabulary.dictionary.token_bytes
+        translation, token_bytes = self._translation, self._vocabulary.token_map.token_bytes
         spelled = b"".join(token_bytes[i] for i in translation.read(sequence.token_ids))
         kept, spelled = self._keep(spelled) if translation.is_complete else ([], spelled)
         translation.token_ids.extend(kept)

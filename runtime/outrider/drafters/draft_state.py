@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from outrider.types import Committed, DraftRequest, LogitsRow, Sequence, Slot
 
 
-class Reader:
+class DraftState:
     """Reads and drafts in the main model's own tokens. Lives from `reserve` to `release`, with a new draft each round.
 
     Between rounds it may draft ahead, as if it were known what the main model makes of the draft under way. If it does,

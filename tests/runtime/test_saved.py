@@ -13,11 +13,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outrider import kept
+from outrider import saved
 from outrider.backends.probe import Verdict
-from outrider.kept import Kept
 from outrider.loading import cost_of
 from outrider.part import Part, describe
+from outrider.saved import SavedValue
 from outrider.schedule import DRAFT_ROWS, MAIN_ROWS, Contention, PassCost
 from outrider.schedule.placement import Placement
 from outrider.testing import FakeBackend
@@ -77,7 +77,7 @@ def is_sound(value: Any) -> bool:
 def test_numbers_that_nothing_measures_are_not_taken(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject, value: Any
 ) -> None:
-    file = Kept(tmp_path_factory.getbasetemp() / "numbers", {"of": type(value).__name__}, type(value))
+    file = SavedValue(tmp_path_factory.getbasetemp() / "numbers", {"of": type(value).__name__}, type(value))
     file.write(value)
     record = json.loads(file.path.read_text())
     for _ in range(data.draw(st.integers(1, 3))):
@@ -93,7 +93,7 @@ def test_numbers_that_nothing_measures_are_not_taken(
 def test_bytes_that_are_damaged_are_not_taken(
     tmp_path_factory: pytest.TempPathFactory, value: Any, at: int, length: int, new: bytes
 ) -> None:
-    file = Kept(tmp_path_factory.getbasetemp() / "bytes", {"of": type(value).__name__}, type(value))
+    file = SavedValue(tmp_path_factory.getbasetemp() / "bytes", {"of": type(value).__name__}, type(value))
     file.write(value)
     content = file.path.read_bytes()
     at %= len(content) + 1
@@ -108,7 +108,7 @@ def test_bytes_that_are_damaged_are_not_taken(
     ids=["not UTF-8", "nested too deeply", "too many digits"],
 )
 def test_what_no_parser_takes_is_not_taken(tmp_path: Path, content: bytes) -> None:
-    file = Kept(tmp_path, {}, PassCost)
+    file = SavedValue(tmp_path, {}, PassCost)
     file.path.write_bytes(content)
     assert file.read() is None
 
@@ -182,7 +182,7 @@ def test_a_cost_that_was_kept_of_another_cache_is_not_taken(
     openvino_bundle: Bundle, rows: list[int], contexts: list[int]
 ) -> None:
     part, backend = Part("draft", openvino_bundle, openvino_bundle.manifest.main), cast("CompiledModel", Strict())
-    file = Kept(kept.FOLDER / "costs", describe(part, backend), PassCost)
+    file = SavedValue(saved.FOLDER / "costs", describe(part, backend), PassCost)
     seconds = tuple(77.0 + row / 1000 for row in rows)
     file.write(PassCost(tuple(rows), seconds, seconds, (contexts[0], contexts[1])))
     cost = cost_of(part, backend)
@@ -198,9 +198,9 @@ ENGINE = """
 import sys
 from pathlib import Path
 import outrider
-from outrider import kept
+from outrider import saved
 from outrider.testing import ToyTokenizer
-kept.FOLDER = Path(sys.argv[2])
+saved.FOLDER = Path(sys.argv[2])
 config = outrider.Config().replace(cache_size=0.005, max_new_tokens=4)
 engine = outrider.Engine(outrider.read_bundle(sys.argv[1]), config, tokenizer=ToyTokenizer())
 print(len(engine.generate("hello", ignore_eos=True).token_ids))

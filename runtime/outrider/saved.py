@@ -26,11 +26,11 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Kept(Generic[T]):
+class SavedValue(Generic[T]):
     """A value that holds for whatever is in `key`, in a file of its own. kind: the value's type.
 
-    kept = Kept(FOLDER / "verdicts", {"device": "GPU", "driver": "1.2"}, Verdict)
-    kept.read() or kept.write(find_out())
+    value = SavedValue(FOLDER / "verdicts", {"device": "GPU", "driver": "1.2"}, Verdict)
+    value.read() or value.write(find_out())
     """
 
     folder: Path
