@@ -57,7 +57,7 @@ MUTATIONS = [
     Mutation(
         "suffix: nothing unverified is indexed",
         "drafters/suffix.py",
-        "self._place = self._index.walk(self._place, token_id)",
+        "self._match = self._index.walk(self._match, token_id)",
         "self._index.append(token_id)",
         "test_suffix.py",
     ),
@@ -393,22 +393,22 @@ MUTATIONS = [
     Mutation(
         "overlap: a recovery is drafted behind the tokens before it",
         "drafters/draft_state.py",
-        "self.slot.trim(len(self.context(self.request.sequence)) + guess.num_kept)",
+        "self.slot.trim(len(self.context(self.request.sequence)) + guess.num_accepted)",
         "pass",
         "test_overlap.py",
     ),
     Mutation(
         "cache: an ended text leaves what was committed of it",
         "request.py",
-        "if self.reuse and self.error is None:\n                self.slot.keep(self.sequence.token_ids)",
-        "if self.reuse:\n                self.slot.keep(self.sequence.token_ids)",
+        "if self.reuse and self.error is None:\n                self.slot.publish(self.sequence.token_ids)",
+        "if self.reuse:\n                self.slot.publish(self.sequence.token_ids)",
         "test_cache.py",
     ),
     Mutation(
         "cache: a slot that is closed at once loses nothing",
         "kv/slot_tokens.py",
-        "self._num_kept = num_cached",
-        "self._num_kept = 0",
+        "self._num_published = num_cached",
+        "self._num_published = 0",
         "test_cache.py",
     ),
     Mutation(

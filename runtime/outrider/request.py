@@ -214,7 +214,7 @@ class Request:
         """Give the places back, and leave the committed tokens in the caches. After an error, nothing is certain."""
         try:
             if self.reuse and self.error is None:
-                self.slot.keep(self.sequence.token_ids)
+                self.slot.publish(self.sequence.token_ids)
         finally:
             self.slot.close()
             if self.drafter is not None:
@@ -244,7 +244,7 @@ class Request:
         if not self.first_token_at:
             self.first_token_at = time.perf_counter()
             if self.reuse:
-                self.slot.keep(self.sequence.token_ids)  # others may have the same prompt
+                self.slot.publish(self.sequence.token_ids)  # others may have the same prompt
         draft_token_ids = rows.draft_token_ids
         token_ids = self._until_end([*(draft_token_ids[i] for i in outcome.path), outcome.next_token_id])
         if self.logprobs is not None:

@@ -135,7 +135,7 @@ def test_a_cache_for_few_conversations_has_many_and_does_not_grow(toy_bundle: Bu
             hits += result.stats.num_cached_tokens == len(texts[i - 3]) - 3
         use = engine.cache["main"]
         assert use.num_used_tokens == 0
-        assert use.num_kept_tokens <= use.num_tokens == room
+        assert use.num_published_tokens <= use.num_tokens == room
     assert hits == 60
     assert use.num_evicted_tokens > room
     whole = engine.max_tokens - 10  # everything else goes for it
@@ -210,7 +210,7 @@ def test_a_text_of_another_scope_shares_nothing(tmp_path: Path, kind: Any) -> No
         assert slot.length == num_cached
         main.submit([Chunk(slot, [*text, 1][num_cached:], 1)]).wait()
         slot.trim(61)
-        slot.keep(text)
+        slot.publish(text)
         slot.close()
 
 

@@ -62,7 +62,7 @@ class WindowSlot:
         self.num_stored = min(self.num_stored, length)
         self.num_read = min(self.num_read, length)
 
-    def keep(self, token_ids: Seq[int]) -> None:
+    def publish(self, token_ids: Seq[int]) -> None:
         """Nothing to do: of the last prompt, what can be read on from is there for the next one anyway."""
 
     def skip_to(self, length: int) -> None:

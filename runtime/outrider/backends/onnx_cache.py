@@ -73,17 +73,17 @@ class BufferSlot(SlotTokens):
         memory = self._buffer.memory
         memory.num_written = max(memory.num_written, length)
 
-    def keep(self, token_ids: Seq[int]) -> None:
+    def publish(self, token_ids: Seq[int]) -> None:
         """Of `token_ids`, all committed, keep for others what is in the buffer."""
-        super().keep(token_ids)
-        self._pool.share(self._buffer, self.kept_token_ids)
+        super().publish(token_ids)
+        self._pool.share(self._buffer, self.published_token_ids)
 
     def close(self) -> None:
         """Give the memory back, or what of it nothing is kept in. Closing twice does no harm."""
         # Whoever still has the slot shall not hold the memory, which others may be given.
         buffer, self._open_buffer = self._open_buffer, None
         if buffer is not None:
-            buffer.token_ids = self.kept_token_ids
+            buffer.token_ids = self.published_token_ids
             buffer.num_taken = min(buffer.capacity, buffer.memory.num_written + self._num_spare)
             self._pool.close(buffer)
 
@@ -138,7 +138,7 @@ class BufferCache:
             num_tokens=self._pool.num_tokens,
             bytes_per_token=self.bytes_per_token,
             num_used_tokens=self._pool.num_used,
-            num_kept_tokens=self._pool.num_kept,
+            num_published_tokens=self._pool.num_idle,
             num_evicted_tokens=self._pool.num_evicted,
             **dataclasses.asdict(self._counts),
         )

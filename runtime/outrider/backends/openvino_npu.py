@@ -163,7 +163,7 @@ class OpenVINONpu:
             num_tokens=self._max_tokens,
             bytes_per_token=self.bytes_per_token,
             num_used_tokens=self._max_tokens if self._open else 0,
-            num_kept_tokens=0 if self._open else len(self._prompt),
+            num_published_tokens=0 if self._open else len(self._prompt),
             num_evicted_tokens=0,
             **dataclasses.asdict(self._counts),
         )

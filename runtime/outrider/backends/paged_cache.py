@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from outrider.kv import Place
+    from outrider.kv import BlockTable
     from outrider.types import Prompt
 
 _FIRST_BLOCKS = 16  # of a cache that grows
@@ -107,27 +107,27 @@ class PagedCache:
             num_tokens=self.max_tokens,
             bytes_per_token=sum(bytes_of(port, 1) for port in self._ports.values()) / size,
             num_used_tokens=self._pool.num_used * size,
-            num_kept_tokens=self._pool.num_idle * size,
+            num_published_tokens=self._pool.num_idle * size,
             num_evicted_tokens=self._pool.num_evicted * size,
             **dataclasses.asdict(self._counts),
         )
 
     def open(self, num_tokens: int, prompt: Prompt = NO_PROMPT) -> PagedSlot | None:
         """A slot with room for `num_tokens` that begin with a prompt, as much of it as possible there already."""
-        place = self._pool.open(num_tokens, prompt.token_ids, prompt.scope)
-        if place is None:
+        table = self._pool.open(num_tokens, prompt.token_ids, prompt.scope)
+        if table is None:
             return None
-        if place.copied_block is not None:
+        if table.copied_block is not None:
             try:
                 for tensor in self._tensors.values():
-                    tensor.copy_block(place.copied_block, place.first_own_block)
+                    tensor.copy_block(table.copied_block, table.first_own_block)
             except RuntimeError as error:
-                place.close()
+                table.close()
                 raise DeviceError(f"{self._device} cannot copy a block of its cache: {one_line(error)}.") from error
-        return PagedSlot(place, prompt.token_ids, self._counts)
+        return PagedSlot(table, prompt.token_ids, self._counts)
 
     def _resize(self, num_blocks: int) -> None:
-        """Make the tensors, or put larger ones in their place. Not while a call is under way."""
+        """Make the tensors, or replace them by larger ones. Not while a call is under way."""
         for name in self._ports:
             self._replace(name, num_blocks)
 
@@ -153,10 +153,10 @@ class PagedCache:
 class PagedSlot(SlotTokens):
     """A sequence's blocks in the cache. `length` tokens of them hold keys and values."""
 
-    def __init__(self, place: Place, token_ids: Seq[int], counts: PrefixCounts) -> None:
-        super().__init__(token_ids, place.num_cached, counts)
-        self._place = place
-        self.blocks = np.array(place.blocks, dtype=np.int32)
+    def __init__(self, table: BlockTable, token_ids: Seq[int], counts: PrefixCounts) -> None:
+        super().__init__(token_ids, table.num_cached, counts)
+        self._table = table
+        self.blocks = np.array(table.blocks, dtype=np.int32)
 
     def trim(self, length: int) -> None:
         """Drop the newest tokens until `length` are left. What they wrote is overwritten next.
@@ -164,19 +164,19 @@ class PagedSlot(SlotTokens):
         Raises:
             ValueError: when that would be among tokens that others may have in common with this slot.
         """
-        if length < min(self._place.num_shared, self.length):
-            raise ValueError(f"{self._place.num_shared} tokens of this slot are shared: it cannot go back to {length}.")
+        if length < min(self._table.num_shared, self.length):
+            raise ValueError(f"{self._table.num_shared} tokens of this slot are shared: it cannot go back to {length}.")
         super().trim(length)
 
-    def keep(self, token_ids: Seq[int]) -> None:
+    def publish(self, token_ids: Seq[int]) -> None:
         """Of `token_ids`, all committed, keep for others what is in the cache. Not while a call is under way."""
-        super().keep(token_ids)
-        self._place.keep(self.kept_token_ids)
-        self.blocks = np.array(self._place.blocks, dtype=np.int32)
+        super().publish(token_ids)
+        self._table.publish(self.published_token_ids)
+        self.blocks = np.array(self._table.blocks, dtype=np.int32)
 
     def close(self) -> None:
         """Give the blocks back, those at least that nothing is kept in. Closing twice does no harm."""
-        self._place.close(self.kept_token_ids)
+        self._table.close(self.published_token_ids)
 
 
 class _Tensor(Protocol):

@@ -177,6 +177,6 @@ class DraftModel:
         if state := self._states.pop(sequence, None):
             try:
                 if self._reuse:
-                    state.slot.keep(state.context(sequence))
+                    state.slot.publish(state.context(sequence))
             finally:
                 state.slot.close()

@@ -167,9 +167,9 @@ class DraftState:
         if guess.token_id is None:  # the first token to be chosen is the one that the main model is expected to add
             self._token_ids = [*draft.token_ids]
             return
-        self._behind = [*draft.token_ids[: guess.num_kept], guess.token_id]
+        self._behind = [*draft.token_ids[: guess.num_accepted], guess.token_id]
         self.unread = [guess.token_id]
-        self.slot.trim(len(self.context(self.request.sequence)) + guess.num_kept)
+        self.slot.trim(len(self.context(self.request.sequence)) + guess.num_accepted)
 
     def goes_on_ahead(self) -> bool:
         """Take what was chosen last, and say whether another token may follow."""
@@ -202,12 +202,12 @@ class DraftState:
 class Guess:
     """What may become of a draft that is being checked.
 
-    chance: how likely that is. num_kept: tokens that are kept. token_id: the recovered one in place of the next; None
+    chance: how likely that is. num_accepted: accepted tokens. token_id: the recovered one in place of the next; None
     for the one that the draft model expects behind all of them.
     """
 
     chance: float
-    num_kept: int
+    num_accepted: int
     token_id: int | None = None
 
 

@@ -84,25 +84,25 @@ class _Own:
     """The context as a source: what it says comes next, after the draft so far."""
 
     def __init__(self, index: SuffixAutomaton) -> None:
-        self._index, self._place = index, index.longest
+        self._index, self._match = index, index.longest
 
     def guess(self) -> tuple[int, float]:
         """A token and its chance to be kept; 0 where nothing matches."""
-        index, place = self._index, self._place
+        index, match = self._index, self._match
         token_id: int | None = None
         chance, reached = 0.0, 1.0
         for _ in range(_NUM_ORDERS):
-            if not place.length:
+            if not match.length:
                 break
-            followers, shorter = index.followers(place, token_id), index.shorter(place)
-            escape = _escape(followers, place.length - shorter.length)
+            followers, shorter = index.followers(match, token_id), index.shorter(match)
+            escape = _escape(followers, match.length - shorter.length)
             chance += reached * (1 - escape) * followers.times / followers.total
-            token_id, reached, place = followers.token_id, reached * escape, shorter
+            token_id, reached, match = followers.token_id, reached * escape, shorter
         return token_id or 0, min(chance, _SURE)
 
     def take(self, token_id: int) -> None:
         """Go on behind a token of the draft."""
-        self._place = self._index.walk(self._place, token_id)
+        self._match = self._index.walk(self._match, token_id)
 
 
 class _Other:

@@ -21,7 +21,7 @@ class Followers(NamedTuple):
     num_distinct: int
 
 
-class Place(NamedTuple):
+class Match(NamedTuple):
     """A part of the text that is the end of some context: a state of the automaton, and the part's length in tokens."""
 
     state: int
@@ -33,9 +33,9 @@ class SuffixAutomaton:
 
         automaton = SuffixAutomaton()
         automaton.append(token_id)                 # amortised O(1)
-        place = automaton.longest                  # the longest end of the text that stood in it before
-        automaton.followers(place)                 # what came next
-        place = automaton.walk(place, token_id)    # as if the text went on so; nothing is entered
+        match = automaton.longest                  # the longest end of the text that stood in it before
+        automaton.followers(match)                 # what came next
+        match = automaton.walk(match, token_id)    # as if the text went on so; nothing is entered
 
     A state stands for the parts that end at the same positions; its link leads to the longest of their ends that has
     more. Source: Blumer et al. 1985, "The smallest automaton recognizing the subwords of a text"; how often a part
@@ -88,40 +88,40 @@ class SuffixAutomaton:
         return len(self._next) - 1
 
     @property
-    def longest(self) -> Place:
+    def longest(self) -> Match:
         """The longest end of the text that stood in it before; of length 0 where the last token is new."""
         state = max(self._link[self._whole], _ROOT)
-        return Place(state, self._length[state])
+        return Match(state, self._length[state])
 
-    def latest(self, place: Place) -> int:
+    def latest(self, match: Match) -> int:
         """Where this part ended last: how many tokens there were then."""
-        return self._latest[place.state]
+        return self._latest[match.state]
 
-    def walk(self, place: Place, token_id: int) -> Place:
+    def walk(self, match: Match, token_id: int) -> Match:
         """The longest end of (this part, then the token) that stands in the text.
 
         Where that is the text's own end, nothing has followed yet. A copy that has come so far goes on as it began: at
         the longest end that stood before, with the length it has reached.
         """
-        state, length = place
+        state, length = match
         while token_id not in self._next[state]:
             if state == _ROOT:
-                return Place(_ROOT, 0)
+                return Match(_ROOT, 0)
             state = self._link[state]
             length = self._length[state]
         state = self._next[state][token_id]
         if state == self._whole:
             state = self._link[state]
-        return Place(state, length + 1 if state else 0)
+        return Match(state, length + 1 if state else 0)
 
-    def shorter(self, place: Place) -> Place:
+    def shorter(self, match: Match) -> Match:
         """The longest end of this part that stands in more positions; of length 0 in the end."""
-        state = max(self._link[place.state], _ROOT)
-        return Place(state, self._length[state])
+        state = max(self._link[match.state], _ROOT)
+        return Match(state, self._length[state])
 
-    def followers(self, place: Place, token_id: int | None = None) -> Followers:
+    def followers(self, match: Match, token_id: int | None = None) -> Followers:
         """What came next where this part stood, or how often this token did. A part of length 0 stands everywhere."""
-        following, count, latest = self._next[place.state], self._count, self._latest
+        following, count, latest = self._next[match.state], self._count, self._latest
         if token_id is None:
             token_id = max(following, key=lambda token_id: (count[following[token_id]], latest[following[token_id]]))
         total = sum([count[state] for state in following.values()])

@@ -17,15 +17,15 @@ class BlockPool:
     """Hands out the blocks of one cache by number, those that hold the beginning of a text already among them.
 
         pool = BlockPool(num_blocks=64, block_size=32)
-        place = pool.open(100, prompt_token_ids)    # None while others hold the room
-        place.blocks                                # 4 numbers, in the order of the text
-        place.num_cached                            # tokens that are there already
-        place.keep(token_ids)                       # committed ones: others may begin with them from now on
-        place.close(token_ids)
+        table = pool.open(100, prompt_token_ids)    # None while others hold the room
+        table.blocks                                # 4 numbers, in the order of the text
+        table.num_cached                            # tokens that are there already
+        table.publish(token_ids)                       # committed ones: others may begin with them from now on
+        table.close(token_ids)
 
     Full blocks that were kept form a tree, each under the one that it goes on from, and are never written again: places
-    share them by reference. The last block of a text may be part full; what a place needs of it is copied. Blocks that
-    no place uses stay until their room is needed; then the least recently used ones go, the end of a text before its
+    share them by reference. The last block of a text may be part full; what a table needs of it is copied. Blocks that
+    no table uses stay until their room is needed; then the least recently used ones go, the end of a text before its
     beginning.
 
     Where it cannot grow, it makes do with what it has, if that is enough.
@@ -51,7 +51,7 @@ class BlockPool:
         # The last block in is the first out: a block that was used is in memory already.
         self._free = list(range(num_blocks - 1, -1, -1))
         self._roots: dict[bytes, _Root] = {}  # of each scope's tree, as long as there is anything in it
-        self._idle: OrderedDict[_Block, None] = OrderedDict()  # in the tree, used by no place; the oldest first
+        self._idle: OrderedDict[_Block, None] = OrderedDict()  # in the tree, used by no table; the oldest first
         self.num_evicted = 0
 
     @property
@@ -61,7 +61,7 @@ class BlockPool:
 
     @property
     def num_idle(self) -> int:
-        """Blocks that are kept, but used by no place."""
+        """Blocks that are kept, but used by no table."""
         return len(self._idle)
 
     @property
@@ -74,8 +74,8 @@ class BlockPool:
         """Tokens that fit when nobody else holds a block."""
         return self.max_blocks * self.block_size
 
-    def open(self, num_tokens: int, token_ids: Seq[int] = (), scope: bytes = b"") -> Place | None:
-        """A place for `num_tokens` that begin with `token_ids`; None while others hold the room.
+    def open(self, num_tokens: int, token_ids: Seq[int] = (), scope: bytes = b"") -> BlockTable | None:
+        """A table for `num_tokens` that begin with `token_ids`; None while others hold the room.
 
         At least the last of `token_ids` is left to be read: its row is wanted. Nothing is shared with another scope.
         """
@@ -95,16 +95,16 @@ class BlockPool:
         if own is None:
             self._drop(shared)
             return None
-        place = Place(self, shared, own, scope)
-        place.num_cached = begun + num_common
+        table = BlockTable(self, shared, own, scope)
+        table.num_cached = begun + num_common
         if source is None:
-            return place
+            return table
         if num_common == len(source.token_ids) < self.block_size and source in self._idle:
             self._free.append(own[0])
-            own[0] = self._remove(source)  # the place goes on where an ended text stopped
+            own[0] = self._remove(source)  # the table goes on where an ended text stopped
         elif own[0] != source.number:  # which may have been evicted by now, but not been written to
-            place.copied_block = source.number
-        return place
+            table.copied_block = source.number
+        return table
 
     def _find(self, text: tuple[int, ...], root: _Root) -> list[_Block]:
         """The full blocks that a text begins with, as far as they are there."""
@@ -166,7 +166,7 @@ class BlockPool:
         """What the next block of a text is added under."""
         return shared[-1] if shared else self._roots.setdefault(scope, _Root(scope))
 
-    def _keep(self, shared: list[_Block], own: list[int], token_ids: Seq[int], scope: bytes) -> None:
+    def _publish(self, shared: list[_Block], own: list[int], token_ids: Seq[int], scope: bytes) -> None:
         """Move the first of `own`, as far as `token_ids` fill them, to the end of `shared`."""
         size = self.block_size
         for begin in range(len(shared) * size, len(token_ids) - size + 1, size):
@@ -177,12 +177,12 @@ class BlockPool:
             if block is None:
                 block = parent.add(number, key)
             else:
-                self._free.append(number)  # another place has read the same in the meantime
+                self._free.append(number)  # another table has read the same in the meantime
             self._hold([block])
             shared.append(block)
 
     def _close(self, shared: list[_Block], own: list[int], token_ids: Seq[int], scope: bytes) -> None:
-        self._keep(shared, own, token_ids, scope)
+        self._publish(shared, own, token_ids, scope)
         rest = tuple(token_ids[len(shared) * self.block_size :])
         if rest:
             parent = self._end(shared, scope)
@@ -196,11 +196,11 @@ class BlockPool:
         self._drop(shared)
 
 
-class Place:
+class BlockTable:
     """The blocks of one text, until it is closed.
 
     num_cached: how many of its tokens were in the cache when it was opened. copied_block: the block, if any, whose
-    content has to be copied to the first of the place's own ones for that, before anything is written.
+    content has to be copied to the first of the table's own ones for that, before anything is written.
     """
 
     def __init__(self, pool: BlockPool, shared: list[_Block], own: list[int], scope: bytes) -> None:
@@ -227,9 +227,9 @@ class Place:
         """Where the first token behind the shared ones goes."""
         return self._own[0]
 
-    def keep(self, token_ids: Seq[int]) -> None:
+    def publish(self, token_ids: Seq[int]) -> None:
         """Share what is full of the blocks with these tokens, which are in the cache. `blocks` may change."""
-        self._pool._keep(self._shared, self._own, token_ids, self._scope)
+        self._pool._publish(self._shared, self._own, token_ids, self._scope)
 
     def close(self, token_ids: Seq[int] = ()) -> None:
         """Give the blocks back; what is in them of `token_ids`, the text's beginning, stays. Twice does no harm."""

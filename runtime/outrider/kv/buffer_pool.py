@@ -60,7 +60,7 @@ class BufferPool(Generic[B]):
     def __init__(self, num_tokens: int, num_parts: int = 1, *, copies: bool = True) -> None:
         self.num_tokens, self._num_parts, self._copies = num_tokens, num_parts, copies
         self._open: list[Buffer[B]] = []
-        self._kept: list[Buffer[B]] = []  # the least recently used first
+        self._idle: list[Buffer[B]] = []  # the least recently used first
         self.num_evicted = 0  # tokens
 
     @property
@@ -69,9 +69,9 @@ class BufferPool(Generic[B]):
         return sum(buffer.capacity for buffer in self._open)
 
     @property
-    def num_kept(self) -> int:
+    def num_idle(self) -> int:
         """Room that ended texts take."""
-        return sum(buffer.num_taken for buffer in self._kept)
+        return sum(buffer.num_taken for buffer in self._idle)
 
     def open(self, capacity: int, token_ids: Seq[int] = (), scope: bytes = b"") -> Opening[B] | None:
         """How to make a buffer for `capacity` tokens that begin with `token_ids`; None while others hold the room.
@@ -85,33 +85,33 @@ class BufferPool(Generic[B]):
         opening = self._from(text, scope, capacity, available)
         source = opening.source
         needed = opening.capacity
-        if source in self._kept:
-            self._kept.remove(source)
+        if source in self._idle:
+            self._idle.remove(source)
             if not opening.moves:
-                self._kept.append(source)  # it is in use
+                self._idle.append(source)  # it is in use
             else:
                 source.token_ids = source.token_ids[: opening.num_cached]  # what is behind will be overwritten
                 if opening.capacity != source.capacity:
                     needed = self._while_moving(source, capacity)
-        while self.num_used + self.num_kept + needed > self.num_tokens:
-            self.num_evicted += self._kept.pop(0).num_taken
+        while self.num_used + self.num_idle + needed > self.num_tokens:
+            self.num_evicted += self._idle.pop(0).num_taken
         return opening
 
     def _from(self, text: list[int], scope: bytes, capacity: int, available: int) -> Opening[B]:
         """The best beginning that there is, and how to use it."""
-        buffers = [buffer for buffer in (*self._kept, *self._open) if buffer.scope == scope]
+        buffers = [buffer for buffer in (*self._idle, *self._open) if buffer.scope == scope]
         common = [(num_common_tokens(buffer.token_ids, text), buffer) for buffer in buffers]
         num_cached, source = max(common, key=lambda pair: pair[0], default=(0, None))
         if source is None or not num_cached:
             return Opening(capacity)
-        is_kept = source in self._kept
-        goes_on = is_kept and num_cached == len(source.token_ids)
+        is_idle = source in self._idle
+        goes_on = is_idle and num_cached == len(source.token_ids)
         if goes_on and capacity <= source.capacity <= min(2 * capacity, available):
             return Opening(source.capacity, source, num_cached, moves=True)
         if not self._copies:
             return Opening(capacity)
         # What would have to go for the copy's room may as well be moved.
-        if goes_on or (is_kept and capacity + source.num_taken > available):
+        if goes_on or (is_idle and capacity + source.num_taken > available):
             if self._while_moving(source, capacity) > available:
                 return Opening(capacity)
             return Opening(capacity, source, num_cached, moves=True)
@@ -133,8 +133,8 @@ class BufferPool(Generic[B]):
         self._open.remove(buffer)
         if not buffer.token_ids:
             return
-        of_scope = [kept for kept in self._kept if kept.scope == buffer.scope]
-        same = [kept for kept in of_scope if kept.token_ids[: len(buffer.token_ids)] == buffer.token_ids]
+        of_scope = [idle for idle in self._idle if idle.scope == buffer.scope]
+        same = [idle for idle in of_scope if idle.token_ids[: len(buffer.token_ids)] == buffer.token_ids]
         if same:
-            self._kept.remove(same[-1])
-        self._kept.append(same[-1] if same else buffer)
+            self._idle.remove(same[-1])
+        self._idle.append(same[-1] if same else buffer)

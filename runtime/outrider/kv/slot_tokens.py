@@ -39,7 +39,7 @@ class SlotTokens:
 
     def __init__(self, token_ids: Seq[int] = (), num_cached: int = 0, counts: PrefixCounts | None = None) -> None:
         self._token_ids = list(token_ids[:num_cached])
-        self._num_kept = num_cached  # a slot that is closed at once loses nothing
+        self._num_published = num_cached  # a slot that is closed at once loses nothing
         self._num_prompt_tokens = len(token_ids)
         self._counts = counts if token_ids else None
 
@@ -49,9 +49,9 @@ class SlotTokens:
         return len(self._token_ids)
 
     @property
-    def kept_token_ids(self) -> list[int]:
+    def published_token_ids(self) -> list[int]:
         """Those that stay when the slot is closed."""
-        return self._token_ids[: self._num_kept]
+        return self._token_ids[: self._num_published]
 
     def append(self, token_ids: Seq[int]) -> None:
         """Take down what a call writes."""
@@ -63,13 +63,13 @@ class SlotTokens:
     def trim(self, length: int) -> None:
         """Drop the newest tokens until `length` are left. What they wrote is overwritten next."""
         del self._token_ids[length:]
-        self._num_kept = min(self._num_kept, length)
+        self._num_published = min(self._num_published, length)
 
     def skip_to(self, length: int) -> None:
         """Take `length` tokens to be in the cache, whatever is there: for measurements of what a call costs."""
         self._token_ids = [_UNKNOWN] * length
-        self._num_kept = 0
+        self._num_published = 0
 
-    def keep(self, token_ids: Seq[int]) -> None:
+    def publish(self, token_ids: Seq[int]) -> None:
         """Of `token_ids`, all committed, keep for others what is in the cache."""
-        self._num_kept = num_common_tokens(self._token_ids, token_ids)
+        self._num_published = num_common_tokens(self._token_ids, token_ids)

@@ -31,7 +31,7 @@ class FakeSlot:
     shifts: list[int] = field(default_factory=list)  # for every token, by which kernels it was read
     scope: bytes = b""
     closed: bool = False
-    num_kept: int = 0
+    num_published: int = 0
 
     @property
     def length(self) -> int:
@@ -41,21 +41,21 @@ class FakeSlot:
     def trim(self, length: int) -> None:
         """Drop the newest tokens until `length` are left."""
         del self.token_ids[length:], self.shifts[length:]
-        self.num_kept = min(self.num_kept, length)
+        self.num_published = min(self.num_published, length)
 
     def skip_to(self, length: int) -> None:
         """Take `length` tokens to be in the cache."""
         self.token_ids, self.shifts = [0] * length, [0] * length
 
-    def keep(self, token_ids: Seq[int]) -> None:
+    def publish(self, token_ids: Seq[int]) -> None:
         """Of committed tokens, have the backend keep those that are here."""
-        self.num_kept = num_common_tokens(self.token_ids, token_ids)
+        self.num_published = num_common_tokens(self.token_ids, token_ids)
 
     def close(self) -> None:
         """Give the place back."""
-        if self.num_kept and not self.closed:
-            kept = self.token_ids[: self.num_kept], self.shifts[: self.num_kept]
-            self.backend.kept.setdefault(self.scope, []).append(kept)
+        if self.num_published and not self.closed:
+            published = self.token_ids[: self.num_published], self.shifts[: self.num_published]
+            self.backend.published.setdefault(self.scope, []).append(published)
         self.closed = True
 
 
@@ -97,7 +97,7 @@ class FakeBackend:
         self.seconds = 0.0
         self.max_tokens = _MAX_TOKENS
         # By scope, texts that later ones may begin with, and their shifts.
-        self.kept: dict[bytes, list[tuple[list[int], list[int]]]] = {}
+        self.published: dict[bytes, list[tuple[list[int], list[int]]]] = {}
         self.calls: list[list[int]] = []  # for every call, how many tokens each chunk had
         self.num_rows: list[int] = []  # for every call, the rows that it computed, padding included
         self.use(Exactness())
@@ -111,9 +111,9 @@ class FakeBackend:
         self.capabilities = Capabilities(exactness.holds, exactness.rule, features=self.features)
 
     def open(self, max_tokens: int, prompt: Prompt = NO_PROMPT) -> FakeSlot:
-        """A slot; there is always room, and all that was kept stays."""
-        text, kept = list(prompt.token_ids[:-1]), self.kept.get(prompt.scope, [])
-        found = max(kept, key=lambda each: num_common_tokens(each[0], text), default=([], []))
+        """A slot; there is always room, and what was published is never evicted."""
+        text, published = list(prompt.token_ids[:-1]), self.published.get(prompt.scope, [])
+        found = max(published, key=lambda each: num_common_tokens(each[0], text), default=([], []))
         num_cached = num_common_tokens(found[0], text)
         return FakeSlot(self, max_tokens, text[:num_cached], found[1][:num_cached], prompt.scope)
 

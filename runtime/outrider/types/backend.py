@@ -178,13 +178,13 @@ class Slot(Protocol):
         """
 
     def skip_to(self, length: int) -> None:
-        """Take `length` tokens to be in the cache, whatever is there: for measurements of what a call costs."""
+        """Benchmarks only: pretend that the slot holds `length` tokens."""
 
-    def keep(self, token_ids: Seq[int]) -> None:
-        """Of a text's committed tokens, have the cache keep those that are in the slot, for texts that begin alike.
+    def publish(self, token_ids: Seq[int]) -> None:
+        """Publish this slot's committed prefix to the prefix cache. Not during a call of this slot.
 
-        Others may share them from now on; when the slot is closed they stay, as long as nobody needs their room. Not to
-        be called while the slot is in a call.
+        token_ids: the sequence's committed tokens. Other slots may share the prefix from now on. When the slot is
+        closed, the prefix stays until it is evicted.
         """
 
     def close(self) -> None:
@@ -193,18 +193,18 @@ class Slot(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class CacheUse:
-    """What one model's cache holds, and what it was good for.
+    """One model's prefix-cache occupancy and hit statistics.
 
-    num_tokens: room there is. num_used_tokens: room that requests under way have taken. num_kept_tokens: room that is
-    taken by texts which have ended, and is given to others when they need it. num_evicted_tokens: kept ones that had to
-    go so far. num_requests: those that were begun, with num_prompt_tokens in all. num_hits: those that found their
-    beginning in the cache, num_cached_tokens in all.
+    num_tokens: capacity. num_used_tokens: reserved by running requests. num_published_tokens: published prefixes that
+    no running request uses; they are evicted when room is needed. num_evicted_tokens: evicted so far. num_requests:
+    requests started, with num_prompt_tokens in all. num_hits: requests that found a cached prefix, num_cached_tokens in
+    all.
     """
 
     num_tokens: int
     bytes_per_token: float
     num_used_tokens: int
-    num_kept_tokens: int
+    num_published_tokens: int
     num_evicted_tokens: int
     num_requests: int
     num_hits: int
