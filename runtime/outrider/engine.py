@@ -107,13 +107,12 @@ class Engine:
             if entry.vocabulary != "same" and entry.tokenizer:
                 check_tokenizer(self._draft_bundle.folder / entry.tokenizer.folder)
         main, drafts = parts_of(bundle, self._draft_bundle)
-        overlap = bool(self.config.scheduler.overlap)
         count = self.config.generation.num_assistant_tokens
         if device.npu_window is None and not isinstance(count, str):
             device = dataclasses.replace(device, npu_window=count + 1)
         self._device = device
         drafts = drafts if entries else []
-        backends, self.placement = load_parts(main, drafts, device, overlap=overlap)
+        backends, self.placement = load_parts(main, drafts, device)
         where = {"main_device": self.placement.main, "draft_device": self.placement.draft or device.draft_device}
         self.config = self.config.replace(**where)  # what "auto" has become
         spare(self, backends)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from outrider.config import DeviceConfig
     from outrider.types import CompiledModel
 
-NPU_SIZES = ("npu_max_prompt_tokens", "npu_max_new_tokens", "npu_window")
+_NPU_SIZES = ("npu_max_prompt_tokens", "npu_max_new_tokens", "npu_window")
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ class Part:
     def asked(self, own: DeviceConfig, device: str) -> dict[str, Any]:
         """What of its own options it is compiled by on a device."""
         names = ("precision", "cache_precision", "num_threads", "top_logits", "properties")
-        sizes = NPU_SIZES if on_npu(self.model, device) else ()
+        sizes = _NPU_SIZES if on_npu(self.model, device) else ()
         return {name: getattr(own, name) for name in (*names, *sizes)}
 
     def compile(self, own: DeviceConfig, device: str, *, can_pad_apart: bool = False) -> CompiledModel:

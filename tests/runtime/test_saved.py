@@ -19,7 +19,6 @@ from outrider.loading import cost_of
 from outrider.part import Part, describe
 from outrider.saved import SavedValue
 from outrider.schedule import DRAFT_ROWS, MAIN_ROWS, Contention, PassCost
-from outrider.schedule.placement import Placement
 from outrider.testing import FakeBackend
 from outrider.testing.fake import FakeSlot
 from outrider.types import NO_PROMPT
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
     from outrider.types import CompiledModel, Prompt
 
 COST = PassCost(MAIN_ROWS, (0.1,) * len(MAIN_ROWS), (0.2,) * len(MAIN_ROWS))
-VALUES = (COST, Contention(1.5, 2.0), Placement("GPU", "CPU", "measured", 41.5), Verdict(False, "it fell"))
+VALUES = (COST, Contention(1.5, 2.0), Verdict(False, "it fell"))
 
 _NUMBERS = st.one_of(
     st.integers(-10, 10),
@@ -67,8 +66,6 @@ def is_sound(value: Any) -> bool:
         return ascends and all(0 < each < math.inf and 0 < 1 / each < math.inf for each in seconds)
     if isinstance(value, Contention):
         return all(1 <= times < 1e300 for times in (value.check, value.draft))
-    if isinstance(value, Placement):
-        return value.tokens_per_second is None or 0 < value.tokens_per_second < math.inf
     return isinstance(value, Verdict)
 
 
@@ -144,14 +141,11 @@ def test_a_cost_checks_itself(change: dict[str, Any], message: str) -> None:
 
 
 @pytest.mark.parametrize("number", [0.5, -1.0, math.nan, math.inf, 1e300])
-def test_other_values_check_themselves(number: float) -> None:
+def test_a_contention_checks_itself(number: float) -> None:
     with pytest.raises(ValueError, match="beside another"):
         Contention(1.0, number)
     with pytest.raises(ValueError, match="beside another"):
         Contention(number, 1.0)
-    if not 0 < number < math.inf:
-        with pytest.raises(ValueError, match="tokens a second"):
-            Placement("CPU", None, "measured", number)
 
 
 class Strict(FakeBackend):

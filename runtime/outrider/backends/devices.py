@@ -59,7 +59,7 @@ class Device:
 
     @property
     def identity(self) -> dict[str, str]:
-        """What a verdict on it, or a choice of it, depends on."""
+        """What a verdict on it depends on."""
         return {"device": self.name, "format": self.format, "name": self.full_name, "driver": str(self.driver)}
 
 

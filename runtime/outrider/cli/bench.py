@@ -139,8 +139,7 @@ def bench(
     names = split_modes(modes) if modes else default_modes(setup)
     if not concurrency:
         benchmark.check_setup(setup, names)  # before devices are tried, which loads the models
-    overlap = bool(config.scheduler.overlap)
-    settled = settle(setup.bundle, setup.draft_bundle, config.device, overlap=overlap)  # the peers know no "auto"
+    settled = settle(setup.bundle, setup.draft_bundle, config.device)  # the peers know no "auto"
     setup = replace(setup, config=replace(config, device=settled))
     if concurrency:
         _bench_concurrency(setup, chosen, names if modes else None, concurrency, repeats or 3, as_json)

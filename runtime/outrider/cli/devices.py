@@ -21,15 +21,15 @@ LIBRARIES = {"openvino": "OpenVINO", "onnx": "ONNX Runtime"}
 
 @click.command()
 @click.argument("bundle", required=False)
-@click.option("--again", is_flag=True, help="Forget which devices failed, worked and were chosen: try them anew.")
+@click.option("--again", is_flag=True, help="Forget which devices failed and which worked: try them again.")
 @load_options
 @json_option
 def devices(bundle: str | None, again: bool, as_json: bool, **options: Any) -> None:
     """List the devices here, what each can do, and why not where not.
 
-    With BUNDLE, its models are loaded on every device but the CPU that may run them, in a process of its own each, so
-    that a driver that aborts does no harm; what became of it is kept. The other options are those of loading a bundle,
-    and with --main-device auto the quickest pair of devices is measured and named.
+    With BUNDLE, its models are loaded on every device but the CPU that may run them. Each load runs in a process of its
+    own, so that a driver that aborts does no harm. The results are saved. The other options are those of loading a
+    bundle; the devices that they give the models are named.
     """
     from outrider.backends.devices import find_devices
     from outrider.backends.processor import find_processor
@@ -49,13 +49,13 @@ def devices(bundle: str | None, again: bool, as_json: bool, **options: Any) -> N
     _print_devices(found, processor)
     if bundle:
         _print_models(tried)
-        out.print(f"\nThese options: {_placed(placement)}")
+        out.print(f"\nThese options: {_placement_text(placement)}")
 
 
 def _try_models(folder: str, config: Config, found: list[Device]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """A row for each model on each device of its library, and where the options put the models."""
     from outrider.bundle.folder import read_bundle
-    from outrider.loading import place
+    from outrider.loading import choose_devices
     from outrider.part import parts_of
 
     bundle = read_bundle(folder)
@@ -68,8 +68,7 @@ def _try_models(folder: str, config: Config, found: list[Device]) -> tuple[list[
         for device in found
         if device.format == part.model.format and device.full_name
     ]
-    overlap = bool(config.scheduler.overlap)
-    return rows, asdict(place(main, drafts[0] if drafts else None, config.device, overlap=overlap))
+    return rows, asdict(choose_devices(main, drafts[0] if drafts else None, config.device))
 
 
 def _try_model(part: Part, device: Device, config: Config) -> dict[str, Any]:
@@ -183,7 +182,7 @@ def _print_models(rows: list[dict[str, Any]]) -> None:
                 out.print(f"{row['role']} on {row['device']}, {row['runtime']}: {said}.", style="dim")
 
 
-def _placed(placement: dict[str, Any] | None) -> str:
+def _placement_text(placement: dict[str, Any] | None) -> str:
     if placement is None:
         return "-"
     draft = f", draft model on {placement['draft']}" if placement["draft"] else ""

@@ -79,7 +79,9 @@ def _check_trace(context: click.Context, parameter: click.Parameter, given: str 
 
 _LOAD = [
     click.option("--config", metavar="NAME|FILE", help=f"Preset ({', '.join(find_presets())}) or TOML file."),
-    click.option("--main-device", metavar="DEVICE", help="Device of the main model; auto measures.  [default: CPU]"),
+    click.option(
+        "--main-device", metavar="DEVICE", help="Main model's device; auto: a GPU if one works.  [default: CPU]"
+    ),
     click.option("--draft-device", metavar="DEVICE", help="The same of the draft model.  [default: the main device]"),
     click.option("--draft-bundle", metavar="FOLDER", help="Draft with another bundle's models, in any format."),
     click.option("--precision", metavar="TYPE", help="Calculate in auto, f32, bf16 or f16."),

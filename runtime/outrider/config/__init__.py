@@ -192,12 +192,11 @@ class SchedulerConfig:
 class DeviceConfig:
     """Where the models run and how they are compiled.
 
-    A device is one that `outrider devices` lists, "auto", or "AUTO". "auto" measures what the models' calls cost on
-    every device that can run them, once, and takes the quickest pair; "AUTO" is the device that OpenVINO's own AUTO
-    chooses, without measuring. A main device that was named and fails is an error; one that "auto" would have liked,
-    or a draft device, is replaced with a warning. "auto" takes an NPU for a draft model only: a main model there would
-    limit every request, while a draft model there drafts for one request at a time, for prompts of up to
-    `npu_max_prompt_tokens`, and others go on without it.
+    A device is one that `outrider devices` lists, "auto", or "AUTO". "auto" is the first GPU that runs the model,
+    otherwise the CPU. "AUTO" is the device that OpenVINO's own AUTO chooses. A main device that was named and fails is
+    an error. One that "auto" chose, or a draft device, is replaced with a warning. "auto" never takes an NPU: a main
+    model there limits every request, and a draft model there drafts for one request at a time, for prompts of up to
+    `npu_max_prompt_tokens`, while others run without it.
 
     With precision="auto", the CPU's is measured at the first load: the fastest one that is exact and near enough to
     f32. Other devices choose their own. The cache gets the same precision unless you name one. A quantised cache
