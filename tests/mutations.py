@@ -337,8 +337,8 @@ MUTATIONS = [
     Mutation(
         "hidden states: those of the round's last tokens, rejected ones among them",
         "loop.py",
-        "checked.features(chunk)[: len(read)]",
-        "checked.features(chunk)[-len(read) :]",
+        "target.features(chunk)[: len(read)]",
+        "target.features(chunk)[-len(read) :]",
         "test_features.py",
     ),
     Mutation(
@@ -442,7 +442,7 @@ MUTATIONS = [
     Mutation(
         "cache: a block that is shared is copied before it is written to",
         "backends/paged_cache.py",
-        "tensor.copy_block(place.copied_block, place.first_own_block)",
+        "tensor.copy_block(table.copied_block, table.first_own_block)",
         "pass",
         "test_cache.py",
     ),

@@ -1,4 +1,4 @@
-"""Bringing a bundle's models onto devices: which, tried apart first, and what is used instead of what fails."""
+"""Loads a bundle's models onto devices: chooses devices, tries them in a child process, replaces those that fail."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Placement:
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A bundle's model on a device. cost: seconds of its calls."""
+    """A bundle's model on a device. cost: the seconds of its calls."""
 
     part: Part
     backend: CompiledModel
@@ -73,7 +73,7 @@ def load_parts(main: Part, drafts: Seq[Part], options: DeviceConfig) -> tuple[di
     _check_properties(main, drafts, options)
     placement = choose_devices(main, drafts[0] if drafts else None, options)
     is_chosen = options.main_device == "auto"
-    failures = OutriderError if is_chosen else DeviceError  # nobody has said that the model fits a chosen device
+    failures = OutriderError if is_chosen else DeviceError  # the user did not say that the model fits the device
     loaded = {"main": _load_first(main, [placement.main, *(["CPU"] if is_chosen else [])], options, failures)}
     beside = loaded["main"][1]
     follows = is_chosen and options.draft_device is None
@@ -91,7 +91,7 @@ def load_parts(main: Part, drafts: Seq[Part], options: DeviceConfig) -> tuple[di
 
 
 def load_part(part: Part, device: str, options: DeviceConfig) -> CompiledModel:
-    """Compile one model on one device, and compare it with what the manifest says; `load_parts` says what it raises."""
+    """Compile one model on one device, and validate it against the manifest. Raises as `load_parts`."""
     emulated = on_npu(part.model, device) and options.of(part.role).properties.get("NPUW_DEVICES") == "CPU"
     if device != "CPU" and not emulated:
         verdict = judge(part, device, options)
@@ -116,19 +116,19 @@ def forget() -> None:
 
 
 def judge(part: Part, device: str, options: DeviceConfig) -> Verdict:
-    """Whether a device runs a model with these options, as a process of its own found out, now or at an earlier start.
+    """Whether a device runs a model with these options. A child process finds out, now or at an earlier start.
 
-    A verdict holds for the device with its driver, the model's files, the options and the libraries' versions.
+    A verdict is saved for the device, its driver, the model's files, the options and the libraries' versions.
     """
     found = find_device(device, part.model.format)
-    if found is None and not device.startswith("NPU"):  # which can be emulated
+    if found is None and not device.startswith("NPU"):  # an NPU can be emulated
         return Verdict(works=None, reason="there is no such device")
     identity = found.identity if found else {"device": device, "format": part.model.format}
     asked = part.asked(options.of(part.role), device)
     key = {**identity, "role": part.role, "files": part.files, "options": asked, **part.versions}
     file = saved.SavedValue(saved.FOLDER / "verdicts", key, Verdict)
     verdict = file.read()
-    if verdict is None or verdict.works is None:  # which is not kept
+    if verdict is None or verdict.works is None:  # "could not be tried" is not saved
         own = part.options(options, device)
         job = Job(str(part.path.resolve()), part.model, device, own, part.is_main)
         verdict = try_apart(job)
@@ -153,7 +153,7 @@ def choose_devices(main: Part, draft: Part | None, options: DeviceConfig) -> Pla
 
 
 def settle(bundle: Bundle, draft_bundle: Bundle, options: DeviceConfig) -> DeviceConfig:
-    """The options with the devices that "auto" and "AUTO" stand for: for what has to name them."""
+    """The options with "auto" and "AUTO" replaced by devices, for callers that need names."""
     main, drafts = parts_of(bundle, draft_bundle)
     placement = choose_devices(main, drafts[0] if drafts else None, options)
     draft_device = placement.draft or options.draft_device
@@ -161,9 +161,9 @@ def settle(bundle: Bundle, draft_bundle: Bundle, options: DeviceConfig) -> Devic
 
 
 def cost_of(part: Part, backend: CompiledModel, repeats: int | None = None) -> PassCost:
-    """What a model's calls cost here: as it was measured before, or, with `repeats` or for the first time, now.
+    """The cost of a model's calls: saved, or measured now, at the first time or with `repeats`.
 
-    It is measured anew, too, where the cache has room for a longer context than it had then.
+    It is also measured again if the cache has room for a longer context than it had then.
     """
     file = saved.SavedValue(saved.FOLDER / "costs", describe(part, backend), PassCost)
     known = file.read()
@@ -178,34 +178,34 @@ def cost_of(part: Part, backend: CompiledModel, repeats: int | None = None) -> P
         check_pass(backend, cost)
     else:
         cost = measure_pass(backend, rows, repeats, max_tokens=longest)
-        if repeats or known is None or known.contexts[1] <= far:  # what a larger cache has shown holds for it still
+        if repeats or known is None or known.contexts[1] <= far:  # a cost that was measured with a larger cache stays
             file.write(cost)
     cost.one_call, cost.rule = backend.capabilities.one_call, backend.capabilities.rows
     return cost
 
 
 def least_tokens(backends: Mapping[str, CompiledModel]) -> int:
-    """Tokens that the caches have to hold for the models' calls to be timed. backends: by the models' roles."""
+    """Capacity in tokens that the caches need for timing the models' calls. backends: by the models' roles."""
     return max(backend.tokens_for(_rows_of(role, backend)[-1]) for role, backend in backends.items())
 
 
 def _rows_of(role: str, backend: CompiledModel) -> tuple[int, ...]:
-    """The numbers of rows with which a model's calls are timed."""
+    """The numbers of rows for timing a model's calls."""
     rule = backend.capabilities.rows
     return tuple(sorted({rule.num_rows([n]) for n in (MAIN_ROWS if role == "main" else DRAFT_ROWS)}))
 
 
 def _can_be(known: PassCost, backend: CompiledModel, rows: Seq[int], longest: int) -> bool:
-    """Whether a cost that was kept can have been measured for this model, with these rows and `longest` at most."""
+    """Whether a saved cost is valid for this model, these rows and contexts up to `longest`."""
     fixed = backend.capabilities.fixed
     alike = known.rows[:2] == (1, fixed.window) if fixed else known.rows == rows
     return alike and known.contexts[1] < max(longest, backend.max_tokens)
 
 
 def contention_of(main: Part, backend: CompiledModel, draft: Part, other: CompiledModel) -> Contention:
-    """How much slower calls of a main and a draft model get at the same time: as measured before, or now.
+    """How much slower calls of a main and a draft model are at the same time: saved, or measured now.
 
-    The main model's calls are not to run in the background when this is called, and do not afterwards.
+    The main model's calls must not run in the background before, and do not run there afterwards.
     """
     key = {part.role: describe(part, its) for part, its in ((main, backend), (draft, other))}
     file = saved.SavedValue(saved.FOLDER / "costs", key, Contention)
@@ -217,10 +217,10 @@ def contention_of(main: Part, backend: CompiledModel, draft: Part, other: Compil
 
 
 def check_room(backends: Iterable[CompiledModel], max_tokens: int) -> None:
-    """Raise DeviceError where a device has less memory than its models' caches would take, filled with `max_tokens`.
+    """Raise DeviceError if a device has less memory than its models' full caches of `max_tokens` would take.
 
-    Up front, as OpenVINO GenAI does it: a system that runs out of memory later slows down first, and a driver aborts.
-    ONNX Runtime's devices other than the CPU do not say what they have.
+    This is done at load, as in OpenVINO GenAI: later, a system that runs out of memory slows down, and drivers abort.
+    The memory of ONNX Runtime's devices other than the CPU is unknown.
     """
     core = ov.Core()
     wanted: dict[str, float] = {}
@@ -245,7 +245,7 @@ def check_room(backends: Iterable[CompiledModel], max_tokens: int) -> None:
 def _load_first(
     part: Part, devices: Seq[str], options: DeviceConfig, failures: type[OutriderError] = DeviceError
 ) -> tuple[CompiledModel, str]:
-    """Compile a model on the first of `devices` that runs it, with a warning for each before it; and which it was.
+    """Compile a model on the first of `devices` that runs it, and return it with that device. Warns of each failure.
 
     failures: the errors after which the next device is tried.
     """
@@ -284,7 +284,7 @@ def _beside(main_device: str, draft: Part) -> str:
 
 
 def _check_properties(main: Part, drafts: Seq[Part], options: DeviceConfig) -> None:
-    """Raise OptionError for what is for none of the models, or for a property not for those of its role."""
+    """Raise OptionError for an option that fits none of the models, or a property that fits no model of its role."""
     if options.top_logits not in ("auto", 0) and all(part.model.format != "openvino" for part in (main, *drafts)):
         raise OptionError(
             f"top_logits={options.top_logits} is for models in OpenVINO's format, and these are in onnx. Leave it out."

@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 
 
 def step(main: Backend, requests: Seq[Request], max_num_batched_tokens: int) -> None:
-    """One round for every request: propose, check, commit (Leviathan et al. 2022, algorithm 1).
+    """One round for every request: propose, verify, commit (Leviathan et al. 2022, algorithm 1).
 
-    A request whose prompt is not read yet reads its next piece instead; all go through the main model in one call.
+    A request whose prompt is not read yet reads its next piece instead. All requests share one target pass.
     Plain decoding is a round with an empty draft.
 
     Raises:
-        DeviceError: when a model's call fails. What goes wrong with one request alone ends that request.
+        DeviceError: when a model's call fails. Other errors end only the request that they belong to.
     """
     drafts = propose(requests, main.vocab_size)
 
@@ -33,16 +33,16 @@ def step(main: Backend, requests: Seq[Request], max_num_batched_tokens: int) -> 
             chunks.append(Chunk(request.slot, unread[:piece], 0, request.features))
         else:
             chunks.append(Chunk(request.slot, unread + draft.token_ids, len(draft) + 1, request.features))
-    check = main.submit(chunks)
-    draft_ahead(requests, drafts, check)
-    checked = check.wait()
+    target_pass = main.submit(chunks)
+    draft_ahead(requests, drafts, target_pass)
+    target = target_pass.wait()
 
     row = 0
     for request, draft, chunk in zip(requests, drafts, chunks, strict=True):
         begin, path = request.slot.length - len(chunk.token_ids), list[int]()
         try:
             if chunk.num_rows:
-                rows = DraftRows.of(checked, row, request.sampler, draft.token_ids)
+                rows = DraftRows.of(target, row, request.sampler, draft.token_ids)
                 row += chunk.num_rows
                 outcome = request.verify(draft, rows)
                 request.commit(rows, outcome)
@@ -50,16 +50,16 @@ def step(main: Backend, requests: Seq[Request], max_num_batched_tokens: int) -> 
                 path = outcome.path
             if request.drafter is not None:
                 read = request.sequence.token_ids[begin : request.slot.length]
-                features = checked.features(chunk)[: len(read)] if chunk.features else None
+                features = target.features(chunk)[: len(read)] if chunk.features else None
                 request.drafter.observe(request.sequence, Committed(read, path, features))
-        except Exception as error:  # of one request, which the others shall not suffer for
+        except Exception as error:  # isolate failures per request
             request.fail(error)
 
 
 def propose(requests: Seq[Request], vocab_size: int) -> list[Draft]:
-    """A draft for every request; each drafter is called once for all that use it.
+    """A draft for every request. Each drafter is called once for all requests that use it.
 
-    What goes wrong with a drafter ends the requests that use it.
+    An error in a drafter ends the requests that use it.
     """
     drafts = [NO_DRAFT] * len(requests)
     drafters = {id(request.drafter): request.drafter for request in requests if request.drafter is not None}
@@ -76,10 +76,10 @@ def propose(requests: Seq[Request], vocab_size: int) -> list[Draft]:
     return drafts
 
 
-def draft_ahead(requests: Seq[Request], drafts: Seq[Draft], check: Pending) -> None:
-    """Let the drafters that can draft for the next round, while this one's drafts are checked.
+def draft_ahead(requests: Seq[Request], drafts: Seq[Draft], target_pass: Pending) -> None:
+    """Let drafters that can do so draft for the next round during this round's target pass.
 
-    What goes wrong with a drafter ends the requests that use it.
+    An error in a drafter ends the requests that use it.
     """
     drafters = {id(request.ahead_drafter): request.ahead_drafter for request in requests if request.ahead_drafter}
     for drafter in drafters.values():
@@ -87,7 +87,7 @@ def draft_ahead(requests: Seq[Request], drafts: Seq[Draft], check: Pending) -> N
         if not mine:
             continue
         try:
-            drafter.draft_ahead([requests[i].draft_request for i in mine], [drafts[i] for i in mine], check)
+            drafter.draft_ahead([requests[i].draft_request for i in mine], [drafts[i] for i in mine], target_pass)
         except Exception as error:
             for request in requests:
                 if request.ahead_drafter is drafter:
@@ -95,6 +95,6 @@ def draft_ahead(requests: Seq[Request], drafts: Seq[Draft], check: Pending) -> N
 
 
 def _within(draft: Draft, limit: int, vocab_size: int) -> Draft:
-    """As much of a draft as there is room for: more tokens, or others, would be read beyond the device's arrays."""
+    """The draft, cut to `limit` tokens and before any unknown id: these would be read beyond the device's arrays."""
     known = next((i for i, token_id in enumerate(draft.token_ids) if not 0 <= token_id < vocab_size), limit)
     return draft if len(draft) <= min(known, limit) else draft.cut(min(known, limit))

@@ -185,7 +185,7 @@ class OnnxRuntime:
         return max_tokens + self.capabilities.rows.num_spare
 
     def open(self, max_tokens: int, prompt: Prompt = NO_PROMPT) -> BufferSlot | None:
-        """A slot with room for `max_tokens` that begin with a prompt; None while other slots hold the room.
+        """A slot with room for `max_tokens`, started from the prompt's longest cached prefix; None if there is no room.
 
         Raises:
             DeviceError: when the device has no memory for it.

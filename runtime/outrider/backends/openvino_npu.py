@@ -41,9 +41,9 @@ class OpenVINONpu:
 
     The prefill model reads prompts in pieces: tokens whose rows are not wanted. The decoding model evaluates all other
     tokens. Its calls have `window` rows, and one row costs as much as all. Windows begin at fixed positions. Each is
-    evaluated whole, with padding behind its last token, which no token sees. So a row's bits depend on the tokens before it
-    and on how many of them were the prompt, not on drafts nor on how the prompt was cut. Rows on both sides of a
-    window's end take two calls.
+    evaluated whole, with padding behind its last token, which no token sees. So a row's bits depend on the tokens
+    before it and on how many of them were the prompt, not on drafts nor on how the prompt was cut. Rows on both sides
+    of a window's end take two calls.
 
     NPUW counts the cache's tokens once per model, not once per request. So there is one slot, and sequences take turns.
 

@@ -1,4 +1,4 @@
-"""Where keys and values live, and which of them are kept for texts to come."""
+"""The KV cache: blocks or buffers, the prefix cache, eviction."""
 
 from outrider.kv.block_pool import BlockPool, BlockTable, num_common_tokens
 from outrider.kv.buffer_pool import Buffer, BufferPool, Opening
