@@ -50,7 +50,7 @@ MUTATIONS = [
     Mutation(
         "references: nothing is copied across documents",
         "drafters/references.py",
-        "places = places[self._text[places - 1] != _SEPARATOR]",
+        "positions = positions[self._text[positions - 1] != _SEPARATOR]",
         "",
         "test_suffix.py",
     ),
@@ -113,7 +113,7 @@ MUTATIONS = [
     Mutation(
         "residual of threshold: the usual one",
         "verifiers/lossy.py",
-        "surplus(target, kept)",
+        "surplus(target, accepted)",
         "surplus(target, draft_probs(draft, i))",
         "test_verifiers.py",
     ),

@@ -266,13 +266,13 @@ class OpenVINONpu:
         there = end <= slot.num_stored and self._prefilled in (None, end)
         if end < 2 or decoded or there:
             return
-        begin = self._keep(slot, min(slot.num_read, end - 1))
+        begin = self._reuse_prefix(slot, min(slot.num_read, end - 1))
         self._set(slot.token_ids[begin:end], begin, np.ones((1, end), dtype=np.int64))
         self._call(self._request.infer)
         slot.num_stored = slot.num_read = self._prefilled = end
         self._prompt, self._scope = slot.token_ids[:end], slot.scope
 
-    def _keep(self, slot: WindowSlot, num_tokens: int) -> int:
+    def _reuse_prefix(self, slot: WindowSlot, num_tokens: int) -> int:
         """Let NPUW continue from a prompt's first tokens. Returns how many it reuses: those of whole pieces.
 
         NPUW copies them from the decoding model, which has to be called in between.

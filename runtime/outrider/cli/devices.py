@@ -25,7 +25,7 @@ LIBRARIES = {"openvino": "OpenVINO", "onnx": "ONNX Runtime"}
 @load_options
 @json_option
 def devices(bundle: str | None, again: bool, as_json: bool, **options: Any) -> None:
-    """List the devices here, what each can do, and why not where not.
+    """List the devices, what each can run, and if not, why.
 
     With BUNDLE, its models are loaded on every device but the CPU that may run them. Each load runs in a process of its
     own, so that a driver that aborts does no harm. The results are saved. The other options are those of loading a
@@ -53,7 +53,7 @@ def devices(bundle: str | None, again: bool, as_json: bool, **options: Any) -> N
 
 
 def _try_models(folder: str, config: Config, found: list[Device]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """A row for each model on each device of its library, and where the options put the models."""
+    """A row for each model on each device of its library, and the placement by the options."""
     from outrider.bundle.folder import read_bundle
     from outrider.loading import choose_devices
     from outrider.part import parts_of
@@ -106,20 +106,20 @@ def _try_model(part: Part, device: Device, config: Config) -> dict[str, Any]:
     }
 
 
-# Blocks of 8 bits have a scale and an offset besides.
+# 8-bit blocks also have a scale and an offset.
 _BYTES = {"f32": 4.0, "bf16": 2.0, "f16": 2.0, "u8": 1.2}
 
 
 def _cache_precision(part: Part, device: Device, config: Config) -> str | None:
-    """What the cache would be kept in; None where the device does not say."""
+    """The cache's precision; None if unknown."""
     import openvino as ov
 
     from outrider.backends.npu_sizes import CACHE_KINDS
 
     asked = config.device.cache_precision, config.device.precision
     if part.model.format == "onnx":
-        return "f32"  # what the models are exported with
-    if device.fixed:  # an NPU, whose cache does not follow what it calculates in
+        return "f32"  # as exported
+    if device.fixed:  # an NPU, whose cache has a precision of its own
         return CACHE_KINDS.get(asked[0], asked[0])
     chosen = next((each for each in asked if each != "auto"), None)
     try:

@@ -1,4 +1,4 @@
-"""What proposes tokens."""
+"""Drafters: they propose tokens."""
 
 from outrider.drafters.draft_model import DraftModel
 from outrider.drafters.ngram import Ngram

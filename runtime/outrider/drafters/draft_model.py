@@ -17,18 +17,18 @@ if TYPE_CHECKING:
 
 
 class DraftModel:
-    """A smaller model, decoding ahead.
+    """A smaller model that proposes tokens.
 
-    Tokens are chosen as the request's verifier wants them, through the same processors as the main model's, so that
-    draft_probs come as close to target_probs as they can (Leviathan et al. 2022, section 2). Several sequences are
-    drafted in one call, token by token.
+    The request's verifier draws the tokens, with the same processors as the main model's, so that draft_probs are as
+    near to target_probs as possible (Leviathan et al. 2022, section 2). Several sequences are drafted in one call,
+    token by token.
 
-    A model in fixed shapes drafts for one sequence at a time, and for prompts that it was compiled for. Others wait for
-    neither: their drafts are empty.
+    A model in fixed shapes drafts for one sequence at a time, and only for prompts that fit its sizes. Other sequences
+    do not wait: their drafts are empty.
 
-    context_length: tokens that the model reads at most. vocabulary: how its tokens and the main model's become one
-    another; by default they are the same. subset: the tokens that it has logits for; by default all. reuse:
-    whether texts begin with what the cache has of them, and leave their tokens there.
+    context_length: the model's longest context. vocabulary: converts between its tokens and the main model's; by
+    default they are the same. subset: the tokens that it has logits for; by default all. reuse: whether sequences start
+    from cached prefixes, and publish their own.
     """
 
     num_assistant_tokens = 3
@@ -50,15 +50,15 @@ class DraftModel:
         self._subset = subset
         self._reuse = reuse
         self._states: dict[Sequence, DraftState] = {}
-        self.ahead_seconds = 0.0  # in calls while the main model was checking
+        self.ahead_seconds = 0.0  # of calls during target passes
 
     @property
     def seconds(self) -> float:
-        """Time spent in the draft model's calls so far, but for those while the main model was checking."""
+        """Seconds spent in the draft model's calls so far, except for those during target passes."""
         return self.backend.seconds - self.ahead_seconds
 
     def on(self, backend: Backend) -> DraftModel:
-        """Another drafter of the same model, through another backend."""
+        """A drafter of the same model with another backend."""
         return DraftModel(
             backend,
             context_length=self._context_length,
@@ -69,9 +69,9 @@ class DraftModel:
         )
 
     def reserve(self, sequence: Sequence, max_tokens: int, num_cached: int = 0) -> bool:  # noqa: ARG002
-        """Take room in the cache for a sequence that may grow to `max_tokens`; False while there is none.
+        """Open a slot for a sequence that may grow to `max_tokens`; False while there is no room.
 
-        A sequence that a model in fixed shapes has no place for goes on without it.
+        True without a slot if a model in fixed shapes has none for it: the sequence then gets empty drafts.
         """
         room = min(self._vocabulary.room(max_tokens), self._context_length)
         fixed = self.backend.capabilities.fixed
@@ -85,9 +85,9 @@ class DraftModel:
         return True
 
     def propose(self, requests: Seq[DraftRequest]) -> list[Draft]:
-        """A draft of `limit` tokens for each request, an empty one where the draft model's own context ends.
+        """A draft of `limit` tokens for each request; empty if it does not fit the draft model's context.
 
-        A long prompt is read piece by piece, one a round; until it is read, its drafts are empty.
+        A long prompt is read piece by piece, one per round. Until it is read, its drafts are empty.
         """
         states = [self._states.get(request.sequence) for request in requests]
         piece = max(self._max_num_batched_tokens // max(len(requests), 1), 2)
@@ -101,10 +101,10 @@ class DraftModel:
     def guess(
         self, request: DraftRequest, draft: Draft, chance: Callable[[float], float], next_chance: float
     ) -> Guess | None:
-        """What is likeliest to become of a draft of this model's, of all that it could draft ahead for.
+        """The likeliest outcome of a draft of this model, among those that it can draft ahead for.
 
-        chance: how likely a token is to be kept, by its confidence. next_chance: how likely the token that the model
-        expects behind a draft is to follow.
+        chance: a token's probability of acceptance, by its confidence. next_chance: the probability that the bonus
+        token is the one that the draft model expects.
         """
         state = self._states.get(request.sequence)
         return state.guess(draft, chance, next_chance) if state else None
@@ -117,13 +117,12 @@ class DraftModel:
         guesses: Seq[Guess | None] | None = None,
         max_calls: int | None = None,
     ) -> None:
-        """Draft for the next round while the main model checks this one's drafts, until that is done.
+        """Draft for the next round during this round's target pass `check`, until that is done.
 
-        As if what is guessed had come true; by default what seems likeliest: that all of a draft is kept, and followed
-        by the token that the draft model expects there, or that one of its tokens is not, and the next best takes its
-        place (Liu et al. 2024, "PEARL: parallel speculative decoding with adaptive draft length"; McDanel 2024,
-        "AMUSD: asynchronous multi-device speculative decoding"). Where it comes out otherwise, the time is lost and
-        nothing else.
+        The next draft starts from a guessed outcome, by default the likeliest one. Either the whole draft is accepted
+        and the bonus token is the one that the draft model expects, or one token is rejected and the next best is
+        recovered (Liu et al. 2024, "PEARL: parallel speculative decoding with adaptive draft length"; McDanel 2024,
+        "AMUSD: asynchronous multi-device speculative decoding"). If the guess is wrong, only time is lost.
         """
         if check.done:
             return
@@ -143,7 +142,7 @@ class DraftModel:
         self.ahead_seconds += self.backend.seconds - began
 
     def _read(self, states: Seq[DraftState], piece: int) -> None:
-        """Have up to `piece` tokens of each sequence read, and the next one chosen where those were all."""
+        """Read up to `piece` tokens of each sequence. Choose the next token of those that are read to the end."""
         chunks = [Chunk(s.slot, s.unread[:piece], num_rows=int(len(s.unread) <= piece)) for s in states]
         step = self.backend.submit(chunks).wait()
         rows = iter(range(len(states)))
@@ -153,27 +152,27 @@ class DraftModel:
                 state.choose(self._subset.row(row) if self._subset else row)
 
     def can_draft(self, request: DraftRequest) -> bool:
-        """Whether the model has a place for the sequence, with room for as long a draft."""
+        """Whether the sequence has a slot with room for the draft."""
         state = self._states.get(request.sequence)
         return state is not None and state.has_room(request)
 
     def num_ahead(self, sequence: Sequence) -> int:
-        """Tokens of the next draft that are there already."""
+        """Tokens of the next draft that were drafted ahead."""
         state = self._states.get(sequence)
         return state.num_ahead(sequence) if state else 0
 
     def num_unread(self, sequence: Sequence) -> int:
-        """Committed tokens that are to be read before the next draft; 0 where none can follow."""
+        """Committed tokens to read before the next draft; 0 for a sequence without a slot."""
         state = self._states.get(sequence)
         return max(len(sequence) - state.slot.length, 0) if state else 0
 
     def observe(self, sequence: Sequence, committed: Committed) -> None:
-        """Keep the cache up to the last accepted token."""
+        """Trim the cache to the last accepted token."""
         if state := self._states.get(sequence):
             state.observe(sequence, committed)
 
     def release(self, sequence: Sequence) -> None:
-        """Forget a sequence and give its cache back."""
+        """Drop a sequence's state and close its slot."""
         if state := self._states.pop(sequence, None):
             try:
                 if self._reuse:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 WIDTH = 900.0
 NUM_COLOURS = 8
-PARTS = {"draft": "drafting", "check": "checking", "host": "all else on the host"}
+PARTS = {"draft": "drafting", "check": "target passes", "host": "all else on the host"}
 _TICKS = (0.125, 0.25, 0.5, 0.7, 1.0, 1.4, 2.0, 2.8, 4.0, 5.6, 8.0, 16.0)
 
 
@@ -102,7 +102,7 @@ def plot_acceptance(profile: Mapping[str, Mapping[str, Any]], modes: Seq[str]) -
 
 
 def plot_time(profile: Mapping[str, Mapping[str, Any]]) -> str:
-    """For each mode, the milliseconds that a token takes, in drafting, checking and all else."""
+    """For each mode, the milliseconds that a token takes, in drafting, target passes and all else."""
     if not profile:
         return ""
     bar, left, right = 30.0, 150.0, 90.0
@@ -120,7 +120,7 @@ def plot_time(profile: Mapping[str, Mapping[str, Any]]) -> str:
                 canvas.text(x + width / 2, y + bar / 2, f"{milliseconds:.1f}", "middle", f"small on-{part}")
             x += width
         canvas.text(x + 6, y + bar / 2, f"{totals[mode]:.1f} ms", "start", "small")
-    return canvas.markup("milliseconds of decoding per token: drafting, checking, host")
+    return canvas.markup("milliseconds of decoding per token: drafting, target passes, host")
 
 
 def plot_lengths(mode: str, one: Mapping[str, Any], modes: Seq[str], longest_draft: float) -> str:
