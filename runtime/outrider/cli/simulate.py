@@ -34,7 +34,7 @@ def simulate(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Predict the speed of BUNDLE's pair on another machine, with and without overlapped drafting.
+    """Predict the speed of BUNDLE's pair on another machine, overlapped or not.
 
     The models run here, but times come from a profile. Without one, this machine's own times are measured, and the
     predictions are shown beside measurements.
