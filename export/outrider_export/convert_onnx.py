@@ -95,8 +95,8 @@ def _build(model: Any, folder: Path, output: Path, job: dict[str, Any]) -> None:
 
     remote = f"hf_remote={str(job['trust_remote_code']).lower()}"
     options = (*_OPTIONS[job["weights"]], _UNSHARED, "hf_token=false", remote)
-    places = ("-i", str(folder), "-o", str(output), "-c", str(output.parent / "cache"))
-    sys.argv = ["builder", *places, "-p", job["weights"], "-e", "cpu", "--extra_options", *options]
+    folders = ("-i", str(folder), "-o", str(output), "-c", str(output.parent / "cache"))
+    sys.argv = ["builder", *folders, "-p", job["weights"], "-e", "cpu", "--extra_options", *options]
     # The builder's own loading would read pickles, and a GGUF file only after it was written as a checkpoint.
     AutoModelForCausalLM.from_pretrained = lambda *_, **__: model
     try:

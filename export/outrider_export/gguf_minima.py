@@ -56,7 +56,7 @@ def has_minima(header: GGUFHeader) -> bool:
 
 
 def restore_minima(model: ov.Model, header: GGUFHeader) -> None:
-    """Correct every matrix of the file at `header.path` whose minima were rounded. Works in place.
+    """Correct every matrix of the file at `header.path` whose minima were rounded. Works in source.
 
     Raises:
         ExportError: if one of them is not in the model in the expected form.
@@ -111,10 +111,10 @@ def _restore(matrix: _Matrix, minima: NDArray[np.float32], widened: dict[tuple[s
             continue
         weights = weights or _widen_weights(matrix, minima)
         x = product.input_value(0)
-        place = (x.get_node().get_name(), x.get_index())
-        if place not in widened:
-            widened[place] = _widen_input(x, minima.shape[1])
-        product.input(0).replace_source_output(widened[place].output(0))
+        source = (x.get_node().get_name(), x.get_index())
+        if source not in widened:
+            widened[source] = _widen_input(x, minima.shape[1])
+        product.input(0).replace_source_output(widened[source].output(0))
         product.input(1).replace_source_output(weights.output(0))
     if convert.output(0).get_target_inputs():  # an embedding, perhaps tied to the output matrix
         _make_zero_points_exact(matrix, minima)

@@ -141,10 +141,10 @@ def _check_space(repo_id: str, size: int) -> None:
     from huggingface_hub import constants
 
     cache = Path(constants.HF_HUB_CACHE)
-    place = next(folder for folder in (cache, *cache.parents) if folder.is_dir())
-    if size > (free := shutil.disk_usage(place).free):
+    existing = next(folder for folder in (cache, *cache.parents) if folder.is_dir())
+    if size > (free := shutil.disk_usage(existing).free):
         raise ExportError(
-            f"{repo_id} is {size / 1e9:.1f} GB to download and {place} has {free / 1e9:.1f} GB free. "
+            f"{repo_id} is {size / 1e9:.1f} GB to download and {existing} has {free / 1e9:.1f} GB free. "
             "Make room, or set HF_HOME to a larger disk."
         )
 

@@ -67,10 +67,10 @@ def data_files(model: Any, folder: Path) -> list[str]:
     return list(ends)
 
 
-def save(model: Any, source: Path, folder: Path, place: Callable[[Path, Path], object] = link_or_copy) -> None:
+def save(model: Any, source: Path, folder: Path, copy_file: Callable[[Path, Path], object] = link_or_copy) -> None:
     """Write model.onnx into `folder`, and its weights from `source` as model.onnx.data, model.onnx.data_1, ….
 
-    place: links or copies a file of weights to a path. Afterwards the model refers to the new files.
+    copy_file: links or copies a file of weights to a path. Afterwards the model refers to the new files.
 
     Raises:
         ExportError: if a file of weights is missing or cut short.
@@ -80,7 +80,7 @@ def save(model: Any, source: Path, folder: Path, place: Callable[[Path, Path], o
     names = {name: f"{MODEL}.data" + (f"_{i}" if i else "") for i, name in enumerate(data_files(model, source))}
     folder.mkdir(parents=True, exist_ok=True)
     for name, ours in names.items():
-        place(source / name, folder / ours)
+        copy_file(source / name, folder / ours)
     for tensor in _tensors(model):
         for entry in tensor.external_data:
             if entry.key == "location":

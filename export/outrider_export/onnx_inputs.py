@@ -28,8 +28,7 @@ def add_rows(model: Any) -> None:
         return
     head = find_head(graph)
     if dim_of(_output(graph, "logits"), 1) is not None:
-        raise ExportError(f"The model gives the logits of its last token only; to verify drafts, more are needed.
-        {EXPORT_IT}")
+        raise ExportError(f"The model gives the logits of its last token only; drafts need more. {EXPORT_IT}")
     add_default(model, ROWS[0], 0)
     add_default(model, ROWS[1], 2**63 - 1)
     axis = _constant("rows_axis", 1, [1])
@@ -103,12 +102,12 @@ def rename(model: Any, names: dict[str, str]) -> None:
         ExportError: if another tensor already has a new name.
     """
     names = {old: new for old, new in names.items() if old != new}
-    for place in _name_lists(model.graph):
-        if taken := set(names.values()) & set(place) - set(names):
+    for listed in _name_lists(model.graph):
+        if taken := set(names.values()) & set(listed) - set(names):
             raise ExportError(f"The model has a tensor of its own named {sorted(taken)[0]}. {EXPORT_IT}")
-        for i, name in enumerate(place):
+        for i, name in enumerate(listed):
             if name in names:
-                place[i] = names[name]
+                listed[i] = names[name]
     for value in _named(model.graph):
         value.name = names.get(value.name, value.name)
 

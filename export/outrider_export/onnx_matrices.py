@@ -62,11 +62,11 @@ class Weights:
         if name in self._new:
             return self._new[name]
         tensor = self._tensors[name]
-        place = {entry.key: entry.value for entry in tensor.external_data}
-        if not place:
+        location = {entry.key: entry.value for entry in tensor.external_data}
+        if not location:
             return np.asarray(numpy_helper.to_array(tensor))
         dtype = helper.tensor_dtype_to_np_dtype(tensor.data_type)
-        path, offset = self.folder / place["location"], int(place.get("offset", 0))
+        path, offset = self.folder / location["location"], int(location.get("offset", 0))
         return np.memmap(path, dtype, mode="r", offset=offset, shape=self.shape(name))
 
     def put(self, name: str, array: NDArray[Any]) -> str:
@@ -95,14 +95,14 @@ class Weights:
         graph = self.model.graph
         used = {name for node in graph.node for name in node.input}
         used_tensors = [tensor for tensor in graph.initializer if tensor.name in used]
-        places = {}
+        spans = {}
         with (folder / f"{MODEL}.data").open("wb") as file:
             for tensor in used_tensors:
                 if tensor.external_data or tensor.name in self._new:
-                    places[tensor.name] = _write(file, self.read(tensor.name))
+                    spans[tensor.name] = _write(file, self.read(tensor.name))
         for tensor in used_tensors:
-            if tensor.name in places:
-                _point_to(tensor, *places[tensor.name])
+            if tensor.name in spans:
+                _point_to(tensor, *spans[tensor.name])
         copies = [onnx.TensorProto.FromString(tensor.SerializeToString()) for tensor in used_tensors]
         del graph.initializer[:]
         graph.initializer.extend(copies)
@@ -290,10 +290,10 @@ def _read_in_8_bits(weights: Weights, gather: Any, matrix: str, scales: str, zer
     if not whole:
         begin, end = (constant(name, np.array([i], dtype=np.int64)) for name, i in (("begin", 0), ("end", columns)))
         node("Slice", values, begin, end, last, output=result)
-    place = list(graph.node).index(gather)
+    at = list(graph.node).index(gather)
     graph.node.remove(gather)
     for i, new in enumerate(nodes):
-        graph.node.insert(place + i, new)
+        graph.node.insert(at + i, new)
 
 
 def _pieces(matrix: NDArray[Any]) -> Iterator[slice]:

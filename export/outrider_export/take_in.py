@@ -199,11 +199,11 @@ def _take(model: _Found, tokenizer: str | None, bundle: Path, progress: Progress
     progress.phase("copy", model.num_bytes)
 
     # Copied, not linked: if the source is exported again, the bundle must not change.
-    def place(file: Path, copy: Path) -> None:
+    def copy_file(file: Path, copy: Path) -> None:
         shutil.copyfile(file, copy)
         progress.advance(copy.stat().st_size)
 
-    save(model.graph, model.file.parent, folder, place)
+    save(model.graph, model.file.parent, folder, copy_file)
     progress.advance(model.file.stat().st_size)
     check_onnx(folder / MODEL, plan.geometry)
     if tokenizer:

@@ -47,7 +47,7 @@ class Target:
         except OSError as error:
             self._remove_made()
             raise ExportError(
-                f"{self.output.parent} cannot be written: {error.strerror}. Choose another place with -o."
+                f"{self.output.parent} cannot be written: {error.strerror}. Choose another folder with -o."
             ) from error
         self.new, self.scratch = self._partial / "bundle", self._partial / "scratch"
         self._old = self._partial / "old"

@@ -53,7 +53,7 @@ class Verdict(msgspec.Struct, frozen=True):
 
 
 def try_apart(job: Job) -> Verdict:
-    """Load a model in a child process and make a call. Whatever the device does, this process goes on."""
+    """Load a model in a child process and make a call. A crash of the device does not end this process."""
     command = child_command()
     if command is None:
         return Verdict(works=None, reason="this program has no Python interpreter to start another one with")

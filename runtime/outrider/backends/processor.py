@@ -120,8 +120,8 @@ def _ask_windows() -> tuple[str, set[str]]:
     if sys.platform != "win32":
         return "", set()
     registry = importlib.import_module("winreg")
-    place = r"HARDWARE\DESCRIPTION\System\CentralProcessor\0"
-    with registry.OpenKey(registry.HKEY_LOCAL_MACHINE, place) as key:
+    key_path = r"HARDWARE\DESCRIPTION\System\CentralProcessor\0"
+    with registry.OpenKey(registry.HKEY_LOCAL_MACHINE, key_path) as key:
         name = str(registry.QueryValueEx(key, "ProcessorNameString")[0]).strip()
     kernel = ctypes.CDLL("kernel32")
     return name, {flag for number, flag in _WINDOWS.items() if kernel.IsProcessorFeaturePresent(number)}

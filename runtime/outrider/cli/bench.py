@@ -112,7 +112,7 @@ def bench(
     """Compare ways to decode on BUNDLE.
 
     All run interleaved, on the same prompts and threads, each engine in a process of its own. With --out DIR, a run
-    that was interrupted goes on when the same command is given again. With --concurrency, tokens/s are those of all
+    that was interrupted continues when the same command is given again. With --concurrency, tokens/s are those of all
     requests that run at the same time, after the first token of each.
     """
     from outrider.bench import benchmark
@@ -158,7 +158,7 @@ def bench(
         )
     except KeyboardInterrupt:
         if folder:
-            err.print(f"The runs so far are in {folder}; the same command goes on from there.")
+            err.print(f"The runs so far are in {folder}; the same command continues from there.")
         raise
     written = benchmark.save(results, user_path(folder)) if folder else []
     if as_json:

@@ -101,4 +101,4 @@ def _integers(value: Any) -> Iterator[int]:
 def _where(key: str, section: str) -> str:
     if key in SECTION_OF:
         return f"It belongs to section [{SECTION_OF[key]}]."
-    return nearest(key, [name for name, place in SECTION_OF.items() if place == section])
+    return nearest(key, [name for name, its in SECTION_OF.items() if its == section])

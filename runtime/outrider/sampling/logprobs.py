@@ -38,6 +38,6 @@ def _largest(values: NDArray[np.floating], count: int) -> list[int]:
     if not count:
         return []
     smallest = np.partition(values, len(values) - count)[len(values) - count]
-    places = np.flatnonzero(values >= smallest)
-    order = np.lexsort((places, -values[places]))[:count]
-    return [int(place) for place in places[order]]
+    indices = np.flatnonzero(values >= smallest)
+    order = np.lexsort((indices, -values[indices]))[:count]
+    return [int(place) for place in indices[order]]

@@ -66,13 +66,13 @@ def k_largest(logits: Logits, k: int) -> NDArray[np.int64]:
     The k-th highest of the maxima of disjoint parts is no higher than the k-th highest of all. So lower logits are
     dropped before sorting: at a vocabulary of 150,000 in 0.06 ms, where a partition of all takes 0.9.
     """
-    places, num_parts = None, len(logits) // _PART
+    indices, num_parts = None, len(logits) // _PART
     if k <= num_parts // 2:
         highest = logits[: _PART * num_parts].reshape(_PART, num_parts).max(axis=0)
-        places = np.flatnonzero(logits >= _kth(highest, k))
-        logits = logits[places]
+        indices = np.flatnonzero(logits >= _kth(highest, k))
+        logits = logits[indices]
     kept = np.flatnonzero(logits >= _kth(logits, k))
-    return kept if places is None else places[kept]
+    return kept if indices is None else indices[kept]
 
 
 def _kth(values: Logits, k: int) -> np.float32:
@@ -87,12 +87,12 @@ def _typical(probs: NDArray[np.float64], typical_p: float) -> NDArray[np.int64]:
     entropy = -float((probs * logs).sum())
     # As with top-p: drop these before sorting. They have less mass in all than 1 − p, and are farther from the entropy
     # than all others, because tokens that are likelier than the entropy suggests are at most the entropy away from it.
-    places = np.flatnonzero(logs > min(np.log(0.999 * (1 - typical_p) / len(probs)), -2 * entropy - 1e-6))
-    distances = np.abs(-logs[places] - entropy)
+    indices = np.flatnonzero(logs > min(np.log(0.999 * (1 - typical_p) / len(probs)), -2 * entropy - 1e-6))
+    distances = np.abs(-logs[indices] - entropy)
     order = distances.argsort()
-    mass = np.cumsum(probs[places[order]])
+    mass = np.cumsum(probs[indices[order]])
     last = order[min(int(np.searchsorted(mass, typical_p)), len(order) - 1)]
-    kept: NDArray[np.int64] = places[distances <= distances[last]]
+    kept: NDArray[np.int64] = indices[distances <= distances[last]]
     return kept
 
 

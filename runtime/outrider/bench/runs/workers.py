@@ -248,11 +248,11 @@ def _device_warnings() -> Iterator[list[str]]:
         warnings.simplefilter("always", DeviceWarning)
         show = warnings.showwarning
 
-        def keep(message: Warning | str, category: type[Warning], *where: Any, **how: Any) -> None:
+        def collect(message: Warning | str, category: type[Warning], *where: Any, **how: Any) -> None:
             if issubclass(category, DeviceWarning):
                 warned.append(str(message))
             else:
                 show(message, category, *where, **how)
 
-        warnings.showwarning = keep
+        warnings.showwarning = collect
         yield warned
