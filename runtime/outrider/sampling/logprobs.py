@@ -40,4 +40,4 @@ def _largest(values: NDArray[np.floating], count: int) -> list[int]:
     smallest = np.partition(values, len(values) - count)[len(values) - count]
     indices = np.flatnonzero(values >= smallest)
     order = np.lexsort((indices, -values[indices]))[:count]
-    return [int(place) for place in indices[order]]
+    return [int(index) for index in indices[order]]
