@@ -9,7 +9,7 @@ import platformdirs
 import pytest
 
 import outrider
-from outrider import kept
+from outrider import saved
 from outrider.testing import ToyTokenizer, save_toy_bundle
 
 if TYPE_CHECKING:
@@ -40,16 +40,16 @@ def heed_interrupts() -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def kept_folder(tmp_path_factory: pytest.TempPathFactory) -> None:
+def saved_folder(tmp_path_factory: pytest.TempPathFactory) -> None:
     """What is found out about toys does not pile up in the user's cache. Child processes share what is found out."""
-    kept.FOLDER = tmp_path_factory.mktemp("kept")
-    os.environ["OUTRIDER_CACHE"] = str(kept.FOLDER)
+    saved.FOLDER = tmp_path_factory.mktemp("saved")
+    os.environ["OUTRIDER_CACHE"] = str(saved.FOLDER)
 
 
 @pytest.fixture(autouse=True)
 def no_records() -> None:
     """What drafters have earned in one test is not known to the next."""
-    kept.forget("records")
+    saved.forget("records")
 
 
 @pytest.fixture(scope="session")

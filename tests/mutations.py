@@ -50,14 +50,14 @@ MUTATIONS = [
     Mutation(
         "references: nothing is copied across documents",
         "drafters/references.py",
-        "places = places[self._text[places - 1] != _SEPARATOR]",
+        "positions = positions[self._text[positions - 1] != _SEPARATOR]",
         "",
         "test_suffix.py",
     ),
     Mutation(
         "suffix: nothing unverified is indexed",
         "drafters/suffix.py",
-        "self._place = self._index.walk(self._place, token_id)",
+        "self._match = self._index.walk(self._match, token_id)",
         "self._index.append(token_id)",
         "test_suffix.py",
     ),
@@ -113,7 +113,7 @@ MUTATIONS = [
     Mutation(
         "residual of threshold: the usual one",
         "verifiers/lossy.py",
-        "surplus(target, kept)",
+        "surplus(target, accepted)",
         "surplus(target, draft_probs(draft, i))",
         "test_verifiers.py",
     ),
@@ -140,7 +140,7 @@ MUTATIONS = [
     ),
     Mutation(
         "trim of the draft model's cache: one too few",
-        "drafters/reader.py",
+        "drafters/draft_state.py",
         "self.slot.trim(num_context + len(committed.path))",
         "self.slot.trim(num_context + len(committed.path) + 1)",
         "test_traps.py",
@@ -175,7 +175,7 @@ MUTATIONS = [
     ),
     Mutation(
         "a drawn token is dropped where it is improbable",
-        "drafters/reader.py",
+        "drafters/draft_state.py",
         "        if probs:\n",
         "        if probs and self._token_ids and probs.prob(token_id) < 0.3:\n            return\n        if probs:\n",
         "test_traps.py",
@@ -337,8 +337,8 @@ MUTATIONS = [
     Mutation(
         "hidden states: those of the round's last tokens, rejected ones among them",
         "loop.py",
-        "checked.features(chunk)[: len(read)]",
-        "checked.features(chunk)[-len(read) :]",
+        "target.features(chunk)[: len(read)]",
+        "target.features(chunk)[-len(read) :]",
         "test_features.py",
     ),
     Mutation(
@@ -384,7 +384,7 @@ MUTATIONS = [
         "test_trace.py",
     ),
     Mutation(
-        "embeds: prefix caches share within their keys alone",
+        "embeds: prefix caches share within their keys only",
         "types/backend.py",
         "if not self.embeds:",
         "if True:",
@@ -399,30 +399,30 @@ MUTATIONS = [
     ),
     Mutation(
         "overlap: what was drafted behind a recovery goes when more was kept",
-        "drafters/reader.py",
+        "drafters/draft_state.py",
         "self.slot.trim(self._num_committed + num_common_tokens(self._behind, said))",
         "pass",
         "test_overlap.py",
     ),
     Mutation(
         "overlap: a recovery is drafted behind the tokens before it",
-        "drafters/reader.py",
-        "self.slot.trim(len(self.context(self.request.sequence)) + guess.num_kept)",
+        "drafters/draft_state.py",
+        "self.slot.trim(len(self.context(self.request.sequence)) + guess.num_accepted)",
         "pass",
         "test_overlap.py",
     ),
     Mutation(
         "cache: an ended text leaves what was committed of it",
         "request.py",
-        "if self.reuse and self.error is None:\n                self.slot.keep(self.sequence.token_ids)",
-        "if self.reuse:\n                self.slot.keep(self.sequence.token_ids)",
+        "if self.reuse and self.error is None:\n                self.slot.publish(self.sequence.token_ids)",
+        "if self.reuse:\n                self.slot.publish(self.sequence.token_ids)",
         "test_cache.py",
     ),
     Mutation(
         "cache: a slot that is closed at once loses nothing",
         "kv/slot_tokens.py",
-        "self._num_kept = num_cached",
-        "self._num_kept = 0",
+        "self._num_published = num_cached",
+        "self._num_published = 0",
         "test_cache.py",
     ),
     Mutation(
@@ -456,7 +456,7 @@ MUTATIONS = [
     Mutation(
         "cache: a block that is shared is copied before it is written to",
         "backends/paged_cache.py",
-        "tensor.copy_block(place.copied_block, place.first_own_block)",
+        "tensor.copy_block(table.copied_block, table.first_own_block)",
         "pass",
         "test_cache.py",
     ),

@@ -43,7 +43,7 @@ LAYERS = [
     {"backends"},
     {"text", "kv", "sampling", "results"},
     {"metrics"},
-    {"bundle", "forks", "kept"},
+    {"bundle", "forks", "saved"},
     {"config"},
     {"files"},
     {"types"},

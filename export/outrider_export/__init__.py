@@ -6,11 +6,11 @@
 
 A model is a Hugging Face hub id, a local checkpoint folder, or a .gguf file. Main models get int8 weights unless
 `weights` says otherwise (int8, int4, fp16, fp32), draft models int4. That needs the packages of `pip install
-"outrider[export]"`; GGUF files are dequantised for it. `weights="keep"` has a GGUF file keep its own weights, without
-torch and in seconds, where openvino-genai's reader knows its quantisation. `format="onnx"` makes models for ONNX
-Runtime (`pip install "outrider[onnx-export]"`; int8, int4, fp32), and `draft_format` may give the draft model another
-format than the main model's. With `draft_vocab` the draft model proposes the most useful of its tokens only; see
-`outrider_export.diet`. `import_bundle` takes models that are in ONNX already; see `outrider_export.take_in`.
+"outrider[export]"`. GGUF files are dequantised for it. `weights="keep"` leaves a GGUF file's weights unconverted,
+without torch and in seconds, if openvino-genai's reader knows its quantisation. `format="onnx"` makes models for ONNX
+Runtime (`pip install "outrider[onnx-export]"`; int8, int4, fp32). `draft_format` gives the draft model another format.
+With `draft_vocab` the draft model proposes only its most useful tokens; see `outrider_export.diet`. `import_bundle`
+takes models that are in ONNX already; see `outrider_export.take_in`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _MODULE_OF = {
 
 
 def __getattr__(name: str) -> object:
-    # Lazily (PEP 562), because the conversions run as modules of this package in processes of their own.
+    # Lazily (PEP 562), because conversions run as modules of this package in processes of their own.
     if name not in _MODULE_OF:
         raise AttributeError(f"module 'outrider_export' has no attribute '{name}'")
     return getattr(importlib.import_module(f"outrider_export.{_MODULE_OF[name]}"), name)

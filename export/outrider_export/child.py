@@ -1,11 +1,11 @@
 """Run one conversion in a Python process of its own.
 
-The libraries print to stdout, hold the interpreter for minutes, keep gigabytes after they are done and may crash.
-In a child they do none of this to the caller: `run_child` relays its progress, turns its failure into an
-`ExportError`, and kills it when the caller is interrupted. A child whose parent has died ends itself.
+The libraries print to stdout, hold the interpreter for minutes, do not free gigabytes when they are done, and may
+crash. A child isolates the caller from this. `run_child` relays its progress, turns its failure into an `ExportError`,
+and kills it when the caller is interrupted. A child whose parent has died ends itself.
 
 The parent writes the job to the child's stdin as one line of JSON and keeps the pipe open. The child answers on its
-stdout in lines of JSON; whatever libraries print goes to its stderr, which is kept for the error's cause.
+stdout in lines of JSON; libraries' output goes to its stderr, which becomes the error's cause.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from outrider_export.progress import Progress
 
 _QUIET = {
-    "HF_HUB_OFFLINE": "1",  # everything has been downloaded before; a child fetches nothing
+    "HF_HUB_OFFLINE": "1",  # everything was downloaded before
     "TRANSFORMERS_OFFLINE": "1",
     "HF_HUB_DISABLE_TELEMETRY": "1",
     "TOKENIZERS_PARALLELISM": "false",
@@ -40,26 +40,26 @@ _QUIET = {
 
 
 class ChildFailed(Exception):
-    """What a failed child wrote to stderr: the cause of an `ExportError`, for those who print it."""
+    """A failed child's stderr, as the cause of an `ExportError`."""
 
 
 def run_child(module: str, job: dict[str, Any], what: str, progress: Progress) -> dict[str, Any]:
-    """Run `python -m module` on `job`; what its work function returned.
+    """Run `python -m module` on `job`, and return the result of its work function.
 
-    `what` begins the message of a failure: "The main model cannot be converted".
+    what: the beginning of an error message: "The main model cannot be converted".
 
     Raises:
-        ExportError: if the child fails or crashes; its cause holds what the child wrote to stderr.
+        ExportError: if the child fails or crashes. Its cause has the child's stderr.
     """
     with tempfile.TemporaryFile() as log:
         child = subprocess.Popen(  # noqa: S603 - our own interpreter and module
-            [sys.executable, "-P", "-m", module],  # -P: the current folder is the user's, not a place for modules
+            [sys.executable, "-P", "-m", module],  # -P: do not import modules from the user's current folder
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=log,
             env={**os.environ, **_QUIET},
             encoding="utf-8",
-            # Ctrl-C is for the parent alone: it ends the child and cleans up.
+            # Only the parent gets Ctrl-C: it ends the child and cleans up.
             start_new_session=True,
             creationflags=getattr(subprocess, "CREATE_NO_WINDOW", 0),
         )
@@ -83,7 +83,7 @@ def run_child(module: str, job: dict[str, Any], what: str, progress: Progress) -
 
 
 def _listen(child: subprocess.Popen[str], job: dict[str, Any], progress: Progress) -> dict[str, Any]:
-    """Send the job, relay progress until the child is done; its last message."""
+    """Send the job, relay progress until the child is done, and return its last message."""
     if child.stdin is None or child.stdout is None:
         raise AssertionError("Popen was asked for pipes")
     lines: queue.Queue[str | None] = queue.Queue()
@@ -95,7 +95,7 @@ def _listen(child: subprocess.Popen[str], job: dict[str, Any], progress: Progres
 
     # A thread, because a blocking read cannot be interrupted by Ctrl-C on Windows.
     threading.Thread(target=read, args=(child.stdout,), daemon=True).start()
-    with contextlib.suppress(OSError):  # a child that has died already is told by its silence
+    with contextlib.suppress(OSError):  # if the child has died already, no messages come
         child.stdin.write(json.dumps(job) + "\n")
         child.stdin.flush()
     final: dict[str, Any] = {}
@@ -114,7 +114,7 @@ def _listen(child: subprocess.Popen[str], job: dict[str, Any], progress: Progres
 
 
 class _Relay:
-    """The child's end: a `Progress` that sends what it is told to the parent."""
+    """The child's `Progress`: sends everything to the parent."""
 
     def __init__(self, channel: IO[str]) -> None:
         self.channel = channel
@@ -134,22 +134,22 @@ class _Relay:
 
 
 def serve(work: Callable[[dict[str, Any], Progress], dict[str, Any]]) -> None:
-    """Be the child: take the job from stdin, call `work(job, progress)`, send what it returns, end the process."""
+    """The child: read the job from stdin, call `work(job, progress)`, send its result, end the process."""
     relay = _Relay(os.fdopen(os.dup(1), "w", encoding="utf-8"))
-    os.dup2(2, 1)  # from here on, whatever prints to stdout prints to the log
-    # The libraries send usage statistics home where this package is there to do it. An export does not.
+    os.dup2(2, 1)  # from here on, stdout goes to the log
+    # With this package, the libraries would send usage statistics.
     sys.modules["openvino_telemetry"] = None  # type: ignore[assignment]
     job = json.loads(_read_line())
     threading.Thread(target=_end_with_parent, daemon=True).start()
     try:
         relay.send("result", work(job, relay))
         code = 0
-    except BaseException as error:  # the parent is told, whatever it was
+    except BaseException as error:  # the parent gets every error
         traceback.print_exc()
         relay.send("error", _one_line(error))
         code = 1
     sys.stderr.flush()
-    os._exit(code)  # nothing is left to do, and the libraries' own teardown may hang or crash
+    os._exit(code)  # all is done, and the libraries' teardown may hang or crash
 
 
 def _read_line() -> str:

@@ -1,12 +1,12 @@
-"""Child process: a bundle's logits beside those of the checkpoint that it came from.
+"""Child process: compares a bundle's logits with those of the checkpoint that it came from.
 
 Job: `bundle`, its folder; `role`, "main" or a drafter's name; `scheduler` and `device`, options of these sections of
 `outrider.Config`, where `main_device` is the model's; `model`, the checkpoint folder or GGUF file, which Transformers
 reads in float32; `gguf`, whether it is one; `scratch`, a folder for a copy of it; `trust_remote_code`; `texts`, lists
 of token ids.
 
-Both read the same texts in the same pieces, so that no more than a piece's logits are in memory. The result: for each
-text the `cosines` and whether the `top` tokens are the same, row by row, and the bundle's `setting`.
+Both read the same texts in the same pieces, so that only one piece's logits are in memory. The result: for each text
+the `cosines` and whether the `top` tokens are the same, row by row, and the bundle's `setting`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ PIECE = 64  # rows; at 152,000 logits, 40 MB each side
 
 
 def compare(job: dict[str, Any], progress: Progress) -> dict[str, Any]:
-    """Compare the models that `job` describes; `progress` moves on by one a text."""
+    """Compare the models that `job` describes; `progress` advances by one per text."""
     import torch
 
     bundle = read_bundle(job["bundle"])
@@ -56,7 +56,7 @@ def compare(job: dict[str, Any], progress: Progress) -> dict[str, Any]:
 
 
 def _alone(bundle: Bundle, role: str) -> tuple[Bundle, NDArray[np.int32] | None]:
-    """The bundle as if its model for `role` were the only one, and the token id of each logit if some were cut."""
+    """A bundle with only the model for `role`, and the token id of each logit if its output matrix was cut."""
     entry = next((drafter for drafter in bundle.manifest.drafters if drafter.name == role), None)
     main = entry.model if entry else bundle.manifest.main
     columns = bundle.read_proposed(entry) if entry and entry.num_proposed_tokens else None
@@ -89,7 +89,7 @@ def _compare_text(
 
 
 def _same_columns(logits: NDArray[np.float32], width: int, columns: NDArray[np.int32] | None) -> NDArray[np.float32]:
-    """The checkpoint's logits of the tokens that the bundle has logits for, padding left out."""
+    """The checkpoint's logits for those tokens that the bundle has logits for, without padding."""
     needed = width if columns is None else int(columns.max()) + 1
     if logits.shape[1] < needed:
         raise ExportError(

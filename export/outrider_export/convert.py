@@ -1,4 +1,4 @@
-"""Child process: a checkpoint folder or a GGUF file to stateful OpenVINO IR, by way of torch.
+"""Child process: a checkpoint folder or a GGUF file to stateful OpenVINO IR, through torch.
 
 Job: `model`, the checkpoint folder or the GGUF file; `gguf`, whether it is one; `weights`; `output`, the folder for
 openvino_model; `scratch`, a folder for the uncompressed IR; `trust_remote_code`; and, for the model that brings the
@@ -26,7 +26,7 @@ INT4_GROUP_SIZE = 64
 
 
 def convert(job: dict[str, Any], progress: Progress) -> dict[str, Any]:
-    """Convert the model that `job` describes; the files are in place when this returns."""
+    """Convert the model that `job` describes. All files are written when this returns."""
     output, scratch = Path(job["output"]), Path(job["scratch"])
     scratch.mkdir(parents=True, exist_ok=True)
     weights: str = job["weights"]
@@ -57,11 +57,11 @@ def load_model(job: dict[str, Any]) -> Any:
 
     path = Path(job["model"])
     if job["gguf"]:
-        # transformers reads the tokenizer's 150,000 strings twice, 10 s each time, and we have built one already.
+        # transformers would read the tokenizer's 150,000 strings twice, 10 s each time, and we have built one already.
         path = Path(job["scratch"]) / "slim.gguf"
         write_slim_copy(Path(job["model"]), path)
-    # A GGUF file's weights come out of their blocks as float32; half is exact enough for what has 8 bits at most
-    # and takes half the memory. Checkpoints that are compressed stay in their own precision until they are.
+    # A GGUF file's weights are unpacked to float32. For weights of up to 8 bits, half precision is exact enough and
+    # takes half the memory. Checkpoints stay in their own precision until they are compressed.
     compressed: Any = torch.float16 if job["gguf"] else "auto"
     dtype = {"fp32": torch.float32, "fp16": torch.float16}.get(job["weights"], compressed)
     where = {"gguf_file": path.name} if job["gguf"] else {"use_safetensors": True}
@@ -80,7 +80,7 @@ def _to_ir(model: Any, folder: Path, weights: str) -> None:
     from optimum.exporters.openvino import export_from_model
     from optimum.intel.openvino import OVConfig, OVWeightQuantizationConfig
 
-    # Naming the quantisation only keeps a KV cache precision out of the IR; the weights are compressed afterwards.
+    # Naming the quantisation only avoids a KV cache precision in the IR; the weights are compressed afterwards.
     config = (
         OVConfig(dtype=weights)
         if weights in ("fp16", "fp32")

@@ -1,15 +1,15 @@
 """Child process: a checkpoint folder or a GGUF file to ONNX, by onnxruntime-genai's model builder.
 
-Job: as that of `convert`, with `weights` one of int8, int4 and fp32, and `geometry`, what the graph shall say of its
-shape; `output` gets model.onnx and model.onnx.data.
+Job: as that of `convert`, with `weights` one of int8, int4 and fp32, and `geometry`, for the graph's
+shapes; `output` gets model.onnx and model.onnx.data.
 
 int8 is 8 bits, symmetric, in blocks of 64 with a float32 scale each (MatMulNBits); activations are rounded to 8
-bits, too, row by row (accuracy level 4), which is what processors have instructions for. int4 is 4 bits, asymmetric, in
-blocks of 32, with the output matrix in 8. The embedding has 8 bits in both, and is the output matrix's where the model
-ties them.
+bits, too, row by row (accuracy level 4), for which processors have instructions. int4 is 4 bits, asymmetric, in
+blocks of 32, with the output matrix in 8. The embedding has 8 bits in both. Tied
+embeddings are stored once.
 
-Blocks of 64 instead of 32 read a tenth less, in 8 bits, and still give one row the same bits alone and with others, so
-that a step of plain decoding needs no second row. Blocks of 128 do not, and lose too much in narrow models: in
+In 8 bits, blocks of 64 instead of 32 read a tenth less. A row still has the same bits alone and with others, so plain
+decoding needs no second row. With blocks of 128 it does, and narrow models lose too much: in
 SmolLM2-135M the median cosine of the logits with the float32 model's is 0.9989, against 0.9993 with 64.
 
 Of Qwen2.5-Coder-0.5B in 4 bits, the logits' mean KL divergence from the torch model on a page of text is 0.073
@@ -46,13 +46,13 @@ _OPTIONS = {
     "int4": ("is_symmetric=false", "block_size=32", "matmul_mixed_precision=last_matmul:int8", _ROUNDED),
     "fp32": (),
 }
-# The builder's own way to share the embedding takes a transposed copy in memory, or 4 bits: onnx_matrices shares it.
+# The builder shares the embedding as a transposed copy in memory, or in 4 bits. So onnx_matrices shares it instead.
 _UNSHARED = "shared_embeddings=false"
 _OPENVINO = "Leave out --format onnx to have it run by OpenVINO."
 
 
 def convert(job: dict[str, Any], progress: Progress) -> dict[str, Any]:
-    """Convert the model that `job` describes; the files are in place when this returns."""
+    """Convert the model that `job` describes. All files are written when this returns."""
     output, scratch = Path(job["output"]), Path(job["scratch"])
     scratch.mkdir(parents=True, exist_ok=True)
     progress.phase("read")
@@ -62,7 +62,7 @@ def convert(job: dict[str, Any], progress: Progress) -> dict[str, Any]:
     progress.phase("convert")
     _build(model, folder, scratch / "built", job)
     del model
-    gc.collect()  # the builder leaves it in cycles
+    gc.collect()  # the builder leaves the model in reference cycles
     progress.phase("write")
     weights = Weights(load(scratch / "built" / "model.onnx"), scratch / "built")
     _check_rope(weights, config)
@@ -78,7 +78,7 @@ def convert(job: dict[str, Any], progress: Progress) -> dict[str, Any]:
 
 
 def _describe(job: dict[str, Any], model: Any, folder: Path) -> Path:
-    """A folder with what the builder reads of a GGUF file beside its weights: configuration and tokenizer."""
+    """Write the configuration and the tokenizer of a GGUF file to a folder, for the builder."""
     write_tokenizer(read_header(Path(job["model"])), folder)
     model.config.architectures = [type(model).__name__]
     model.config.save_pretrained(folder)
@@ -86,18 +86,18 @@ def _describe(job: dict[str, Any], model: Any, folder: Path) -> Path:
 
 
 def _build(model: Any, folder: Path, output: Path, job: dict[str, Any]) -> None:
-    """Run the model builder, which is a script, on a model that has been read; `folder` has the rest of it.
+    """Run the model builder, which is a script, on a loaded model. folder: its configuration and tokenizer.
 
     Raises:
-        ExportError: with its words, if it does not know the model's architecture or something in its configuration.
+        ExportError: with the builder's message, if it does not support the architecture or the configuration.
     """
     from transformers import AutoModelForCausalLM
 
     remote = f"hf_remote={str(job['trust_remote_code']).lower()}"
     options = (*_OPTIONS[job["weights"]], _UNSHARED, "hf_token=false", remote)
-    places = ("-i", str(folder), "-o", str(output), "-c", str(output.parent / "cache"))
-    sys.argv = ["builder", *places, "-p", job["weights"], "-e", "cpu", "--extra_options", *options]
-    # It would read pickles, too, and a GGUF file's weights only after they had been written as a checkpoint.
+    folders = ("-i", str(folder), "-o", str(output), "-c", str(output.parent / "cache"))
+    sys.argv = ["builder", *folders, "-p", job["weights"], "-e", "cpu", "--extra_options", *options]
+    # The builder's own loading would read pickles, and a GGUF file only after it was written as a checkpoint.
     AutoModelForCausalLM.from_pretrained = lambda *_, **__: model
     try:
         runpy.run_module("onnxruntime_genai.models.builder", run_name="__main__")
@@ -111,10 +111,10 @@ def _build(model: Any, folder: Path, output: Path, job: dict[str, Any]) -> None:
 
 
 def _check_rope(weights: Weights, config: Any) -> None:
-    """Whether the builder scaled positions as the configuration says; it leaves out some ways without a word.
+    """Check that the builder scaled positions as configured: it silently ignores some kinds of scaling.
 
     Raises:
-        ExportError: naming the way.
+        ExportError: with the kind.
     """
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 

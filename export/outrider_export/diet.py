@@ -1,7 +1,7 @@
-"""The draft diet: a draft model proposes its most useful tokens only, and still reads them all.
+"""The draft diet: cuts a draft model's output matrix, so that it proposes only its most useful tokens.
 
-Of the weights that a small draft model reads for a token, a third can be its output matrix, of which most rows are
-hardly ever the answer. A draft only has to be right often, so the matrix is cut to the useful ones (Zhao et al. 2025,
+The model still reads all tokens. A third of the weights that a small draft model reads per token can be its output
+matrix, and most rows are hardly ever the answer. So the matrix is cut to the useful rows (Zhao et al. 2025,
 "FR-Spec: accelerating large-vocabulary language models via frequency-ranked speculative sampling").
 """
 
@@ -33,22 +33,22 @@ if TYPE_CHECKING:
     from outrider_export.progress import Progress
 
 ALL = 0
-# How many tokens are proposed where no number is asked for. Without a corpus: all. The first 32,768 ids of
+# The default number of proposed tokens. Without a corpus: all. The first 32,768 ids of
 # Qwen2.5-Coder have 94 % of the tokens that its 1.5B model answers English prompts with (8,192: 78 %, 65,536: 98 %),
-# 76 % of a German text's and 18 % of a Chinese one's: nothing says which language the drafts will be in.
+# 76 % of a German text's and 18 % of a Chinese one's, and the language of the drafts is unknown.
 DEFAULT = ALL
 DEFAULT_WITH_CORPUS = 32_768
-# A default leaves vocabularies alone that are less than this many times as large: there is little to win.
+# By default, vocabularies that are less than this many times as large are not cut: the gain would be small.
 LEAST_RATIO = 2
-_PIECE = 100_000  # characters that are tokenised at a time
+_PIECE = 100_000  # characters per tokeniser call
 
 
 @dataclass(frozen=True, eq=False)
 class Diet:
-    """What a draft model may propose, before it is decided.
+    """A plan for the tokens that a draft model proposes.
 
-    num_tokens: how many. candidates: int32 [n], the draft ids to choose from; required: those that are kept anyway.
-    corpus: texts that show what is useful. size: of the draft model's vocabulary.
+    num_tokens: how many. candidates: int32 [n], the draft ids to choose from. required: ids that are always proposed.
+    corpus: texts that show which tokens are useful. size: of the draft model's vocabulary.
     """
 
     num_tokens: int
@@ -58,7 +58,7 @@ class Diet:
     size: int
 
     def choose(self, tokenizer: Path, progress: Progress) -> NDArray[np.int32]:
-        """The draft ids that are proposed, int32 [num_tokens], ascending. `tokenizer` is the draft model's folder."""
+        """Choose the proposed draft ids, int32 [num_tokens], ascending. tokenizer: the draft model's folder."""
         counts = _count(self.corpus, tokenizer, self.size, progress)
         useful = _usefulness(counts)
         useful[self.required] = np.inf
@@ -74,10 +74,10 @@ class Diet:
 def check_diet(
     has_draft: bool, draft_vocab: int | str | None, corpus: str | Path | None
 ) -> tuple[int | None, list[str]]:
-    """The options draft_vocab and draft_vocab_corpus as `plan_diet` wants them.
+    """Check the options draft_vocab and draft_vocab_corpus, and convert them for `plan_diet`.
 
     Raises:
-        OptionError: if they cannot be meant, or the corpus cannot be read.
+        OptionError: if they are invalid, or the corpus cannot be read.
     """
     if not has_draft and (draft_vocab is not None or corpus is not None):
         raise OptionError("draft_vocab and draft_vocab_corpus are for a draft model, and none is named. Add --draft.")
@@ -94,12 +94,12 @@ def check_diet(
 def plan_diet(
     plan: Plan, pairing: Pairing, num_tokens: int | None, corpus: list[str], progress: Progress
 ) -> Diet | None:
-    """Decide how many tokens a draft model proposes; None where it is all that it has.
+    """Plan the tokens that a draft model proposes; None for all.
 
-    num_tokens: as asked for, `ALL`, or None for the default.
+    num_tokens: the option, `ALL`, or None for the default.
 
     Raises:
-        OptionError: if that is fewer than the special tokens.
+        OptionError: if it is less than the number of special tokens.
     """
     vocabulary = plan.vocabulary
     asked = (DEFAULT_WITH_CORPUS if corpus else DEFAULT) if num_tokens is None else num_tokens
@@ -113,21 +113,21 @@ def plan_diet(
     if pairing.vocabulary == "intersection":
         real &= pairing.to_main >= 0  # the others are never proposed
     candidates = np.flatnonzero(real).astype(np.int32)
-    kept_anyway = sorted({*eos_of(plan), *vocabulary.special_token_ids, *vocabulary.added_token_ids})
-    required = np.intersect1d(candidates, np.array(kept_anyway, dtype=np.int32))
+    always = sorted({*eos_of(plan), *vocabulary.special_token_ids, *vocabulary.added_token_ids})
+    required = np.intersect1d(candidates, np.array(always, dtype=np.int32))
     if asked <= len(required):
         raise OptionError(
             f"draft_vocab={asked:,} leaves no room for text: {len(required):,} special tokens of {plan.source.id} are "
-            f"always kept. Ask for more, or for 'all'."
+            f"always proposed. Ask for more, or for 'all'."
         )
     return Diet(asked, candidates, required, corpus, len(vocabulary))
 
 
 def put_on_diet(format: Format, whole: Path, target: Path, token_ids: NDArray[np.int32]) -> None:  # noqa: A002
-    """Write the model of the folder `whole` to the new folder `target`, with the logits of `token_ids` alone.
+    """Write the model of the folder `whole` to the new folder `target`, with logits for `token_ids` only.
 
     Raises:
-        ExportError: if its output matrix cannot be cut, or not be written.
+        ExportError: if its output matrix cannot be cut, or the model cannot be written.
     """
     target.mkdir()
     cut = _cut_onnx if format == "onnx" else _cut_ir
@@ -187,7 +187,7 @@ def _texts(path: Path, number: int, line: str) -> list[str]:
 
 
 def _pieces(text: str) -> list[str]:
-    """A text, cut at ends of lines where it is long."""
+    """A text in pieces, cut at line ends if it is long."""
     pieces = [""]
     for line in text.splitlines(keepends=True):
         if len(pieces[-1]) + len(line) > _PIECE:
@@ -210,12 +210,12 @@ def _count(corpus: list[str], tokenizer: Path, size: int, progress: Progress) ->
 
 
 def _usefulness(counts: NDArray[np.int64]) -> NDArray[np.float64]:
-    """How likely each token is, up to a factor: by its share of the corpus, and by its id, half and half.
+    """Each token's estimated probability, up to a factor: half from its share of the corpus, half from its id.
 
-    Ids are in the order in which the tokenizer's training made the tokens, from frequent to rare, so Zipf's law gives
-    a likelihood to the tokens that a corpus does not have. Of counting first and the id for the rest, and the two
-    together, the latter covers more of what a corpus is not about (16,384 tokens, math questions and Python sources:
-    87.7 % of a model's answers instead of 85.4 %) and as much of what it is about.
+    The tokenizer's training made the tokens from frequent to rare, so Zipf's law gives a probability by id, also for
+    tokens that are not in the corpus. Compared with counts first and ids for the rest, the mean of both covers more of
+    other topics (16,384 tokens, math questions and Python sources: 87.7 % of a model's answers instead of 85.4 %) and
+    as much of the corpus's own topics.
     """
     by_id: NDArray[np.float64] = 1 / (np.arange(len(counts)) + 2.7)  # Mandelbrot's constant for words
     by_id /= by_id.sum()

@@ -1,4 +1,4 @@
-"""The whole export, top to bottom: find, look, compare, convert, describe, give it its name."""
+"""The whole export, top to bottom: locate, plan, compare, convert, describe, commit."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from outrider_export.progress import Progress
 
 _CONVERTERS = {"openvino": "convert", "onnx": "convert_onnx"}
-_FULL = 50_000_000  # bytes; with less room than this, a failure is put down to it
+_FULL = 50_000_000  # bytes; with less free space than this, a failure is reported as a full disk
 _PACKAGES = {
     "keep": ("openvino", "openvino-genai", "openvino-tokenizers"),
     "convert": ("openvino", "openvino-tokenizers", "optimum-intel", "nncf", "transformers", "torch"),
@@ -69,13 +69,13 @@ def export_bundle(
 ) -> Bundle:
     """Export a main model, and a draft model for it, to a bundle at `output`; see the package's docstring.
 
-    format: "openvino" or "onnx"; draft_format: the same for the draft model, as the main model's unless it is given.
-    weights: "int8" unless it is given, draft_weights: "int4"; "keep" leaves a GGUF file's weights as they are.
-    draft_vocab: how many of its tokens the draft model proposes, or "all". draft_vocab_corpus: a file of text like that
-    to be written, to choose them by. See `outrider_export.diet`.
+    format: "openvino" or "onnx". draft_format: for the draft model; by default the main model's. weights: by default
+    "int8"; draft_weights: by default "int4"; "keep" leaves a GGUF file's weights unconverted. draft_vocab: the number
+    of tokens that the draft model proposes, or "all". draft_vocab_corpus: a file of typical text to choose them by. See
+    `outrider_export.diet`.
 
     Raises:
-        OptionError: if an option cannot be meant.
+        OptionError: for an invalid option.
         VocabularyMismatch: if the draft model has no token in common with the main model.
         ExportError: if a model cannot be found, read or converted, or the bundle cannot be written.
     """
@@ -103,7 +103,7 @@ def export_bundle(
                 for plan, pairing in zip(plans[1:], pairings, strict=True)
             ]
             check_space(target.output.parent, space_needed(plans))
-            # A draft model brings its own tokenizer only where it has another vocabulary.
+            # A draft model has its own tokenizer only with another vocabulary.
             folders = ["tokenizer", *(None if p.vocabulary == "same" else "draft-tokenizer" for p in pairings)]
             entries = [
                 _convert_or_explain(plan, folder, diet, target, trust_remote_code, ForModel(progress, plan.role))
@@ -123,9 +123,9 @@ def finish(
     diets: list[Diet | None],
     progress: Progress,
 ) -> None:
-    """Describe the models and tokenizers that are in place, write the manifest, and give the bundle its name.
+    """Describe the written models and tokenizers, write the manifest, and commit the bundle.
 
-    plans, entries, diets: the main model's first, then the drafters'. pairings: the drafters'.
+    plans, entries, diets: the main model's first, then the drafters'. pairings: of the drafters.
     """
     tokenizer = _describe_tokenizer(plans[0], target.new / "tokenizer")
     drafters = [
@@ -152,7 +152,7 @@ def finish(
 def _convert_or_explain(
     plan: Plan, tokenizer: str | None, diet: Diet | None, target: Target, trust_remote_code: bool, progress: Progress
 ) -> ModelEntry:
-    """As `_convert`; where it fails on a full disk, says so: the libraries' own words are "iostream error"."""
+    """`_convert`, with a clear error for a full disk: the libraries' message is "iostream error"."""
     try:
         entry = _convert(plan, tokenizer, target, trust_remote_code, progress)
         return _cut(entry, diet, tokenizer, target, progress) if diet else entry
@@ -215,13 +215,13 @@ def _cut(entry: ModelEntry, diet: Diet, tokenizer: str | None, target: Target, p
 
 
 def _check_model(format: Format, folder: Path, geometry: Geometry) -> None:  # noqa: A002
-    """Whether the model in `folder` can be read and has the shape that its source promised."""
+    """Check that the model in `folder` can be read and has its source's shape."""
     check = check_onnx if format == "onnx" else check_ir
     check(folder / MODEL_NAMES[format][0], geometry)
 
 
 def copy_tokenizer(plan: Plan, folder: Path) -> None:
-    """Bring a model's tokenizer.json, and what belongs to it, into a new folder."""
+    """Copy a model's tokenizer files to a new folder."""
     if plan.header is not None:
         write_tokenizer(plan.header, folder)
         return
@@ -259,7 +259,7 @@ def _describe_tokenizer(plan: Plan, folder: Path) -> TokenizerEntry:
 
 
 def _describe_drafter(plan: Plan, entry: ModelEntry, pairing: Pairing, diet: Diet | None, folder: Path) -> DrafterEntry:
-    """Describe the draft model in the bundle at `folder`; where its vocabulary is its own, write what that takes."""
+    """Describe the draft model in the bundle at `folder`. For another vocabulary, also write its files."""
     drafter = DrafterEntry(
         "draft", "draft_model", entry, num_proposed_tokens=entry.geometry.logits_width if diet else None
     )

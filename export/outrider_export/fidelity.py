@@ -1,4 +1,4 @@
-"""How near a bundle's model is to the checkpoint that it came from.
+"""Compares a bundle's model with the checkpoint that it came from.
 
 found = compare_with_checkpoint(bundle, "main", "checkpoint-folder", texts, config)
 found.median, found.top1_agreement
@@ -42,10 +42,10 @@ def compare_with_checkpoint(
     """Compare the logits for every token of `texts`, token ids of the bundle.
 
     role: "main" or the name of a drafter that has the main model's vocabulary. checkpoint: a folder, a GGUF file or a
-    hub id, or what `fetch_checkpoint` gave. `progress` moves on by one a text.
+    hub id, or the result of `fetch_checkpoint`. `progress` advances by one per text.
 
     Raises:
-        OptionError: for a role that is not there, or has a vocabulary of its own.
+        OptionError: for a missing role, or one with its own vocabulary.
         ExportError: when the checkpoint cannot be read, is another model's, or the export extra is missing.
     """
     holder = find_holder(bundle, role, config)
@@ -57,7 +57,7 @@ def compare_with_checkpoint(
         else fetch_checkpoint(bundle, role, checkpoint, told, trust_remote_code=trust_remote_code)
     )
     if source.path is None:
-        raise AssertionError("what has been fetched has a path")
+        raise AssertionError("a fetched source has a path")
     with tempfile.TemporaryDirectory(prefix="outrider-", ignore_cleanup_errors=True) as scratch:
         job = {
             "bundle": str(holder.folder),
@@ -94,11 +94,11 @@ def fetch_checkpoint(
     *,
     trust_remote_code: bool = False,
 ) -> Located:
-    """A checkpoint that a model can be compared with: where it is, or has been downloaded to.
+    """Locate a checkpoint to compare a model with, and download it if necessary.
 
     Raises:
-        OptionError: if it can be neither path nor hub id.
-        ExportError: if it is not there, or the export extra is missing.
+        OptionError: if it is neither a path nor a hub id.
+        ExportError: if it does not exist, or the export extra is missing.
     """
     check_extra(f"Comparing with {checkpoint}", bundle.manifest.main.format)
     source = fetch(locate(checkpoint), trust_remote_code, ForModel(progress or Silent(), role))

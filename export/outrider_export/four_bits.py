@@ -1,4 +1,4 @@
-"""Constants of 4 bits: two codes a byte, the first in the lower half."""
+"""4-bit constants: two codes per byte, the first in the lower half."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def unpack(constant: Any) -> NDArray[np.uint8]:
-    """The codes of a constant of 4 bits, uint8, one a byte, in its shape."""
+    """The codes of a 4-bit constant as uint8, in its shape."""
     shape = list(constant.get_output_shape(0))
     pairs = constant.data.view(np.uint8).reshape(-1)
     codes: NDArray[np.uint8] = np.stack([pairs & 15, pairs >> 4], -1).reshape(-1)[: np.prod(shape)].reshape(shape)
@@ -19,7 +19,7 @@ def unpack(constant: Any) -> NDArray[np.uint8]:
 
 
 def pack(codes: NDArray[np.uint8], kind: Any = None) -> Any:
-    """A constant of codes in one byte each. kind: its type, `u4` by default."""
+    """A constant from codes in one byte each. kind: its type, by default `u4`."""
     import openvino
 
     flat = codes.reshape(-1)

@@ -1,4 +1,4 @@
-"""A model's shape: read from its configuration before the work, held against the written IR after it."""
+"""A model's shape: read from its configuration, and checked against the written IR."""
 
 from __future__ import annotations
 
@@ -89,10 +89,10 @@ def geometry_of_gguf(header: GGUFHeader) -> Geometry:
 
 
 def check_ir(path: Path, geometry: Geometry) -> None:
-    """Whether the IR at `path` can be read and has the shape that its source promised.
+    """Check that the IR at `path` can be read and has its source's shape.
 
     Raises:
-        ExportError: naming what differs.
+        ExportError: with the differences.
     """
     import openvino
 

@@ -1,11 +1,11 @@
-"""Read the header of a GGUF file: metadata, and the names, types and shapes of the tensors.
+"""Reads the header of a GGUF file: metadata, and the names, types and shapes of the tensors.
 
     header = read_header(Path("model.gguf"))
     header.text("general.architecture"), header.tensors["token_embd.weight"].type
 
-Nothing but the header is read (0.2 s for a vocabulary of 151,936), and no package is needed for it. Every length in
-the file is checked before it is believed, and every value's type when it is asked for, so a cut or damaged file ends in
-an `ExportError`, not in a crash. Of arrays, which may be as long as the file, only those are read that are needed.
+Reads nothing but the header (0.2 s for a vocabulary of 151,936), without any package. Every length in the file is
+checked before it is used, and every value's type when it is accessed. So a cut or damaged file raises an `ExportError`,
+and does not crash. Of arrays, which may be as long as the file, only the needed ones are read.
 
 Source: the GGUF specification, ggml/docs/gguf.md, versions 2 and 3, little-endian.
 """
@@ -58,7 +58,7 @@ _READ = {
 
 @dataclass(frozen=True)
 class UnreadArray:
-    """An array of the metadata that is not needed here, or has not the items that it should have."""
+    """An array of the metadata that is not needed, or has items of a wrong type."""
 
     num_items: int
 
@@ -71,12 +71,12 @@ class TensorInfo:
     """One tensor of the file."""
 
     type: str  # "F32", "Q4_K", …
-    shape: tuple[int, ...]  # rows first, as NumPy has it; GGUF stores it the other way round
+    shape: tuple[int, ...]  # rows first, as in NumPy; GGUF stores the reverse order
     offset: int  # of its data, in bytes from the header's `data_start`
 
     @property
     def num_weights(self) -> int:
-        """How many numbers the tensor stands for."""
+        """The number of weights."""
         return math.prod(self.shape)
 
     @property
@@ -93,7 +93,7 @@ class TensorInfo:
 
 @dataclass(frozen=True)
 class GGUFHeader:
-    """What `read_header` found."""
+    """The header of a GGUF file."""
 
     path: Path
     metadata: dict[str, Any]  # arrays as lists of str, memoryviews of integers, or `UnreadArray`
@@ -103,7 +103,7 @@ class GGUFHeader:
 
     @property
     def alignment(self) -> int:
-        """What the positions of tensors are multiples of, in bytes."""
+        """Alignment of tensors, in bytes."""
         return self.integer("general.alignment", 32, least=1)
 
     @property
@@ -121,21 +121,21 @@ class GGUFHeader:
         return f"{self.architecture}.{key}"
 
     def integer(self, key: str, default: int | None = None, least: int | None = None) -> int:
-        """The integer under `key`, or `default` where there is none.
+        """The integer under `key`, or `default` if there is none.
 
         Raises:
-            ExportError: if there is neither, or something else, or it is less than `least`.
+            ExportError: if there is neither, or another type, or it is less than `least`.
         """
         value = self._require(key, default)
-        if type(value) is not int or (least is not None and value < least):  # isinstance would let bools through
+        if type(value) is not int or (least is not None and value < least):  # isinstance would accept bools
             raise self._wrong(key, value, "an integer" if least is None else f"an integer of at least {least}")
         return value
 
     def flag(self, key: str, default: bool) -> bool:
-        """The bool under `key`, or `default` where there is none.
+        """The bool under `key`, or `default` if there is none.
 
         Raises:
-            ExportError: if it is something else.
+            ExportError: if it has another type.
         """
         value = self._require(key, default)
         if not isinstance(value, bool):
@@ -143,10 +143,10 @@ class GGUFHeader:
         return value
 
     def text(self, key: str, default: str | None = None) -> str:
-        """The text under `key`, or `default` where there is none.
+        """The text under `key`, or `default` if there is none.
 
         Raises:
-            ExportError: if there is neither, or something else, or it is not UTF-8.
+            ExportError: if there is neither, or another type, or it is not UTF-8.
         """
         value = self._require(key, default)
         if not (isinstance(value, str) and _is_utf8(value)):
@@ -154,10 +154,10 @@ class GGUFHeader:
         return value
 
     def texts(self, key: str) -> list[str]:
-        """The array of texts under `key`, one of those that are read.
+        """The array of texts under `key`, which is one of the arrays that are read.
 
         Raises:
-            ExportError: if there is none, or something else, or one of them is not UTF-8.
+            ExportError: if there is none, or another type, or one of them is not UTF-8.
         """
         value = self._require(key)
         if not isinstance(value, list) or not all(isinstance(text, str) for text in value):
@@ -167,10 +167,10 @@ class GGUFHeader:
         return value
 
     def integers(self, key: str) -> Seq[int]:
-        """The array of integers under `key`, one of those that are read.
+        """The array of integers under `key`, which is one of the arrays that are read.
 
         Raises:
-            ExportError: if there is none, or something else.
+            ExportError: if there is none, or another type.
         """
         value = self._require(key)
         if not isinstance(value, (list, memoryview)):
@@ -207,7 +207,7 @@ def is_array(value: object) -> bool:
 
 
 def _is_utf8(text: str) -> bool:
-    """Whether what has been read as `text` was UTF-8; the reader lets other bytes through as surrogates."""
+    """Whether `text` was read from UTF-8. The reader turns other bytes into surrogates."""
     try:
         text.encode("utf-8")
     except UnicodeEncodeError:
@@ -237,7 +237,7 @@ def write_slim_copy(source: Path, target: Path) -> None:
     size_key = header.of_architecture("vocab_size").encode()
     tokens = "tokenizer.ggml.tokens"
     vocab_size = len(header.texts(tokens)) if tokens in header.metadata else 0
-    kept = [span for key, span in header.entries.items() if not is_array(header.metadata[key])]
+    spans = [span for key, span in header.entries.items() if not is_array(header.metadata[key])]
     with source.open("rb") as old, target.open("wb") as new:
 
         def copy(first: int, end: int) -> None:
@@ -245,8 +245,8 @@ def write_slim_copy(source: Path, target: Path) -> None:
             new.write(old.read(end - first))
 
         add_size = vocab_size > 0 and size_key.decode() not in header.entries
-        new.write(b"GGUF" + struct.pack("<IQQ", 3, len(header.tensors), len(kept) + add_size))
-        for span in kept:
+        new.write(b"GGUF" + struct.pack("<IQQ", 3, len(header.tensors), len(spans) + add_size))
+        for span in spans:
             copy(*span)
         if add_size:
             new.write(struct.pack("<Q", len(size_key)) + size_key + struct.pack("<II", 4, vocab_size))
@@ -312,7 +312,7 @@ class _Reader:
         return ExportError(f"{self.path} is damaged: {why} (at byte {self.at:,}). Fetch it again.")
 
     def take(self, size: int) -> int:
-        """Move on by `size` bytes; the position before."""
+        """Advance by `size` bytes, and return the position before."""
         if size > len(self.data) - self.at:
             raise self.damaged("its header goes on past the end of the file")
         self.at += size
@@ -358,7 +358,7 @@ class _Reader:
         return _SCALARS[type_id]
 
     def skip_array(self, depth: int = 1) -> int:
-        """Move on past an array and what is in it; how many items it has."""
+        """Advance past an array, and return its number of items."""
         if depth > _MAX_DEPTH:
             raise self.damaged("its metadata nests arrays too deeply")
         item = self.scalar("I")

@@ -1,16 +1,17 @@
-"""Gives a kept GGUF model the exact minima of its weights, which openvino-genai's reader (2026.4) rounds.
+"""Restores the exact minima of unconverted GGUF weights, which openvino-genai's reader (2026.4) rounds.
 
     if has_minima(header):
         restore_minima(model, header)    # model, an ov.Model that the reader made of the file
 
 A group of 32 Q4_1 or Q4_K weights is scale * code + minimum. The reader turns the minimum into a zero point of 4 bits,
-scale * (code - zero_point), and so is off by up to half a step: 8 % of a matrix, as much as was lost when the file was
-made. OpenVINO reads zero points that are no integers, but then computes without 8-bit activations: 1.6 times as long
-for two rows, twice from five on (SmolLM2, CPU). What the rounding has left over adds leftover[row, group] *
-sum(x[group]) to a product with x. So it goes into further columns of the same matrix, in 4 bits like the others, and
-the sums of x's groups go behind x: 1/32 more columns, 5 to 10 % more time, and 0.5 % of a matrix is left of the 8.
+scale * (code - zero_point), with an error of up to half a step: 8 % of a matrix, as much as the file's own quantisation
+loses. OpenVINO accepts zero points that are no integers, but then computes without 8-bit activations, which takes 1.6
+times as long for two rows and twice as long from five on (SmolLM2, CPU). The rounding error adds leftover[row, group] *
+sum(x[group]) to a product with x. So the leftovers become further columns of the same matrix, also in 4 bits, and the
+sums of x's groups are appended to x. That is 1/32 more columns and 5 to 10 % more time, and reduces the error from 8 %
+to 0.5 %.
 
-An embedding is not multiplied: its zero points become float16.
+An embedding is not multiplied, so its zero points become float16.
 
 Source: block_q4_1 and block_q4_K in ggml/src/ggml-common.h.
 """
@@ -43,7 +44,7 @@ _LARGEST = 15  # of a 4-bit code
 class _Matrix:
     """A matrix in groups, as the reader writes it: Multiply(Subtract(codes, zero points), scales), all Constants."""
 
-    multiply: Any  # what its weights come out of, [rows, groups, GROUP], to be reshaped and converted
+    multiply: Any  # the node with its weights, [rows, groups, GROUP], before Reshape and Convert
     codes: Any  # u4 [rows, groups, GROUP]
     zero_points: Any  # u4 [rows, groups, 1]
     scales: Any  # float16 [rows, groups, 1]
@@ -55,10 +56,10 @@ def has_minima(header: GGUFHeader) -> bool:
 
 
 def restore_minima(model: ov.Model, header: GGUFHeader) -> None:
-    """Correct every matrix of the file at `header.path` whose minima were rounded. Works in place.
+    """Correct every matrix of the file at `header.path` whose minima were rounded. Works in source.
 
     Raises:
-        ExportError: if one of them is not in the model as it is expected to be.
+        ExportError: if one of them is not in the model in the expected form.
     """
     minima: dict[bytes, NDArray[np.float32]] = {}
     names: dict[bytes, str] = {}
@@ -67,19 +68,19 @@ def restore_minima(model: ov.Model, header: GGUFHeader) -> None:
         names[key] = name
         if not np.array_equal(minima.setdefault(key, values), values):
             raise ExportError(f"{header.path}: {name} has another matrix's scales. Use --weights int8 instead.")
-    widened: dict[tuple[str, int], Any] = {}  # by what is multiplied: q, k and v have the same x
+    widened: dict[tuple[str, int], Any] = {}  # by the multiplied input: q, k and v have the same x
     for matrix in list(_matrices(model)):
         key = _key(matrix.scales.data[..., 0])
         if key in minima:
             _restore(matrix, minima[key], widened)
             names.pop(key, None)
     for name in names.values():
-        raise ExportError(f"{header.path}: openvino-genai did not keep {name} as it is. Use --weights int8 instead.")
+        raise ExportError(f"{header.path}: openvino-genai has changed {name}. Use --weights int8 instead.")
     model.validate_nodes_and_infer_types()
 
 
 def _key(scales: NDArray[np.float16]) -> bytes:
-    """What tells matrices apart: the reader keeps no names, and scales as they are."""
+    """Identifies a matrix by its scales: the reader drops names and does not change scales."""
     return repr(scales.shape).encode() + hashlib.sha256(np.ascontiguousarray(scales).tobytes()).digest()
 
 
@@ -110,17 +111,17 @@ def _restore(matrix: _Matrix, minima: NDArray[np.float32], widened: dict[tuple[s
             continue
         weights = weights or _widen_weights(matrix, minima)
         x = product.input_value(0)
-        place = (x.get_node().get_name(), x.get_index())
-        if place not in widened:
-            widened[place] = _widen_input(x, minima.shape[1])
-        product.input(0).replace_source_output(widened[place].output(0))
+        source = (x.get_node().get_name(), x.get_index())
+        if source not in widened:
+            widened[source] = _widen_input(x, minima.shape[1])
+        product.input(0).replace_source_output(widened[source].output(0))
         product.input(1).replace_source_output(weights.output(0))
     if convert.output(0).get_target_inputs():  # an embedding, perhaps tied to the output matrix
         _make_zero_points_exact(matrix, minima)
 
 
 def _widen_input(x: ov.Output, num_groups: int) -> Any:
-    """x [.., .., columns] with the sums of its groups behind it, and zeros up to a whole group."""
+    """x [.., .., columns] with the sums of its groups appended, and zeros up to a whole group."""
     from openvino import opset13 as ops
 
     grouped = ops.reshape(x, np.array([0, 0, num_groups, GROUP], dtype=np.int64), special_zero=True)
@@ -132,7 +133,7 @@ def _widen_input(x: ov.Output, num_groups: int) -> Any:
 
 
 def _widen_weights(matrix: _Matrix, minima: NDArray[np.float32]) -> Any:
-    """The matrix float32 [rows, columns] with what its zero points leave over of the minima behind it."""
+    """The matrix float32 [rows, columns] with the leftovers of its minima as further columns."""
     from openvino import opset13 as ops
 
     zero_points, scales = unpack(matrix.zero_points), matrix.scales.data

@@ -1,10 +1,10 @@
-"""Build a tokenizer from what a GGUF file says of it: `tokenizer.json` and `tokenizer_config.json`.
+"""Builds a tokenizer from a GGUF file's metadata: `tokenizer.json` and `tokenizer_config.json`.
 
     write_tokenizer(header, folder)
 
-The file holds vocabulary, merges and token types, but names its pre-tokenizer only (`tokenizer.ggml.pre`); the
-expressions behind the names known here are those of the models' own `tokenizer.json`. Any other name is refused:
-a wrong pre-tokenizer gives plausible, wrong tokens. (transformers 5.5 saves a GGUF's tokenizer as CodeLlama's.)
+The file has vocabulary, merges and token types, but only the name of its pre-tokenizer (`tokenizer.ggml.pre`). For
+known names, the expressions are those of the models' own `tokenizer.json`. Other names are refused, because a wrong
+pre-tokenizer gives plausible but wrong tokens. (transformers 5.5 saves a GGUF's tokenizer as CodeLlama's.)
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def _split(pattern: str) -> dict[str, Any]:
 
 
 # name: normalizer, and the steps before the merges. Not here: llama-bpe, whose tokenizer takes a whole word from the
-# vocabulary before it tries the merges (ignore_merges), which OpenVINO's tokenizers have no way to say.
+# vocabulary before it tries the merges (ignore_merges), which OpenVINO's tokenizers do not support.
 PRE_TOKENIZERS: dict[str, tuple[dict[str, str] | None, list[dict[str, Any]]]] = {
     "qwen2": ({"type": "NFC"}, [_split(_QWEN2), _byte_level(False)]),
     "smollm": (None, [{"type": "Digits", "individual_digits": True}, _byte_level(True)]),
@@ -43,10 +43,10 @@ PRE_TOKENIZERS: dict[str, tuple[dict[str, str] | None, list[dict[str, Any]]]] = 
 
 
 def check_tokenizer(header: GGUFHeader) -> None:
-    """Refuse a tokenizer that cannot be rebuilt exactly.
+    """Raise for a tokenizer that cannot be rebuilt exactly.
 
     Raises:
-        ExportError: naming what the file has and what is known.
+        ExportError: with the file's kind and the known ones.
     """
     model, pre = header.text("tokenizer.ggml.model"), header.text("tokenizer.ggml.pre", "default")
     known = ", ".join(PRE_TOKENIZERS)
@@ -115,7 +115,7 @@ def _tokenizer(header: GGUFHeader) -> dict[str, Any]:
             "fuse_unk": False,
             "byte_fallback": False,
             "ignore_merges": False,
-            # Added tokens are listed here too: it is what keeps their ids when there are gaps in the vocabulary.
+            # Added tokens are listed here too, so that they have their ids even if the vocabulary has gaps.
             "vocab": {token: token_id for token_id, token, _ in real},
             "merges": [merge.split(" ", 1) for merge in header.texts("tokenizer.ggml.merges")],
         },
@@ -123,7 +123,7 @@ def _tokenizer(header: GGUFHeader) -> dict[str, Any]:
 
 
 def _begin_with(header: GGUFHeader) -> dict[str, Any]:
-    """The post-processor that puts the BOS token in front of a text."""
+    """The post-processor that prepends the BOS token."""
     tokens, token_id = header.texts("tokenizer.ggml.tokens"), header.integer("tokenizer.ggml.bos_token_id")
     if not 0 <= token_id < len(tokens):
         raise ExportError(

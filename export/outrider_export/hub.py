@@ -1,9 +1,9 @@
-"""Download a checkpoint from the Hugging Face hub: configuration, tokenizer and safetensors, nothing else.
+"""Downloads a checkpoint from the Hugging Face hub: configuration, tokenizer and safetensors, nothing else.
 
     folder, commit = download("Qwen/Qwen2.5-0.5B-Instruct", None, trust_remote_code=False, progress=progress)
 
-Files land in the hub's own cache, where other programs find them too. Tokens for gated models are huggingface_hub's
-business: `hf auth login`, or HF_TOKEN.
+Files go to the hub's own cache, which other programs share. huggingface_hub handles tokens for gated models:
+`hf auth login`, or HF_TOKEN.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from outrider.errors import ExportError
 if TYPE_CHECKING:
     from outrider_export.progress import Progress
 
-# An allow-list: pickled weights (*.bin, *.pt, *.pth, *.ckpt) are not even fetched.
+# An allow-list: pickled weights (*.bin, *.pt, *.pth, *.ckpt) are never downloaded.
 ALLOWED = ("*.json", "*.jinja", "*.model", "*.safetensors")
 ALLOWED_WITH_CODE = (*ALLOWED, "*.py")
 ELSEWHERE = ("*/*",)  # sub-folders hold other formats: onnx/, openvino/, original/
 
 
-Advance = Callable[[int], None]  # so many bytes more
+Advance = Callable[[int], None]  # called with the number of new bytes
 Begin = Callable[[int | None], None]  # the download begins; its size in bytes, if known
 
 
@@ -42,12 +42,12 @@ def download(
     progress: Progress,
     only: tuple[str, ...] | None = None,
 ) -> tuple[Path, str]:
-    """The folder that holds the checkpoint, and the commit that `revision` stands for.
+    """The folder with the checkpoint, and the commit of `revision`.
 
-    only: patterns for the files to fetch, sub-folders included, in place of the checkpoint's.
+    only: patterns of files to download instead of the checkpoint's, sub-folders included.
 
     Raises:
-        ExportError: in one line, whether the id is unknown, gated, or the hub out of reach.
+        ExportError: if the id is unknown or gated, or the hub cannot be reached.
     """
     try:
         import huggingface_hub
@@ -68,7 +68,7 @@ def download(
         try:
             files = huggingface_hub.snapshot_download(repo_id, dry_run=True, tqdm_class=_bar(None), **options)
         except DryRunError:
-            pass  # the hub is out of reach: the call below finds the files in the cache, or says what is wrong
+            pass  # the hub cannot be reached: the call below finds the files in the cache, or reports the error
         else:
             size = sum(file.file_size for file in files if file.will_download)
             _check_space(repo_id, size)
@@ -87,7 +87,7 @@ def download(
 
 
 def _interruptible(work: Callable[[Advance, Begin], Path], progress: Progress) -> Path:
-    """Run `work` in a thread and relay its progress, so that Ctrl-C need not wait for the file in hand."""
+    """Run `work` in a thread and relay its progress, so that Ctrl-C does not wait for the current file."""
     events: queue.Queue[tuple[str, Any]] = queue.Queue()
     cancelled = threading.Event()
 
@@ -123,7 +123,7 @@ def _interruptible(work: Callable[[Advance, Begin], Path], progress: Progress) -
 
 
 def _bar(advance: Advance | None) -> type[Any]:
-    """The progress bar class that huggingface_hub asks for: draws nothing, passes bytes on."""
+    """A progress bar class for huggingface_hub that draws nothing and reports bytes."""
     tqdm: Any = importlib.import_module("tqdm").tqdm  # untyped, as huggingface_hub's own
 
     def begin(self: Any, *args: Any, **options: Any) -> None:
@@ -141,10 +141,10 @@ def _check_space(repo_id: str, size: int) -> None:
     from huggingface_hub import constants
 
     cache = Path(constants.HF_HUB_CACHE)
-    place = next(folder for folder in (cache, *cache.parents) if folder.is_dir())
-    if size > (free := shutil.disk_usage(place).free):
+    existing = next(folder for folder in (cache, *cache.parents) if folder.is_dir())
+    if size > (free := shutil.disk_usage(existing).free):
         raise ExportError(
-            f"{repo_id} is {size / 1e9:.1f} GB to download and {place} has {free / 1e9:.1f} GB free. "
+            f"{repo_id} is {size / 1e9:.1f} GB to download and {existing} has {free / 1e9:.1f} GB free. "
             "Make room, or set HF_HOME to a larger disk."
         )
 

@@ -1,6 +1,6 @@
-"""Child process: a GGUF file to OpenVINO IR by openvino-genai's own reader. No torch; the file's weights are kept.
+"""Child process: a GGUF file to OpenVINO IR with unconverted weights, by openvino-genai's own reader, without torch.
 
-What the reader rounds is put right afterwards: see `gguf_minima`.
+Rounding errors of the reader are corrected afterwards: see `gguf_minima`.
 
 Job: `gguf`, the file; `output`, the folder for openvino_model; `scratch`, a folder for anything else; and, for the
 model that brings the tokenizer, `tokenizer`: the folder with tokenizer.json, which gets openvino_tokenizer and
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 
 
 def keep(job: dict[str, Any], progress: Progress) -> dict[str, Any]:
-    """Convert `job["gguf"]`; the files are in `job["output"]` when this returns."""
+    """Convert `job["gguf"]`. All files are in `job["output"]` when this returns."""
     import openvino_genai
 
     progress.phase("convert")
     output, scratch = Path(job["output"]), Path(job["scratch"])
     scratch.mkdir(parents=True)
-    # The reader writes beside the file it reads: give it a second name for the file, in a folder of ours.
+    # The reader writes into the folder of the file that it reads, so give it a link in our own folder.
     alias = scratch / "model.gguf"
     link_or_copy(Path(job["gguf"]), alias)
     openvino_genai.LLMPipeline(str(alias), "CPU", enable_save_ov_model=True)
@@ -38,7 +38,7 @@ def keep(job: dict[str, Any], progress: Progress) -> dict[str, Any]:
     if has_minima(header):
         _move_restored(scratch, output, header)
     else:
-        move_model(scratch, output)  # and not the tokenizer that the reader makes: see tokenizer_ir
+        move_model(scratch, output)  # but not the reader's tokenizer: see tokenizer_ir
     if "tokenizer" in job:
         progress.phase("tokenizer")
         write_tokenizer_ir(Path(job["tokenizer"]))
@@ -55,14 +55,14 @@ def _move_restored(source: Path, target: Path, header: GGUFHeader) -> None:
 
 
 def move_model(source: Path, target: Path) -> None:
-    """Move openvino_model.xml and .bin into a new folder; what else the libraries wrote stays where it is."""
+    """Move openvino_model.xml and .bin, and no other files, to a new folder."""
     target.mkdir(parents=True)
     for name in ("openvino_model.xml", "openvino_model.bin"):
         (source / name).rename(target / name)
 
 
 def link_or_copy(source: Path, target: Path) -> None:
-    """A hard link, or a copy where the file system has none. A symbolic link would be followed to the source."""
+    """Make a hard link, or a copy if the file system has no links. A symbolic link would be resolved to the source."""
     try:
         os.link(source.resolve(), target)
     except OSError:

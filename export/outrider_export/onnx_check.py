@@ -1,4 +1,4 @@
-"""Whether a model in ONNX can go into a bundle, and is what its source promised."""
+"""Checks that a model in ONNX fits into a bundle and matches its source."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ if TYPE_CHECKING:
 
 _INPUTS = ("input_ids", "attention_mask", "position_ids")
 _CACHE = ("key", "value")
-# They choose one scale for the numbers of all rows.
+# They use one scale for all rows.
 _MIX_ROWS = ("DynamicQuantizeLinear", "DynamicQuantizeMatMul")
 
 
 def check_onnx(path: Path, geometry: Geometry) -> None:
-    """Whether the model at `path` can go into a bundle as it is, and has the shape that its source promised.
+    """Check that the model at `path` fits into a bundle, and has its source's shape.
 
     Raises:
-        ExportError: naming what differs.
+        ExportError: with the differences.
     """
     model = load(path)
     check_graph(model, path, geometry)
@@ -34,10 +34,10 @@ def check_onnx(path: Path, geometry: Geometry) -> None:
 
 
 def check_graph(model: Any, path: Path, geometry: Geometry) -> None:
-    """As `check_onnx`, for a model that may still lack rows_begin and rows_end.
+    """`check_onnx` for a model that may still lack rows_begin and rows_end.
 
     Raises:
-        ExportError: naming what was found, what is needed and the next step.
+        ExportError: with what was found, what is needed and the next step.
     """
     shape = shape_of(model)
     _check_names(model, path, shape)
@@ -52,7 +52,7 @@ def check_graph(model: Any, path: Path, geometry: Geometry) -> None:
         geometry.num_layers, geometry.num_heads, geometry.num_kv_heads, geometry.head_size, geometry.logits_width
     )  # fmt: skip
     pairs = list(zip(("layers", "heads", "kv heads", "head size", "logits"), found, promised, strict=True))
-    # A head size or a number of logits that the graph leaves open is the configuration's.
+    # If the graph leaves a number open, the configuration's is used.
     if any(here not in (None, there) for _, here, there in pairs):
         raise ExportError(
             f"{path} has {', '.join(f'{here} {what}' for what, here, _ in pairs)}, where its configuration promises "
@@ -61,7 +61,7 @@ def check_graph(model: Any, path: Path, geometry: Geometry) -> None:
 
 
 def _check_names(model: Any, path: Path, shape: Shape) -> None:
-    """Whether the inputs and outputs are those of a bundle's model, with the types that they have there."""
+    """Check that the inputs and outputs have the names and types of a bundle's model."""
     optional = {tensor.name for tensor in model.graph.initializer} | {"position_ids"}
     pasts, presents = _cache_names("past_key_values", shape.num_layers), _cache_names("present", shape.num_layers)
     inputs = {"input_ids", "attention_mask", *pasts}
@@ -93,7 +93,7 @@ def _check_names(model: Any, path: Path, shape: Shape) -> None:
 
 
 def _check_attention(graph: Any, path: Path, num_layers: int) -> None:
-    """Whether each layer's attention is one GroupQueryAttention from its past to its present."""
+    """Check that each layer's attention is one GroupQueryAttention from its past to its present."""
     reader = {name: node for node in graph.node for name in node.input if is_past(name)}
     for i in range(num_layers):
         past, present = ([f"{kind}.{i}.{half}" for half in _CACHE] for kind in ("past_key_values", "present"))

@@ -32,20 +32,20 @@ def import_onnx() -> Any:
 
 
 def load(path: Path) -> Any:
-    """The `onnx.ModelProto` at `path`, without the weights that lie in files of their own.
+    """The `onnx.ModelProto` at `path`, without weights in separate files.
 
     Raises:
-        ExportError: if it is missing or damaged, or the package `onnx` is.
+        ExportError: if it is missing or damaged, or the package `onnx` is missing.
     """
     onnx = import_onnx()
     try:
         return onnx.load(path, load_external_data=False)
-    except Exception as error:  # protobuf's DecodeError, which it names differently from version to version
+    except Exception as error:  # protobuf's DecodeError, whose name depends on the version
         raise ExportError(f"{path} is not an ONNX model that can be read: {one_line(error)}") from error
 
 
 def data_files(model: Any, folder: Path) -> list[str]:
-    """The names of the files in `folder` that hold the model's weights, in the order in which it needs them.
+    """The names of the files in `folder` with the model's weights, in the order of their first use.
 
     Raises:
         ExportError: if one lies elsewhere, is missing or cut short.
@@ -67,20 +67,20 @@ def data_files(model: Any, folder: Path) -> list[str]:
     return list(ends)
 
 
-def save(model: Any, source: Path, folder: Path, place: Callable[[Path, Path], object] = link_or_copy) -> None:
+def save(model: Any, source: Path, folder: Path, copy_file: Callable[[Path, Path], object] = link_or_copy) -> None:
     """Write model.onnx into `folder`, and its weights from `source` as model.onnx.data, model.onnx.data_1, ….
 
-    `place(file, copy)` brings a file of weights to its place. The model's weights lie in those files afterwards.
+    copy_file: links or copies a file of weights to a path. Afterwards the model refers to the new files.
 
     Raises:
-        ExportError: if a file of weights is not there, or not whole.
+        ExportError: if a file of weights is missing or cut short.
     """
     import onnx
 
     names = {name: f"{MODEL}.data" + (f"_{i}" if i else "") for i, name in enumerate(data_files(model, source))}
     folder.mkdir(parents=True, exist_ok=True)
     for name, ours in names.items():
-        place(source / name, folder / ours)
+        copy_file(source / name, folder / ours)
     for tensor in _tensors(model):
         for entry in tensor.external_data:
             if entry.key == "location":
@@ -89,7 +89,7 @@ def save(model: Any, source: Path, folder: Path, place: Callable[[Path, Path], o
 
 
 def _tensors(model: Any) -> Iterator[Any]:
-    """Every tensor of constants in the model, those with their data in another file."""
+    """Every constant tensor in the model, including those with data in another file."""
     from onnx.external_data_helper import uses_external_data
 
     for graph in graphs_of(model.graph):

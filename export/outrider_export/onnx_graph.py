@@ -1,4 +1,4 @@
-"""A decoder's ONNX graph, and what it says of itself.
+"""A decoder's ONNX graph and its properties.
 
     model = load(path)                                  # onnx_files: the graph alone; weights stay in their files
     shape_of(model), weights_of(model)
@@ -6,8 +6,8 @@
     save(model, path.parent, folder)                    # onnx_files: model.onnx, model.onnx.data
     check_onnx(folder / "model.onnx", geometry)         # onnx_check
 
-A bundle's model takes input_ids, attention_mask, position_ids where it wants them, and past_key_values.{i}.key and
-.value; it gives logits, present.{i}.key and .value. The runtime binds one buffer [1, kv heads, longest, head size] a
+A bundle's model takes input_ids, attention_mask, perhaps position_ids, and past_key_values.{i}.key and .value. It gives
+logits, present.{i}.key and .value. The runtime binds one buffer [1, kv heads, longest, head size] per
 tensor as past and as present, which only GroupQueryAttention allows.
 """
 
@@ -33,11 +33,11 @@ EXPORT_IT = "Export the model from its checkpoint instead: outrider export MODEL
 
 @dataclass(frozen=True)
 class Shape:
-    """What a graph says of its model; None where it does not say."""
+    """A model's shape from its graph; None for what the graph leaves open."""
 
     num_layers: int  # that have a cache
     num_heads: int | None
-    num_kv_heads: int | None  # None, too, where the layers differ
+    num_kv_heads: int | None  # also None if the layers differ
     head_size: int | None
     logits_width: int | None
     inputs: tuple[str, ...]
@@ -45,7 +45,7 @@ class Shape:
 
 
 def shape_of(model: Any) -> Shape:
-    """Look at a graph whose inputs and outputs have a bundle's names."""
+    """The shape of a graph whose inputs and outputs have a bundle's names."""
     graph = model.graph
     inputs = {value.name: value for value in graph.input}
     outputs = {value.name: value for value in graph.output}
@@ -69,7 +69,7 @@ def shape_of(model: Any) -> Shape:
 
 
 def weights_of(model: Any) -> str:
-    """ "int8" or "int4", after the bits of most of its products' matrices; "fp32" where none is quantised."""
+    """ "int8" or "int4", by the bits of most of its matrices; "fp32" if none is quantised."""
     held = {tensor.name: tensor.data_type for tensor in model.graph.initializer}
     bits: Counter[int] = Counter()
     for node in model.graph.node:
@@ -109,7 +109,7 @@ def is_past(name: str) -> bool:
 
 
 def dim_of(value: Any, axis: int) -> int | None:
-    """A dimension of an input or output, where it is a number."""
+    """A dimension of an input or output; None if it is not a number."""
     dims = value.type.tensor_type.shape.dim if value is not None else ()
     return int(dims[axis].dim_value) if axis < len(dims) and dims[axis].HasField("dim_value") else None
 
@@ -123,7 +123,7 @@ def _only(values: set[int | None]) -> int | None:
 
 
 def type_name(kind: int) -> str:
-    """Of an element type, as "float16"."""
+    """The name of an element type, such as "float16"."""
     from onnx import TensorProto
 
     return str(TensorProto.DataType.Name(kind)).lower()

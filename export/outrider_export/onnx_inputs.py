@@ -1,4 +1,4 @@
-"""The inputs that a bundle wants of an ONNX graph, and the names and shapes that it has there; see `onnx_graph`."""
+"""Adds inputs to an ONNX graph for a bundle, and sets names and shapes; see `onnx_graph`."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ if TYPE_CHECKING:
 
 
 def add_rows(model: Any) -> None:
-    """Let a model make the logits of some rows only: rows_begin ≤ row < rows_end, int64 [1] each, all if left out.
+    """Let a model compute logits for some rows only: rows_begin ≤ row < rows_end, int64 [1] each; by default all.
 
     The output matrix is then applied to those rows, and `logits` is float32 [batch, rows, logits width]. A model that
-    has these inputs is left as it is.
+    has these inputs is not changed.
 
     Raises:
-        ExportError: if `logits` is not made by a product with a matrix, of all rows.
+        ExportError: if `logits` is not a product of all rows with a matrix.
     """
     graph = model.graph
     if ROWS[0] in (value.name for value in graph.input):
         return
     head = find_head(graph)
     if dim_of(_output(graph, "logits"), 1) is not None:
-        raise ExportError(f"The model gives the logits of its last token only; drafts are checked by more. {EXPORT_IT}")
+        raise ExportError(f"The model gives the logits of its last token only; drafts need more. {EXPORT_IT}")
     add_default(model, ROWS[0], 0)
     add_default(model, ROWS[1], 2**63 - 1)
     axis = _constant("rows_axis", 1, [1])
@@ -40,12 +40,12 @@ def add_rows(model: Any) -> None:
 
 
 def add_extra_rows(model: Any) -> None:
-    """Let attention, and nothing else, see rows of zeros behind the tokens: extra_rows, int64 [1], none if left out.
+    """Give only the attention rows of zeros behind the tokens: extra_rows, int64 [1]; by default none.
 
-    Attention takes another kernel for one row than for more, so a token alone gets other bits than with others; the
-    products with weights need not. With a row more for attention, a token alone has the bits that it has with others,
-    without a second row going through all of the model. attention_mask then counts the extra rows, too. A model that
-    has this input, or whose attention is told positions or biases of each row, is left as it is.
+    Attention has another kernel for one row than for more, so a single token gets other bits than with others. The
+    products with weights do not have this problem. With one more row in the attention, a single token has the same bits
+    as with others, without a second row through the whole model. attention_mask then counts the extra rows, too. A
+    model that has this input, or whose attention gets positions or biases of each row, is not changed.
     """
     graph = model.graph
     attentions = [node for node in graph.node if node.op_type == "GroupQueryAttention"]
@@ -60,7 +60,7 @@ def add_extra_rows(model: Any) -> None:
     for node in attentions:
         at = list(graph.node).index(node)
         for i, name in enumerate(node.input[:3]):
-            if name:  # one packed input, or three
+            if name:  # one packed input or three
                 pad = _node("Pad", [name, pads.output[0]], [f"{node.name}/extra/{i}"], f"{node.name}/extra/Pad_{i}")
                 node.input[i] = pad.output[0]
                 graph.node.insert(at, pad)
@@ -74,7 +74,7 @@ def add_extra_rows(model: Any) -> None:
 
 
 def add_default(model: Any, name: str, value: int) -> None:
-    """Give the int64 input `name` a value that it has when it is left out; added, as int64 [1], if it is not there."""
+    """Give the int64 input `name` a default value. It is added, as int64 [1], if it is missing."""
     from onnx import helper
 
     given = {value.name: value for value in model.graph.input}
@@ -85,7 +85,7 @@ def add_default(model: Any, name: str, value: int) -> None:
 
 
 def write_shape(model: Any, geometry: Geometry) -> None:
-    """Write into inputs and outputs what the runtime reads there, where the graph leaves it open."""
+    """Write dimensions that the graph leaves open, and that the runtime reads, to inputs and outputs."""
     for value in (*model.graph.input, *model.graph.output):
         if is_past(value.name) or value.name.startswith("present."):
             dims = {1: geometry.num_kv_heads, 3: geometry.head_size}
@@ -96,18 +96,18 @@ def write_shape(model: Any, geometry: Geometry) -> None:
 
 
 def rename(model: Any, names: dict[str, str]) -> None:
-    """Give tensors of the graph other names, wherever they stand.
+    """Rename tensors everywhere in the graph.
 
     Raises:
-        ExportError: if a new name is another tensor's already.
+        ExportError: if another tensor already has a new name.
     """
     names = {old: new for old, new in names.items() if old != new}
-    for place in _name_lists(model.graph):
-        if taken := set(names.values()) & set(place) - set(names):
+    for listed in _name_lists(model.graph):
+        if taken := set(names.values()) & set(listed) - set(names):
             raise ExportError(f"The model has a tensor of its own named {sorted(taken)[0]}. {EXPORT_IT}")
-        for i, name in enumerate(place):
+        for i, name in enumerate(listed):
             if name in names:
-                place[i] = names[name]
+                listed[i] = names[name]
     for value in _named(model.graph):
         value.name = names.get(value.name, value.name)
 

@@ -1,14 +1,14 @@
-"""The two large matrices of a decoder in ONNX: the embedding in 8 bits, once where it is the output matrix, too.
+"""The two large matrices of a decoder in ONNX: embedding and output matrix, in 8 bits, stored once if tied.
 
-    weights = Weights(load(path), path.parent)      # the graph, and its weights where they lie
-    tied = compress_embedding(weights)              # or share_embedding, where the weights are float32
-    weights.save(folder)                            # model.onnx, and model.onnx.data with what the graph still uses
+    weights = Weights(load(path), path.parent)      # the graph, and its weights in their files
+    tied = compress_embedding(weights)              # or share_embedding, for float32 weights
+    weights.save(folder)                            # model.onnx, and model.onnx.data with the used weights
 
-    cut_output(weights, np.array([0, 1, 2, 151_645]))    # the model now gives four logits, those of these ids
+    cut_output(weights, np.array([0, 1, 2, 151_645]))    # the model now gives logits for these four ids
 
 onnxruntime-genai's model builder leaves the embedding in float32: in Qwen2.5-Coder-0.5B, half of the file. Here it gets
-the format of MatMulNBits with 8 bits, blocks of 32 weights with a float32 scale each, and is read by operators of
-standard ONNX. Weights are read and written a piece at a time.
+the format of MatMulNBits with 8 bits, blocks of 32 weights with a float32 scale each, and is read by standard ONNX
+operators. Weights are read and written in pieces.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ if TYPE_CHECKING:
 
 BLOCK = 32
 _ZERO = 128  # the middle of 8 bits
-_PIECE = 1 << 24  # bytes of weights that are looked at or copied at a time
-# Large tensors begin where a file can be mapped on every system: at multiples of 64 KiB on Windows.
+_PIECE = 1 << 24  # bytes of weights per piece
+# Large tensors are aligned so that they can be mapped on every system: to 64 KiB for Windows.
 _SMALL = 1 << 10  # bytes
 _LARGE, _PAGE, _LINE = 1 << 20, 1 << 16, 64
 _ALL = "export with --draft-vocab all."
 
 
 class Weights:
-    """A graph (`onnx.ModelProto`, changed in place) and its initializers, which lie in the folder of its file.
+    """A graph (`onnx.ModelProto`, changed in place) and its initializers, which are in the folder of its file.
 
-    `read(name)` is one of them, mapped; `put(name, array)` adds or replaces one. `save(folder)` writes what is used.
+    `read(name)` maps one of them. `put(name, array)` adds or replaces one. `save(folder)` writes the used ones.
     """
 
     def __init__(self, model: Any, folder: Path) -> None:
@@ -52,31 +52,31 @@ class Weights:
         return name in self._tensors
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Of an initializer."""
+        """The shape of an initializer."""
         return tuple(self._tensors[name].dims)
 
     def read(self, name: str) -> NDArray[Any]:
-        """An initializer; not to be written to."""
+        """An initializer, read-only."""
         from onnx import helper, numpy_helper
 
         if name in self._new:
             return self._new[name]
         tensor = self._tensors[name]
-        place = {entry.key: entry.value for entry in tensor.external_data}
-        if not place:
+        location = {entry.key: entry.value for entry in tensor.external_data}
+        if not location:
             return np.asarray(numpy_helper.to_array(tensor))
         dtype = helper.tensor_dtype_to_np_dtype(tensor.data_type)
-        path, offset = self.folder / place["location"], int(place.get("offset", 0))
+        path, offset = self.folder / location["location"], int(location.get("offset", 0))
         return np.memmap(path, dtype, mode="r", offset=offset, shape=self.shape(name))
 
     def put(self, name: str, array: NDArray[Any]) -> str:
-        """Add an initializer, or put another in its place; its name."""
+        """Add or replace an initializer, and return its name."""
         from onnx import TensorProto, helper, numpy_helper
 
         if name not in self._tensors:
             self._tensors[name] = self.model.graph.initializer.add(name=name)
         tensor = self._tensors[name]
-        if array.nbytes < _SMALL:  # shapes and axes have to be seen in the graph
+        if array.nbytes < _SMALL:  # shapes and axes have to be inside the graph
             tensor.CopyFrom(numpy_helper.from_array(array, name))
             return name
         tensor.CopyFrom(TensorProto(name=name, data_type=helper.np_dtype_to_tensor_dtype(array.dtype)))
@@ -87,23 +87,23 @@ class Weights:
     def save(self, folder: Path) -> None:
         """Write model.onnx and model.onnx.data into `folder`, without the initializers that no node reads.
 
-        Afterwards the graph's weights are those of `folder`.
+        Afterwards the graph refers to the files in `folder`.
         """
         import onnx
 
         folder.mkdir(parents=True, exist_ok=True)
         graph = self.model.graph
         used = {name for node in graph.node for name in node.input}
-        kept = [tensor for tensor in graph.initializer if tensor.name in used]
-        places = {}
+        used_tensors = [tensor for tensor in graph.initializer if tensor.name in used]
+        spans = {}
         with (folder / f"{MODEL}.data").open("wb") as file:
-            for tensor in kept:
+            for tensor in used_tensors:
                 if tensor.external_data or tensor.name in self._new:
-                    places[tensor.name] = _write(file, self.read(tensor.name))
-        for tensor in kept:
-            if tensor.name in places:
-                _point_to(tensor, *places[tensor.name])
-        copies = [onnx.TensorProto.FromString(tensor.SerializeToString()) for tensor in kept]
+                    spans[tensor.name] = _write(file, self.read(tensor.name))
+        for tensor in used_tensors:
+            if tensor.name in spans:
+                _point_to(tensor, *spans[tensor.name])
+        copies = [onnx.TensorProto.FromString(tensor.SerializeToString()) for tensor in used_tensors]
         del graph.initializer[:]
         graph.initializer.extend(copies)
         onnx.save(self.model, folder / MODEL)
@@ -112,12 +112,12 @@ class Weights:
 
 
 def compress_embedding(weights: Weights) -> bool:
-    """Put 8 bits a weight in the place of the float32 embedding; whether it is the output matrix's own.
+    """Replace the float32 embedding by 8-bit weights. Returns whether it now shares the output matrix.
 
-    It is where no weight of the embedding is further from the output matrix's than that one's rounding explains.
+    It does if each weight of the embedding equals the output matrix's within its rounding.
 
     Raises:
-        ExportError: if there is no embedding to be found in the graph.
+        ExportError: if the graph has no embedding.
     """
     gather = _find_embedding(weights)
     name = gather.input[0]
@@ -134,10 +134,10 @@ def compress_embedding(weights: Weights) -> bool:
 
 
 def share_embedding(weights: Weights) -> bool:
-    """Have a float32 output matrix read from the embedding where both are one; whether they are.
+    """Let a tied float32 output matrix be read from the embedding. Returns whether they are tied.
 
     Raises:
-        ExportError: if there is no embedding to be found in the graph.
+        ExportError: if the graph has no embedding.
     """
     from onnx import helper
 
@@ -148,16 +148,16 @@ def share_embedding(weights: Weights) -> bool:
     rows, columns = weights.read(name), weights.read(head.input[1])
     if not all(np.array_equal(rows[piece], columns[:, piece].T) for piece in _pieces(rows)):
         return False
-    # The other way round, a Transpose before the Gather, onnxruntime would keep two matrices in memory.
+    # With a Transpose before the Gather instead, onnxruntime would have two matrices in memory.
     head.op_type, head.domain, head.input[1] = "FusedMatMul", "com.microsoft", name
     head.attribute.append(helper.make_attribute("transB", 1))
     return True
 
 
 def quantise(matrix: NDArray[np.float32], block: int = BLOCK) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
-    """8 bits a weight, symmetric: uint8 [rows, blocks, block] and float32 [rows, blocks] for float32 [rows, columns].
+    """8 bits per weight, symmetric: uint8 [rows, blocks, block] and float32 [rows, blocks] for float32 [rows, columns].
 
-    As onnxruntime's own quantiser: the largest of a block's weights is stored as 0, which stands for −128 scales.
+    As onnxruntime's own quantiser: the largest of a block's weights is stored as 0, which means −128 scales.
     """
     rows, blocks = len(matrix), math.ceil(matrix.shape[1] / block)
     values = np.empty((rows, blocks, block), dtype=np.uint8)
@@ -173,10 +173,10 @@ def quantise(matrix: NDArray[np.float32], block: int = BLOCK) -> tuple[NDArray[n
 
 
 def cut_output(weights: Weights, token_ids: NDArray[np.int32]) -> None:
-    """Keep the logits of `token_ids`, int32 [n], in this order. The embedding stays whole, also where both are one.
+    """Cut the logits to `token_ids`, int32 [n], in this order. The embedding is not cut, even if both are tied.
 
     Raises:
-        ExportError: if the logits are not made in a way that is known here.
+        ExportError: if the nodes that make the logits are unknown.
     """
     graph = weights.model.graph
     head = find_head(graph)
@@ -191,12 +191,12 @@ def cut_output(weights: Weights, token_ids: NDArray[np.int32]) -> None:
         _cut(weights, head, 1, width, token_ids, axis=0 if head.op_type == "FusedMatMul" else 1)
     names = _follow(weights, head, width, token_ids)
     for value in [value for value in graph.value_info if value.name in names]:
-        graph.value_info.remove(value)  # they have another shape now
+        graph.value_info.remove(value)  # their shapes have changed
     logits.type.tensor_type.shape.dim[2].dim_value = len(token_ids)
 
 
 def _follow(weights: Weights, head: Any, width: int, token_ids: NDArray[np.int32]) -> set[str]:
-    """Cut what the product's values meet on their way to the logits, a bias for one; the names that they have."""
+    """Cut constants between the product and the logits, such as a bias. Returns the names of the values on the way."""
     names = {head.output[0]}
     for node in weights.model.graph.node:  # in the order in which they run
         if node is head or names.isdisjoint(node.input):
@@ -211,9 +211,9 @@ def _follow(weights: Weights, head: Any, width: int, token_ids: NDArray[np.int32
 def _cut(
     weights: Weights, node: Any, index: int, width: int, token_ids: NDArray[np.int32], axis: int | None = None
 ) -> None:
-    """Give `node` some of the `width` rows of its input `index`, if it has one, which lie along `axis`.
+    """Cut input `index` of `node`, if it has one, to some of its `width` rows along `axis`.
 
-    Without an axis the rows come first, whatever shape the rest of them has.
+    Without an axis, rows are the first dimension of any shape.
     """
     if len(node.input) <= index or not (name := node.input[index]):
         return
@@ -237,7 +237,7 @@ def _find_embedding(weights: Weights) -> Any:
 
 
 def _is_rounded(weights: Weights, name: str, head: Any) -> bool:
-    """Whether the matrix `name` is what the 8-bit product `head` has, up to one step of each block."""
+    """Whether the matrix `name` equals that of the 8-bit product `head`, within one step of each block."""
     attributes = {attribute.name: attribute.i for attribute in head.attribute}
     matrix, block = weights.read(name), attributes["block_size"]
     if attributes.get("bits", 4) != 8 or matrix.shape != (attributes["N"], attributes["K"]):
@@ -249,21 +249,21 @@ def _is_rounded(weights: Weights, name: str, head: Any) -> bool:
         steps = values[piece].astype(np.float32) - (_ZERO if zeros is None else zeros[piece, :, None])
         off = np.abs(_in_blocks(matrix[piece], block) - steps * scales[piece, :, None]).reshape(len(steps), -1)
         step = np.repeat(np.abs(scales[piece]), block, axis=1)
-        # A step and not half of one: 8 bits reach from −128 to 127, and weights of half precision were rounded, too.
-        if (off > 1.01 * step + 1e-12)[:, : matrix.shape[1]].any():  # what fills the last block up may be anything
+        # A whole step, not half: 8 bits reach from −128 to 127, and half-precision weights were rounded, too.
+        if (off > 1.01 * step + 1e-12)[:, : matrix.shape[1]].any():  # padding of the last block may have any value
             return False
     return True
 
 
 def _read_in_8_bits(weights: Weights, gather: Any, matrix: str, scales: str, zeros: str) -> None:
-    """Put in the place of `gather`: (rows of `matrix` − their zero points) × their scales."""
+    """Replace `gather` by (rows of `matrix` − their zero points) × their scales."""
     from onnx import helper
 
     graph = weights.model.graph
     columns = weights.shape(gather.input[0])[1]
     rows, blocks, block = weights.shape(matrix)
     for name in filter(None, (scales, zeros)):
-        if len(weights.shape(name)) == 1:  # MatMulNBits takes both shapes, a Gather of rows only one
+        if len(weights.shape(name)) == 1:  # MatMulNBits accepts both shapes, a Gather of rows only one
             weights.put(name, np.ascontiguousarray(weights.read(name)).reshape(rows, blocks))
     nodes: list[Any] = []
 
@@ -290,26 +290,26 @@ def _read_in_8_bits(weights: Weights, gather: Any, matrix: str, scales: str, zer
     if not whole:
         begin, end = (constant(name, np.array([i], dtype=np.int64)) for name, i in (("begin", 0), ("end", columns)))
         node("Slice", values, begin, end, last, output=result)
-    place = list(graph.node).index(gather)
+    at = list(graph.node).index(gather)
     graph.node.remove(gather)
     for i, new in enumerate(nodes):
-        graph.node.insert(place + i, new)
+        graph.node.insert(at + i, new)
 
 
 def _pieces(matrix: NDArray[Any]) -> Iterator[slice]:
-    """Rows of `matrix` that are worked on at a time."""
+    """The rows of `matrix`, in pieces."""
     step = max(1, _PIECE // (matrix.itemsize * matrix[0].size))
     return (slice(begin, begin + step) for begin in range(0, len(matrix), step))
 
 
 def _in_blocks(rows: NDArray[Any], block: int) -> NDArray[np.float32]:
-    """float32 [rows, blocks, block], filled up with zeros."""
+    """float32 [rows, blocks, block], padded with zeros."""
     missing = -rows.shape[1] % block
     return np.pad(rows.astype(np.float32), ((0, 0), (0, missing))).reshape(len(rows), -1, block)
 
 
 def _write(file: Any, array: NDArray[Any]) -> tuple[int, int]:
-    """Append an array to a file; where it begins and how many bytes it has."""
+    """Append an array to a file. Returns its offset and its number of bytes."""
     offset = -(-file.tell() // (unit := _PAGE if array.nbytes >= _LARGE else _LINE)) * unit
     file.write(bytes(offset - file.tell()))
     flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)

@@ -1,9 +1,9 @@
-"""Cuts a model's output matrix to some of its rows, whatever its weights are stored as.
+"""Cuts a model's output matrix to some of its rows, for any format of its weights.
 
-    cut_output(model, np.array([0, 1, 2, 151_645]))    # model, an ov.Model, now gives four logits, those of these ids
+    cut_output(model, np.array([0, 1, 2, 151_645]))    # model, an ov.Model, now gives logits for these four ids
 
-A row of the matrix is one token's logit. The embedding is left as it is, also where both are one (tied embeddings):
-the model still reads every token.
+A row of the matrix is for one token's logit. The embedding is not cut, even if both are tied: the model still reads
+every token.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ if TYPE_CHECKING:
     import openvino as ov
     from numpy.typing import NDArray
 
-# What stands between weights and their use (optimum-intel, nncf, openvino-genai's GGUF reader), and keeps rows apart.
+# Operations between weights and their use (optimum-intel, nncf, openvino-genai's GGUF reader) that work row by row.
 _ELEMENTWISE = ("Convert", "Subtract", "Multiply", "Add", "Divide")
 
 
 def cut_output(model: ov.Model, token_ids: NDArray[np.int32]) -> None:
-    """Keep the logits of `token_ids`, int32 [n], in this order. Works in place.
+    """Cut the logits to `token_ids`, int32 [n], in this order. Works in place.
 
     Raises:
-        ExportError: if the logits are not made in a way that is known here.
+        ExportError: if the nodes that make the logits are unknown.
     """
     width = model.output("logits").get_partial_shape()[-1].get_length()
-    # The matrix and what follows are taken from a clone: what the embedding shares with them stays as it is.
+    # Use a clone's nodes for the matrix and what follows, so that nodes shared with the embedding are not changed.
     clone = model.clone()
     result, head = model.output("logits").get_node(), clone.output("logits").get_node()
     body, node = result.input_value(0).get_node(), head.input_value(0).get_node()
@@ -48,7 +48,7 @@ def cut_output(model: ov.Model, token_ids: NDArray[np.int32]) -> None:
 
 
 def _cut(port: ov.Input, axis: int, width: int, token_ids: NDArray[np.int32]) -> None:
-    """Keep `token_ids` of the `width` rows of what comes in at `port`, which lie along `axis`, counted from the end."""
+    """Cut the input `port` to `token_ids` of its `width` rows along `axis`, counted from the end."""
     from openvino import opset13 as ops
 
     node = port.get_source_output().get_node()
@@ -73,17 +73,17 @@ def _cut(port: ov.Input, axis: int, width: int, token_ids: NDArray[np.int32]) ->
 
 
 def _keeps_first(reshape: ov.Node, axis: int) -> bool:
-    """Whether a Reshape leaves the axes up to `axis`, counted from the beginning, as they are."""
+    """Whether a Reshape does not change the axes up to `axis`, counted from the beginning."""
     before, after = list(reshape.get_input_shape(0)), list(reshape.get_output_shape(0))
     return before[: axis + 1] == after[: axis + 1]
 
 
 def _take(constant: Any, token_ids: NDArray[np.int32], axis: int) -> ov.Node:
-    """Some rows of a constant, with the bits that they have."""
+    """Some rows of a constant, bit for bit."""
     import openvino
 
     kind = constant.get_element_type()
-    if kind.bitwidth == 4:  # a row may begin inside a byte
+    if kind.bitwidth == 4:  # a row may start within a byte
         return pack(np.take(unpack(constant), token_ids, axis), kind)
     if kind.bitwidth % 8:
         raise ExportError(f"The draft model's output matrix is {kind.get_type_name()}: export with --draft-vocab all.")

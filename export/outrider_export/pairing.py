@@ -1,4 +1,4 @@
-"""How a draft model's tokens get to the main model: what two vocabularies have in common, and what to make of it."""
+"""Compares two vocabularies, and chooses how a draft model's tokens become main tokens."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from outrider_export.progress import Progress
     from outrider_export.vocabulary import Vocabulary
 
-# Of the main model's tokens, the share from which on the draft model's own tokens are proposed. It is the main model's
-# text that has to be said. Measured with drafts of 3, six prompts, tokens a round greedy / coupled / rejection:
+# The share of the main model's tokens from which on the intersection is used. It is the main model's text that is
+# drafted. Measured with drafts of 3, six prompts, tokens per round greedy / coupled / rejection:
 # SmolLM2-135M for Qwen2.5-Coder-1.5B has 26 % of its tokens (few of those that indent code): intersection
 # 2.13/2.01/2.14, text 2.30/2.11/2.21. Qwen2.5-Coder-0.5B for SmolLM2 has 80 %: 2.12/1.99/1.98 and 2.14/1.87/1.77.
 MOST = 0.5
@@ -32,7 +32,7 @@ MOST = 0.5
 class Pairing:
     """How a draft model proposes tokens to a main model; see `outrider.bundle.DrafterEntry`.
 
-    to_main: int32 [draft vocab], for each draft id the main id of the same token, or −1.
+    to_main: int32 [draft vocab], the main id of the same token, or −1.
     """
 
     main: Vocabulary
@@ -46,7 +46,7 @@ class Pairing:
         return int((self.to_main >= 0).sum())
 
     def write(self, main_tokenizer: Path, model: Path, tokenizer: Path) -> None:
-        """Write what the runtime needs into the folders of main tokenizer, draft model and draft tokenizer."""
+        """Write the files for the runtime to the folders of main tokenizer, draft model and draft tokenizer."""
         _write_bytes(main_tokenizer / BYTES_NAME, self.main)
         if self.vocabulary == "intersection":
             np.save(model / MAP_NAME, self.to_main)
@@ -55,7 +55,7 @@ class Pairing:
 
 
 def pair_vocabularies(main: Plan, draft: Plan, progress: Progress) -> Pairing:
-    """Compare two vocabularies and choose the way; what was chosen is noted where they are not the same.
+    """Compare two vocabularies and choose the conversion. Notes the choice if they differ.
 
     Raises:
         VocabularyMismatch: if they have no token in common.
@@ -78,9 +78,9 @@ def pair_vocabularies(main: Plan, draft: Plan, progress: Progress) -> Pairing:
 
 
 def map_tokens(main: Vocabulary, draft: Vocabulary) -> NDArray[np.int32]:
-    """int32 [draft vocab]: for each draft id the main id of the same token, or −1. No main id appears twice.
+    """int32 [draft vocab]: the main id of the same token, or −1. No main id appears twice.
 
-    Tokens are the same where they stand for the same bytes, special ones where they have the same name.
+    Tokens are the same if they have the same bytes; special tokens if they have the same name.
     """
     to_main = np.full(len(draft), -1, dtype=np.int32)
     main_ids = _by_bytes(main)
@@ -90,7 +90,7 @@ def map_tokens(main: Vocabulary, draft: Vocabulary) -> NDArray[np.int32]:
 
 
 def _by_bytes(vocabulary: Vocabulary) -> dict[tuple[bool, bytes], int]:
-    """Token ids by what they are. Of several that are the same, a piece is taken before a byte, then the first."""
+    """Token ids by (is special, bytes). Among equal tokens, a piece wins over a byte token, then the first."""
     special, token_bytes = set(vocabulary.special_token_ids), vocabulary.token_bytes
     is_byte = [bool(BYTE_PIECE.fullmatch(token or "")) for token in vocabulary.tokens]
     found: dict[tuple[bool, bytes], int] = {}

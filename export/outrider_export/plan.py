@@ -1,4 +1,4 @@
-"""What will be done with each model, decided from headers and configurations before any work begins."""
+"""Plans the conversion of each model, from headers and configurations, before any work begins."""
 
 from __future__ import annotations
 
@@ -18,10 +18,9 @@ if TYPE_CHECKING:
     from outrider.bundle.manifest import Format, Geometry
     from outrider_export.sources import Located
 
-# A GGUF file's own weights are kept where that is asked for: a pass takes 276 ms in Q4_K_M against 123 in int8 (Intel
-# Xeon), and grows with every row that is checked.
-# A draft model need not be right, it has to be quick: with 4 bits, the 0.5B of the Qwen2.5-Coder pair drafts in 11 ms a
-# token instead of 15, and 83 % instead of 85 % of its first tokens are kept.
+# GGUF files are converted, too, unless "keep" is set: a target pass takes 276 ms in Q4_K_M against 123 in int8 (Intel
+# Xeon), and more for every draft token. A draft model has to be fast rather than right: in 4 bits, the 0.5B of the
+# Qwen2.5-Coder pair drafts in 11 ms per token instead of 15, and 83 % instead of 85 % of its first tokens are accepted.
 DEFAULT_WEIGHTS = {"main": "int8", "draft": "int4"}
 # In ONNX a model computes in float32, and GGUF's blocks are unknown.
 WEIGHTS: dict[str, tuple[str, ...]] = {
@@ -29,10 +28,10 @@ WEIGHTS: dict[str, tuple[str, ...]] = {
     "onnx": ("int8", "int4", "fp32"),
 }
 _OPTIONS = {"main": "weights", "draft": "draft_weights"}
-# What openvino-genai's GGUF reader (2026.4) takes: tried type by type.
+# What openvino-genai's GGUF reader (2026.4) supports, tested type by type.
 KEPT_ARCHITECTURES = ("llama", "qwen2", "qwen3")
 KEPT_MATRICES = ("F16", "Q4_0", "Q4_1", "Q8_0", "Q4_K", "Q6_K")
-# Bytes a weight takes in the bundle, with scales; and in the uncompressed model that is written on the way.
+# Bytes per weight in the bundle, with scales; and in the temporary uncompressed model.
 _BYTES = {
     "openvino": {"int8": 1.05, "int4": 0.75, "fp16": 2.0, "fp32": 4.0},
     "onnx": {"int8": 1.15, "int4": 0.9, "fp32": 4.0},
@@ -74,22 +73,22 @@ class Plan:
 
     @property
     def final_bytes(self) -> int:
-        """An estimate of what the model takes in the bundle."""
+        """Estimated bytes of the model in the bundle."""
         if self.weights == "keep":
             return int(self.path.stat().st_size * 1.05)
         return int(self.num_weights * _BYTES[self.format][self.weights])
 
     @property
     def scratch_bytes(self) -> int:
-        """An estimate of what it takes beside that while it is converted."""
+        """Estimated bytes of temporary files during the conversion."""
         if self.weights == "keep":
-            return self.path.stat().st_size * 2  # the reader's IR, and the file where no hard link can be made
+            return self.path.stat().st_size * 2  # the reader's IR, and a copy of the file if no hard link is possible
         scratch = int(self.num_weights * _SCRATCH_BYTES[self.format][self.weights])
         return scratch if self.role == "main" else max(scratch, self.final_bytes)  # before its output matrix is cut
 
 
 def check_format(option: str, format: str) -> Format:  # noqa: A002 - the option's name
-    """The model format, unless it is an unknown one.
+    """Check a model format.
 
     Raises:
         OptionError: with the nearest known one.
@@ -100,10 +99,10 @@ def check_format(option: str, format: str) -> Format:  # noqa: A002 - the option
 
 
 def check_weights(option: str, weights: str | None, format: str) -> None:  # noqa: A002
-    """Refuse an unknown weight format, or one that `format` does not have.
+    """Check a weight format for a model format.
 
     Raises:
-        OptionError: with the nearest known one, or those that there are.
+        OptionError: with the nearest known one, or all.
     """
     if weights is None or weights in WEIGHTS[format]:
         return
@@ -118,10 +117,10 @@ def check_weights(option: str, weights: str | None, format: str) -> None:  # noq
 
 
 def check_route(role: str, source: Located, format: Format, weights: str | None) -> None:  # noqa: A002
-    """Whether `source` can be converted as asked for here, as far as that can be told before it is fetched.
+    """Check, before the download, that `source` can be converted with these options.
 
     Raises:
-        OptionError: if it is no GGUF file and its weights are to be kept as they are.
+        OptionError: for "keep" with other files than GGUF.
         ExportError: if packages are missing, with the command that installs them, and the way without them.
     """
     option = _OPTIONS[role]
@@ -140,7 +139,7 @@ def check_route(role: str, source: Located, format: Format, weights: str | None)
 
 
 def check_extra(why: str, format: str) -> None:  # noqa: A002
-    """Whether the packages are there that converting to `format` takes.
+    """Check that the packages for converting to `format` are installed.
 
     Raises:
         ExportError: with the command that installs them.
@@ -154,18 +153,18 @@ def check_extra(why: str, format: str) -> None:  # noqa: A002
 def _is_installed(package: str) -> bool:
     try:
         return find_spec(package) is not None
-    except ModuleNotFoundError:  # the package around it
+    except ModuleNotFoundError:  # a parent package is missing
         return False
 
 
 def make_plan(role: str, source: Located, format: Format, weights: str | None) -> Plan:  # noqa: A002
-    """Look at a model that `check_route` let through, and decide.
+    """Plan the conversion of a model that has passed `check_route`.
 
     Raises:
-        ExportError: if it is damaged, not a model that can be exported, or cannot be kept as it is.
+        ExportError: if it is damaged, cannot be exported, or does not support "keep".
     """
     if source.path is None:
-        raise AssertionError("a plan is made of what has been fetched")
+        raise AssertionError("a plan needs a fetched source")
     path = source.path
     weights = weights or DEFAULT_WEIGHTS[role]
     if source.kind == "gguf":
@@ -185,7 +184,7 @@ def make_plan(role: str, source: Located, format: Format, weights: str | None) -
 
 
 def check_width(plan: Plan) -> None:
-    """Whether the output matrix has a row for each token.
+    """Check that the output matrix has a row for each token.
 
     Raises:
         ExportError: with both numbers.
@@ -198,7 +197,7 @@ def check_width(plan: Plan) -> None:
 
 
 def space_needed(plans: list[Plan]) -> int:
-    """Bytes that the export takes on the target's disk at its fullest."""
+    """The most bytes that the export takes on the target's disk."""
     return sum(plan.final_bytes for plan in plans) + max(plan.scratch_bytes for plan in plans) + _TOKENIZER_BYTES
 
 
@@ -211,7 +210,7 @@ def _can_be_kept(source: Located) -> bool:
 
 
 def _why_not_kept(header: GGUFHeader) -> str | None:
-    """What openvino-genai's reader would not take, or would take wrongly; None if there is nothing."""
+    """Why openvino-genai's reader cannot read the file, or would read it wrongly; None if it can."""
     if header.architecture not in KEPT_ARCHITECTURES:
         return f"openvino-genai does not read the architecture {header.architecture!r} from GGUF files"
     unknown = sorted({tensor.type for tensor in header.tensors.values() if len(tensor.shape) > 1} - set(KEPT_MATRICES))

@@ -1,4 +1,4 @@
-"""How an export tells how far it is.
+"""The progress of an export.
 
 Pass any object with these three methods as `progress`; the command line has one that draws bars. The phases of a
 model are download (hub ids), read, convert, compress (int8, int4), tokenizer (main model; draft model with another
@@ -12,16 +12,16 @@ from typing import Protocol
 
 
 class Progress(Protocol):
-    """Receives what happens during an export, in order, always from the thread that called `export_bundle`."""
+    """Receives an export's events, in order, in the thread that called `export_bundle`."""
 
     def phase(self, name: str, total: int | None = None) -> None:
-        """Begin a phase, which ends the one before; `total` is its length in bytes where that is known."""
+        """Begin a phase, which ends the one before; `total` is its length in bytes, if known."""
 
     def advance(self, count: int) -> None:
-        """Move the current phase on by `count` bytes."""
+        """Advance the current phase by `count` bytes."""
 
     def note(self, text: str) -> None:
-        """Something the user should know, one line: a decision that was taken for them."""
+        """A line for the user, such as an automatic choice."""
 
 
 class ForModel:
@@ -39,7 +39,7 @@ class ForModel:
 
 
 class Silent:
-    """The default: says nothing."""
+    """The default: ignores all events."""
 
     def phase(self, name: str, total: int | None = None) -> None:
         """Ignored."""

@@ -1,9 +1,9 @@
-"""What a user may name as a model, and where it lies: a hub id, a checkpoint folder or a GGUF file.
+"""The sources of models: a hub id, a checkpoint folder or a GGUF file.
 
     located = fetch(locate("Qwen/Qwen2.5-0.5B-Instruct", revision=None), trust_remote_code=False, progress=progress)
 
-A path that exists wins. What looks like a path but is not there is an error, never a download. Only safetensors and
-GGUF weights are read: the other formats are pickles, which run code when they are loaded.
+A path that exists wins. A missing path is an error, never a download. Only safetensors and GGUF weights are read: other
+formats are pickles, which run code when they are loaded.
 """
 
 from __future__ import annotations
@@ -34,19 +34,18 @@ _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 class Located:
     """A model's source, before its content is known."""
 
-    id: str  # hub id, or the name of the folder or file, without its place on this machine
+    id: str  # hub id, or the name of the folder or file, without its path
     kind: str  # "hub", "folder" or "gguf"
     path: Path | None  # None: not downloaded yet
-    revision: str | None = None  # as asked for; once downloaded, the commit that it meant
+    revision: str | None = None  # as given; after the download, the commit
 
 
 def locate(name: str | Path, revision: str | None = None) -> Located:
-    """Decide what `name` means, without going anywhere.
+    """Decide what `name` means, without network access.
 
     Raises:
-        ExportError: if it is a path with nothing there.
-        OptionError: if it can be neither path nor hub id, as it is too long for example, or a revision is given for a
-            path.
+        ExportError: if it is a path that does not exist.
+        OptionError: if it is neither a path nor a hub id, for example too long, or a revision is given for a path.
     """
     text, path = str(name), usable(user_path(name))
     if not text.strip():
@@ -68,7 +67,7 @@ def locate(name: str | Path, revision: str | None = None) -> Located:
 
 
 def default_output(main: str | Path, draft: str | Path | None = None) -> Path:
-    """The bundle's folder where none is named: in the current folder, after the main model.
+    """The default folder of a bundle: in the current folder, named after the main model.
 
     >>> default_output("Qwen/Qwen2.5-Coder-1.5B-Instruct", "Qwen/Qwen2.5-Coder-0.5B-Instruct").name
     'qwen2.5-coder-1.5b-instruct-pair'
@@ -77,17 +76,17 @@ def default_output(main: str | Path, draft: str | Path | None = None) -> Path:
     name = source.resolve().name if source.exists() else str(main).rsplit("/", 1)[-1]
     name = re.sub(r"[^a-z0-9._-]+", "-", name.lower().removesuffix(".gguf")).strip("-.") or "bundle"
     path = Path(f"{name}-pair" if draft is not None else name)
-    # A checkpoint in the current folder has that name already.
+    # A checkpoint in the current folder may have that name.
     return path.with_name(f"{path.name}-bundle") if path.exists() and path.resolve() == Path(main).resolve() else path
 
 
 def fetch(
     located: Located, trust_remote_code: bool, progress: Progress, only: tuple[str, ...] | None = None
 ) -> Located:
-    """Download a hub id; everything else is there already. `only` names the files, as patterns, where not all count.
+    """Download a hub id. Other sources are returned unchanged. only: patterns of the files to download.
 
     Raises:
-        ExportError: if the hub does not give it.
+        ExportError: if the download fails.
     """
     if located.kind != "hub":
         return located
@@ -96,7 +95,7 @@ def fetch(
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """A checkpoint's `config.json`, if it is one of a causal language model with its weights as they were trained.
+    """A checkpoint's `config.json`, for a causal language model with unquantised weights.
 
     Raises:
         ExportError: otherwise.
@@ -120,7 +119,7 @@ def read_json(path: Path) -> dict[str, Any]:
     """A JSON object from a file; empty if there is no such file.
 
     Raises:
-        ExportError: if the file is there and is not one.
+        ExportError: if the file exists and is not a JSON object.
     """
     try:
         content = json.loads(path.read_text(encoding="utf-8"))

@@ -1,4 +1,4 @@
-"""Which tokens end an answer, and which are special: gathered from every place that says so."""
+"""The tokens that end an answer, and the special tokens, collected from all configuration files."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ if TYPE_CHECKING:
     from outrider_export.plan import Plan
     from outrider_export.vocabulary import Vocabulary
 
-# End of turn and end of text under the names that chat models use. A model that writes one of them as a special
-# token has ended its answer, whether or not its configuration remembers to say so (many say one and use two).
-# Not <|end|>: it ends a turn for Phi-3, which lists it, and only a paragraph for others.
+# End of turn and end of text under the names that chat models use. As special tokens they end an answer, even if the
+# configuration does not list them (many list one and use two). Not <|end|>: it ends a turn for Phi-3, which lists it,
+# and only a paragraph for others.
 END_TOKENS = ("<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|eom_id|>", "<|end_of_text|>", "<end_of_turn>")
 
 

@@ -1,4 +1,4 @@
-"""Take models that are in ONNX already into a bundle, without torch: `outrider import`.
+"""Imports models that are in ONNX already into a bundle, without torch: `outrider import`.
 
     bundle = import_bundle("qwen-onnx", "small-qwen-onnx", output="my-pair", file="onnx/model_q4.onnx")
 
@@ -43,7 +43,7 @@ _TOKENIZER_BYTES = 40_000_000
 
 @dataclass(frozen=True)
 class _Found:
-    """A model that was looked at and fits."""
+    """A model that was read and checked."""
 
     plan: Plan
     file: Path  # below plan.path
@@ -51,7 +51,7 @@ class _Found:
 
     @property
     def num_bytes(self) -> int:
-        """What it takes in the bundle."""
+        """Bytes of the model in the bundle."""
         data = sum((self.file.parent / name).stat().st_size for name in data_files(self.graph, self.file.parent))
         return self.file.stat().st_size + data
 
@@ -73,7 +73,7 @@ def import_bundle(
     file, draft_file: which of the models in the folder, by its name there: "onnx/model_q4.onnx".
 
     Raises:
-        OptionError: if an option cannot be meant.
+        OptionError: for an invalid option.
         VocabularyMismatch: if the draft model has no token in common with the main model.
         ExportError: if a model cannot be found, read or run by Outrider, or the bundle cannot be written.
     """
@@ -92,7 +92,7 @@ def import_bundle(
             plans = [model.plan for model in found]
             pairings = [pair_vocabularies(plans[0], plan, progress) for plan in plans[1:]]
             check_space(target.output.parent, sum(model.num_bytes for model in found) + _TOKENIZER_BYTES)
-            # A draft model brings its own tokenizer only where it has another vocabulary.
+            # A draft model has its own tokenizer only with another vocabulary.
             folders = ["tokenizer", *(None if p.vocabulary == "same" else "draft-tokenizer" for p in pairings)]
             entries = [
                 _take(model, folder, target.new, ForModel(progress, model.plan.role))
@@ -117,11 +117,11 @@ def _locate(name: str | Path, revision: str | None, file: str | None) -> Located
 
 
 def _look(role: str, source: Located, name: str | None, progress: Progress) -> _Found:
-    """Look at one model: whether it is all there, and Outrider runs it."""
+    """Read one model, and check that it is complete and that Outrider can run it."""
     source = fetch(source, False, progress, (*_CONFIGS, *TOKENIZER_FILES, f"{name}", f"{name}?data*"))
     folder = source.path
     if folder is None:
-        raise AssertionError("a folder is looked at when it has been fetched")
+        raise AssertionError("a fetched source has a path")
     config, genai = read_json(folder / "config.json"), read_json(folder / "genai_config.json")
     if not (config or genai):
         raise ExportError(f"{folder} has no config.json and no genai_config.json. Download one of them, too.")
@@ -144,7 +144,7 @@ def _look(role: str, source: Located, name: str | None, progress: Progress) -> _
 
 
 def _choose(folder: Path, name: str | None, genai: dict[str, Any]) -> Path:
-    """The model's file: the one that was named, the one that genai_config.json names, or the only one."""
+    """The model's file: `name`, the one in genai_config.json, or the only one."""
     paths = [*folder.glob("*.onnx"), *folder.glob("onnx/*.onnx")]
     names = sorted(path.relative_to(folder).as_posix() for path in paths)
     if not names:
@@ -180,7 +180,7 @@ def _our_names(genai: dict[str, Any], num_layers: int) -> dict[str, str]:
 
 
 def _fill_in(graph: Any) -> None:
-    """Newer models of onnx-community take the number of logits to make; 0 stands for all."""
+    """Set the number of logits that newer models of onnx-community take to 0, which means all."""
     name = "num_logits_to_keep"
     if name in (value.name for value in graph.graph.input) and name not in (t.name for t in graph.graph.initializer):
         add_default(graph, name, 0)
@@ -194,16 +194,16 @@ def _with_eos(config: dict[str, Any], genai: dict[str, Any]) -> dict[str, Any]:
 
 
 def _take(model: _Found, tokenizer: str | None, bundle: Path, progress: Progress) -> ModelEntry:
-    """Bring a model into the bundle's folder for it, and its tokenizer into the folder `tokenizer`, if any."""
+    """Copy a model to its folder in the bundle, and its tokenizer to the folder `tokenizer`, if any."""
     plan, folder = model.plan, bundle / model.plan.role
     progress.phase("copy", model.num_bytes)
 
-    # Not linked: where its folder is exported anew, the bundle must not change with it.
-    def place(file: Path, copy: Path) -> None:
+    # Copied, not linked: if the source is exported again, the bundle must not change.
+    def copy_file(file: Path, copy: Path) -> None:
         shutil.copyfile(file, copy)
         progress.advance(copy.stat().st_size)
 
-    save(model.graph, model.file.parent, folder, place)
+    save(model.graph, model.file.parent, folder, copy_file)
     progress.advance(model.file.stat().st_size)
     check_onnx(folder / MODEL, plan.geometry)
     if tokenizer:

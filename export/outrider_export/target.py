@@ -1,10 +1,10 @@
-"""Where a bundle is written: beside its place, under another name, until it is complete.
+"""The target folder of a bundle, written under a temporary name until it is complete.
 
     with Target(output, overwrite=False) as target:
         ...                     # write into target.new; scratch files into target.scratch
-        target.commit()         # now, and only now, it has its name
+        target.commit()         # rename it to its final name
 
-Whatever happens before `commit`, Ctrl-C included, nothing is left behind and an old bundle stays as it was.
+If anything fails before `commit`, Ctrl-C included, no files are left, and an old bundle is not changed.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Target:
         except OSError as error:
             self._remove_made()
             raise ExportError(
-                f"{self.output.parent} cannot be written: {error.strerror}. Choose another place with -o."
+                f"{self.output.parent} cannot be written: {error.strerror}. Choose another folder with -o."
             ) from error
         self.new, self.scratch = self._partial / "bundle", self._partial / "scratch"
         self._old = self._partial / "old"
@@ -56,12 +56,12 @@ class Target:
         return self
 
     def commit(self) -> None:
-        """Give the new bundle its name; the old one, if any, goes.
+        """Rename the new bundle to its final name, and delete the old one, if any.
 
         Raises:
-            ExportError: if it cannot be renamed; then the old one is back in its place.
+            ExportError: if it cannot be renamed. The old bundle is then restored.
         """
-        self._check()  # it took minutes to get here
+        self._check()  # again: the export took minutes
         try:
             if self.output.exists():
                 self.output.rename(self._old)
@@ -100,10 +100,10 @@ class Target:
 
 
 def check_space(folder: Path, needed: int) -> None:
-    """Whether `folder`'s disk has room for `needed` bytes.
+    """Check that `folder`'s disk has `needed` free bytes.
 
     Raises:
-        ExportError: naming both in GB.
+        ExportError: with both in GB.
     """
     free = shutil.disk_usage(folder).free
     if needed > free:

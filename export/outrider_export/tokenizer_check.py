@@ -1,4 +1,4 @@
-"""Hold a converted tokenizer against the one it came from."""
+"""Checks a converted tokenizer against its source."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 # Contractions, spaces before digits and line ends, scripts without spaces, composed and decomposed accents, emoji of
-# several code points, code, marks: what pre-tokenizers and normalisers differ in.
+# several code points, code, marks: pre-tokenizers and normalisers differ in these.
 PROBES = (
     "Hello, world! It's the year 2024, isn't it? I'LL be back.",
     "a  1   22\n\n 333\t4  \r\n x   ",
@@ -23,7 +23,7 @@ PROBES = (
 
 
 def check_tokenizer_ir(folder: Path) -> None:
-    """Whether `folder`'s OpenVINO tokenizer gives the tokens that its `tokenizer.json` gives.
+    """Check that `folder`'s OpenVINO tokenizer gives the same tokens as its `tokenizer.json`.
 
     Raises:
         ExportError: with the first text on which they differ.

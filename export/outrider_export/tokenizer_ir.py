@@ -1,11 +1,12 @@
-"""Turn a byte-level BPE `tokenizer.json` into OpenVINO's tokenizer and detokenizer, without torch or transformers.
+"""Converts a byte-level BPE `tokenizer.json` to OpenVINO's tokenizer and detokenizer, without torch or transformers.
 
     if not write_tokenizer_ir(folder):     # reads tokenizer.json and tokenizer_config.json, writes four files
-        ...                                # another kind of tokenizer: leave it to openvino_tokenizers
+        ...                                # another kind of tokenizer: use openvino_tokenizers
 
-Of the two ready-made ways (2026.4), openvino-genai's for GGUF files cuts a text to its last 8,192 tokens, does not
-normalise and leaves user-defined tokens such as <tool_call> out of decoded text; openvino_tokenizers' for Hugging
-Face tokenizers merges two splits into one and so takes the spaces in "a  1" apart where SmolLM's tokenizer does not.
+Both existing conversions (2026.4) have faults. openvino-genai's, for GGUF files, cuts a text to its last 8,192 tokens,
+does not normalise, and leaves user-defined tokens such as <tool_call> out of decoded text. openvino_tokenizers', for
+Hugging Face tokenizers, merges two splits into one, and so splits the spaces in "a  1", which SmolLM's tokenizer does
+not.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ def write_tokenizer_ir(folder: Path) -> bool:
         return False
     pipeline = _pipeline(tokenizer, config)
     whole, decoder = pipeline.get_tokenizer_ov_subgraph(), pipeline.get_detokenizer_ov_subgraph()
-    # Language models have no use for the third output, token types.
+    # Language models do not use the third output, token types.
     outputs = [whole.output("input_ids"), whole.output("attention_mask")]
     encoder = openvino.Model(outputs, whole.get_parameters(), "tokenizer")
     encoder.add_sinks(whole.get_sinks())
@@ -54,7 +55,7 @@ def write_tokenizer_ir(folder: Path) -> bool:
 
 
 def _is_known(tokenizer: dict[str, Any]) -> bool:
-    """Whether every part of `tokenizer.json` is one that `_pipeline` rebuilds."""
+    """Whether `_pipeline` can rebuild every part of `tokenizer.json`."""
     model, steps = tokenizer["model"], _steps(tokenizer)
     return (
         model["type"] == "BPE"
@@ -98,7 +99,7 @@ def _pipeline(tokenizer: dict[str, Any], config: dict[str, Any]) -> Any:
     pipeline.add_steps(steps.BPETokenizationStep.from_hf_json(tokenizer))
     pipeline.vocab = pipeline[-1].vocab
     longest = min(int(config.get("model_max_length") or 2**31 - 1), 2**31 - 1)
-    pipeline.add_steps(steps.TruncationStep(max_length=longest, truncate_right=False))  # off unless asked for
+    pipeline.add_steps(steps.TruncationStep(max_length=longest, truncate_right=False))  # off by default
     templates = [step for step in _post_processors(tokenizer) if step["type"] == "TemplateProcessing"]
     pipeline.add_steps(
         steps.CombineSegmentsStep.from_hf_json_template_postprocessor(templates[0], 1, True)
@@ -121,7 +122,7 @@ def _pipeline(tokenizer: dict[str, Any], config: dict[str, Any]) -> Any:
 def _splits(step: dict[str, Any]) -> list[Any] | None:
     """One pre-tokenizer's steps, or None if it is not known.
 
-    They must not be merged into one expression: each splits the pieces that the one before it left.
+    They must not be merged into one expression: each splits the pieces of the one before.
     """
     from openvino_tokenizers import tokenizer_pipeline as steps
 

@@ -1,8 +1,8 @@
 """Child process: OpenVINO's tokenizer and detokenizer for the tokenizer of a checkpoint.
 
 Job: `model`, the checkpoint folder or GGUF file that the tokenizer comes from; `tokenizer`, the folder with its
-tokenizer.json, which gets openvino_tokenizer and openvino_detokenizer; and, where it may be true,
-`trust_remote_code`. Byte-level BPE takes neither torch nor transformers.
+tokenizer.json, which gets openvino_tokenizer and openvino_detokenizer; and, if allowed,
+`trust_remote_code`. Byte-level BPE needs neither torch nor transformers.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 
 def add_tokenizer(job: dict[str, Any]) -> None:
-    """Write openvino_tokenizer and openvino_detokenizer; held against tokenizer.json where that can be read.
+    """Write openvino_tokenizer and openvino_detokenizer, and check them against tokenizer.json if that can be read.
 
     Raises:
-        ExportError: if they differ, or the tokenizer is of a kind that takes packages which are not installed.
+        ExportError: if they differ, or the kind of tokenizer needs packages that are not installed.
     """
     folder = Path(job["tokenizer"])
     if not write_tokenizer_ir(folder):
@@ -34,20 +34,20 @@ def add_tokenizer(job: dict[str, Any]) -> None:
 
 
 def work(job: dict[str, Any], progress: Progress) -> dict[str, Any]:
-    """The job of a process that has nothing else to do."""
+    """The work function of this child process."""
     progress.phase("tokenizer")
     add_tokenizer(job)
     return {}
 
 
 def _convert_with_transformers(source: Path, folder: Path, trust_remote_code: bool) -> None:
-    """Tokenizers of another kind than `tokenizer_ir` knows: openvino_tokenizers' own way."""
+    """Convert other kinds of tokenizers with openvino_tokenizers."""
     import openvino
     from openvino_tokenizers import convert_tokenizer as convert
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(source, local_files_only=True, trust_remote_code=trust_remote_code)
-    # Cleaning up spaces changes text that has been shown already when the next token comes.
+    # Cleaning up spaces would change text that was already shown when the next token comes.
     encoder, decoder = convert(tokenizer, with_detokenizer=True, clean_up_tokenization_spaces=False)
     openvino.save_model(encoder, folder / "openvino_tokenizer.xml")
     openvino.save_model(decoder, folder / "openvino_detokenizer.xml")

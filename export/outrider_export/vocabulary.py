@@ -3,8 +3,8 @@
     main, draft = Vocabulary.of_gguf(header), Vocabulary.of_folder(folder)
     main.tokens == draft.tokens
 
-Only real tokens count. Checkpoints and GGUF files pad their output matrices to round widths, GGUF files with entries
-such as [PAD151665]; what is above the last real token is cut off, gaps below it are None.
+Padding is left out. Checkpoints and GGUF files pad their output matrices to round widths, GGUF files with entries such
+as [PAD151665]. Ids above the last real token are cut off. Gaps below it are None.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
     from outrider_export.gguf_file import GGUFHeader
 
-BYTE_PIECE = re.compile("<0x([0-9A-F]{2})>")  # SentencePiece's way to spell a byte
-_SPACE = "\u2581"  # and a space
+BYTE_PIECE = re.compile("<0x([0-9A-F]{2})>")  # SentencePiece's spelling of a byte
+_SPACE = "\u2581"  # and of a space
 
 
 @dataclass(frozen=True)
@@ -33,8 +33,8 @@ class Vocabulary:
 
     tokens: tuple[str | None, ...]  # None: no token has this id
     special_token_ids: tuple[int, ...]
-    added_token_ids: frozenset[int] = frozenset()  # the special ones among them: their strings are plain text
-    spelling: str = "text"  # of the others: "byte level", "sentencepiece", or "text" as it is
+    added_token_ids: frozenset[int] = frozenset()  # added tokens, whose strings are plain text
+    spelling: str = "text"  # of the others: "byte level", "sentencepiece", or plain "text"
 
     @classmethod
     def of_gguf(cls, header: GGUFHeader) -> Vocabulary:
@@ -56,7 +56,7 @@ class Vocabulary:
         """The vocabulary of a checkpoint folder, from its `tokenizer.json`.
 
         Raises:
-            ExportError: if there is none, or it is not one.
+            ExportError: if it is missing or damaged.
         """
         path = folder / "tokenizer.json"
         if not path.is_file():
@@ -87,7 +87,7 @@ class Vocabulary:
 
     @property
     def token_bytes(self) -> list[bytes]:
-        """For each id the bytes that its token stands for, none where there is no token."""
+        """The bytes of each token id; none for a gap."""
         spell = {"byte level": _of_byte_level, "sentencepiece": _of_sentencepiece, "text": _of_text}[self.spelling]
         return [
             (_of_text if token_id in self.added_token_ids else spell)(token or "")
@@ -107,7 +107,7 @@ def _in_order(tokens: dict[int, str]) -> tuple[str | None, ...]:
 
 
 def _spelling(tokenizer: dict[str, Any]) -> str:
-    """How the pieces of a `tokenizer.json` are spelled, as its decoder tells."""
+    """The spelling of a `tokenizer.json`'s pieces, from its decoder."""
     decoder = tokenizer.get("decoder") or {}
     steps = {step["type"]: step for step in decoder.get("decoders", [decoder]) if step}
     if "ByteLevel" in steps:
@@ -130,7 +130,7 @@ _ALPHABET = _byte_level_alphabet()
 def _of_byte_level(token: str) -> bytes:
     try:
         return bytes([_ALPHABET[character] for character in token])
-    except KeyError:  # it stands among the pieces and is none
+    except KeyError:  # it is listed among the pieces, but is not byte-level
         return _of_text(token)
 
 

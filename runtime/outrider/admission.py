@@ -1,4 +1,4 @@
-"""Which requests fit: in the model's context, in the caches, and in what a model was compiled for."""
+"""Admission: whether a request fits the model's context, the caches and the sizes a model was compiled for."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Admission:
-    """Checks requests before they wait for anything, so that what cannot fit fails at once, and says what would.
+    """Checks requests before they are queued. A request that can never fit fails at once, and says what would fit.
 
         admission = Admission(manifest, backends, cache_size=1.5)
         admission.allocate()
@@ -34,7 +34,7 @@ class Admission:
         self.backends = backends
 
     def allocate(self) -> None:
-        """Allocate the caches: every model's holds as many tokens.
+        """Allocate the caches. Each model's cache holds the same number of tokens.
 
         Raises:
             OptionError: when `cache_size` is less than an engine needs.
@@ -51,7 +51,7 @@ class Admission:
 
     @property
     def max_tokens(self) -> int:
-        """Tokens that prompt and answer of one request may have: the model's context or what fits in the cache."""
+        """Most tokens of one request, prompt and answer: the model's context or, if that is less, the cache."""
         return min(self._context_length, self._cache_tokens)
 
     def check(self, token_ids: Seq[int], config: GenerationConfig) -> int:
@@ -79,7 +79,7 @@ class Admission:
                 raise OptionError(f"{name} has token id {unknown[0]}; the vocabulary ends at {last:,}.")
 
     def _room(self, num_prompt_tokens: int, max_new_tokens: int | None) -> int:
-        """How many tokens the answer may have; refuses what cannot fit."""
+        """Most tokens of the answer. Raises for a request that cannot fit."""
         context, cache = self._context_length, self._cache_tokens
         wanted = num_prompt_tokens + (max_new_tokens or 1)
         asked = f"{num_prompt_tokens:,} prompt tokens and max_new_tokens={max_new_tokens or 1:,}"
@@ -92,7 +92,7 @@ class Admission:
         return max_new_tokens or min(DEFAULT_MAX_NEW_TOKENS, min(context, cache) - num_prompt_tokens)
 
     def _check_fixed(self, num_prompt_tokens: int, num_tokens: int) -> None:
-        """Refuse what is more than a main model on an NPU was compiled for."""
+        """Raise for more tokens than a main model on an NPU was compiled for."""
         main = self.backends["main"]
         fixed, device = main.capabilities.fixed, main.device
         if fixed and num_prompt_tokens > fixed.max_prompt_tokens:
@@ -115,7 +115,7 @@ class Admission:
 
     @property
     def _limiting(self) -> list[CompiledModel]:
-        """The models that a request needs a slot in: not a draft model in fixed shapes, which it can do without."""
+        """The models in which every request needs a slot. A draft model in fixed shapes is not one of them."""
         return [b for role, b in self.backends.items() if role == "main" or not b.capabilities.fixed]
 
     @property

@@ -1,4 +1,4 @@
-"""Making a model's call, and telling somebody who watches."""
+"""Makes a model's call, and tells an observer of it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _now = time.perf_counter
 
 
 def submit(backend: Backend, chunks: Seq[Chunk], observer: CallObserver | None = None) -> Pending:
-    """Have a model evaluate chunks; `observer` is told when that is done, or has failed.
+    """Evaluate chunks on a model. `observer` is told when the call has ended, or failed.
 
     step = submit(backend, chunks, observer).wait()
     """
@@ -24,7 +24,7 @@ def submit(backend: Backend, chunks: Seq[Chunk], observer: CallObserver | None =
 
 
 class _WatchedCall:
-    """A call under way whose times are taken."""
+    """A running call that is timed."""
 
     _ran = 0.0
 
@@ -59,7 +59,7 @@ class _WatchedCall:
 
     @property
     def _busy(self) -> float:
-        """Seconds of the device so far."""
+        """Seconds that the device has been busy with this call so far."""
         return self._backend.seconds - self._busy_before
 
     def _tell(self, waited: float, error: BaseException | None = None) -> None:

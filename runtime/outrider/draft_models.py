@@ -1,4 +1,4 @@
-"""A bundle's draft models, as drafters."""
+"""Makes drafters of a bundle's draft models."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def check_tokenizers(bundle: Bundle, entries: Iterable[DrafterEntry]) -> None:
-    """Raise BundleError where a draft model's own tokenizer is missing: better before models are loaded."""
+    """Raise BundleError if a draft model's own tokenizer is missing. Called before models are loaded."""
     for entry in entries:
         if entry.vocabulary != "same" and entry.tokenizer:
             check_tokenizer(bundle.folder / entry.tokenizer.folder)
@@ -31,9 +31,9 @@ def as_drafter(
     tokenizer: TextTokenizer,
     own: TextTokenizer | None = None,
 ) -> DraftModel:
-    """A draft model of a bundle, whose cache is there.
+    """Make a drafter of a bundle's draft model. Its cache must be allocated.
 
-    tokenizer: the main model's. own: the draft model's; by default the bundle's.
+    tokenizer: the main model's. own: the draft model's own tokenizer; by default the bundle's.
     """
     vocabulary = subset = None
     if entry.vocabulary != "same" and entry.tokenizer:

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
-from outrider import __version__, kept
+from outrider import __version__, saved
 from outrider.admission import Admission
 from outrider.bundle.folder import Bundle, draft_models_of, read_bundle
 from outrider.config import COPYING, Config, GenerationConfig
@@ -94,13 +94,12 @@ class Engine:
         if draft_tokenizer is None:
             check_tokenizers(draft_bundle, entries)
         main, drafts = parts_of(bundle, draft_bundle)
-        overlap = bool(self.config.scheduler.overlap)
         count = self.config.generation.num_assistant_tokens
         if device.npu_window is None and not isinstance(count, str):
             device = dataclasses.replace(device, npu_window=count + 1)
         self._device = device
         drafts = drafts if entries else []
-        backends, self.placement = load_parts(main, drafts, device, overlap=overlap)
+        backends, self.placement = load_parts(main, drafts, device)
         where = {"main_device": self.placement.main, "draft_device": self.placement.draft or device.draft_device}
         self.config = self.config.replace(**where)  # what "auto" has become
         spare(self, backends)
@@ -391,4 +390,4 @@ def _records(keep: bool, parts: Seq[Part], drafter: str) -> Records:
     if not keep:
         return Records()
     key = {"drafter": drafter, "files": {part.role: part.files for part in parts}, "outrider": __version__}
-    return Records(kept.Kept(kept.FOLDER / "records", key, dict[str, Record]))
+    return Records(saved.SavedValue(saved.FOLDER / "records", key, dict[str, Record]))

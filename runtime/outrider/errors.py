@@ -3,7 +3,7 @@
 ::
 
     OutriderError                exit code 1
-    ├── OptionError              exit code 2   an option, a name or a value that cannot be meant
+    ├── OptionError              exit code 2   an invalid option, name or value
     ├── RequestError             1             a request that cannot be run: its prompt is empty, or does not fit
     │   └── NoTokenLeft          1             a request's options leave no token to choose
     ├── BundleError              1             a bundle is missing, damaged, too new, or its parts do not fit
@@ -11,8 +11,8 @@
     │   └── VocabularyMismatch   1             main and draft model have no token in common
     └── DeviceError              1             a device failed to compile or to run a model
 
-`DeviceWarning` is a warning: a device that was wanted is not used, and another one is. `ExactnessWarning` is one, too:
-with this model, device and precision, drafts may change the text.
+`DeviceWarning` is a warning: a requested device is not used, and another one is. `ExactnessWarning` is one, too: with
+this model, device and precision, drafts may change the text.
 
 A message names the value, the rule it breaks and the next step, in one line: the command line prints it as it is.
 """
@@ -33,7 +33,7 @@ class OutriderError(Exception):
 
 
 class OptionError(OutriderError, ValueError):
-    """An option, a name or a value that cannot be meant."""
+    """An invalid option, name or value."""
 
     exit_code = 2
 
@@ -43,7 +43,7 @@ class RequestError(OutriderError, ValueError):
 
 
 class NoTokenLeft(RequestError):
-    """A request's options leave no token to choose. row: how many draft tokens stand before the place."""
+    """A request's options leave no token to choose. row: draft tokens before that position."""
 
     def __init__(self, message: str, row: int = 0) -> None:
         super().__init__(message)
@@ -67,20 +67,20 @@ class DeviceError(OutriderError):
 
 
 class DeviceWarning(UserWarning):
-    """A device that was wanted is not used: says why, and what is used instead."""
+    """A requested device is not used. The message says why, and which one is used instead."""
 
 
 class ExactnessWarning(UserWarning):
-    """Rows of the main model have not the same bits in any company, so that drafts may change the text."""
+    """Rows of the main model depend on the batch, so that drafts may change the text."""
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """End a message about an unknown `name`: the nearest known one if there is any, else the whole list."""
+    """The end of a message about an unknown name: the nearest known one if there is any, otherwise all."""
     known = sorted(known)
     close = difflib.get_close_matches(name, known, n=1)
     return f"Did you mean '{close[0]}'?" if close else f"Known: {', '.join(known) or 'none'}."
 
 
 def one_line(error: BaseException) -> str:
-    """The text of another library's error, which may have many lines, for the end of a message of ours."""
+    """The text of another library's error, which may have many lines, for the end of our message."""
     return " ".join(str(error).split())[:300].rstrip(".") or type(error).__name__

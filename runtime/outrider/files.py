@@ -1,4 +1,4 @@
-"""Files and folders that a user names: whatever is wrong with one, an error of ours names it.
+"""Files and folders that a user names. Every fault becomes one of our errors, which names the file.
 
 with reading(f"Config {shown(path)}"):
     tables = tomllib.loads(path.read_text(encoding="utf-8-sig"))
@@ -18,18 +18,17 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-# What readers raise at a file that is missing, damaged, or made to do harm. Before its version 0.20, msgspec's errors
-# are no ValueErrors.
+# Errors from reading a file that is missing, damaged or malicious. Before msgspec 0.20, its errors are no ValueErrors.
 FAULTS = (OSError, ValueError, EOFError, OverflowError, RecursionError, MemoryError, msgspec.MsgspecError)
-_LONGEST = 300  # characters of a name that a message has room for
+_LONGEST = 300  # most characters of a name in a message
 
 
 @contextmanager
 def reading(what: str, instead: str = "", raises: type[OutriderError] = OptionError) -> Iterator[None]:
-    """What goes wrong while the block reads and parses a file becomes an error that names it.
+    """Turn errors of the block, which reads and parses a file, into one that names the file.
 
-    what: the file, as the message begins with it. instead: the next step, a sentence. raises: the error's type. Errors
-    of ours pass as they are.
+    what: the beginning of the message, with the file. instead: the next step, a sentence. raises: the error's type. Our
+    own errors pass unchanged.
     """
     try:
         yield
@@ -40,7 +39,7 @@ def reading(what: str, instead: str = "", raises: type[OutriderError] = OptionEr
 
 
 def why(error: BaseException) -> str:
-    """What is wrong with a file, for a message that names it: without the path, which may be long, and in our words."""
+    """What is wrong with a file, for a message that already names it."""
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     if isinstance(error, RecursionError):
@@ -50,16 +49,16 @@ def why(error: BaseException) -> str:
     if isinstance(error, json.JSONDecodeError):
         where = f"character {error.pos + 1:,}" if error.lineno == 1 else f"line {error.lineno:,}"
         return f"it is no JSON: {error.msg}, at {where}"
-    if "integer string conversion" in str(error):  # Python's limit, with advice for those who write Python
+    if "integer string conversion" in str(error):  # Python's own message has advice for programmers
         return "a number in it has too many digits"
     return one_line(error)
 
 
 def usable(path: Path) -> Path:
-    """The path, where something could be; it need not be there.
+    """The path, if a file or folder could have it. It need not exist.
 
     Raises:
-        OptionError: when nothing could, as the name is too long.
+        OptionError: when no file can have it, such as a name that is too long.
     """
     try:
         path.exists()
@@ -69,6 +68,6 @@ def usable(path: Path) -> Path:
 
 
 def shown(path: object) -> str:
-    """A name for a message, cut where it is too long to be one."""
+    """A name for a message, cut if it is too long."""
     text = str(path)
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"

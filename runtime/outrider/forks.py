@@ -1,4 +1,4 @@
-"""What a forked process has to leave alone: of its parent's threads it has none, the devices' included."""
+"""Protection of forked processes: they have none of their parent's threads, including the devices' threads."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from outrider.errors import RequestError
 
 
 def check_process(pid: int) -> None:
-    """Refuse to use in a forked process what was made in process `pid`: it would wait for ever.
+    """Raise in a process that was forked from process `pid`: the engine would wait for ever there.
 
     Raises:
         RequestError: when this is another process.
@@ -24,7 +24,7 @@ def check_process(pid: int) -> None:
 
 
 def spare(owner: object, part: object) -> None:
-    """In forked processes, do not destroy a device library's object with its owner: it would wait for its threads.
+    """Keep a device library's object alive in forked processes: its destructor would wait for threads.
 
     ONNX Runtime's own exit handlers may still wait where a fork ends by `sys.exit`; multiprocessing's forks run none.
     """

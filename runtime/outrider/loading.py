@@ -1,23 +1,22 @@
-"""Bringing a bundle's models onto devices: which, tried apart first, and what is used instead of what fails."""
+"""Loads a bundle's models onto devices: chooses devices, tries them in a child process, replaces those that fail."""
 
 from __future__ import annotations
 
 import dataclasses
-import gc
 import warnings
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import openvino as ov
 
-from outrider import kept
+from outrider import saved
 from outrider.backends import on_npu
 from outrider.backends.devices import find_device, find_devices, free_memory, largest_tensor, resolve_auto
 from outrider.backends.memory import system_memory
 from outrider.backends.probe import Job, Verdict, try_apart
 from outrider.config import format_of_property
 from outrider.errors import BundleError, DeviceError, DeviceWarning, OptionError, OutriderError
-from outrider.part import NPU_SIZES, describe, parts_of
+from outrider.part import describe, parts_of
 from outrider.schedule import (
     DRAFT_ROWS,
     MAIN_ROWS,
@@ -28,26 +27,32 @@ from outrider.schedule import (
     measure_contention,
     measure_pass,
 )
-from outrider.schedule.placement import PairCost, Placement, choose, named
 from outrider.setting import compile_settled
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from collections.abc import Sequence as Seq
 
-    from outrider.backends.devices import Device
     from outrider.bundle.folder import Bundle
     from outrider.config import DeviceConfig
     from outrider.part import Part
-    from outrider.schedule.placement import Pair
     from outrider.types import CompiledModel
 
-_TRIAL_TOKENS = 4096  # of the cache while costs are compared
+_AUTO = "auto takes the first GPU that runs the model, otherwise the CPU"
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """The devices of the main and the draft model, and why these, in a sentence. draft: None without a draft model."""
+
+    main: str
+    draft: str | None
+    why: str
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A bundle's model on a device. cost: seconds of its calls."""
+    """A bundle's model on a device. cost: the seconds of its calls."""
 
     part: Part
     backend: CompiledModel
@@ -65,14 +70,11 @@ class LoadedModel:
         return f"{backend.device} {backend.precision}{groups}{exact}, {cache}, {backend.runtime}"
 
 
-def load_parts(
-    main: Part, drafts: Seq[Part], options: DeviceConfig, *, overlap: bool = False
-) -> tuple[dict[str, CompiledModel], Placement]:
-    """Compile the models on the devices that `options` name or leave to be chosen; by role, and where they are and why.
+def load_parts(main: Part, drafts: Seq[Part], options: DeviceConfig) -> tuple[dict[str, CompiledModel], Placement]:
+    """Compile the models on the devices that `choose_devices` gives; by role, and the devices that they are on.
 
-    A device is tried in a process of its own first, unless it is the CPU or an NPU that is emulated there. Warns
-    (`DeviceWarning`) of every device that was wanted and is not used. overlap: the draft model may draft ahead while
-    the main model checks.
+    A device is tried in a process of its own first, unless it is the CPU or an NPU that is emulated there. A device
+    that "auto" chose, or that was named for a draft model, is replaced when it fails, with a warning (`DeviceWarning`).
 
     Raises:
         OptionError: for a device that is not there.
@@ -80,24 +82,27 @@ def load_parts(
         DeviceError: when the device that was named for the main model, or the CPU, cannot run a model.
     """
     _check_properties(main, drafts, options)
-    placement = place(main, drafts[0] if drafts else None, options, overlap=overlap)
-    instead = [] if options.main_device != "auto" else ["CPU"]
-    loaded = {"main": _load_first(main, [placement.main, *instead], options)}
+    placement = choose_devices(main, drafts[0] if drafts else None, options)
+    is_chosen = options.main_device == "auto"
+    failures = OutriderError if is_chosen else DeviceError  # the user did not say that the model fits the device
+    loaded = {"main": _load_first(main, [placement.main, *(["CPU"] if is_chosen else [])], options, failures)}
     beside = loaded["main"][1]
+    follows = is_chosen and options.draft_device is None
+    failures = OutriderError if follows or options.draft_device == "auto" else DeviceError
     for part in drafts:
-        device = placement.draft or beside
+        device = _beside(beside, part) if follows else placement.draft or beside
         instead = ["CPU"] if device == "CPU" or not find_device(beside, part.model.format) else [beside, "CPU"]
-        loaded[part.role] = _load_first(part, [device, *instead], options)
+        loaded[part.role] = _load_first(part, [device, *instead], options, failures)
     backends = {role: backend for role, (backend, _) in loaded.items()}
     found = beside, loaded[drafts[0].role][1] if drafts else None
     if found != (placement.main, placement.draft):
-        why = f"{named(placement.main, placement.draft)} could not be had, as was warned"
-        placement = Placement(*found, why=why)
+        wanted = " and ".join(filter(None, (placement.main, placement.draft)))
+        placement = Placement(*found, why=f"{wanted} could not be had, as was warned")
     return backends, placement
 
 
 def load_part(part: Part, device: str, options: DeviceConfig) -> CompiledModel:
-    """Compile one model on one device, and compare it with what the manifest says; `load_parts` says what it raises."""
+    """Compile one model on one device, and validate it against the manifest. Raises as `load_parts`."""
     emulated = on_npu(part.model, device) and options.of(part.role).properties.get("NPUW_DEVICES") == "CPU"
     if device != "CPU" and not emulated:
         verdict = judge(part, device, options)
@@ -117,24 +122,24 @@ def load_part(part: Part, device: str, options: DeviceConfig) -> CompiledModel:
 
 
 def forget() -> None:
-    """Have all devices tried, and pairs of them chosen, anew."""
-    kept.forget("verdicts", "placements")
+    """Delete the saved verdicts, so that all devices are tried again."""
+    saved.forget("verdicts")
 
 
 def judge(part: Part, device: str, options: DeviceConfig) -> Verdict:
-    """Whether a device runs a model with these options, as a process of its own found out, now or at an earlier start.
+    """Whether a device runs a model with these options. A child process finds out, now or at an earlier start.
 
-    A verdict holds for the device with its driver, the model's files, the options and the libraries' versions.
+    A verdict is saved for the device, its driver, the model's files, the options and the libraries' versions.
     """
     found = find_device(device, part.model.format)
-    if found is None and not device.startswith("NPU"):  # which can be emulated
+    if found is None and not device.startswith("NPU"):  # an NPU can be emulated
         return Verdict(works=None, reason="there is no such device")
     identity = found.identity if found else {"device": device, "format": part.model.format}
     asked = part.asked(options.of(part.role), device)
     key = {**identity, "role": part.role, "files": part.files, "options": asked, **part.versions}
-    file = kept.Kept(kept.FOLDER / "verdicts", key, Verdict)
+    file = saved.SavedValue(saved.FOLDER / "verdicts", key, Verdict)
     verdict = file.read()
-    if verdict is None or verdict.works is None:  # which is not kept
+    if verdict is None or verdict.works is None:  # "could not be tried" is not saved
         own = part.options(options, device)
         job = Job(str(part.path.resolve()), part.model, device, own, part.is_main)
         verdict = try_apart(job)
@@ -143,52 +148,35 @@ def judge(part: Part, device: str, options: DeviceConfig) -> Verdict:
     return verdict
 
 
-def place(main: Part, draft: Part | None, options: DeviceConfig, *, overlap: bool = False) -> Placement:
-    """Where the models should run: the devices that are named, or, for "auto", the quickest pair as measured.
+def choose_devices(main: Part, draft: Part | None, options: DeviceConfig) -> Placement:
+    """The devices that `options` name; for "auto" the first GPU that runs the model, otherwise the CPU.
 
-    What was chosen is kept: it holds for the devices with their drivers and the verdicts on them, the models, the
-    options and the versions.
+    A GPU is tried in a process of its own (see `judge`). Warns (`DeviceWarning`) of one that fails.
     """
-    asked = options.main_device, options.draft_device or options.main_device
-    asked = _resolved(asked[0]), _resolved(asked[1])
-    if "auto" not in asked:
-        return Placement(asked[0], asked[1] if draft else None, why="as asked for")
-    here = find_devices()
-    mains = _fitting(main, asked[0], here)
-    draft_devices = _fitting(draft, asked[1], here) if draft else [None]
-    if len(mains) * len(draft_devices) == 1:
-        return Placement(mains[0], draft_devices[0], why="there is no other device that could run them")
-    left_out = () if any(device.fixed for device in here) else NPU_SIZES
-    open_to = [(main, mains)] + ([(draft, draft_devices)] if draft else [])
-    key = {
-        "devices": [device.identity for device in here],
-        "parts": [{"role": part.role, "files": part.files, **part.versions} for part, _ in open_to],
-        "works": [[judge(part, n, options).works for n in names if n and n != "CPU"] for part, names in open_to],
-        "options": {name: value for name, value in dataclasses.asdict(options).items() if name not in left_out},
-        "overlap": overlap,
-    }
-    file = kept.Kept(kept.FOLDER / "placements", key, Placement)
-    placement = file.read()
-    if placement is None or placement.main not in mains or placement.draft not in draft_devices:
-        placement = choose(_measure_pairs(main, draft, mains, draft_devices, options), overlap=overlap)
-        file.write(placement)
-    return placement
+    main_device = _resolved(main, options.main_device, options)
+    draft_device = None
+    if draft and options.draft_device is not None:
+        draft_device = _resolved(draft, options.draft_device, options)
+    elif draft:
+        draft_device = _beside(main_device, draft) if options.main_device == "auto" else main_device
+    is_chosen = "auto" in (options.main_device, options.draft_device if draft else None)
+    return Placement(main_device, draft_device, why=_AUTO if is_chosen else "as asked for")
 
 
-def settle(bundle: Bundle, draft_bundle: Bundle, options: DeviceConfig, *, overlap: bool = False) -> DeviceConfig:
-    """The options with the devices that "auto" and "AUTO" stand for: for what has to name them."""
+def settle(bundle: Bundle, draft_bundle: Bundle, options: DeviceConfig) -> DeviceConfig:
+    """The options with "auto" and "AUTO" replaced by devices, for callers that need names."""
     main, drafts = parts_of(bundle, draft_bundle)
-    placement = place(main, drafts[0] if drafts else None, options, overlap=overlap)
+    placement = choose_devices(main, drafts[0] if drafts else None, options)
     draft_device = placement.draft or options.draft_device
     return dataclasses.replace(options, main_device=placement.main, draft_device=draft_device)
 
 
 def cost_of(part: Part, backend: CompiledModel, repeats: int | None = None) -> PassCost:
-    """What a model's calls cost here: as it was measured before, or, with `repeats` or for the first time, now.
+    """The cost of a model's calls: saved, or measured now, at the first time or with `repeats`.
 
-    It is measured anew, too, where the cache has room for a longer context than it had then.
+    It is also measured again if the cache has room for a longer context than it had then.
     """
-    file = kept.Kept(kept.FOLDER / "costs", describe(part, backend), PassCost)
+    file = saved.SavedValue(saved.FOLDER / "costs", describe(part, backend), PassCost)
     known = file.read()
     rows = _rows_of(part.role, backend)
     longest = part.model.geometry.context_length
@@ -201,37 +189,37 @@ def cost_of(part: Part, backend: CompiledModel, repeats: int | None = None) -> P
         check_pass(backend, cost)
     else:
         cost = measure_pass(backend, rows, repeats, max_tokens=longest)
-        if repeats or known is None or known.contexts[1] <= far:  # what a larger cache has shown holds for it still
+        if repeats or known is None or known.contexts[1] <= far:  # a cost that was measured with a larger cache stays
             file.write(cost)
     cost.one_call, cost.rule = backend.capabilities.one_call, backend.capabilities.rows
     return cost
 
 
 def least_tokens(backends: Mapping[str, CompiledModel]) -> int:
-    """Tokens that the caches have to hold for the models' calls to be timed. backends: by the models' roles."""
+    """Capacity in tokens that the caches need for timing the models' calls. backends: by the models' roles."""
     return max(backend.tokens_for(_rows_of(role, backend)[-1]) for role, backend in backends.items())
 
 
 def _rows_of(role: str, backend: CompiledModel) -> tuple[int, ...]:
-    """The numbers of rows with which a model's calls are timed."""
+    """The numbers of rows for timing a model's calls."""
     rule = backend.capabilities.rows
     return tuple(sorted({rule.num_rows([n]) for n in (MAIN_ROWS if role == "main" else DRAFT_ROWS)}))
 
 
 def _can_be(known: PassCost, backend: CompiledModel, rows: Seq[int], longest: int) -> bool:
-    """Whether a cost that was kept can have been measured for this model, with these rows and `longest` at most."""
+    """Whether a saved cost is valid for this model, these rows and contexts up to `longest`."""
     fixed = backend.capabilities.fixed
     alike = known.rows[:2] == (1, fixed.window) if fixed else known.rows == rows
     return alike and known.contexts[1] < max(longest, backend.max_tokens)
 
 
 def contention_of(main: Part, backend: CompiledModel, draft: Part, other: CompiledModel) -> Contention:
-    """How much slower calls of a main and a draft model get at the same time: as measured before, or now.
+    """How much slower calls of a main and a draft model are at the same time: saved, or measured now.
 
-    The main model's calls are not to run in the background when this is called, and do not afterwards.
+    The main model's calls must not run in the background before, and do not run there afterwards.
     """
     key = {part.role: describe(part, its) for part, its in ((main, backend), (draft, other))}
-    file = kept.Kept(kept.FOLDER / "costs", key, Contention)
+    file = saved.SavedValue(saved.FOLDER / "costs", key, Contention)
     contention = file.read()
     if contention is None:
         contention = measure_contention(backend, other)
@@ -240,10 +228,10 @@ def contention_of(main: Part, backend: CompiledModel, draft: Part, other: Compil
 
 
 def check_room(backends: Iterable[CompiledModel], max_tokens: int) -> None:
-    """Raise DeviceError where a device has less memory than its models' caches would take, filled with `max_tokens`.
+    """Raise DeviceError if a device has less memory than its models' full caches of `max_tokens` would take.
 
-    Up front, as OpenVINO GenAI does it: a system that runs out of memory later slows down first, and a driver aborts.
-    ONNX Runtime's devices other than the CPU do not say what they have.
+    This is done at load, as in OpenVINO GenAI: later, a system that runs out of memory slows down, and drivers abort.
+    The memory of ONNX Runtime's devices other than the CPU is unknown.
     """
     core = ov.Core()
     wanted: dict[str, float] = {}
@@ -265,86 +253,49 @@ def check_room(backends: Iterable[CompiledModel], max_tokens: int) -> None:
             raise DeviceError(f"{device} has {has}, and the cache may take {size / 1e9:.2f} GB. Lower cache_size.")
 
 
-def _load_first(part: Part, devices: Seq[str], options: DeviceConfig) -> tuple[CompiledModel, str]:
-    """Compile a model on the first of `devices` that runs it, with a warning for each before it; and which it was."""
+def _load_first(
+    part: Part, devices: Seq[str], options: DeviceConfig, failures: type[OutriderError] = DeviceError
+) -> tuple[CompiledModel, str]:
+    """Compile a model on the first of `devices` that runs it, and return it with that device. Warns of each failure.
+
+    failures: the errors after which the next device is tried.
+    """
     first, *others = dict.fromkeys(devices)
     try:
         return load_part(part, first, options), first
-    except DeviceError as error:
+    except failures as error:
         if first == "CPU" or not others:
             raise
-        _warn(f"{str(error).rstrip('.')}. {others[0]} is used instead.")
-    return _load_first(part, others, options)
+        said = "" if isinstance(error, DeviceError) else f"{part} cannot go to {first}: "
+        _warn(f"{said}{str(error).rstrip('.')}. {others[0]} is used instead.")
+    return _load_first(part, others, options, failures)
 
 
-def _resolved(name: str) -> str:
-    return resolve_auto(ov.Core()) if name == "AUTO" else name
-
-
-def _fitting(part: Part, name: str, here: Seq[Device]) -> list[str]:
-    """The devices that a model may go to: the one that is named, or, for "auto", all that run it."""
+def _resolved(part: Part, name: str, options: DeviceConfig) -> str:
+    """The device that an option's value stands for, for this model."""
+    if name == "AUTO":
+        return resolve_auto(ov.Core())
     if name != "auto":
-        return [name]
-    found = [device for device in here if device.format == part.model.format]
-    # An NPU as main device would limit every request: it has to be named.
-    fit = [d.name for d in found if not d.why_not(part.role) and not (d.fixed and part.role == "main")]
-    if not fit:
-        reasons = "; ".join(f"{device.name}: {device.why_not(part.role)}" for device in found)
-        raise DeviceError(f"{part} runs on no device here. {reasons}.")
-    return fit
-
-
-def _measure_pairs(
-    main: Part, draft: Part | None, mains: Seq[str], draft_devices: Seq[str | None], options: DeviceConfig
-) -> dict[Pair, PairCost]:
-    """What each pair of devices that works costs, alone and side by side.
-
-    Where no device runs the draft model, the main model's devices as without one.
-    """
-    costs: dict[Pair, PairCost] = {}
-    plain: dict[Pair, PairCost] = {}
-    is_open = [name == "auto" for name in (options.main_device, options.draft_device or options.main_device)]
-    for main_device in mains:
-        backend = _load_for_trial(main, main_device, options, must=main_device == "CPU" or not is_open[0])
-        if backend is None:
+        return name
+    for device in find_devices():
+        kind = device.name.split(".")[0]
+        # An NPU limits prompts and answers: it has to be named.
+        if kind in ("CPU", "NPU") or device.format != part.model.format or device.why_not(part.role):
             continue
-        alone = PairCost(cost_of(main, backend), None)
-        for draft_device in draft_devices:
-            plain[main_device, draft_device] = alone
-            if draft is None or draft_device is None:
-                continue
-            must = draft_device == "CPU"
-            if other := _load_for_trial(draft, draft_device, options, must=must, is_open=is_open[1]):
-                costs[main_device, draft_device] = dataclasses.replace(
-                    alone, draft=cost_of(draft, other), contention=contention_of(main, backend, draft, other)
-                )
-            other = None
-        backend = None
-        gc.collect()  # the next device's model may need the memory
-    return costs or plain
+        verdict = judge(part, device.name, options)
+        if verdict.works is not False:
+            return device.name
+        _warn(f"{part} does not run on {device.name}: {verdict.reason}. It is left out of the choice.")
+    return "CPU"
 
 
-def _load_for_trial(
-    part: Part, device: str, options: DeviceConfig, *, must: bool, is_open: bool = True
-) -> CompiledModel | None:
-    """A model with a small cache; None, with a warning, where the device fails that is no `must`.
-
-    is_open: nobody has named the device, so that it may be one that is not for this model or these options.
-    """
-    try:
-        backend = load_part(part, device, options)
-        backend.allocate(_TRIAL_TOKENS)
-    except OutriderError as error:
-        if must or not (is_open or isinstance(error, DeviceError)):
-            raise
-        said = "" if isinstance(error, DeviceError) else f"{part} cannot go to {device}: "
-        _warn(f"{said}{str(error).rstrip('.')}. It is left out of the choice.")
-        return None
-    return backend
+def _beside(main_device: str, draft: Part) -> str:
+    """A draft model's device where "auto" chose the main model's: that one if it runs the draft's format."""
+    return main_device if find_device(main_device, draft.model.format) else "CPU"
 
 
 def _check_properties(main: Part, drafts: Seq[Part], options: DeviceConfig) -> None:
-    """Raise OptionError for what is for none of the models, or for a property not for those of its role."""
+    """Raise OptionError for an option that fits none of the models, or a property that fits no model of its role."""
     if options.top_logits not in ("auto", 0) and all(part.model.format != "openvino" for part in (main, *drafts)):
         raise OptionError(
             f"top_logits={options.top_logits} is for models in OpenVINO's format, and these are in onnx. Leave it out."

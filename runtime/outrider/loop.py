@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 
 
 def step(main: Backend, requests: Seq[Request], max_num_batched_tokens: int, observer: Observer | None = None) -> None:
-    """One round for every request: propose, check, commit (Leviathan et al. 2022, algorithm 1).
+    """One round for every request: propose, verify, commit (Leviathan et al. 2022, algorithm 1).
 
-    A request whose prompt is not read yet reads its next piece instead; all go through the main model in one call.
+    A request whose prompt is not read yet reads its next piece instead. All requests share one target pass.
     Plain decoding is a round with an empty draft.
 
     Raises:
-        DeviceError: when a model's call fails. What goes wrong with one request alone ends that request.
+        DeviceError: when a model's call fails. Other errors end only the request that they belong to.
     """
     drafts = propose(requests, main.vocab_size, observer)
 
@@ -36,37 +36,37 @@ def step(main: Backend, requests: Seq[Request], max_num_batched_tokens: int, obs
             chunks.append(Chunk(request.slot, unread[:piece], 0, request.features))
         else:
             chunks.append(Chunk(request.slot, unread + draft.token_ids, len(draft) + 1, request.features))
-    check = submit(main, chunks, observer)
-    draft_ahead(requests, drafts, check, observer)
-    checked = check.wait()
+    target_pass = submit(main, chunks, observer)
+    draft_ahead(requests, drafts, target_pass, observer)
+    target = target_pass.wait()
 
     row = 0
     for request, draft, chunk in zip(requests, drafts, chunks, strict=True):
         begin, path = request.slot.length - len(chunk.token_ids), list[int]()
         try:
             if chunk.num_rows:
-                rows = DraftRows.of(checked, row, request.sampler, draft.token_ids)
+                rows = DraftRows.of(target, row, request.sampler, draft.token_ids)
                 row += chunk.num_rows
                 outcome = request.verify(draft, rows)
                 if observer is not None:
-                    observer.judged(request, draft, outcome)
+                    observer.verified(request, draft, outcome)
                 request.commit(rows, outcome)
                 request.slot.trim(len(request.sequence) - 1)  # drops the rejected tokens
                 path = outcome.path
             if request.drafter is not None:
                 read = request.sequence.token_ids[begin : request.slot.length]
-                features = checked.features(chunk)[: len(read)] if chunk.features else None
+                features = target.features(chunk)[: len(read)] if chunk.features else None
                 request.drafter.observe(request.sequence, Committed(read, path, features))
             if observer is not None:
                 observer.committed(request)
-        except Exception as error:  # of one request, which the others shall not suffer for
+        except Exception as error:  # isolate failures per request
             request.fail(error)
 
 
 def propose(requests: Seq[Request], vocab_size: int, observer: Observer | None = None) -> list[Draft]:
-    """A draft for every request; each drafter is called once for all that use it.
+    """A draft for every request. Each drafter is called once for all requests that use it.
 
-    What goes wrong with a drafter ends the requests that use it.
+    An error in a drafter ends the requests that use it.
     """
     drafts = [NO_DRAFT] * len(requests)
     drafters = {id(request.drafter): request.drafter for request in requests if request.drafter is not None}
@@ -78,7 +78,7 @@ def propose(requests: Seq[Request], vocab_size: int, observer: Observer | None =
             proposed = drafter.propose([_asked(requests[i], observer) for i in mine])
             for i, draft in zip(mine, proposed, strict=True):
                 drafts[i] = _within(draft, requests[i].limit, vocab_size)
-        except Exception as error:  # of an app's drafter, or of a draft model's device
+        except Exception as error:  # an app's drafter's, or a draft model's device's
             for request in requests:
                 if request.drafter is drafter:
                     request.fail(error)
@@ -87,10 +87,12 @@ def propose(requests: Seq[Request], vocab_size: int, observer: Observer | None =
     return drafts
 
 
-def draft_ahead(requests: Seq[Request], drafts: Seq[Draft], check: Pending, observer: Observer | None = None) -> None:
-    """Let the drafters that can draft for the next round, while this one's drafts are checked.
+def draft_ahead(
+    requests: Seq[Request], drafts: Seq[Draft], target_pass: Pending, observer: Observer | None = None
+) -> None:
+    """Let drafters that can do so draft for the next round during this round's target pass.
 
-    What goes wrong with a drafter ends the requests that use it.
+    An error in a drafter ends the requests that use it.
     """
     drafters = {id(request.ahead_drafter): request.ahead_drafter for request in requests if request.ahead_drafter}
     for drafter in drafters.values():
@@ -100,7 +102,7 @@ def draft_ahead(requests: Seq[Request], drafts: Seq[Draft], check: Pending, obse
         if observer is not None:
             observer.drafting([requests[i] for i in mine], ahead=True)
         try:
-            drafter.draft_ahead([_asked(requests[i], observer) for i in mine], [drafts[i] for i in mine], check)
+            drafter.draft_ahead([_asked(requests[i], observer) for i in mine], [drafts[i] for i in mine], target_pass)
         except Exception as error:
             for request in requests:
                 if request.ahead_drafter is drafter:
@@ -110,11 +112,11 @@ def draft_ahead(requests: Seq[Request], drafts: Seq[Draft], check: Pending, obse
 
 
 def _asked(request: Request, observer: Observer | None) -> DraftRequest:
-    """What a drafter is asked; the observer hears of the calls that it makes for the answer."""
+    """The request for a drafter, with the observer of its calls."""
     return request.draft_request if observer is None else replace(request.draft_request, observer=observer)
 
 
 def _within(draft: Draft, limit: int, vocab_size: int) -> Draft:
-    """As much of a draft as there is room for: more tokens, or others, would be read beyond the device's arrays."""
+    """The draft, cut to `limit` tokens and before any unknown id: these would be read beyond the device's arrays."""
     known = next((i for i, token_id in enumerate(draft.token_ids) if not 0 <= token_id < vocab_size), limit)
     return draft if len(draft) <= min(known, limit) else draft.cut(min(known, limit))

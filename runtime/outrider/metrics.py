@@ -1,4 +1,4 @@
-"""What a request cost and what speculation earned it."""
+"""Counts and times of a request."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True)
 class Stats:
-    """What happened in one request.
+    """Counts and times of one request.
 
     Definitions follow vLLM's `SpecDecodingStats`: a draft is a round in which tokens were proposed. Tokens of a stop
     string are counted. Seconds are wall time; a round that several sequences share counts in full for each of them.
     """
 
     num_prompt_tokens: int = 0
-    num_cached_tokens: int = 0  # of the prompt: those that were in the main model's cache, and not read again
+    num_cached_tokens: int = 0  # prompt tokens taken from the main model's prefix cache
     num_generated_tokens: int = 0
     num_rounds: int = 0  # calls of the main model after the prompt was read
     num_drafts: int = 0
@@ -25,14 +25,14 @@ class Stats:
     num_accepted_tokens_per_round: list[int] = field(default_factory=list)
     time_to_first_token: float = 0.0  # from the request's start, waiting included
     decode_seconds: float = 0.0  # from the first token to the last
-    draft_seconds: float = 0.0  # of decoding rounds: in the draft model's calls
-    check_seconds: float = 0.0  # in the main model's
-    ahead_seconds: float = 0.0  # in the draft model's, while the main model was checking
-    host_seconds: float = 0.0  # in neither: n-gram lookup, sampling, verification, text
+    draft_seconds: float = 0.0  # of decoding rounds: the draft model's calls
+    check_seconds: float = 0.0  # the target passes
+    ahead_seconds: float = 0.0  # the draft model's calls during target passes
+    host_seconds: float = 0.0  # everything else: n-gram lookup, sampling, verification, text
 
     @property
     def acceptance_rate(self) -> float:
-        """Accepted share of the draft tokens; 0 when there were none."""
+        """Accepted tokens / draft tokens; 0 if there were none."""
         return self.num_accepted_tokens / self.num_draft_tokens if self.num_draft_tokens else 0.0
 
     @property
@@ -59,7 +59,7 @@ class Stats:
         return f"{line}, {self.tokens_per_round:.2f} a round; {accepted} ({self.acceptance_rate:.0%})"
 
     def count_round(self, num_draft_tokens: int, num_accepted_tokens: int) -> None:
-        """Count one call of the main model and what became of its draft."""
+        """Count one target pass and its accepted tokens."""
         self.num_rounds += 1
         self.num_draft_tokens_per_round.append(num_draft_tokens)
         self.num_accepted_tokens_per_round.append(num_accepted_tokens)

@@ -1,4 +1,4 @@
-"""Watching an engine at work."""
+"""The interface of an engine's observers."""
 
 from __future__ import annotations
 
@@ -14,33 +14,34 @@ if TYPE_CHECKING:
 
 
 class Observer(CallObserver, Protocol):
-    """Hears what becomes of requests, and of each round's calls (`called`).
+    """Is told of requests, of the steps of each round, and of models' calls (`called`).
 
-    A round goes: drafting and drafted for each drafter; the main model's call, with drafting and drafted before its end
-    where a drafter drafts ahead; then for each request judged, unless a piece of its prompt was read, and committed.
-    What fails is not told apart: a request has its `error`, and a verdict or a commit that failed is left out.
+    The order within a round: `drafting` and `drafted` for each drafter. Then the main model's call; for each drafter
+    that drafts ahead, `drafting` and `drafted` come before the call's end. Then, for each request, `verified` and
+    `committed`; a request that read a piece of its prompt has no `verified`. A failed step is left out, and the request
+    has an `error`.
 
-    All but `entered` is called by the thread that runs the rounds, and everything waits for it: it must not raise, nor
-    take long. A round has one observer, or none, from its begin to its end.
+    `entered` is called in any thread. All others are called in the thread that runs the rounds, and all requests wait
+    for them: they must be fast, and must not raise. The observer never changes within a round.
     """
 
     def entered(self, request: Request, drafter: str | None) -> None:
-        """A request was made, which has not been queued yet; in any thread. drafter: the name that was asked for."""
+        """A request was made; it is not queued yet. drafter: the name that was asked for."""
 
     def admitted(self, request: Request) -> None:
-        """A request has its places in the caches, and takes part in the next round."""
+        """A request has its slots in the caches, and takes part in the next round."""
 
     def drafting(self, requests: Seq[Request], *, ahead: bool = False) -> None:
-        """A drafter is about to propose for these requests, which may be none, or to draft ahead."""
+        """A drafter is about to propose for these requests, or to draft ahead. There may be none."""
 
     def drafted(self, drafts: Seq[Draft]) -> None:
-        """It has; or its requests have failed. drafts: what the round uses of them; none where it drafted ahead."""
+        """The drafter has ended, or its requests have failed. drafts: as the round uses them; none for `ahead`."""
 
-    def judged(self, request: Request, draft: Draft, outcome: Outcome) -> None:
-        """The main model's rows have been compared with a draft."""
+    def verified(self, request: Request, draft: Draft, outcome: Outcome) -> None:
+        """A draft was verified by the main model's rows."""
 
     def committed(self, request: Request) -> None:
-        """What the round has brought to a request is in its sequence, and its drafter has heard of it."""
+        """The round's tokens are in the request's sequence, and its drafter has observed them."""
 
     def left(self, request: Request) -> None:
-        """A request has ended, or failed; its reader is about to hear of it, or has. May be said twice."""
+        """A request has ended, or failed. Its reader is told just before or after. May be called twice."""

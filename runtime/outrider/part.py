@@ -1,4 +1,4 @@
-"""The models of a bundle as parts of an engine, and what each is compiled by."""
+"""The models of a bundle, and the options that each is compiled with."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import openvino as ov
 
-from outrider import __version__, kept
+from outrider import __version__, saved
 from outrider.backends import load_model, on_npu
 from outrider.backends.processor import find_processor
 from outrider.bundle.folder import draft_models_of
@@ -26,12 +26,12 @@ if TYPE_CHECKING:
     from outrider.config import DeviceConfig
     from outrider.types import CompiledModel
 
-NPU_SIZES = ("npu_max_prompt_tokens", "npu_max_new_tokens", "npu_window")
+_NPU_SIZES = ("npu_max_prompt_tokens", "npu_max_new_tokens", "npu_window")
 
 
 @dataclass(frozen=True)
 class Part:
-    """A model of a bundle and what it does there. role: "main", or a draft model's name."""
+    """A model of a bundle, with its role: "main", or a draft model's name."""
 
     role: str
     bundle: Bundle
@@ -57,36 +57,35 @@ class Part:
 
     @property
     def path(self) -> Path:
-        """The file that its backend opens."""
+        """The model file."""
         return self.bundle.model_path(self.model)
 
     @property
     def is_main(self) -> bool:
-        """Whether it is the main model, whose rows decide."""
+        """Whether it is the main model."""
         return self.role == "main"
 
     def options(self, options: DeviceConfig, device: str) -> DeviceConfig:
-        """A model's own options; among its properties the folder for what OpenVINO compiles.
+        """The model's own options, with OpenVINO's folder for compiled models among its properties.
 
-        Not on the CPU: there, OpenVINO 2026.4 writes a model with a paged cache and then cannot read it ("k_head_size
-        and num_k_heads are required", as its file lacks them), so that every start would compile it, and write it,
-        again.
+        Not on the CPU: OpenVINO 2026.4 writes a compiled model with a paged cache there, but cannot read it
+        ("k_head_size and num_k_heads are required"). Every start would compile and write it again.
         """
         own = options.of(self.role)
         if self.model.format != "openvino" or device == "CPU" or own.compiled_cache == "off":
             return own
         if "CACHE_DIR" in own.properties:
             return own
-        folder = kept.FOLDER / "compiled" if own.compiled_cache == "auto" else user_path(own.compiled_cache)
-        # OpenVINO tells models apart by every bit, but not by all options that they were compiled with.
+        folder = saved.FOLDER / "compiled" if own.compiled_cache == "auto" else user_path(own.compiled_cache)
+        # OpenVINO's own key covers the model's bits, but not all options that it was compiled with.
         asked = json.dumps([device, self.asked(own, device)], sort_keys=True, default=str)
         folder /= hashlib.sha256(asked.encode()).hexdigest()[:12]
         return dataclasses.replace(own, properties={**own.properties, "CACHE_DIR": str(folder)})
 
     def asked(self, own: DeviceConfig, device: str) -> dict[str, Any]:
-        """What of its own options it is compiled by on a device."""
+        """Those of its own options that matter for compiling on a device."""
         names = ("precision", "cache_precision", "num_threads", "top_logits", "properties")
-        sizes = NPU_SIZES if on_npu(self.model, device) else ()
+        sizes = _NPU_SIZES if on_npu(self.model, device) else ()
         return {name: getattr(own, name) for name in (*names, *sizes)}
 
     def compile(self, own: DeviceConfig, device: str, *, can_pad_apart: bool = False) -> CompiledModel:
@@ -95,31 +94,31 @@ class Part:
 
     @property
     def versions(self) -> dict[str, str]:
-        """Of what a verdict or a choice may change with."""
+        """The versions of Outrider and the library that runs the model."""
         versions = {"outrider": __version__}
         if self.model.format == "openvino":
             return versions | {"openvino": ov.get_version()}
         if find_spec("onnxruntime"):
-            import onnxruntime  # several packages hold it: it is asked itself
+            import onnxruntime  # several packages contain it, so its metadata cannot be asked
 
             versions["onnxruntime"] = onnxruntime.__version__
         return versions
 
 
 def parts_of(bundle: Bundle, draft_bundle: Bundle) -> tuple[Part, list[Part]]:
-    """The main model of a bundle, and the draft models for it, which may be another bundle's."""
+    """The main model of a bundle, and its draft models, which may be in another bundle."""
     drafts = [Part(entry.name, draft_bundle, entry.model) for entry in draft_models_of(draft_bundle, bundle)]
     return Part("main", bundle, bundle.manifest.main), drafts
 
 
 def describe(part: Part, backend: CompiledModel) -> dict[str, Any]:
-    """What the time of a model's calls depends on, as far as it can be known."""
+    """What the time of a model's calls depends on, as far as it is known."""
     return {"role": part.role, "files": part.files, **backend.fingerprint, "outrider": __version__} | machine()
 
 
 @functools.cache
 def machine() -> dict[str, str]:
-    """What kernels are chosen by: processors of one name may have different instructions."""
+    """What kernels are chosen by. Processors of one name may have different instructions."""
     found = find_processor()
     limits = " ".join(f"{name}={value}" for name, value in found.limits.items())
     return {"processor": found.name, "instructions": " ".join(found.instructions), "limits": limits}

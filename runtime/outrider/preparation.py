@@ -1,4 +1,4 @@
-"""From a prompt and options to a request that is ready for the loop."""
+"""Makes requests for the loop from prompts and options."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Preparation:
-    """Checks what an app asks for, and makes a request of it.
+    """Checks a prompt and its options, and makes a request.
 
         request = preparation.request("Why is the sky blue?", config)
 
-    loaded: the models by role, "main" among them. special: the bundle's special tokens. store: takes the answers.
-    reuse: whether requests take what the caches have of their beginning, and leave their own tokens there.
+    loaded: the models by role, including "main". special: the bundle's special tokens. store: where answers are stored.
+    reuse: whether requests start from cached prefixes and publish their own.
     """
 
     loaded: Mapping[str, LoadedModel]
@@ -58,11 +58,11 @@ class Preparation:
         at_once: bool = False,
         overlaps: bool = False,
     ) -> Request:
-        """A request for the answer. at_once: its text is read in the end alone. overlaps: draft models draft ahead.
+        """Make a request. at_once: its text is only read at the end. overlaps: draft models draft ahead.
 
         Raises:
             OptionError: for a bad value, or one that does not fit the model or the drafter.
-            RequestError: when the prompt cannot be read, or does not fit.
+            RequestError: when the prompt cannot be tokenized, or does not fit.
         """
         created = time.perf_counter()
         if cancel is not None and (isinstance(cancel, type) or not callable(getattr(cancel, "is_set", None))):

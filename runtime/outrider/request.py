@@ -40,12 +40,12 @@ class Sink(Protocol):
         """Take a piece. Must not raise, nor take long: all requests wait for it."""
 
     def qsize(self) -> int:
-        """Pieces that nobody has read yet: a request does not run far ahead of its reader."""
+        """Pieces that were not read yet. A request pauses when it is far ahead of its reader."""
 
 
 @dataclass(eq=False, slots=True)
 class Request:
-    """A sequence with all that is needed to continue it, and the text that has become of it.
+    """A sequence with everything that is needed to continue it, and its text.
 
     finish_reason: None while it runs, then "stop", "length" or "cancelled".
     """
@@ -59,30 +59,30 @@ class Request:
     eos_token_ids: frozenset[int]
     drafter: Drafter | None = None
     num_assistant_tokens: int = 0  # at most, a round
-    ahead_drafter: AheadDrafter | None = None  # the drafter, where it drafts while its drafts are checked
+    ahead_drafter: AheadDrafter | None = None  # the drafter, if it drafts during target passes
     rule: DraftRule | None = None  # what may end a draft earlier
-    sampled: bool = False  # whether the noise has a say
-    exact: bool = False  # whether drafts and company leave no trace in the tokens
+    sampled: bool = False  # whether tokens depend on the noise
+    exact: bool = False  # whether tokens do not depend on drafts or on the batch
     logprobs: list[TokenLogprobs] | None = None  # of the committed tokens; None: not wanted
     cancel: Event | None = None  # set from any thread to end the answer here
-    keep: Callable[[list[int]], None] | None = None  # is given the answer's tokens, unless it was cancelled
-    reuse: bool = True  # takes what the caches have of its beginning, and leaves its own tokens there
+    keep: Callable[[list[int]], None] | None = None  # called with the answer's tokens, unless it was cancelled
+    reuse: bool = True  # starts from cached prefixes, and publishes its own
     created: float = field(default_factory=time.perf_counter)
     stats: Stats = field(default_factory=Stats)
     sink: Sink = field(default_factory=SimpleQueue[TextChunk | BaseException])
-    abandoned: bool = False  # set by the reader: nobody reads it any more
+    abandoned: bool = False  # set by the reader: the answer is not read any more
     # The worker's own
     slot: Slot = field(init=False)  # from `admit` on
     features: tuple[str, ...] = ()  # the main model's hidden states that the drafter wants, from `admit` on
     finish_reason: str | None = None
-    error: BaseException | None = None  # what the request failed of
-    done: bool = False  # the last news are out
-    num_published: int = 0  # characters of the text
+    error: BaseException | None = None  # why the request failed
+    done: bool = False  # the result or the error was sent
+    num_published: int = 0  # characters of the text that were sent
     first_token_at: float = 0.0
 
     @property
     def limit(self) -> int:
-        """How many draft tokens this round may use: none while the prompt is read, none past the end.
+        """Most draft tokens of this round: none while the prompt is read, none past the answer's end.
 
         The bonus token is always generated, so the last of max_new_tokens is never drafted.
         """
@@ -94,7 +94,7 @@ class Request:
 
     @property
     def draft_request(self) -> DraftRequest:
-        """What a drafter is asked."""
+        """The request for the drafter."""
         sequence = self.sequence
         return DraftRequest(
             sequence=sequence,
@@ -110,11 +110,11 @@ class Request:
 
     @property
     def ended(self) -> bool:
-        """Whether nothing is to be generated any more."""
+        """Whether the answer has ended."""
         return bool(self.finish_reason or self.error)
 
     def end_if_cancelled(self) -> None:
-        """End the answer where the reader has gone, or the app has set `cancel`; one that has ended stays as it is."""
+        """End the answer if the reader has gone or cancelled. An answer that has ended does not change."""
         if self.ended:
             return
         try:
@@ -127,7 +127,7 @@ class Request:
         """Whether the app has set `cancel`, which may be an object of its own.
 
         Raises:
-            RequestError: when it cannot be asked.
+            RequestError: when `cancel.is_set()` raises.
         """
         if self.cancel is None:
             return False
@@ -140,12 +140,12 @@ class Request:
             ) from error
 
     def publish(self) -> None:
-        """Send the reader what is new: text that has become certain, then the result or the error."""
+        """Send new text to the reader, then the result or the error."""
         if self.done:
             return
         try:
             self._publish_text()
-        except Exception as error:  # the tokenizer's; the other requests shall not suffer for it
+        except Exception as error:  # the tokenizer's: isolate failures per request
             self.fail(error)
         if self.error:
             self.sink.put(self.error)
@@ -160,28 +160,28 @@ class Request:
             self.sink.put(TextChunk(text, self.stats))
 
     def fail(self, error: BaseException) -> None:
-        """End the request with an error, which its reader gets to see."""
+        """End the request with an error, which is sent to its reader."""
         self.error = self.error or error
 
     def result(self) -> Result:
         """The answer, once it is finished; without the tokens of a stop string."""
-        num_kept = self.text.num_tokens_kept
+        num_tokens = self.text.num_tokens
         return Result(
             text=self.text.text,
-            token_ids=self.sequence.generated_token_ids[:num_kept],
+            token_ids=self.sequence.generated_token_ids[:num_tokens],
             finish_reason=self.finish_reason or "cancelled",
             stats=self.stats,
             seed=self.noise.seed if self.sampled else None,
             lossless=self.verifier.lossless,
             exact=self.exact,
-            logprobs=None if self.logprobs is None else self.logprobs[:num_kept],
+            logprobs=None if self.logprobs is None else self.logprobs[:num_tokens],
         )
 
     def admit(self, main: Backend) -> bool:
-        """Take places in the caches of main and draft model; False, and nothing taken, while there is no room.
+        """Open slots in the caches of main and draft model; False, without any slot, while there is no room.
 
         Raises:
-            RequestError: when the drafter needs what is not to be had.
+            RequestError: when the main model or the verifier lacks what the drafter requires.
         """
         self.features = self._features_of(main)
         max_tokens = self.sequence.num_prompt_tokens + self.max_new_tokens
@@ -216,21 +216,21 @@ class Request:
         return needs.features
 
     def release(self) -> None:
-        """Give the places back, and leave the committed tokens in the caches. After an error, nothing is certain."""
+        """Publish the committed tokens and close the slots. After an error nothing is published."""
         try:
             if self.reuse and self.error is None:
-                self.slot.keep(self.sequence.token_ids)
+                self.slot.publish(self.sequence.token_ids)
         finally:
             self.slot.close()
             if self.drafter is not None:
                 self.drafter.release(self.sequence)
 
     def verify(self, draft: Draft, rows: DraftRows) -> Outcome:
-        """What the main model makes of a draft.
+        """Verify a draft with the target pass's rows.
 
-        Where the options leave no token at a row, nothing can follow the draft tokens before it: they are judged as
-        a draft of their own. If all are kept, they may end the answer, as they would in plain decoding; if they do
-        not, the next round fails as plain decoding does.
+        If the options leave no token at a row, the draft is cut there, and the tokens before are judged alone. If all
+        of them are accepted, they may end the answer, as in plain decoding. If they do not end it, the next round fails
+        as plain decoding does.
         """
         position = len(self.sequence)
         try:
@@ -241,15 +241,15 @@ class Request:
             draft = draft.cut(error.row)
         try:
             return self.verifier.verify(draft, rows, self.noise, position)
-        except NoTokenLeft:  # at the row behind the last token, which is read when all are kept
+        except NoTokenLeft:  # at the row behind the last token, which is read if all are accepted
             return Outcome.of_chain(len(draft) - 1, draft.token_ids[-1])
 
     def commit(self, rows: DraftRows, outcome: Outcome) -> None:
-        """Append what a round yields, up to the end of the answer. Nothing past it is counted anywhere."""
+        """Commit a round's tokens, up to the end of the answer. Tokens past the end are not counted."""
         if not self.first_token_at:
             self.first_token_at = time.perf_counter()
             if self.reuse:
-                self.slot.keep(self.sequence.token_ids)  # others may have the same prompt
+                self.slot.publish(self.sequence.token_ids)  # others may begin with the same prompt
         draft_token_ids = rows.draft_token_ids
         token_ids = self._until_end([*(draft_token_ids[i] for i in outcome.path), outcome.next_token_id])
         if self.logprobs is not None:
@@ -268,11 +268,11 @@ class Request:
             self.finish("length")
 
     def _until_end(self, token_ids: list[int]) -> list[int]:
-        """The tokens up to the end of the answer; their text is taken."""
+        """The tokens up to the end of the answer. Their text is added to the answer."""
         left = self.max_new_tokens - self.stats.num_generated_tokens
         eos = next((i for i, token_id in enumerate(token_ids) if token_id in self.eos_token_ids), len(token_ids))
         token_ids = token_ids[: min(left, eos + 1)]
-        # Finding the token that completes a stop string takes one at a time; else a round is decoded in one go.
+        # To find the token that completes a stop string, decode one at a time; otherwise the round at once.
         for i in range(len(token_ids)) if self.text.stop else ():
             self.text.push(token_ids[i : i + 1])
             if self.text.stopped:

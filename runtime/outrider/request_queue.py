@@ -1,4 +1,4 @@
-"""Requests of several threads, sharing the calls of one main model."""
+"""Runs the requests of several threads together, on one main model."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ class _Stop:
 
 
 _News: TypeAlias = "TextChunk | BaseException"
-# What the worker is sent: a request to run, None to look around, or the end.
+# Messages to the worker: a request to run, None to wake up, or the end.
 _Inbox: TypeAlias = "SimpleQueue[Request | _Stop | None]"
 
 
 class RequestQueue:
     """Runs requests together, round by round, in a thread of its own.
 
-    So a Ctrl-C, which Python gives to the main thread, never meets a half-done round. Readers and worker meet in
-    `SimpleQueue`s alone, whose operations cannot be interrupted half-way, as those of locks can.
+    So Ctrl-C, which Python delivers to the main thread, never interrupts a round. Readers and worker share only
+    `SimpleQueue`s, whose operations cannot be interrupted half-way, as those of locks can.
     """
 
     def __init__(self, main: Backend, max_num_batched_tokens: int) -> None:
@@ -52,11 +52,11 @@ class RequestQueue:
         self._worker = _Worker(main, max_num_batched_tokens, self._inbox)
         self._thread = threading.Thread(target=self._worker.work, name="outrider", daemon=True)
         self._thread.start()
-        # When this object goes, or the interpreter ends: a daemon must not die in the middle of a device's call.
+        # When this object is freed, or the interpreter ends: a daemon must not die during a device's call.
         self._stop = weakref.finalize(self, _stop, self._inbox, self._thread, self._pid)
 
     def check_open(self) -> None:
-        """Raise RequestError behind `close`, and in a process that was forked from the one that has the worker."""
+        """Raise RequestError after `close`, and in a process that was forked from the worker's process."""
         check_process(self._pid)
         if not self._stop.alive:
             raise RequestError(_CLOSED)
@@ -69,7 +69,7 @@ class RequestQueue:
 
     @property
     def observer(self) -> Observer | None:
-        """Hears of requests and rounds, from the next round on; may be set and taken away at any time."""
+        """Is told of requests and rounds, from the next round on. May be set and removed at any time."""
         return self._worker.observer
 
     @observer.setter
@@ -77,28 +77,28 @@ class RequestQueue:
         self._worker.observer = observer
 
     def submit(self, request: Request) -> None:
-        """Have a request run; what comes of it goes to its sink.
+        """Start a request. Its text and result go to its sink.
 
         Raises:
-            RequestError: behind `close`, and in a process that was forked from the one that has the worker.
+            RequestError: after `close`, and in a process that was forked from the worker's process.
         """
         self.check_open()
         self._inbox.put(request)
-        if not self._stop.alive:  # closed in the meantime: the worker may have looked for the last time
+        if not self._stop.alive:  # closed in the meantime: the worker may not read its inbox again
             self._thread.join()
             self._worker.give_up(RequestError(_CLOSED))
 
     def cancel(self, request: Request) -> None:
-        """End a request that nobody waits for any more, after the round under way. From any thread."""
+        """End a request that is not read any more, after the running round. From any thread."""
         request.abandoned = True
         self._inbox.put(None)
 
     def run(self, request: Request) -> Generator[TextChunk, None, None]:
-        """Bring a request to its end, yielding its text as it becomes certain.
+        """Run a request to its end, and yield its text as it comes.
 
         Raises:
-            OutriderError: what the request failed of.
-            RequestError: in a process that was forked from the one that has the worker.
+            OutriderError: when the request fails.
+            RequestError: in a process that was forked from the worker's process.
         """
         news_of_it: SimpleQueue[_News] = SimpleQueue()
         request.sink = news_of_it
@@ -115,11 +115,11 @@ class RequestQueue:
                 if news.result:
                     return
         finally:
-            self.cancel(request)  # may run in garbage collection, in any thread: SimpleQueue is made for that
+            self.cancel(request)  # may run in garbage collection, in any thread; SimpleQueue allows that
 
 
 class Submitted:
-    """A request that runs by itself: what comes of it goes to a function, in the worker's thread.
+    """A request whose text and result go to a function, called in the worker's thread.
 
     handle = engine.submit(prompt, sink=lambda news: loop.call_soon_threadsafe(queue.put_nowait, news))
     handle.cancel()
@@ -135,11 +135,11 @@ class Submitted:
         return self._request.done
 
     def cancel(self) -> None:
-        """End the answer after the round under way; its result still comes. From any thread, at any time."""
+        """End the answer after the running round. Its result still comes. From any thread, at any time."""
         self._queue.cancel(self._request)
 
     def put(self, news: _News, /) -> None:
-        """Call the function. One that raises gets no more."""
+        """Call the function. If it raises, the request is cancelled."""
         try:
             self._sink(news)
         except Exception:
@@ -148,13 +148,13 @@ class Submitted:
             self.cancel()
 
     def qsize(self) -> int:
-        """Nothing waits here."""
+        """Always 0: nothing is buffered."""
         return 0
 
 
 def _stop(inbox: _Inbox, thread: threading.Thread, pid: int) -> None:
     if os.getpid() != pid:
-        return  # a fork has no such thread
+        return  # a forked process does not have the thread
     inbox.put(_Stop())
     if thread is not threading.current_thread():
         thread.join()
@@ -170,7 +170,7 @@ class _Worker:
         self._inbox = inbox
         self._waiting: deque[Request] = deque()
         self._running: list[Request] = []
-        self._refused: Request | None = None  # for want of room, which nobody has given back since
+        self._refused: Request | None = None  # there was no room for it, and none was freed since
 
     def work(self) -> None:
         while self._receive():
@@ -179,12 +179,12 @@ class _Worker:
                 if self.main and self._running and not self._is_far_ahead:
                     self._round(self.main)
                     self._settle()
-            except BaseException as error:  # of an app's drafter, perhaps: nobody shall be left waiting
+            except BaseException as error:  # perhaps an app's drafter's: every reader has to get an end
                 self.give_up(error)
         self.give_up(RequestError(_CLOSED))
 
     def give_up(self, error: BaseException) -> None:
-        """End everything with an error."""
+        """End all requests with an error."""
         while not self._inbox.empty():
             sent = self._inbox.get()
             if not isinstance(sent, _Stop | None):
@@ -193,7 +193,7 @@ class _Worker:
         running, self._running = self._running, []
         self._waiting.clear()
         for request in given_up:
-            request.fail(error)  # before it is released: its tokens are not to be kept
+            request.fail(error)  # before it is released, so that its tokens are not published
         for request in running:
             self._release(request)
         for request in given_up:
@@ -203,19 +203,19 @@ class _Worker:
         self._refused = None
         try:
             request.release()
-        except Exception as error:  # an app's drafter; the request itself is done with
+        except Exception as error:  # an app's drafter's; the request itself has ended
             try:
                 warnings.warn(f"A drafter failed to release a sequence: {error!r}.", stacklevel=2)
-            except UserWarning as warning:  # an app that has warnings raised
+            except UserWarning as warning:  # if the app turns warnings into errors
                 request.fail(warning)
 
     @property
     def _is_far_ahead(self) -> bool:
-        """Whether nobody waits: neither for room, nor for text that is not there yet."""
+        """Whether no request waits for room, and no reader waits for text."""
         return not self._waiting and all(request.sink.qsize() >= _AHEAD for request in self._running)
 
     def _receive(self) -> bool:
-        """Take what has been sent, waiting for it if there is nothing else to do; False at the end."""
+        """Take messages from the inbox. Waits if there is nothing else to do. False at the end."""
         while self._is_far_ahead or not self._inbox.empty():
             sent = self._inbox.get()
             if isinstance(sent, _Stop):
@@ -228,21 +228,21 @@ class _Worker:
         return True
 
     def _settle(self) -> None:
-        """Between rounds: publish, take the slots of requests that are done with, admit those that wait."""
+        """Between rounds: send texts, release ended requests, admit waiting ones."""
         for request in (*self._running, *self._waiting):
             request.end_if_cancelled()
-            # Who hears that a request has ended may count on its room.
+            # Release first: whoever hears that a request has ended may count on its room.
             if request.ended:
                 self._leave(request)
             self._publish(request)
-            if request.done:  # of the tokenizer's error
+            if request.done:  # a tokenizer error may have ended it
                 self._leave(request)
         while self._waiting:
             request = self._waiting[0]
             if not request.done and (request is self._refused or not self._admit(request)):
                 if self._running and not request.error:
                     self._refused = request
-                    break  # their room will do
+                    break  # their room is enough
                 request.fail(RequestError("The cache has no room for this request, though nothing else is running."))
                 self._publish(request)
             self._waiting.popleft()
@@ -250,12 +250,12 @@ class _Worker:
                 self._running.append(request)
 
     def _publish(self, request: Request) -> None:
-        """Send a request's news. Who hears that it has ended may count on it that the observer knows."""
+        """Send a request's news. The observer is told first that it has ended."""
         observer = self.observer
         if observer is not None and request.ended:
             observer.left(request)
         request.publish()
-        if observer is not None and request.done:  # of the tokenizer's error
+        if observer is not None and request.done:  # a tokenizer error may have ended it
             observer.left(request)
 
     def _leave(self, request: Request) -> None:
@@ -266,7 +266,7 @@ class _Worker:
     def _admit(self, request: Request) -> bool:
         try:
             admitted = self.main is not None and request.admit(self.main)
-        except Exception as error:  # an app's drafter
+        except Exception as error:  # an app's drafter's
             request.fail(error)
             return False
         if admitted and (observer := self.observer) is not None:
@@ -274,7 +274,7 @@ class _Worker:
         return admitted
 
     def _round(self, main: Backend) -> None:
-        """One step of the loop, with its time put down to those who were decoding."""
+        """One step of the loop. Its time counts for all requests that were decoding."""
         decoding = [request for request in self._running if request.stats.num_generated_tokens]
         drafters = {id(r.drafter): r.drafter for r in self._running if r.drafter is not None}.values()
         began, main_began = time.perf_counter(), main.seconds
@@ -283,7 +283,7 @@ class _Worker:
         ahead_began = sum(drafter.ahead_seconds for drafter in ahead)
         try:
             step(main, self._running, self._max_num_batched_tokens, self.observer)
-        except BaseException as error:  # of the models' calls, which all requests share
+        except BaseException as error:  # an error in the models' calls, which all requests share
             for request in self._running:
                 request.fail(error)
         checking = main.seconds - main_began

@@ -1,4 +1,4 @@
-"""What a request gives back."""
+"""The result of a request."""
 
 from __future__ import annotations
 
@@ -15,11 +15,10 @@ class Result:
     """A whole answer.
 
     text: without special tokens, cut before a stop string. token_ids: ends with the end-of-sequence id if the model
-    gave one. finish_reason: "stop", "length" or "cancelled". seed: what the noise was made from; None when greedy.
-    lossless: False where a lossy mode was chosen, so that the text is not the main model's own. exact: whether
-    the request gives these tokens with any drafter or none, alone or beside others, as far as it was measured at load;
-    False for sampling whose text depends on drafts, and where the main model's rows differ with what else runs.
-    logprobs: one for each of token_ids; None unless they were asked for.
+    gave one. finish_reason: "stop", "length" or "cancelled". seed: of the noise; None when greedy. lossless: False for
+    a lossy mode, whose text does not have the main model's distribution. exact: whether the request gives these tokens
+    with any drafter or none, alone or in a batch, as measured at load; False for sampling whose text depends on drafts,
+    and if the main model's rows depend on the batch. logprobs: one for each of token_ids; None unless requested.
     """
 
     text: str
@@ -32,7 +31,7 @@ class Result:
     logprobs: list[TokenLogprobs] | None = None
 
     def as_dict(self) -> dict[str, Any]:
-        """All of it, for JSON."""
+        """All fields, for JSON."""
         return {
             "text": self.text,
             "token_ids": self.token_ids,
@@ -47,7 +46,7 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class TextChunk:
-    """What a round or two added to an answer.
+    """The text that one or more rounds added to an answer.
 
     stats: of the request so far. result: None until the last chunk, whose text may be empty.
     """

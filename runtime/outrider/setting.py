@@ -1,12 +1,12 @@
-"""The setting that a model runs in: what it calculates in, and what its calls are padded to. Measured, not assumed.
+"""The setting of a model: precision, quantisation groups and padding. It is measured at the first load.
 
     backend = compile_settled(part, "CPU", options)
     backend.exactness.holds
 
-Precisions and quantisation groups differ in speed and in whether rows have the same bits in any company, and which is
-best differs from processor to processor. So for "auto" they are tried when a model is first loaded, and the fastest one
-that is exact is taken, of those that calculate well enough. What was found is kept: it holds for the model's files, the
-device, the options and the libraries' versions.
+Precisions and quantisation groups differ in speed, and in whether rows have the same bits in any batch. The best one
+depends on the processor. So with "auto" they are tried when a model is first loaded. The fastest one that is exact and
+near enough to f32 is chosen. The result is saved for the model's files, the device, the options and the libraries'
+versions.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import openvino as ov
 
-from outrider import kept
+from outrider import saved
 from outrider.config import PRECISIONS
 from outrider.errors import BundleError, DeviceError, ExactnessWarning, one_line
 from outrider.part import machine
@@ -43,10 +43,10 @@ if TYPE_CHECKING:
 log = logging.getLogger("outrider")
 
 GROUP_SIZE = "DYNAMIC_QUANTIZATION_GROUP_SIZE"
-# Nats, the mean over a text's tokens of KL(logits in f32 without dynamic quantisation ‖ logits). What 8-bit weights
-# lose is of this size: groups of 32 lose 0.001 to 0.003, of 128 0.004 to 0.008, of 512 0.022 to 0.027.
+# Nats: the mean over a text's tokens of KL(logits in f32 without dynamic quantisation ‖ logits). The loss of 8-bit
+# weights is of this size. Groups of 32 lose 0.001 to 0.003, of 128 0.004 to 0.008, of 512 0.022 to 0.027.
 MAX_KL = 0.01
-SMALL = 16_000_000  # bytes of a model's files: below, no setting is worth the time that trying takes
+SMALL = 16_000_000  # bytes of a model's files; below this, trying settings does not pay
 
 _SAMPLE = """The harbour was quiet when the last boat came in. Two men tied it to the wall and carried the boxes up
 the steps, one after the other, without a word. "How many today?" asked the woman at the scale. "Forty-one," said the
@@ -57,10 +57,10 @@ def total(prices: list[float], rate: float = 0.2) -> float:
     \"\"\"The sum of the prices with tax.\"\"\"
     return sum(price * (1 + rate) for price in prices)
 """
-_NUM_SAMPLED, _NUM_LEFT_OUT = 96, 16  # tokens of it that are read; and of these, whose logits are not compared
-# Calls of a request to score a setting by, and how often: (tokens, context). A prompt of 256 tokens and 60 rounds of
-# the main model, half of them with drafts; or as many rounds of three draft tokens. In short texts and in long ones:
-# how fast attention is depends on the precision, too.
+_NUM_SAMPLED, _NUM_LEFT_OUT = 96, 16  # tokens of it that are read; the first of these are not compared
+# The calls that score a setting, as (tokens, context), and how often each is made. Main model: a prompt of 256 tokens
+# and 60 rounds, half of them with drafts. Draft model: as many rounds of three draft tokens. With short and long
+# contexts, as the speed of attention depends on the precision, too.
 _MAIN_CALLS = {(1, NEAR): 15, (1, FAR): 15, (8, NEAR): 15, (8, FAR): 15, (128, NEAR): 2}
 _DRAFT_CALLS = {(1, NEAR): 90, (1, FAR): 90, (128, NEAR): 2}
 
@@ -69,7 +69,7 @@ _DRAFT_CALLS = {(1, NEAR): 90, (1, FAR): 90, (128, NEAR): 2}
 class Setting:
     """How one model is compiled and called.
 
-    group_size: of dynamic quantisation; None leaves it to the device. can_pad_apart: see `RowRule.apart`.
+    group_size: of dynamic quantisation; None: the device's choice. can_pad_apart: see `RowRule.apart`.
     """
 
     precision: str
@@ -95,7 +95,7 @@ class Setting:
 
     @property
     def description(self) -> str:
-        """In words, with what was measured of its rows."""
+        """In words, with the measured exactness."""
         found = self.exactness
         if found.holds:
             return f"{self}: drafts leave the text as it is, bit for bit, with {found.rule}"
@@ -111,9 +111,9 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """A setting that was tried. seconds: of calls by their tokens; score: of a request (`_MAIN_CALLS`), in seconds.
+    """A setting that was tried. seconds: of calls, by their tokens; score: seconds of a request (`_MAIN_CALLS`).
 
-    kl: as of `MAX_KL`; None where a faster setting was taken before that was asked. verdict: what became of it.
+    kl: see `MAX_KL`; None if a faster setting was chosen before it was measured. verdict: why it was chosen or not.
     """
 
     setting: Setting
@@ -125,16 +125,16 @@ class Trial:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The setting that was chosen, and those that it was chosen from; none where the options left nothing open."""
+    """The chosen setting, and the trials that it was chosen from; none if the options left no choice."""
 
     setting: Setting
     trials: tuple[Trial, ...] = ()
 
 
 def compile_settled(part: Part, device: str, options: DeviceConfig) -> CompiledModel:
-    """Compile a model in its setting: as it was found before, or now.
+    """Compile a model in its setting, which is saved, or found now.
 
-    Warns (`ExactnessWarning`) where a main model's rows are not the same in any company.
+    Warns (`ExactnessWarning`) if a main model's rows depend on the batch.
 
     Raises:
         OptionError, BundleError, DeviceError: as `outrider.backends.load_model` says.
@@ -163,15 +163,15 @@ def compile_settled(part: Part, device: str, options: DeviceConfig) -> CompiledM
 
 
 def choice_of(part: Part, device: str, options: DeviceConfig) -> Choice:
-    """The setting of a model on a device, and what it was chosen from: as it was found before, or now."""
+    """The setting of a model on a device, and its trials: saved, or found now."""
     return _choice_of(part, device, part.options(options, device))[0]
 
 
 def _choice_of(part: Part, device: str, own: DeviceConfig) -> tuple[Choice, CompiledModel | None]:
-    """The same, and the model in it where it has just been compiled."""
+    """The same, with the model if it was just compiled in that setting."""
     key = {"role": part.role if part.is_main else "draft", "files": part.files, "device": device}
     key |= {"asked": part.asked(own, device), **machine(), **part.versions}
-    file = kept.Kept(kept.FOLDER / "settings", key, Choice)
+    file = saved.SavedValue(saved.FOLDER / "settings", key, Choice)
     if found := file.read():
         return found, None
     choice, backend = _choose(part, device, own)
@@ -180,7 +180,7 @@ def _choice_of(part: Part, device: str, own: DeviceConfig) -> tuple[Choice, Comp
 
 
 def _choose(part: Part, device: str, own: DeviceConfig) -> tuple[Choice, CompiledModel | None]:
-    """Time all candidates, then find out which of the fast ones calculate well and are exact, the fastest first."""
+    """Time all candidates. Then, the fastest first, measure which are near enough to f32 and exact."""
     candidates = list(_candidates(part, device, own))
     if len(candidates) == 1:
         setting, backend = _settle(part, device, own, candidates[0])
@@ -193,20 +193,20 @@ def _choose(part: Part, device: str, own: DeviceConfig) -> tuple[Choice, Compile
         gc.collect()
     trials.sort(key=lambda trial: trial.score)
     taken = _examine(part, device, own, trials)
-    # Where none is exact, the fastest of those that calculate well; and where there is none, what was tried first.
+    # If none is exact: the fastest that is near enough to f32. If there is none either: the first candidate.
     fine = min(trials, key=lambda trial: (_RANK.get(trial.verdict, len(_RANK)), trial.score))
     log.info("  taken: %s", fine.setting)
     return Choice(fine.setting, tuple(trials)), taken if fine.verdict in (_EXACT, _CLOSE) else None
 
 
-_NEVER = 1e9  # seconds that what cannot be used is said to take
-_MARGIN = 0.95  # what is faster by less is not worth finding out: timings are no better
+_NEVER = 1e9  # seconds of a setting that cannot be used
+_MARGIN = 0.95  # smaller gains are within the timings' noise
 _EXACT, _CLOSE, _INEXACT, _SLOWER = "exact", "close to f32", "not exact", "slower"
 _RANK = {_EXACT: 0, _CLOSE: 0, _INEXACT: 1}
 
 
 def _try(part: Part, device: str, own: DeviceConfig, setting: Setting) -> Trial:
-    """See how fast a setting is, without any padding."""
+    """Time a setting without padding."""
     try:
         backend = part.compile(setting.options(own), device)
         backend.allocate(TRIAL_TOKENS)
@@ -217,20 +217,20 @@ def _try(part: Part, device: str, own: DeviceConfig, setting: Setting) -> Trial:
 
 
 def _examine(part: Part, device: str, own: DeviceConfig, trials: list[Trial]) -> CompiledModel | None:
-    """Of the fastest settings find out how well they calculate and what padding they take, until one is taken.
+    """Measure the accuracy and the padding of the fastest settings, until one is chosen.
 
-    Goes on as long as a slower one may be faster with its own padding. Returns the one that was taken, compiled.
+    Continues while a slower one may be faster with its own padding. Returns the chosen one, compiled.
     """
     reference = _Reference(part, device, own)
     best, taken = _NEVER, None
     for i, trial in enumerate(trials):
-        if trial.verdict != _SLOWER or trial.score >= _MARGIN * best:  # padding only adds to it
+        if trial.verdict != _SLOWER or trial.score >= _MARGIN * best:  # padding only adds time
             continue
         log.info("  is it exact? %s" if part.is_main else "  is it close to f32? %s", trial.setting)
         setting, backend = _settle(part, device, own, trial.setting)
         kl = reference.kl(backend)
         if kl > MAX_KL:
-            del backend  # the next setting is compiled without it in memory
+            del backend  # free it before the next setting is compiled
             gc.collect()
             trials[i] = dataclasses.replace(trial, kl=kl, verdict=f"too far from f32: a KL divergence above {MAX_KL:g}")
             continue
@@ -248,14 +248,14 @@ def _examine(part: Part, device: str, own: DeviceConfig, trials: list[Trial]) ->
 
 
 def _settle(part: Part, device: str, own: DeviceConfig, setting: Setting) -> tuple[Setting, CompiledModel]:
-    """Compile a setting with the padding that it takes: of the attention alone, if that will do."""
+    """Compile a setting with the padding that makes it exact: in the attention only, if that is enough."""
     backend = part.compile(setting.options(own), device)
     backend.allocate(TRIAL_TOKENS)
     if not part.is_main:
         return setting, backend
     may_pad_apart = part.model.format == "openvino" and device == "CPU"
     exactness = measure_exactness(backend, pad=not may_pad_apart)
-    if may_pad_apart and not exactness.holds:  # all kinds of padding are tried in the graph that is made for them
+    if may_pad_apart and not exactness.holds:  # all kinds of padding are tried in a graph that supports them
         del backend
         gc.collect()
         backend = part.compile(setting.options(own), device, can_pad_apart=True)
@@ -269,7 +269,7 @@ def _settle(part: Part, device: str, own: DeviceConfig, setting: Setting) -> tup
 
 
 def _faster(backend: CompiledModel, exactness: Exactness) -> Exactness:
-    """Some products are faster for two rows than for one: then a call has two at least. What is exact remains so."""
+    """Pad calls to two rows if two are faster than one, as some products are. Exactness is not affected."""
     padded = dataclasses.replace(exactness, rule=dataclasses.replace(exactness.rule, call=Rounding(2)))
     seconds = {}
     for each in (exactness, padded):
@@ -279,9 +279,9 @@ def _faster(backend: CompiledModel, exactness: Exactness) -> Exactness:
 
 
 def _candidates(part: Part, device: str, own: DeviceConfig) -> Iterator[Setting]:
-    """What the options leave open, the likeliest to be chosen first.
+    """The settings that the options allow, the likeliest first.
 
-    On devices other than the CPU, where compiling may take minutes, the device's own choice alone.
+    On other devices than the CPU, compiling may take minutes: there only the device's own choice.
     """
     if part.model.format != "openvino" or device != "CPU":
         yield Setting(own.precision, own.cache_precision)
@@ -302,7 +302,7 @@ def _candidates(part: Part, device: str, own: DeviceConfig) -> Iterator[Setting]
 
 
 def _time(part: Part, backend: CompiledModel) -> dict[int, float]:
-    """Seconds of a request's calls (`_MAIN_CALLS`), the mean by their tokens."""
+    """Mean seconds of a request's calls (`_MAIN_CALLS`), by their tokens."""
     calls = _calls(part)
     taken = time_calls(backend, list(calls))
     weights = {count: sum(calls[call] for call in calls if call[0] == count) for count, _ in calls}
@@ -318,7 +318,7 @@ def _calls(part: Part) -> dict[tuple[int, int], int]:
 
 
 class _Reference:
-    """The logits of a text, in f32 and without dynamic quantisation; calculated when they are first needed."""
+    """The logits of a text in f32 without dynamic quantisation, calculated at the first use."""
 
     def __init__(self, part: Part, device: str, own: DeviceConfig) -> None:
         self._part, self._device = part, device
@@ -338,9 +338,9 @@ class _Reference:
 
 
 def _logprobs(backend: CompiledModel, token_ids: Seq[int]) -> NDArray[np.float64]:
-    """Logarithms of the next token's probabilities, behind all tokens but the first few: [n, vocab_size].
+    """The next token's log-probabilities, float64 [n, vocab_size], behind all tokens but the first few.
 
-    What is behind the first few says little: all attention goes to them, whatever they are.
+    The first few are left out: they attract all attention, whatever they are.
     """
     slot = backend.open(len(token_ids))
     if slot is None:
@@ -355,7 +355,7 @@ def _logprobs(backend: CompiledModel, token_ids: Seq[int]) -> NDArray[np.float64
 
 
 def _sample(part: Part) -> list[int]:
-    """Tokens of a text, where the bundle's tokenizer is the model's; else random ones."""
+    """Tokens of a text if the bundle's tokenizer is the model's; otherwise random tokens."""
     vocab_size, found = min(part.model.vocab_size, part.model.geometry.logits_width), []
     main = part.bundle.manifest.main
     if part.model.vocab_sha256 == main.vocab_sha256 and part.bundle.tokenizer_path.is_dir():

@@ -127,7 +127,7 @@ def test_a_place_that_cannot_be_written_is_named(tmp_path: Path, monkeypatch: py
         raise OSError(30, "Read-only file system")
 
     monkeypatch.setattr("tempfile.mkdtemp", refuse)
-    with pytest.raises(ExportError, match=r"cannot be written: Read-only file system\. Choose another place with -o"):
+    with pytest.raises(ExportError, match=r"cannot be written: Read-only file system\. Choose another folder with -o"):
         Target(tmp_path / "new" / "bundle", overwrite=False).__enter__()
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 

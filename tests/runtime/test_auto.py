@@ -115,7 +115,7 @@ def test_an_apps_own_draft_model_decides_for_itself(engine: outrider.Engine) -> 
 
 
 def test_costs_are_kept_for_the_next_start(toy_bundle: Bundle, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("outrider.kept.FOLDER", tmp_path)
+    monkeypatch.setattr("outrider.saved.FOLDER", tmp_path)
     config = outrider.Config().replace(cache_size=0.01)
     first = outrider.Engine(toy_bundle, config, tokenizer=ToyTokenizer())
     assert len(list((tmp_path / "costs").iterdir())) == 3  # of both models, and of both at once
@@ -130,7 +130,7 @@ def test_costs_are_kept_for_the_next_start(toy_bundle: Bundle, monkeypatch: pyte
 def test_costs_of_a_small_cache_do_not_stand_for_a_larger_one(
     openvino_bundle: Bundle, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("outrider.kept.FOLDER", tmp_path)
+    monkeypatch.setattr("outrider.saved.FOLDER", tmp_path)
     measured = []
     for cache_size in (0.0001, 0.005, 0.0001, 0.005):
         config = outrider.Config().replace(cache_size=cache_size, precision="f32", cache_precision="f32")

@@ -706,7 +706,7 @@ def test_ctrl_c_says_how_to_go_on(tiny: Path, tmp_path: Path, capsys: pytest.Cap
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=30)
     assert process.returncode == 130
-    assert f"The runs so far are in {folder}; the same command goes on from there.\n" in errors
+    assert f"The runs so far are in {folder}; the same command continues from there.\n" in errors
     assert errors.endswith("outrider: Cancelled.\n")
     before = (folder / "runs.jsonl").read_bytes()
     assert before.count(b"\n") < 12

@@ -143,7 +143,7 @@ def test_what_is_taken_from_the_cache_has_the_same_bits(
         read = other[done : done + (60 if done < 60 else 3)]
         backend.submit([Chunk(slot, [*read, 5, 6], num_rows=1)]).wait()
         slot.trim(done + len(read))
-    slot.keep(other)
+    slot.publish(other)
     slot.close()
     for num_read in (LENGTH - 10, LENGTH):
         slot = backend.open(LENGTH, Prompt(token_ids[:num_read]))
@@ -156,7 +156,7 @@ def test_what_is_taken_from_the_cache_has_the_same_bits(
             np.testing.assert_array_equal(rows, whole[found:num_read])
             slot.trim(found)
         backend.submit([Chunk(slot, token_ids[found:num_read], num_rows=0)]).wait()
-        slot.keep(token_ids)
+        slot.publish(token_ids)
         slot.close()
     again = backend.open(LENGTH + 1, Prompt([*other, 7]))
     assert again is not None

@@ -17,7 +17,7 @@ from openvino import opset13 as ops
 import outrider
 from outrider.backends import paged_cache
 from outrider.backends.openvino_paged import OpenVINOPaged
-from outrider.kv import BlockPool, Place
+from outrider.kv import BlockPool, BlockTable
 from outrider.kv.block_pool import _Block, _Root
 from outrider.types import Chunk, Prompt
 
@@ -31,12 +31,12 @@ class Text:
     """
 
     def __init__(
-        self, pool: BlockPool, memory: np.ndarray, prompt: list[int], room: int, place: Place, scope: bytes
+        self, pool: BlockPool, memory: np.ndarray, prompt: list[int], room: int, table: BlockTable, scope: bytes
     ) -> None:
-        self.memory, self.room, self.place, self.shift = memory, room, place, 10 * len(scope)
-        self.token_ids = prompt[: place.num_cached]
-        if place.copied_block is not None:
-            memory[place.first_own_block] = memory[place.copied_block]
+        self.memory, self.room, self.table, self.shift = memory, room, table, 10 * len(scope)
+        self.token_ids = prompt[: table.num_cached]
+        if table.copied_block is not None:
+            memory[table.first_own_block] = memory[table.copied_block]
         self.pool = pool
 
     def read(self, token_ids: list[int], num_wrong: int) -> None:
@@ -45,24 +45,24 @@ class Text:
         self.token_ids += token_ids[: self.room - len(self.token_ids)]
 
     def write(self, at: int, values: list[int]) -> None:
-        assert at >= self.place.num_shared
+        assert at >= self.table.num_shared
         for i, value in enumerate(values, at):
-            self.memory[self.place.blocks[i // SIZE], i % SIZE] = value + self.shift
+            self.memory[self.table.blocks[i // SIZE], i % SIZE] = value + self.shift
 
     @property
     def found(self) -> list[int]:
         """What its blocks say."""
-        places = [(self.place.blocks[i // SIZE], i % SIZE) for i in range(len(self.token_ids))]
-        return [int(self.memory[place]) - self.shift for place in places]
+        positions = [(self.table.blocks[i // SIZE], i % SIZE) for i in range(len(self.token_ids))]
+        return [int(self.memory[position]) - self.shift for position in positions]
 
 
 def check(pool: BlockPool, texts: list[Text]) -> None:
     for text in texts:
         assert text.found == text.token_ids
-        assert len(text.place.blocks) == -(-text.room // SIZE)
-    own = [number for text in texts for number in text.place._own]
-    shared = {block for text in texts for block in text.place._shared}
-    users = [block for text in texts for block in text.place._shared]
+        assert len(text.table.blocks) == -(-text.room // SIZE)
+    own = [number for text in texts for number in text.table._own]
+    shared = {block for text in texts for block in text.table._shared}
+    users = [block for text in texts for block in text.table._shared]
     held = [*own, *(block.number for block in shared), *pool._free, *(block.number for block in pool._idle)]
     assert sorted(held) == list(range(pool.num_blocks))  # neither lost nor there twice
     assert all(block.num_users == users.count(block) > 0 for block in shared)
@@ -97,26 +97,26 @@ def test_every_text_finds_its_own_tokens(actions: list[Any], grows: bool) -> Non
         if kind == "open":
             room = len(token_ids) + count
             free = pool.num_free + pool.num_idle
-            place = pool.open(room, token_ids, scope)
-            if place is None:
+            table = pool.open(room, token_ids, scope)
+            if table is None:
                 assert free < -(-room // SIZE)
             else:
-                assert place.num_cached < len(token_ids)
-                texts.append(Text(pool, memory, token_ids, room, place, scope))
+                assert table.num_cached < len(token_ids)
+                texts.append(Text(pool, memory, token_ids, room, table, scope))
         elif texts:
             text = texts[which % len(texts)]
             if kind == "read":
                 text.read(token_ids, count)
             elif kind == "keep":
-                text.place.keep(text.token_ids)
+                text.table.publish(text.token_ids)
             else:
                 texts.remove(text)
-                text.place.close(text.token_ids if kind == "close" else ())
-                text.place.close(text.token_ids)
+                text.table.close(text.token_ids if kind == "close" else ())
+                text.table.close(text.token_ids)
         check(pool, texts)
     assert all(later >= min(2 * size, NUM_BLOCKS) for size, later in itertools.pairwise(sizes))
     for text in texts:
-        text.place.close()
+        text.table.close()
     assert pool.num_used == 0
 
 
@@ -125,14 +125,14 @@ def test_every_text_finds_its_own_tokens(actions: list[Any], grows: bool) -> Non
 def test_the_longest_common_beginning_is_found(texts: list[list[int]]) -> None:
     pool = BlockPool(64, SIZE)
     for token_ids in texts:
-        place = pool.open(len(token_ids), token_ids)
-        assert place
-        place.close(token_ids)
+        table = pool.open(len(token_ids), token_ids)
+        assert table
+        table.close(token_ids)
     for token_ids in texts:
-        place = pool.open(20, [*token_ids, 1])
-        assert place
-        assert place.num_cached == len(token_ids)
-        place.close()  # without its tokens: what it has taken over of a last block is gone
+        table = pool.open(20, [*token_ids, 1])
+        assert table
+        assert table.num_cached == len(token_ids)
+        table.close()  # without its tokens: what it has taken over of a last block is gone
         again = pool.open(20, [*token_ids, 1])
         assert again
         assert again.num_cached >= len(token_ids) // SIZE * SIZE
@@ -143,9 +143,9 @@ def test_the_least_recently_used_text_goes_first_and_its_end_before_its_beginnin
     pool = BlockPool(6, SIZE)
     first, second = [1] * 9, [2] * 9
     for token_ids in (first, second):
-        place = pool.open(9, token_ids)
-        assert place
-        place.close(token_ids)
+        table = pool.open(9, token_ids)
+        assert table
+        table.close(token_ids)
     pool.open(10, [*first, 0])  # not read to its end: closed below
     assert pool.num_idle == 2  # of the second text, one block has gone for the tenth token
     found = pool.open(6, [*second, 0])
@@ -162,8 +162,8 @@ def test_texts_that_run_share_what_was_kept() -> None:
     assert first
     assert twin
     assert not {*first.blocks} & {*twin.blocks}
-    for place in (first, twin):  # both have read the same; the twin gives its blocks for the first one's
-        place.keep(prompt)
+    for table in (first, twin):  # both have read the same; the twin gives its blocks for the first one's
+        table.publish(prompt)
     assert first.blocks[:2] == twin.blocks[:2]
     third = pool.open(12, prompt)
     assert third
@@ -171,8 +171,8 @@ def test_texts_that_run_share_what_was_kept() -> None:
     assert third.num_cached == 6
     assert pool.num_used == 2 + 3 * 2
     assert pool.open(1) is None
-    for place in (first, twin, third):
-        place.close()
+    for table in (first, twin, third):
+        table.close()
     assert (pool.num_used, pool.num_idle) == (0, 2)
 
 
@@ -180,10 +180,10 @@ def test_a_text_of_another_scope_shares_nothing() -> None:
     pool = BlockPool(12, SIZE)
     token_ids = [1, 0, 1, 1, 0]
     for scope, num_cached in ((b"", 0), (b"image", 0), (b"", 5), (b"image", 5)):
-        place = pool.open(6, [*token_ids, 0], scope)
-        assert place
-        assert place.num_cached == num_cached
-        place.close(token_ids)
+        table = pool.open(6, [*token_ids, 0], scope)
+        assert table
+        assert table.num_cached == num_cached
+        table.close(token_ids)
     assert pool.num_idle == 4
 
 
@@ -209,9 +209,9 @@ def test_a_failure_to_grow_loses_nothing() -> None:
         raise outrider.DeviceError("no more")
 
     pool = BlockPool(2, SIZE, max_blocks=8, grow=fail)
-    place = pool.open(6, [1] * 6)
-    assert place
-    place.close([1] * 6)
+    table = pool.open(6, [1] * 6)
+    assert table
+    table.close([1] * 6)
     with pytest.raises(outrider.DeviceError):
         pool.open(12, [1] * 6)
     again = pool.open(6, [1] * 6)
@@ -245,7 +245,7 @@ def test_a_cache_that_grows_stays_in_its_budget(openvino_bundle: Any, monkeypatc
             while slot.length < len(text):
                 step = model.submit([Chunk(slot, text[slot.length : slot.length + 100], 1)]).wait()
             found.append(step.row(0).full().copy())
-            slot.keep(text)
+            slot.publish(text)
             slot.close()
         assert model.cache.num_cached_tokens == 200 + 300
         return np.array(found)
@@ -296,7 +296,7 @@ def test_a_device_that_fails_for_a_while_is_used_again(openvino_bundle: Any, mon
     slot = model.open(600)
     assert slot
     model.submit([Chunk(slot, [1] * 40, num_rows=1)]).wait()
-    slot.keep([1] * 40)
+    slot.publish([1] * 40)
     slot.close()
     fails_at = 0
     with pytest.raises(outrider.DeviceError, match="cannot copy a block of its cache: .*OUT_OF_RESOURCES"):

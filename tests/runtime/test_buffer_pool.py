@@ -24,7 +24,7 @@ class Text:
         if source is not None and opening.moves and source.capacity == opening.capacity:
             self.buffer = source
         else:
-            others = pool.num_used + pool.num_kept
+            others = pool.num_used + pool.num_idle
             old = [source.num_taken / NUM_PARTS if source and opening.moves else 0] * NUM_PARTS
             parts: list[list[int]] = []
             for i in range(NUM_PARTS):
@@ -82,11 +82,11 @@ def test_room_is_never_overdrawn_and_texts_find_their_tokens(actions: list[Any],
             else:
                 texts.remove(text)
                 text.close(text.token_ids[:] if kind == "close" else [])
-        assert pool.num_used + pool.num_kept <= ROOM
+        assert pool.num_used + pool.num_idle <= ROOM
         for text in texts:
             for part in text.buffer.memory:
                 assert part[: len(text.token_ids)] == as_read(text.buffer, text.token_ids)
-        for buffer in (*pool._kept, *pool._open):  # others may copy what either says that it holds
+        for buffer in (*pool._idle, *pool._open):  # others may copy what either says that it holds
             for part in buffer.memory:
                 assert part[: len(buffer.token_ids)] == as_read(buffer, buffer.token_ids)
     while texts:
@@ -107,7 +107,7 @@ def test_a_text_goes_on_in_the_buffer_that_it_stopped_in() -> None:
     pool: BufferPool[Any] = BufferPool(40, NUM_PARTS)
     first = conversation(pool, 12, [1, 0, 1])
     conversation(pool, 5, [0, 0])
-    assert pool.num_kept == 5 + 4
+    assert pool.num_idle == 5 + 4
     on = Text(pool, 8, [1, 0, 1, 1])
     assert on.buffer is first.buffer
     assert pool.num_used == 12
@@ -129,7 +129,7 @@ def test_the_least_recently_used_text_goes_first() -> None:
     pool: BufferPool[Any] = BufferPool(20, NUM_PARTS)
     for token_ids in ([1, 1], [2, 2], [3, 3], [1, 1, 1], [4, 4]):
         conversation(pool, 4, token_ids)
-    assert [buffer.token_ids for buffer in pool._kept] == [[2, 2], [3, 3], [1, 1, 1], [4, 4]]
+    assert [buffer.token_ids for buffer in pool._idle] == [[2, 2], [3, 3], [1, 1, 1], [4, 4]]
     conversation(pool, 10, [5])
-    assert [buffer.token_ids for buffer in pool._kept] == [[1, 1, 1], [4, 4], [5]]
+    assert [buffer.token_ids for buffer in pool._idle] == [[1, 1, 1], [4, 4], [5]]
     assert pool.num_evicted == 8

@@ -135,7 +135,7 @@ def test_a_cache_for_few_conversations_has_many_and_does_not_grow(toy_bundle: Bu
             hits += result.stats.num_cached_tokens == len(texts[i - 3]) - 3
         use = engine.cache["main"]
         assert use.num_used_tokens == 0
-        assert use.num_kept_tokens <= use.num_tokens == room
+        assert use.num_published_tokens <= use.num_tokens == room
     assert hits == 60
     assert use.num_evicted_tokens > room
     whole = engine.max_tokens - 10  # everything else goes for it
@@ -210,7 +210,7 @@ def test_a_text_of_another_scope_shares_nothing(tmp_path: Path, kind: Any) -> No
         assert slot.length == num_cached
         main.submit([Chunk(slot, [*text, 1][num_cached:], 1)]).wait()
         slot.trim(61)
-        slot.keep(text)
+        slot.publish(text)
         slot.close()
 
 
@@ -246,7 +246,7 @@ def test_a_prompt_with_other_embeds_shares_nothing(tmp_path: Path, kind: Any, mo
             assert slot.length == num_cached
             main.submit([Chunk(slot, [*text, 1][num_cached:], 1)]).wait()
             slot.trim(61)
-            slot.keep(text)
+            slot.publish(text)
             slot.close()
 
 
@@ -257,11 +257,11 @@ def test_embeds_and_trees_are_refused(tmp_path: Path, kind: Any) -> None:
     if kind != "fake":
         main = make(save_toy_bundle(tmp_path / "toy", formats=(kind, kind))).main
     name = type(main).__name__
-    message = f"^The prompt has embeds for 2 tokens from token 3 on, and {name} reads token ids alone. Pass a prompt "
+    message = f"^The prompt has embeds for 2 tokens from token 3 on, and {name} reads token ids only. Pass a prompt "
     with pytest.raises(outrider.RequestError, match=message):
         main.open(80, Prompt([1] * 9, embeds=(image(3, 2, b"cat"),)))
     slot = main.open(80)
-    message = rf"^A chunk of 3 tokens is a tree \(parents=\[-1, 0, 0\]\), and {name} evaluates chains alone. Submit "
+    message = rf"^A chunk of 3 tokens is a tree \(parents=\[-1, 0, 0\]\), and {name} evaluates chains only. Submit "
     with pytest.raises(outrider.RequestError, match=message):
         main.submit([Chunk(slot, [1, 2, 3], 3, parents=[-1, 0, 0])])
     assert slot.length == 0

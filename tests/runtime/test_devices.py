@@ -21,14 +21,12 @@ import openvino as ov
 import pytest
 
 import outrider
-from outrider import backends, kept, loading
+from outrider import backends, loading, saved
 from outrider.backends import devices, onnx_providers, probe, processor
 from outrider.backends.devices import Device
 from outrider.backends.memory import system_memory
 from outrider.backends.openvino_paged import OpenVINOPaged
 from outrider.part import Part
-from outrider.schedule import Contention, PassCost
-from outrider.schedule.placement import Placement
 from outrider.testing import ToyTokenizer, save_toy_bundle
 from outrider.types import Chunk
 
@@ -58,7 +56,7 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
 @pytest.fixture
 def gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
     """A GPU whose driver does what it is given, as a program; nothing by default."""
-    monkeypatch.setattr(kept, "FOLDER", tmp_path / "kept")
+    monkeypatch.setattr(saved, "FOLDER", tmp_path / "saved")
     monkeypatch.setitem(onnx_providers._PROVIDERS, "GPU", onnx_providers._PROVIDERS["CPU"])
 
     def drive(driver: str) -> None:
@@ -134,11 +132,9 @@ class TestADriverThatCrashes:
             engine = load(bundle, main_device="auto")
         assert answers_as_it_should(engine)
         assert engine.placement.main == engine.placement.draft == engine.config.device.main_device == "CPU"
-        assert "GPU" not in engine.placement.why
-        assert load(bundle, main_device="auto").placement == engine.placement  # kept, without another warning
         gpu("")  # the driver has been mended
         loading.forget()
-        assert "GPU and GPU" in load(bundle, main_device="auto").placement.why
+        assert load(bundle, main_device="auto").placement.main == "GPU"
 
     @pytest.mark.parametrize("error", [outrider.OptionError, outrider.BundleError])
     def test_auto_does_without_what_is_not_for_these_models(
@@ -153,12 +149,12 @@ class TestADriverThatCrashes:
 
         monkeypatch.setattr("outrider.part.load_model", picky)
         with pytest.warns(
-            outrider.DeviceWarning, match=r"draft' cannot go to GPU: It has other needs\. It is left out of the choice"
+            outrider.DeviceWarning, match=r"main model cannot go to GPU: It has other needs\. CPU is used instead"
         ):
             engine = load(bundle, main_device="auto")
         assert (engine.placement.main, engine.placement.draft) == ("CPU", "CPU")
         with pytest.raises(error, match="other needs"):
-            load(bundle, main_device="auto", draft_device="GPU")
+            load(bundle, draft_device="GPU")
 
     @pytest.mark.slow
     @pytest.mark.skipif(os.name == "nt", reason="no signals there")
@@ -256,7 +252,7 @@ class TestVerdicts:
         verdict = loading.judge(part, "GPU", SMALL.device)
         assert verdict.works is None
         assert "no Python interpreter" in verdict.reason
-        assert not (kept.FOLDER / "verdicts").exists()
+        assert not (saved.FOLDER / "verdicts").exists()
         assert answers_as_it_should(load(bundle, main_device="GPU"))  # loaded as it is
 
 
@@ -297,95 +293,75 @@ def test_every_ending_has_words() -> None:
 
 
 class TestAuto:
-    """The quickest pair, by what calls cost."""
+    """The first GPU that runs the model, otherwise the CPU."""
 
-    @pytest.fixture
-    def costs(self, gpu: Callable[[str], None], monkeypatch: pytest.MonkeyPatch) -> dict[tuple[str, str], float]:
-        """Seconds of a call, by role and device; told instead of measured."""
-        seconds: dict[tuple[str, str], float] = {}
-
-        def told(part: Part, backend: Any, _repeats: int | None = None) -> PassCost:
-            each = seconds[part.role, backend.device]
-            return PassCost((1, 16), (each, 1.2 * each), (each, 1.2 * each))
-
-        monkeypatch.setattr(loading, "cost_of", told)
-        monkeypatch.setattr("outrider.engine.cost_of", told)
-        for name in ("outrider.loading.contention_of", "outrider.engine.contention_of"):
-            monkeypatch.setattr(name, lambda *_: Contention(1.0, 1.0))
-        return seconds
-
-    def test_the_quickest_pair_is_taken_and_remembered(
-        self, bundle: Bundle, costs: dict[tuple[str, str], float], monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        costs |= {("main", "CPU"): 0.05, ("main", "GPU"): 0.02, ("draft", "CPU"): 0.005, ("draft", "GPU"): 0.015}
-        engine = load(bundle, main_device="auto", draft_device="auto")
-        assert (engine.placement.main, engine.placement.draft) == ("GPU", "CPU")
-        assert "GPU and CPU" in engine.placement.why
-        assert engine.setting["main_device"].startswith("GPU")
-        assert engine.config.device.draft_device == "CPU"
+    def test_a_gpu_that_works_is_taken(self, bundle: Bundle, gpu: Callable[[str], None], tmp_path: Path) -> None:
+        engine = load(bundle, main_device="auto")
+        assert (engine.placement.main, engine.placement.draft) == ("GPU", "GPU")
+        assert engine.placement.why == "auto takes the first GPU that runs the model, otherwise the CPU"
+        assert engine.config.device.main_device == engine.config.device.draft_device == "GPU"
         assert answers_as_it_should(engine)
-        monkeypatch.setattr(loading, "_measure_pairs", forbidden)
-        again = load(bundle, main_device="auto", draft_device="auto")
-        assert again.placement == engine.placement
-        with pytest.raises(AssertionError, match="was not to be called"):
-            load(bundle, main_device="auto", draft_device="auto", draft_num_threads=1)  # another choice to make
+        assert load(bundle, main_device="auto").placement == engine.placement
+        assert num_tried(tmp_path) == 2  # a child for each model, once
 
-    def test_only_what_is_left_open_is_chosen(self, bundle: Bundle, costs: dict[tuple[str, str], float]) -> None:
-        costs |= {("main", "CPU"): 0.05, ("main", "GPU"): 0.02, ("draft", "CPU"): 0.015, ("draft", "GPU"): 0.005}
-        engine = load(bundle, main_device="CPU", draft_device="auto")
-        assert (engine.placement.main, engine.placement.draft) == ("CPU", "GPU")
-        engine = load(bundle, main_device="auto", draft_device="CPU")
-        assert (engine.placement.main, engine.placement.draft) == ("GPU", "CPU")
-        engine = load(bundle, main_device="auto", drafter=None)
-        assert (engine.placement.main, engine.placement.draft) == ("GPU", None)
+    def test_only_what_is_left_open_is_chosen(self, bundle: Bundle, gpu: Callable[[str], None]) -> None:
+        for options, devices_of in (
+            ({"main_device": "CPU", "draft_device": "auto"}, ("CPU", "GPU")),
+            ({"main_device": "auto", "draft_device": "CPU"}, ("GPU", "CPU")),
+            ({"main_device": "auto", "draft_device": "auto"}, ("GPU", "GPU")),
+            ({"main_device": "auto", "drafter": None}, ("GPU", None)),
+        ):
+            placement = load(bundle, **options).placement
+            assert (placement.main, placement.draft) == devices_of
 
-    def test_a_choice_that_fails_later_is_replaced(
-        self, bundle: Bundle, costs: dict[tuple[str, str], float], monkeypatch: pytest.MonkeyPatch
+    def test_a_gpu_that_fails_later_is_replaced(
+        self, bundle: Bundle, gpu: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        costs |= {("main", "CPU"): 0.05, ("main", "GPU"): 0.02, ("draft", "CPU"): 0.005, ("draft", "GPU"): 0.005}
-        load(bundle, main_device="auto")
-        for file in (kept.FOLDER / "verdicts").iterdir():
-            file.write_text(file.read_text().replace('"works": true', '"works": false'))
-        monkeypatch.setattr(loading, "place", lambda *_, **__: Placement("GPU", "GPU", why="as it was"))
-        with pytest.warns(outrider.DeviceWarning, match="The main model does not run on GPU: .* CPU is used instead"):
+        """For the main model only: so the draft model, whose device was not named, goes with it."""
+
+        def failing(path: Path, model: Any, device: str, *given: Any, **options: Any) -> Any:
+            if device == "GPU" and options["is_main"]:
+                raise outrider.DeviceError("The GPU is out of memory.")
+            return backends.load_model(path, model, device, *given, **options)
+
+        monkeypatch.setattr("outrider.part.load_model", failing)
+        with pytest.warns(outrider.DeviceWarning, match=r"The GPU is out of memory\. CPU is used instead"):
             engine = load(bundle, main_device="auto")
         assert (engine.placement.main, engine.placement.draft) == ("CPU", "CPU")
+        assert engine.placement.why == "GPU and GPU could not be had, as was warned"
         assert answers_as_it_should(engine)
 
-    @pytest.mark.parametrize(
-        ("old", "new"),
-        [
-            ('"main": "GPU"', '"main": "XPU"'),
-            pytest.param('"draft": "CPU"', '"draft": null', marks=pytest.mark.slow),
-            pytest.param('"tokens_per_second": ', '"tokens_per_second": -', marks=pytest.mark.slow),
-        ],
-    )
-    def test_a_choice_that_is_none_of_those_there_are_is_made_anew(
-        self, bundle: Bundle, costs: dict[tuple[str, str], float], old: str, new: str
+    def test_an_npu_has_to_be_named(self, bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
+        part = Part("main", bundle, bundle.manifest.main)
+        here = [Device(name=name, format="onnx", full_name="one") for name in ("CPU", "NPU", "NPU.0", "GPU.1")]
+        monkeypatch.setattr(loading, "find_devices", lambda: here)
+        monkeypatch.setattr(loading, "judge", lambda *_: probe.Verdict(works=True))
+        open_to_choice = SMALL.replace(main_device="auto").device
+        assert loading.choose_devices(part, None, open_to_choice).main == "GPU.1"
+        del here[-1]
+        assert loading.choose_devices(part, None, open_to_choice).main == "CPU"
+
+    def test_a_draft_model_of_another_format_goes_to_the_cpu(
+        self, bundle: Bundle, openvino_bundle: Bundle, gpu: Callable[[str], None]
     ) -> None:
-        costs |= {("main", "CPU"): 0.05, ("main", "GPU"): 0.02, ("draft", "CPU"): 0.005, ("draft", "GPU"): 0.015}
-        engine = load(bundle, main_device="auto")
-        (file,) = (kept.FOLDER / "placements").iterdir()
-        assert old in file.read_text()
-        file.write_text(file.read_text().replace(old, new))
-        assert load(bundle, main_device="auto").placement == engine.placement
+        """OpenVINO has no GPU here."""
+        main, draft = (Part("main", each, each.manifest.main) for each in (bundle, openvino_bundle))
+        placement = loading.choose_devices(main, draft, SMALL.replace(main_device="auto").device)
+        assert (placement.main, placement.draft) == ("GPU", "CPU")
 
     def test_a_verdict_that_says_nothing_is_none(
         self, bundle: Bundle, gpu: Callable[[str], None], tmp_path: Path
     ) -> None:
         load(bundle, draft_device="GPU")
-        (file,) = (kept.FOLDER / "verdicts").iterdir()
+        (file,) = (saved.FOLDER / "verdicts").iterdir()
         file.write_text(file.read_text().replace('"works": true', '"works": null'))
         load(bundle, draft_device="GPU")
         assert num_tried(tmp_path) == 2
 
-    def test_a_machine_with_a_cpu_measures_nothing(
-        self, openvino_bundle: Bundle, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr(loading, "_measure_pairs", forbidden)
+    def test_a_machine_with_a_cpu_tries_nothing(self, openvino_bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(loading, "try_apart", forbidden)
         engine = load(openvino_bundle, main_device="auto", draft_device="auto")
-        assert engine.placement.why == "there is no other device that could run them"
+        assert (engine.placement.main, engine.placement.draft) == ("CPU", "CPU")
         assert answers_as_it_should(engine)
 
     def test_openvinos_own_choice_is_named(self, openvino_bundle: Bundle) -> None:
@@ -506,7 +482,7 @@ class TestCompiledCache:
         assert self.folder(openvino_bundle, "CPU") is None
         folder = self.folder(openvino_bundle, "GPU")
         assert folder is not None
-        assert folder.parent == kept.FOLDER / "compiled"
+        assert folder.parent == saved.FOLDER / "compiled"
         own = self.folder(openvino_bundle, "GPU", compiled_cache=str(tmp_path))
         assert own == tmp_path / folder.name
         others = ({"precision": "f16"}, {"cache_precision": "u8"}, {"properties": {"A": 1}}, {"num_threads": 2})

@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 PROGRAM = """
 import os, sys, time, outrider
 from pathlib import Path
-from outrider import kept
+from outrider import saved
 from outrider.testing import ToyTokenizer
 
-kept.FOLDER = Path(sys.argv[2])
+saved.FOLDER = Path(sys.argv[2])
 config = outrider.Config().replace(cache_size=0.005, ignore_eos=True, max_new_tokens=100)
 engine = outrider.Engine(outrider.read_bundle(sys.argv[1]), config, tokenizer=ToyTokenizer())
 begun = engine.stream("hello", drafter=None)

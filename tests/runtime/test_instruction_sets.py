@@ -33,12 +33,12 @@ CODE = """
 import json, sys, warnings
 from pathlib import Path
 import outrider
-from outrider import kept
+from outrider import saved
 from outrider.schedule.exactness import compare_readings
 from outrider.testing import ToyTokenizer
 
 bundle, folder, *precisions = sys.argv[1:]
-kept.FOLDER = Path(folder)
+saved.FOLDER = Path(folder)
 warnings.simplefilter("ignore", outrider.ExactnessWarning)
 found = {}
 for precision in precisions:

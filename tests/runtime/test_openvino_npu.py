@@ -145,11 +145,11 @@ def test_another_prompt_takes_nothing_of_the_last_one(backend: OpenVINONpu) -> N
 
 def test_embeds_and_trees_are_refused(backend: OpenVINONpu) -> None:
     span = Span(3, np.zeros((2, 4), np.float32), b"cat")
-    with pytest.raises(outrider.RequestError, match="embeds for 2 tokens .* OpenVINONpu reads token ids alone"):
+    with pytest.raises(outrider.RequestError, match="embeds for 2 tokens .* OpenVINONpu reads token ids only"):
         backend.open(300, Prompt(TOKEN_IDS[:9], embeds=(span,)))
     slot = backend.open(300)
     assert slot is not None
-    with pytest.raises(outrider.RequestError, match="OpenVINONpu evaluates chains alone"):
+    with pytest.raises(outrider.RequestError, match="OpenVINONpu evaluates chains only"):
         backend.submit([Chunk(slot, [1, 2], 2, parents=[-1, -1])])
     assert slot.length == 0
     slot.close()

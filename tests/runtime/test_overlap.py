@@ -22,6 +22,7 @@ from outrider.request import Request
 from outrider.request_queue import RequestQueue
 from outrider.sampling import LogitsSampler
 from outrider.schedule import Auto, Contention, PassCost, pays
+from outrider.schedule.overlap import rate
 from outrider.testing import FakeBackend, ToyTokenizer
 from outrider.text import TextStream
 from outrider.types import Noise, Sequence
@@ -260,6 +261,13 @@ def test_it_pays_where_devices_share_nothing_and_not_where_they_share_all() -> N
     assert pays(main, draft, Contention(1.0, 1.0))
     assert not pays(main, draft, Contention(2.0, 2.0))
     assert not pays(main, cost(3.0, 0.01), Contention(1.0, 1.0))  # a draft model that never pays
+
+
+def test_drafting_ahead_hides_a_draft_that_is_always_right() -> None:
+    """Half a call of the draft model is waited for."""
+    main, draft = cost(0.040, 0.0), cost(0.002, 0.0)
+    assert rate(main, draft, 15, 1.0, Contention(1.0, 1.0)) == pytest.approx(16 / 0.041)
+    assert rate(main, draft, 15, 1.0) == pytest.approx(16 / 0.070)
 
 
 @pytest.mark.every_format

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from outrider.config import GenerationConfig
 from outrider.drafters import DraftModel, Ngram
-from outrider.kept import Kept
 from outrider.loop import step
 from outrider.request import Request
 from outrider.sampling import LogitsSampler
+from outrider.saved import SavedValue
 from outrider.schedule import (
     Acceptance,
     Auto,
@@ -227,7 +227,7 @@ def test_a_number_of_rows_that_changes_has_its_price() -> None:
 
 
 def test_what_drafters_have_earned_is_kept(tmp_path: Path) -> None:
-    file = Kept(tmp_path, {"bundle": "a"}, dict[str, Record])
+    file = SavedValue(tmp_path, {"bundle": "a"}, dict[str, Record])
     records = Records(file)
     assert records.is_new
     for _ in range(50):
@@ -356,15 +356,15 @@ def test_costs_are_measured_on_a_backend_that_is_left_as_it_was() -> None:
 
 def test_costs_are_kept_and_a_damaged_file_is_measured_again(tmp_path: Path) -> None:
     cost = cost_of(MAIN_MS)
-    file = Kept(tmp_path / "new", {"model": "a", "threads": 2}, PassCost)
+    file = SavedValue(tmp_path / "new", {"model": "a", "threads": 2}, PassCost)
     assert file.read() is None
     file.write(cost)
     assert file.read() == cost
-    assert Kept(tmp_path / "new", {"model": "a", "threads": 4}, PassCost).read() is None
+    assert SavedValue(tmp_path / "new", {"model": "a", "threads": 4}, PassCost).read() is None
     file.path.write_text(file.path.read_text()[:-20])
     assert file.read() is None
     file.path.write_text('{"key": "", "cost": {"rows": [], "near": [], "far": [], "contexts": [1, 2]}}')
     assert file.read() is None
     blocked = tmp_path / "file"
     blocked.write_text("")
-    Kept(blocked, {}, PassCost).write(cost)  # a folder that cannot be made is no reason to fail
+    SavedValue(blocked, {}, PassCost).write(cost)  # a folder that cannot be made is no reason to fail

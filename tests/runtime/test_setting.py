@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import outrider
-from outrider import kept, setting
+from outrider import saved, setting
 from outrider.config import DeviceConfig
 from outrider.part import Part
 from outrider.schedule.exactness import measure_exactness
@@ -44,7 +44,7 @@ NEVER = Kind(lambda rows: 1.0, kernels=lambda rows: rows if rows < 90 else 0)
 
 @pytest.fixture
 def part(openvino_bundle: Bundle, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Part:
-    monkeypatch.setattr(kept, "FOLDER", tmp_path)
+    monkeypatch.setattr(saved, "FOLDER", tmp_path)
     return Part("main", openvino_bundle, openvino_bundle.manifest.main)
 
 

@@ -40,7 +40,7 @@ def right(tmp_path_factory: pytest.TempPathFactory) -> Engine:
 @pytest.fixture(autouse=True)
 def sure(monkeypatch: pytest.MonkeyPatch) -> None:
     """And as sure as it is right, so that nothing else is bet on."""
-    monkeypatch.setattr("outrider.drafters.reader._confidence", lambda *_: 1.0)
+    monkeypatch.setattr("outrider.drafters.draft_state._confidence", lambda *_: 1.0)
 
 
 def flat(seconds: float) -> PassCost:

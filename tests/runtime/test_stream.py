@@ -116,11 +116,11 @@ def test_stop_strings_cut_the_text_at_the_first_one(text: str, stop: list[str]) 
         end = min(at + len(s) for s in stop if (at := text.find(s)) >= 0)
         starts = [at for s in stop if (at := text[:end].find(s)) >= 0]
         assert seen[-1] == text[: min(starts)]
-        kept = list(text.encode())[: stream.num_tokens_kept]
+        kept = list(text.encode())[: stream.num_tokens]
         assert bytes(kept).decode("utf-8", "ignore") == seen[-1]
     else:
         assert seen[-1] == text
-        assert stream.num_tokens_kept == len(text.encode())
+        assert stream.num_tokens == len(text.encode())
 
 
 def test_what_may_become_a_stop_string_is_held_back() -> None:
@@ -155,7 +155,7 @@ def test_the_tokens_that_are_kept_are_those_before_the_stop_string(errors: str, 
     seen = stream_all(stream, [[byte] for byte in text.encode()])
     pushed = stream._token_ids
     most = next(n for n in range(len(pushed), -1, -1) if len(decode(pushed[:n])) <= len(seen[-1]))
-    assert stream.num_tokens_kept == (most if stream.stopped else len(pushed))
+    assert stream.num_tokens == (most if stream.stopped else len(pushed))
 
 
 def test_a_long_stop_string_costs_no_more_than_the_text() -> None:
@@ -182,7 +182,7 @@ def test_a_long_stop_string_that_comes_is_decoded_a_few_times() -> None:
     stream_all(stream, [[0]] * 1000)
     assert stream.stopped
     num_decoded = 0
-    assert stream.num_tokens_kept == 0
+    assert stream.num_tokens == 0
     assert num_decoded < 1000
 
 
@@ -195,4 +195,4 @@ def test_at_once_it_is_the_same_text() -> None:
                 stream.push([token_id])
             stream.finish()
         assert streams[0].text == streams[1].text
-        assert streams[0].num_tokens_kept == streams[1].num_tokens_kept
+        assert streams[0].num_tokens == streams[1].num_tokens

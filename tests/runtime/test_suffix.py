@@ -131,7 +131,7 @@ def test_a_frequent_token_is_looked_up_in_a_sample_of_places() -> None:
     references = References([[1, 2] * 2000])
     match = references.find([0, 1])
     assert match is not None
-    assert 64 <= len(match.places) <= 128
+    assert 64 <= len(match.positions) <= 128
     assert references.followers(match).token_id == 2
 
 

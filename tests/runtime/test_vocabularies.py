@@ -10,7 +10,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from outrider.config import GenerationConfig
-from outrider.drafters import Dictionary, DraftModel, Intersection, Text
+from outrider.drafters import DraftModel, Intersection, Text, TokenMap
 from outrider.drafters.translation import Translation
 from outrider.request import Request
 from outrider.request_queue import RequestQueue
@@ -32,18 +32,18 @@ POOL = [*MAIN, b"ba", b"bab", "aé".encode(), "日".encode(), b"\xe6\x97", b"\xa
 draft_vocabularies = st.lists(st.sampled_from(POOL), min_size=1, max_size=len(POOL), unique=True)
 
 
-def dictionary_of(main: list[bytes], draft: list[bytes], shared: bool = True, **options: Any) -> Dictionary:
+def token_map_of(main: list[bytes], draft: list[bytes], shared: bool = True, **options: Any) -> TokenMap:
     to_draft = [draft.index(token) if shared and token in draft else -1 for token in main]
-    return Dictionary(main, ToyTokenizer(draft).encode, np.array(to_draft, dtype=np.int32), **options)
+    return TokenMap(main, ToyTokenizer(draft).encode, np.array(to_draft, dtype=np.int32), **options)
 
 
 def vocabulary_of(way: Way, main: list[bytes], draft: list[bytes]) -> Vocabulary:
-    dictionary = dictionary_of(main, draft, way == "intersection")
+    token_map = token_map_of(main, draft, way == "intersection")
     if way == "intersection":
         to_main = [main.index(token) if token in main else -1 for token in draft]
-        return Intersection(np.array(to_main, dtype=np.int32), dictionary)
+        return Intersection(np.array(to_main, dtype=np.int32), token_map)
     special = [i for i, token in enumerate(draft) if token == b"<end>"]
-    return Text(draft, special, ToyTokenizer(main).encode, dictionary)
+    return Text(draft, special, ToyTokenizer(main).encode, token_map)
 
 
 class Twin(FakeBackend):
@@ -159,7 +159,7 @@ def test_a_translation_grows_and_says_the_same(text: str, draft: list[bytes], da
     main, draft = [bytes([i]) for i in range(256)], [*draft, *"ab é日".encode().split()]
     draft += [bytes([i]) for i in range(256) if bytes([i]) not in draft]
     token_ids = list(text.encode())
-    translation = Translation(dictionary_of(main, draft, data.draw(st.booleans())))
+    translation = Translation(token_map_of(main, draft, data.draw(st.booleans())))
     for end in [*sorted(data.draw(st.lists(st.integers(0, len(token_ids))))), len(token_ids)]:
         before = list(translation.token_ids)
         translation.extend(token_ids[:end])
@@ -170,7 +170,7 @@ def test_a_translation_grows_and_says_the_same(text: str, draft: list[bytes], da
 
 def test_a_character_in_pieces_waits_until_it_is_whole() -> None:
     main, draft = [b"a", b"\xe6", b"\x97", b"\xa5"], [b"a", "日".encode()]
-    translation = Translation(dictionary_of(main, draft))
+    translation = Translation(token_map_of(main, draft))
     for length, expected, complete in ((1, [0], True), (2, [0], False), (3, [0], False), (4, [0, 1], True)):
         translation.extend([0, 1, 2, 3][:length])
         assert (translation.token_ids, translation.is_complete) == (expected, complete)
@@ -190,7 +190,7 @@ def test_a_drafter_whose_text_is_not_complete_does_not_draft() -> None:
 
 def test_the_draft_models_own_beginning_takes_the_place_of_the_main_models() -> None:
     main, draft = [b"<s>", b"a"], [b"a", b"<begin>"]
-    translation = Translation(dictionary_of(main, draft, prefix=[1], bos_token_id=0))
+    translation = Translation(token_map_of(main, draft, prefix=[1], bos_token_id=0))
     translation.extend([0, 1, 1])
     translation.extend([0, 1, 1, 1])
     assert translation.token_ids == [1, 0, 0, 0]
@@ -218,8 +218,8 @@ class Scripted(FakeBackend):
 )
 def test_text_becomes_main_tokens(script: list[int], limit: int, expected: list[int]) -> None:
     draft = [b"a", b"b", b"ab", "é".encode(), b"-", b"\xc3", b" a", b"<end>", b"bab", b"<|other|>"]
-    dictionary = dictionary_of(MAIN, draft, shared=False)
-    vocabulary = Text(draft, [7, 9], ToyTokenizer(MAIN).encode, dictionary)
+    token_map = token_map_of(MAIN, draft, shared=False)
+    vocabulary = Text(draft, [7, 9], ToyTokenizer(MAIN).encode, token_map)
     drafter = DraftModel(Scripted(len(draft), script), context_length=100, vocabulary=vocabulary)
     request = make_request(drafter, [0, 0], limit, max_new_tokens=20)
     assert drafter.reserve(request.sequence, 22)
@@ -232,9 +232,9 @@ def test_text_becomes_main_tokens(script: list[int], limit: int, expected: list[
 def test_own_tokens_are_kept_as_far_as_they_spell_the_text() -> None:
     """The draft model wrote "bab" "a"; "b" "ab" "a" "a" was committed: of that, the second "a" alone is new to it."""
     draft = [b"a", b"b", b"bab"]
-    dictionary = dictionary_of(MAIN, draft, shared=False)
+    token_map = token_map_of(MAIN, draft, shared=False)
     backend = Scripted(3, [0, 0, 2, 0, 0, 0])
-    drafter = DraftModel(backend, context_length=100, vocabulary=Text(draft, [], ToyTokenizer(MAIN).encode, dictionary))
+    drafter = DraftModel(backend, context_length=100, vocabulary=Text(draft, [], ToyTokenizer(MAIN).encode, token_map))
     request = make_request(drafter, [0], 2, max_new_tokens=20)
     assert drafter.reserve(request.sequence, 21)
     request.sequence.token_ids.append(0)
@@ -242,6 +242,6 @@ def test_own_tokens_are_kept_as_far_as_they_spell_the_text() -> None:
     request.sequence.token_ids += [1, 2, 0, 0]
     backend.calls.clear()
     drafter.propose([request.draft_request])
-    slot: Any = drafter._readers[request.sequence].slot
+    slot: Any = drafter._states[request.sequence].slot
     assert slot.token_ids[:5] == [0, 0, 2, 0, 0]
     assert backend.calls[0] == [2]  # and its own "a", which it had not read

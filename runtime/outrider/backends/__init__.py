@@ -1,4 +1,4 @@
-"""What evaluates tokens: one module a library, loaded when a model needs it."""
+"""Backends: they evaluate tokens. There is one module per library, imported when a model needs it."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def load_model(
 ) -> CompiledModel:
     """Load the model at `path`, which a bundle describes as `model`, on a device.
 
-    is_main: whether it checks drafts, so that its calls have many rows. can_pad_apart: compiles an OpenVINO model so
-    that it can be padded in the attention alone; see `RowRule`.
+    is_main: whether the model verifies drafts, so that its calls have many rows. can_pad_apart: compile an OpenVINO
+    model so that only its attention is padded; see `RowRule`.
 
     Raises:
         OptionError, BundleError, DeviceError: as the backends say.
@@ -61,7 +61,7 @@ def load_model(
         return OpenVINONpu(
             path,
             context_length=model.geometry.context_length,
-            # A draft model reads a token, or two where all were kept.
+            # A draft model reads one token, or two after a draft that was accepted whole.
             max_rows=(options.npu_window or 16) if is_main else 2,
             max_prompt_tokens=options.npu_max_prompt_tokens,
             max_new_tokens=options.npu_max_new_tokens,

@@ -1,4 +1,4 @@
-"""When the calls of an OpenVINO request end, though they may be waited for later."""
+"""When the calls of an OpenVINO request end. The wait for a call may come later."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ if TYPE_CHECKING:
 
 
 class CallEnd:
-    """Says how long a request's call took; by when it was waited for, unless its end is watched."""
+    """Measures how long a request's calls take: until the end if that is watched, otherwise until `wait` returns."""
 
     def __init__(self, request: ov.InferRequest) -> None:
         self._request = request
         self._at = [0.0]  # when the last call ended, in seconds of `time.perf_counter`
 
     def watch(self, wanted: bool) -> None:
-        """Have the end of each call noted when it comes; or do not any more."""
-        at = self._at  # not more: a request that holds its backend, and is held by it, would stay for ever
+        """Start to record the end of each call, or stop."""
+        at = self._at  # only the list: a reference to the backend would be a cycle that is never freed
 
         def note(_: object) -> None:
             at[0] = time.perf_counter()
@@ -27,12 +27,12 @@ class CallEnd:
 
     @property
     def is_idle(self) -> bool:
-        """Whether no call is under way. One that failed says so to whoever waits for it."""
+        """Whether no call is running. A call that failed raises in `wait`."""
         try:
             return bool(self._request.wait_for(0))
         except RuntimeError:
             return True
 
     def seconds_since(self, began: float) -> float:
-        """What a call took that began then, and has been waited for."""
+        """Seconds of a call that began at `began` and has been waited for."""
         return (self._at[0] if self._at[0] > began else time.perf_counter()) - began

@@ -1,9 +1,9 @@
-"""What OpenVINO and ONNX Runtime offer on this machine, and what it is good for.
+"""The devices that OpenVINO and ONNX Runtime find on this machine, and the models each can run.
 
     for device in find_devices():
         print(device.name, device.full_name, device.not_for_main or "can run a main model")
 
-Nothing is compiled to find out.
+No model is compiled for that.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ _MORE_ONNX = "another package of ONNX Runtime brings it, such as onnxruntime-gpu
 class Device:
     """A device as one library sees it.
 
-    name: what `main_device` and `draft_device` call it. format: of the models that it runs. full_name: empty where
-    there is none, and the kind is listed for the reason. memory, free: bytes, None where it does not say. precisions:
-    that it calculates in; empty where the model's own decides. driver: its version. not_for_main,
-    not_for_draft: why not, in words; None where it can. remark: what to know. fixed: whether models are compiled for a
+    name: the value for `main_device` and `draft_device`. format: the model format that it runs. full_name: empty if
+    there is no such device; the entry then gives the reason. memory, free: bytes; None if unknown. precisions: those it
+    calculates in; empty if the model's own precision decides. driver: its version. not_for_main, not_for_draft: why it
+    cannot run the model; None if it can. remark: what the user should know. fixed: whether models are compiled for a
     longest prompt and answer.
     """
 
@@ -54,29 +54,29 @@ class Device:
     fixed: bool = False
 
     def why_not(self, role: str) -> str | None:
-        """Why it cannot run a model, "main" or a draft model; None where it can."""
+        """Why it cannot run a main or a draft model; None if it can."""
         return self.not_for_main if role == "main" else self.not_for_draft
 
     @property
     def identity(self) -> dict[str, str]:
-        """What a verdict on it, or a choice of it, depends on."""
+        """What a verdict on it depends on."""
         return {"device": self.name, "format": self.format, "name": self.full_name, "driver": str(self.driver)}
 
 
 def find_devices() -> list[Device]:
-    """All devices, OpenVINO's first; kinds that it knows and does not find are listed with the reason."""
+    """All devices, OpenVINO's first. Known kinds that are missing are listed with the reason."""
     return _openvino_devices(ov.Core()) + _onnx_devices()
 
 
 def find_device(name: str, format: Format) -> Device | None:  # noqa: A002  (what the bundle calls it)
-    """The device of this name for models of a format; None where there is none here."""
+    """The device of this name for models of a format; None if there is none."""
     known = {device.name: device for device in find_devices() if device.format == format and device.full_name}
     listed = find_name(name, known)
     return None if listed is None else known[listed]
 
 
 def find_name(name: str, known: Iterable[str]) -> str | None:
-    """What a device is called where these are known: one that is alone may lack its number. None where it is not."""
+    """The name in `known` that `name` means: "GPU" and "GPU.0" are the same. None if it is not known."""
     names = list(known)
     return next((each for each in (name, name.removesuffix(".0"), f"{name}.0") if each in names), None)
 
@@ -84,31 +84,31 @@ def find_name(name: str, known: Iterable[str]) -> str | None:
 def resolve_auto(core: ov.Core) -> str:
     """The device that OpenVINO's AUTO would run a model on.
 
-    AUTO itself begins on one device and moves to another when that is ready, and our cache could not move along: each
-    device lays it out in its own way. So AUTO is asked once, and its choice is used as if it had been named.
+    AUTO itself starts on one device and moves to another when that is ready. Our cache cannot move, because each device
+    has its own layout. So AUTO is asked once, and its choice is used as if the user had named it.
 
     Raises:
-        OptionError: when it does not say.
+        OptionError: when AUTO finds no device.
     """
     hints = {"PERFORMANCE_HINT": "LATENCY", "ENABLE_STARTUP_FALLBACK": False}
     try:
         chosen = core.compile_model(_one_operator(), "AUTO", hints).get_property("EXECUTION_DEVICES")
     except RuntimeError as error:
         raise OptionError("OpenVINO's AUTO finds no device here. Name one: see 'outrider devices'.") from error
-    # In brackets while it is not ready.
+    # The name is in brackets while the device is not ready.
     return str(chosen[0] if isinstance(chosen, list | tuple) else chosen).strip("()").split(",")[0]
 
 
 def free_memory(core: ov.Core, device: str) -> int | None:
-    """Bytes that a device of OpenVINO's has left; None where it does not say.
+    """Free bytes of an OpenVINO device; None if unknown.
 
-    GPU: as OpenVINO GenAI counts it (`utils::get_available_gpu_memory`), a tenth more than is known to be used taken
-    off; where host memory is the device's, what was taken of that counts, too.
+    GPU: as OpenVINO GenAI counts (`utils::get_available_gpu_memory`): the total minus 1.1 times the known use. On an
+    integrated GPU, host memory that the device uses counts too.
     """
     if device.startswith("CPU"):
         return system_memory()[1]
     if device.split(".")[0] not in {name.split(".")[0] for name in core.available_devices}:
-        return None  # as an NPU that is emulated
+        return None  # such as an emulated NPU
     supported = core.get_property(device, "SUPPORTED_PROPERTIES")
     if device.startswith("NPU") and "NPU_DEVICE_ALLOC_MEM_SIZE" in supported:
         return int(core.get_property(device, "NPU_DEVICE_TOTAL_MEM_SIZE")) - int(
@@ -123,7 +123,7 @@ def free_memory(core: ov.Core, device: str) -> int | None:
 
 
 def largest_tensor(core: ov.Core, device: str) -> int | None:
-    """Bytes that one tensor can have on a GPU of OpenVINO's; None elsewhere, and where it does not say."""
+    """Most bytes of one tensor on an OpenVINO GPU; None on other devices, and if unknown."""
     if not device.startswith("GPU") or "GPU" not in {name.split(".")[0] for name in core.available_devices}:
         return None
     name = "GPU_DEVICE_MAX_ALLOC_MEM_SIZE"
@@ -204,10 +204,10 @@ def _onnx_devices() -> list[Device]:
 
 
 def count_cores(core: ov.Core) -> dict[str, int]:
-    """The CPU's cores: "performance" and "efficiency" where it has both kinds, else "cores"; and "threads".
+    """The CPU's cores: "performance" and "efficiency" if it has both kinds, otherwise "cores"; and "threads".
 
-    OpenVINO is asked for a schedule on either kind and on both, by models of one operator: where there is one kind, all
-    three are the same.
+    Compiles a model of one operator for either kind of core and for both, and reads the numbers of threads. With one
+    kind of core, all three numbers are the same.
     """
     model = _one_operator()
     found = {}

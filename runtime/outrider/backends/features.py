@@ -1,4 +1,4 @@
-"""Hidden states, of backends that have none."""
+"""Hidden states: the error of backends that have none."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ if TYPE_CHECKING:
 
 
 class WithoutFeatures:
-    """A step of a backend whose models give logits alone. `Capabilities.features` says so before anything is asked."""
+    """A step of a backend whose models have no output but logits. `Capabilities.features` is empty there."""
 
     __slots__ = ()
 
     def features(self, chunk: Chunk) -> NDArray[np.float32]:
-        """Nothing to give.
+        """Raise: there are no hidden states.
 
         Raises:
             BundleError: always.

@@ -1,4 +1,4 @@
-"""The system's memory, by what each system has for the question: no package is worth two numbers."""
+"""The system's memory, asked from each operating system directly, to save a dependency."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 def system_memory() -> tuple[int | None, int | None]:
-    """Bytes of memory in all, and those that a program can have now; None for what the system does not say."""
+    """Total bytes of memory, and available bytes; None for what is unknown."""
     if sys.platform == "win32":
         return _windows_memory()
     try:
@@ -21,7 +21,7 @@ def system_memory() -> tuple[int | None, int | None]:
 
 
 def _linux_available() -> int | None:
-    """What is free or can be made free at once; macOS has no such number in a file."""
+    """Bytes that are free or can be freed at once. macOS has no such file."""
     try:
         lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
     except OSError:
@@ -48,7 +48,7 @@ class _MemoryStatus(ctypes.Structure):
 
 def _windows_memory() -> tuple[int | None, int | None]:
     status = _MemoryStatus(dwLength=ctypes.sizeof(_MemoryStatus))
-    kernel = getattr(ctypes, "windll").kernel32  # noqa: B009  (not there for type checkers elsewhere)
+    kernel = getattr(ctypes, "windll").kernel32  # noqa: B009  (other systems' type checkers do not know it)
     if not kernel.GlobalMemoryStatusEx(ctypes.byref(status)):
         return None, None
     return status.ullTotalPhys, status.ullAvailPhys

@@ -1,4 +1,4 @@
-"""What a model on an NPU is compiled for: sizes, where its windows lie, and the properties that say so."""
+"""Fixed shapes on an NPU: the sizes a model is compiled for, its windows, and the properties for NPUW."""
 
 from __future__ import annotations
 
@@ -13,18 +13,20 @@ if TYPE_CHECKING:
 
     import openvino as ov
 
-CACHE_KINDS = {"auto": "f16", "f16": "f16", "f32": "f32"}  # of keys and values: NPUW's own is f16
-_ROWS_STEP, _TOKENS_STEP = 8, 64  # NPUW rounds a window's rows, and tokens of prompt and answer, up to these
-_PIECE = 256  # prompt tokens that the prefill model reads in one go
+CACHE_KINDS = {"auto": "f16", "f16": "f16", "f32": "f32"}  # of keys and values; NPUW's default is f16
+_ROWS_STEP, _TOKENS_STEP = (
+    8,
+    64,
+)  # NPUW rounds a window's rows, and prompt and answer, up to multiples of these
+_PIECE = 256  # prompt tokens per call of the prefill model
 _DEFAULT_PROMPT, _DEFAULT_ANSWER = 1024, 512  # tokens; GenAI's are 1024 and 128
 
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """What a model is compiled for, in tokens.
+    """The sizes a model is compiled for, in tokens.
 
-    prompt, answer: as asked for. window: rows of every call that decodes. piece: tokens of every call that reads a
-    prompt.
+    prompt, answer: as the user set them. window: rows of each decoding call. piece: tokens of each prefill call.
     """
 
     prompt: int
@@ -34,48 +36,49 @@ class Sizes:
 
     @property
     def prefill(self) -> int:
-        """What the prefill model has room for. NPUW reads a prompt in pieces only where there is room for two."""
+        """Tokens the prefill model has room for. NPUW reads a prompt in pieces only if there is room for two."""
         return max(_up(_up(self.prompt, _TOKENS_STEP), self.piece), 2 * self.piece)
 
     @property
     def total(self) -> int:
-        """Columns of the cache: a window's own rows, and what is left of its last place, are no room for tokens."""
+        """Columns of the cache: the tokens, a window's own rows, and the rest of the last window."""
         return self.prefill + _up(self.answer + 2 * self.window, _TOKENS_STEP)
 
     @property
     def past(self) -> int:
-        """Tokens before a window that it can look back at."""
+        """Tokens before a window that its attention can see."""
         return self.total - self.window
 
     @property
     def max_tokens(self) -> int:
-        """Tokens that a sequence can have, so that every window is written to the cache whole."""
+        """Most tokens of a sequence. Every window then fits in the cache whole."""
         return min(self.prompt + self.answer, self.window_begin(self.past))
 
     @property
     def longest_prefill(self) -> int:
-        """Tokens of a prompt that the prefill model reads at most; windows read what is behind."""
+        """Most prompt tokens that the prefill model reads. Windows read the rest."""
         return self.window_begin(self.prefill)
 
     def window_begin(self, position: int) -> int:
-        """Where the window begins that a position is in.
+        """The first position of the window that contains `position`.
 
-        Windows lie at fixed places, so that a token is evaluated in the same arrangement whatever is drafted. Token 0
-        has one of its own: several tokens from position 0 on are what NPUW takes for a new prompt.
+        Windows begin at fixed positions, so that a token is evaluated in the same layout whatever is drafted. Token 0
+        has a window of its own, because NPUW takes several tokens from position 0 on for a new prompt.
         """
         return 1 + (position - 1) // self.window * self.window if position else 0
 
     def window_end(self, begin: int) -> int:
-        """Where the window that begins here ends."""
+        """The end of the window that begins at `begin`."""
         return begin + self.window if begin else 1
 
 
 def find_sizes(max_rows: int, context_length: int, prompt: int | None, answer: int | None) -> Sizes:
-    """The sizes for windows of `max_rows`, and for prompts and answers of so many tokens; None is what fits, up to
-    1,024 and 512.
+    """The sizes for windows of `max_rows` rows, and for prompts and answers of so many tokens.
+
+    prompt, answer: None means 1,024 and 512, or less if the model's context is shorter.
 
     Raises:
-        OptionError: when they are more than the model's context.
+        OptionError: when they exceed the model's context.
     """
     beside = answer or min(_DEFAULT_ANSWER, context_length // 3)
     prompt = prompt or max(min(_DEFAULT_PROMPT, context_length - beside), 1)
@@ -93,12 +96,12 @@ def find_sizes(max_rows: int, context_length: int, prompt: int | None, answer: i
 
 
 def check_npu(core: ov.Core, device: str, runs_on: str) -> str:
-    """The device that an NPU is emulated on, empty where there is one; `runs_on` is what NPUW was told to use.
+    """The device that an NPU is emulated on; empty if there is an NPU. runs_on: the property NPUW_DEVICES.
 
     Raises:
-        OptionError: where neither is there.
+        OptionError: when there is no NPU and none is emulated.
     """
-    if runs_on and not runs_on.startswith("NPU"):  # NPUW takes the first that is there, and works
+    if runs_on and not runs_on.startswith("NPU"):  # NPUW takes the first of these that works
         return runs_on.split(",")[0]
     found = core.available_devices
     if find_name(device, found) is None:
@@ -112,10 +115,10 @@ def check_npu(core: ov.Core, device: str, runs_on: str) -> str:
 def npuw_properties(
     sizes: Sizes, cache_precision: str, precision: str, num_threads: int, asked: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """What NPUW is told; `asked` are the user's own properties.
+    """The properties for NPUW. asked: the user's own properties.
 
     Raises:
-        OptionError: for one of these that is decided here.
+        OptionError: for a property that Outrider sets.
     """
     made: dict[str, Any] = {
         "NPU_USE_NPUW": "YES",
@@ -128,7 +131,7 @@ def npuw_properties(
         "NPUW_LLM_PREFILL_HINT": "DYNAMIC",
         "NPUW_LLM_PREFILL_CHUNK_SIZE": sizes.piece,
         "NPUW_LLM_ENABLE_CONTINUOUS_PREFILL": "YES",
-        "NPUW_LLM_GENERATE_PYRAMID": "NO",  # models for several lengths, which need not agree in the last bit
+        "NPUW_LLM_GENERATE_PYRAMID": "NO",  # it compiles models for several lengths, whose last bits may differ
         "KV_CACHE_PRECISION": cache_precision,
     }
     if precision != "auto":

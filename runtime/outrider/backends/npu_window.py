@@ -1,4 +1,4 @@
-"""A sequence on an NPU: its place, the windows that its tokens are in, and the rows that calls give."""
+"""A sequence on an NPU: its slot, the windows of its tokens, and the rows of its calls."""
 
 from __future__ import annotations
 
@@ -19,30 +19,30 @@ if TYPE_CHECKING:
 
 
 class Windows(Protocol):
-    """What slots and calls under way ask of the backend that made them."""
+    """The part of the backend that slots and running calls use."""
 
     sizes: Sizes
     vocab_size: int
 
     @property
     def is_idle(self) -> bool:
-        """Whether no call is under way."""
+        """Whether no call is running."""
 
     def end_prefill(self) -> None:
-        """Let the decoding model begin anywhere, on a cache that holds nothing of use."""
+        """Let the decoding model begin at any position. The cache's content is lost."""
 
     def give_back(self, slot: WindowSlot) -> None:
-        """A slot's room."""
+        """Take a slot's room back."""
 
     def finish(self, window: Window, began: float) -> list[NDArray[Any]]:
-        """Wait for the last window of a submit that began at `began`; its wanted rows."""
+        """Wait for the last window of a submit that began at `began`, and return its wanted rows."""
 
 
 class WindowSlot:
-    """A sequence's tokens, of which the first `num_stored` have keys and values on the device. One is open at a time.
+    """A sequence's tokens. The first `num_stored` have keys and values on the device. One slot is open at a time.
 
-    Tokens are kept, because a window is evaluated whole, from its place's beginning on. Of those that are stored, the
-    prefill model has read the first `num_read`.
+    The slot remembers its tokens, because a window is always evaluated whole, from its first position on. The prefill
+    model has read the first `num_read` tokens.
     """
 
     def __init__(self, backend: Windows, token_ids: Seq[int] = (), scope: bytes = b"") -> None:
@@ -53,38 +53,38 @@ class WindowSlot:
 
     @property
     def length(self) -> int:
-        """Tokens that were given, and not trimmed."""
+        """Tokens that were submitted and not trimmed."""
         return len(self.token_ids)
 
     def trim(self, length: int) -> None:
-        """Drop the newest tokens until `length` are left. What they wrote is masked, and overwritten."""
+        """Drop the newest tokens until `length` are left. Their keys and values are masked, then overwritten."""
         del self.token_ids[length:]
         self.num_stored = min(self.num_stored, length)
         self.num_read = min(self.num_read, length)
 
-    def keep(self, token_ids: Seq[int]) -> None:
-        """Nothing to do: of the last prompt, what can be read on from is there for the next one anyway."""
+    def publish(self, token_ids: Seq[int]) -> None:
+        """Do nothing: the next prompt can start from the last prompt's prefix in any case."""
 
     def skip_to(self, length: int) -> None:
-        """Take about `length` tokens to be in the cache, for measurements: as many as end with a window."""
+        """Benchmarks only: pretend that the slot holds about `length` tokens, up to a window's end."""
         self._backend.end_prefill()
         self.token_ids = [0] * self._backend.sizes.window_begin(length)
         self.num_stored, self.num_read = self.length, 0
 
     def close(self) -> None:
-        """Give the place back. Closing twice does no harm."""
+        """Release the slot. Closing twice does no harm."""
         self._backend.give_back(self)
 
 
 @dataclass(frozen=True, slots=True)
 class WindowStep(WithoutFeatures):
-    """Rows of logits, each [logits width]. Those of the last window are the device's: valid until the next call."""
+    """Rows of logits, each [logits width]. The last window's rows are device memory, valid until the next call."""
 
     _rows: Seq[NDArray[Any]]
     _vocab_size: int
 
     def row(self, i: int) -> LogitsRow:
-        """Row i, cut to the real vocabulary. NPUW hands over whole rows."""
+        """Row i, cut to the real vocabulary. NPUW returns whole rows."""
         return LogitsRow.of(self._rows[i][: self._vocab_size].astype(np.float32, copy=False))
 
 
@@ -99,7 +99,7 @@ class Window:
 
 
 class WindowPending:
-    """A submit whose last window is under way since `began`, in seconds of `time.perf_counter`; or none is."""
+    """A submit. `last` is its running window, since `began` in seconds of `time.perf_counter`; None if none runs."""
 
     def __init__(self, backend: Windows, rows: list[NDArray[Any]], last: Window | None, began: float) -> None:
         self._backend, self._rows, self._last, self._began = backend, rows, last, began

@@ -1,4 +1,4 @@
-"""Keys and values of models in ONNX: a buffer for each text, which the model reads and writes in place."""
+"""Keys and values of models in ONNX: one buffer per sequence, which the model reads and writes in place."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 class _Memory:
     """Keys and values of one text: for each layer and kind a part [1, kv_heads, capacity, head_size].
 
-    The parts are bound to the model's inputs and outputs once, as past and as present. arrays: the same on the host;
-    None elsewhere. num_written: places that may have been written to.
+    The parts are bound to the model's inputs and outputs once, as past and as present. arrays: the parts as arrays on
+    the host; None on other devices. num_written: positions that may have been written to.
     """
 
     binding: Any
@@ -41,7 +41,7 @@ class _Memory:
 class BufferSlot(SlotTokens):
     """A sequence's keys and values, in a buffer of its own.
 
-    The first `length` places hold tokens; what is behind them is never read.
+    The first `length` positions hold tokens. Later positions are never read.
     """
 
     def __init__(
@@ -65,39 +65,39 @@ class BufferSlot(SlotTokens):
 
     @property
     def binding(self) -> Any:
-        """What a call is made with."""
+        """The IO binding for a call."""
         return self._buffer.memory.binding
 
     def has_written(self, length: int) -> None:
-        """Take down how far a call may have written."""
+        """Record how far a call may have written."""
         memory = self._buffer.memory
         memory.num_written = max(memory.num_written, length)
 
-    def keep(self, token_ids: Seq[int]) -> None:
-        """Of `token_ids`, all committed, keep for others what is in the buffer."""
-        super().keep(token_ids)
-        self._pool.share(self._buffer, self.kept_token_ids)
+    def publish(self, token_ids: Seq[int]) -> None:
+        """Publish the buffer's part of `token_ids`, which are committed."""
+        super().publish(token_ids)
+        self._pool.share(self._buffer, self.published_token_ids)
 
     def close(self) -> None:
-        """Give the memory back, or what of it nothing is kept in. Closing twice does no harm."""
-        # Whoever still has the slot shall not hold the memory, which others may be given.
+        """Release the buffer. Published tokens stay until they are evicted. Closing twice does no harm."""
+        # A reference to the slot must not keep the memory alive: others may get it.
         buffer, self._open_buffer = self._open_buffer, None
         if buffer is not None:
-            buffer.token_ids = self.kept_token_ids
+            buffer.token_ids = self.published_token_ids
             buffer.num_taken = min(buffer.capacity, buffer.memory.num_written + self._num_spare)
             self._pool.close(buffer)
 
 
 class BufferCache:
-    """The room for the texts of one model, those included that have ended and are kept.
+    """The KV cache of one model: the buffers of running sequences, and the prefix cache.
 
         cache = BufferCache(session, past_names, (kv_heads, head_size), np.float32, num_tokens=8192)
         slot = cache.open(700, prompt)    # None while other slots hold the room
 
-    On the host, a buffer takes no memory before it is written to, so a kept one counts as far as it has been. Elsewhere
-    it counts as a whole, and is taken up only where it is large enough: nothing is copied there.
+    On the host, a buffer takes no memory before it is written to, so an idle one counts as far as it was written. On
+    other devices it counts as a whole, and it is reused only if it is large enough, because nothing is copied there.
 
-    memory: the kind of memory that the execution provider has, and its number. device: for messages.
+    memory: the execution provider's kind of memory, and the device's number. device: for messages.
     """
 
     def __init__(
@@ -119,12 +119,12 @@ class BufferCache:
 
     @property
     def max_tokens(self) -> int:
-        """Tokens that there is room for."""
+        """Capacity in tokens."""
         return self._pool.num_tokens
 
     @property
     def bytes_per_token(self) -> float:
-        """Bytes that one token takes, over all layers."""
+        """Bytes of one token, over all layers."""
         return float(len(self._pasts) * self._num_heads * self._bytes_per_head)
 
     @property
@@ -133,18 +133,18 @@ class BufferCache:
 
     @property
     def use(self) -> CacheUse:
-        """What is in it."""
+        """Prefix-cache occupancy and hit statistics."""
         return CacheUse(
             num_tokens=self._pool.num_tokens,
             bytes_per_token=self.bytes_per_token,
             num_used_tokens=self._pool.num_used,
-            num_kept_tokens=self._pool.num_kept,
+            num_published_tokens=self._pool.num_idle,
             num_evicted_tokens=self._pool.num_evicted,
             **dataclasses.asdict(self._counts),
         )
 
     def open(self, num_tokens: int, prompt: Prompt = NO_PROMPT) -> BufferSlot | None:
-        """A slot with room for `num_tokens` that begin with a prompt, as much of it as possible there already."""
+        """A slot with room for `num_tokens`, which starts from the longest cached prefix of the prompt."""
         opening = self._pool.open(num_tokens, prompt.token_ids, prompt.cache_scope)
         if opening is None:
             return None
@@ -154,12 +154,12 @@ class BufferCache:
         else:
             buffer = Buffer(self._make(opening), capacity, capacity, [], prompt.cache_scope)
         self._pool.add(buffer)
-        # No page is taken that was not written to; those where a head's places begin and end count as if they were.
+        # Unwritten pages take no memory. The pages at each head's beginning and end count as written.
         num_spare = -(-2 * mmap.PAGESIZE // self._bytes_per_head) if self._on_host else capacity
         return BufferSlot(self._pool, buffer, prompt.token_ids, opening.num_cached, self._counts, num_spare)
 
     def _make(self, opening: Opening[_Memory]) -> _Memory:
-        """Memory as it was decided, with what there is of its text."""
+        """Memory as `opening` says, with the cached prefix in it."""
         source = opening.source.memory if opening.source else None
         made = _Memory(self._session.io_binding(), [], [], opening.num_cached)
         if source and opening.moves:
@@ -192,6 +192,6 @@ class BufferCache:
 
 
 def _copy(source: NDArray[Any] | None, target: NDArray[Any] | None, num_tokens: int) -> None:
-    """Write the first tokens of one part over those of another, both on the host."""
+    """Copy the first tokens of one part to another, both on the host."""
     if source is not None and target is not None:
         target[:, :, :num_tokens] = source[:, :, :num_tokens]

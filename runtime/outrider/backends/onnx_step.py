@@ -1,4 +1,4 @@
-"""The rows that a call of a model in ONNX gives, at once or when its thread is done."""
+"""The rows of a call of a model in ONNX, at once or when its thread is done."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class BufferStep(WithoutFeatures):
-    """Rows of logits, [rows, logits width] in memory of the backend's: valid until the next call."""
+    """Rows of logits, [rows, logits width], in the backend's memory. Valid until the next call."""
 
     _logits: NDArray[Any]
     _wanted: Seq[int]  # which of them were asked for
@@ -31,7 +31,7 @@ class BufferStep(WithoutFeatures):
         return self
 
     def row(self, i: int) -> LogitsRow:
-        """Row i, cut to the real vocabulary; it is in host memory."""
+        """Row i, cut to the real vocabulary, in host memory."""
         return LogitsRow.of(self._logits[self._wanted[i], : self._vocab_size].astype(np.float32, copy=False))
 
 

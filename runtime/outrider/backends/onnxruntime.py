@@ -1,4 +1,4 @@
-"""ONNX Runtime, with keys and values in buffers that a model reads and writes in place.
+"""ONNX Runtime. Keys and values are in buffers that the model reads and writes in place.
 
 CPU: measured. The OpenVINO, DirectML and CUDA execution providers: written against the documented interface; not
 verified on hardware.
@@ -43,16 +43,16 @@ class OnnxRuntime:
         step = backend.submit([Chunk(slot, token_ids, num_rows=1)]).wait()
         step.row(0).full()    # float32 [vocab_size]
 
-    GroupQueryAttention takes one sequence a call where it has several rows and a past, so the sequences of one `submit`
-    run one after another. A cache takes no memory before it is written to, where the system commits lazily.
+    GroupQueryAttention takes one sequence per call if it has several rows and a past. So the sequences of one `submit`
+    run one after another. Where the system commits memory lazily, a cache takes none before it is written to.
 
-    device: "CPU"; "CUDA" or "DML", with a number behind a dot; "GPU" and "NPU" are whichever provider here has one.
+    device: "CPU"; "CUDA" or "DML", with a number behind a dot; "GPU" and "NPU" are those of any provider that is here.
     properties: ONNX Runtime's session configuration, such as {"session.intra_op.allow_spinning": "0"}.
 
     Raises:
-        OptionError: for a device that no execution provider has here, or a precision that it does not calculate in.
-        BundleError: when the model cannot be read, or has not the inputs and outputs that `outrider.bundle` describes.
-        DeviceError: when the device cannot run the model, or not with a cache in place.
+        OptionError: for a device that no installed execution provider has, or a precision it does not calculate in.
+        BundleError: when the model cannot be read, or lacks inputs or outputs that `outrider.bundle` describes.
+        DeviceError: when the device cannot run the model, or cannot update its cache in place.
     """
 
     runtime = "ONNX Runtime"
@@ -76,7 +76,7 @@ class OnnxRuntime:
             self._session = ort.InferenceSession(
                 str(model_path), options, providers=[(self._provider.name, provider_options)]
             )
-        except Exception as error:  # of a dozen classes that share no other base
+        except Exception as error:  # a dozen classes with no other common base
             kind = BundleError if device == "CPU" else DeviceError
             raise kind(f"{model_path} cannot be loaded by ONNX Runtime on {device}: {one_line(error)}.") from error
         if self._session.get_providers()[0] != self._provider.name:  # it falls back to another one silently
@@ -109,7 +109,7 @@ class OnnxRuntime:
         self.allocate(0)
 
     def use(self, exactness: Exactness) -> None:
-        """From now on, pad calls by its rule, and claim what it says. Not while slots are open."""
+        """Pad calls by this rule from now on, and report this exactness. Not while slots are open."""
         self.exactness = exactness
         self.capabilities = Capabilities(bit_exact_batching=exactness.holds, rows=exactness.rule, one_call=False)
 
@@ -142,7 +142,7 @@ class OnnxRuntime:
 
     @property
     def fingerprint(self) -> dict[str, str]:
-        """All besides the model that the time of a call depends on, and that can be asked for."""
+        """What the time of a call depends on besides the model, as far as it is known."""
         found = {"provider": self._provider.name, "device": self.device, "threads": str(self._num_threads)}
         return found | self._properties | {"machine": platform.processor(), "onnxruntime": ort.__version__}
 
@@ -153,21 +153,21 @@ class OnnxRuntime:
 
     @property
     def bytes_per_token(self) -> float:
-        """Bytes that one token takes in the cache, over all layers."""
+        """Bytes of one token in the cache, over all layers."""
         return self._cache.bytes_per_token
 
     @property
     def max_tokens(self) -> int:
-        """Tokens that one sequence can have, padding left out."""
+        """Most tokens of one sequence, without padding."""
         return max(self._cache.max_tokens - self.capabilities.rows.num_spare, 0)
 
     @property
     def cache(self) -> CacheUse:
-        """What is in the cache."""
+        """Prefix-cache occupancy and hit statistics."""
         return self._cache.use
 
     def allocate(self, max_tokens: int) -> None:
-        """Set how many tokens all sequences may have together. What was kept is forgotten."""
+        """Set how many tokens all sequences may have together. Published prefixes are dropped."""
         provider = self._provider
         memory = provider.memory, self._device_id
         self._cache = BufferCache(
@@ -181,11 +181,11 @@ class OnnxRuntime:
         )
 
     def tokens_for(self, max_tokens: int) -> int:
-        """What to give `allocate` so that a slot can have `max_tokens`."""
+        """The argument for `allocate` with which one slot can have `max_tokens`."""
         return max_tokens + self.capabilities.rows.num_spare
 
     def open(self, max_tokens: int, prompt: Prompt = NO_PROMPT) -> BufferSlot | None:
-        """A slot with room for `max_tokens` that begin with a prompt; None while other slots hold the room.
+        """A slot with room for `max_tokens`, started from the prompt's longest cached prefix; None if there is no room.
 
         Raises:
             DeviceError: when the device has no memory for it.
@@ -200,8 +200,8 @@ class OnnxRuntime:
     def submit(self, chunks: Seq[Chunk]) -> BufferStep | BufferPending:
         """Evaluate chunks of one or several sequences, one after another. A slot appears once at most.
 
-        Each sequence is a call of its own, padded by the rule of `capabilities.rows`; the padding's places in the cache
-        are the next to be overwritten.
+        Each sequence is a call of its own, padded by the rule of `capabilities.rows`. The next tokens overwrite the
+        padding's keys and values.
         """
         for chunk in chunks:
             chunk.check_chain(self)
@@ -224,7 +224,7 @@ class OnnxRuntime:
         return BufferStep(self._rows, wanted, self.vocab_size)
 
     def _run(self, chunk: Chunk, begin: int, rows: NDArray[Any]) -> None:
-        """Evaluate one chunk; `rows`, float [rows, logits width], takes the logits from its token `begin` on."""
+        """Evaluate one chunk. The logits from token `begin` on go to `rows`, float [rows, logits width]."""
         slot, count = chunk.slot, len(chunk.token_ids)
         rule = self.capabilities.rows
         padded = max(rule.num_rows([count]), len(rows))
@@ -245,7 +245,7 @@ class OnnxRuntime:
         if num_extra:
             inputs[_EXTRA] = np.array([num_extra], dtype=np.int64)
         if self._has_positions:
-            # Padding is at the last token's position: a model may have no more.
+            # Padding has the last token's position: the model's context may end there.
             positions = np.arange(slot.length, slot.length + padded, dtype=np.int64)
             inputs["position_ids"] = np.minimum(positions, slot.length + count - 1)[None]
         for name, values in inputs.items():
@@ -259,9 +259,9 @@ class OnnxRuntime:
         slot.append(chunk.token_ids)
 
     def _check_in_place(self, slot: BufferSlot) -> None:
-        """Ask the device, by two small calls, whether it keeps the cache where it was bound.
+        """Validate, with two small calls, that the device updates the cache in the buffers that were bound.
 
-        A provider may make outputs of its own instead; then every call would see an empty past.
+        A provider may write to outputs of its own instead. Every call would then see an empty past.
         """
         whole, parts = self._try(slot, [1, 2, 3, 4], 2), self._try(slot, [3, 4], 2)
         if not np.allclose(whole, parts, atol=0.05 * (float(np.ptp(whole)) or 1.0)):
@@ -276,14 +276,14 @@ class OnnxRuntime:
         return slot
 
     def _try(self, slot: BufferSlot, token_ids: list[int], num_rows: int) -> NDArray[np.float32]:
-        """The logits of the last rows of a text of four tokens, of which those before `token_ids` are in the cache."""
+        """The logits of the last rows of a text of four tokens. Those before `token_ids` are in the cache."""
         slot.trim(4 - len(token_ids))
         step = self._evaluate([Chunk(slot, token_ids, num_rows)])
         return np.array([step.row(i).full() for i in range(num_rows)])
 
 
 _ROWS, _EXTRA = ("rows_begin", "rows_end"), "extra_rows"
-# Threads that wait for the next operator stop when a call is over: the other model's call comes next.
+# Threads stop spinning when a call ends: the other model's call comes next.
 _SESSION = {"session.force_spinning_stop": "1"}
 
 
@@ -296,8 +296,8 @@ def _session_options(num_threads: int, entries: Mapping[str, str]) -> ort.Sessio
         )
     options = ort.SessionOptions()
     options.intra_op_num_threads = num_threads
-    options.log_severity_level = 4  # what goes wrong is raised
-    options.enable_mem_pattern = False  # shapes hardly repeat, and every one would be remembered
+    options.log_severity_level = 4  # errors are raised instead
+    options.enable_mem_pattern = False  # shapes hardly repeat, and it would store a pattern for each
     for name, value in entries.items():
         options.add_session_config_entry(name, value)
     return options

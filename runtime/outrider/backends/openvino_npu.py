@@ -1,4 +1,4 @@
-"""OpenVINO's NPU, by its wrapper NPUW: a stateful model in fixed shapes, read in windows of so many rows.
+"""OpenVINO's NPU through its wrapper NPUW: a stateful model in fixed shapes, decoded in windows of fixed size.
 
 Emulated on a CPU: measured. NPU: written against NPUW's source (llm_infer_request.cpp); not verified on hardware.
 """
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 class OpenVINONpu:
-    """One model in fixed shapes on an NPU: one to read prompts with, and one to decode with, on one cache.
+    """One model in fixed shapes on an NPU. NPUW makes two of it, for prefill and for decoding, with one cache.
 
         backend = OpenVINONpu(path, vocab_size=49_152, context_length=8_192, properties={"NPUW_DEVICES": "CPU"})
         backend.allocate(max_tokens=1_536)
@@ -39,19 +39,19 @@ class OpenVINONpu:
         step = backend.submit([Chunk(slot, token_ids, num_rows=1)]).wait()
         step.row(0).full()    # float32 [vocab_size]
 
-    Tokens whose rows are not wanted are a prompt: the prefill model reads them, in pieces. All others are evaluated by
-    the other model, whose calls have `window` rows, however many are wanted: a call costs the same for one row as for
-    all. Windows lie at fixed places, and one is evaluated whole each time, with padding behind its last token, which
-    no token looks at. So a row's bits depend on the tokens before it, and on how many of them were the prompt, and
-    neither on drafts nor on how a prompt was cut; rows on both sides of a window's end take two calls.
+    The prefill model reads prompts in pieces: tokens whose rows are not wanted. The decoding model evaluates all other
+    tokens. Its calls have `window` rows, and one row costs as much as all. Windows begin at fixed positions. Each is
+    evaluated whole, with padding behind its last token, which no token sees. So a row's bits depend on the tokens
+    before it and on how many of them were the prompt, not on drafts nor on how the prompt was cut. Rows on both sides
+    of a window's end take two calls.
 
-    NPUW counts the cache's tokens once a model, not once a request: there is one slot, and sequences take turns.
+    NPUW counts the cache's tokens once per model, not once per request. So there is one slot, and sequences take turns.
 
-    properties: OpenVINO's and NPUW's. {"NPUW_DEVICES": "CPU"} emulates an NPU on the CPU. max_rows: rows that one call
-    shall have room for. max_prompt_tokens, max_new_tokens: what there shall be room for; see `find_sizes`.
+    properties: OpenVINO's and NPUW's. {"NPUW_DEVICES": "CPU"} emulates an NPU on the CPU. max_rows: the most rows of a
+    call. max_prompt_tokens, max_new_tokens: see `find_sizes`.
 
     Raises:
-        OptionError: where there is no NPU and none is emulated, or for sizes that the model cannot have.
+        OptionError: when there is no NPU and none is emulated, or for sizes that the model cannot have.
         BundleError: when the model cannot be read or is not a stateful decoder.
         DeviceError: when NPUW cannot compile it.
     """
@@ -97,10 +97,10 @@ class OpenVINONpu:
         self._max_tokens = 0
         self._counts = PrefixCounts()
         self._open: WindowSlot | None = None
-        # Tokens that the prefill model has read, and that the other one has not taken over; None where it has.
+        # Tokens that only the prefill model has read so far; None once the decoding model has taken over.
         self._prefilled: int | None = None
-        self._prompt: list[int] = []  # what the prefill model has read, as far as it is in the cache
-        self._scope = b""  # of that
+        self._prompt: list[int] = []  # tokens that the prefill model has read and that are still in the cache
+        self._scope = b""  # of these tokens
         self.can_pad_apart = False
         self.use(Exactness())
         self.allocate(self.sizes.max_tokens)
@@ -108,13 +108,13 @@ class OpenVINONpu:
         self.seconds = 0.0
 
     def use(self, exactness: Exactness) -> None:
-        """From now on, claim what it says; calls have one size, so that there is nothing to pad."""
+        """Report this exactness from now on. Calls have one size, so there is nothing to pad."""
         fixed = FixedShape(self.sizes.window, self.sizes.prompt, self.sizes.max_tokens)
         self.exactness = exactness
         self.capabilities = Capabilities(bit_exact_batching=exactness.holds, one_call=False, fixed=fixed)
 
     def _read(self, model_path: Path) -> ov.Model:
-        """The graph, and from it the geometry."""
+        """Read the graph, and the geometry from it."""
         try:
             model = self._core.read_model(model_path)
         except RuntimeError as error:
@@ -132,7 +132,7 @@ class OpenVINONpu:
         return model
 
     def _find_precision(self, asked: str) -> str:
-        """What the device calculates in: an NPU in f16, a CPU in what it makes of what was asked for."""
+        """The precision that the device calculates in: f16 on an NPU, what the plugin reports on a CPU."""
         if not self._emulated_on:
             return "f16" if asked == "auto" else asked
         port = ops.parameter([1], np.float32)
@@ -143,7 +143,7 @@ class OpenVINONpu:
 
     @property
     def fingerprint(self) -> dict[str, str]:
-        """All besides the model that the time of a call depends on, and that can be asked for."""
+        """What the time of a call depends on besides the model, as far as it is known."""
         device = self._emulated_on or self.device
         found = {"device": self.device, "precision": self.precision, "openvino": ov.get_version()}
         for name in ("FULL_DEVICE_NAME", "DEVICE_ARCHITECTURE", "NPU_DRIVER_VERSION", "INFERENCE_NUM_THREADS"):
@@ -153,41 +153,41 @@ class OpenVINONpu:
 
     @property
     def max_tokens(self) -> int:
-        """Tokens that one sequence can have."""
+        """Most tokens of one sequence."""
         return self._max_tokens
 
     @property
     def cache(self) -> CacheUse:
-        """What is in the cache."""
+        """Prefix-cache occupancy and hit statistics."""
         return CacheUse(
             num_tokens=self._max_tokens,
             bytes_per_token=self.bytes_per_token,
             num_used_tokens=self._max_tokens if self._open else 0,
-            num_kept_tokens=0 if self._open else len(self._prompt),
+            num_published_tokens=0 if self._open else len(self._prompt),
             num_evicted_tokens=0,
             **dataclasses.asdict(self._counts),
         )
 
     def allocate(self, max_tokens: int) -> None:
-        """Set how many tokens there may be. The cache was made with the model: it takes none of what is left out."""
+        """Set how many tokens a sequence may have. The cache was allocated with the model and keeps its size."""
         self._max_tokens = min(max_tokens, self.sizes.max_tokens)
 
     def tokens_for(self, max_tokens: int) -> int:
-        """What to give `allocate` so that a slot can have `max_tokens`."""
+        """The argument for `allocate` with which one slot can have `max_tokens`."""
         return max_tokens
 
     def open(self, max_tokens: int, prompt: Prompt = NO_PROMPT) -> WindowSlot | None:
-        """The slot, if it has room for `max_tokens`; None while it is open, or too small.
+        """The slot, if it has room for `max_tokens`; None while it is open, or if it is too small.
 
-        Where `prompt`, which is going to be read, begins as the last one did, the slot has its whole pieces from the
-        start: they have the bits that they would have if they were read again.
+        If `prompt` begins like the last one, the slot starts with the whole pieces that they share. Reading these again
+        would give the same bits.
         """
         prompt.check_tokens(self)
         if self._open is not None or max_tokens > self._max_tokens:
             return None
         count, token_ids = 0, prompt.token_ids
         if token_ids and self._continues and prompt.cache_scope == self._scope:
-            read = token_ids[: self.sizes.window_begin(len(token_ids) - 1)]  # what the prefill model would read
+            read = token_ids[: self.sizes.window_begin(len(token_ids) - 1)]  # the tokens the prefill model would read
             count = num_common_tokens(read, self._prompt)
         self._open = WindowSlot(self, token_ids[: count - count % self.sizes.piece], prompt.cache_scope)
         if token_ids:
@@ -195,12 +195,12 @@ class OpenVINONpu:
         return self._open
 
     def give_back(self, slot: WindowSlot) -> None:
-        """A slot's room."""
+        """Take a slot's room back."""
         if self._open is slot:
             self._open = None
 
     def submit(self, chunks: Seq[Chunk]) -> WindowPending:
-        """Evaluate chunks of the one sequence there is. Returns with the last window under way.
+        """Evaluate chunks of the one open sequence. Returns while the last window runs.
 
         Raises:
             DeviceError: when the device fails.
@@ -232,52 +232,53 @@ class OpenVINONpu:
         return WindowPending(self, rows, None, began)
 
     def finish(self, window: Window, began: float) -> list[NDArray[Any]]:
-        """Wait for the last window of a submit that began at `began`; its wanted rows."""
+        """Wait for the last window of a submit that began at `began`, and return its wanted rows."""
         rows = self._finish_window(window)
         self.seconds += self._end.seconds_since(began)
         return rows
 
     def run_in_background(self, wanted: bool) -> None:
-        """Count a call's seconds until the device is done, though `wait` may come later. The last one of a submit is
-        asynchronous anyway.
+        """Count a call's seconds until the device is done, even if `wait` comes later.
+
+        The last call of a submit is asynchronous in any case.
         """
         self._end.watch(wanted)
 
     @property
     def is_idle(self) -> bool:
-        """Whether no call is under way."""
+        """Whether no call is running."""
         return self._end.is_idle
 
     def end_prefill(self) -> None:
-        """Let the decoding model begin anywhere, on a cache that holds nothing of use."""
+        """Let the decoding model begin at any position. The cache's content is lost."""
         if self._prefilled is not None:
             self._start()
 
     def _start(self) -> None:
-        """A call at position 0, which NPUW takes for where prompts begin if it is the first."""
+        """Make a call at position 0. NPUW takes the first call's position for where prompts begin."""
         self._run(Window(WindowSlot(self), 0, 1, 1))
 
     def _prefill(self, slot: WindowSlot, end: int) -> None:
-        """Have the prefill model read a prompt up to `end`, going on from what it has read.
+        """Read a prompt up to `end` with the prefill model, starting from what it has read.
 
-        The decoding model has to begin exactly there: on its first call, NPUW copies the last piece to the wrong place
-        if the cache was trimmed since.
+        The decoding model has to begin exactly at `end`. If the cache was trimmed in between, NPUW copies the last
+        piece to a wrong position at the first decoding call.
         """
         end = min(end, self.sizes.longest_prefill)
-        decoded = slot.num_stored > slot.num_read  # NPUW does not read on from there
+        decoded = slot.num_stored > slot.num_read  # NPUW cannot continue prefill from there
         there = end <= slot.num_stored and self._prefilled in (None, end)
         if end < 2 or decoded or there:
             return
-        begin = self._keep(slot, min(slot.num_read, end - 1))
+        begin = self._reuse_prefix(slot, min(slot.num_read, end - 1))
         self._set(slot.token_ids[begin:end], begin, np.ones((1, end), dtype=np.int64))
         self._call(self._request.infer)
         slot.num_stored = slot.num_read = self._prefilled = end
         self._prompt, self._scope = slot.token_ids[:end], slot.scope
 
-    def _keep(self, slot: WindowSlot, num_tokens: int) -> int:
-        """Ask NPUW to go on from a prompt's first tokens; how many it keeps: those of whole pieces.
+    def _reuse_prefix(self, slot: WindowSlot, num_tokens: int) -> int:
+        """Let NPUW continue from a prompt's first tokens. Returns how many it reuses: those of whole pieces.
 
-        It takes them from where the decoding model has them, which therefore has to be called in between.
+        NPUW copies them from the decoding model, which has to be called in between.
         """
         if num_tokens < self.sizes.piece or not self._continues:
             return 0
@@ -288,12 +289,12 @@ class OpenVINONpu:
         return int(state.state.data[0])
 
     def _windows(self, slot: WindowSlot, first: int) -> list[Window]:
-        """The windows that tokens are in which are not stored, or whose rows, from `first` on, are wanted."""
+        """The windows with tokens that are not stored, or with wanted rows: those from `first` on."""
         windows: list[Window] = []
         if slot.num_stored == slot.length == first:
             return windows
         begin = self.sizes.window_begin(min(slot.num_stored, first))
-        if self._prefilled not in (None, begin):  # trimmed too far to go on from the prompt
+        if self._prefilled not in (None, begin):  # trimmed too far to continue from the prompt
             begin = 0
         while begin < slot.length:
             end = min(self.sizes.window_end(begin), slot.length)
@@ -309,13 +310,13 @@ class OpenVINONpu:
         begin, past = window.begin, self.sizes.past
         tokens = window.slot.token_ids[begin : window.end]
         count = self.sizes.window_end(begin) - begin
-        # NPUW leaves what an earlier mask said of tokens that were trimmed: all of it is said each time.
+        # NPUW keeps an earlier mask for trimmed tokens, so the whole mask is set each time.
         mask = np.zeros((1, past + count), dtype=np.int64)
         mask[0, :begin] = 1
         self._set(tokens + [0] * (count - len(tokens)), begin, mask)
         self._call(self._request.start_async)
         self._prefilled = None
-        del self._prompt[begin:]  # written over
+        del self._prompt[begin:]  # overwritten
         window.slot.num_read = min(window.slot.num_read, begin)
 
     def _finish_window(self, window: Window) -> list[NDArray[Any]]:

@@ -38,13 +38,13 @@ if TYPE_CHECKING:
     from outrider.backends.paged_step import PagedStep
     from outrider.types import CacheUse, Prompt
 
-# Logits a row that a device with memory of its own hands over at first.
+# Largest logits per row that a device with memory of its own picks out.
 _NUM_TOP = 128
-_TOP_ROWS = 2  # of the call that what it hands over is tried with
+_TOP_ROWS = 2  # of the call that validates them
 
 
 class PagedPending:
-    """A call under way since `began`, in seconds of `time.perf_counter`."""
+    """A running call, since `began` in seconds of `time.perf_counter`."""
 
     def __init__(self, backend: OpenVINOPaged, began: float) -> None:
         self._backend = backend
@@ -74,7 +74,7 @@ class OpenVINOPaged:
         step.row(0).full()    # float32 [vocab_size]
 
     Several sequences of any lengths go in one call. Calls do not overlap: a step is read before the next `submit`.
-    can_pad_apart: compiles the model so that padding for the attention's sake costs nothing elsewhere.
+    can_pad_apart: compile the model so that only its attention is padded.
 
     Raises:
         OptionError: for a device that is not there.
@@ -112,7 +112,7 @@ class OpenVINOPaged:
         self.logits_width = gather_rows(model)
         self.device = device
         self.vocab_size = vocab_size
-        # On CPU the rows are in host memory already, and to find the largest there is faster than in the graph.
+        # On CPU the rows are in host memory already, where the largest logits are found faster than in the graph.
         on_cpu = device.startswith("CPU")
         self._chooses_top = isinstance(top_logits, str)
         self.num_top = min((0 if on_cpu else _NUM_TOP) if isinstance(top_logits, str) else top_logits, vocab_size)
@@ -135,25 +135,25 @@ class OpenVINOPaged:
         top = {"has_top": self.num_top > 0, "on_device": self.num_top > 0 and not on_cpu}
         self._outputs = Outputs(self._compiled, self._request, vocab_size, **top)
         self._caches = {port.get_any_name(): port for port in self._compiled.inputs if "_cache." in port.get_any_name()}
-        # Tokens a block: 32 on CPU, 16 on GPU. Only values keep it in one place, [blocks, heads, block_size, head].
+        # Tokens per block: 32 on CPU, 16 on GPU. Only the values have one shape on both: [blocks, heads, size, head].
         self.block_size: int = self._caches["value_cache.0"].partial_shape[2].get_length()
         self._cache: PagedCache | None = None
         self._inputs: dict[str, NDArray[Any]] = {}  # views of the bound tensors
-        self._chunks: Seq[Chunk] = ()  # of the call under way
+        self._chunks: Seq[Chunk] = ()  # of the running call
         self.seconds = 0.0
-        # A device may take another precision than it was asked for, and properties may have asked for another.
+        # The device may use another precision than the option, and properties may set another.
         self.precision = _name(self._compiled.get_property("INFERENCE_PRECISION_HINT"))
         self.cache_precision = _name(self._caches["key_cache.0"].get_element_type())
         self.use(Exactness())
 
     def use(self, exactness: Exactness) -> None:
-        """From now on, pad calls by its rule, and claim what it says. Not while slots are open."""
+        """Pad calls by this rule from now on, and report this exactness. Not while slots are open."""
         self.exactness = exactness
         self.capabilities = Capabilities(bit_exact_batching=exactness.holds, rows=exactness.rule)
 
     @property
     def fingerprint(self) -> dict[str, str]:
-        """All besides the model that the time of a call depends on, and that can be asked for."""
+        """What the time of a call depends on besides the model, as far as it is known."""
         asked = ("INFERENCE_NUM_THREADS", "INFERENCE_PRECISION_HINT", "DYNAMIC_QUANTIZATION_GROUP_SIZE")
         supported = self._compiled.get_property("SUPPORTED_PROPERTIES")
         found = {name: str(self._compiled.get_property(name)) for name in asked if name in supported}
@@ -170,35 +170,34 @@ class OpenVINOPaged:
 
     @property
     def bytes_per_token(self) -> float:
-        """Bytes that one token takes in the cache, over all layers."""
+        """Bytes of one token in the cache, over all layers."""
         return sum(bytes_of(port, 1) for port in self._caches.values()) / self.block_size
 
     @property
     def max_tokens(self) -> int:
-        """Tokens that one sequence can have, padding left out."""
+        """Most tokens of one sequence, without padding."""
         return max(self._cache.max_tokens - self._num_spare, 0) if self._cache else 0
 
     @property
     def cache(self) -> CacheUse:
-        """What is in the cache."""
+        """Prefix-cache occupancy and hit statistics."""
         return self._made_cache.use
 
     @property
     def _made_cache(self) -> PagedCache:
         if self._cache is None:
-            raise RuntimeError("the cache is made by `allocate`, which comes first")
+            raise RuntimeError("call `allocate` first: it makes the cache")
         return self._cache
 
     @property
     def _num_spare(self) -> int:
-        """Places for padding behind a sequence's last token."""
+        """Positions for padding behind a sequence's last token."""
         return self.capabilities.rows.num_spare
 
     def allocate(self, max_tokens: int) -> None:
-        """Make the cache, or as much of it as a device needs to begin with.
+        """Allocate a new cache, or on a device its first blocks.
 
-        Anew: what was in it is forgotten, and other requests that were bound to it have to be bound again before they
-        are called, as the old tensors are gone.
+        The old cache is freed. Other requests that were bound to it have to be bound again before their next call.
         """
         self._cache = PagedCache(
             self._caches,
@@ -212,10 +211,10 @@ class OpenVINOPaged:
             self._check_top()
 
     def _check_top(self) -> None:
-        """Compare, in a small call, what the device picks out of its rows with the rows."""
+        """Validate, with a small call, that the device picks out the largest logits of each row."""
         slot = self.open(_TOP_ROWS)
         if slot is None:
-            raise AssertionError("nobody else holds a block yet")
+            raise AssertionError("no other slot is open yet")
         step = self.submit([Chunk(slot, [0] * _TOP_ROWS, _TOP_ROWS)]).wait()
         slot.close()
         if self._outputs.agrees(step, _TOP_ROWS):
@@ -228,20 +227,19 @@ class OpenVINOPaged:
         self.num_top, self._outputs.has_top = 0, False
 
     def tokens_for(self, max_tokens: int) -> int:
-        """What to give `allocate` so that a slot can have `max_tokens`: in whole blocks, and room to grow in."""
+        """The argument for `allocate` with which one slot can have `max_tokens`: whole blocks, and room to grow."""
         num_blocks = -(-(max_tokens + self._num_spare) // self.block_size)
         return blocks_to_allocate(num_blocks, len(self._caches), grows=self._made_cache.grows) * self.block_size
 
     def open(self, max_tokens: int, prompt: Prompt = NO_PROMPT) -> PagedSlot | None:
-        """A slot with room for `max_tokens` that begin with a prompt; None while other slots hold the room."""
+        """A slot with room for `max_tokens`, started from the prompt's longest cached prefix; None if it is full."""
         prompt.check_tokens(self)
         return self._made_cache.open(max_tokens + self._num_spare, prompt)
 
     def submit(self, chunks: Seq[Chunk]) -> PagedPending:
         """Evaluate chunks of one or several sequences in one call. A slot appears once at most.
 
-        Calls are padded by the rule of `capabilities.rows`; the padding's places in the cache are the next to be
-        overwritten.
+        Calls are padded by the rule of `capabilities.rows`. The next tokens overwrite the padding's keys and values.
         """
         for chunk in chunks:
             chunk.check_chain(self)
@@ -259,7 +257,7 @@ class OpenVINOPaged:
             past, count, begin = chunk.slot.length, len(chunk.token_ids), len(token_ids)
             token_ids.extend(chunk.token_ids)
             token_ids.extend([0] * (num_computed - count))
-            # Padding is at the last token's position: a model may have no more.
+            # Padding has the last token's position: the model's context may end there.
             positions.append(np.minimum(np.arange(past, past + num_computed, dtype=np.int64), past + count - 1))
             rows.extend(range(begin + count - chunk.num_rows, begin + count))
             blocks.append(chunk.slot.blocks[: -(-(past + num_seen) // self.block_size)])
@@ -288,12 +286,12 @@ class OpenVINOPaged:
         return PagedPending(self, began)
 
     def run_in_background(self, wanted: bool) -> None:
-        """Count a call's seconds until the device is done, though `wait` may come later. It is asynchronous anyway."""
+        """Count a call's seconds until the device is done, even if `wait` comes later. Calls are asynchronous."""
         self._end.watch(wanted)
 
     @property
     def is_idle(self) -> bool:
-        """Whether no call is under way."""
+        """Whether no call is running."""
         return self._end.is_idle
 
     def finish(self, began: float) -> PagedStep:
@@ -302,24 +300,24 @@ class OpenVINOPaged:
             self._request.wait()
         except RuntimeError as error:
             for chunk in self._chunks:
-                chunk.slot.skip_to(chunk.slot.length)  # what is there now is nobody's text
+                chunk.slot.skip_to(chunk.slot.length)  # its content is undefined now
             raise DeviceError(f"{self.device} failed: {one_line(error)}") from error
         self.seconds += self._end.seconds_since(began)
         return self._outputs.step()
 
     def _set_seen(self, computed: Seq[int], seen: Seq[int]) -> None:
-        """Of each sequence the attention sees the rows that are computed, and then the last of them again."""
+        """Give the attention each sequence's rows, with the last row repeated as padding."""
         rows, own = [], []
-        begin = place = 0
+        begin = position = 0
         for num_computed, num_seen in zip(computed, seen, strict=True):
             rows.append(np.minimum(np.arange(begin, begin + num_seen), begin + num_computed - 1))
-            own.append(np.arange(place, place + num_computed))
-            begin, place = begin + num_computed, place + num_seen
+            own.append(np.arange(position, position + num_computed))
+            begin, position = begin + num_computed, position + num_seen
         self._set(SEEN, np.concatenate(rows))
         self._set(OWN, np.concatenate(own))
 
     def _set(self, name: str, values: NDArray[Any]) -> None:
-        # Rounds repeat their shapes: writing into a bound tensor costs a tenth of binding a new one.
+        # Shapes repeat between rounds, and writing to a bound tensor costs a tenth of binding a new one.
         bound = self._inputs.get(name)
         if bound is not None and bound.shape == values.shape:
             bound[...] = values
@@ -337,7 +335,7 @@ def check_device(core: ov.Core, device: str) -> None:
 
 
 def _precisions(core: ov.Core, device: str, precision: str, cache_precision: str) -> tuple[str, str]:
-    """What to calculate and what to store in: "auto" is the device's own choice, and the same for the cache."""
+    """The properties for calculation and for the cache. "auto": the device's choice, and the same for the cache."""
     if precision == "auto":
         precision = _name(core.get_property(device, "INFERENCE_PRECISION_HINT"))
     return precision, precision if cache_precision == "auto" else cache_precision

@@ -1,4 +1,4 @@
-"""The cache tensors of a model with paged attention, and who has which of their blocks.
+"""The KV cache of a model with paged attention: its tensors, and the slots with their blocks.
 
 GPU: written against the documented interface and openvino-genai's cache manager; not verified on hardware.
 """
@@ -21,28 +21,27 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from outrider.kv import Place
+    from outrider.kv import BlockTable
     from outrider.types import Prompt
 
 _FIRST_BLOCKS = 16  # of a cache that grows
 
 
 class PagedCache:
-    """Keys and values in blocks, one tensor a layer and kind, for the inference requests that are bound to it.
+    """Keys and values in blocks, one tensor per layer and kind, for the inference requests that are bound to it.
 
         cache = PagedCache(ports, num_blocks=256, block_size=32, device="CPU")
         cache.bind(request)
         slot = cache.open(200, prompt)    # None while other slots hold the room
 
-    Requests of several graphs on one device can be bound: what one writes, the others read, call after call. Their
-    calls must not overlap.
+    Requests of several graphs on one device can be bound. They share the cache's content. Their calls must not overlap.
 
-    On the host all of it is made at once: pages that were never written take no memory. On a device, memory is taken
-    when it is asked for, so the cache begins small and grows as it is needed, tensor by tensor: then only one of them
-    is there twice, and room for that is left.
+    On the host the whole cache is allocated at once, because unwritten pages take no memory. On a device, allocated
+    memory is taken at once. So the cache starts small there and grows tensor by tensor. Only one tensor then exists
+    twice, and room for that is left.
 
     ports: the compiled model's inputs for the cache, by name. num_blocks: what fits in the budget. context: of the
-    device; None for the host. grows: whether it does; by default on devices.
+    device; None for the host. grows: whether the cache grows; by default on devices only.
 
     Raises:
         DeviceError: when there is no room for it.
@@ -62,7 +61,7 @@ class PagedCache:
         self._requests: list[tuple[ov.InferRequest, frozenset[str]]] = []  # with the cache inputs that each has
         self._tensors: dict[str, _Tensor] = {}
         grows = context is not None if grows is None else grows
-        # A tensor that is replaced is there twice: as large as the others will be, and smaller, as it was.
+        # A tensor that is replaced exists twice, in its old and its new size.
         most = max(num_blocks * len(ports) // (len(ports) + 1), 1) if grows else num_blocks
         first = min(_FIRST_BLOCKS, most) if grows else most
         self.grows = grows
@@ -71,19 +70,19 @@ class PagedCache:
         self._counts = PrefixCounts()
 
     def bind(self, request: ov.InferRequest) -> None:
-        """Have a request read and write these tensors from now on, also when they have grown.
+        """Bind a request to these tensors, and to larger ones when the cache grows.
 
-        Its graph has all of the cache's inputs or some, by the same names. Not while a call is under way.
+        Its graph has some or all of the cache's inputs, by the same names. Not during a call.
 
         Raises:
-            DeviceError: when it has none of them, or keeps other numbers in one.
+            DeviceError: when it has none of them, or one of another type or shape.
         """
         found = {name: port for port in request.model_inputs for name in port.get_names() if name in self._ports}
         for name, port in found.items():
-            kept, asked = (f"{each.get_element_type()} {each.partial_shape}" for each in (self._ports[name], port))
-            if asked != kept:
+            ours, asked = (f"{each.get_element_type()} {each.partial_shape}" for each in (self._ports[name], port))
+            if asked != ours:
                 raise DeviceError(
-                    f"{self._device} has {name} as {kept} in the cache, and a graph that is to share it as {asked}. "
+                    f"{self._device} has {name} as {ours} in the cache, and a graph that is to share it as {asked}. "
                     "Compile both with the same cache_precision."
                 )
         if not found:
@@ -96,45 +95,45 @@ class PagedCache:
 
     @property
     def max_tokens(self) -> int:
-        """Tokens that there is room for, once it has grown."""
+        """Capacity in tokens, once the cache has grown."""
         return self._pool.max_tokens
 
     @property
     def use(self) -> CacheUse:
-        """What is in it."""
+        """Prefix-cache occupancy and hit statistics."""
         size = self._pool.block_size
         return CacheUse(
             num_tokens=self.max_tokens,
             bytes_per_token=sum(bytes_of(port, 1) for port in self._ports.values()) / size,
             num_used_tokens=self._pool.num_used * size,
-            num_kept_tokens=self._pool.num_idle * size,
+            num_published_tokens=self._pool.num_idle * size,
             num_evicted_tokens=self._pool.num_evicted * size,
             **dataclasses.asdict(self._counts),
         )
 
     def open(self, num_tokens: int, prompt: Prompt = NO_PROMPT) -> PagedSlot | None:
-        """A slot with room for `num_tokens` that begin with a prompt, as much of it as possible there already."""
-        place = self._pool.open(num_tokens, prompt.token_ids, prompt.cache_scope)
-        if place is None:
+        """A slot with room for `num_tokens`, which starts from the longest cached prefix of the prompt."""
+        table = self._pool.open(num_tokens, prompt.token_ids, prompt.cache_scope)
+        if table is None:
             return None
-        if place.copied_block is not None:
+        if table.copied_block is not None:
             try:
                 for tensor in self._tensors.values():
-                    tensor.copy_block(place.copied_block, place.first_own_block)
+                    tensor.copy_block(table.copied_block, table.first_own_block)
             except RuntimeError as error:
-                place.close()
+                table.close()
                 raise DeviceError(f"{self._device} cannot copy a block of its cache: {one_line(error)}.") from error
-        return PagedSlot(place, prompt.token_ids, self._counts)
+        return PagedSlot(table, prompt.token_ids, self._counts)
 
     def _resize(self, num_blocks: int) -> None:
-        """Make the tensors, or put larger ones in their place. Not while a call is under way."""
+        """Allocate the tensors, or replace them by larger ones. Not during a call."""
         for name in self._ports:
             self._replace(name, num_blocks)
 
     def _replace(self, name: str, num_blocks: int) -> None:
         port, old = self._ports[name], self._tensors.get(name)
         if old is not None and old.tensor.get_shape()[0] >= num_blocks:
-            return  # since a time when there was no room for the others
+            return  # it grew before, when there was no room for the others
         try:
             made = _HostTensor(port, num_blocks) if self._context is None else _on(self._context, port, num_blocks)
             if old is not None:
@@ -153,30 +152,30 @@ class PagedCache:
 class PagedSlot(SlotTokens):
     """A sequence's blocks in the cache. `length` tokens of them hold keys and values."""
 
-    def __init__(self, place: Place, token_ids: Seq[int], counts: PrefixCounts) -> None:
-        super().__init__(token_ids, place.num_cached, counts)
-        self._place = place
-        self.blocks = np.array(place.blocks, dtype=np.int32)
+    def __init__(self, table: BlockTable, token_ids: Seq[int], counts: PrefixCounts) -> None:
+        super().__init__(token_ids, table.num_cached, counts)
+        self._table = table
+        self.blocks = np.array(table.blocks, dtype=np.int32)
 
     def trim(self, length: int) -> None:
-        """Drop the newest tokens until `length` are left. What they wrote is overwritten next.
+        """Drop the newest tokens until `length` are left. Their keys and values are overwritten next.
 
         Raises:
-            ValueError: when that would be among tokens that others may have in common with this slot.
+            ValueError: when that would trim published tokens, which other slots may share.
         """
-        if length < min(self._place.num_shared, self.length):
-            raise ValueError(f"{self._place.num_shared} tokens of this slot are shared: it cannot go back to {length}.")
+        if length < min(self._table.num_shared, self.length):
+            raise ValueError(f"{self._table.num_shared} tokens of this slot are shared: it cannot go back to {length}.")
         super().trim(length)
 
-    def keep(self, token_ids: Seq[int]) -> None:
-        """Of `token_ids`, all committed, keep for others what is in the cache. Not while a call is under way."""
-        super().keep(token_ids)
-        self._place.keep(self.kept_token_ids)
-        self.blocks = np.array(self._place.blocks, dtype=np.int32)
+    def publish(self, token_ids: Seq[int]) -> None:
+        """Publish the slot's part of `token_ids`, which are committed. Not during a call."""
+        super().publish(token_ids)
+        self._table.publish(self.published_token_ids)
+        self.blocks = np.array(self._table.blocks, dtype=np.int32)
 
     def close(self) -> None:
-        """Give the blocks back, those at least that nothing is kept in. Closing twice does no harm."""
-        self._place.close(self.kept_token_ids)
+        """Free the blocks. Published ones stay until they are evicted. Closing twice does no harm."""
+        self._table.close(self.published_token_ids)
 
 
 class _Tensor(Protocol):
@@ -185,15 +184,15 @@ class _Tensor(Protocol):
     tensor: Any
 
     def copy_block(self, source: int, target: int) -> None:
-        """Write one block's content over another's."""
+        """Copy one block to another."""
 
     def begin_with(self, other: Any) -> None:
-        """Take over the content of a smaller one."""
+        """Copy the content of a smaller tensor."""
 
 
 class _HostTensor:
     def __init__(self, port: ov.ConstOutput, num_blocks: int) -> None:
-        # All zeros: kernels may multiply what is in blocks beyond a sequence's end by 0, which a NaN survives.
+        # Zeros: kernels may multiply blocks beyond a sequence's end by 0, and a NaN would stay NaN.
         self._bytes = allocate_zeros(bytes_of(port, num_blocks))
         self.tensor = ov.Tensor(self._bytes, shape_of(port, num_blocks), port.get_element_type())
         self._blocks: NDArray[np.uint8] = self._bytes.reshape(num_blocks, -1)
@@ -226,7 +225,7 @@ def _on(context: ov.RemoteContext, port: ov.ConstOutput, num_blocks: int) -> _De
 
 
 def blocks_to_allocate(num_blocks: int, num_tensors: int, *, grows: bool) -> int:
-    """What `PagedCache` has to be given for so many blocks to fit."""
+    """The `num_blocks` for a `PagedCache` that is to hold so many blocks."""
     return -(-num_blocks * (num_tensors + 1) // num_tensors) if grows else num_blocks
 
 
@@ -236,7 +235,7 @@ def shape_of(port: ov.ConstOutput, num_blocks: int) -> ov.Shape:
 
 
 def bytes_of(port: ov.ConstOutput, num_blocks: int) -> int:
-    """What so many blocks of a cache input take."""
+    """Bytes of so many blocks of a cache input."""
     elements = num_blocks
     for axis in (1, 2, 3):
         elements *= port.partial_shape[axis].get_length()

@@ -38,10 +38,10 @@ def to_paged_attention(model: ov.Model) -> None:
 
 
 def pad_attention(model: ov.Model) -> None:
-    """Let the attention see other rows than the products with weights do.
+    """Give the attention padded rows, while the products with weights see the real rows only.
 
-    Adds inputs `seen_rows` (int64 [m]: which of the n rows each of the attention's is a copy of) and `own_rows`
-    (int64 [n]: which of the attention's rows each of the n gets back). Kernels for a sequence of one row calculate in
+    Adds inputs `seen_rows` (int64 [m]: which of the n rows each of the attention's rows copies) and `own_rows`
+    (int64 [n]: which of the attention's rows each of the n rows takes). Kernels for a sequence of one row calculate in
     another order than those for several, so a sequence can be given a second row where that is cheap.
     """
     seen, own = (ops.parameter([-1], dtype=np.int64, name=name) for name in (SEEN, OWN))
@@ -88,10 +88,10 @@ def gather_rows(model: ov.Model) -> int:
 
 
 def add_top_logits(model: ov.Model, k: int, vocab_size: int) -> None:
-    """Find the k largest logits of each row of `gather_rows` where they are, beside handing out all of them.
+    """Find the k largest logits of each row of `gather_rows` on the device, besides the full rows.
 
     Adds outputs top_token_ids (int32 [r, 1, k]), top_logits (float32 [r, 1, k], the largest first) and logsumexp
-    (float32 [r, 1, 1]). Ids from `vocab_size` on count for none of them.
+    (float32 [r, 1, 1]). Ids from `vocab_size` on are ignored.
     """
     logits = model.output("logits").get_node().input_value(0)
     if logits.get_partial_shape()[2].get_length() > vocab_size:
@@ -114,8 +114,8 @@ def add_top_logits(model: ov.Model, k: int, vocab_size: int) -> None:
 def _sum_in_parts(values: ov.Node, count: int) -> ov.Node:
     """The sums float32 [r, 1, 1] of values float32 [r, 1, count].
 
-    In whichever order a device adds n numbers in single precision, it may be off by n · 6e-8 of the sum, as what is
-    small beside the sum so far is lost. Of parts, each of √count numbers, n is the size of one and their number.
+    The sum of n numbers in single precision may be off by n · 6e-8 of the sum, in any order of addition, because small
+    terms are lost beside a large sum. With parts of √count numbers each, n is about √count.
     """
     size = math.isqrt(count) + 1
 
@@ -124,5 +124,5 @@ def _sum_in_parts(values: ov.Node, count: int) -> ov.Node:
 
     padded = ops.pad(values, ints(0, 0, 0), ints(0, 0, -count % size), "constant", ops.constant(np.float32(0)))
     parts = ops.reshape(padded, ints(0, -1, size), True)
-    means = ops.reduce_mean(parts, ints(2), True)  # two sums in a row would be made one by OpenVINO
+    means = ops.reduce_mean(parts, ints(2), True)  # OpenVINO would fuse two sums in a row
     return ops.multiply(ops.reduce_sum(means, ints(1), True), ops.constant(np.float32(size)))

@@ -1,4 +1,4 @@
-"""What a call of OpenVINO gives: rows of logits, and the largest of each row where the graph looks for them."""
+"""The result of an OpenVINO call: rows of logits, and the largest of each row if the graph picks them out."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class PagedStep(WithoutFeatures):
     """Rows of logits, in the output tensors of the request: valid until the next call.
 
     read: gives row i, float32 [vocab_size]. top: token_ids int32 [rows, k], their logits float32 [rows, k] with the
-    largest first, and the rows' log-sum-exp float32 [rows]; None where the graph does not look for them.
+    largest first, and the rows' log-sum-exp float32 [rows]; None if the graph does not pick them out.
     """
 
     read: Callable[[int], Logits]
@@ -56,9 +56,9 @@ class Outputs:
 
         Outputs(compiled, request, vocab_size, has_top=True, on_device=True).step()
 
-    has_top: whether `add_top_logits` was applied. on_device: leaves the rows in the device's memory, whence each is
-    fetched when it is asked for; the GPU plugin moves an output to the host at the end of every call unless it was
-    given a tensor of its own. Written against the documented interface of remote tensors, and not verified on hardware.
+    has_top: whether `add_top_logits` was applied. on_device: leave the rows in the device's memory, and fetch each one
+    when it is needed. The GPU plugin moves an output to the host at the end of every call unless it was given a tensor.
+    Written against the documented interface of remote tensors; not verified on hardware.
     """
 
     def __init__(
@@ -74,15 +74,15 @@ class Outputs:
         self._vocab_size = vocab_size
         self.has_top = has_top
         self._width: int = compiled.output("logits").get_partial_shape()[2].get_length()
-        self._kept: Any = None
+        self._remote: Any = None
         if on_device:  # it grows with the rows of a call
-            self._kept = compiled.get_context().create_tensor(ov.Type.f32, ov.Shape([1, 1, self._width]), {})
-            request.set_tensor("logits", self._kept)
+            self._remote = compiled.get_context().create_tensor(ov.Type.f32, ov.Shape([1, 1, self._width]), {})
+            request.set_tensor("logits", self._remote)
 
     def step(self) -> PagedStep:
         """The rows of the call that has ended."""
         read = self._fetch
-        if self._kept is None:
+        if self._remote is None:
             read = self._request.get_output_tensor(0).data[:, 0, : self._vocab_size].__getitem__
         if not self.has_top:
             return PagedStep(read, self._vocab_size, None)
@@ -90,7 +90,7 @@ class Outputs:
         return PagedStep(read, self._vocab_size, (token_ids, logits, logsumexp[:, 0]))
 
     def agrees(self, step: PagedStep, num_rows: int) -> bool:
-        """Whether what the device has picked out is the largest logits of the rows themselves, to the bit."""
+        """Whether the logits that the device picked out are the largest of each row, bit for bit."""
         for i in range(num_rows):
             row, top = step.row(i).full(), step.row(i).top
             if top is None:
@@ -106,6 +106,6 @@ class Outputs:
         """Row i of the last call, from the device."""
         begin, end = ov.Coordinate([i, 0, 0]), ov.Coordinate([i + 1, 1, self._width])
         host = ov.Tensor(ov.Type.f32, ov.Shape([1, 1, self._width]))
-        ov.RemoteTensor(self._kept, begin, end).copy_to(host)
+        ov.RemoteTensor(self._remote, begin, end).copy_to(host)
         row: Logits = host.data[0, 0, : self._vocab_size]
         return row

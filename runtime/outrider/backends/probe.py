@@ -1,10 +1,10 @@
-"""Loading a model in a process of its own first: a driver that aborts takes nothing else down.
+"""Loading a model in a process of its own first: a driver that aborts does not end the app.
 
     verdict = try_apart(Job(path, model, "GPU", options, is_main=True))
     if verdict.works is False: ...
 
-The child loads the model as the engine would, makes one small call and prints a verdict. A child that ends without one
-was taken down by the device.
+The child loads the model as the engine would, makes one small call and prints a verdict. If it ends without one, the
+device has ended it.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from outrider.errors import DeviceError, OutriderError, one_line
 from outrider.files import FAULTS
 from outrider.types import Chunk
 
-PATIENCE = 900.0  # seconds that a device may take: large models take minutes on some the first time
-_NUM_TOKENS = 256  # of the cache that the child makes
-_TOKEN_IDS = [0, 0]  # that it has evaluated: models in fixed shapes may have little room
-# What ends a process from outside; SIGKILL is what a system does that runs out of memory, too.
+PATIENCE = 900.0  # seconds: a large model may take minutes on some devices the first time
+_NUM_TOKENS = 256  # of the child's cache
+_TOKEN_IDS = [0, 0]  # that it evaluates; few, as models in fixed shapes may have little room
+# Signals from outside. A system that runs out of memory also sends SIGKILL.
 _FROM_OUTSIDE = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGKILL") if hasattr(signal, name)]
 
 
 class Job(msgspec.Struct, frozen=True):
-    """What the child is to load: the arguments of `load_model`."""
+    """The child's task: the arguments of `load_model`."""
 
     path: str
     model: ModelEntry
@@ -46,14 +46,14 @@ class Job(msgspec.Struct, frozen=True):
 
 
 class Verdict(msgspec.Struct, frozen=True):
-    """What became of it. works: None where it could not be tried. reason: in words, where it does not work."""
+    """The child's result. works: None if it could not be tried. reason: in words, if it does not work."""
 
     works: bool | None
     reason: str = ""
 
 
 def try_apart(job: Job) -> Verdict:
-    """Load a model in a child process and make a call. Whatever the device does, this process goes on."""
+    """Load a model in a child process and make a call. A crash of the device does not end this process."""
     command = child_command()
     if command is None:
         return Verdict(works=None, reason="this program has no Python interpreter to start another one with")
@@ -83,7 +83,7 @@ def try_apart(job: Job) -> Verdict:
 
 
 def child_command() -> list[str] | None:
-    """What starts the child; None where this program is not run by an interpreter that could be started again.
+    """The command that starts the child; None if there is no Python interpreter to start.
 
     An app that is frozen into one file, or that embeds Python, would start itself.
     """
@@ -95,11 +95,11 @@ def child_command() -> list[str] | None:
 def main() -> None:
     """The child: load the model that standard input describes, make a call, print the verdict."""
     _die_quietly()
-    faulthandler.dump_traceback_later(PATIENCE, exit=True)  # whoever started it may be gone by then
+    faulthandler.dump_traceback_later(PATIENCE, exit=True)  # the parent may be gone by then
     verdict = _try(msgspec.json.decode(sys.stdin.buffer.read(), type=Job))
     sys.stdout.buffer.write(b"\n" + msgspec.json.encode(verdict) + b"\n")
     sys.stdout.buffer.flush()
-    os._exit(0)  # a driver that crashes when it is unloaded has worked
+    os._exit(0)  # a driver that crashes at exit counts as working
 
 
 def _try(job: Job) -> Verdict:
@@ -114,7 +114,7 @@ def _try(job: Job) -> Verdict:
             return Verdict(works=False, reason="its logits are not numbers")
     except DeviceError as error:
         return Verdict(works=False, reason=one_line(error))
-    except OutriderError as error:  # the option's or the bundle's fault: whoever loads it is told
+    except OutriderError as error:  # an error in the options or the bundle: the load itself reports it
         return Verdict(works=None, reason=one_line(error))
     except Exception as error:
         return Verdict(works=False, reason=f"{type(error).__name__}: {one_line(error)}")
@@ -122,7 +122,7 @@ def _try(job: Job) -> Verdict:
 
 
 def _die_quietly() -> None:
-    """No dialogue on Windows, and no memory written to disk elsewhere, when a driver aborts."""
+    """Show no dialogue on Windows, and write no core dump elsewhere, when a driver aborts."""
     if sys.platform == "win32":
         fail_critical_errors, no_fault_box = 0x1, 0x2
         getattr(ctypes, "windll").kernel32.SetErrorMode(fail_critical_errors | no_fault_box)  # noqa: B009

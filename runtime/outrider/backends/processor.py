@@ -2,7 +2,7 @@
 
     print(find_processor().description)
 
-Each fact is asked of the system, and is left out where the system does not say. Nothing here fails.
+Each fact comes from the system. Unknown facts are left out. Nothing here raises.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ INSTRUCTIONS = (
     "avx512_fp16", "amx_int8", "amx_bf16", "amx_fp16",
     "asimd", "asimdhp", "asimddp", "i8mm", "bf16", "sve",
 )  # fmt: skip
-LIMITS = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA")  # of the environment: oneDNN uses no instructions beyond
+LIMITS = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA")  # environment variables that limit oneDNN's instructions
 
 _CPUINFO = Path("/proc/cpuinfo")
 _SYSCTL = {
@@ -45,7 +45,7 @@ _SYSCTL = {
     "hw.optional.arm.FEAT_I8MM": "i8mm",
     "hw.optional.arm.FEAT_BF16": "bf16",
 }
-# Of IsProcessorFeaturePresent, by the numbers in winnt.h. It knows no more of x86.
+# Arguments of IsProcessorFeaturePresent, from winnt.h. It knows no others for x86.
 _WINDOWS = {40: "avx2", 41: "avx512f", 19: "asimd", 67: "asimdhp", 43: "asimddp", 66: "i8mm", 68: "bf16", 46: "sve"}
 
 
@@ -53,9 +53,9 @@ _WINDOWS = {40: "avx2", 41: "avx512f", 19: "asimd", 67: "asimdhp", 43: "asimddp"
 class Processor:
     """What the system says of the processor.
 
-    instructions: those of `INSTRUCTIONS` that it has, in that order; on Windows, x86's AVX2 and AVX-512F are all that
-    can be asked for. cores: as `outrider.backends.devices.count_cores`. capabilities: what OpenVINO computes in on
-    the CPU. limits: variables of the environment that keep oneDNN from using all instructions.
+    instructions: those of `INSTRUCTIONS` that it has, in that order; Windows knows only AVX2 and AVX-512F on x86.
+    cores: as `outrider.backends.devices.count_cores`. capabilities: what OpenVINO computes in on the CPU. limits:
+    environment variables that keep oneDNN from using all instructions.
     """
 
     name: str
@@ -66,7 +66,7 @@ class Processor:
 
     @property
     def description(self) -> dict[str, str]:
-        """The same in words for a report, by what they are about."""
+        """The facts in words, for a report, by topic."""
         counted = (
             f"{count} {kind if kind in ('cores', 'threads') else f'{kind} cores'}" for kind, count in self.cores.items()
         )
@@ -104,7 +104,7 @@ def find_processor() -> Processor:
 def _attempt(ask: Callable[[], _Answer]) -> _Answer | None:
     try:
         return ask()
-    except Exception:  # a report without a fact is better than none
+    except Exception:  # a report can do without one fact
         return None
 
 
@@ -120,8 +120,8 @@ def _ask_windows() -> tuple[str, set[str]]:
     if sys.platform != "win32":
         return "", set()
     registry = importlib.import_module("winreg")
-    place = r"HARDWARE\DESCRIPTION\System\CentralProcessor\0"
-    with registry.OpenKey(registry.HKEY_LOCAL_MACHINE, place) as key:
+    key_path = r"HARDWARE\DESCRIPTION\System\CentralProcessor\0"
+    with registry.OpenKey(registry.HKEY_LOCAL_MACHINE, key_path) as key:
         name = str(registry.QueryValueEx(key, "ProcessorNameString")[0]).strip()
     kernel = ctypes.CDLL("kernel32")
     return name, {flag for number, flag in _WINDOWS.items() if kernel.IsProcessorFeaturePresent(number)}

@@ -4,13 +4,13 @@
 
     modes/         ways to decode: our own, and those of other runtimes
     prompts/       what they decode
-    runs/          engines in processes of their own, the order of runs, and the folder that keeps them
+    runs/          engines in processes of their own, the order of runs, and the folder for the results
     report/        figures, tables and plots
-    setting.py     what a figure was measured on
+    setting.py     the setting of a measurement
 
 Besides::
 
-    cache/         what the cache does for conversations, and what it takes
-    simulation/    what a pair would do on another machine
-    traces/        where the time of a trace went
+    cache/         the prefix cache in conversations, and its memory
+    simulation/    predictions for a pair on another machine
+    traces/        pictures and summaries of traces
 """

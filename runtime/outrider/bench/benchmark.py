@@ -1,4 +1,4 @@
-"""A whole comparison: engines in processes of their own, a folder that survives an interruption, and the results.
+"""A whole comparison: engines in processes of their own, a folder that can be continued, and the results.
 
 results = run(setup, prompts, ["plain", "draft:3", "genai"], folder="out", repeats=3)
 save(results, Path("out"))
@@ -52,13 +52,13 @@ def run(
     quick: bool = False,
     progress: Callable[[int], AbstractContextManager[Callable[[], None]]] = lambda _: nullcontext(lambda: None),
 ) -> dict[str, Any]:
-    """Run these modes on these prompts, interleaved; the first is what the others are compared with.
+    """Run these modes on these prompts, interleaved. The others are compared with the first mode.
 
-    folder: where runs are written as they end; the same measurement goes on from what is there. quick: end in ten
-    minutes. progress: told how many runs are to come once all is loaded; gives what is called after each.
+    folder: runs are written there as they end, and the same measurement continues from them. quick: end in ten minutes.
+    progress: called with the number of runs once all is loaded; returns a function to call after each.
 
     Raises:
-        OptionError: when a mode cannot be meant, or the folder holds something else.
+        OptionError: for an invalid mode, or a folder with other content.
         OutriderError: when no mode can be loaded.
     """
     check_setup(setup, names)
@@ -101,10 +101,10 @@ def run(
 
 
 def check_setup(setup: Setup, names: list[str]) -> None:
-    """Make sure, without loading anything, that these modes can be compared.
+    """Check, without loading anything, that these modes can be compared.
 
     Raises:
-        OptionError: when a mode cannot be meant, or a run would gain from the one before it.
+        OptionError: for an invalid mode, or if a run would gain from the one before it.
     """
     for name in map(ModeName.parse, names):
         if name.kind in PEERS:
@@ -115,7 +115,7 @@ def check_setup(setup: Setup, names: list[str]) -> None:
 
 
 def describe_modes(modes: Seq[RemoteMode]) -> list[dict[str, Any]]:
-    """What each mode runs. trial: tokens per second by precision, of a mode in the fastest one."""
+    """A description of each mode. trial: for a mode in the fastest precision, tokens per second by precision."""
     return [
         {"name": mode.name, "runtime": mode.runtime, "description": mode.description}
         | ({"trial": mode.trial} if mode.trial else {})
@@ -124,7 +124,7 @@ def describe_modes(modes: Seq[RemoteMode]) -> list[dict[str, Any]]:
 
 
 def _as_chosen(config: GenerationConfig, saved: RunFolder) -> GenerationConfig:
-    """With the length of answers that the first start of a quick measurement decided."""
+    """The config with the answer length that the first start of a quick measurement chose."""
     length = saved.chosen.get("max_new_tokens")
     return config if length is None else config.replace(max_new_tokens=length)
 
@@ -132,14 +132,14 @@ def _as_chosen(config: GenerationConfig, saved: RunFolder) -> GenerationConfig:
 def _choose_tokens(
     saved: RunFolder, budget: Budget, modes: Seq[Mode], tasks: list[Task], config: GenerationConfig
 ) -> None:
-    """Decide, after a first look at what a prompt takes, how long the answers of a quick measurement are."""
+    """Choose the answer length of a quick measurement, from the time of a first prompt."""
     wanted = config.max_new_tokens or 1
     seconds = warm_up(modes, tasks, config)
     saved.choose(max_new_tokens=budget.choose_tokens(wanted, seconds, len(layers(tasks, 1)[0])))
 
 
 def condense(records: list[Record], tasks: list[Task], modes: Seq[dict[str, Any]], reference: str) -> dict[str, Any]:
-    """Figures and runs, as JSON has them."""
+    """Figures and runs, for JSON."""
     runs, names = collect(records), [mode["name"] for mode in modes]
     return {
         "reference": reference,
@@ -223,7 +223,7 @@ def describe_run(setup: Setup, prompts: list[Prompt], names: list[str], repeats:
 def describe_cut(
     records: list[Record], tasks: list[Task], repeats: int, wanted_tokens: int | None, tokens: int | None
 ) -> str | None:
-    """What was left out to end in time, in a sentence; None where nothing was."""
+    """What was left out to end in time, in a sentence; None if nothing was."""
     cuts = []
     if tokens != wanted_tokens:
         cuts.append(f"{tokens} new tokens instead of {wanted_tokens}")

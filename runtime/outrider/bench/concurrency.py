@@ -1,12 +1,12 @@
-"""Several requests at a time: how many tokens a second all of them get together.
+"""Throughput: tokens per second of several requests at the same time.
 
     results = run(setup, prompts, ["plain", "auto", "genai"], levels=[1, 4, 8], repeats=3)
 
 A level is a number of requests. They run at the same time through one engine: ours has a thread for each,
-openvino-genai's `ContinuousBatchingPipeline` is given all at once. All have the same token ids, read their whole
-prompts, and go on past the end of the answer, so that every request has as many tokens in every mode.
+openvino-genai's `ContinuousBatchingPipeline` gets all at once. All read their whole prompts, and continue past the end
+of the answer, so that every request has the same number of tokens in every mode.
 
-Each batch runs twice: for one new token, which is reading the prompts, and for all of them. Decoding is the difference.
+Each batch runs twice: for one new token, which reads the prompts, and for all new tokens. Decoding is the difference.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ if TYPE_CHECKING:
     from outrider.engine import Engine
 
 WARM_UP_TOKENS = 8
-_SLACK = 64  # tokens of cache that a request may take besides its own: the rest of a block, and a draft
+_SLACK = 64  # tokens of cache per request besides its own: the rest of a block, and a draft
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """One batch of a mode. read_seconds: what the same prompts took for one new token each."""
+    """One batch of a mode. read_seconds: for the same prompts with one new token each."""
 
     mode: str
     num_requests: int
@@ -61,7 +61,7 @@ class Measured:
 
     @property
     def tokens_per_second(self) -> float:
-        """Decoded tokens per second of all requests, after the first of each; 0 where noise exceeds decoding."""
+        """Decoded tokens per second of all requests, after the first of each; 0 if noise exceeds decoding."""
         seconds = self.batch.seconds - self.read_seconds
         return (self.batch.num_tokens - self.num_requests) / seconds if seconds > 0 else 0.0
 
@@ -80,13 +80,13 @@ def run(
     repeats: int = 3,
     progress: Callable[[int], AbstractContextManager[Callable[[], None]]] = lambda _: nullcontext(lambda: None),
 ) -> dict[str, Any]:
-    """Run every level in every mode, interleaved; the first mode is what the others are compared with.
+    """Run every level in every mode, interleaved. The others are compared with the first mode.
 
-    Where a level has more requests than there are prompts, they begin again from the first. Texts in a prompt's
-    `references` are not given to anyone. progress: as `benchmark.run`.
+    If a level has more requests than there are prompts, these are used again from the first on. A prompt's `references`
+    are not used. progress: as `benchmark.run`.
 
     Raises:
-        OptionError: when a mode cannot be meant, or decodes one request at a time.
+        OptionError: for an invalid mode, or one that decodes one request at a time.
         OutriderError: when no mode can be loaded.
     """
     config = _check(setup, names)
@@ -135,10 +135,10 @@ def measure(
     fail: Callable[[str, str, int | None], None],
     advance: Callable[[], None],
 ) -> list[Measured]:
-    """Every batch in every mode, `repeats` times, each time beginning with another mode.
+    """Run every batch in every mode, `repeats` times, each time starting with another mode.
 
-    Each runs for a few tokens first, uncounted, as first calls of a shape compile kernels. What fails is not tried
-    again: the batch, or the mode if its process died of it.
+    Each batch first runs for a few tokens, uncounted, because first calls of a shape compile kernels. A batch that
+    fails is not tried again, nor is a mode whose process died.
     """
     read = config.replace(max_new_tokens=1, min_new_tokens=0)
     warm = config.replace(max_new_tokens=min(WARM_UP_TOKENS, config.max_new_tokens or 2), min_new_tokens=0)
@@ -258,10 +258,10 @@ class _Ours:
 
 
 def _check(setup: Setup, names: list[str]) -> GenerationConfig:
-    """What all requests are decoded with.
+    """The config for all requests.
 
     Raises:
-        OptionError: when a mode or an option cannot be compared so.
+        OptionError: for a mode or an option that cannot be compared.
     """
     for name in map(ModeName.parse, names):
         if name.kind in PEERS and PEERS[name.kind].module != "genai":

@@ -1,4 +1,4 @@
-"""What a figure was measured on."""
+"""The setting of a measurement: models, versions, machine."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ def describe_models(models: Mapping[str, ModelEntry]) -> dict[str, str]:
 
 
 def describe_versions(models: Iterable[ModelEntry]) -> dict[str, str]:
-    """Of Outrider and what it runs on; the tokenizer is openvino-genai's whatever the models' formats are."""
+    """The versions of Outrider and its libraries. The tokenizer is openvino-genai's for all formats."""
     packages = describe_runtimes(["openvino", *(model.format for model in models)])
     return packages | {"openvino-genai": version("openvino-genai"), "python": platform.python_version()}
 
 
 def describe_runtimes(formats: Iterable[str]) -> dict[str, str]:
-    """The versions of Outrider and of what runs models of these formats, by name."""
+    """The versions of Outrider and of the libraries for these formats, by name."""
     formats, versions = set(formats), {"outrider": version("outrider")}
     if "openvino" in formats:
         versions["openvino"] = version("openvino")
     if "onnx" in formats and find_spec("onnxruntime"):
-        import onnxruntime  # several packages hold it: it is asked itself
+        import onnxruntime  # several packages contain it, so its metadata cannot be asked
 
         versions["onnxruntime"] = onnxruntime.__version__
     return versions
@@ -50,14 +50,14 @@ def describe_machine(device: str) -> dict[str, str]:
 
 
 def describe_processor() -> dict[str, str]:
-    """The processor's name, cores and instructions, and what keeps oneDNN from using all of these."""
+    """The processor's name, cores and instructions, and limits on these for oneDNN."""
     from outrider.backends.processor import find_processor
 
     return find_processor().description
 
 
 def default_num_threads() -> int:
-    """As many CPU threads as OpenVINO takes by itself: the other runtimes get the same."""
+    """OpenVINO's default number of CPU threads. The other runtimes get the same number."""
     import numpy as np
     import openvino as ov
     from openvino import opset13 as ops

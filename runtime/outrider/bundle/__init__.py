@@ -8,25 +8,25 @@
       draft/               the same; further drafters have folders of their own
       tokenizer/           openvino_tokenizer and openvino_detokenizer (.xml, .bin), tokenizer.json
 
-A model in ONNX is a decoder as onnxruntime-genai's model builder writes it, with more inputs, int64 [1] each, which may
-be left out: `rows_begin` and `rows_end`, between which logits are made, and perhaps `extra_rows`, zeros that attention
-alone sees behind the tokens.
+A model in ONNX is a decoder as onnxruntime-genai's model builder writes it, with more optional inputs, int64 [1] each:
+`rows_begin` and `rows_end`, the range of rows with logits, and perhaps `extra_rows`, zeros behind the tokens that only
+the attention sees.
 
-For a drafter whose vocabulary is another, `DrafterEntry.vocabulary` says how it drafts all the same, and there are::
+For a drafter with another vocabulary, `DrafterEntry.vocabulary` says how its tokens are converted, and there are::
 
       draft/to_main.npy                      int32 [draft vocab]: the main id of the same token, or −1
       draft-tokenizer/                       the draft model's own, as tokenizer/
-      tokenizer/token_bytes.msgpack          for each id the bytes that it stands for; the same in draft-tokenizer/
+      tokenizer/token_bytes.msgpack          the bytes of each token id; the same in draft-tokenizer/
 
-For a drafter that proposes some of its tokens only, because its output matrix was cut, there is::
+For a drafter with a cut output matrix, which proposes only some of its tokens, there is::
 
       draft/proposed.npy                     int32 [logits width], ascending: the draft id of each of its logits
 
-`read_bundle` refuses a folder whose parts are missing, damaged, cut short or do not fit, and says which. Of the models'
-weights it compares sizes only; `Bundle.check_hashes` reads every byte.
+`read_bundle` refuses a folder whose parts are missing, damaged, cut short or do not fit, and says which. For the
+models' weights it checks sizes only; `Bundle.check_hashes` reads every byte.
 
-`manifest` is what `outrider.json` holds, `hashes` what files and vocabularies are known by, `folder` a bundle on disk,
-and `fit` whether its parts belong together.
+`manifest`: the content of `outrider.json`. `hashes`: of files and vocabularies. `folder`: a bundle on disk. `fit`:
+checks that its parts fit together.
 """
 
 from outrider.bundle.folder import Bundle, draft_models_of, read_bundle

@@ -1,4 +1,4 @@
-"""Whether the parts of a manifest belong together."""
+"""Checks that the parts of a manifest fit together."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ if TYPE_CHECKING:
 
 
 def check_fit(manifest: Manifest) -> None:
-    """Whether the manifest's parts fit one another and the folders they name.
+    """Check that the manifest's parts fit together and name listed files.
 
     Raises:
-        BundleError: naming what does not fit, and what to do.
+        BundleError: with what does not fit, and the next step.
     """
     listed = {entry.path for entry in manifest.files}
     names = [drafter.name for drafter in manifest.drafters]
@@ -43,7 +43,7 @@ def check_fit(manifest: Manifest) -> None:
 
 
 def _check_vocabulary(manifest: Manifest, drafter: DrafterEntry, listed: set[str]) -> None:
-    """Whether there is what the drafter's way to the main model's vocabulary takes."""
+    """Check that the files for the drafter's vocabulary are listed."""
     main, model, tokenizer = manifest.main, drafter.model, drafter.tokenizer
     if drafter.vocabulary == "same":
         if model.vocab_sha256 != main.vocab_sha256 or model.vocab_size != main.vocab_size:
@@ -66,7 +66,7 @@ def _check_vocabulary(manifest: Manifest, drafter: DrafterEntry, listed: set[str
 
 
 def _check_proposed(drafter: DrafterEntry, listed: set[str]) -> None:
-    """Whether a drafter whose output matrix was cut says which tokens are left."""
+    """Check that a drafter with a cut output matrix lists the file of its tokens."""
     model, count = drafter.model, drafter.num_proposed_tokens
     if count is None:
         return

@@ -1,4 +1,4 @@
-"""A bundle on disk: read, and checked as far as that takes no time."""
+"""A bundle on disk: reads it, and checks what can be checked quickly."""
 
 from __future__ import annotations
 
@@ -35,9 +35,8 @@ if TYPE_CHECKING:
 
     from outrider.bundle.manifest import FileEntry, ModelEntry, TokenizerEntry
 
-# Only the sizes of weights, where other bytes make other numbers, and of larger files than this are compared. All else
-# is read at every start, as other bytes in a tokenizer's files take the process down: 22 MB of a Qwen2.5 pair take
-# 27 ms.
+# For weights, and for larger files than this, only the size is checked. All other files are hashed at every start,
+# because wrong bytes in a tokenizer's file would end the process. The 22 MB of a Qwen2.5 pair take 27 ms.
 _HASHED_BYTES = 64 << 20
 _AGAIN = "Export the bundle again."
 
@@ -59,10 +58,10 @@ class Bundle:
         return self.folder / self.manifest.tokenizer.folder
 
     def read_token_bytes(self, tokenizer: TokenizerEntry, vocab_size: int) -> list[bytes]:
-        """For each token id the bytes that it stands for, a special token's those of its name.
+        """The bytes of each token id; for a special token those of its name.
 
         Raises:
-            BundleError: when the file does not hold them for `vocab_size` tokens.
+            BundleError: when the file does not have `vocab_size` tokens.
         """
         path = self.folder / tokenizer.folder / BYTES_NAME
         with reading(str(path), _AGAIN, BundleError):
@@ -77,7 +76,7 @@ class Bundle:
         """int32 [draft vocab]: for each draft id the main id of the same token, or −1.
 
         Raises:
-            BundleError: when the file does not hold a map between the two vocabularies.
+            BundleError: when the file is no map between the two vocabularies.
         """
         path = self.folder / drafter.model.folder / MAP_NAME
         to_main = _read_ids(path, drafter.model.vocab_size, "draft token", -1, self.manifest.main.vocab_size)
@@ -89,7 +88,7 @@ class Bundle:
         """int32 [logits width], ascending: the draft id of each logit of a drafter whose output matrix was cut.
 
         Raises:
-            BundleError: when the file does not hold them.
+            BundleError: when the file is damaged.
         """
         path = self.folder / drafter.model.folder / PROPOSED_NAME
         model = drafter.model
@@ -104,7 +103,7 @@ class Bundle:
         `progress` is called with the number of bytes read since the last call.
 
         Raises:
-            BundleError: naming the first file that differs.
+            BundleError: with the first file that differs.
         """
         for entry in self.manifest.files:
             self.check_hash(entry, progress)
@@ -126,15 +125,15 @@ class Bundle:
 
 
 def read_bundle(folder: str | Path) -> Bundle:
-    """Open a bundle: read its manifest and check that its parts are there, whole and fit together.
+    """Open a bundle: read its manifest, and check that its parts exist, are complete and fit together.
 
     Raises:
-        BundleError: naming the folder, file or field, and what to do.
+        BundleError: with the folder, file or field, and the next step.
     """
     try:
         folder = Path(folder).expanduser()
         is_folder = folder.is_dir()
-    except (OSError, RuntimeError, TypeError, ValueError) as error:  # too long, no such user, no text
+    except (OSError, RuntimeError, TypeError, ValueError) as error:  # too long, no such user, or no text
         raise BundleError(
             f"{shown(folder)!r} is not a folder's name: {why(error)}. Name one that 'outrider export' wrote."
         ) from error
@@ -148,7 +147,7 @@ def read_bundle(folder: str | Path) -> Bundle:
     with reading(str(path), _AGAIN, BundleError):
         raw = path.read_bytes()
         header = msgspec.json.decode(raw)
-    if isinstance(header, dict):  # a newer schema is told from a damaged file before its fields are judged
+    if isinstance(header, dict):  # check for a newer schema first: its fields may differ
         _check_version(path, header.get("schema_version"), header.get("minimum_runtime"))
     try:
         manifest = msgspec.json.decode(raw, type=Manifest)
@@ -163,7 +162,7 @@ def read_bundle(folder: str | Path) -> Bundle:
 def draft_models_of(bundle: Bundle, of: Bundle) -> tuple[DrafterEntry, ...]:
     """The draft models of a bundle, for the main model of the bundle `of`, which may be another.
 
-    A bundle without any gives its main model.
+    For a bundle without draft models: its main model.
 
     Raises:
         BundleError: when the two main models have different vocabularies.
@@ -214,7 +213,7 @@ def _version(text: str) -> tuple[int, ...]:
 
 
 def _check_files(bundle: Bundle) -> None:
-    """Whether all files are there, in their sizes; and what is in them, but for the models' weights."""
+    """Check that all files exist with their sizes, and the hashes of all but the models' weights."""
     manifest = bundle.manifest
     models = [manifest.main, *(drafter.model for drafter in manifest.drafters)]
     weights = {f"{model.folder}/{WEIGHTS_NAMES[model.format]}" for model in models}

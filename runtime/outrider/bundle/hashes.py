@@ -1,4 +1,4 @@
-"""What files and vocabularies are known by."""
+"""Hashes of files and vocabularies."""
 
 from __future__ import annotations
 

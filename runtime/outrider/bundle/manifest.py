@@ -13,7 +13,7 @@ MANIFEST_NAME = "outrider.json"
 MAP_NAME = "to_main.npy"
 PROPOSED_NAME = "proposed.npy"
 BYTES_NAME = "token_bytes.msgpack"
-# By format: the file that a backend opens, then those that belong to it.
+# By format: the file that a backend opens, then its further files.
 MODEL_NAMES: dict[Format, tuple[str, ...]] = {
     "openvino": ("openvino_model.xml", "openvino_model.bin"),
     "onnx": ("model.onnx",),
@@ -21,7 +21,7 @@ MODEL_NAMES: dict[Format, tuple[str, ...]] = {
 # By format: the file of the weights.
 WEIGHTS_NAMES: dict[Format, str] = {"openvino": "openvino_model.bin", "onnx": "model.onnx.data"}
 SCHEMA_VERSION = 1
-RESERVED_NAMES = ("main", "auto", "ngram", "suffix", "none")  # these mean something else than a drafter of the bundle
+RESERVED_NAMES = ("main", "auto", "ngram", "suffix", "none")  # not allowed as names of a bundle's drafters
 VERSION = r"^\d{1,9}(\.\d{1,9})*$"
 
 Format: TypeAlias = Literal["openvino", "onnx"]
@@ -32,7 +32,7 @@ Name = Annotated[str, msgspec.Meta(pattern="^[A-Za-z0-9][A-Za-z0-9._-]*$")]
 
 
 class Geometry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What the runtime needs to know of a model's shape before it compiles it."""
+    """A model's shape, which the runtime needs before it compiles the model."""
 
     architecture: str  # "llama", "qwen2", … as in config.json's model_type or GGUF's general.architecture
     num_layers: Positive
@@ -41,14 +41,14 @@ class Geometry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     head_size: Positive
     hidden_size: Positive
     context_length: Positive  # tokens the model was trained to attend to
-    logits_width: Positive  # of the output matrix: ≥ the vocabulary where it is padded, < where it was cut
+    logits_width: Positive  # of the output matrix: ≥ the vocabulary if padded, < if cut
 
 
 class Source(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Where a model came from and how it was converted."""
 
     id: str  # hub id, or the name of the folder or file (never a full path)
-    kind: str  # "hub", "folder" or "gguf"; "onnx" where the model was in ONNX already
+    kind: str  # "hub", "folder" or "gguf"; "onnx" for a model that was in ONNX already
     revision: str | None = None  # resolved commit of a hub id
     sha256: Sha256 | None = None  # of a GGUF file
     recipe: dict[str, str] = {}  # route and the versions of the packages that converted it
@@ -72,23 +72,23 @@ class DrafterEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     name: Name
     kind: Literal["draft_model"]
     model: ModelEntry
-    # The main model's vocabulary, the tokens that both have (`outrider.drafters.Intersection`), or by way of their text
-    # (`outrider.drafters.Text`).
+    # "same": the main model's. "intersection": tokens that both have (`outrider.drafters.Intersection`). "text":
+    # through the tokens' text (`outrider.drafters.Text`).
     vocabulary: Literal["same", "intersection", "text"] = "same"
     num_shared_tokens: Positive | None = None  # draft tokens that the main model has, too; None: all
-    tokenizer: TokenizerEntry | None = None  # where the vocabulary is not the same
+    tokenizer: TokenizerEntry | None = None  # if the vocabulary is not "same"
     num_proposed_tokens: Positive | None = None  # draft tokens that its output matrix was cut to; None: all
 
 
 class TokenizerEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The tokenizer of the main model and of all drafters that bring none."""
+    """The tokenizer of the main model and of all drafters without their own."""
 
     folder: Name
     eos_token_ids: tuple[NonNegative, ...]  # every id that ends an answer
     special_token_ids: tuple[NonNegative, ...] = ()
     bos_token_id: NonNegative | None = None
     pad_token_id: NonNegative | None = None
-    chat_template: bool = False  # whether the tokenizer carries one
+    chat_template: bool = False  # whether the tokenizer has one
 
 
 class FileEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -112,6 +112,6 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
-    """Write `outrider.json` into `folder`, which holds everything that the manifest lists."""
+    """Write `outrider.json` into `folder`, which has all files that the manifest lists."""
     text = msgspec.json.format(msgspec.json.encode(manifest), indent=2)
     (folder / MANIFEST_NAME).write_bytes(text + b"\n")

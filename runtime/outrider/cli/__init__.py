@@ -35,7 +35,7 @@ COMMANDS = (
 
 
 class _Commands(click.Group):
-    """Loads a command's module when the command is used: most need little of what the others load."""
+    """Loads a command's module when the command is used, as each needs few of the others' imports."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
         return list(COMMANDS)
@@ -62,9 +62,9 @@ def root(context: click.Context) -> None:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run a command and exit: 0 when it worked, 1 when it failed, 2 when it was asked wrongly, 130 on Ctrl-C.
+    """Run a command and exit: 0 for success, 1 for a failure, 2 for wrong usage, 130 on Ctrl-C.
 
-    Whatever goes wrong is said in one line on standard error. OUTRIDER_DEBUG=1 shows tracebacks.
+    Errors are one line on standard error. OUTRIDER_DEBUG=1 shows tracebacks.
     """
     sys.exit(run(arguments))
 
@@ -75,7 +75,7 @@ def run(arguments: list[str] | None = None) -> int:
     _speak_utf8()
     try:
         _show_progress()
-        # Not `root.main`, which has ways of its own to print an interrupt and a closed pipe.
+        # Not `root.main`, which prints interrupts and closed pipes in its own way.
         with warnings.catch_warnings(), root.make_context("outrider", list(arguments)) as context:
             for kind in OUR_WARNINGS:
                 warnings.simplefilter("always", kind)
@@ -89,10 +89,10 @@ def run(arguments: list[str] | None = None) -> int:
         return _fail(error, _usage(error), error.exit_code)
     except (KeyboardInterrupt, click.Abort) as error:
         return _fail(error, "Cancelled.", 130)
-    except SystemExit:  # whoever read our output has had enough: rich's way to say so
+    except SystemExit:  # rich raises this when our output's reader has closed the pipe
         return 0
     except Exception as error:
-        if isinstance(error, OSError) and error.errno in (errno.EPIPE, errno.EINVAL):  # the system's, and Windows'
+        if isinstance(error, OSError) and error.errno in (errno.EPIPE, errno.EINVAL):  # EINVAL is Windows'
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return 0
         return _fail(
@@ -104,7 +104,7 @@ def run(arguments: list[str] | None = None) -> int:
 
 
 class _ToStandardError(logging.Handler):
-    """Prints messages as they are, to whatever standard error is then, for somebody who waits there."""
+    """Prints messages unchanged to the current standard error."""
 
     def emit(self, record: logging.LogRecord) -> None:
         """Print one."""
@@ -113,7 +113,7 @@ class _ToStandardError(logging.Handler):
 
 
 def _show_progress() -> None:
-    """Say on standard error what takes its time at a first load."""
+    """Show the progress of a first load on standard error."""
     log = logging.getLogger("outrider")
     if not log.handlers:
         log.addHandler(_ToStandardError())
@@ -122,7 +122,7 @@ def _show_progress() -> None:
 
 
 def _speak_utf8() -> None:
-    """Read and write UTF-8 wherever the streams lead: Windows redirects in an encoding that knows few characters."""
+    """Read and write UTF-8 on all streams: Windows uses an encoding with few characters for redirected ones."""
     for stream, errors in (
         (sys.stdin, "surrogateescape"),
         (sys.stdout, "backslashreplace"),
@@ -146,7 +146,7 @@ def _warn(
     file: TextIO | None = None,
     line: str | None = None,
 ) -> None:
-    """Print a warning of ours in one line, and others as Python does."""
+    """Print our own warnings in one line, and others as Python does."""
     text = f"outrider: {message}\n"
     if not issubclass(category, OUR_WARNINGS):
         text = warnings.formatwarning(message, category, filename, lineno, line)

@@ -79,7 +79,7 @@ def _read_levels(context: click.Context, parameter: click.Parameter, given: str 
     "--conversations",
     type=click.IntRange(1),
     metavar="N",
-    help="Instead: what the cache does for N conversations, with room for 20.",
+    help="Instead: measure the prefix cache with N conversations, with room for 20.",
 )
 @click.option(
     "--concurrency",
@@ -112,7 +112,7 @@ def bench(
     """Compare ways to decode on BUNDLE.
 
     All run interleaved, on the same prompts and threads, each engine in a process of its own. With --out DIR, a run
-    that was interrupted goes on when the same command is given again. With --concurrency, tokens/s are those of all
+    that was interrupted continues when the same command is given again. With --concurrency, tokens/s are those of all
     requests that run at the same time, after the first token of each.
     """
     from outrider.bench import benchmark
@@ -138,9 +138,8 @@ def bench(
     setup = Setup(read_bundle(bundle), config, peer_models)
     names = split_modes(modes) if modes else default_modes(setup)
     if not concurrency:
-        benchmark.check_setup(setup, names)  # before devices are tried, which loads the models
-    overlap = bool(config.scheduler.overlap)
-    settled = settle(setup.bundle, setup.draft_bundle, config.device, overlap=overlap)  # the peers know no "auto"
+        benchmark.check_setup(setup, names)  # before devices are tried, because that loads the models
+    settled = settle(setup.bundle, setup.draft_bundle, config.device)  # the peers do not know "auto"
     setup = replace(setup, config=replace(config, device=settled))
     if concurrency:
         _bench_concurrency(setup, chosen, names if modes else None, concurrency, repeats or 3, as_json)
@@ -159,7 +158,7 @@ def bench(
         )
     except KeyboardInterrupt:
         if folder:
-            err.print(f"The runs so far are in {folder}; the same command goes on from there.")
+            err.print(f"The runs so far are in {folder}; the same command continues from there.")
         raise
     written = benchmark.save(results, user_path(folder)) if folder else []
     if as_json:
@@ -229,7 +228,7 @@ def _bench_conversations(bundle: Bundle, config: Config, count: int, as_json: bo
     )
     gb = {when: f"{size / 1e9:.3f} GB" for when, size in memory.items()}
     out.print(
-        f"Resident: {gb['loaded']} loaded, {gb['highest']} at most. Keeping what was read has added "
+        f"Resident: {gb['loaded']} loaded, {gb['highest']} at most. The prefix cache has added "
         f"{had['added_by_keeping']:.0%} of cache_size to what the same takes without."
     )
     out.print(
@@ -270,7 +269,7 @@ def _print_setting(results: dict[str, Any]) -> None:
 
 
 def describe(engine: Engine, max_new_tokens: int | None, repeats: int) -> dict[str, Any]:
-    """What a figure was measured on."""
+    """The setting of a measurement."""
     return {
         **describe_models(engine.models),
         **engine.setting,

@@ -1,4 +1,4 @@
-"""Where commands print."""
+"""The commands' output."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rich.table import Table
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-# A table that is wider than the terminal may wrap, but loses no column.
+# A table that is wider than the terminal wraps, and loses no column.
 out = Console(
     markup=False,
     emoji=False,
@@ -42,7 +42,7 @@ def table(*columns: str, title: str | None = None) -> Table:
 
 @contextmanager
 def progress_bar(label: str, total: int, *, quiet: bool = False) -> Iterator[Callable[[], None]]:
-    """A bar with the time left, on standard error; yields what to call after each step."""
+    """A bar with the time left, on standard error; yields a function to call after each step."""
     if quiet:
         yield lambda: None
         return

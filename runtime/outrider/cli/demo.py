@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from outrider import kept
+from outrider import saved
 from outrider.cli.console import out, print_json, table
 from outrider.cli.export import Bars
 from outrider.cli.generate import compare_as_dict, print_stream, speed_up, verdict, warm_up
@@ -42,20 +42,20 @@ PROMPTS = {
 
 
 @click.command()
-@click.option("--cache-dir", type=click.Path(path_type=Path), help="Where model and bundle are kept.")
+@click.option("--cache-dir", type=click.Path(path_type=Path), help="Folder for the model and the bundle.")
 @trace_option
 @json_option
 def demo(cache_dir: Path | None, trace: str | None, as_json: bool) -> None:
     """Fetch a small model, export it, and show plain against speculative decoding.
 
-    SmolLM2-135M-Instruct with the suffix drafter: it copies from the prompt, so it pays where the answer repeats the
-    prompt, and much less where it does not. The last prompt is of that kind.
+    SmolLM2-135M-Instruct with the suffix drafter, which copies from the prompt. It pays where the answer repeats the
+    prompt, and much less elsewhere, as for the last prompt.
     """
     from outrider.engine import load
 
-    folder = usable(user_path(cache_dir)) if cache_dir else kept.FOLDER
+    folder = usable(user_path(cache_dir)) if cache_dir else saved.FOLDER
     bundle = demo_bundle(folder, quiet=as_json)
-    # Each side reads its whole prompt.
+    # Both runs read the whole prompt.
     engine = load(bundle, drafter="suffix", max_new_tokens=MAX_NEW_TOKENS, enable_prefix_caching=False)
     warm_up(engine, PROMPTS["extract"], "suffix", max_new_tokens=24)
     with tracing(engine, trace):
@@ -98,7 +98,7 @@ def _compare(engine: Engine, name: str, *, quiet: bool) -> tuple[Result, Result]
 
 
 def demo_bundle(folder: Path, *, quiet: bool) -> Path:
-    """The demo's bundle in `folder`, made if it is not there or no longer whole."""
+    """The demo's bundle in `folder`, made if it is missing or damaged."""
     from outrider.bundle.folder import read_bundle
 
     bundle = folder / "smollm2-135m-instruct"
@@ -111,5 +111,5 @@ def demo_bundle(folder: Path, *, quiet: bool) -> Path:
 
     with Bars(quiet=quiet) as bars:
         checkpoint = fetch_demo_model(folder, bars)
-        # As they are: without torch, which a plain installation does not have.
+        # Weights are not converted, because that needs torch, which a plain installation does not have.
         return export_bundle(checkpoint, output=bundle, weights="keep", overwrite=True, progress=bars).folder

@@ -21,15 +21,15 @@ LIBRARIES = {"openvino": "OpenVINO", "onnx": "ONNX Runtime"}
 
 @click.command()
 @click.argument("bundle", required=False)
-@click.option("--again", is_flag=True, help="Forget which devices failed, worked and were chosen: try them anew.")
+@click.option("--again", is_flag=True, help="Forget which devices failed and which worked: try them again.")
 @load_options
 @json_option
 def devices(bundle: str | None, again: bool, as_json: bool, **options: Any) -> None:
-    """List the devices here, what each can do, and why not where not.
+    """List the devices, what each can run, and if not, why.
 
-    With BUNDLE, its models are loaded on every device but the CPU that may run them, in a process of its own each, so
-    that a driver that aborts does no harm; what became of it is kept. The other options are those of loading a bundle,
-    and with --main-device auto the quickest pair of devices is measured and named.
+    With BUNDLE, its models are loaded on every device but the CPU that may run them. Each load runs in a process of its
+    own, so that a driver that aborts does no harm. The results are saved. The other options are those of loading a
+    bundle; the devices that they give the models are named.
     """
     from outrider.backends.devices import find_devices
     from outrider.backends.processor import find_processor
@@ -49,13 +49,13 @@ def devices(bundle: str | None, again: bool, as_json: bool, **options: Any) -> N
     _print_devices(found, processor)
     if bundle:
         _print_models(tried)
-        out.print(f"\nThese options: {_placed(placement)}")
+        out.print(f"\nThese options: {_placement_text(placement)}")
 
 
 def _try_models(folder: str, config: Config, found: list[Device]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """A row for each model on each device of its library, and where the options put the models."""
+    """A row for each model on each device of its library, and the placement by the options."""
     from outrider.bundle.folder import read_bundle
-    from outrider.loading import place
+    from outrider.loading import choose_devices
     from outrider.part import parts_of
 
     bundle = read_bundle(folder)
@@ -68,8 +68,7 @@ def _try_models(folder: str, config: Config, found: list[Device]) -> tuple[list[
         for device in found
         if device.format == part.model.format and device.full_name
     ]
-    overlap = bool(config.scheduler.overlap)
-    return rows, asdict(place(main, drafts[0] if drafts else None, config.device, overlap=overlap))
+    return rows, asdict(choose_devices(main, drafts[0] if drafts else None, config.device))
 
 
 def _try_model(part: Part, device: Device, config: Config) -> dict[str, Any]:
@@ -107,20 +106,20 @@ def _try_model(part: Part, device: Device, config: Config) -> dict[str, Any]:
     }
 
 
-# Blocks of 8 bits have a scale and an offset besides.
+# 8-bit blocks also have a scale and an offset.
 _BYTES = {"f32": 4.0, "bf16": 2.0, "f16": 2.0, "u8": 1.2}
 
 
 def _cache_precision(part: Part, device: Device, config: Config) -> str | None:
-    """What the cache would be kept in; None where the device does not say."""
+    """The cache's precision; None if unknown."""
     import openvino as ov
 
     from outrider.backends.npu_sizes import CACHE_KINDS
 
     asked = config.device.cache_precision, config.device.precision
     if part.model.format == "onnx":
-        return "f32"  # what the models are exported with
-    if device.fixed:  # an NPU, whose cache does not follow what it calculates in
+        return "f32"  # as exported
+    if device.fixed:  # an NPU, whose cache has a precision of its own
         return CACHE_KINDS.get(asked[0], asked[0])
     chosen = next((each for each in asked if each != "auto"), None)
     try:
@@ -183,7 +182,7 @@ def _print_models(rows: list[dict[str, Any]]) -> None:
                 out.print(f"{row['role']} on {row['device']}, {row['runtime']}: {said}.", style="dim")
 
 
-def _placed(placement: dict[str, Any] | None) -> str:
+def _placement_text(placement: dict[str, Any] | None) -> str:
     if placement is None:
         return "-"
     draft = f", draft model on {placement['draft']}" if placement["draft"] else ""

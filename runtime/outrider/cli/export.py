@@ -59,7 +59,7 @@ def export(main: str, draft: str | None, output: str | None, as_json: bool, **op
 
 
 def make(work: Callable[[Bars], Bundle], output: str, as_json: bool) -> None:
-    """Make a bundle at `output`, showing how far `work` is, and say what it has become."""
+    """Make a bundle at `output`, with progress, and describe it."""
     with _terminable(), Bars(quiet=as_json) as bars:
         bundle = work(bars)
     manifest = bundle.manifest
@@ -76,7 +76,7 @@ def make(work: Callable[[Bars], Bundle], output: str, as_json: bool) -> None:
 
 @contextmanager
 def _terminable() -> Iterator[None]:
-    """Let a polite kill clean up as Ctrl-C does."""
+    """Make SIGTERM clean up as Ctrl-C does."""
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         yield
@@ -85,7 +85,7 @@ def _terminable() -> Iterator[None]:
 
 
 class Bars:
-    """Draws an export's progress, one line a phase, where standard error is a terminal; prints its notes."""
+    """Draws an export's progress on a terminal, one line per phase, and prints its notes."""
 
     def __init__(self, *, quiet: bool) -> None:
         self.notes: list[str] = []
@@ -105,11 +105,11 @@ class Bars:
     def phase(self, name: str, total: int | None = None) -> None:
         """Begin a line."""
         self._end()
-        self._bars.start()  # not before there is something to draw
+        self._bars.start()  # at the first phase, not earlier
         self._task = self._bars.add_task(name, total=total)
 
     def advance(self, count: int) -> None:
-        """Move its bar on by `count` bytes."""
+        """Advance the bar by `count` bytes."""
         if self._task is not None:
             self._bars.advance(self._task, count)
 
@@ -123,14 +123,14 @@ class Bars:
         if self._task is None:
             return
         task = self._bars.tasks[self._task]
-        # A phase whose length was not known gets a full bar; it has no size to show.
+        # A phase of unknown length gets a full bar without a size.
         self._bars.update(self._task, total=task.total or 1, completed=task.total or 1)
         self._bars.stop_task(self._task)
         self._task = None
 
 
 class _Size(ProgressColumn):
-    """Bytes done and to do, for the phases that count them."""
+    """Bytes done and in all, for phases that count bytes."""
 
     def render(self, task: Task) -> Text:
         if task.total is None or task.total <= 1:

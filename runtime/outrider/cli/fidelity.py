@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 def fetch_checkpoints(
     bundle: str, config: Config, checkpoints: Mapping[str, str], *, quiet: bool
 ) -> dict[str, Located]:
-    """What the names of `checkpoints` stand for, by role. To be called before models are loaded, which takes longer.
+    """Find the checkpoints by their names, by role. Called before models are loaded, which takes longer.
 
     Raises:
         OptionError: for a model that is not there.
@@ -50,7 +50,7 @@ def check_fidelity(
     *,
     quiet: bool,
 ) -> list[Check]:
-    """One check for each role of `checkpoints`: the logits of its model for the prompts and the main model's answers.
+    """One check per role of `checkpoints`: compares its model's logits for prompts and the main model's answers.
 
     Raises:
         ExportError: when a checkpoint cannot be read.
@@ -83,7 +83,7 @@ class _Steps:
         """The bar has one phase."""
 
     def advance(self, count: int) -> None:
-        """Move the bar on by `count` texts."""
+        """Advance the bar by `count` texts."""
         for _ in range(count):
             self._advance()
 

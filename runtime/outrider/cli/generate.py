@@ -69,7 +69,7 @@ def generate(
     if config.generation.logprobs is not None and not as_json:
         raise click.UsageError("--logprobs prints with --json only: add it, or leave --logprobs out.")
     arguments: dict[str, Any] = {"chat_template": not no_chat_template}
-    if compare:  # both sides read the prompt
+    if compare:  # both runs read the whole prompt
         config = config.replace(enable_prefix_caching=False)
     engine = load(bundle, config)
     if compare:
@@ -94,13 +94,13 @@ def _read_text(path: str) -> str:
 
 
 def warm_up(engine: Engine, prompt: Any, drafter: str | None, **options: Any) -> None:
-    """Run both ways once: the first calls of each shape compile kernels, and neither side should pay for that."""
+    """Run both ways once, because the first call of each shape compiles kernels."""
     for each in (drafter, None):
         engine.generate(prompt, drafter=each, **options)
 
 
 def print_stream(chunks: Iterator[TextChunk]) -> Result:
-    """Print text as it comes; returns the whole answer."""
+    """Print text as it comes, and return the whole answer."""
     for chunk in chunks:
         sys.stdout.write(chunk.text)
         sys.stdout.flush()
@@ -111,7 +111,7 @@ def print_stream(chunks: Iterator[TextChunk]) -> Result:
 
 
 def speed_up(result: Result, plain: Result) -> float:
-    """Decoded tokens per second against plain decoding's; 1 where there was nothing to decode."""
+    """Decoded tokens per second / plain decoding's; 1 if nothing was decoded."""
     slow = plain.stats.tokens_per_second
     return result.stats.tokens_per_second / slow if slow else 1.0
 
@@ -136,7 +136,7 @@ def comparison(result: Result, plain: Result) -> Table:
         "accepted": lambda s: f"{s.num_accepted_tokens}",
         "acceptance rate": lambda s: f"{s.acceptance_rate:.0%}" if s.num_draft_tokens else "-",
         "drafting": lambda s: f"{s.draft_seconds:.2f} s",
-        "checking": lambda s: f"{s.check_seconds:.2f} s",
+        "target passes": lambda s: f"{s.check_seconds:.2f} s",
         "on the host": lambda s: f"{s.host_seconds:.2f} s",
     }
     for label, row in rows.items():
@@ -145,7 +145,7 @@ def comparison(result: Result, plain: Result) -> Table:
 
 
 def verdict(result: Result, plain: Result, sampling: str = "coupled") -> str:
-    """One line: whether the text is the same, and how much sooner it was there."""
+    """One line: whether the text is the same, and the speed-up."""
     times = f"{speed_up(result, plain):.2f}× the speed of plain decoding"
     if result.token_ids == plain.token_ids:
         return f"The same {len(plain.token_ids)} tokens, at {times}."

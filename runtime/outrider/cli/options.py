@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def _read_biases(context: click.Context, parameter: click.Parameter, given: tuple[str, ...]) -> dict[str, float] | None:
-    """A table from ID=VALUE pairs; None where there are none."""
+    """A table from ID=VALUE pairs; None without pairs."""
     biases = {}
     for pair in given:
         token_id, _, value = pair.partition("=")
@@ -36,7 +36,7 @@ def _read_biases(context: click.Context, parameter: click.Parameter, given: tupl
 def _read_properties(
     context: click.Context, parameter: click.Parameter, given: tuple[str, ...]
 ) -> dict[str, str] | None:
-    """A table from NAME=VALUE pairs; None where there are none."""
+    """A table from NAME=VALUE pairs; None without pairs."""
     properties: dict[str, str] = {}
     for pair in given:
         name, sign, value = pair.partition("=")
@@ -64,7 +64,7 @@ def _read_switch(context: click.Context, parameter: click.Parameter, given: str 
 
 
 def _check_trace(context: click.Context, parameter: click.Parameter, given: str | None) -> str | None:  # noqa: ARG001
-    """A file that can be written, before models are loaded; what is in it stays until then."""
+    """Check that the file can be written, before models are loaded. Its content is not changed yet."""
     if given is not None:
         path = user_path(given)
         try:
@@ -79,7 +79,9 @@ def _check_trace(context: click.Context, parameter: click.Parameter, given: str 
 
 _LOAD = [
     click.option("--config", metavar="NAME|FILE", help=f"Preset ({', '.join(find_presets())}) or TOML file."),
-    click.option("--main-device", metavar="DEVICE", help="Device of the main model; auto measures.  [default: CPU]"),
+    click.option(
+        "--main-device", metavar="DEVICE", help="Main model's device; auto: a GPU if one works.  [default: CPU]"
+    ),
     click.option("--draft-device", metavar="DEVICE", help="The same of the draft model.  [default: the main device]"),
     click.option("--draft-bundle", metavar="FOLDER", help="Draft with another bundle's models, in any format."),
     click.option("--precision", metavar="TYPE", help="Calculate in auto, f32, bf16 or f16."),
@@ -88,7 +90,7 @@ _LOAD = [
         "--top-logits",
         metavar="N|auto",
         callback=_read_count,
-        help="Logits a row that OpenVINO's device picks out; 0 is off.  [default: auto, 0 on CPU]",
+        help="Logits per row that OpenVINO's device picks out; 0 is off.  [default: auto, 0 on CPU]",
     ),
     click.option("--num-threads", type=int, help="CPU threads."),
     click.option("--draft-num-threads", type=int, help="CPU threads of the draft model.  [default: the same]"),
@@ -104,7 +106,7 @@ _LOAD = [
         for role, whom in (("", "both models"), ("main-", "the main model"), ("draft-", "the draft model"))
     ),
     click.option(
-        "--compiled-cache", metavar="FOLDER", help="Keep what devices compile here; auto or off.  [default: auto]"
+        "--compiled-cache", metavar="FOLDER", help="Folder for compiled models; auto or off.  [default: auto]"
     ),
     click.option("--npu-max-prompt-tokens", type=int, help="That models on an NPU are compiled for.  [default: 1024]"),
     click.option("--npu-max-new-tokens", type=int, help="The same, of an answer.  [default: 512]"),
@@ -114,16 +116,16 @@ _LOAD = [
         "--enable-prefix-caching",
         type=click.Choice(["on", "off"]),
         callback=_read_switch,
-        help="Keep what was read, for prompts that begin alike.  [default: on; off in measurements]",
+        help="Reuse the KV cache for prompts that begin alike.  [default: on; off in measurements]",
     ),
     click.option("--max-num-batched-tokens", type=int, help="Prompt tokens that one call reads.  [default: 512]"),
     click.option(
         "--overlap",
         type=click.Choice(["auto", "on", "off"]),
         callback=_read_switch,
-        help="Draft while the main model checks.  [default: auto, if it pays]",
+        help="Draft during target passes.  [default: auto, if it pays]",
     ),
-    click.option("--answer-store", metavar="FILE", help="Keep answers here, in the clear, to copy from."),
+    click.option("--answer-store", metavar="FILE", help="Save answers here, unencrypted, to copy from."),
 ]
 
 _GENERATION = [
@@ -193,7 +195,7 @@ def trace_option(function: Callable[..., Any]) -> Callable[..., Any]:
 
 @contextmanager
 def tracing(engine: Engine, trace: str | None) -> Iterator[None]:
-    """Trace what runs in the block if a file was named, and say how to look at it."""
+    """Trace the block if a file was named, and print how to view the trace."""
     if trace is None:
         yield
         return
@@ -203,9 +205,9 @@ def tracing(engine: Engine, trace: str | None) -> Iterator[None]:
 
 
 def read_options(options: dict[str, Any], *, max_new_tokens: int | None = None) -> Config:
-    """A config from `--config` and the options that were given, which win.
+    """A config from `--config` and the given options, which win.
 
-    max_new_tokens: what a command takes where neither says.
+    max_new_tokens: a command's default.
     """
     given = {name: value for name, value in options.items() if name != "config" and value not in (None, ())}
     if given.get("drafter") == "none":

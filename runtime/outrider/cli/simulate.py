@@ -34,10 +34,10 @@ def simulate(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Predict how fast BUNDLE's pair would be on another machine, with drafting overlapped and not.
+    """Predict the speed of BUNDLE's pair on another machine, overlapped or not.
 
-    The models run here, at the times of a profile. Without one, this machine's own times are measured and taken, and
-    what is predicted stands beside what was measured.
+    The models run here, but times come from a profile. Without one, this machine's own times are measured, and the
+    predictions are shown beside measurements.
     """
     from outrider.bench.modes.name import split_modes
     from outrider.bench.prompts import encode_prompts, read_prompts

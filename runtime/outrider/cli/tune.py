@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from outrider.engine import Engine
 
 LONGEST = 8
-REPEATS = 15  # of every call that is timed
+REPEATS = 15  # of every timed call
 
 
 @click.command()
@@ -27,10 +27,10 @@ REPEATS = 15  # of every call that is timed
 @generation_options
 @json_option
 def tune(bundle: str, prompts: str | None, per_category: int | None, as_json: bool, **options: Any) -> None:
-    """Measure what calls cost and what drafting earns on this machine.
+    """Measure the cost of calls and the gain of drafting on this machine.
 
-    The costs are kept: they are what num_assistant_tokens=auto decides by. It is compared with fixed numbers of draft
-    tokens, of the bundle's own drafter, else of the suffix drafter, or of the one that --drafter names.
+    The costs are saved, and num_assistant_tokens=auto decides by them. It is compared with fixed numbers of draft
+    tokens of one drafter: the one that --drafter names, the bundle's own, or the suffix drafter.
     """
     from outrider.bench.modes.make import make_modes
     from outrider.bench.prompts import encode_prompts, read_prompts
@@ -94,7 +94,7 @@ def tune(bundle: str, prompts: str | None, per_category: int | None, as_json: bo
 
 
 def _print_settings(engine: Engine) -> None:
-    """What the models' settings were chosen from, and why."""
+    """The models' settings and the trials that they were chosen from."""
     for role, choice in engine.choices.items():
         out.print(f"{role} model: {choice.setting.description if role == 'main' else choice.setting}", style="dim")
         if not choice.trials:

@@ -69,7 +69,7 @@ def verify(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Certify that drafts do not change what BUNDLE says here.
+    """Certify that drafts do not change BUNDLE's text on this machine.
 
     batching: the backend's logits, bit by bit, for every way to read the same tokens. greedy, coupled: text against
     plain decoding, for every drafter, several draft lengths, and both chosen at random every round. sampling: the
@@ -143,7 +143,7 @@ def _choose_checks(checks: tuple[str, ...] | None, has_checkpoint: bool, min_cos
 
 
 def _toy_formats(engine: Engine, peer: str | None) -> tuple[Format, Format]:
-    """What the built-in pair is written in: the formats of the models that are certified, if that can be done."""
+    """The formats of the built-in pair: those of the certified models, if these can be written."""
     main, *drafts = (model.format for model in engine.models.values())
     formats = (main, drafts[0] if drafts else main)
     if "onnx" in formats and (peer or find_spec("onnx") is None):
@@ -164,7 +164,7 @@ def _identity(
 ) -> list[Check]:
     from outrider.verify import certify
 
-    # How often every prompt runs in every mode: greedily, and with two seeds.
+    # Runs of every prompt in every mode: one greedy, two with seeds.
     known: dict[str, tuple[int, Callable[..., Check]]] = {
         "greedy": (1, certify.check_greedy),
         "coupled": (2, certify.check_coupled),

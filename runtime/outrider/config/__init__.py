@@ -1,10 +1,10 @@
-"""What a user can choose: how to generate, how to use memory, where to run.
+"""All options: generation, memory and calls, devices.
 
     engine = outrider.load("my-pair", config="gpu", num_threads=4)
     engine.generate("Hello", temperature=0.7, seed=1)
 
 Options come from a preset or a TOML file (`outrider.config.files`), then from keywords, which win. All are checked when
-they are set (`outrider.config.checks`); an unknown name fails with the nearest known one.
+they are set (`outrider.config.checks`). The error for an unknown name gives the nearest known one.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ from outrider.errors import OptionError, nearest
 
 DEFAULT_MAX_NEW_TOKENS = 512
 
-# How drafts are judged when temperature > 0; see `outrider.verifiers`.
+# How drafts are verified when temperature > 0; see `outrider.verifiers`.
 SAMPLING = {
     "coupled": "lossless, and one text a seed, whatever drafts",
-    "rejection": "lossless in distribution, block by block: keeps the most draft tokens",
+    "rejection": "lossless in distribution, block by block: accepts the most draft tokens",
     "token-rejection": "lossless in distribution, token by token",
-    "threshold": "LOSSY: keeps a token by the ratio of its probabilities",
-    "typical": "LOSSY: keeps a token that is likely enough",
+    "threshold": "LOSSY: accepts a token by the ratio of its probabilities",
+    "typical": "LOSSY: accepts a token that is likely enough",
 }
 LOSSY = ("threshold", "typical")
 
 PRECISIONS = ("auto", "f32", "bf16", "f16")  # that models calculate in
-COPYING = ("ngram", "suffix")  # drafters without a model: always there
+COPYING = ("ngram", "suffix")  # drafters without a model, which every engine has
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,8 +49,8 @@ class GenerationConfig:
     """How one request is decoded. The default is greedy.
 
     Processors run in the order logit bias, repetition penalty, presence and frequency penalty, no-repeat n-gram,
-    min_new_tokens, banned tokens, temperature, top-k, top-p, min-p, typical-p. For their formulas and where they come
-    from, see `outrider.sampling`.
+    min_new_tokens, banned tokens, temperature, top-k, top-p, min-p, typical-p. For their formulas and sources see
+    `outrider.sampling`.
     """
 
     max_new_tokens: int | None = None  # longest answer, in tokens; None: 512, or as many as still fit
@@ -65,7 +65,7 @@ class GenerationConfig:
     # draft length or has no draft model; refused elsewhere, ignored where nothing is drafted.
     references: tuple[str, ...] = ()
     temperature: float = 0.0  # of the distribution that is sampled from; 0: greedy
-    # How drafts are judged above temperature 0. Lossless: "coupled", "rejection" and "token-rejection". Lossy:
+    # How drafts are verified above temperature 0. Lossless: "coupled", "rejection" and "token-rejection". Lossy:
     # "threshold" and "typical". See `SAMPLING`.
     sampling: str = "coupled"
     # Of the lossy modes. None: 0.5 for "threshold" (a ratio), 0.09 for "typical" (a probability).
@@ -145,7 +145,7 @@ class GenerationConfig:
 
     @property
     def sampling_is_invariant(self) -> bool:
-        """Whether the text depends on model, prompt, options and seed alone, and not on the drafts."""
+        """Whether the text depends only on model, prompt, options and seed, not on drafts."""
         return not self.temperature or self.sampling == "coupled"
 
     def replace(self, **options: Any) -> GenerationConfig:
@@ -166,16 +166,16 @@ class GenerationConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class SchedulerConfig:
-    """How memory and calls are shared out."""
+    """How memory and calls are shared."""
 
     # GB (10^9 bytes) for the KV caches of main and draft model together, the prefix cache included.
     cache_size: float = 2.0
-    # Leave committed tokens in the KV cache while there is room, for prompts that begin with the same tokens.
+    # Publish committed tokens to the prefix cache, for prompts that begin with the same tokens.
     enable_prefix_caching: bool = True
     max_num_batched_tokens: int = 512  # prompt tokens that one call reads, at most
-    overlap: bool | str = "auto"  # draft for the next round while the main model checks this one; "auto": if it pays
+    overlap: bool | str = "auto"  # draft for the next round during this round's target pass; "auto": if it pays
     keep_records: bool = True  # save acceptance records on disk, by bundle and kind of request, for later starts
-    # File that earlier answers are saved in, in the clear, to copy drafts from. None: no file.
+    # File for earlier answers, unencrypted, to copy drafts from. None: no file.
     answer_store: str | None = None
 
     def __post_init__(self) -> None:
@@ -192,37 +192,36 @@ class SchedulerConfig:
 class DeviceConfig:
     """Where the models run and how they are compiled.
 
-    A device is one that `outrider devices` lists, "auto", or "AUTO". "auto" measures what the models' calls cost on
-    every device that can run them, once, and takes the quickest pair; "AUTO" is the device that OpenVINO's own AUTO
-    chooses, without measuring. A main device that was named and fails is an error; one that "auto" would have liked,
-    or a draft device, is replaced with a warning. "auto" takes an NPU for a draft model only: a main model there would
-    limit every request, while a draft model there drafts for one request at a time, for prompts of up to
-    `npu_max_prompt_tokens`, and others go on without it.
+    A device is one that `outrider devices` lists, "auto", or "AUTO". "auto" is the first GPU that runs the model,
+    otherwise the CPU. "AUTO" is the device that OpenVINO's own AUTO chooses. A main device that was named and fails is
+    an error. One that "auto" chose, or a draft device, is replaced with a warning. "auto" never takes an NPU: a main
+    model there limits every request, and a draft model there drafts for one request at a time, for prompts of up to
+    `npu_max_prompt_tokens`, while others run without it.
 
     With precision="auto", the CPU's is measured at the first load: the fastest one that is exact and near enough to
-    f32. Other devices choose their own. The cache gets the same precision unless you name one. A quantised cache
-    makes the text depend on drafts and on earlier texts: 8-bit blocks are quantised again with whatever is written,
-    rejected tokens included.
+    f32. Other devices choose their own. The cache gets the same precision unless you name one. With a
+    quantised cache, the text depends on drafts and on earlier texts: 8-bit blocks are quantised again whenever a token
+    is written, rejected tokens included.
     """
 
     main_device: str = "CPU"  # device of the main model
     draft_device: str | None = None  # device of the draft models; None: the main device
     draft_bundle: str | None = None  # another bundle to take draft models from, or else its main model; None: this one
     precision: str = "auto"  # what models calculate in
-    cache_precision: str = "auto"  # what keys and values are stored in; "u8" is smaller, and not exact
+    cache_precision: str = "auto"  # what the KV cache is stored in; "u8" is smaller, and not exact
     num_threads: int = 0  # CPU threads of the models; 0: the device's choice
     draft_num_threads: int | None = None  # CPU threads of the draft models; None: as num_threads
-    # Largest logits of a row that the device picks out, so that the others stay there. 0: off. "auto": 128, and 0 on
-    # CPU. OpenVINO only.
+    # Largest logits of a row that the device picks out; the others stay there. 0: off. "auto": 128, and 0 on CPU.
+    # OpenVINO only.
     top_logits: int | str = "auto"
     npu_max_prompt_tokens: int | None = None  # prompt length that models on an NPU are compiled for; None: 1024 or less
     npu_max_new_tokens: int | None = None  # answer length that models on an NPU are compiled for; None: 512 or less
-    npu_window: int | None = None  # rows of a main model's call on an NPU; None: the longest draft, and one
-    # Device properties for all models, passed on as they are: to ONNX Runtime with a dot in the name, else to OpenVINO.
+    npu_window: int | None = None  # rows of a main model's call on an NPU; None: the longest draft + 1
+    # Device properties for all models, passed on unchanged: to ONNX Runtime with a dot in the name, else to OpenVINO.
     properties: Mapping[str, Any] = field(default_factory=dict)
     main_properties: Mapping[str, Any] = field(default_factory=dict)  # the same for the main model; these win
     draft_properties: Mapping[str, Any] = field(default_factory=dict)  # the same for the draft models; these win
-    # Folder where OpenVINO stores what it compiled for devices other than the CPU. "auto": one of Outrider's. "off".
+    # Folder for models that OpenVINO compiled for devices other than the CPU. "auto": one of Outrider's. "off": none.
     compiled_cache: str = "auto"
 
     def __post_init__(self) -> None:
@@ -243,7 +242,7 @@ class DeviceConfig:
         check(self, "compiled_cache", ..., str, bool, "a folder's name, 'auto' or 'off'")
 
     def of(self, role: str) -> DeviceConfig:
-        """The options of one model, "main" or a draft model's name: those of its role have become everyone's."""
+        """The options of one model, "main" or a draft model's name. Options of its role replace the general ones."""
         threads, own = self.num_threads, self.main_properties
         if role != "main":
             threads = threads if self.draft_num_threads is None else self.draft_num_threads
@@ -264,13 +263,13 @@ def format_of_property(name: str) -> str:
 
 
 def is_npu_property(name: str) -> bool:
-    """Whether a device property is for an NPU alone, and not passed on to other devices."""
+    """Whether a device property is only for NPUs. It is not passed on to other devices."""
     return name.startswith(("NPU_", "NPUW_", "++NPUW_"))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """All options, in the sections that a TOML file has."""
+    """All options, in the sections of a TOML file."""
 
     generation: GenerationConfig = field(default_factory=GenerationConfig)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)

@@ -1,4 +1,4 @@
-"""The values of options: brought into one form, and held against their rules."""
+"""Normalises the values of options and checks them against their rules."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ _MOST_SHOWN = 200  # characters of a value, in a message
 
 
 def is_temperature(value: float) -> bool:
-    """0 for greedy, or what logits can be divided by."""
+    """0 for greedy, or a number that logits can be divided by."""
     return value == 0 or 1e-3 <= value <= 1e3
 
 
 def make_plain(config: Any) -> None:
-    """Replace numbers and arrays of NumPy's among the options by Python's own."""
+    """Replace NumPy's numbers and arrays among the options by Python's."""
     for option in dataclasses.fields(config):
         object.__setattr__(config, option.name, _plain(getattr(config, option.name)))
 
 
 def _plain(value: Any) -> Any:
-    """A value with a number of NumPy's, or a fraction, as Python's int or float.
+    """A value with NumPy's numbers and fractions as Python's int and float.
 
-    Sums of NumPy's integers overflow or become floats, and fractions are slow, or no numbers to NumPy.
+    Sums of NumPy's integers overflow or become floats. Fractions are slow, and NumPy may not accept them.
     """
     if hasattr(value, "tolist"):  # a scalar or an array, of NumPy's or others
         value = value.tolist()
@@ -51,7 +51,7 @@ def as_biases(value: Any) -> Any:
     if not isinstance(value, Mapping):
         return value
     biases = {int(k) if isinstance(k, str) and k.isdecimal() else _plain(k): _plain(v) for k, v in value.items()}
-    return biases if len(biases) == len(value) else value  # an id that is there twice, as "7" and 7, is refused
+    return biases if len(biases) == len(value) else value  # an id that occurs twice, as "7" and 7, is refused
 
 
 def are_biases(values: Mapping[Any, Any]) -> bool:
@@ -76,7 +76,7 @@ def are_texts(values: tuple[object, ...]) -> bool:
 
 
 def check(config: Any, name: str, absent: object, kind: Any, rule: Callable[[Any], bool], says: str) -> None:
-    """Raise OptionError unless the option is `absent` (... for never), or of a kind and within its rule."""
+    """Raise OptionError unless the option is `absent` (...: never), or of this kind and within its rule."""
     value = getattr(config, name)
     if value is absent or (isinstance(absent, str) and value == absent):
         return
@@ -86,7 +86,7 @@ def check(config: Any, name: str, absent: object, kind: Any, rule: Callable[[Any
 
 
 def shown_value(value: object) -> str:
-    """A value for a message, cut where it is long."""
+    """A value for a message, cut if it is long."""
     try:
         text = repr(value)
     except ValueError:  # Python writes no integer of more than 4,300 digits

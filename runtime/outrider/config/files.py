@@ -63,7 +63,7 @@ def _parse(path: Path, text: str) -> Config:
 
 
 def user_path(path: str | Path) -> Path:
-    """A path that a user has given, with the home folder that a "~" at its beginning stands for.
+    """A path from a user, with "~" at its beginning replaced by the home folder.
 
     Raises:
         OptionError: when it is neither a text nor a path, holds a null character, or there is no such user.
@@ -82,7 +82,7 @@ def user_path(path: str | Path) -> Path:
 def find_presets() -> dict[str, Path]:
     """The presets that ship with Outrider, by name."""
     package = Path(str(importlib.resources.files("outrider")))
-    # An installed wheel has them inside the package; a checkout has them at its top.
+    # They are inside the package in a wheel, and at the top of a checkout.
     for folder in (package / "configs", package.parents[1] / "configs"):
         if folder.is_dir():
             return {path.stem: path for path in sorted(folder.glob("*.toml"))}
@@ -101,4 +101,4 @@ def _integers(value: Any) -> Iterator[int]:
 def _where(key: str, section: str) -> str:
     if key in SECTION_OF:
         return f"It belongs to section [{SECTION_OF[key]}]."
-    return nearest(key, [name for name, place in SECTION_OF.items() if place == section])
+    return nearest(key, [name for name, its in SECTION_OF.items() if its == section])

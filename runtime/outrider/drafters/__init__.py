@@ -1,16 +1,15 @@
-"""What proposes tokens."""
+"""Drafters: they propose tokens."""
 
 from outrider.drafters.draft_model import DraftModel
 from outrider.drafters.ngram import Ngram
 from outrider.drafters.references import References
 from outrider.drafters.store import AnswerStore
 from outrider.drafters.suffix import Suffix
-from outrider.drafters.translation import Dictionary
+from outrider.drafters.translation import TokenMap
 from outrider.drafters.vocabulary import Intersection, Subset, Text, Vocabulary, load_vocabulary
 
 __all__ = [
     "AnswerStore",
-    "Dictionary",
     "DraftModel",
     "Intersection",
     "Ngram",
@@ -18,6 +17,7 @@ __all__ = [
     "Subset",
     "Suffix",
     "Text",
+    "TokenMap",
     "Vocabulary",
     "load_vocabulary",
 ]

@@ -12,24 +12,24 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from collections.abc import Sequence as Seq
 
-    from outrider.drafters.reader import Guess, Reader
+    from outrider.drafters.draft_state import DraftState, Guess
     from outrider.drafters.vocabulary import Subset
     from outrider.types import Backend, Committed, DraftRequest, Pending, Sequence
 
 
 class DraftModel:
-    """A smaller model, decoding ahead.
+    """A smaller model that proposes tokens.
 
-    Tokens are chosen as the request's verifier wants them, through the same processors as the main model's, so that
-    draft_probs come as close to target_probs as they can (Leviathan et al. 2022, section 2). Several sequences are
-    drafted in one call, token by token.
+    The request's verifier draws the tokens, with the same processors as the main model's, so that draft_probs are as
+    near to target_probs as possible (Leviathan et al. 2022, section 2). Several sequences are drafted in one call,
+    token by token.
 
-    A model in fixed shapes drafts for one sequence at a time, and for prompts that it was compiled for. Others wait for
-    neither: their drafts are empty.
+    A model in fixed shapes drafts for one sequence at a time, and only for prompts that fit its sizes. Other sequences
+    do not wait: their drafts are empty.
 
-    context_length: tokens that the model reads at most. vocabulary: how its tokens and the main model's become one
-    another; by default they are the same. subset: the tokens that it has logits for; by default all. reuse:
-    whether texts begin with what the cache has of them, and leave their tokens there.
+    context_length: the model's longest context. vocabulary: converts between its tokens and the main model's; by
+    default they are the same. subset: the tokens that it has logits for; by default all. reuse: whether sequences start
+    from cached prefixes, and publish their own.
     """
 
     num_assistant_tokens = 3
@@ -50,16 +50,16 @@ class DraftModel:
         self._vocabulary = vocabulary or Vocabulary()
         self._subset = subset
         self._reuse = reuse
-        self._readers: dict[Sequence, Reader] = {}
-        self.ahead_seconds = 0.0  # in calls while the main model was checking
+        self._states: dict[Sequence, DraftState] = {}
+        self.ahead_seconds = 0.0  # of calls during target passes
 
     @property
     def seconds(self) -> float:
-        """Time spent in the draft model's calls so far, but for those while the main model was checking."""
+        """Seconds spent in the draft model's calls so far, except for those during target passes."""
         return self.backend.seconds - self.ahead_seconds
 
     def on(self, backend: Backend) -> DraftModel:
-        """Another drafter of the same model, through another backend."""
+        """A drafter of the same model with another backend."""
         return DraftModel(
             backend,
             context_length=self._context_length,
@@ -70,9 +70,9 @@ class DraftModel:
         )
 
     def reserve(self, sequence: Sequence, max_tokens: int, num_cached: int = 0) -> bool:  # noqa: ARG002
-        """Take room in the cache for a sequence that may grow to `max_tokens`; False while there is none.
+        """Open a slot for a sequence that may grow to `max_tokens`; False while there is no room.
 
-        A sequence that a model in fixed shapes has no place for goes on without it.
+        True without a slot if a model in fixed shapes has none for it: the sequence then gets empty drafts.
         """
         room = min(self._vocabulary.room(max_tokens), self._context_length)
         fixed = self.backend.capabilities.fixed
@@ -82,33 +82,33 @@ class DraftModel:
         slot = self.backend.open(room, Prompt(context, sequence.scope) if self._reuse else NO_PROMPT)
         if slot is None:
             return fixed is not None
-        self._readers[sequence] = self._vocabulary.reader(slot, room)
+        self._states[sequence] = self._vocabulary.new_state(slot, room)
         return True
 
     def propose(self, requests: Seq[DraftRequest]) -> list[Draft]:
-        """A draft of `limit` tokens for each request, an empty one where the draft model's own context ends.
+        """A draft of `limit` tokens for each request; empty if it does not fit the draft model's context.
 
-        A long prompt is read piece by piece, one a round; until it is read, its drafts are empty.
+        A long prompt is read piece by piece, one per round. Until it is read, its drafts are empty.
         """
-        readers = [self._readers.get(request.sequence) for request in requests]
+        states = [self._states.get(request.sequence) for request in requests]
         piece = max(self._max_num_batched_tokens // max(len(requests), 1), 2)
-        both = zip(readers, requests, strict=True)
-        active = [reader for reader, request in both if reader is not None and reader.begin(request)]
+        both = zip(states, requests, strict=True)
+        active = [state for state, request in both if state is not None and state.begin(request)]
         while active:
             self._read(active, piece)
-            active = [reader for reader in active if reader.wants_more]
-        return [NO_DRAFT if reader is None else reader.draft for reader in readers]
+            active = [state for state in active if state.wants_more]
+        return [NO_DRAFT if state is None else state.draft for state in states]
 
     def guess(
         self, request: DraftRequest, draft: Draft, chance: Callable[[float], float], next_chance: float
     ) -> Guess | None:
-        """What is likeliest to become of a draft of this model's, of all that it could draft ahead for.
+        """The likeliest outcome of a draft of this model, among those that it can draft ahead for.
 
-        chance: how likely a token is to be kept, by its confidence. next_chance: how likely the token that the model
-        expects behind a draft is to follow.
+        chance: a token's probability of acceptance, by its confidence. next_chance: the probability that the bonus
+        token is the one that the draft model expects.
         """
-        reader = self._readers.get(request.sequence)
-        return reader.guess(draft, chance, next_chance) if reader else None
+        state = self._states.get(request.sequence)
+        return state.guess(draft, chance, next_chance) if state else None
 
     def draft_ahead(
         self,
@@ -118,66 +118,65 @@ class DraftModel:
         guesses: Seq[Guess | None] | None = None,
         max_calls: int | None = None,
     ) -> None:
-        """Draft for the next round while the main model checks this one's drafts, until that is done.
+        """Draft for the next round during this round's target pass `check`, until that is done.
 
-        As if what is guessed had come true; by default what seems likeliest: that all of a draft is kept, and followed
-        by the token that the draft model expects there, or that one of its tokens is not, and the next best takes its
-        place (Liu et al. 2024, "PEARL: parallel speculative decoding with adaptive draft length"; McDanel 2024,
-        "AMUSD: asynchronous multi-device speculative decoding"). Where it comes out otherwise, the time is lost and
-        nothing else.
+        The next draft starts from a guessed outcome, by default the likeliest one. Either the whole draft is accepted
+        and the bonus token is the one that the draft model expects, or one token is rejected and the next best is
+        recovered (Liu et al. 2024, "PEARL: parallel speculative decoding with adaptive draft length"; McDanel 2024,
+        "AMUSD: asynchronous multi-device speculative decoding"). If the guess is wrong, only time is lost.
         """
         if check.done:
             return
         began = self.backend.seconds
         active = []
         for i, (request, draft) in enumerate(zip(requests, drafts, strict=True)):
-            reader = self._readers.get(request.sequence)
-            guess = guesses[i] if guesses else reader.guess(draft) if reader else None
-            if reader and guess:
-                reader.begin_ahead(draft, guess)
-                active.append(reader)
+            state = self._states.get(request.sequence)
+            guess = guesses[i] if guesses else state.guess(draft) if state else None
+            if state and guess:
+                state.begin_ahead(draft, guess)
+                active.append(state)
         num_calls = 0
         while active and not (num_calls and check.done) and num_calls != max_calls:
             self._read(active, 1)
             num_calls += 1
-            active = [reader for reader in active if reader.goes_on_ahead()]
+            active = [state for state in active if state.goes_on_ahead()]
         self.ahead_seconds += self.backend.seconds - began
 
-    def _read(self, readers: Seq[Reader], piece: int) -> None:
-        """Have up to `piece` tokens of each sequence read, and the next one chosen where those were all."""
-        chunks = [Chunk(r.slot, r.unread[:piece], num_rows=int(len(r.unread) <= piece)) for r in readers]
-        step = submit(self.backend, chunks, readers[0].request.observer).wait()  # a round has one observer
-        rows = iter(range(len(readers)))
-        for reader, chunk in zip(readers, chunks, strict=True):
+    def _read(self, states: Seq[DraftState], piece: int) -> None:
+        """Read up to `piece` tokens of each sequence. Choose the next token of those that are read to the end."""
+        chunks = [Chunk(s.slot, s.unread[:piece], num_rows=int(len(s.unread) <= piece)) for s in states]
+        step = submit(self.backend, chunks, states[0].request.observer).wait()  # a round has one observer
+        rows = iter(range(len(states)))
+        for state, chunk in zip(states, chunks, strict=True):
             if chunk.num_rows:
                 row = step.row(next(rows))
-                reader.choose(self._subset.row(row) if self._subset else row)
+                state.choose(self._subset.row(row) if self._subset else row)
 
     def can_draft(self, request: DraftRequest) -> bool:
-        """Whether the model has a place for the sequence, with room for as long a draft."""
-        reader = self._readers.get(request.sequence)
-        return reader is not None and reader.has_room(request)
+        """Whether the sequence has a slot with room for the draft."""
+        state = self._states.get(request.sequence)
+        return state is not None and state.has_room(request)
 
     def num_ahead(self, sequence: Sequence) -> int:
-        """Tokens of the next draft that are there already."""
-        reader = self._readers.get(sequence)
-        return reader.num_ahead(sequence) if reader else 0
+        """Tokens of the next draft that were drafted ahead."""
+        state = self._states.get(sequence)
+        return state.num_ahead(sequence) if state else 0
 
     def num_unread(self, sequence: Sequence) -> int:
-        """Committed tokens that are to be read before the next draft; 0 where none can follow."""
-        reader = self._readers.get(sequence)
-        return max(len(sequence) - reader.slot.length, 0) if reader else 0
+        """Committed tokens to read before the next draft; 0 for a sequence without a slot."""
+        state = self._states.get(sequence)
+        return max(len(sequence) - state.slot.length, 0) if state else 0
 
     def observe(self, sequence: Sequence, committed: Committed) -> None:
-        """Keep the cache up to the last accepted token."""
-        if reader := self._readers.get(sequence):
-            reader.observe(sequence, committed)
+        """Trim the cache to the last accepted token."""
+        if state := self._states.get(sequence):
+            state.observe(sequence, committed)
 
     def release(self, sequence: Sequence) -> None:
-        """Forget a sequence and give its cache back."""
-        if reader := self._readers.pop(sequence, None):
+        """Drop a sequence's state and close its slot."""
+        if state := self._states.pop(sequence, None):
             try:
                 if self._reuse:
-                    reader.slot.keep(reader.context(sequence))
+                    state.slot.publish(state.context(sequence))
             finally:
-                reader.slot.close()
+                state.slot.close()

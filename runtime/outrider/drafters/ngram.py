@@ -13,36 +13,36 @@ if TYPE_CHECKING:
 
 
 class Ngram:
-    """Prompt lookup: when the last n tokens stood in the context before, propose what followed them there.
+    """Prompt lookup: if the last n tokens occurred in the context before, propose the tokens that followed them.
 
-    The longest n of at most `max_ngram_size` wins, and of its occurrences the latest. A copy that reaches the end of
-    the context goes on with its own beginning, so that repetition is drafted at full length. Costs no model call.
+    Uses the longest n up to `max_ngram_size` that has a match, and its latest occurrence. A copy that reaches the end
+    of the context continues with its own beginning, so that repetition is drafted at full length. No model is called.
 
     Source: Saxena 2023, "Prompt Lookup Decoding" (which takes the earliest occurrence); Transformers'
     `PromptLookupCandidateGenerator`. The context is indexed once, not scanned every round.
     """
 
     num_assistant_tokens = 5
-    seconds = 0.0  # there is no model to call
+    seconds = 0.0  # no model is called
 
     def __init__(self, max_ngram_size: int = 3) -> None:
         self.max_ngram_size = max_ngram_size
         self._indexes: dict[Sequence, _Index] = {}
 
     def reserve(self, sequence: Sequence, max_tokens: int, num_cached: int = 0) -> bool:  # noqa: ARG002
-        """Start an index; there is always room for one."""
+        """Start an index. There is always room for one."""
         self._indexes[sequence] = _Index(self.max_ngram_size)
         return True
 
     def propose(self, requests: Seq[DraftRequest]) -> list[Draft]:
-        """A draft for each request; empty where nothing matches."""
+        """A draft for each request; empty without a match."""
         return [self._propose_one(request) for request in requests]
 
     def observe(self, sequence: Sequence, committed: Committed) -> None:
-        """Nothing to learn: the context holds committed tokens only."""
+        """Do nothing: `propose` reads the committed tokens itself."""
 
     def release(self, sequence: Sequence) -> None:
-        """Forget a sequence."""
+        """Drop a sequence's index."""
         self._indexes.pop(sequence, None)
 
     def _propose_one(self, request: DraftRequest) -> Draft:
@@ -58,7 +58,7 @@ class Ngram:
 
 
 class _Index:
-    """For every n-gram of a growing context, the position behind its latest occurrence."""
+    """Maps every n-gram of a growing context to the position behind its latest occurrence."""
 
     def __init__(self, max_ngram_size: int) -> None:
         self._max_ngram_size = max_ngram_size
@@ -66,8 +66,8 @@ class _Index:
         self._num_indexed = 0
 
     def find(self, token_ids: list[int]) -> int | None:
-        """The position behind the latest earlier occurrence of the context's end, for the longest n that has one."""
-        # The n-grams at the very end have nothing behind them yet: they are looked up, not entered.
+        """The position behind the latest earlier occurrence of the context's last n tokens, for the longest such n."""
+        # The n-grams at the very end have no next token yet: they are looked up, not indexed.
         for end in range(max(1, self._num_indexed), len(token_ids)):
             for n in range(1, min(self._max_ngram_size, end) + 1):
                 self._next[tuple(token_ids[end - n : end])] = end

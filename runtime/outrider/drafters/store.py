@@ -1,4 +1,4 @@
-"""The answers that an app has given, kept in a file to copy from."""
+"""The answer store: earlier answers in a file, to copy drafts from."""
 
 from __future__ import annotations
 
@@ -24,31 +24,32 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _DATABASE = b"SQLite format 3\0"  # the file's first bytes
-_APPLICATION = 0x4F757472  # "Outr": what makes a database ours
-_VERSION = 2  # of the tables; 1 was no database, and began as follows
+_APPLICATION = 0x4F757472  # "Outr": marks the database as ours
+_VERSION = 2  # of the tables; version 1 was no database, and began as follows
 _OLD = b"outrider answers\1\0\0\0"
-_PATIENCE = 1.0  # seconds that other processes' writing is waited for
-_MIN_MERGED = 4096  # recent tokens; fewer have an index of their own, which is made anew for every request
+_PATIENCE = 1.0  # seconds to wait while other processes write
+_MIN_MERGED = 4096  # recent tokens; fewer have a separate index, which is rebuilt for each request
 
-# Whoever closes a file loses all locks that the process has on it (POSIX), so one store at a time uses its file. Forks
-# wait, so that they begin with this lock free and no database open.
+# Closing a file drops all of the process's locks on it (POSIX), so only one store at a time uses its file. Forks wait
+# for this lock, so that they start with it free and with no open database.
 _FILES = threading.Lock()
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(before=_FILES.acquire, after_in_parent=_FILES.release, after_in_child=_FILES.release)
 
 
 class AnswerStore:
-    """A file of the newest answers of an app, for `Suffix` to copy from: what was said once is often said again.
+    """A file of an app's newest answers, for `Suffix` to copy from: answers often repeat earlier ones.
 
         store = AnswerStore("answers.db", manifest.main.vocab_sha256)
         store.add(result.token_ids)
         Suffix(store.references())
 
-    The file holds the answers in the clear, as token ids: whoever reads it can read them. Delete it to forget them. It
-    is an SQLite database. It is open only while it is read or written, and what a crash leaves half written is undone.
-    Threads may share a store, and processes its file: each copies from what was there when it began, and its own.
+    The file holds the answers unencrypted, as token ids: whoever can read the file can read them. To remove them,
+    delete the file. It is an SQLite database, which is open only while it is read or written. A write that a crash
+    interrupts is undone. Threads may share a store. Processes may share its file: each copies from the answers that
+    were in it at the start, and from its own.
 
-    Source: He et al. 2023, "REST", and Oliaro et al. 2024, "SuffixDecoding", which keep earlier answers, too.
+    Source: He et al. 2023, "REST", and Oliaro et al. 2024, "SuffixDecoding", which also store earlier answers.
 
     Raises:
         OptionError: when the file cannot be opened, is no store, damaged, or of another vocabulary.
@@ -58,15 +59,15 @@ class AnswerStore:
         self.path, self.max_tokens = user_path(path), max_tokens
         self._vocab_sha256 = vocab_sha256
         self._mutex = threading.Lock()
-        self._answers: deque[list[int]] = deque()  # the newest, of `max_tokens` together at most
+        self._answers: deque[list[int]] = deque()  # the newest, with at most `max_tokens` tokens in all
         self._num_tokens = 0  # of these
         try:
-            self._file = self.path.absolute()  # wherever the app goes
+            self._file = self.path.absolute()  # stays valid if the app changes its folder
             with self._transaction(writes=False) as database:
                 for data, checksum in database.execute("SELECT token_ids, checksum FROM answers ORDER BY begin"):
                     if not isinstance(data, bytes) or zlib.crc32(data) != checksum:
                         raise sqlite3.DatabaseError("an answer is not what was written")
-                    self._keep(np.frombuffer(data, dtype="<u4").tolist())
+                    self._append(np.frombuffer(data, dtype="<u4").tolist())
         except OSError as error:
             raise self._error(f"cannot be opened: {why(error)}. Name a file that can be read and written") from error
         except sqlite3.OperationalError as error:
@@ -79,11 +80,11 @@ class AnswerStore:
         self._recent_indexed: tuple[References, ...] | None = ()  # None: not up to date
 
     def add(self, token_ids: Seq[int]) -> None:
-        """Keep an answer. When the file cannot be written, it warns, and keeps the answer in memory."""
+        """Store an answer. If the file cannot be written, warns, and stores the answer in memory only."""
         if not token_ids:
             return
         with self._mutex:
-            self._keep(list(token_ids))
+            self._append(list(token_ids))
             self._recent.append(list(token_ids))
             self._recent_indexed = None
         data = np.asarray(token_ids, dtype="<u4").tobytes()
@@ -98,9 +99,9 @@ class AnswerStore:
             warnings.warn(f"The answer store {self.path} was not written: {one_line(error)}.", stacklevel=2)
 
     def references(self) -> tuple[References, ...]:
-        """All answers that are kept, the newest included.
+        """Indexes of all stored answers.
 
-        Recent ones have an index of their own, so that no request waits for all to be indexed again.
+        Recent answers have a separate index, so that no request waits for all answers to be indexed again.
         """
         with self._mutex:
             if self._recent_indexed is None:
@@ -110,7 +111,7 @@ class AnswerStore:
                     self._recent_indexed = (References(self._recent),)
             return self._indexed + self._recent_indexed
 
-    def _keep(self, answer: list[int]) -> None:
+    def _append(self, answer: list[int]) -> None:
         self._answers.append(answer)
         self._num_tokens += len(answer)
         while self._num_tokens > self.max_tokens and len(self._answers) > 1:
@@ -118,11 +119,11 @@ class AnswerStore:
 
     @contextlib.contextmanager
     def _transaction(self, writes: bool = True) -> Iterator[sqlite3.Connection]:
-        """The file, made if there is none; what the block writes is written as a whole or not at all."""
+        """The file, made if there is none. The block's writes are one transaction."""
         with _FILES:
             is_new = not self._check_ours()
             # Python begins no transactions of its own (isolation_level). The journal is SQLite's default, a file that
-            # is deleted when all is written: a database with a write-ahead log has two more files while it is open.
+            # is deleted after the write. A write-ahead log would need two more files while the database is open.
             database = sqlite3.connect(self._file, timeout=_PATIENCE, isolation_level=None)
             with contextlib.closing(database):
                 database.execute("BEGIN IMMEDIATE" if writes or is_new else "BEGIN")
@@ -139,16 +140,18 @@ class AnswerStore:
         database.execute(f"PRAGMA user_version = {_VERSION}")
         database.execute("CREATE TABLE vocabulary (sha256 TEXT)")
         database.execute("INSERT INTO vocabulary VALUES (?)", (self._vocab_sha256,))
-        # begin: tokens of all answers before this one, the dropped ones included. token_ids: little-endian uint32.
+        # begin: tokens of all answers before this one, including deleted ones. token_ids: little-endian uint32.
         database.execute("CREATE TABLE answers (begin INTEGER PRIMARY KEY, token_ids BLOB, checksum INTEGER)")
 
     def _check_ours(self) -> bool:
-        """Whether there is a file of ours already. SQLite would clean up beside somebody else's database.
+        """Whether the file is a store already; False if it is missing or empty.
+
+        Checked before SQLite opens it, which would delete journals beside another app's database.
 
         Raises:
-            OptionError: when there is a file that is not ours.
+            OptionError: when the file exists and is not ours.
         """
-        if self._file.exists() and not self._file.is_file():  # a folder, or a device that never ends
+        if self._file.exists() and not self._file.is_file():  # a folder, or an endless device
             raise self._error("cannot be opened: it is no file. Name a file")
         try:
             with self._file.open("rb") as file:

@@ -1,4 +1,4 @@
-"""Drafts copied from the context and from other texts, as far as the copy is likely to be right."""
+"""Drafts copied from the context and from other texts, cut where acceptance becomes unlikely."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ if TYPE_CHECKING:
     from outrider.drafters.suffix_automaton import Followers
     from outrider.types import Committed, DraftRequest, Sequence
 
-_SURE = 0.95  # no copy is surer than this
-_NUM_ORDERS = 4  # ever shorter contexts that are asked for a chance; what is left for others is little
+_SURE = 0.95  # highest chance of a copied token
+_NUM_ORDERS = 4  # contexts, ever shorter, that a chance is blended from; shorter ones add little
 
 
 class Suffix:
-    """Proposes what most often followed the longest end of the context that stood somewhere before.
+    """Proposes the most frequent continuation of the longest suffix of the context that occurred before.
 
         Suffix([References([tokenizer.encode(document)])])
 
-    Looks in the context itself, in `references` and in those of the sequence, token by token, and takes the likelier
-    continuation; the context's own among equals. A copy that reaches the end of the context goes on with its own
-    beginning. A draft ends where the chance that all of it is kept falls to `min_chance`. Costs no model call.
+    Searches the context, `references` and the sequence's references, token by token, and takes the likeliest
+    continuation; among equals the context's. A copy that reaches the end of the context continues with its own
+    beginning. A draft ends where the chance that all of it is accepted falls to `min_chance`. No model is called.
 
     Source: Oliaro et al. 2024, "SuffixDecoding" (frequencies decide how far to draft); Hu et al. 2024, "SAM Decoding"
     (a suffix automaton of the context beside one of other texts; here, these have a suffix array). A token's chance is
@@ -34,7 +34,7 @@ class Suffix:
     """
 
     num_assistant_tokens = 10
-    seconds = 0.0  # there is no model to call
+    seconds = 0.0  # no model is called
 
     def __init__(self, references: Seq[References] = (), min_chance: float = 0.02) -> None:
         self.references = tuple(references)
@@ -42,19 +42,19 @@ class Suffix:
         self._indexes: dict[Sequence, SuffixAutomaton] = {}
 
     def reserve(self, sequence: Sequence, max_tokens: int, num_cached: int = 0) -> bool:  # noqa: ARG002
-        """Start an index; there is always room for one."""
+        """Start an index. There is always room for one."""
         self._indexes[sequence] = SuffixAutomaton()
         return True
 
     def propose(self, requests: Seq[DraftRequest]) -> list[Draft]:
-        """A draft for each request, with confidences; empty where nothing matches."""
+        """A draft for each request, with confidences; empty without a match."""
         return [self._propose_one(request) for request in requests]
 
     def observe(self, sequence: Sequence, committed: Committed) -> None:
-        """Nothing to learn: the index holds committed tokens only."""
+        """Do nothing: `propose` reads the committed tokens itself."""
 
     def release(self, sequence: Sequence) -> None:
-        """Forget a sequence."""
+        """Drop a sequence's index."""
         self._indexes.pop(sequence, None)
 
     def _propose_one(self, request: DraftRequest) -> Draft:
@@ -65,11 +65,11 @@ class Suffix:
         sources: list[_Own | _Other] = [_Own(index), *(_Other(each, context) for each in references)]
         token_ids: list[int] = []
         confidences: list[float] = []
-        all_kept = 1.0
+        all_accepted = 1.0
         while len(token_ids) < request.limit:
             token_id, chance = max((source.guess() for source in sources), key=lambda guess: guess[1])
-            all_kept *= chance
-            if all_kept <= self.min_chance:
+            all_accepted *= chance
+            if all_accepted <= self.min_chance:
                 break
             token_ids.append(token_id)
             confidences.append(chance)
@@ -81,39 +81,39 @@ class Suffix:
 
 
 class _Own:
-    """The context as a source: what it says comes next, after the draft so far."""
+    """The context as a source of candidates for the next draft token."""
 
     def __init__(self, index: SuffixAutomaton) -> None:
-        self._index, self._place = index, index.longest
+        self._index, self._match = index, index.longest
 
     def guess(self) -> tuple[int, float]:
-        """A token and its chance to be kept; 0 where nothing matches."""
-        index, place = self._index, self._place
+        """A candidate and its chance of acceptance; chance 0 without a match."""
+        index, match = self._index, self._match
         token_id: int | None = None
         chance, reached = 0.0, 1.0
         for _ in range(_NUM_ORDERS):
-            if not place.length:
+            if not match.length:
                 break
-            followers, shorter = index.followers(place, token_id), index.shorter(place)
-            escape = _escape(followers, place.length - shorter.length)
+            followers, shorter = index.followers(match, token_id), index.shorter(match)
+            escape = _escape(followers, match.length - shorter.length)
             chance += reached * (1 - escape) * followers.times / followers.total
-            token_id, reached, place = followers.token_id, reached * escape, shorter
+            token_id, reached, match = followers.token_id, reached * escape, shorter
         return token_id or 0, min(chance, _SURE)
 
     def take(self, token_id: int) -> None:
-        """Go on behind a token of the draft."""
-        self._place = self._index.walk(self._place, token_id)
+        """Append a token of the draft."""
+        self._match = self._index.walk(self._match, token_id)
 
 
 class _Other:
-    """Other texts as a source."""
+    """Other texts as a source of candidates."""
 
     def __init__(self, references: References, context: Seq[int]) -> None:
         self._references, self._context = references, list(context[-MAX_TOKENS:])
         self._match = references.find(self._context)
 
     def guess(self) -> tuple[int, float]:
-        """A token and its chance to be kept; 0 where nothing matches."""
+        """A candidate and its chance of acceptance; chance 0 without a match."""
         if not self._match:
             return 0, 0.0
         followers = self._references.followers(self._match)
@@ -121,18 +121,17 @@ class _Other:
         return followers.token_id, min(chance, _SURE)
 
     def take(self, token_id: int) -> None:
-        """Go on behind a token of the draft."""
+        """Append a token of the draft."""
         self._context.append(token_id)
         longer = self._references.extend(self._match, token_id) if self._match else None
         self._match = longer or self._references.find(self._context)
 
 
 def _escape(followers: Followers, num_lengths: int) -> float:
-    """The chance that a context does not tell what comes next, and shorter ones have to.
+    """The probability of an escape: the next token is none of the context's followers, and shorter contexts decide.
 
-    Each of the `num_lengths` lengths at which the context had these followers escapes with num_distinct /
-    (num_distinct + total / 2). That is method C of Witten and Bell 1991, "The zero-frequency problem", with what was
-    seen counted half: a part of n tokens that stood once before is right with a chance of 1 − (2 / 3)^n, as in texts of
-    language models.
+    Each of the `num_lengths` lengths at which the context had these followers escapes with num_distinct / (num_distinct
+    + total / 2). That is method C of Witten and Bell 1991, "The zero-frequency problem", with observations counted
+    half: a match of n tokens that occurred once is right with a chance of 1 − (2 / 3)^n, as in language models' texts.
     """
     return (2 * followers.num_distinct / (2 * followers.num_distinct + followers.total)) ** num_lengths

@@ -1,18 +1,18 @@
-"""An index of a growing text: where each of its parts stood before, and what followed there."""
+"""An index of a growing text: the occurrences of each of its substrings, and the tokens that followed."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
 _ROOT = 0
-_MAX_COUNTED = 32  # of the states that end at a new token, so many are counted, the longest first
+_MAX_COUNTED = 32  # most states that are counted for a new token, the longest first
 
 
 class Followers(NamedTuple):
-    """What followed a context where it stood before.
+    """The tokens that followed a context.
 
-    token_id: the most frequent next token, and of several the latest. times: how often it followed. total: how often
-    anything did. num_distinct: how many different tokens did.
+    token_id: the most frequent one, and of several the latest. times: how often it followed. total: how often any token
+    followed. num_distinct: the number of different tokens.
     """
 
     token_id: int
@@ -21,40 +21,40 @@ class Followers(NamedTuple):
     num_distinct: int
 
 
-class Place(NamedTuple):
-    """A part of the text that is the end of some context: a state of the automaton, and the part's length in tokens."""
+class Match(NamedTuple):
+    """A substring of the text that is a suffix of some context: the automaton's state, and the length in tokens."""
 
     state: int
     length: int
 
 
 class SuffixAutomaton:
-    """The smallest automaton that reads every part of a text, kept up to date as the text grows.
+    """The smallest automaton that reads every substring of a text. It grows with the text.
 
         automaton = SuffixAutomaton()
         automaton.append(token_id)                 # amortised O(1)
-        place = automaton.longest                  # the longest end of the text that stood in it before
-        automaton.followers(place)                 # what came next
-        place = automaton.walk(place, token_id)    # as if the text went on so; nothing is entered
+        match = automaton.longest                  # the text's longest suffix that occurred before
+        automaton.followers(match)                 # the tokens that followed it
+        match = automaton.walk(match, token_id)    # as if the text continued so; the text is not changed
 
-    A state stands for the parts that end at the same positions; its link leads to the longest of their ends that has
-    more. Source: Blumer et al. 1985, "The smallest automaton recognizing the subwords of a text"; how often a part
-    stands in the text is counted along the links of each new token, as in Hu et al. 2024, "SAM Decoding". In a text
-    that repeats itself on and on, there are many links, and only the longest parts are counted exactly.
+    A state stands for the substrings that end at the same positions. Its link leads to their longest suffix with more
+    positions. Source: Blumer et al. 1985, "The smallest automaton recognizing the subwords of a text". Occurrences are
+    counted along the links of each new token, as in Hu et al. 2024, "SAM Decoding". In a text that repeats itself many
+    times there are many links, and only the longest substrings are counted exactly.
     """
 
     def __init__(self) -> None:
         self.num_tokens = 0
-        # By state. The text's own, from the first token on, is the one that nothing has followed yet.
+        # By state. The whole text's state is the only one without a next token.
         self._next: list[dict[int, int]] = [{}]
         self._link = [-1]
-        self._length = [0]  # of the longest part
-        self._count = [0]  # how often its parts stand in the text
-        self._latest = [0]  # where they did last: the number of tokens up to their end
+        self._length = [0]  # of the longest substring
+        self._count = [0]  # occurrences of its substrings
+        self._latest = [0]  # end of their latest occurrence, in tokens from the start
         self._whole = _ROOT
 
     def append(self, token_id: int) -> None:
-        """Let the text grow by a token."""
+        """Append a token to the text."""
         self.num_tokens += 1
         following, link, length = self._next, self._link, self._length
         at, new = self._whole, self._add({}, _ROOT, self.num_tokens, 0)
@@ -63,7 +63,7 @@ class SuffixAutomaton:
             at = link[at]
         if at >= 0:
             target = following[at][token_id]
-            if length[target] > length[at] + 1:  # its longer parts do not stand here: the shorter ones part from them
+            if length[target] > length[at] + 1:  # its longer substrings do not end here: split the state
                 longer = target
                 target = self._add(dict(following[longer]), link[longer], length[at] + 1, self._count[longer])
                 link[longer] = target
@@ -88,40 +88,40 @@ class SuffixAutomaton:
         return len(self._next) - 1
 
     @property
-    def longest(self) -> Place:
-        """The longest end of the text that stood in it before; of length 0 where the last token is new."""
+    def longest(self) -> Match:
+        """The text's longest suffix that occurred before; of length 0 if the last token is new."""
         state = max(self._link[self._whole], _ROOT)
-        return Place(state, self._length[state])
+        return Match(state, self._length[state])
 
-    def latest(self, place: Place) -> int:
-        """Where this part ended last: how many tokens there were then."""
-        return self._latest[place.state]
+    def latest(self, match: Match) -> int:
+        """The end of the latest occurrence, in tokens from the start."""
+        return self._latest[match.state]
 
-    def walk(self, place: Place, token_id: int) -> Place:
-        """The longest end of (this part, then the token) that stands in the text.
+    def walk(self, match: Match, token_id: int) -> Match:
+        """The longest suffix of (match + token) that occurs in the text.
 
-        Where that is the text's own end, nothing has followed yet. A copy that has come so far goes on as it began: at
-        the longest end that stood before, with the length it has reached.
+        If that occurs only at the text's end, no token follows it. The copy then continues with its own beginning: at
+        the longest suffix that occurred before, with the length reached so far.
         """
-        state, length = place
+        state, length = match
         while token_id not in self._next[state]:
             if state == _ROOT:
-                return Place(_ROOT, 0)
+                return Match(_ROOT, 0)
             state = self._link[state]
             length = self._length[state]
         state = self._next[state][token_id]
         if state == self._whole:
             state = self._link[state]
-        return Place(state, length + 1 if state else 0)
+        return Match(state, length + 1 if state else 0)
 
-    def shorter(self, place: Place) -> Place:
-        """The longest end of this part that stands in more positions; of length 0 in the end."""
-        state = max(self._link[place.state], _ROOT)
-        return Place(state, self._length[state])
+    def shorter(self, match: Match) -> Match:
+        """The longest suffix of the match that occurs at more positions; of length 0 in the end."""
+        state = max(self._link[match.state], _ROOT)
+        return Match(state, self._length[state])
 
-    def followers(self, place: Place, token_id: int | None = None) -> Followers:
-        """What came next where this part stood, or how often this token did. A part of length 0 stands everywhere."""
-        following, count, latest = self._next[place.state], self._count, self._latest
+    def followers(self, match: Match, token_id: int | None = None) -> Followers:
+        """The tokens that followed the match, or how often this token did. A match of length 0 is everywhere."""
+        following, count, latest = self._next[match.state], self._count, self._latest
         if token_id is None:
             token_id = max(following, key=lambda token_id: (count[following[token_id]], latest[following[token_id]]))
         total = sum([count[state] for state in following.values()])

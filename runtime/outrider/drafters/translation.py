@@ -1,4 +1,4 @@
-"""Main tokens in a draft model's own tokens."""
+"""Translates main tokens to a draft model's own tokens."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ if TYPE_CHECKING:
 
 
 def utf8_decoder() -> codecs.IncrementalDecoder:
-    """Gives whole characters, and keeps the bytes of one that is not complete. What is no UTF-8 is left out."""
+    """A decoder that returns whole characters, and holds the bytes of an incomplete one. Skips what is not UTF-8."""
     return codecs.getincrementaldecoder("utf-8")("ignore")
 
 
 @dataclass(frozen=True, eq=False)
-class Dictionary:
-    """What it takes to say main tokens in draft tokens.
+class TokenMap:
+    """Maps main tokens to draft tokens: by id if both vocabularies have the token, otherwise by its text.
 
-    token_bytes: for each main token the bytes that it stands for. encode: a text that goes on from another, to draft
-    token ids. to_draft: int32 [main vocab], the draft id of the same bytes or −1. prefix: the draft ids that the draft
-    model expects at the beginning of every text, which take the place of the main model's `bos_token_id`.
+    token_bytes: the bytes of each main token. encode: encodes a text that continues another to draft token ids.
+    to_draft: int32 [main vocab], the draft id of the same bytes or −1. prefix: the draft ids that the draft model
+    expects at the beginning of every text, instead of the main model's `bos_token_id`.
     """
 
     token_bytes: Seq[bytes]
@@ -36,50 +36,51 @@ class Dictionary:
 
 
 class Translation:
-    """A sequence's tokens in draft tokens, as it grows. What has been translated stays as it is.
+    """A growing sequence in draft tokens. Tokens that were translated do not change.
 
-        translation = Translation(dictionary)
+        translation = Translation(token_map)
         translation.extend(sequence.token_ids)
         translation.token_ids
 
-    Tokens that both vocabularies have go over one by one, runs of others by way of their text, in whole characters.
+    Tokens of both vocabularies are mapped one by one. Runs of other tokens are mapped through their text, in whole
+    characters.
     """
 
-    def __init__(self, dictionary: Dictionary) -> None:
-        self.token_ids = list(dictionary.prefix)
+    def __init__(self, token_map: TokenMap) -> None:
+        self.token_ids = list(token_map.prefix)
         self.num_read = 0  # main tokens
-        self._dictionary = dictionary
+        self._token_map = token_map
         self._characters = utf8_decoder()
 
     @property
     def is_complete(self) -> bool:
-        """Whether the text is translated to its end: no bytes of a character wait for its others."""
+        """Whether the text is translated to its end: no incomplete character is held."""
         return not self._characters.getstate()[0]
 
     def read(self, token_ids: Seq[int]) -> Seq[int]:
-        """The tokens that are new since the last time, without a beginning that `prefix` stands for."""
+        """The new tokens since the last call, without the `bos_token_id` that `prefix` replaces."""
         new = token_ids[self.num_read :]
-        begins = not self.num_read and self._dictionary.prefix and token_ids[0] == self._dictionary.bos_token_id
+        begins = not self.num_read and self._token_map.prefix and token_ids[0] == self._token_map.bos_token_id
         self.num_read = len(token_ids)
         return new[1:] if begins else new
 
     def extend(self, token_ids: Seq[int]) -> None:
-        """Take in what is new of the main model's committed tokens, in whole characters."""
-        dictionary, text = self._dictionary, ""
+        """Translate the new committed tokens, in whole characters."""
+        token_map, text = self._token_map, ""
         for token_id in self.read(token_ids):
-            shared = int(dictionary.to_draft[token_id])
+            shared = int(token_map.to_draft[token_id])
             if shared >= 0 and self.is_complete:
                 self._append(text)
                 text = ""
                 self.token_ids.append(shared)
             else:
-                text += self._characters.decode(dictionary.token_bytes[token_id])
+                text += self._characters.decode(token_map.token_bytes[token_id])
         self._append(text)
 
     def extend_with_bytes(self, spelled: bytes) -> None:
-        """Take in bytes that follow, in whole characters."""
+        """Translate the bytes that follow, in whole characters."""
         self._append(self._characters.decode(spelled))
 
     def _append(self, text: str) -> None:
         if text:
-            self.token_ids.extend(self._dictionary.encode(text))
+            self.token_ids.extend(self._token_map.encode(text))

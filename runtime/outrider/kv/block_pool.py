@@ -1,4 +1,4 @@
-"""The blocks that a model's KV cache is cut into, and whose keys and values are in them."""
+"""The blocks of a paged KV cache, and the prefix cache in them."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ if TYPE_CHECKING:
 
 
 class BlockPool:
-    """Hands out the blocks of one cache by number, those that hold the beginning of a text already among them.
+    """Allocates the blocks of one cache to sequences, with blocks of cached prefixes among them.
 
         pool = BlockPool(num_blocks=64, block_size=32)
-        place = pool.open(100, prompt_token_ids)    # None while others hold the room
-        place.blocks                                # 4 numbers, in the order of the text
-        place.num_cached                            # tokens that are there already
-        place.keep(token_ids)                       # committed ones: others may begin with them from now on
-        place.close(token_ids)
+        table = pool.open(100, prompt_token_ids)    # None while others hold the room
+        table.blocks                                # 4 numbers, in the order of the text
+        table.num_cached                            # tokens of a cached prefix
+        table.publish(token_ids)                    # committed tokens: others may start from them
+        table.close(token_ids)
 
-    Full blocks that were kept form a tree, each under the one that it goes on from, and are never written again: places
-    share them by reference. The last block of a text may be part full; what a place needs of it is copied. Blocks that
-    no place uses stay until their room is needed; then the least recently used ones go, the end of a text before its
-    beginning.
+    Published full blocks form a tree. A block's parent holds the tokens before it. Published blocks are never written
+    again, and tables share them by reference. The last block of a prefix may be part full; a table copies what it needs
+    of it. Blocks that no table uses stay in the tree until their room is needed. Then the least recently used ones are
+    evicted, the end of a prefix before its beginning.
 
-    Where it cannot grow, it makes do with what it has, if that is enough.
+    If the cache cannot grow, the pool works with the blocks it has, if these are enough.
 
-    num_blocks: blocks there are. block_size: tokens a block. max_blocks, grow: how many there may be, and what makes
-    the cache so large when more are needed; at least twice as large each time, so that copying adds up to little.
+    num_blocks: blocks allocated now. block_size: tokens per block. max_blocks: the most blocks. grow: a function that
+    makes the cache larger. The cache grows at least twofold each time, so that copying stays cheap.
 
-    Source: vLLM's prefix caching and SGLang's radix tree (Zheng et al. 2024), in the least that both have in common.
+    Source: vLLM's prefix caching and SGLang's radix tree (Zheng et al. 2024), reduced to what both share.
     """
 
     def __init__(
@@ -48,36 +48,36 @@ class BlockPool:
         self.block_size = block_size
         self.max_blocks = num_blocks if max_blocks is None else max_blocks
         self._grow = grow
-        # The last block in is the first out: a block that was used is in memory already.
+        # Last in, first out: a block that was used before is in memory already.
         self._free = list(range(num_blocks - 1, -1, -1))
-        self._roots: dict[bytes, _Root] = {}  # of each scope's tree, as long as there is anything in it
-        self._idle: OrderedDict[_Block, None] = OrderedDict()  # in the tree, used by no place; the oldest first
+        self._roots: dict[bytes, _Root] = {}  # of each scope's tree, while that has blocks
+        self._idle: OrderedDict[_Block, None] = OrderedDict()  # in the tree, used by no table; the oldest first
         self.num_evicted = 0
 
     @property
     def num_free(self) -> int:
-        """Blocks with nothing in them, those included that the cache may grow by."""
+        """Free blocks, including those that the cache may still grow by."""
         return len(self._free) + self.max_blocks - self.num_blocks
 
     @property
     def num_idle(self) -> int:
-        """Blocks that are kept, but used by no place."""
+        """Published blocks that no table uses."""
         return len(self._idle)
 
     @property
     def num_used(self) -> int:
-        """Blocks that places hold."""
+        """Blocks that tables hold."""
         return self.max_blocks - self.num_free - self.num_idle
 
     @property
     def max_tokens(self) -> int:
-        """Tokens that fit when nobody else holds a block."""
+        """Most tokens of one table, if no other holds a block."""
         return self.max_blocks * self.block_size
 
-    def open(self, num_tokens: int, token_ids: Seq[int] = (), scope: bytes = b"") -> Place | None:
-        """A place for `num_tokens` that begin with `token_ids`; None while others hold the room.
+    def open(self, num_tokens: int, token_ids: Seq[int] = (), scope: bytes = b"") -> BlockTable | None:
+        """A table for `num_tokens` tokens that begin with `token_ids`; None while others hold the blocks.
 
-        At least the last of `token_ids` is left to be read: its row is wanted. Nothing is shared with another scope.
+        The last of `token_ids` is never taken from the prefix cache, because its row is wanted. Scopes share nothing.
         """
         text = tuple(token_ids[: max(min(len(token_ids), num_tokens) - 1, 0)])
         root = self._roots.get(scope) or _Root(scope)
@@ -95,19 +95,19 @@ class BlockPool:
         if own is None:
             self._drop(shared)
             return None
-        place = Place(self, shared, own, scope)
-        place.num_cached = begun + num_common
+        table = BlockTable(self, shared, own, scope)
+        table.num_cached = begun + num_common
         if source is None:
-            return place
+            return table
         if num_common == len(source.token_ids) < self.block_size and source in self._idle:
             self._free.append(own[0])
-            own[0] = self._remove(source)  # the place goes on where an ended text stopped
-        elif own[0] != source.number:  # which may have been evicted by now, but not been written to
-            place.copied_block = source.number
-        return place
+            own[0] = self._remove(source)  # the table continues an ended text in its last block
+        elif own[0] != source.number:  # it may have been evicted, but its content is still there
+            table.copied_block = source.number
+        return table
 
     def _find(self, text: tuple[int, ...], root: _Root) -> list[_Block]:
-        """The full blocks that a text begins with, as far as they are there."""
+        """The published full blocks that a text begins with."""
         found: list[_Block] = []
         block: _Block | None = root
         for begin in range(0, len(text) - self.block_size + 1, self.block_size):
@@ -123,14 +123,14 @@ class BlockPool:
             self._idle.pop(block, None)
 
     def _drop(self, blocks: list[_Block]) -> None:
-        """Whoever uses a block uses those above it: a block becomes idle before they do, and goes before they go."""
+        """A user of a block uses its ancestors too. So blocks become idle, and are evicted, before their ancestors."""
         for block in reversed(blocks):
             block.num_users -= 1
             if not block.num_users:
                 self._idle[block] = None
 
     def _take(self, wanted: int) -> list[int] | None:
-        """Blocks to write to; None, and nothing lost, when there are too few."""
+        """Blocks to write to; None, without evicting any, if there are too few."""
         if wanted > self.num_free + self.num_idle:
             return None
         if wanted > len(self._free) and self.num_blocks < self.max_blocks and self._grow:
@@ -141,7 +141,7 @@ class BlockPool:
             except DeviceError:
                 if wanted > len(self._free) + len(self._idle):
                     raise
-                self.max_blocks = size = self.num_blocks  # it is as large as it gets: others' memory is not ours
+                self.max_blocks = size = self.num_blocks  # no more memory: do not try to grow again
             self._free[:0] = range(size - 1, self.num_blocks - 1, -1)
             self.num_blocks = size
         while wanted > len(self._free):
@@ -153,7 +153,7 @@ class BlockPool:
         return taken[::-1]
 
     def _remove(self, block: _Block) -> int:
-        """Take an idle block that nothing goes on from out of the tree."""
+        """Remove an idle leaf from the tree."""
         del self._idle[block]
         parent = block.parent
         if parent is not None:
@@ -163,11 +163,11 @@ class BlockPool:
         return block.number
 
     def _end(self, shared: list[_Block], scope: bytes) -> _Block:
-        """What the next block of a text is added under."""
+        """The parent for the next block of a text."""
         return shared[-1] if shared else self._roots.setdefault(scope, _Root(scope))
 
-    def _keep(self, shared: list[_Block], own: list[int], token_ids: Seq[int], scope: bytes) -> None:
-        """Move the first of `own`, as far as `token_ids` fill them, to the end of `shared`."""
+    def _publish(self, shared: list[_Block], own: list[int], token_ids: Seq[int], scope: bytes) -> None:
+        """Move those of `own` that `token_ids` fill to the end of `shared`."""
         size = self.block_size
         for begin in range(len(shared) * size, len(token_ids) - size + 1, size):
             parent = self._end(shared, scope)
@@ -177,12 +177,12 @@ class BlockPool:
             if block is None:
                 block = parent.add(number, key)
             else:
-                self._free.append(number)  # another place has read the same in the meantime
+                self._free.append(number)  # another table has published the same tokens in the meantime
             self._hold([block])
             shared.append(block)
 
     def _close(self, shared: list[_Block], own: list[int], token_ids: Seq[int], scope: bytes) -> None:
-        self._keep(shared, own, token_ids, scope)
+        self._publish(shared, own, token_ids, scope)
         rest = tuple(token_ids[len(shared) * self.block_size :])
         if rest:
             parent = self._end(shared, scope)
@@ -196,11 +196,11 @@ class BlockPool:
         self._drop(shared)
 
 
-class Place:
-    """The blocks of one text, until it is closed.
+class BlockTable:
+    """The blocks of one sequence, until it is closed.
 
-    num_cached: how many of its tokens were in the cache when it was opened. copied_block: the block, if any, whose
-    content has to be copied to the first of the place's own ones for that, before anything is written.
+    num_cached: tokens of the cached prefix that it started from. copied_block: the block, if any, whose content has to
+    be copied to the table's first own block before anything is written.
     """
 
     def __init__(self, pool: BlockPool, shared: list[_Block], own: list[int], scope: bytes) -> None:
@@ -214,25 +214,25 @@ class Place:
 
     @property
     def blocks(self) -> list[int]:
-        """Their numbers, in the order of the text."""
+        """The blocks' numbers, in the order of the text."""
         return [*(block.number for block in self._shared), *self._own]
 
     @property
     def num_shared(self) -> int:
-        """Tokens in the blocks that may have other users: nothing is written there."""
+        """Tokens in shared blocks, which are never written."""
         return len(self._shared) * self._pool.block_size
 
     @property
     def first_own_block(self) -> int:
-        """Where the first token behind the shared ones goes."""
+        """The block of the first token behind the shared ones."""
         return self._own[0]
 
-    def keep(self, token_ids: Seq[int]) -> None:
-        """Share what is full of the blocks with these tokens, which are in the cache. `blocks` may change."""
-        self._pool._keep(self._shared, self._own, token_ids, self._scope)
+    def publish(self, token_ids: Seq[int]) -> None:
+        """Publish the full blocks of these committed tokens. `blocks` may change."""
+        self._pool._publish(self._shared, self._own, token_ids, self._scope)
 
     def close(self, token_ids: Seq[int] = ()) -> None:
-        """Give the blocks back; what is in them of `token_ids`, the text's beginning, stays. Twice does no harm."""
+        """Publish `token_ids`, the text's committed beginning, and free the other blocks. Twice does no harm."""
         if not self._closed:
             self._closed = True
             self._pool._close(self._shared, self._own, token_ids, self._scope)
@@ -240,7 +240,7 @@ class Place:
 
 
 class _Block:
-    """A block whose content is known: `token_ids`, behind those of `parent` and the blocks above it."""
+    """A published block with `token_ids`, which follow those of its ancestors."""
 
     __slots__ = ("_order", "children", "num_users", "number", "parent", "token_ids")
 
@@ -249,22 +249,22 @@ class _Block:
         self.token_ids = token_ids
         self.parent = parent
         self.children: dict[tuple[int, ...], _Block] = {}
-        self._order: list[tuple[int, ...]] = []  # of the children: what begins alike stands together
+        self._order: list[tuple[int, ...]] = []  # the children's keys, sorted: common prefixes are neighbours
         self.num_users = 0
 
     def add(self, number: int, token_ids: tuple[int, ...]) -> _Block:
-        """A new block under this one."""
+        """Add a child."""
         made = self.children[token_ids] = _Block(number, token_ids, self)
         bisect.insort(self._order, token_ids)
         return made
 
     def remove(self, child: _Block) -> None:
-        """Take a block under this one away."""
+        """Remove a child."""
         del self.children[child.token_ids]
         del self._order[bisect.bisect_left(self._order, child.token_ids)]
 
     def nearest(self, token_ids: tuple[int, ...]) -> tuple[_Block | None, int]:
-        """The block under this one that begins with most of `token_ids`, and with how many of them."""
+        """The child with the longest common prefix with `token_ids`, and the prefix's length."""
         at = bisect.bisect_left(self._order, token_ids)
         most, key = max(
             ((num_common_tokens(k, token_ids), k) for k in self._order[max(at - 1, 0) : at + 1]), default=(0, ())
@@ -273,7 +273,7 @@ class _Block:
 
 
 class _Root(_Block):
-    """What the texts of a scope begin under."""
+    """The root of a scope's tree."""
 
     __slots__ = ("scope",)
 
@@ -286,7 +286,7 @@ _STRETCH = 64
 
 
 def num_common_tokens(some: Seq[int], others: Seq[int]) -> int:
-    """How many tokens two texts have in common at their beginning."""
+    """The length of two texts' common prefix."""
     length, begin = min(len(some), len(others)), 0
     while begin < length and some[begin : begin + _STRETCH] == others[begin : begin + _STRETCH]:
         begin += _STRETCH

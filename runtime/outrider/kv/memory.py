@@ -12,15 +12,15 @@ if TYPE_CHECKING:
 
 
 def allocate_zeros(num_bytes: int) -> NDArray[np.uint8]:
-    """Zeros, uint8 [num_bytes], that begin at a page, and of which no page is taken before it is written to.
+    """Zeros, uint8 [num_bytes], page-aligned. A page takes no memory before it is written to.
 
-    Not NumPy's own, which ask for pages of 2 MB: a cache would be there as a whole when a little of it is used. Goes
-    back to the system when it is freed, whatever its size.
+    NumPy's zeros ask for pages of 2 MB, so that a cache would take all its memory as soon as a little of it is used.
+    This memory returns to the system when it is freed, whatever its size.
 
     Raises:
-        OSError, OverflowError: where there is no room for so many.
+        OSError, OverflowError: when there is too little memory.
     """
     options: dict[str, Any] = {}
-    if hasattr(mmap, "MAP_ANONYMOUS"):  # not on Windows, where nothing else is to be had
+    if hasattr(mmap, "MAP_ANONYMOUS"):  # Windows has no other kind
         options["flags"] = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
     return np.frombuffer(mmap.mmap(-1, num_bytes, **options), dtype=np.uint8)

@@ -1,10 +1,10 @@
-"""From logits to decisions, in a fixed order.
+"""Logits processors, in a fixed order, and the decisions from processed logits.
 
     sampler = LogitsSampler(config, prompt_token_ids, end_token_ids=eos_token_ids)
     row = step.row(i)                          # or LogitsRow.of(logits)
     sampler.best(row, prefix=[])               # the greedy token
     sampler.distribution(row, prefix=[])       # target_probs or draft_probs
-    sampler.logprobs(row, [], token_id)        # how likely a chosen token was
+    sampler.logprobs(row, [], token_id)        # the log-probability of a chosen token
 
 Order, and the upstream behaviour each step follows. Classes are those of Transformers 5.5, `logits_process.py`, in the
 order of its `_get_logits_processor`:
@@ -13,21 +13,21 @@ order of its `_get_logits_processor`:
 2.  repetition penalty (Keskar et al. 2019): `RepetitionPenaltyLogitsProcessor`, over prompt and answer.
     logit / penalty where it is positive, else logit · penalty
 3.  presence and frequency penalty: OpenAI's API, over the answer. logit − presence · (count > 0) − frequency · count
-4.  no-repeat n-gram (Paulus et al. 2017): `NoRepeatNGramLogitsProcessor`, over prompt and answer. −inf for what would
-    complete an n-gram that is there
-5.  min_new_tokens: `MinNewTokensLengthLogitsProcessor`. −inf for what ends an answer that is shorter
+4.  no-repeat n-gram (Paulus et al. 2017): `NoRepeatNGramLogitsProcessor`, over prompt and answer. −inf for tokens that
+    would repeat an n-gram
+5.  min_new_tokens: `MinNewTokensLengthLogitsProcessor`. −inf for tokens that would end a shorter answer
 6.  banned tokens: `SuppressTokensLogitsProcessor`. −inf
 7.  temperature: `TemperatureLogitsWarper`. logit / temperature
-8.  top-k: `TopKLogitsWarper`. The k highest logits, and what equals the last of them
+8.  top-k: `TopKLogitsWarper`. The k highest logits, and those equal to the last of them
 9.  top-p (Holtzman et al. 2020): `TopPLogitsWarper`. The likeliest tokens until their mass reaches p
 10. min-p (Nguyen et al. 2024): `MinPLogitsWarper`. Tokens of at least min_p · the highest probability
 11. typical-p (Meister et al. 2022): `TypicalLogitsWarper`. The tokens whose −log(probability) is nearest to the
     entropy, until their mass reaches p
 
-A greedy token is the best one after step 6; the others are for sampling. Steps 8 to 11 keep one token at least.
+A greedy token is the best one after step 6. Later steps are for sampling. Steps 8 to 11 keep at least one token.
 
-Each step sees exactly the tokens that it would see in plain decoding: row i of a draft counts the i draft tokens
-before it, and the state holds committed tokens only. A row that holds −inf stays −inf there.
+Each step sees the same tokens as in plain decoding: row i of a draft counts the i draft tokens before it, and the state
+holds committed tokens only. A logit of −inf stays −inf.
 """
 
 from outrider.sampling.rows import DraftRows

@@ -1,4 +1,4 @@
-"""What may not be chosen: its logit becomes −inf."""
+"""Processors that ban tokens: their logits become −inf."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 class NoRepeatNgram:
     """No n-gram of prompt and answer comes twice (Paulus et al. 2017, "A deep reinforced model for summarization").
 
-    As Transformers' `NoRepeatNGramLogitsProcessor`. What followed each (n − 1)-gram is kept in an index of the
-    committed tokens, so that a row costs as much at the end of a long answer as at its beginning.
+    As Transformers' `NoRepeatNGramLogitsProcessor`. An index maps each (n − 1)-gram of the committed tokens to the
+    tokens that followed it, so that the cost of a row does not grow with the answer.
     """
 
     def __init__(self, size: int, prompt_token_ids: Seq[int]) -> None:
         self._num_before = size - 1
         self._followers: defaultdict[tuple[int, ...], set[int]] = defaultdict(set)
-        self._tail: list[int] = []  # the last n − 1 committed tokens, or as many as there are
+        self._tail: list[int] = []  # the last n − 1 committed tokens, or fewer at the beginning
         self.commit(prompt_token_ids)
 
     def commit(self, token_ids: Seq[int]) -> None:
@@ -34,25 +34,25 @@ class NoRepeatNgram:
         self._tail = self._last(token_ids)
 
     def apply(self, logits: Logits, prefix: Seq[int]) -> None:
-        """Ban, in place, what would complete an n-gram of the committed tokens and `prefix`."""
+        """Ban, in place, tokens that would repeat an n-gram of the committed tokens and `prefix`."""
         last = tuple(self._last(prefix))
         banned = [token_id for before, token_id in self._ngrams(prefix) if before == last]
-        # Shorter than n − 1 at the beginning of all, `last` is no key.
+        # At the beginning, `last` is shorter than n − 1, and is no key.
         logits[[*self._followers.get(last, ()), *banned]] = -np.inf
 
     def _ngrams(self, token_ids: Seq[int]) -> list[tuple[tuple[int, ...], int]]:
-        """The n-grams that tokens behind the committed ones complete, the last token apart."""
+        """The n-grams that `token_ids` complete behind the committed tokens, as (first n − 1 tokens, last token)."""
         n, context = self._num_before, [*self._tail, *token_ids]
         return [(tuple(context[at - n : at]), context[at]) for at in range(max(n, len(self._tail)), len(context))]
 
     def _last(self, token_ids: Seq[int]) -> list[int]:
-        """The last n − 1 tokens where these stand behind the committed ones."""
+        """The last n − 1 tokens, if `token_ids` follow the committed ones."""
         context = [*self._tail, *token_ids]
         return context[max(len(context) - self._num_before, 0) :]
 
 
 class MinNewTokens:
-    """What ends an answer is banned before it has a number of tokens: `MinNewTokensLengthLogitsProcessor`."""
+    """Bans tokens that would end a shorter answer: Transformers' `MinNewTokensLengthLogitsProcessor`."""
 
     def __init__(self, min_new_tokens: int, end_token_ids: Collection[int]) -> None:
         self._num_missing = min_new_tokens
@@ -69,7 +69,7 @@ class MinNewTokens:
 
 
 class BannedTokens:
-    """Some tokens are never chosen: Transformers' `SuppressTokensLogitsProcessor`."""
+    """Bans tokens everywhere: Transformers' `SuppressTokensLogitsProcessor`."""
 
     def __init__(self, token_ids: Seq[int]) -> None:
         self._token_ids = np.asarray(token_ids, dtype=np.int64)

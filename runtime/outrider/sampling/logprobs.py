@@ -1,4 +1,4 @@
-"""How likely a chosen token was, and which were the likeliest."""
+"""Log-probabilities of a chosen token and of the likeliest ones."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def logprobs_of_logits(logits: Logits, token_id: int, count: int) -> TokenLogprobs:
-    """Of the log-softmax of float32 logits [vocab_size], in double precision; tokens at −inf are never among `top`."""
+    """From the log-softmax of float32 logits [vocab_size], in double precision. Tokens at −inf are never in `top`."""
     shifted = logits.astype(np.float64)
     shifted -= shifted.max()
     log_total = np.log(np.exp(shifted).sum())
@@ -26,7 +26,7 @@ def logprobs_of_logits(logits: Logits, token_id: int, count: int) -> TokenLogpro
 
 
 def logprobs_of_distribution(distribution: Distribution, token_id: int, count: int) -> TokenLogprobs:
-    """Of a distribution; `top` has fewer than `count` tokens where fewer have a probability."""
+    """From a distribution. `top` has fewer than `count` tokens if fewer have a probability above 0."""
     logprobs = np.log(distribution.probs)
     top = _largest(distribution.probs, min(count, len(logprobs)))
     chosen = float(np.log(distribution.prob(token_id)))
@@ -34,10 +34,10 @@ def logprobs_of_distribution(distribution: Distribution, token_id: int, count: i
 
 
 def _largest(values: NDArray[np.floating], count: int) -> list[int]:
-    """The places of the `count` largest values, the largest first; the lower place first among equals."""
+    """The indices of the `count` largest values, the largest first; among equals the lower index first."""
     if not count:
         return []
     smallest = np.partition(values, len(values) - count)[len(values) - count]
-    places = np.flatnonzero(values >= smallest)
-    order = np.lexsort((places, -values[places]))[:count]
-    return [int(place) for place in places[order]]
+    indices = np.flatnonzero(values >= smallest)
+    order = np.lexsort((indices, -values[indices]))[:count]
+    return [int(index) for index in indices[order]]

@@ -1,4 +1,4 @@
-"""What is added to logits and taken from them."""
+"""Logit bias and penalties."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Penalties:
         self._counts.update(token_ids)
 
     def apply(self, logits: Logits, prefix: Seq[int]) -> None:
-        """Change the logits in place, as they stand `prefix` behind the committed tokens."""
+        """Change the logits in place. `prefix` follows the committed tokens."""
         if self._repetition != 1:
             seen = _ids(self._seen.union(prefix))
             values = logits[seen]

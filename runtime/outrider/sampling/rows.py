@@ -1,4 +1,4 @@
-"""A model's rows as a verifier reads them."""
+"""A model's rows along a draft, for a verifier."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ if TYPE_CHECKING:
 
 
 class DraftRows:
-    """A model's answers along one draft, as `Rows`: row i follows i draft tokens, and is computed when it is asked for.
+    """A model's rows along one draft, as `Rows`: row i follows i draft tokens, and is processed when it is needed.
 
         rows = DraftRows.of(step, first, sampler, draft.token_ids)
         rows.distribution(2)    # behind the draft's first two tokens
 
-    row: gives row i; valid as long as its step. behind: tokens between the committed ones and the draft. found: what
-    `distribution` has given, by i.
+    row: returns row i; valid as long as its step. behind: tokens between the committed ones and the draft. found:
+    distributions that were computed, by i.
     """
 
     def __init__(
@@ -42,13 +42,13 @@ class DraftRows:
         return self._sampler.best(self._row(i), self._prefix(i))
 
     def distribution(self, i: int) -> Distribution:
-        """target_probs at row i, or draft_probs where the model is the draft model."""
+        """target_probs at row i; draft_probs for a draft model's rows."""
         if i not in self.found:
             self.found[i] = self._sampler.distribution(self._row(i), self._prefix(i))
         return self.found[i]
 
     def logprobs(self, i: int, token_id: int) -> TokenLogprobs:
-        """How likely the token was that was chosen at row i."""
+        """The log-probabilities for the token that was chosen at row i."""
         return self._sampler.logprobs(self._row(i), self._prefix(i), token_id)
 
     def _prefix(self, i: int) -> list[int]:

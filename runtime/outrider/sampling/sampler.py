@@ -22,24 +22,24 @@ if TYPE_CHECKING:
 
 
 class Processor(Protocol):
-    """One step from the model's logits to those that a token is chosen by."""
+    """One processing step for logits."""
 
     def commit(self, token_ids: Seq[int]) -> None:
-        """Take tokens of the answer into the state."""
+        """Add committed tokens to the state."""
 
     def apply(self, logits: Logits, prefix: Seq[int]) -> None:
-        """Change the logits in place, as they stand `prefix` behind the committed tokens."""
+        """Change the logits in place. `prefix` follows the committed tokens."""
 
 
 class LogitsSampler:
     """Turns rows of logits of one sequence into a token or a distribution.
 
-    Rows are left as they were. Where one holds −inf, that token is not chosen.
+    Rows are not changed. A token with a logit of −inf is never chosen.
 
     end_token_ids: the tokens that end an answer, which `min_new_tokens` bans.
 
     Raises:
-        DeviceError: when a row holds no finite maximum, which only broken weights or a broken driver produce.
+        DeviceError: when a row has no finite maximum, which only broken weights or a broken driver produce.
         NoTokenLeft: when the options ban every token that a row has.
     """
 
@@ -74,7 +74,7 @@ class LogitsSampler:
         return int(self._process(logits, prefix).argmax()) if self._processors else token_id
 
     def distribution(self, row: LogitsRow, prefix: Seq[int]) -> Distribution:
-        """The probabilities after all processors: the same bits whether the row lists its largest logits or not."""
+        """The probabilities after all processors. The bits do not depend on `row.top`."""
         config = self._config
         options = config.temperature, config.top_k, config.top_p, config.min_p, config.typical_p
         listed = self._process_top(row, prefix)
@@ -87,11 +87,11 @@ class LogitsSampler:
         return truncated_softmax(self._process(logits, prefix), *options)
 
     def logprobs(self, row: LogitsRow, prefix: Seq[int], token_id: int) -> TokenLogprobs:
-        """How likely a token was that was chosen at this row, as `logprobs` and `logprobs_of` ask.
+        """The log-probabilities for a token that was chosen at this row, by the options `logprobs` and `logprobs_of`.
 
-        "unprocessed": of the log-softmax of the row itself. "processed": of `distribution`, or when greedy of the
-        log-softmax of what `best` looks at. vLLM calls them raw_logprobs and processed_logprobs (`--logprobs-mode`).
-        Of a log-softmax the normaliser is exact: that takes the whole row.
+        "unprocessed": from the log-softmax of the row. "processed": from `distribution`, or when greedy from the
+        log-softmax of the processed logits. vLLM calls them raw_logprobs and processed_logprobs (`--logprobs-mode`).
+        The normaliser of a log-softmax is exact, which takes the whole row.
         """
         config, count = self._config, self._config.logprobs or 0
         if config.logprobs_of == "unprocessed":
@@ -101,14 +101,14 @@ class LogitsSampler:
         return logprobs_of_distribution(self.distribution(row, prefix), token_id, count)
 
     def commit(self, token_ids: Seq[int]) -> None:
-        """Take tokens into the state that processors look at."""
+        """Add committed tokens to the processors' state."""
         for processor in self._processors:
             processor.commit(token_ids)
 
     def _process_top(self, row: LogitsRow, prefix: Seq[int]) -> Logits | None:
-        """The processed logits of those that are listed; None where others may be larger."""
+        """The processed logits of the tokens in `row.top`; None if others may be larger."""
         top = row.top
-        if top is None or not np.isfinite(top.logsumexp):  # the whole row tells what is wrong with it
+        if top is None or not np.isfinite(top.logsumexp):  # the whole row shows what is wrong with it
             return None
         processed = top.logits
         if self._processors:
@@ -122,7 +122,7 @@ class LogitsSampler:
         return processed if processed.max() > top.bound else None
 
     def _process(self, logits: Logits, prefix: Seq[int]) -> Logits:
-        """The logits that are chosen by: a copy, unless there is nothing to do."""
+        """The processed logits: a copy, unless there is nothing to do."""
         if not self._processors:
             return logits
         logits = logits.copy()

@@ -263,7 +263,7 @@ def _from_the_cache(main: Backend, token_ids: list[int], num_common: int) -> Row
     other = [*token_ids[:num_common], *((token_id + 1) % main.vocab_size for token_id in token_ids[num_common:])]
     first = open_slot(main, count + 1)
     main.submit([Chunk(first, other, num_rows=0)]).wait()
-    first.keep(other)
+    first.publish(other)
     first.close()
     slot = main.open(count, Prompt(token_ids))
     if slot is None:

@@ -11,7 +11,7 @@ from outrider.schedule.acceptance import Acceptance, Share
 if TYPE_CHECKING:
     from collections.abc import Sequence as Seq
 
-    from outrider.kept import Kept
+    from outrider.saved import SavedValue
     from outrider.types import Draft, Verifier
 
 _SECONDS = 5.0  # between two writes of the file
@@ -49,14 +49,14 @@ def confidences_of(draft: Draft) -> Seq[float]:
 class Records:
     """A record for each kind of request, in a file if there is one.
 
-        records = Records(Kept(folder, key, dict[str, Record]))
+        records = Records(SavedValue(folder, key, dict[str, Record]))
         records.of(request.verifier).copies.chance(0.8)
         records.save()
 
     Sampling keeps other tokens than greedy decoding, so each way to judge has its own.
     """
 
-    def __init__(self, file: Kept[dict[str, Record]] | None = None) -> None:
+    def __init__(self, file: SavedValue[dict[str, Record]] | None = None) -> None:
         self._file = file
         self.found = (file.read() if file else None) or {}
         self.is_new = not self.found

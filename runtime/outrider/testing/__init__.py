@@ -6,8 +6,8 @@
     engine = outrider.Engine(bundle, tokenizer=ToyTokenizer())
     engine.generate("abc", max_new_tokens=20).text
 
-`save_toy_bundle` writes real decoders that go through the real backends; `FakeBackend` is NumPy alone. Their text means
-nothing, but every promise that Outrider makes can be checked on them.
+`save_toy_bundle` writes real decoders that go through the real backends; `FakeBackend` is NumPy alone. Their text is
+random, but every promise of Outrider can be checked on them.
 """
 
 from outrider.testing.bundle import save_toy_bundle, save_toy_model

@@ -54,11 +54,11 @@ def save_toy_bundle(
 ) -> Bundle:
     """A bundle of two random decoders, without tokenizer files unless `tokenizer` names a folder to copy them from.
 
-    draft_noise: how far the draft model's weights are from the main model's; 0 makes them the same. padded: both
-    give more logits than there are tokens, as real models do. draft_tokens: gives the draft model a vocabulary of its
-    own, which it drafts with by way of `vocabulary`; a token that is among the main model's `tokens` (by default
-    `toy_tokens()`) has the same weights in both. The last of each ends an answer. proposed: draft ids, ascending,
-    that the draft model's output matrix is cut to. formats: of main and draft model; "onnx" needs the package onnx.
+    draft_noise: difference of the draft model's weights from the main model's; 0 makes them equal. padded: both have
+    more logits than tokens, as real models do. draft_tokens: the draft model's own vocabulary, converted by
+    `vocabulary`. Tokens that are also among the main model's `tokens` (by default `toy_tokens()`) have the same weights
+    in both. The last token of each ends an answer. proposed: draft ids, ascending, that the draft model's output matrix
+    is cut to. formats: of main and draft model; "onnx" needs the package onnx.
     """
     tokens = toy_tokens() if tokens is None else tokens
     to_main = None
@@ -135,10 +135,10 @@ def save_toy_model(
     proposed: Seq[int] | None = None,
     format: Format = "openvino",  # noqa: A002 - as the manifest calls it
 ) -> None:
-    """A random decoder with `padding` logits too many: two layers of attention and tanh.
+    """A random decoder with `padding` extra logits: two layers of attention and tanh.
 
-    to_main: makes it a model of len(to_main) tokens, which has the weights of these of the `vocab_size` ones, and
-    random ones where it is −1. proposed: gives it the logits of these ids alone. format: "onnx" needs the package onnx.
+    to_main: makes a model of len(to_main) tokens, with the weights of these ids out of `vocab_size`, and random weights
+    for −1. proposed: cuts the logits to these ids. format: "onnx" needs the package onnx.
     """
     weights = random_weights(vocab_size, padding, seed, noise, to_main, proposed)
     path = folder / MODEL_NAMES[format][0]

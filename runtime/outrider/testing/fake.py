@@ -1,4 +1,4 @@
-"""A model of NumPy alone."""
+"""A model in plain NumPy."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ _MAX_TOKENS = 2048
 
 @dataclass(slots=True)
 class FakeSlot:
-    """The tokens themselves stand for their keys and values."""
+    """A slot that stores the tokens themselves instead of keys and values."""
 
     backend: FakeBackend
     max_tokens: int
     token_ids: list[int] = field(default_factory=list)
-    shifts: list[int] = field(default_factory=list)  # for every token, by which kernels it was read
+    shifts: list[int] = field(default_factory=list)  # for every token, the kernels that read it
     scope: bytes = b""
     closed: bool = False
-    num_kept: int = 0
+    num_published: int = 0
 
     @property
     def length(self) -> int:
@@ -41,21 +41,21 @@ class FakeSlot:
     def trim(self, length: int) -> None:
         """Drop the newest tokens until `length` are left."""
         del self.token_ids[length:], self.shifts[length:]
-        self.num_kept = min(self.num_kept, length)
+        self.num_published = min(self.num_published, length)
 
     def skip_to(self, length: int) -> None:
-        """Take `length` tokens to be in the cache."""
+        """Pretend that the slot holds `length` tokens."""
         self.token_ids, self.shifts = [0] * length, [0] * length
 
-    def keep(self, token_ids: Seq[int]) -> None:
-        """Of committed tokens, have the backend keep those that are here."""
-        self.num_kept = num_common_tokens(self.token_ids, token_ids)
+    def publish(self, token_ids: Seq[int]) -> None:
+        """Publish the slot's part of committed tokens."""
+        self.num_published = num_common_tokens(self.token_ids, token_ids)
 
     def close(self) -> None:
-        """Give the place back."""
-        if self.num_kept and not self.closed:
-            kept = self.token_ids[: self.num_kept], self.shifts[: self.num_kept]
-            self.backend.kept.setdefault(self.scope, []).append(kept)
+        """Release the slot. Published tokens stay in the backend."""
+        if self.num_published and not self.closed:
+            published = self.token_ids[: self.num_published], self.shifts[: self.num_published]
+            self.backend.published.setdefault(self.scope, []).append(published)
         self.closed = True
 
 
@@ -64,14 +64,14 @@ class FakeBackend:
 
         backend = FakeBackend(vocab_size=16, seed=1)
 
-    noise: how far it is from the noiseless model of the same seed, for drafts that are right now and then. Fails the
-    test that uses it when a slot is overfilled, appears twice in a call, or is used after it was closed.
+    noise: the difference from the model with the same seed and no noise, for drafts that are sometimes right. Raises
+    AssertionError when a slot is overfilled, appears twice in a call, or is used after it was closed.
 
-    features: names of the hidden states that it gives, `width` numbers each; see `features_after`.
+    features: names of its hidden states, `width` numbers each; see `features_after`.
 
-    kernels, attention_kernels: real processors calculate in different orders, depending on the rows of a call and on
-    the rows of a sequence. Where they are given, a row's logits depend a little on which kernel (any number) has read
-    each token before it; without padding, and unless `use` has been given some::
+    kernels, attention_kernels: real processors calculate in different orders, depending on the rows of a call and of a
+    sequence. With these functions, which return any number for a kernel, a row's logits depend a little on the kernels
+    that read each token before it. Padding that `use` sets can prevent that::
 
         FakeBackend(16, kernels=lambda rows: 0 if rows % 8 == 0 else rows)
     """
@@ -96,25 +96,25 @@ class FakeBackend:
         self._kernels, self._attention_kernels = kernels, attention_kernels
         self.seconds = 0.0
         self.max_tokens = _MAX_TOKENS
-        # By scope, texts that later ones may begin with, and their shifts.
-        self.kept: dict[bytes, list[tuple[list[int], list[int]]]] = {}
+        # By scope: published texts and their shifts.
+        self.published: dict[bytes, list[tuple[list[int], list[int]]]] = {}
         self.calls: list[list[int]] = []  # for every call, how many tokens each chunk had
         self.num_rows: list[int] = []  # for every call, the rows that it computed, padding included
         self.use(Exactness())
-        # A model without kernels has one order to calculate in.
+        # A model without kernels calculates in one order.
         exact = kernels is None and attention_kernels is None
         self.capabilities = Capabilities(bit_exact_batching=exact, features=features)
 
     def use(self, exactness: Exactness) -> None:
-        """Pad calls by its rule, and claim what it says."""
+        """Pad calls by this rule, and report this exactness."""
         self.exactness = exactness
         self.capabilities = Capabilities(exactness.holds, exactness.rule, features=self.features)
 
     def open(self, max_tokens: int, prompt: Prompt = NO_PROMPT) -> FakeSlot:
-        """A slot; there is always room, and all that was kept stays."""
+        """A slot. There is always room, and nothing is evicted."""
         prompt.check_tokens(self)
-        text, kept = list(prompt.token_ids[:-1]), self.kept.get(prompt.cache_scope, [])
-        found = max(kept, key=lambda each: num_common_tokens(each[0], text), default=([], []))
+        text, published = list(prompt.token_ids[:-1]), self.published.get(prompt.cache_scope, [])
+        found = max(published, key=lambda each: num_common_tokens(each[0], text), default=([], []))
         num_cached = num_common_tokens(found[0], text)
         return FakeSlot(self, max_tokens, text[:num_cached], found[1][:num_cached], prompt.cache_scope)
 
@@ -155,7 +155,7 @@ class FakeBackend:
         return logits
 
     def features_after(self, token_ids: Seq[int], name: str) -> NDArray[np.float32]:
-        """float32 [width], the hidden state `name` of the last of these: its position, its id, and others' say."""
+        """float32 [width], the hidden state `name` of the last of these: its position, its id, and random numbers."""
         if name not in self.features:
             raise AssertionError(f"there is no hidden state {name!r}")
         position, latest = len(token_ids) - 1, [*token_ids[-self.memory :]]
@@ -169,7 +169,7 @@ class FakeBackend:
         return np.array(rows, dtype=np.float32).reshape(count, len(names) * self.width)
 
     def _shift(self, shifts: list[int]) -> Any:
-        """What the kernels that have read the tokens so far do to a row: as much as another precision would."""
+        """The effect on a row of the kernels that read the tokens so far. It is as large as another precision's."""
         if not any(shifts):
             return np.float32(0)
         return (
@@ -178,14 +178,14 @@ class FakeBackend:
 
     @dataclass(frozen=True, slots=True)
     class Step:
-        """Rows that are there already."""
+        """Rows in memory."""
 
         rows: list[NDArray[np.float32]]
         of_slots: dict[int, NDArray[np.float32]] = field(default_factory=dict)
         done = True
 
         def wait(self) -> FakeBackend.Step:
-            """There is nothing to wait for."""
+            """Return at once."""
             return self
 
         def row(self, i: int) -> LogitsRow:
@@ -193,5 +193,5 @@ class FakeBackend:
             return LogitsRow.of(self.rows[i])
 
         def features(self, chunk: Chunk) -> NDArray[np.float32]:
-            """What the chunk asked for."""
+            """The hidden states that the chunk asked for."""
             return self.of_slots[id(chunk.slot)]

@@ -80,7 +80,7 @@ def onnx_toy(weights: ToyWeights) -> Any:
         port("attention_mask", _INT64, "batch", "total"),
         port("position_ids", _INT64, "batch", "length"),
         *(port(f"past_key_values.{name}", _FLOAT, "batch", HEADS, "past", HEAD_SIZE) for name in caches),
-        port("rows_begin", _INT64, 1),  # with their defaults, they may be left out
+        port("rows_begin", _INT64, 1),  # optional, with defaults
         port("rows_end", _INT64, 1),
     ]
     outputs = [

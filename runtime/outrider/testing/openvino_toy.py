@@ -47,7 +47,7 @@ def openvino_toy(weights: ToyWeights) -> ov.Model:
     length = ops.gather(ops.shape_of(attention_mask), scalar(1), axis0)
     count = ops.gather(ops.shape_of(input_ids), scalar(1), axis0)
     columns = ops.range(scalar(0), length, scalar(1), output_type="i64")
-    # The last columns are the tokens' own. Positions do not say so where the cache has a fixed length.
+    # The last columns are the tokens' own. With a cache of fixed length, positions do not show that.
     own = ops.range(ops.subtract(length, count), length, scalar(1), output_type="i64")
     earlier = ops.less_equal(ops.unsqueeze(columns, ints(0, 1, 2)), ops.unsqueeze(own, ints(0, 1, 3)))
     seen = ops.logical_and(earlier, ops.greater(ops.unsqueeze(attention_mask, ints(1, 2)), scalar(0)))

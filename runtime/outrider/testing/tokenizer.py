@@ -12,10 +12,10 @@ TOY_ALPHABET = "abcdefghijklmnopqrstuvwxyz0123456789 .é\0"
 
 
 class ToyTokenizer:
-    """Tokens that stand for `tokens`: by default one character each, those of `TOY_ALPHABET` in id order.
+    """A tokenizer for `tokens`, by default the characters of `TOY_ALPHABET` in id order.
 
-    "é" is there to be two bytes, "\\0" to end an answer. A text is encoded from left to right, with the longest token
-    that fits; what no token fits is an error, or left out where `tokens` are given.
+    "é" has two bytes, and "\\0" ends an answer. A text is encoded from left to right, with the longest token that fits.
+    Other text is an error, or is skipped if `tokens` are given.
     """
 
     has_chat_template = False
@@ -50,7 +50,7 @@ class ToyTokenizer:
         return token_ids
 
     def decode(self, token_ids: Seq[int]) -> str:
-        """The text of tokens, the end left out."""
+        """The text of tokens, without the end token."""
         return b"".join(self._tokens[i] for i in token_ids).decode(errors="replace").replace("\0", "")
 
 

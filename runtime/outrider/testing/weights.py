@@ -1,4 +1,4 @@
-"""The random weights of a toy model, the same whatever format it is written in."""
+"""The random weights of a toy model, the same for every format."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def random_weights(
         return (values * (scale or rows**-0.5)).astype(np.float32)
 
     def of_tokens(rows: Matrix) -> Matrix:
-        """The rows of the model's own tokens, float32 [own vocab, hidden], from those of all."""
+        """Select the rows of the model's own tokens, float32 [own vocab, hidden]."""
         if to_main is None:
             return rows
         others = np.random.default_rng(seed + 2).standard_normal((len(to_main), rows.shape[1]))
@@ -69,7 +69,7 @@ def random_weights(
     positions = random(CONTEXT + 1, HIDDEN, 1.0)
     shapes = [(HIDDEN, HIDDEN)] * 4 + [(HIDDEN, 2 * HIDDEN), (2 * HIDDEN, HIDDEN)]
     layers = [ToyLayer(*(random(*shape) for shape in shapes)) for _ in range(LAYERS)]
-    # The padding's logits are large, so that it shows if they are not masked.
+    # The padding's logits are large, so that tests fail if they are not masked.
     real = of_tokens(random(HIDDEN, vocab_size).T).T
     output = np.concatenate([real, random(HIDDEN, padding, 20.0)], axis=1)
     return ToyWeights(embedding, positions, layers, output if proposed is None else output[:, list(proposed)])

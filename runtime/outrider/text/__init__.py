@@ -1,4 +1,4 @@
-"""Between text and tokens."""
+"""Text to tokens and back."""
 
 from outrider.text.stream import TextStream
 from outrider.text.tokenizer import Tokenizer, check_tokenizer

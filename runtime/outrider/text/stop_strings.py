@@ -1,4 +1,4 @@
-"""Stop strings, looked for while the text comes."""
+"""Finds stop strings in a text that is generated piece by piece."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ class StopStrings:
         stops.push("xEN"), stops.num_held    # 0, 2: no stop string yet; "EN" may be the beginning of one
         stops.push("D!")                     # 4: the stop string begins 4 characters from the end
 
-    Takes time linear in the text, however long and many the stop strings are: the automaton of Aho and Corasick 1975,
-    "Efficient string matching: an aid to bibliographic search". A state is made when the text first needs it, so a
-    stop string that is longer than the text costs no more than the text.
+    Takes time linear in the text, for any number and length of stop strings, by the automaton of Aho and Corasick 1975,
+    "Efficient string matching: an aid to bibliographic search". A state is made when the text first needs it, so the
+    length of stop strings beyond the text's costs nothing.
     """
 
     def __init__(self, stop: Iterable[str]) -> None:
@@ -28,13 +28,13 @@ class StopStrings:
 
     @property
     def num_held(self) -> int:
-        """Characters at the end of the text that may be the beginning of a stop string: as many as possible."""
+        """The most characters at the end of the text that may begin a stop string."""
         return self._state.depth
 
     def push(self, text: str) -> int:
-        """Add text. Returns how many characters from its end the stop string begins that ends in it; 0: there is none.
+        """Add text. If a stop string ends in it, returns how many characters before the end it begins; otherwise 0.
 
-        Where several end in it, the one that begins first counts. It may begin in an earlier piece.
+        If several end in it, the one that begins first counts. It may begin in an earlier piece.
         """
         begin = len(text)
         for end, character in enumerate(text, 1):
@@ -44,9 +44,9 @@ class StopStrings:
         return len(text) - begin
 
     def _follow(self, state: _State, character: str) -> _State:
-        """The state behind this one's text and a character.
+        """The state after this one and a character.
 
-        The states that are missing on the way are made: each has the next one as its `fallback`.
+        Missing states are made. Each has the next one as its `fallback`.
         """
         made: list[_State] = []
         while True:
@@ -66,7 +66,7 @@ class StopStrings:
         return made[0] if made else found
 
     def _extended(self, state: _State, character: str) -> _State | None:
-        """A state for this one's text and a character, if a stop string begins so."""
+        """The state for this one's text plus a character, if a stop string begins with that."""
 
         def next_character(stop: str) -> str:
             return stop[state.depth : state.depth + 1]

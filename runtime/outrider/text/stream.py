@@ -1,4 +1,4 @@
-"""Text from tokens, as they come."""
+"""Text from tokens, as they are generated."""
 
 from __future__ import annotations
 
@@ -13,20 +13,19 @@ if TYPE_CHECKING:
 
 
 class TextStream:
-    """Turns one answer's tokens into a text that only ever grows, and never by half a character.
+    """Turns one answer's tokens into a text that only grows, by whole characters.
 
         stream = TextStream(tokenizer.decode, stop=("\\n\\n",))
         stream.push([token_id])
         stream.text                # what is certain now
         stream.finish()            # no token follows: what was held back is certain too
 
-    In the end the text is `decode(all tokens)`, cut before the first stop string. Held back are the bytes of a
-    character that is not complete, and text that may be the beginning of a stop string.
+    The final text is `decode(all tokens)`, cut before the first stop string. Bytes of an incomplete character, and text
+    that may begin a stop string, are held back.
 
-    What a token looks like depends on its neighbours (the space before a word, the bytes of one character), so a
-    window of tokens is decoded together. It moves on as the answer grows, and always starts some tokens back, as in
-    Hugging Face TGI's `decode_token`. at_once: nobody reads along, so that without a stop string one decoding, in the
-    end, will do.
+    A token's text depends on its neighbours (the space before a word, the bytes of one character), so a window of
+    tokens is decoded together. It moves as the answer grows, and always starts some tokens back, as in Hugging Face
+    TGI's `decode_token`. at_once: the text is read only at the end, so that without a stop string it is decoded once.
     """
 
     _WINDOW = 32  # tokens; decoding costs the same for one as for these
@@ -43,7 +42,7 @@ class TextStream:
         self._text = ""  # all text that has been taken
         self._certain = 0  # characters of it that cannot become part of a stop string
         self._stops = StopStrings(self.stop)
-        self._ends: list[tuple[int, int]] = []  # tokens and characters that had been taken, each time
+        self._ends: list[tuple[int, int]] = []  # (tokens, characters) taken after each step
 
     @property
     def text(self) -> str:
@@ -51,15 +50,15 @@ class TextStream:
         return self._text[: self._certain]
 
     @property
-    def num_tokens_kept(self) -> int:
-        """Tokens that end before the stop string, or all of them."""
+    def num_tokens(self) -> int:
+        """Tokens before the stop string; all tokens without one."""
         if not self.stopped:
             return len(self._token_ids)
-        # Begins at the first tokens whose text goes beyond: each that is tried is decoded with all before it.
-        kept, _ = self._ends[bisect_right(self._ends, len(self._text), key=lambda end: end[1])]
-        while len(self._decode(self._token_ids[:kept])) > len(self._text):
-            kept -= 1
-        return kept
+        # Start at the first step whose text goes beyond. Each try decodes a token with all before it.
+        count, _ = self._ends[bisect_right(self._ends, len(self._text), key=lambda end: end[1])]
+        while len(self._decode(self._token_ids[:count])) > len(self._text):
+            count -= 1
+        return count
 
     def push(self, token_ids: Seq[int]) -> None:
         """Add tokens.

@@ -79,7 +79,7 @@ class Tokenizer:
         return self._encode_messages([dict(item) for item in items])
 
     def encode(self, text: str) -> list[int]:
-        """The token ids of a text that goes on from another: nothing is put in front. Special tokens are recognised."""
+        """The token ids of a text that continues another: no prefix is added. Special tokens are recognised."""
         token_ids = self._encode(self._anchor + text, add_special_tokens=False) if text else []
         return token_ids[len(self._anchor_token_ids) :]
 
@@ -98,9 +98,9 @@ class Tokenizer:
 
     @cached_property
     def _anchor(self) -> str:
-        """A text to encode in front of one that goes on.
+        """A text to encode before one that continues it.
 
-        Tokenizers of SentencePiece's kind put a space before every text. Behind a line end there is none.
+        Tokenizers like SentencePiece's put a space before every text, but not after a line end.
         """
         plain, behind, anchor = (self._encode(text, add_special_tokens=False) for text in ("a", "\na", "\n"))
         return "" if behind == anchor + plain else "\n"

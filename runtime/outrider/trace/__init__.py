@@ -11,11 +11,11 @@ https://ui.perfetto.dev opens the file; `outrider trace out.json` sums it up. It
                             draft ahead, as propose, while the main model checks
     requests   request      what became of one request: queued, prompt, then a round after the other
 
-and counters: the draft tokens of a round and how many were accepted, the accepted share so far, tokens per second. It
-says nothing of what was said: no text, no token ids.
+and counters: the draft tokens of a round and how many were accepted, the accepted share so far, tokens per second. A
+trace has no text and no token ids.
 
-The parts do not know of any of this. A `Trace` is an `outrider.observer.Observer`: while one runs, the loop calls it as
-a round goes, and it takes the time. When none runs, nobody does.
+A `Trace` is an `outrider.observer.Observer`: the loop calls it during a round, and it takes the times. Without a trace
+nothing is timed.
 """
 
 from outrider.trace.recorder import Trace

@@ -46,9 +46,9 @@ class TraceFile:
         trace.span(lane, "device", "check", began, ended, rows=4)    # times as `time.perf_counter` has them
         trace.close()
 
-    Events may come from any thread, and go on while it is closed: they are ignored then, and what has not ended ends
-    there. None of this takes a lock, for a Ctrl-C may come anywhere. labels: shown beside the timeline, such as what
-    the models run on.
+    Events may come from any thread, also while the file is closed: then they are ignored, and spans that have begun end
+    there. Nothing takes a lock, because Ctrl-C may interrupt it anywhere. labels: shown beside the timeline, such as
+    the models' devices.
 
     Raises:
         OptionError: when the file cannot be written.
@@ -64,7 +64,7 @@ class TraceFile:
         self._events: deque[dict[str, Any]] = deque()
         self._end: SimpleQueue[None] = SimpleQueue()
         self._takes_more = True
-        self._begun: dict[tuple[int, str], dict[str, Any]] = {}  # the writer's: what has not ended
+        self._begun: dict[tuple[int, str], dict[str, Any]] = {}  # the writer thread's: spans that have not ended
         self._failure: Exception | None = None
         self._tids = itertools.count(10)
         for pid, name in ((WORK, "outrider"), (REQUESTS, "requests")):
@@ -75,7 +75,7 @@ class TraceFile:
         self._writer.start()
 
     def stop(self) -> None:
-        """Ignore from now on what comes, but for the end of what has begun."""
+        """Ignore events from now on, except the ends of spans that have begun."""
         self._takes_more = False
 
     def close(self) -> None:
@@ -102,27 +102,27 @@ class TraceFile:
         return lane
 
     def span(self, lane: Lane, kind: str, name: str, began: float, ended: float, **args: Any) -> None:
-        """Something that is over. In one lane, spans follow each other or lie within those of `begin`."""
+        """Add a span that has ended. In one lane, spans do not overlap, but may lie within one of `begin`."""
         at = self._micros(began)
         self._add("X", lane, name, ts=at, dur=max(self._micros(ended) - at, 0), cat=kind, args=args)
 
     def begin(self, lane: Lane, kind: str, name: str, at: float, **args: Any) -> None:
-        """Something that others lie within begins; see `end`. In one lane, one at a time."""
+        """Begin a span that others may lie within; see `end`. One at a time in each lane."""
         self._add("B", lane, name, ts=self._micros(at), cat=kind, args=args)
 
     def end(self, lane: Lane, name: str, at: float, **args: Any) -> None:
-        """What has begun last in a lane is over; the viewer wants its name again.
+        """End the span that `begin` began in a lane. The viewer wants its name again.
 
-        It is taken even behind `stop`, as what has begun has to end, and is ignored where it has not begun.
+        Works after `stop` too. Ignored if the span has not begun.
         """
         self._events.append(_event("E", lane, name, ts=self._micros(at), args=args))
 
     def count(self, name: str, at: float, **values: float) -> None:
-        """Counters, from here on."""
+        """Set counters to these values from this time on."""
         self._add("C", Lane(REQUESTS, 0), name, ts=self._micros(at), args=values)
 
     def _micros(self, at: float) -> int:
-        """The format's unit, from the trace's begin; whole, so that what ends and what begins there agree on when."""
+        """Microseconds since the trace's begin. Rounded once, so that adjacent spans share a time."""
         return max(round((at - self._zero) * 1e6), 0)
 
     def _name(self, what: str, lane: Lane, **args: Any) -> None:
@@ -133,7 +133,7 @@ class TraceFile:
             self._events.append(_event(phase, lane, name, **more))
 
     def _write(self) -> None:
-        """Write what has come, now and then: the thread that brings it is in a hurry."""
+        """Write events in batches, so that the threads that add them do not wait for the disk."""
         separator, ended = b"[\n", False
         encode = msgspec.json.Encoder(enc_hook=_plain).encode
         try:
@@ -147,11 +147,11 @@ class TraceFile:
                         file.flush()  # whole lines
                         separator = b",\n"
                 file.write(b"\n]\n")
-        except Exception as error:  # the disk is full, perhaps: no answer shall suffer for it
+        except Exception as error:  # perhaps the disk is full, which must not end an answer
             self._failure, self._takes_more = error, False
 
     def _taken(self, *, last: bool) -> Iterator[dict[str, Any]]:
-        """What has come since. last: and the ends of what has begun, for that may have come just before `stop`."""
+        """The events since the last batch. last: also end the spans that have not ended."""
         for _ in range(len(self._events)):
             event = self._events.popleft()
             key = event["tid"], event["name"]
@@ -170,7 +170,7 @@ def _event(phase: str, lane: Lane, name: str, **more: Any) -> dict[str, Any]:
 
 
 def _plain(value: object) -> int | float:
-    """A number of NumPy's, such as an app may give as an option, as one of Python's."""
+    """Convert a NumPy number, which an app may pass as an option, to a Python number."""
     if isinstance(value, np.integer | np.floating):
         return value.item()
     raise NotImplementedError(f"{value!r} is no number")

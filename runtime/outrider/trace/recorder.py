@@ -1,4 +1,4 @@
-"""What an engine's requests, models and host do, put down as they do it."""
+"""Records what an engine's requests, models and host do."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ _now = time.perf_counter
 
 
 class Trace(TraceFile):
-    """A trace of an engine, which it observes: see `outrider.observer`.
+    """Records a trace of an engine, as its observer; see `outrider.observer`.
 
         trace = Trace(Path("out.json"), {"main": main, "draft": draft})
         step(main, requests, 512, trace)
         trace.close()
 
-    models: by role, "main" and the drafters' names. Requests that were made before it are not drawn; of the rounds that
-    they share with others, the models' calls are.
+    models: by role, "main" and the drafters' names. Requests that were made before the trace have no lane. The
+    model calls of rounds that they share with others are recorded.
 
-    What the host does follows each other, so that one thing begins where another has ended: between two calls of a
-    draft model it draws a token (reads the row back, runs the processors, chooses), and behind the main model's call
-    it verifies and commits, one request after the other.
+    The host does one thing at a time, so each span begins where the one before has ended. Between two calls of a draft
+    model it draws a token (reads the row back, runs the processors, chooses). After the main model's call it verifies
+    and commits, request by request.
 
     Raises:
         OptionError: when the file cannot be written.
@@ -45,26 +45,26 @@ class Trace(TraceFile):
         super().__init__(path, labels)
         lanes = {role: self.lane(f"{role}: {model.device}") for role, model in models.items()}
         self._devices = {id(model): _Device(self, lanes[role], role != "main") for role, model in models.items()}
-        self._models = models  # or another might get an id of theirs
+        self._models = models  # holds them, so that their ids stay theirs
         self._host = self.lane("host")
         self._counts = _Counts()
         self._numbers = itertools.count(1)
         self._free_lanes: SimpleQueue[Lane] = SimpleQueue()
         self._lives: dict[Request, _Life] = {}
-        # Of the thread that runs the rounds alone
+        # Used only by the thread that runs the rounds
         self._drafting: _Drafting | None = None
-        self._drawing_since = 0.0  # the end of a draft model's call; 0 where no token is drawn
-        self._free_since = 0.0  # when the host came to the end of what it did
+        self._drawing_since = 0.0  # the end of a draft model's call; 0 if no token is being drawn
+        self._free_since = 0.0  # the end of the host's last span
 
     def close(self) -> None:
-        """As a file does; requests that go on end here."""
-        self.stop()  # before the times of these ends are taken: nothing can come behind them
+        """End the trace and its file. Spans of running requests end here."""
+        self.stop()  # first, so that no event is later than these ends
         for request in [*self._lives]:
             self._finish(request, "goes on")
         super().close()
 
     def entered(self, request: Request, drafter: str | None) -> None:
-        """A request gets a number, and a lane that no other is in."""
+        """Give a request a number and a free lane."""
         number = next(self._numbers)
         try:
             lane = self._free_lanes.get_nowait()
@@ -74,22 +74,22 @@ class Trace(TraceFile):
         began, label = _now(), f"request {number}: {name}"
         args = {"prompt": request.sequence.num_prompt_tokens, "limit": request.num_assistant_tokens}
         self.begin(lane, "request", label, began, **args)
-        # Of two that begin at once, the viewer may take either for the outer one.
+        # Of two spans that begin at the same time, the viewer may take either for the outer one.
         self._lives[request] = _Life(number, lane, label, name, since=began + 2e-6)
 
     def admitted(self, request: Request) -> None:
-        """It has been queued until now."""
+        """The request was queued until now."""
         if life := self._lives.get(request):
             self._stage(life, "queued", _now())
 
     def drafting(self, requests: Seq[Request], *, ahead: bool = False) -> None:
-        """A span begins that the draft model's calls lie in."""
+        """Begin a span, which contains the draft model's calls."""
         known = [life for request in requests if (life := self._lives.get(request))]
         began = self._turn()
         self._drafting = _Drafting(requests, ahead, known[0].drafter, began) if known else None
 
     def drafted(self, drafts: Seq[Draft]) -> None:
-        """It ends; where the drafter has failed, all of its requests have."""
+        """End the span. If the drafter has failed, all of its requests have an error."""
         ended = self._turn()
         drafting, self._drafting = self._drafting, None
         if drafting is None:
@@ -104,13 +104,13 @@ class Trace(TraceFile):
         self.span(self._host, "host", name, drafting.began, ended, **args)
 
     def called(self, call: Call) -> None:
-        """A model's call, in the device's lane and as what the host did for it.
+        """Add a model's call to the device's lane, and `submit` and `wait` to the host's.
 
-        The backend says for how long the device was busy. Where it was so within `submit`, it was at the end of it;
-        else from its end on, and the rest of the wait is the host's, which came late.
+        The backend says how long the device was busy. If it was busy within `submit`, that was at the end of `submit`.
+        Otherwise it was busy from the end of `submit` on, and what is left until `wait` ends is not the device's.
         """
         device = self._devices.get(id(call.backend))
-        if device is None:  # an app's own
+        if device is None:  # an app's own model
             return
         self._turn(call.began)
         started = call.submitted - call.ran
@@ -120,14 +120,14 @@ class Trace(TraceFile):
             device.draw(call, started, call.submitted)
         else:
             self.span(self._host, "host", "wait", call.waited, call.ended)
-            busy = call.busy or call.ended - call.submitted  # it may not say
+            busy = call.busy or call.ended - call.submitted  # 0: the backend does not say
             ended = min(call.submitted + busy, call.ended)
             device.draw(call, ended - busy, ended)
         self._free_since = call.ended
         self._drawing_since = call.ended if device.drafts else 0.0
 
-    def judged(self, request: Request, draft: Draft, outcome: Outcome) -> None:
-        """What was done since the call has ended, or the request before was committed."""
+    def verified(self, request: Request, draft: Draft, outcome: Outcome) -> None:
+        """Add a span since the call's end, or since the commit of the request before."""
         began, ended = self._free_since, self._turn()
         if life := self._lives.get(request):
             counts = {"drafted": len(draft), "accepted": outcome.num_accepted}
@@ -135,7 +135,7 @@ class Trace(TraceFile):
             life.before = _counted(request)
 
     def committed(self, request: Request) -> None:
-        """What was done since it was judged; what its statistics count is the round's."""
+        """Add a span since `verified`, and the round's counts: the change of the request's statistics."""
         began, ended = self._free_since, self._turn()
         life = self._lives.get(request)
         if life is None or life.before is None:  # a piece of its prompt was read
@@ -151,7 +151,7 @@ class Trace(TraceFile):
         self.count("tokens", ended, **{"per second": rate})
 
     def left(self, request: Request) -> None:
-        """Its life ends. Twice does no harm."""
+        """End a request's span. Twice does no harm."""
         self._finish(request, type(request.error).__name__ if request.error else str(request.finish_reason))
 
     def _finish(self, request: Request, reason: str) -> None:
@@ -165,7 +165,7 @@ class Trace(TraceFile):
         life.since = at
 
     def _turn(self, at: float = 0.0) -> float:
-        """The host has come to the end of something, now or at a time; returns when."""
+        """End the host's current span now, or at the given time. Returns that time."""
         at = at or _now()
         if self._drawing_since:
             self.span(self._host, "host", "draw", self._drawing_since, at)
@@ -175,17 +175,17 @@ class Trace(TraceFile):
 
 
 class _Device:
-    """The lane of a model's calls. drafts: whether it is a draft model."""
+    """The lane of a model's calls. drafts: whether this is a draft model."""
 
     def __init__(self, trace: TraceFile, lane: Lane, drafts: bool) -> None:
         self._trace, self._lane, self.drafts = trace, lane, drafts
         self._ended = 0.0  # the last call
 
     def draw(self, call: Call, began: float, ended: float) -> None:
-        """Draw a call. One that is known to be over a little late does not reach into the next."""
+        """Add a call's span, cut so that it does not overlap the one before."""
         chunks = call.chunks
         num_tokens, num_rows = sum(len(chunk.token_ids) for chunk in chunks), sum(chunk.num_rows for chunk in chunks)
-        reads = num_tokens - num_rows > (len(chunks) if self.drafts else 0)  # a draft that was kept leaves one token
+        reads = num_tokens - num_rows > (len(chunks) if self.drafts else 0)  # one is unread after a whole draft
         name = "read" if reads else "draft" if self.drafts else "check"
         args: dict[str, Any] = {"sequences": len(chunks), "tokens": num_tokens, "rows": num_rows}
         args["context"] = call.context
@@ -198,7 +198,7 @@ class _Device:
 
 @dataclass(slots=True)
 class _Life:
-    """A request on its way. since: when its stage began. before: what it had when it was judged, until the commit."""
+    """A running request. since: when its stage began. before: its counts at `verified`, until the commit."""
 
     number: int
     lane: Lane
@@ -209,7 +209,7 @@ class _Life:
 
 
 class _Drafting:
-    """A drafter at work, since `began`. drafter: its name."""
+    """A running drafter. drafter: its name."""
 
     def __init__(self, requests: Seq[Request], ahead: bool, drafter: str, began: float) -> None:
         self.requests, self.ahead, self.drafter, self.began = requests, ahead, drafter, began
@@ -217,14 +217,14 @@ class _Drafting:
 
 
 class _Counts:
-    """What the counters show, over all requests of a trace."""
+    """The counters over all requests of a trace."""
 
     def __init__(self) -> None:
         self._num_drafted = self._num_accepted = 0
         self._commits: deque[tuple[float, int]] = deque(maxlen=_LATELY + 1)
 
     def add(self, at: float, num_tokens: int, num_drafted: int, num_accepted: int) -> tuple[float, float]:
-        """Count a commit; returns the share of draft tokens accepted so far, and tokens a second lately."""
+        """Count a commit. Returns the accepted share of draft tokens so far, and recent tokens per second."""
         self._num_drafted += num_drafted
         self._num_accepted += num_accepted
         self._commits.append((at, num_tokens))

@@ -1,4 +1,4 @@
-"""What a model is to the rest of the runtime: calls that evaluate tokens, places in a cache, rows of logits."""
+"""The interface of a model: calls that evaluate tokens, slots in its KV cache, rows of logits."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ Logits: TypeAlias = "NDArray[np.float32]"  # [vocab_size], unnormalised
 
 @dataclass(frozen=True, slots=True)
 class TopLogits:
-    """The largest logits of a row, as the device has found them; see `outrider.sampling.top`.
+    """The largest logits of a row, picked out by the device; see `outrider.sampling.top`.
 
-    token_ids: int64 [k], ascending. logits: float32 [k]. bound: what no logit that is not listed exceeds. logsumexp:
-    of the whole row, which has `vocab_size` tokens; in single precision, and not finite where the row is broken.
+    token_ids: int64 [k], ascending. logits: float32 [k]. bound: upper bound of all other logits. logsumexp: of the
+    whole row, which has `vocab_size` tokens, in single precision; not finite if the row is broken.
     """
 
     token_ids: NDArray[np.int64]
@@ -35,12 +35,12 @@ class TopLogits:
 
 @dataclass(frozen=True, slots=True)
 class LogitsRow:
-    """One row of a step: its largest logits, if the device looks for them, and all where these do not suffice.
+    """One row of a step: its largest logits, if the device picks them out, and all logits on request.
 
         row = step.row(i)
         sampler.best(row, prefix)
 
-    full: fetches the whole row, float32 [vocab_size]. top: None where the device does not look for the largest.
+    full: fetches the whole row, float32 [vocab_size]. top: None if the device does not pick them out.
     """
 
     full: Callable[[], Logits]
@@ -48,20 +48,20 @@ class LogitsRow:
 
     @classmethod
     def of(cls, logits: Logits) -> LogitsRow:
-        """A row that is there already, float32 [vocab_size]."""
+        """A row in memory, float32 [vocab_size]."""
         return cls(lambda: logits)
 
 
 @dataclass(frozen=True, slots=True)
 class FixedShape:
-    """The sizes that a model was compiled for. It has one slot: sequences take turns."""
+    """The sizes that a model was compiled for. Such a model has one slot, and sequences take turns."""
 
-    window: int  # rows of a call, whatever is wanted; rows on both sides of a window's end take two
+    window: int  # rows of every call; wanted rows on both sides of a window's end take two calls
     max_prompt_tokens: int
     max_tokens: int  # of prompt and answer
 
 
-_MOST = 64  # rows that anything is rounded up to
+_MOST = 64  # the most that rows are rounded up to
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,17 +76,17 @@ class Rounding:
             raise ValueError(f"rows are rounded up to numbers from 1 to {_MOST}")
 
     def __call__(self, count: int) -> int:
-        """The number that `count` is rounded up to."""
+        """Round `count` up."""
         return -(-max(count, self.least) // self.multiple) * self.multiple
 
 
 @dataclass(frozen=True, slots=True)
 class RowRule:
-    """What calls are padded to, so that a row has the same bits whatever runs with it.
+    """The padding of calls, with which a row has the same bits whatever else is in the call.
 
-    sequence: rows of each sequence. call: rows of the whole call, the sequences' own rounded up before. logits: rows of
-    logits. apart: only the attention sees the rows that are added to a sequence; the products with weights, which take
-    most of the time, do not.
+    sequence: rounds the rows of each sequence. call: rounds the rows of the whole call, after `sequence`. logits:
+    rounds the rows of logits. apart: only the attention is padded per sequence. The products with weights, which take
+    most of the time, are not.
     """
 
     sequence: Rounding = field(default_factory=Rounding)
@@ -95,12 +95,12 @@ class RowRule:
     apart: bool = False
 
     def num_rows(self, counts: Iterable[int]) -> int:
-        """Rows that a call computes for sequences with so many rows each."""
+        """Rows that a call computes for sequences with `counts` rows each."""
         return self.call(sum(counts if self.apart else map(self.sequence, counts)))
 
     @property
     def num_spare(self) -> int:
-        """Places in the cache that padding may write to, behind a sequence's last token."""
+        """Positions behind a sequence's last token that padding may write to."""
         most = [max(each.least, each.multiple) - 1 for each in (self.sequence, self.call, self.logits)]
         return most[0] + max(most[1:])
 
@@ -117,11 +117,11 @@ class RowRule:
 
 @dataclass(frozen=True, slots=True)
 class Exactness:
-    """Whether rows have the same bits in any company, as it was measured with one model, device and setting.
+    """Whether rows have the same bits in any batch, measured with one model, device and setting.
 
-    groups: numbers of rows of a call without padding, in groups whose rows have the same bits. rule: the padding with
-    which the rest was measured. differences: the largest difference of a logit to a reading in one call, by other
-    ways to read the same tokens; 0 is bit for bit. None of them: nothing was measured.
+    groups: numbers of rows per call without padding, grouped so that rows within a group have the same bits. rule: the
+    padding used for the rest of the measurement. differences: for each other way to read the same tokens, the largest
+    difference of a logit from a reading in one call; 0 means bit for bit. Empty: nothing was measured.
     """
 
     groups: tuple[tuple[int, ...], ...] = ()
@@ -130,34 +130,34 @@ class Exactness:
 
     @property
     def holds(self) -> bool:
-        """Whether it was measured, and every row had the same bits every time."""
+        """Whether it was measured and all differences are 0."""
         return bool(self.differences) and not any(self.differences.values())
 
     @property
     def largest_difference(self) -> float:
-        """Of any logit, in any way."""
+        """The largest of `differences`."""
         return max(self.differences.values(), default=0.0)
 
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """What a backend can do, for the parts that would otherwise have to assume it."""
+    """What a backend can do. Other parts ask and never assume."""
 
-    # With `rows`, logits do not depend on what else is in the call, nor on what another text has left in the cache.
-    # Without: they may, by a few last bits, or by what a quantised cache rounds. True only where it was measured.
+    # Padded by `rows`, logits do not depend on the rest of the call, nor on the prefix cache. Otherwise they may differ
+    # in the last bits, or by the rounding of a quantised cache. True only if measured.
     bit_exact_batching: bool
     rows: RowRule = field(default_factory=RowRule)  # what calls are padded to
-    one_call: bool = True  # several sequences share the device's call; or run one after another
-    fixed: FixedShape | None = None  # None: chunks, and slots, of any size that fits
+    one_call: bool = True  # sequences share the device's call; otherwise they run one after another
+    fixed: FixedShape | None = None  # None: chunks and slots may have any size that fits
     features: tuple[str, ...] = ()  # hidden states that a chunk can ask for
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Positions of a prompt where a model reads embeddings in place of its tokens', such as those of an image.
+    """Positions of a prompt where a model reads other embeddings than its tokens', such as those of an image.
 
-    embeds: float32 [length, hidden], for the positions from `begin` on. key: stands for them in the prefix cache, a
-    hash of the image perhaps; spans of one key are taken for the same.
+    embeds: float32 [length, hidden], for the positions from `begin` on. key: identifies them in the prefix cache, such
+    as a hash of the image. Spans with the same key count as the same.
     """
 
     begin: int
@@ -167,17 +167,17 @@ class Span:
     def __post_init__(self) -> None:
         if not self.key:
             raise RequestError(
-                f"The span of embeds at token {self.begin} has key={self.key!r}, and every other without one would be "
-                "taken for the same. Give it a key, such as a hash of what was embedded."
+                f"The span of embeds at token {self.begin} has key={self.key!r}, and all spans without a key would "
+                "count as the same. Give it a key, such as a hash of the image."
             )
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """What a model is given to begin with.
+    """The input that a sequence begins with.
 
-    scope: all besides the tokens that keys and values depend on, such as an adapter or an image: what is in a cache is
-    shared within one scope alone. embeds: what is read in place of tokens; no backend here reads any yet.
+    scope: what keys and values depend on besides the tokens, such as an adapter or an image. Cached prefixes are shared
+    within one scope only. embeds: embeddings to read instead of tokens; no backend here reads any yet.
     """
 
     token_ids: Seq[int]
@@ -186,19 +186,19 @@ class Prompt:
 
     @property
     def cache_scope(self) -> bytes:
-        """What prefix caches share within: the scope, and where and by what keys there are embeds."""
+        """The scope of cached prefixes: `scope`, with the positions and keys of the embeds."""
         if not self.embeds:
             return self.scope
         spans = [(span.begin, len(span.embeds), span.key) for span in self.embeds]
         return hashlib.sha256(repr((self.scope, spans)).encode()).digest()
 
-    def check_tokens(self, reader: object) -> None:
-        """Raise RequestError if there are embeds, for those who read tokens alone, such as `reader`."""
+    def check_tokens(self, backend: object) -> None:
+        """Raise RequestError if there are embeds. For backends that read token ids only, such as `backend`."""
         if self.embeds:
             first = self.embeds[0]
             raise RequestError(
                 f"The prompt has embeds for {len(first.embeds)} tokens from token {first.begin} on, and "
-                f"{type(reader).__name__} reads token ids alone. Pass a prompt without embeds."
+                f"{type(backend).__name__} reads token ids only. Pass a prompt without embeds."
             )
 
 
@@ -206,7 +206,7 @@ NO_PROMPT = Prompt(())
 
 
 class Slot(Protocol):
-    """A sequence's place in one model's KV cache."""
+    """One sequence's part of one model's KV cache."""
 
     @property
     def length(self) -> int:
@@ -215,37 +215,37 @@ class Slot(Protocol):
     def trim(self, length: int) -> None:
         """Drop the newest tokens until `length` are left; no effect on a shorter slot. O(1).
 
-        Not to fewer than were there when it was opened, or were kept: others may have them in common with this slot.
+        Tokens that were published, or cached when the slot was opened, cannot be trimmed: other slots may share them.
         """
 
     def skip_to(self, length: int) -> None:
-        """Take `length` tokens to be in the cache, whatever is there: for measurements of what a call costs."""
+        """Benchmarks only: pretend that the slot holds `length` tokens."""
 
-    def keep(self, token_ids: Seq[int]) -> None:
-        """Of a text's committed tokens, have the cache keep those that are in the slot, for texts that begin alike.
+    def publish(self, token_ids: Seq[int]) -> None:
+        """Publish this slot's committed prefix to the prefix cache. Not during a call of this slot.
 
-        Others may share them from now on; when the slot is closed they stay, as long as nobody needs their room. Not to
-        be called while the slot is in a call.
+        token_ids: the sequence's committed tokens. Other slots may share the prefix from now on. When the slot is
+        closed, the prefix stays until it is evicted.
         """
 
     def close(self) -> None:
-        """Give the place back. Closing twice does no harm."""
+        """Release the slot. Closing twice does no harm."""
 
 
 @dataclass(frozen=True, slots=True)
 class CacheUse:
-    """What one model's cache holds, and what it was good for.
+    """One model's prefix-cache occupancy and hit statistics.
 
-    num_tokens: room there is. num_used_tokens: room that requests under way have taken. num_kept_tokens: room that is
-    taken by texts which have ended, and is given to others when they need it. num_evicted_tokens: kept ones that had to
-    go so far. num_requests: those that were begun, with num_prompt_tokens in all. num_hits: those that found their
-    beginning in the cache, num_cached_tokens in all.
+    num_tokens: capacity. num_used_tokens: reserved by running requests. num_published_tokens: published prefixes that
+    no running request uses; they are evicted when room is needed. num_evicted_tokens: evicted so far. num_requests:
+    requests started, with num_prompt_tokens in all. num_hits: requests that found a cached prefix, num_cached_tokens in
+    all.
     """
 
     num_tokens: int
     bytes_per_token: float
     num_used_tokens: int
-    num_kept_tokens: int
+    num_published_tokens: int
     num_evicted_tokens: int
     num_requests: int
     num_hits: int
@@ -254,18 +254,18 @@ class CacheUse:
 
     @property
     def num_bytes(self) -> int:
-        """What the cache may take."""
+        """Most bytes of the cache."""
         return int(self.num_tokens * self.bytes_per_token)
 
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Tokens to append to a slot. The logits of the last `num_rows` of them are wanted.
+    """Tokens to append to a slot, with the logits of the last `num_rows` of them.
 
-    features: hidden states that are wanted of all of them, by names out of `Capabilities.features`. parents: None for a
-    chain, in which each token follows the one before. Several candidates go as one tree: [n], parents before children,
-    for each token the index in this chunk of the one that it follows, −1 for the slot's newest. No backend here
-    evaluates trees yet.
+    features: names from `Capabilities.features`: hidden states that are wanted for all tokens. parents: None for a
+    chain, in which each token follows the one before. Several candidates form one tree, [n]: for each token the index
+    in this chunk of its parent, −1 for the slot's newest token; parents come before children. No backend here evaluates
+    trees yet.
     """
 
     slot: Any  # the backend's own kind of Slot
@@ -274,33 +274,33 @@ class Chunk:
     features: tuple[str, ...] = ()
     parents: list[int] | None = None
 
-    def check_chain(self, reader: object) -> None:
-        """Raise RequestError if this is a tree, for those who evaluate chains alone, such as `reader`."""
+    def check_chain(self, backend: object) -> None:
+        """Raise RequestError if this is a tree. For backends that evaluate chains only, such as `backend`."""
         if self.parents is not None:
             raise RequestError(
                 f"A chunk of {len(self.token_ids)} tokens is a tree (parents={self.parents}), and "
-                f"{type(reader).__name__} evaluates chains alone. Submit one of its paths, with parents=None."
+                f"{type(backend).__name__} evaluates chains only. Submit one of its paths, with parents=None."
             )
 
 
 class Step(Protocol):
-    """The rows that a call was asked for, chunk after chunk. Valid until the backend's next call."""
+    """The wanted rows of a call, chunk after chunk. Valid until the backend's next call."""
 
     def row(self, i: int) -> LogitsRow:
         """Row i, cut to the real vocabulary."""
 
     def features(self, chunk: Chunk) -> NDArray[np.float32]:
-        """The hidden states that a chunk of the call asked for, float32 [n, width], one beside the other.
+        """The hidden states that a chunk asked for, float32 [n, width], concatenated.
 
-        Row j is of the chunk's token j, read behind all tokens before it.
+        Row j belongs to the chunk's token j.
 
         Raises:
-            BundleError: when the model gives none.
+            BundleError: when the model has none.
         """
 
 
 class Pending(Protocol):
-    """A call under way."""
+    """A running call."""
 
     @property
     def done(self) -> bool:
@@ -315,7 +315,7 @@ class Backend(Protocol):
 
     @property
     def vocab_size(self) -> int:
-        """Tokens there are; a row of logits has as many."""
+        """Tokens of the vocabulary; the width of a row of logits."""
 
     @property
     def capabilities(self) -> Capabilities:
@@ -323,46 +323,46 @@ class Backend(Protocol):
 
     @property
     def seconds(self) -> float:
-        """Time spent in the device's calls so far."""
+        """Seconds spent in the device's calls so far."""
 
     @property
     def max_tokens(self) -> int:
-        """Tokens that one sequence can have."""
+        """Most tokens of one sequence."""
 
     def open(self, max_tokens: int, prompt: Prompt = NO_PROMPT) -> Slot | None:
         """A slot with room for `max_tokens`; None while other slots hold the room.
 
-        prompt: what is going to be read. Where a text of its scope that was kept begins alike, the slot has that much
-        of it from the start; the last token is always left to be read.
+        prompt: the tokens that will be read. The slot starts from its longest cached prefix of the same scope, without
+        the prompt's last token, whose row is wanted.
 
         Raises:
-            RequestError: for embeds, where this backend reads none.
+            RequestError: for embeds, if this backend reads none.
         """
 
     def submit(self, chunks: Seq[Chunk]) -> Pending:
         """Evaluate chunks of one or several sequences in one call. A slot appears once at most.
 
         Raises:
-            RequestError: for a tree, where this backend evaluates none; nothing was appended then.
+            RequestError: for a tree, if this backend evaluates none. Then nothing was appended.
         """
 
 
 class PaddedBackend(Backend, Protocol):
     """A backend whose calls can be padded."""
 
-    exactness: Exactness  # what `use` was given
-    can_pad_apart: bool  # whether `RowRule.apart` can be
+    exactness: Exactness  # as given to `use`
+    can_pad_apart: bool  # whether `RowRule.apart` is possible
 
     def use(self, exactness: Exactness) -> None:
-        """From now on, pad calls by its rule, and claim what it says. Not while slots are open."""
+        """Pad calls by this rule from now on, and report this exactness. Not while slots are open."""
 
 
 class CompiledModel(PaddedBackend, Protocol):
-    """A backend of a model in a file, as the engine sets it up."""
+    """A backend that was compiled from a model's file."""
 
     runtime: str  # the library that runs it
     device: str
-    precision: str  # "f32", "bf16", … of calculations
+    precision: str  # of calculations: "f32", "bf16", …
     cache_precision: str  # of keys and values
     logits_width: int
 
@@ -372,21 +372,21 @@ class CompiledModel(PaddedBackend, Protocol):
 
     @property
     def bytes_per_token(self) -> float:
-        """Bytes that one token takes in the cache, over all layers."""
+        """Bytes of one token in the cache, over all layers."""
 
     @property
     def fingerprint(self) -> dict[str, str]:
-        """All besides the model that the time of a call depends on, and that can be asked for."""
+        """What the time of a call depends on besides the model, as far as it is known."""
 
     def run_in_background(self, wanted: bool) -> None:
-        """Let other work be done between `submit` and `wait`, and count seconds until a call is done; or do not."""
+        """Run calls in the background between `submit` and `wait`, and count seconds until a call is done; or stop."""
 
     @property
     def cache(self) -> CacheUse:
-        """What is in the cache."""
+        """Prefix-cache occupancy and hit statistics."""
 
     def allocate(self, max_tokens: int) -> None:
-        """Make the cache, or set how large it may get, anew; called before any `open`, and while none is open."""
+        """Allocate a new cache, or set its largest size. Called before the first `open`, and while no slot is open."""
 
     def tokens_for(self, max_tokens: int) -> int:
-        """What to give `allocate` so that a slot can have `max_tokens`."""
+        """The argument for `allocate` with which one slot can have `max_tokens`."""

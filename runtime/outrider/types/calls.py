@@ -1,4 +1,4 @@
-"""A model's call, as somebody sees it who watches."""
+"""A model's call, as an observer sees it."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A call that is over.
+    """A call that has ended.
 
-    context: tokens in the cache before it, of the longest sequence. began, submitted: when `submit` began and ended;
-    waited, ended: when `wait` did; in seconds of `time.perf_counter`. ran: seconds for which the device was busy within
-    `submit`; busy: in all, 0 where the backend does not say. error: what the call failed of.
+    context: tokens in the cache before it, of the longest sequence. began, submitted: when `submit` began and ended.
+    waited, ended: when `wait` began and ended. All four in seconds of `time.perf_counter`. ran: seconds that the device
+    was busy within `submit`. busy: the same in all; 0 if the backend does not say. error: why the call failed, or None.
     """
 
     backend: Backend
@@ -33,7 +33,7 @@ class Call:
 
 
 class CallObserver(Protocol):
-    """Hears of models' calls, in the thread that makes them. Must not raise, nor take long."""
+    """Is told of models' calls, in the thread that makes them. Must be fast, and must not raise."""
 
     def called(self, call: Call) -> None:
-        """A call is over."""
+        """A call has ended, or failed."""

@@ -1,4 +1,4 @@
-"""What is decided with a model's rows: tokens, distributions, drafts and what becomes of them."""
+"""Tokens, distributions, drafts and outcomes, and the roles that decide on them."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
 @dataclass(eq=False, slots=True)
 class Sequence:
-    """One request's tokens: the prompt, then what was committed. Unverified tokens never enter.
+    """One request's committed tokens: the prompt, then the answer. Draft tokens enter only when accepted.
 
-    references: other texts that a drafter may copy from, as `outrider.drafters.References`. scope: of its prompt.
+    references: other texts that a drafter may copy from, as `outrider.drafters.References`. scope: the prompt's.
     """
 
     token_ids: list[int]
@@ -43,7 +43,7 @@ class Sequence:
 
 @dataclass(frozen=True, slots=True)
 class Distribution:
-    """Probabilities over the tokens that have any.
+    """The probabilities of all tokens whose probability is not 0.
 
     token_ids: int64 [n], ascending. probs: float64 [n], summing to 1.
     """
@@ -68,7 +68,7 @@ class Distribution:
 
 @dataclass(frozen=True, slots=True)
 class Noise:
-    """Random numbers as a function of where they are used, with no hidden state.
+    """Random numbers as a function of the position they are used at, without hidden state.
 
     Counter-based (Philox 4x64-10; Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3"): the same key
     gives the same numbers on every platform.
@@ -89,10 +89,10 @@ class Noise:
         return (bits >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
     def gumbel(self, position: int, token_ids: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Standard Gumbel noise float64 [n] for tokens at a position, the same whoever asks and for whichever others.
+        """Standard Gumbel noise float64 [n] for tokens at a position. A token's noise depends on nothing else.
 
-        A SplitMix64 sequence (Steele et al. 2014, "Fast splittable pseudorandom number generators") for each
-        position, begun where Philox says; a token's number is the one at its id.
+        Each position has a SplitMix64 sequence (Steele et al. 2014, "Fast splittable pseudorandom number generators")
+        that starts at a Philox number. A token's number is the one at its id.
         """
         key, counter = self.seed + (self.sample << 64), (position << 128) + (_GUMBEL << 64)
         bits = np.random.Philox(key=key, counter=counter).random_raw(1)
@@ -100,7 +100,7 @@ class Noise:
         bits = (bits ^ (bits >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
         bits = (bits ^ (bits >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
         bits ^= bits >> np.uint64(31)
-        # In the middle of its interval, a number is neither 0 nor 1.
+        # The middle of each interval: never 0, never 1.
         uniforms = ((bits >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
         return -np.log(-np.log(uniforms))
 
@@ -112,11 +112,11 @@ _GUMBEL = zlib.crc32(b"gumbel")
 class Draft:
     """Tokens that a drafter proposes: a chain, or a tree.
 
-    token_ids: [n], in a tree parents before children. probs: for each token the distribution it was drawn from, where
-    the verifier's mode needs it; None where the tokens were chosen without looking at the round's noise (n-gram
-    drafts), or are judged by equality (greedy, coupled). confidences: for each token how likely the drafter thinks it
-    is to be kept, given that those before it are; None where it does not say. parents: [n], for each token the index of
-    the one that it follows, −1 for the newest committed one; None for a chain.
+    token_ids: [n], in a tree parents before children. probs: for each token the distribution it was drawn from, if the
+    verifier's mode needs it; None if the tokens were chosen without the round's noise (n-gram drafts), or are judged by
+    equality (greedy, coupled). confidences: for each token the drafter's estimate of its acceptance, given that those
+    before it are accepted; None without estimates. parents: [n], for each token the index of the one that it follows,
+    −1 for the newest committed token; None for a chain.
     """
 
     token_ids: list[int]
@@ -135,7 +135,7 @@ class Draft:
         return Draft(self.token_ids[:length], probs, confidences, parents)
 
     def check_chain(self, reader: object) -> None:
-        """Raise RequestError if this is a tree, for those who read chains alone, such as `reader`."""
+        """Raise RequestError if this is a tree. reader: the caller, which reads only chains."""
         if self.parents is not None:
             raise RequestError(
                 f"A draft of {len(self)} tokens is a tree (parents={self.parents}), and {type(reader).__name__} judges "
@@ -148,10 +148,10 @@ NO_DRAFT = Draft([])
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What the main model makes of a draft.
+    """The verifier's decision on a draft.
 
-    path: the draft tokens that are kept, by index, from the first on. next_token_id: the recovered token in place of
-    the first rejected one, or the bonus token behind a draft that was kept whole.
+    path: the indices of the accepted draft tokens, in order. next_token_id: the recovered token in place of the first
+    rejected one, or the bonus token after a draft that was accepted whole.
     """
 
     path: list[int]
@@ -159,26 +159,26 @@ class Outcome:
 
     @classmethod
     def of_chain(cls, num_accepted: int, next_token_id: int) -> Outcome:
-        """The first `num_accepted` tokens of a chain are kept."""
+        """The first `num_accepted` tokens of a chain are accepted."""
         return cls([*range(num_accepted)], next_token_id)
 
     @property
     def num_accepted(self) -> int:
-        """Draft tokens that are kept."""
+        """Accepted draft tokens."""
         return len(self.path)
 
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """What has become certain of one sequence in a round, for its drafter.
+    """What a round committed to one sequence, for its drafter.
 
-    token_ids: [k], tokens that the main model has read in the round and that stay, at positions that follow on from
-    those of the round before: a piece of the prompt, or the newest token so far and what was accepted of the draft. All
-    are in the sequence by now, and behind them its newest token, recovered or bonus, which is read next.
-    path: the draft's accepted tokens, by index; empty where none was judged. Where the answer ended inside of a draft,
-    the path goes on behind that end: it says how good the draft was.
+    token_ids: [k], the committed tokens that the main model has read in this round: a piece of the prompt, or the
+    newest token before the round and the accepted draft tokens. Their positions follow those of the round before. The
+    sequence already has them and, behind them, its newest token, recovered or bonus, which is read next.
+    path: the indices of the accepted draft tokens; empty if no draft was judged. If the answer ended within the draft,
+    the path still has the accepted tokens behind that end: it shows how good the draft was.
     features: float32 [k, width], the main model's hidden states of these tokens, as the drafter's `Requirements` ask
-    for them; None where they ask for none. Valid until the main model's next call.
+    for; None if they ask for none. Valid until the main model's next call.
     """
 
     token_ids: list[int]
@@ -190,8 +190,7 @@ class Committed:
 class Requirements:
     """What a drafter needs besides tokens.
 
-    features: hidden states of the main model, by names out of its `Capabilities.features`. trees: that drafts are
-    judged as trees.
+    features: names from the main model's `Capabilities.features`. trees: whether drafts have to be judged as trees.
     """
 
     features: tuple[str, ...] = ()
@@ -199,17 +198,17 @@ class Requirements:
 
     @classmethod
     def of(cls, drafter: Drafter | None) -> Requirements:
-        """What a drafter says in `requirements`; one that does not say needs nothing."""
+        """A drafter's `requirements`; nothing if it has no such attribute."""
         found: Requirements | None = getattr(drafter, "requirements", None)
         return cls() if found is None else found
 
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
-    """How likely a token of an answer was at its place, and the likeliest tokens there, as (token_id, logprob).
+    """The log-probability of an answer's token, and the likeliest tokens at its position, as (token_id, logprob).
 
     Natural logarithms. `top` is in descending order and holds the chosen token only if it is one of the likeliest. It
-    is shorter than was asked where fewer tokens have a probability, so that no number is −inf.
+    has fewer tokens than requested if fewer have a probability above 0, so that no number is −inf.
     """
 
     token_id: int
@@ -225,7 +224,7 @@ class TextTokenizer(Protocol):
         """The special tokens that every text begins with."""
 
     def encode(self, text: str) -> list[int]:
-        """The token ids of a text that goes on from another: nothing is put in front. Special tokens are recognised."""
+        """The token ids of a text that continues another: no prefix is added. Special tokens are recognised."""
 
     def encode_prompt(
         self, prompt: str | Seq[Mapping[str, Any]] | Seq[int], *, chat_template: bool = True
@@ -237,40 +236,40 @@ class TextTokenizer(Protocol):
 
 
 class Sampler(Protocol):
-    """Turns rows of logits of one sequence into decisions: all processors, in their fixed order.
+    """Turns one sequence's rows of logits into decisions, by all processors in their fixed order.
 
-    `prefix` holds the tokens between the committed ones and the row: draft tokens that are accepted if it matters.
+    prefix: the draft tokens between the committed tokens and the row, taken as accepted.
     """
 
     def best(self, row: LogitsRow, prefix: Seq[int]) -> int:
         """The token with the highest processed logit; the lowest id among equals."""
 
     def distribution(self, row: LogitsRow, prefix: Seq[int]) -> Distribution:
-        """The probabilities after all processors: the same bits whether the row lists its largest logits or not."""
+        """The probabilities after all processors. The bits do not depend on `row.top`."""
 
     def logprobs(self, row: LogitsRow, prefix: Seq[int], token_id: int) -> TokenLogprobs:
-        """How likely a token was that was chosen at this row."""
+        """The log-probabilities for a token that was chosen at this row."""
 
     def commit(self, token_ids: Seq[int]) -> None:
-        """Take tokens into the state that processors look at."""
+        """Add committed tokens to the processors' state."""
 
 
 class Rows(Protocol):
-    """A model's answers along one draft: row i follows i draft tokens. A row is computed when it is asked for."""
+    """A model's rows along one draft: row i follows i draft tokens. A row is processed when it is needed."""
 
     def best(self, i: int) -> int:
         """The token with the highest processed logit at row i."""
 
     def distribution(self, i: int) -> Distribution:
-        """target_probs at row i, or draft_probs where the model is the draft model."""
+        """target_probs at row i; draft_probs for a draft model's rows."""
 
 
 class Verifier(Protocol):
-    """A way to choose tokens: how the main model judges a draft, and how a draft model draws one to be judged so."""
+    """A way to choose tokens: how a draft model draws them, and how the main model accepts or rejects them."""
 
     @property
     def lossless(self) -> bool:
-        """Whether the text is the main model's own, token by token or in distribution."""
+        """Whether the text has the main model's distribution."""
 
     def draw(self, rows: Rows, i: int, noise: Noise, position: int) -> tuple[int, Distribution | None]:
         """The draft token at row i of a draft that begins at `position`, and its draft_probs if `verify` needs them.
@@ -281,8 +280,8 @@ class Verifier(Protocol):
     def verify(self, draft: Draft, rows: Rows, noise: Noise, position: int) -> Outcome:
         """Judge a draft that begins at `position`.
 
-        Reads rows from left to right, none behind a token that cannot be kept, and the one behind the whole draft
-        only when all of it is.
+        Reads rows from left to right: none behind a rejected token, and the last one only if the whole draft is
+        accepted.
         """
 
 
@@ -290,18 +289,18 @@ class DraftRule(Protocol):
     """Decides how far a draft goes, token by token."""
 
     def wants_more(self, confidences: Seq[float]) -> bool:
-        """Whether another token is wanted behind those that were drawn with these confidences.
+        """Whether another token is wanted after tokens with these confidences.
 
-        Asked before the token is drawn: dropping one after seeing it would bias what is sampled.
+        Called before the token is drawn: dropping one after seeing it would bias sampling.
         """
 
 
 @dataclass(frozen=True, slots=True)
 class DraftRequest:
-    """One sequence for which up to `limit` tokens are wanted, none behind one of `eos_token_ids`.
+    """A request for a draft: up to `limit` tokens for one sequence, none behind one of `eos_token_ids`.
 
-    rule: what may end a draft earlier. num_left: tokens that the answer may still get. ahead: whether `draft_ahead` may
-    be called for it. observer: hears of the calls that a model makes for the draft.
+    rule: may end the draft earlier. num_left: tokens that the answer may still get. ahead: whether `draft_ahead` may be
+    called for the sequence. observer: is told of the model calls for the draft.
     """
 
     sequence: Sequence
@@ -317,40 +316,40 @@ class DraftRequest:
 
 
 class Drafter(Protocol):
-    """Proposes tokens. Keeps what it needs per sequence from `reserve` to `release`.
+    """Proposes tokens. Holds state per sequence from `reserve` to `release`.
 
     May have `requirements`, of type `Requirements`.
     """
 
-    num_assistant_tokens: int  # how many tokens a round it proposes unless the request says otherwise
+    num_assistant_tokens: int  # tokens per round, unless the request says otherwise
 
     @property
     def seconds(self) -> float:
-        """Time spent in model calls so far."""
+        """Seconds spent in model calls so far."""
 
     def reserve(self, sequence: Sequence, max_tokens: int, num_cached: int) -> bool:
-        """Take room for a sequence that may grow to `max_tokens`; False while there is none.
+        """Reserve room for a sequence that may grow to `max_tokens`; False while there is none.
 
-        num_cached: tokens that the main model has in its cache already. It reads on from there, so what is committed,
-        and hidden states, begin with the token at that position.
+        num_cached: tokens of the prompt in the main model's prefix cache. The main model reads from that position on,
+        so `observe` gets committed tokens, and hidden states, from there on.
         """
 
     def propose(self, requests: Seq[DraftRequest]) -> list[Draft]:
         """A draft for each request, in order. An empty draft costs nothing."""
 
     def observe(self, sequence: Sequence, committed: Committed) -> None:
-        """Hear what a round has committed, of the prompt too. The sequence has it already."""
+        """Take in what a round has committed, including pieces of the prompt. The sequence has it already."""
 
     def release(self, sequence: Sequence) -> None:
-        """Forget a sequence and give its room back. Harmless for one that is not known."""
+        """Drop a sequence's state and free its room. No effect for an unknown sequence."""
 
 
 class AheadDrafter(Drafter, Protocol):
-    """A drafter that can use the time in which its drafts are checked."""
+    """A drafter that can draft during the target pass."""
 
     @property
     def ahead_seconds(self) -> float:
-        """Time spent in model calls while drafts were checked, which `seconds` leaves out."""
+        """Seconds spent in model calls during target passes; not part of `seconds`."""
 
     def draft_ahead(self, requests: Seq[DraftRequest], drafts: Seq[Draft], check: Pending) -> None:
-        """Draft for the next round, until `check` is done. The requests and drafts are the round's under way."""
+        """Draft for the next round until the target pass `check` is done. requests, drafts: this round's."""

@@ -1,7 +1,7 @@
-"""Ways to choose tokens, and how much of a draft is kept in each.
+"""Verifiers: ways to choose tokens, and to accept or reject draft tokens.
 
-`Greedy`, `Coupled`, `BlockRejection` and `TokenRejection` are lossless: with any of them, the text is the main model's
-own. `Threshold` and `Typical` are lossy: they say more of what the draft model would have said.
+`Greedy`, `Coupled`, `BlockRejection` and `TokenRejection` are lossless: the text has the main model's distribution.
+`Threshold` and `Typical` are lossy: they accept more, and the text is partly the draft model's.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from outrider.types import Verifier
 
-# By the names that `GenerationConfig.sampling` has for them.
+# By their names in `GenerationConfig.sampling`.
 SAMPLING_VERIFIERS: dict[str, Callable[..., Verifier]] = {
     "coupled": Coupled,
     "rejection": BlockRejection,

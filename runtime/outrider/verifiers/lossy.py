@@ -1,6 +1,6 @@
-"""Lossy acceptance: more of a draft is kept than the main model would have said, and the text is no longer its own.
+"""Lossy acceptance: accepts more draft tokens, and the text no longer has the main model's distribution.
 
-Nothing here is used unless `sampling` names it. `outrider verify` reports how far each is from the main model.
+Only used if `sampling` names it. `outrider verify` reports each one's distance from the main model.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Threshold(TokenRejection):
-    """Lossy: keep a draft token x where target_probs(x) / draft_probs(x) is at least `threshold`.
+    """Lossy: accept a draft token x if target_probs(x) / draft_probs(x) is at least `threshold`.
 
-    It is often said that threshold 1.0 loses nothing. With the usual residual, it does: let the main model give
-    [0.5, 0.5] and the draft model [0.8, 0.2]. Token 0 is always rejected (0.5 / 0.8 < 1) and token 1 always kept
+    It is often said that threshold 1.0 is lossless. With the usual residual, it is not. Let the main model give
+    [0.5, 0.5] and the draft model [0.8, 0.2]. Token 0 is always rejected (0.5 / 0.8 < 1) and token 1 always accepted
     (0.5 / 0.2 ≥ 1). The residual norm(max(0, [0.5, 0.5] − [0.8, 0.2])) is [0, 1]: token 1 again. The output is [0, 1].
 
-    What was rejected has to come back when the replacement is drawn, so here the residual takes off only what was
-    kept: norm(max(0, target_probs − draft_probs · kept)), in the example [0.5, 0.3] / 0.8, which gives [0.5, 0.5].
-    Of all residuals for this rule it is the nearest to the main model: at threshold 1 the distribution is kept, below
-    it a position is off by the sum of draft_probs − target_probs over the kept tokens that have too much. Rejection
-    sampling keeps more tokens than threshold 1.
+    Rejected probability has to return when the recovered token is drawn. So here the residual subtracts accepted tokens
+    only: norm(max(0, target_probs − draft_probs · accepted)), in the example [0.5, 0.3] / 0.8, which gives [0.5, 0.5].
+    Of all residuals for this rule it is the nearest to the main model. At threshold 1 the distribution is exact. Below
+    it, a position is off by the sum of draft_probs − target_probs over the accepted tokens where that is positive.
+    Rejection sampling accepts more tokens than threshold 1.
     """
 
     lossless: ClassVar[bool] = False
@@ -43,20 +43,20 @@ class Threshold(TokenRejection):
         draft.check_chain(self)
         for i, token_id in enumerate(draft.token_ids):
             target = rows.distribution(i)
-            kept = self.kept(target, draft_probs(draft, i))
-            if kept.prob(token_id) == 0:
-                return Outcome.of_chain(i, recovered(normalised(target, surplus(target, kept)), noise, position))
+            accepted = self.accepted(target, draft_probs(draft, i))
+            if accepted.prob(token_id) == 0:
+                return Outcome.of_chain(i, recovered(normalised(target, surplus(target, accepted)), noise, position))
         return Outcome.of_chain(len(draft), bonus(rows.distribution(len(draft)), noise, position))
 
-    def kept(self, target: Distribution, drafted: Distribution) -> Distribution:
-        """draft_probs of the tokens that are kept; they need not sum to 1."""
+    def accepted(self, target: Distribution, drafted: Distribution) -> Distribution:
+        """draft_probs of the tokens that are accepted; they need not sum to 1."""
         passes = probs_at(target, drafted.token_ids) >= self.threshold * drafted.probs
         return Distribution(drafted.token_ids[passes], drafted.probs[passes])
 
 
 @dataclass(frozen=True)
 class Typical(TokenRejection):
-    """Lossy: keep a draft token x that is likely enough where the main model is unsure, min(ε, √ε · exp(−entropy)).
+    """Lossy: accept a draft token x if target_probs(x) exceeds min(ε, √ε · exp(−entropy)).
 
     Typical acceptance (Cai et al. 2024, "Medusa", section 3.3.2; δ = √ε as there). A rejected token is replaced by one
     drawn from target_probs.
@@ -75,7 +75,7 @@ class Typical(TokenRejection):
         return Outcome.of_chain(len(draft), bonus(rows.distribution(len(draft)), noise, position))
 
     def least_prob(self, target: Distribution) -> float:
-        """What a token's probability must exceed."""
+        """The bound that a token's probability must exceed."""
         entropy = -float(np.sum(target.probs * np.log(target.probs)))
         return min(self.threshold, math.sqrt(self.threshold) * math.exp(-entropy))
 

@@ -1,4 +1,4 @@
-"""Verification by equality: a draft token is kept if it is the one that the main model takes at its place."""
+"""Verification by equality: a draft token is accepted if it is the main model's token at its position."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ class Greedy:
     lossless: ClassVar[bool] = True
 
     def draw(self, rows: Rows, i: int, noise: Noise, position: int) -> tuple[int, None]:  # noqa: ARG002
-        """The token that this mode takes at row i; neither `noise` nor `position` has a say."""
+        """The token that this mode takes at row i. `noise` and `position` are not used."""
         return rows.best(i), None
 
     def verify(self, draft: Draft, rows: Rows, noise: Noise, position: int) -> Outcome:
-        """Keep draft tokens as long as they are what `draw` gives."""
+        """Accept draft tokens as long as they equal what `draw` gives."""
         draft.check_chain(self)
         for i, token_id in enumerate(draft.token_ids):
             if (own := self.draw(rows, i, noise, position)[0]) != token_id:
@@ -40,8 +40,8 @@ class Coupled(Greedy):
     """Take argmax(log target_probs + Gumbel noise), with noise that draft and main model share.
 
     Lossless, and the text does not depend on the draft: the noise is a function of seed, position and token id, so the
-    main model's token at a place is the same whatever was proposed for it. The drafter adds the same noise to its own
-    draft_probs, which makes the two agree with probability at least (1 − d) / (1 + d) at total-variation distance d
+    main model's token at a position is the same whatever was proposed for it. The drafter adds the same noise to its
+    own draft_probs, which makes the two agree with probability at least (1 − d) / (1 + d) at total-variation distance d
     (Daliri et al. 2024, "Coupling without communication and drafter-invariant speculative decoding", theorem 2), where
     rejection sampling accepts with 1 − d.
     """

@@ -1,4 +1,4 @@
-"""Rejection sampling: the main model's distribution, whatever the draft's."""
+"""Rejection sampling: the text has the main model's distribution, for any draft distribution."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TokenRejection:
-    """Keep a draft token x with probability min(1, target_probs(x) / draft_probs(x)), one token after the other.
+    """Accept a draft token x with probability min(1, target_probs(x) / draft_probs(x)), one token after the other.
 
-    The first rejected token is replaced by one drawn from `residual`; behind a draft that is kept whole, a bonus token
-    is drawn from target_probs. Lossless in distribution (Leviathan et al. 2022, theorem 1 and appendix A.1; Chen et
-    al. 2023, algorithm 2). The text depends on where rounds begin, so another draft length gives another text.
+    The first rejected token is replaced by one drawn from `residual`. After a draft that was accepted whole, a bonus
+    token is drawn from target_probs. Lossless in distribution (Leviathan et al. 2022, theorem 1 and appendix A.1; Chen
+    et al. 2023, algorithm 2). The text depends on where rounds begin, so another draft length gives another text.
     """
 
     lossless: ClassVar[bool] = True
 
     def draw(self, rows: Rows, i: int, noise: Noise, position: int) -> tuple[int, Distribution]:
-        """A token drawn from draft_probs at row i, with a number of its own."""
+        """A token drawn from draft_probs at row i, with its own random number."""
         drafted = rows.distribution(i)
         return drafted.draw(noise.uniforms(position, "draft", i + 1)[i]), drafted
 
     def verify(self, draft: Draft, rows: Rows, noise: Noise, position: int) -> Outcome:
-        """Judge a draft that begins at `position`; no row is read behind a rejection."""
+        """Judge a draft that begins at `position`. No row behind a rejection is read."""
         draft.check_chain(self)
         uniforms = noise.uniforms(position, "accept", len(draft))
         for i, token_id in enumerate(draft.token_ids):
@@ -44,21 +44,21 @@ class TokenRejection:
 
 @dataclass(frozen=True)
 class BlockRejection(TokenRejection):
-    """Judge the tokens of a draft together: what a likely token has to spare counts for an unlikely one behind it.
+    """Judge the tokens of a draft together: surplus probability of a token helps an unlikely one behind it.
 
     Block verification (Sun et al. 2024, "Block verification accelerates speculative decoding", algorithm 2): lossless
-    in distribution, and on average it keeps at least as many tokens as `TokenRejection` (theorems 1 and 2). A draft
-    may end anywhere, as long as that is decided before its next token is drawn. Of a draft that was chosen without
-    noise nothing is to spare, and the two are the same.
+    in distribution, and on average it accepts at least as many tokens as `TokenRejection` (theorems 1 and 2). A draft
+    may end anywhere, as long as that is decided before its next token is drawn. A draft that was chosen without noise
+    has no surplus, and both methods are the same for it.
     """
 
     def verify(self, draft: Draft, rows: Rows, noise: Noise, position: int) -> Outcome:
-        """Judge a draft that begins at `position`; no row is read behind a token that the main model cannot take."""
+        """Judge a draft that begins at `position`; no row behind an impossible token is read."""
         draft.check_chain(self)
         if not draft.probs:
             return super().verify(draft, rows, noise, position)
         targets: list[Distribution] = []
-        keep_probs = [1.0]  # keep_probs[n]: the probability that n or more tokens are kept, given the first n
+        keep_probs = [1.0]  # keep_probs[n]: the probability that n or more tokens are accepted, given the first n
         for i, token_id in enumerate(draft.token_ids):
             targets.append(rows.distribution(i))
             ratio = targets[i].prob(token_id) / draft.probs[i].prob(token_id)
@@ -68,8 +68,8 @@ class BlockRejection(TokenRejection):
         uniforms = noise.uniforms(position, "accept", len(draft))
         if len(keep_probs) > len(draft) and uniforms[-1] < keep_probs[-1]:
             return Outcome.of_chain(len(draft), bonus(rows.distribution(len(draft)), noise, position))
-        # The longest beginning that passes is kept, so the longest is asked first. None passes behind a break, and
-        # the empty one always does.
+        # The longest prefix that passes is accepted, so try the longest first. None passes behind an impossible token,
+        # and the empty one always passes.
         for n in range(min(len(keep_probs), len(draft)) - 1, -1, -1):
             left = surplus(targets[n], draft.probs[n], keep_probs[n])
             total = left.sum()
@@ -96,15 +96,15 @@ def surplus(target: Distribution, drafted: Distribution, scale: float = 1.0) -> 
 def normalised(target: Distribution, weights: NDArray[np.float64]) -> Distribution:
     """A distribution in proportion to weights at target.token_ids.
 
-    Nothing is left only where target and draft are equal, and then a rejection has probability 0; if rounding alone
-    brings one about, the target itself is what to draw from.
+    All weights are 0 only if target and draft are equal. A rejection then has probability 0. If rounding causes one,
+    the result is the target itself.
     """
     total = weights.sum()
     return Distribution(target.token_ids, weights / total) if total > 0 else target
 
 
 def draft_probs(draft: Draft, i: int) -> Distribution:
-    """What draft token i was drawn from; certainty where it was chosen without looking at the round's noise."""
+    """The distribution of draft token i; certainty if it was chosen without the round's noise."""
     return draft.probs[i] if draft.probs else Distribution(np.array(draft.token_ids[i : i + 1]), np.ones(1))
 
 
@@ -114,5 +114,5 @@ def recovered(left: Distribution, noise: Noise, position: int) -> int:
 
 
 def bonus(target: Distribution, noise: Noise, position: int) -> int:
-    """The token behind a draft that was kept whole."""
+    """The token after a draft that was accepted whole."""
     return target.draw(noise.uniforms(position, "bonus", 1)[0])

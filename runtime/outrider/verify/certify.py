@@ -1,10 +1,10 @@
-"""The certificate: what a runtime promises about its output, tried on this device with these models.
+"""The certificate: checks of a runtime's promises about its output, on this device with these models.
 
     checks = [check_batching(engine.main, 512), check_greedy(subject, engine, prompts, 64), …]
     all(check.passed is not False for check in checks)
 
-A subject is a runtime: its way to decode plainly, and its ways to speculate. Ours and openvino-genai's are judged by
-the same code.
+A subject is a runtime with its plain decoding and its speculative modes. The same code checks ours and
+openvino-genai's.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ LENGTHS = (1, 3, 8)  # draft tokens a round
 COUPLED = {"temperature": 0.7, "top_p": 0.9, "sampling": "coupled"}
 TOY_PROMPT = [1, 2, 3, 1, 2, 3, 1, 2]
 TOY_SAMPLING: dict[str, Any] = {"temperature": 1.0, "top_p": 0.95, "ignore_eos": True}
-NUM_TOKENS = 3  # of the joint distribution that samples are compared with
+NUM_TOKENS = 3  # of the joint distribution of the sampling checks
 LOSSY_THRESHOLDS = {"threshold": (1.0, 0.5, 0.1), "typical": (0.3, 0.09)}
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One promise: whether it held, in words and in figures. passed: None where nothing was promised."""
+    """One check of a promise, in words and in figures. passed: None if nothing is promised."""
 
     name: str
     passed: bool | None
@@ -64,12 +64,12 @@ class Subject:
 
     @property
     def name(self) -> str:
-        """The runtime's."""
+        """The runtime's name."""
         return self.plain.runtime
 
 
 def our_subject(engine: Engine, modes: Seq[str] = ()) -> Subject:
-    """Outrider: these modes, or every drafter of its own at several lengths, and both chosen at random every round."""
+    """Outrider: these modes, or every drafter at several lengths, and drafter and length at random every round."""
     loaded = [name for name in engine.bundled_drafters if name in engine.drafters]
     own = [f"{drafter}:{length}" for drafter in (*loaded, *COPYING) for length in LENGTHS]
     plain, *made = make_modes(["plain", *(modes or [*own, "auto", "shuffled:8", "shuffled:3"])], engine)
@@ -89,7 +89,7 @@ def genai_subject(engine: Engine) -> Subject:
 
 
 def check_batching(main: Backend, context: int) -> Check:
-    """Whether logits have the same bits whatever runs with them; see `outrider.schedule.exactness`."""
+    """Whether logits have the same bits in any batch; see `outrider.schedule.exactness`."""
     differences = compare_readings(main, context)
     worst = max(differences, key=lambda name: differences[name])
     passed = differences[worst] == 0
@@ -155,7 +155,7 @@ def _check_identity(
 
 @dataclass(frozen=True, slots=True)
 class _Job:
-    """A prompt to run in a mode, and what plain decoding, alone, has made of it."""
+    """A prompt to run in a mode, with the result of plain decoding alone."""
 
     prompt: Prompt
     token_ids: list[int]
@@ -168,7 +168,7 @@ class _Job:
 
 
 def _in_parallel(num_parallel: int, runs: Seq[Callable[[], Run]]) -> Iterator[Run]:
-    """The runs in order. Ours go together, so that their calls are shared and batches are part of what is tried."""
+    """The runs, in order. Ours run together, so that batches are checked, too."""
     pool = ThreadPoolExecutor(num_parallel)
     try:
         yield from pool.map(lambda run: run(), runs)
@@ -177,7 +177,7 @@ def _in_parallel(num_parallel: int, runs: Seq[Callable[[], Run]]) -> Iterator[Ru
 
 
 def _first_difference(engine: Engine, prompt: list[int], plain: list[int], other: list[int]) -> dict[str, Any]:
-    """Where two answers part, and how far apart the main model's logits for the two tokens are there."""
+    """The position where two answers begin to differ, and the difference of the main model's logits there."""
     at = next((i for i, (a, b) in enumerate(zip(plain, other, strict=False)) if a != b), min(len(plain), len(other)))
     gap = 0.0
     if at < min(len(plain), len(other)):
@@ -198,8 +198,8 @@ def check_sampling(
 ) -> Check:
     """Whether a mode's samples have the main model's distribution, on a toy pair (`toy_engine`).
 
-    The first tokens of many answers against their joint distribution, `exact`. A lossy mode's distance is reported,
-    not judged.
+    Compares the first tokens of many answers with their joint distribution, `exact`. A lossy mode's distance is
+    reported and never fails.
     """
     config = GenerationConfig(max_new_tokens=NUM_TOKENS + 2, **TOY_SAMPLING, **options)
     answers: Counter[tuple[int, ...]] = Counter()
@@ -228,7 +228,7 @@ def check_sampling(
 
 
 def _toy_joint(toy: Engine) -> dict[tuple[int, ...], float]:
-    """How the main model alone goes on from the toy prompt; the same for every mode."""
+    """The main model's exact joint distribution after the toy prompt, the same for every mode."""
     return exact_joint(toy, TOY_PROMPT, GenerationConfig(**TOY_SAMPLING), NUM_TOKENS)
 
 
@@ -236,7 +236,7 @@ def check_our_sampling(toy: Engine, num_samples: int = 2000) -> list[Check]:
     """Our sampling modes: the lossless ones, with drafts of three and of random lengths, then the lossy ones."""
     one, draft, shuffled = make_modes(["draft:1", "draft:3", "shuffled:3"], toy)
     exact = _toy_joint(toy)
-    # Of a draft of three, the bonus token is behind what is compared; of a draft of one, it is not.
+    # With drafts of three, the bonus token is not among the compared tokens; with drafts of one, it is.
     checks = [
         check_sampling(mode, exact, num_samples, f"{sampling} sampling, {mode.name}", sampling=sampling)
         for sampling in ("coupled", "rejection", "token-rejection")
@@ -264,14 +264,14 @@ def toy_engine(
     """A random main and draft model of 16 tokens, on the devices and with the precision of `config`.
 
     formats: of main and draft model; "onnx" needs the package onnx. tokenizer: the folder of any tokenizer, for
-    runtimes that want one to load a model.
+    runtimes that need one to load a model.
     """
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-        # Not every runtime masks what is beyond the vocabulary.
+        # Not every runtime masks logits beyond the vocabulary.
         bundle = save_toy_bundle(
             Path(folder) / "toy", vocab_size=16, draft_noise=0.15, padded=False, tokenizer=tokenizer, formats=formats
         )
-        # Generation options are the user's bundle's, whose token ids mean nothing here.
+        # Without generation options: their token ids belong to the user's bundle.
         options = Config(device=config.device, scheduler=config.scheduler).replace(cache_size=0.01, draft_bundle=None)
         tables = {"properties": formats, "main_properties": formats[:1], "draft_properties": formats[1:]}
         for name, known in tables.items():

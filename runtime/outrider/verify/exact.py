@@ -1,4 +1,4 @@
-"""Samples against the distribution that they should have, which is enumerated.
+"""Compares samples with the exact distribution, which is enumerated.
 
 exact = exact_joint(engine, prompt, config, num_tokens=3)
 chi_square_p_value(counts, exact), total_variation(counts, exact)
@@ -41,7 +41,7 @@ def exact_joint(
 
 
 def chi_square_p_value(counts: Mapping[tuple[int, ...], int], exact: Mapping[tuple[int, ...], float]) -> float:
-    """Pearson's test; cells expected fewer than five times are pooled. 0 where something impossible was drawn.
+    """Pearson's test. Cells expected fewer than five times are pooled. 0 if an impossible sample was drawn.
 
     Upper tail by Wilson and Hilferty's approximation (1931).
     """
@@ -68,7 +68,7 @@ def total_variation(counts: Mapping[tuple[int, ...], int], exact: Mapping[tuple[
 
 
 def expected_total_variation(exact: Mapping[tuple[int, ...], float], num_samples: int) -> float:
-    """What `total_variation` is on average for exact samples: it is never 0, and shrinks with their number."""
+    """The mean of `total_variation` for exact samples. It is above 0, and falls with their number."""
     probs = np.array(list(exact.values()))
     rng = np.random.default_rng(0)
     draws = rng.multinomial(num_samples, probs / probs.sum(), size=50)

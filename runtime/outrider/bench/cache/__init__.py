@@ -1,1 +1,1 @@
-"""`outrider bench --conversations`: what the cache does for conversations, and what it takes."""
+"""`outrider bench --conversations`: the prefix cache in conversations, and its memory."""

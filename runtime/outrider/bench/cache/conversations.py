@@ -1,8 +1,8 @@
-"""What the cache does for conversations, and what it takes.
+"""Measures the prefix cache in conversations, and its memory.
 
     measure_conversations(bundle, config, count=200)
 
-Token ids are random: what is measured depends on how many there are, not on what they say.
+Token ids are random, because the figures depend only on their number.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ if TYPE_CHECKING:
     from outrider.config import Config
     from outrider.engine import Engine
 
-_FIT = 20  # conversations that the cache has room for
+_FIT = 20  # conversations that fit in the cache
 _PROMPT, _QUESTION, _ANSWER = 144, 48, 32  # tokens: of the first turn, of the second one, of either answer
 _TOKENS = _PROMPT + _QUESTION + 2 * _ANSWER
-_BETWEEN = _FIT // 2  # other conversations that begin before one goes on
-_LONG = 4096  # tokens of the conversation that is taken up, or read again
+_BETWEEN = _FIT // 2  # other conversations that begin before one continues
+_LONG = 4096  # tokens of the conversation that is continued from the cache, or read again
 _CONTEXTS, _DRAFT = (1024, 4096, 16384), 8
 _REPEATS, _TRIMS = 3, 50
 
 
 def measure_conversations(bundle: Bundle, config: Config, count: int) -> dict[str, Any]:
-    """Have `count` conversations of two turns in a cache with room for 20, and time what a long one gains.
+    """Run `count` conversations of two turns in a cache with room for 20, and time the gain of a long one.
 
-    Memory is that of a process of its own. All options but `cache_size` are as in `config`.
+    Memory is measured in a process of its own. All options but `cache_size` are as in `config`.
 
     Raises:
-        OutriderError: what loading or a request failed of.
+        OutriderError: when loading or a request fails.
     """
     from outrider.engine import Engine
 
@@ -50,12 +50,12 @@ def measure_conversations(bundle: Bundle, config: Config, count: int) -> dict[st
     bytes_per_token = sum(use.bytes_per_token for use in engine.cache.values())
     found = {"take_up": _time_long(engine), "rollback": list(_time_trims(engine))}
     del engine
-    # Places for padding, and a block that is not full, come on top.
+    # Padding and a part-full block need some room, too.
     cache_size = _FIT * (_TOKENS + 32) * bytes_per_token / 1e9
     small = config.replace(enable_prefix_caching=True, cache_size=cache_size)
     had = _in_a_child(bundle, small, count)
     without = _in_a_child(bundle, small.replace(enable_prefix_caching=False), min(count, 2 * _FIT))["resident_bytes"]
-    # Models take some memory for every new shape of calls: what keeping adds is what the same without it does not take.
+    # Models take memory for every new shape of calls, so compare with the same run without prefix caching.
     rises = [each["highest"] - each["loaded"] for each in (had["resident_bytes"], without)]
     had["rise_without_keeping"] = rises[1]
     had["added_by_keeping"] = (rises[0] - rises[1]) / (cache_size * 1e9)
@@ -68,7 +68,7 @@ def _in_a_child(bundle: Bundle, config: Config, count: int) -> dict[str, Any]:
 
 
 def _converse(folder: Path, config: Config, count: int) -> dict[str, Any]:
-    """Each conversation's second turn comes when ten others have begun."""
+    """Start the second turn of each conversation after ten others have begun."""
     from outrider.engine import load
 
     options: dict[str, Any] = {"max_new_tokens": _ANSWER, "ignore_eos": True}
@@ -101,7 +101,7 @@ def _converse(folder: Path, config: Config, count: int) -> dict[str, Any]:
 
 
 def _time_long(engine: Engine) -> dict[str, Any]:
-    """Seconds to the first token of a conversation's second turn: taken up, and read again."""
+    """Seconds to the first token of a conversation's second turn: from the prefix cache, and read again."""
     options: dict[str, Any] = {"max_new_tokens": _ANSWER, "ignore_eos": True}
     texts = _texts(engine)
     length = min(_LONG, engine.max_tokens - _QUESTION - 2 * _ANSWER)
@@ -111,7 +111,7 @@ def _time_long(engine: Engine) -> dict[str, Any]:
     for _ in range(_REPEATS):
         question = next(texts)[:_QUESTION]
         taken_up.append(engine.generate(text + question, **options).stats)
-        other = next(texts)[:1] + text[1:]  # begins otherwise, so nothing of it is there
+        other = next(texts)[:1] + text[1:]  # another first token, so that no prefix is cached
         read_again.append(engine.generate(other + question, **options).stats)
     seconds = [statistics.median(s.time_to_first_token for s in stats) for stats in (taken_up, read_again)]
     return {
@@ -125,9 +125,9 @@ def _time_long(engine: Engine) -> dict[str, Any]:
 
 
 def _time_trims(engine: Engine) -> Iterator[dict[str, float]]:
-    """Seconds that dropping a rejected draft takes, by tokens of context."""
+    """Seconds for trimming a rejected draft, by tokens of context."""
     backend, model, most = engine.main, engine.bundle.manifest.main, engine.main.max_tokens
-    if model.format == "onnx":  # which has a table of positions; OpenVINO's models go on beyond their context
+    if model.format == "onnx":  # it has a table of positions; OpenVINO's models continue beyond their context
         most = min(most, model.geometry.context_length)
     for context in _CONTEXTS:
         if context + _DRAFT > most or (slot := backend.open(context + _DRAFT)) is None:
@@ -144,7 +144,7 @@ def _time_trims(engine: Engine) -> Iterator[dict[str, float]]:
 
 
 def _texts(engine: Engine) -> Iterator[list[int]]:
-    """Texts without end of random tokens, of which no two begin alike but by chance."""
+    """Endless texts of random tokens. Two begin alike only by chance."""
     rng = np.random.default_rng(0)
     most = engine.bundle.manifest.main.vocab_size
     while True:

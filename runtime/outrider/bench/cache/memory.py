@@ -1,4 +1,4 @@
-"""How much memory this process takes."""
+"""The memory of this process."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def resident_bytes() -> int:
-    """What of this process is in memory now; on Linux without the pages of mapped files, which come and go."""
+    """Resident bytes of this process; on Linux without pages of mapped files, which vary."""
     if sys.platform == "win32":
         return _working_set()
     status = Path("/proc/self/status")
@@ -17,7 +17,7 @@ def resident_bytes() -> int:
         return int(line.split()[1]) * 1024
     import resource
 
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # the most so far; in bytes on macOS
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # the highest so far; in bytes on macOS
 
 
 class _Counters(ctypes.Structure):
@@ -43,7 +43,7 @@ class _Counters(ctypes.Structure):
 
 
 def _working_set() -> int:
-    """Of Windows; not verified there."""
+    """For Windows; not verified there."""
     kernel = ctypes.CDLL("kernel32")
     kernel.GetCurrentProcess.restype = ctypes.c_void_p
     kernel.K32GetProcessMemoryInfo.argtypes = (ctypes.c_void_p, ctypes.POINTER(_Counters), ctypes.c_uint32)

@@ -60,13 +60,13 @@ def our_modes(names: list[ModeName], setup: Setup) -> tuple[list[Mode], Engine]:
 
 def default_modes(setup: Setup) -> list[str]:
     """Plain decoding, the engine's own choice, each of its drafters, then openvino-genai's plain decoding."""
-    free = setup.config.generation.drafter in (None, *COPYING)  # then draft models are left on disk
+    free = setup.config.generation.drafter in (None, *COPYING)  # then draft models are not loaded
     bundled = () if free else setup.drafters
     return ["plain", "auto", *(entry.name for entry in bundled), *COPYING, *default_peers(setup)]
 
 
 def default_peers(setup: Setup) -> list[str]:
-    """openvino-genai in its default precision, and in the fastest where there are several; none where it cannot run."""
+    """openvino-genai in its default precision, and in the fastest if there are several; none if it cannot run."""
     default, fastest = ModeName.parse("genai"), ModeName.parse(f"genai/{FASTEST}")
     try:
         check_options("openvino-genai", default.text, setup.config.generation, GENAI_FOLLOWED)

@@ -1,4 +1,4 @@
-"""What a mode is, for one request or several at a time, and what a run of it gives."""
+"""The protocols of modes, for one request or several at a time, and their results."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Mode(Protocol):
     name: str
     runtime: str
     description: str
-    num_parallel: int  # runs that may go on at a time
+    num_parallel: int  # runs at the same time
 
     def run(self, prompt_token_ids: list[int], config: GenerationConfig) -> Run:
         """Decode one prompt."""

@@ -11,10 +11,10 @@ from outrider.errors import OptionError
 
 @dataclass(frozen=True, slots=True)
 class ModeName:
-    """A mode's name, taken apart.
+    """A parsed name of a mode.
 
-    number: draft tokens a round, or genai-dynamic's threshold; None: not given. bundle: the peer's model that is
-    another bundle to run on. precision: what a peer is to calculate in; empty: its default.
+    number: draft tokens a round, or genai-dynamic's threshold; None: not given. bundle: the name of
+    another bundle to run on. precision: a peer's; empty: its default.
     """
 
     text: str
@@ -25,10 +25,10 @@ class ModeName:
 
     @classmethod
     def parse(cls, text: str) -> ModeName:
-        """Take a name apart.
+        """Parse a name.
 
         Raises:
-            OptionError: when it is not of the form KIND or KIND:N, with /PRECISION or @NAME behind it or not.
+            OptionError: when it is not KIND or KIND:N, with or without /PRECISION or @NAME.
         """
         head, _, bundle = text.partition("@")
         name, _, precision = head.partition("/")
@@ -50,12 +50,12 @@ class ModeName:
 
     @property
     def num_assistant_tokens(self) -> int | None:
-        """The number, of modes that count tokens."""
+        """Draft tokens per round, for modes that take them."""
         return None if self.number is None else int(self.number)
 
     @property
     def worker(self) -> str:
-        """Which modes load the same models: ours do, and so do a peer's of one worker."""
+        """The worker. Modes of one worker share their models: our own, or a peer's."""
         if self.kind in PEERS:
             return PEERS[self.kind].worker + (f"-{self.precision}" if self.precision else "")
         return f"outrider@{self.bundle}" if self.bundle else "outrider"
@@ -65,7 +65,7 @@ def split_modes(modes: str) -> list[str]:
     """The names in a comma-separated list.
 
     Raises:
-        OptionError: for a name that is not of the form above, or is there twice.
+        OptionError: for a name that is not of the form above, or that occurs twice.
     """
     names = [name.strip() for name in modes.split(",")]
     for name in names:

@@ -30,7 +30,7 @@ class Ours:
         self._engine = engine
         drafters = [engine.find_drafter(drafter) for drafter in engine.drafters]
         if any(isinstance(drafter, DraftModel) and drafter.backend.capabilities.fixed for drafter in drafters):
-            self.num_parallel = 1  # it drafts for one request at a time, and all are to be drafted for
+            self.num_parallel = 1  # its draft model has one slot, and all requests need drafts
         if name.kind == "shuffled" and name.kind not in engine.drafters:
             engine.add_drafter(name.kind, Shuffled([engine.find_drafter(drafter) for drafter in engine.drafters]))
 
@@ -40,7 +40,7 @@ class Ours:
         config = config.replace(drafter=self._drafter)
         if self._num_assistant_tokens is not None:
             config = config.replace(num_assistant_tokens=self._num_assistant_tokens)
-        if config.references and not self._engine.reads_references(config):  # others of the same comparison may
+        if config.references and not self._engine.reads_references(config):  # other modes may read them
             config = config.replace(references=())
         result = self._engine.generate(prompt_token_ids, config)
         total = time.perf_counter() - began
@@ -48,7 +48,7 @@ class Ours:
 
 
 def _describe(engine: Engine, kind: str) -> str:
-    """The models that a mode may use, and where and how precisely they run."""
+    """The models that a mode may use, with their devices and precisions."""
     alone = kind in ("plain", *COPYING)
     used = {f"{name}_device": model for name, model in engine.models.items() if name == "main" or not alone}
     models = [

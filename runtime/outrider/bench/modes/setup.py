@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Setup:
-    """What the engines of a comparison are made of. `tokenizer` takes the place of the bundle's own in ours.
+    """What the engines of a comparison are made of. `tokenizer` replaces the bundle's own in ours.
 
-    trials: for each worker of a mode in the fastest precision, what each precision gave, in tokens per second, where
-    that was measured before: it is not measured again.
+    trials: earlier trials, for each worker of a mode in the fastest precision: tokens per second by precision. They are
+    not repeated.
     """
 
     bundle: Bundle
@@ -36,7 +36,7 @@ class Setup:
 
     @cached_property
     def draft_bundle(self) -> Bundle:
-        """Where the draft models are: another bundle, where the configuration names one."""
+        """The bundle with the draft models: another one if the options name it."""
         folder = self.config.device.draft_bundle
         return self.bundle if folder is None else read_bundle(folder)
 

@@ -1,4 +1,4 @@
-"""A drafter that is another one every round."""
+"""A drafter that uses another drafter every round."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
 
 class Shuffled:
-    """Chooses at random, for every sequence and round: one of `drafters` or none, and how many tokens.
+    """Chooses one of `drafters` or none, and the draft length, at random for every sequence and round.
 
-    Text that is the same under this one is the same under any schedule. The choice is made before anything is drafted,
-    so that rejection sampling stays exact.
+    Text that does not change with this drafter does not change with any schedule. The choice is made before anything is
+    drafted, so that rejection sampling stays exact.
     """
 
     num_assistant_tokens = 8
@@ -34,7 +34,7 @@ class Shuffled:
         return sum(drafter.seconds for drafter in self._drafters)
 
     def reserve(self, sequence: Sequence, max_tokens: int, num_cached: int = 0) -> bool:
-        """Take room with all of them; False, and nothing taken, while one has none."""
+        """Reserve room with all of them; False, without any room, while one has none."""
         if all(drafter.reserve(sequence, max_tokens, num_cached) for drafter in self._drafters):
             return True
         self.release(sequence)
@@ -53,11 +53,11 @@ class Shuffled:
         return drafts
 
     def observe(self, sequence: Sequence, committed: Committed) -> None:
-        """Tell all of them."""
+        """Pass on to all of them."""
         for drafter in self._drafters:
             drafter.observe(sequence, committed)
 
     def release(self, sequence: Sequence) -> None:
-        """Have all of them forget a sequence."""
+        """Release a sequence with all of them."""
         for drafter in self._drafters:
             drafter.release(sequence)

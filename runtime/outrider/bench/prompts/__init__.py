@@ -1,4 +1,4 @@
-"""The prompts that a measurement runs on."""
+"""The prompts of a measurement."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _FOLDER = Path(str(importlib.resources.files("outrider"))) / "bench" / "prompts"
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A user's message, with a name and a category to report it under.
+    """A user's message, with a name and a category for reports.
 
     references: texts that the answer may quote from, for drafters that read them.
     """
@@ -36,14 +36,14 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A prompt as the models get it."""
+    """A prompt with its token ids."""
 
     prompt: Prompt
     token_ids: list[int]
 
 
 def encode_prompts(prompts: list[Prompt], tokenizer: TextTokenizer) -> list[Task]:
-    """Each prompt with its token ids, which all modes are given."""
+    """Encode prompts. All modes get the same token ids."""
     return [Task(prompt, tokenizer.encode_prompt(prompt.text)) for prompt in prompts]
 
 
@@ -51,8 +51,8 @@ def read_prompts(path: str | Path | None = None, per_category: int | None = None
     """Prompts from a JSON Lines file, or those that ship with Outrider: "default", or None, "grounded" and "long".
 
     Each line is an object with `turns`, a list of messages of which the first is used, or `prompt`, a text; and
-    `id`, `category` and `references`, a list of texts, if there are any. `per_category` keeps the first few of each
-    category.
+    `id`, `category` and `references`, a list of texts, if there are any. `per_category`: use the first few of
+    each category.
 
     Raises:
         OptionError: when the file is missing, empty, or a line is not of this form.
@@ -77,7 +77,7 @@ def read_prompts(path: str | Path | None = None, per_category: int | None = None
 
 
 def _behind_documents(grounded: list[Prompt]) -> list[Prompt]:
-    """The same questions, each about its own document behind ever more others. All of it stands in the prompt."""
+    """The same questions, with more and more other documents in the prompt before their own."""
     documents = [document for prompt in grounded for document in prompt.references]
     prompts = []
     for count in LONG_DOCUMENTS:
@@ -88,17 +88,17 @@ def _behind_documents(grounded: list[Prompt]) -> list[Prompt]:
     return prompts
 
 
-def _read_prompt(line: str, place: str, number: str) -> Prompt:
-    with reading(place):
+def _read_prompt(line: str, source: str, number: str) -> Prompt:
+    with reading(source):
         record: dict[str, Any] = json.loads(line)
         try:
             text = record["prompt"] if "prompt" in record else record["turns"][0]
             if not isinstance(text, str):
                 raise TypeError
         except (KeyError, IndexError, TypeError) as error:
-            raise OptionError(f"{place} has neither a 'prompt' nor 'turns' with text.") from error
+            raise OptionError(f"{source} has neither a 'prompt' nor 'turns' with text.") from error
         references = record.get("references", [])
         if not isinstance(references, list) or not all(isinstance(reference, str) for reference in references):
-            raise OptionError(f"{place} has 'references' that are not a list of texts.")
+            raise OptionError(f"{source} has 'references' that are not a list of texts.")
         category = str(record.get("category", "all"))
         return Prompt(str(record.get("id", number)), category, text, tuple(references))

@@ -1,1 +1,1 @@
-"""From runs to figures (`summary`, `spread`), and from figures to a page with tables and plots."""
+"""Figures from runs (`summary`, `spread`), and a page with tables and plots."""

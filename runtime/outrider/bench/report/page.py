@@ -1,8 +1,8 @@
-"""The results as a page of its own and as Markdown.
+"""The results as an HTML page and as Markdown.
 
     html(results), markdown(results)
 
-`results` is what `outrider.bench.benchmark.run` returns and results.json holds. The page needs nothing from elsewhere.
+`results` is what `outrider.bench.benchmark.run` returns and results.json holds. The page is self-contained.
 """
 
 from __future__ import annotations
@@ -53,19 +53,19 @@ def cells(row: Mapping[str, Any]) -> list[str]:
 
 
 def times(ratio: float | None) -> str:
-    """A ratio; "-" where there is none."""
+    """A ratio; "-" for none."""
     return f"{ratio:.2f}×" if ratio else "-"
 
 
 def span(interval: Seq[float] | None) -> str:
-    """An interval; "-" where there is none, "wide" where it says nothing, as two repeats may."""
+    """An interval; "-" for none, "wide" if it is too wide to be useful, as of two repeats."""
     if not interval:
         return "-"
     return f"{interval[0]:.2f}–{interval[1]:.2f}" if interval[1] < 20 * interval[0] else "wide"
 
 
 def notes(results: Mapping[str, Any]) -> dict[str, list[str]]:
-    """What a reader must not miss: what was cut, what failed, what was slower; each a list of sentences."""
+    """What was cut, what failed, what was slower: each a list of sentences."""
     reference = results["reference"]
     said: dict[str, list[str]] = {}
     if results["cut"]:
@@ -131,7 +131,7 @@ def html(results: Mapping[str, Any]) -> str:
         ),
         _plot(
             "Acceptance by position",
-            "Of all drafts, the share whose token at this position was kept.",
+            "Of all drafts, the share whose token at this position was accepted.",
             plot_acceptance(profile, modes),
             _legend([(mode, colour(modes, mode)) for mode in drafting]),
         ),
@@ -143,7 +143,7 @@ def html(results: Mapping[str, Any]) -> str:
         ),
         _plot(
             "Draft length over time",
-            "Line: mean tokens drafted in a round. Area: mean tokens kept. Over answers that had so many rounds.",
+            "Line: mean tokens drafted in a round. Area: mean tokens accepted. Over answers with so many rounds.",
             "".join(f"<div>{plot_lengths(mode, one, modes, longest)}</div>" for mode, one in drafting.items()),
             kind="multiples",
         ),

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 WIDTH = 900.0
 NUM_COLOURS = 8
-PARTS = {"draft": "drafting", "check": "checking", "host": "all else on the host"}
+PARTS = {"draft": "drafting", "check": "target passes", "host": "all else on the host"}
 _TICKS = (0.125, 0.25, 0.5, 0.7, 1.0, 1.4, 2.0, 2.8, 4.0, 5.6, 8.0, 16.0)
 
 
@@ -71,7 +71,7 @@ def plot_ratios(rows: Seq[Mapping[str, Any]], modes: Seq[str], reference: str, f
 
 
 def plot_acceptance(profile: Mapping[str, Mapping[str, Any]], modes: Seq[str]) -> str:
-    """For each mode, the share of drafts whose token at a position was kept."""
+    """For each mode, the share of drafts whose token at a position was accepted."""
     shown = {mode: one["accepted_by_position"] for mode, one in profile.items() if one["accepted_by_position"]}
     if not shown:
         return ""
@@ -98,11 +98,11 @@ def plot_acceptance(profile: Mapping[str, Mapping[str, Any]], modes: Seq[str]) -
         canvas.path(points, kind)
         for i, (point, share) in enumerate(zip(points, shares, strict=True), 1):
             canvas.dot(*point, kind, f"{mode}, position {i}: {share:.0%} of drafts")
-    return canvas.markup("share of drafts whose token was kept, by position")
+    return canvas.markup("share of drafts whose token was accepted, by position")
 
 
 def plot_time(profile: Mapping[str, Mapping[str, Any]]) -> str:
-    """For each mode, the milliseconds that a token takes, in drafting, checking and all else."""
+    """For each mode, the milliseconds that a token takes, in drafting, target passes and all else."""
     if not profile:
         return ""
     bar, left, right = 30.0, 150.0, 90.0
@@ -120,13 +120,13 @@ def plot_time(profile: Mapping[str, Mapping[str, Any]]) -> str:
                 canvas.text(x + width / 2, y + bar / 2, f"{milliseconds:.1f}", "middle", f"small on-{part}")
             x += width
         canvas.text(x + 6, y + bar / 2, f"{totals[mode]:.1f} ms", "start", "small")
-    return canvas.markup("milliseconds of decoding per token: drafting, checking, host")
+    return canvas.markup("milliseconds of decoding per token: drafting, target passes, host")
 
 
 def plot_lengths(mode: str, one: Mapping[str, Any], modes: Seq[str], longest_draft: float) -> str:
-    """A mode's mean draft length, round by round, and how much of it was kept.
+    """A mode's mean draft length, round by round, and the accepted part of it.
 
-    Over the answers that had so many rounds, as far as a third of them go. longest_draft: where the scale ends.
+    Over answers with so many rounds, while these are at least a third of all. longest_draft: where the scale ends.
     """
     answers = one["answers_by_round"]
     num_rounds = sum(1 for count in answers if 3 * count >= answers[0])
@@ -134,7 +134,7 @@ def plot_lengths(mode: str, one: Mapping[str, Any], modes: Seq[str], longest_dra
     canvas = Canvas(width, height)
 
     def points(values: Seq[float]) -> list[tuple[float, float]]:
-        """The edges of steps, a step a round."""
+        """The edges of steps, one per round."""
         wide = (width - left - 12) / num_rounds
         return [(left + (i + edge) * wide, y(value)) for i, value in enumerate(values[:num_rounds]) for edge in (0, 1)]
 
@@ -146,8 +146,8 @@ def plot_lengths(mode: str, one: Mapping[str, Any], modes: Seq[str], longest_dra
         canvas.line(left, y(tokens), width - 12, y(tokens), "grid")
         canvas.text(left - 6, y(tokens), str(tokens), "end", "small")
     kind = colour(modes, mode)
-    kept = points(one["accepted_by_round"])
-    canvas.area([(left, y(0)), *kept, (kept[-1][0], y(0))], f"{kind} soft")
+    accepted = points(one["accepted_by_round"])
+    canvas.area([(left, y(0)), *accepted, (accepted[-1][0], y(0))], f"{kind} soft")
     canvas.path(points(one["drafted_by_round"]), kind)
     canvas.text(left, height - 21, "1", "middle", "small")
     canvas.text(width - 12, height - 21, str(num_rounds), "end", "small")
@@ -160,7 +160,7 @@ def _num_bars(rows: Seq[Mapping[str, Any]], category: str) -> int:
 
 
 def _interval(row: Mapping[str, Any], figure: str) -> Seq[float] | None:
-    """Of a speed-up, as far as it can be drawn beside it; two repeats may give very wide ones."""
+    """A speed-up's interval, cut to what can be drawn. Two repeats may give a very wide one."""
     interval: Seq[float] | None = row.get(f"{figure}_interval")
     if not interval:
         return None

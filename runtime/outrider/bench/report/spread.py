@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Sequence as Seq
 
-# Student's t, two-sided 95%, for 1, 2, … degrees of freedom; the last is good enough beyond.
+# Student's t, two-sided 95%, for 1, 2, … degrees of freedom; the last one is used beyond.
 _T = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131, 2.120)
 
 
@@ -27,19 +27,19 @@ def quartiles(values: Seq[float]) -> tuple[float, float]:
 
 
 def geometric_mean(ratios: Seq[float]) -> float | None:
-    """None of nothing."""
+    """The geometric mean; None without ratios."""
     return statistics.geometric_mean(ratios) if ratios else None
 
 
 def median_ratio(ratios: Seq[float]) -> float | None:
-    """The median on a logarithmic scale, so that a run which was held up counts for little; None of nothing."""
+    """The median on a logarithmic scale, which is robust against single slow runs; None without ratios."""
     return math.exp(statistics.median(map(math.log, ratios))) if ratios else None
 
 
 def ratio_interval(ratios: Seq[float]) -> tuple[float, float] | None:
     """A 95% confidence interval of the geometric mean, from repeats: Student's t of the logarithms.
 
-    None for less than two repeats, which say nothing of their spread.
+    None for fewer than two repeats.
     """
     if len(ratios) < 2:
         return None

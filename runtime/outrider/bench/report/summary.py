@@ -1,7 +1,7 @@
 """Condenses runs into figures: for each prompt, each category, each mode.
 
 Speed is decoded tokens per second after the first token. Ratios to the reference mode are paired: repeat by repeat, as
-the two ran one after the other. Of repeats, the median counts; over prompts, the geometric mean.
+the two ran one after the other. Repeats give the median, prompts the geometric mean.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from outrider.bench.prompts import Task
     from outrider.bench.runs.measure import Record
 
-# For each prompt's place and mode, its runs by repeat.
+# For each prompt's number and mode, its runs by repeat.
 Runs = dict[tuple[int, str], dict[int, "Run"]]
 
 
@@ -109,11 +109,12 @@ def summarize(runs: Runs, tasks: Seq[Task], modes: Seq[str], reference: str) -> 
 
 
 def profile(runs: Runs, modes: Seq[str]) -> dict[str, dict[str, Any]]:
-    """What our own modes tell of their rounds.
+    """Statistics of our own modes' rounds.
 
-    accepted_by_position: of the drafts, the share whose token at this position was kept. drafted_by_round and
+    accepted_by_position: the share of drafts whose token at this position was accepted. drafted_by_round and
     accepted_by_round: means over the answers that had that many rounds, whose number is answers_by_round.
-    milliseconds_per_token: of decoding, in draft model's calls, in the main model's, and in neither; medians over runs.
+    milliseconds_per_token: of decoding, in the draft model's calls, in target passes, and in neither; medians over
+    runs.
     """
     made = {}
     for mode in modes:
@@ -167,13 +168,13 @@ def _repeat_interval(runs: Runs, numbers: list[int], mode: str, reference: str) 
 
 
 def _columns(lists: Seq[Seq[float]]) -> list[list[float]]:
-    """The first numbers of all lists, the second ones, … of those that are long enough."""
+    """The first numbers of all lists, then the second ones of all lists that are long enough, and so on."""
     longest = max(map(len, lists))
     return [[values[i] for values in lists if i < len(values)] for i in range(longest)]
 
 
 def _shares(runs: Seq[Run]) -> dict[str, float]:
-    """Acceptance, and shares of decoding time, over all runs of a mode; nothing for modes that do not tell."""
+    """Acceptance, and shares of decoding time, over all runs of a mode; empty for modes without statistics."""
     if not all(run.stats for run in runs):
         return {}
     total = {name: sum(run.stats[name] for run in runs) for name in _COUNTS}

@@ -20,7 +20,7 @@ class Canvas:
         self._shapes: list[str] = []
 
     def rect(self, x: float, y: float, width: float, height: float, kind: str, title: str = "") -> None:
-        """A filled rectangle; `title` shows when the mouse is over it."""
+        """A filled rectangle. `title` is its tooltip."""
         self._add("rect", title, x=x, y=y, width=max(width, 0.5), height=height, kind=f"fill {kind}")
 
     def line(self, x1: float, y1: float, x2: float, y2: float, kind: str) -> None:
@@ -32,7 +32,7 @@ class Canvas:
         self._add("polyline", "", points=" ".join(f"{x:.1f},{y:.1f}" for x, y in points), kind=f"stroke {kind}")
 
     def area(self, points: list[tuple[float, float]], kind: str) -> None:
-        """What points enclose."""
+        """The polygon of points."""
         self._add("polygon", "", points=" ".join(f"{x:.1f},{y:.1f}" for x, y in points), kind=f"fill {kind}")
 
     def dot(self, x: float, y: float, kind: str, title: str) -> None:
@@ -40,21 +40,21 @@ class Canvas:
         self._add("circle", title, cx=x, cy=y, r=4, kind=f"fill {kind}")
 
     def text(self, x: float, y: float, text: str, anchor: str = "start", kind: str = "") -> None:
-        """A line of text, whose middle is at y; anchor: which part is at x, "start", "middle" or "end"."""
+        """A line of text with its middle at y. anchor: the part at x: "start", "middle" or "end"."""
         self._shapes.append(
             f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" dominant-baseline="central" class="{kind}">'
             f"{escape(text)}</text>"
         )
 
     def markup(self, label: str) -> str:
-        """The drawing as an element of a page; `label` is what it shows, in words."""
+        """The drawing as an element of a page. label: a description in words."""
         return (
             f'<svg viewBox="0 0 {self.width:.0f} {self.height:.0f}" style="max-width:{self.width:.0f}px" '
             f'role="img" aria-label="{escape(label)}">{"".join(self._shapes)}</svg>'
         )
 
     def document(self, label: str, style: str) -> str:
-        """The drawing as a file of its own, with a style sheet of its own."""
+        """The drawing as a separate file with its own style sheet."""
         shapes = "\n".join(self._shapes)
         return (
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {self.width:.0f} {self.height:.0f}" '
@@ -62,9 +62,10 @@ class Canvas:
             f"<style>{style}</style>\n{shapes}\n</svg>\n"
         )
 
-    def _add(self, shape: str, title: str, *, kind: str, **places: float | str) -> None:
+    def _add(self, shape: str, title: str, *, kind: str, **positions: float | str) -> None:
         attributes = "".join(
-            f' {name}="{place if isinstance(place, str) else format(place, ".1f")}"' for name, place in places.items()
+            f' {name}="{value if isinstance(value, str) else format(value, ".1f")}"'
+            for name, value in positions.items()
         )
         inside = f"<title>{escape(title)}</title>" if title else ""
         self._shapes.append(f'<{shape}{attributes} class="{kind}">{inside}</{shape}>')

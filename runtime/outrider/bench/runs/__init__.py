@@ -1,1 +1,1 @@
-"""Runs: who makes them, in which order, how long, and where they are kept."""
+"""Runs: workers, order, time budget, and the results' folder."""

@@ -13,9 +13,9 @@ FEWEST_TOKENS = 16
 
 
 class Budget:
-    """Seconds from now on, and what the prompts so far took of them.
+    """A time budget from now on, and the time that prompts took so far.
 
-    clock: gives seconds; another one in tests.
+    clock: returns seconds; tests use another one.
     """
 
     def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
@@ -26,19 +26,19 @@ class Budget:
 
     @property
     def left(self) -> float:
-        """Seconds."""
+        """Seconds left."""
         return self._end - self._clock()
 
     def choose_tokens(self, wanted: int, warm_up_seconds: float, num_prompts: int) -> int:
-        """How long answers may be for these prompts, the fewest that say something, to take half of what is left.
+        """The answer length with which this smallest useful set of prompts takes half of the time left.
 
-        warm_up_seconds: what one prompt took in all modes, with answers of `wanted` tokens.
+        warm_up_seconds: the time of one prompt in all modes, with answers of `wanted` tokens.
         """
         share = self.left / 2 / max(warm_up_seconds * num_prompts, 1e-9)
         return wanted if share >= 1 else min(wanted, max(FEWEST_TOKENS, int(wanted * share)))
 
     def fits(self, num_prompts: int) -> bool:
-        """Whether so many prompts more, in all modes, are likely to end in time; true of the first ones."""
+        """Whether `num_prompts` more prompts, in all modes, are likely to end in time; True for the first ones."""
         if self._measuring_since is None:
             self._measuring_since = self._clock()
         if not self._num_prompts:
@@ -47,5 +47,5 @@ class Budget:
         return num_prompts * seconds <= self.left
 
     def count(self) -> None:
-        """A prompt has run in all modes."""
+        """Count a prompt that has run in all modes."""
         self._num_prompts += 1

@@ -1,4 +1,4 @@
-"""Runs modes against one another."""
+"""Runs modes interleaved."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One run of a prompt in a mode, or the line that says why there is none. number: the prompt's place."""
+    """One run of a prompt in a mode, or the error instead. number: the prompt's."""
 
     number: int
     mode: str
@@ -30,15 +30,15 @@ class Record:
 
     @property
     def key(self) -> tuple[int, str, int]:
-        """Which run it is."""
+        """Identifies the run."""
         return self.number, self.mode, self.repeat
 
 
 def layers(tasks: Seq[Task], repeats: int) -> list[list[tuple[int, int]]]:
-    """What is run, in order: (prompt's place, repeat), a prompt of every category at a time.
+    """The order of runs, as layers of (prompt's number, repeat), with one prompt of every category each.
 
-    All prompts run once before any runs again. So a measurement that is cut short between two layers has about as
-    much of every category.
+    All prompts run once before any runs again. So a measurement that ends between two layers covers all categories
+    about equally.
     """
     by_category: dict[str, list[int]] = {}
     for number, task in enumerate(tasks):
@@ -52,9 +52,9 @@ def layers(tasks: Seq[Task], repeats: int) -> list[list[tuple[int, int]]]:
 
 
 def warm_up(modes: Seq[Mode], tasks: Seq[Task], config: GenerationConfig) -> float:
-    """Run the first prompt in every mode, uncounted, as first calls of a shape compile kernels; returns the seconds.
+    """Run the first prompt in every mode, uncounted, because first calls of a shape compile kernels. Returns seconds.
 
-    What fails here fails again, and is reported, in the measurement.
+    Errors are ignored here. They occur again, and are reported, in the measurement.
     """
     began = time.perf_counter()
     for mode in modes:
@@ -74,13 +74,13 @@ def measure(
 ) -> list[Record]:
     """Run every prompt in every mode, interleaved, so that a machine that slows down slows all of them.
 
-    done: records that are there already, and come first in what is returned. record: called with each new one.
-    budget: ends the measurement before the first layer that does not fit into it, or within it where the machine has
-    become slower; the first layer is run in any case.
+    done: earlier records, which come first in the result. record: called with each new one. budget: ends the
+    measurement before the first layer that does not fit, or within a layer if the machine has become slower. The first
+    layer always runs.
     """
     records = list(done)
     there = {old.key for old in done if old.run}
-    dead: set[str] = set()  # modes that killed their process: once is enough
+    dead: set[str] = set()  # modes whose process died
     planned = layers(tasks, repeats)
     first = set(planned[0])
     for layer in planned:
@@ -89,7 +89,7 @@ def measure(
         for number, repeat in layer:
             if budget and (number, repeat) not in first and not budget.fits(1):
                 return records
-            # Another mode begins each time: what runs behind a long answer may meet a warmer machine.
+            # Start with another mode each time: after a long answer the machine may be warmer.
             shift = (number + repeat) % len(modes)
             ran = False
             for mode in (*modes[shift:], *modes[:shift]):
@@ -106,9 +106,9 @@ def measure(
 
 
 def _run(mode: Mode, tasks: Seq[Task], number: int, repeat: int, config: GenerationConfig) -> tuple[Record, bool]:
-    """A run, and whether it killed its process."""
+    """A run, and whether its process died."""
     task = tasks[number]
-    if task.prompt.references and mode.runtime == "outrider":  # nobody else reads them
+    if task.prompt.references and mode.runtime == "outrider":  # other runtimes do not read them
         config = config.replace(references=task.prompt.references)
     try:
         return Record(number, mode.name, repeat, mode.run(task.token_ids, config)), False

@@ -1,11 +1,11 @@
-"""A measurement on disk, so that it can be interrupted.
+"""A measurement on disk, which can be interrupted and continued.
 
 ::
 
     DIR/
-      setting.json      what is measured, and on what; written before the first run
+      setting.json      the setting; written before the first run
       runs.jsonl        a line for each run, appended as it ends
-      *.log             what the engines printed
+      *.log             the engines' output
       results.json, results.md, report.html      written at the end
 """
 
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 
 
 class RunFolder:
-    """A folder that holds one measurement, finished or not; the same setting goes on where it was left.
+    """A folder with one measurement, finished or not. The same setting continues it.
 
-    records: those that are there already.
+    records: earlier ones.
 
     Raises:
         OptionError: when the folder holds another measurement, or cannot be used.
@@ -49,22 +49,22 @@ class RunFolder:
                 self._write_setting()
         except OptionError:
             raise
-        except (*FAULTS, TypeError, KeyError, AttributeError) as error:  # the last are of JSON with other content
+        except (*FAULTS, TypeError, KeyError, AttributeError) as error:  # the last ones: JSON with other content
             raise OptionError(f"{shown(self.path)} cannot be used: {why(error)}. Choose another folder.") from error
 
     @property
     def chosen(self) -> dict[str, Any]:
-        """What the first start of this measurement decided and later ones keep."""
+        """Choices of the first start of this measurement, which later starts use again."""
         chosen: dict[str, Any] = self.setting.get("chosen", {})
         return chosen
 
     def choose(self, **options: Any) -> None:
-        """Decide something for all starts of this measurement."""
+        """Save a choice for all starts of this measurement."""
         self.setting["chosen"] = self.chosen | options
         self._write_setting()
 
     def append(self, record: Record) -> None:
-        """Write down one run."""
+        """Append one run to the file."""
         with self._runs_path.open("a", encoding="utf-8", newline="\n") as file:
             file.write(json.dumps(asdict(record)) + "\n")
 
@@ -80,7 +80,7 @@ class RunFolder:
         self._setting_path.write_text(json.dumps(self.setting, indent=2) + "\n", encoding="utf-8")
 
     def _compare(self, old: dict[str, Any]) -> None:
-        """Take over what was chosen; refuse what is another measurement."""
+        """Take over earlier choices. Raise if the folder has another measurement."""
         self.setting |= {"chosen": old.pop("chosen")} if "chosen" in old else {}
         for name, value in self.setting.items():
             if name != "chosen" and old.get(name) != value:
@@ -90,7 +90,7 @@ class RunFolder:
                 )
 
     def _read(self) -> list[Record]:
-        """The runs so far. A line that was cut short by a crash is removed."""
+        """The runs so far. A line that a crash cut off is removed."""
         if not self._runs_path.exists():
             return []
         text = self._runs_path.read_bytes()

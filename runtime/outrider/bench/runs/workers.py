@@ -4,7 +4,7 @@
         modes[0].run(prompt_token_ids, config)
 
 Modes that share an engine share a worker. Workers wait while another runs. The parent sends (mode's name, prompt,
-config) through a pipe and gets a `Run`, a `Batch` or a `_Failure` back; what an engine prints goes to a file.
+config) through a pipe and gets a `Run`, a `Batch` or a `_Failure` back; an engine's output goes to a file.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _NO_ANSWER = (EOFError, OSError)  # the other end of the pipe is gone
 
 
 class RunFailed(OutriderError):
-    """A mode could not do what it was asked. died: with it, its process."""
+    """A run failed. died: whether its process died."""
 
     def __init__(self, message: str, *, died: bool = False) -> None:
         super().__init__(message)
@@ -47,7 +47,7 @@ class RunFailed(OutriderError):
 
 @dataclass(frozen=True, slots=True)
 class _Failure:
-    """What went wrong in a worker. usage: whether it was asked for what cannot be meant."""
+    """An error in a worker. usage: whether it is an OptionError."""
 
     message: str
     usage: bool
@@ -61,14 +61,14 @@ class _Failure:
 class Worker:
     """A process with one engine and the modes that use it.
 
-    log: a file for what it prints. load: makes the modes there, those of `run` or those of `run_together`. It starts
-    when it is first needed, and again after it has died.
+    log: a file for its output. load: makes its modes, for `run` or for `run_together`. The process starts when it is
+    first needed, and again after it has died.
     """
 
     def __init__(self, names: list[str], setup: Setup, log: Path, load: Load = load_modes) -> None:
         self.names, self.log = names, log
         self._load = load
-        # Of each mode: its runtime, the line about it, and what precisions gave where it was to find the fastest.
+        # For each mode: its runtime, its description, and the trial of precisions if it has to find the fastest.
         self.descriptions: dict[str, tuple[str, str, dict[str, float]]] = {}
         self._setup = setup
         self._process: multiprocessing.process.BaseProcess | None = None
@@ -76,17 +76,17 @@ class Worker:
 
     @property
     def pid(self) -> int | None:
-        """The process's id; None while there is none."""
+        """The process's id; None without a process."""
         return self._process.pid if self._process else None
 
     def start(self) -> None:
-        """Load the engine. Warns (`DeviceWarning`) where a device that was wanted is replaced by another.
+        """Load the engine. Warns (`DeviceWarning`) if a requested device is replaced.
 
         Raises:
-            OptionError: when these modes cannot be meant.
+            OptionError: for invalid modes.
             RunFailed: when they cannot be loaded.
         """
-        spawn = multiprocessing.get_context("spawn")  # the only way that all systems have
+        spawn = multiprocessing.get_context("spawn")  # available on all systems
         self._connection, theirs = spawn.Pipe()
         self._process = spawn.Process(
             target=_serve,
@@ -95,13 +95,13 @@ class Worker:
             name=self.names[0],
         )
         self._process.start()
-        theirs.close()  # so that its end is noticed here
+        theirs.close()  # so that we notice when the worker ends
         try:
             self.descriptions, warned = self._answer()
         except OutriderError:
             self.close()
             raise
-        # A worker that starts again goes on in the same precision.
+        # A restarted worker uses the same precision again.
         found = {ModeName.parse(name).worker: trial for name, (_, _, trial) in self.descriptions.items() if trial}
         self._setup = replace(self._setup, trials={**self._setup.trials, **found})
         for message in warned:
@@ -112,7 +112,7 @@ class Worker:
 
         Raises:
             OptionError: when the mode cannot follow these options.
-            RunFailed: when the run failed, or the process died of it.
+            RunFailed: when the run failed, or its process died.
         """
         run: Run = self._ask(name, prompt_token_ids, config)
         return run
@@ -126,12 +126,12 @@ class Worker:
         if self._connection is None:
             self.start()
         assert self._connection is not None  # noqa: S101
-        with contextlib.suppress(*_NO_ANSWER):  # then there is no answer either
+        with contextlib.suppress(*_NO_ANSWER):  # `_answer` then reports it
             self._connection.send((name, prompt, config))
         return self._answer()
 
     def close(self) -> None:
-        """End the process; what it is doing may take a moment more, not longer."""
+        """End the process. It is killed if it does not end soon."""
         if self._connection is not None:
             self._connection.close()
         if self._process is not None:
@@ -153,7 +153,7 @@ class Worker:
         return answer
 
     def _last_words(self) -> str:
-        """How the process ended, and the last line that it printed."""
+        """How the process ended, with the last line of its output."""
         assert self._process is not None  # noqa: S101
         self._process.join(10)
         code = self._process.exitcode or 0
@@ -165,7 +165,7 @@ class Worker:
 
 
 class RemoteMode:
-    """A mode in a worker that has started, used like one that is here."""
+    """A mode in a started worker, with the interface of a local one."""
 
     num_parallel = 1
 
@@ -188,11 +188,11 @@ def start_workers(
 ) -> Iterator[list[RemoteMode]]:
     """The modes of these names, each engine in a process of its own; all of them end with the block.
 
-    logs: a folder for what the workers print. failed: told the name of a mode that cannot be loaded, and why. load: as
-    `Worker`.
+    logs: a folder for the workers' output. failed: called with the name of a mode that cannot be loaded, and the
+    reason. load: as in `Worker`.
 
     Raises:
-        OptionError: when a mode cannot be meant.
+        OptionError: for an invalid mode.
     """
     workers = {}
     for label in dict.fromkeys(ModeName.parse(name).worker for name in names):
@@ -215,7 +215,7 @@ def start_workers(
 
 
 def _serve(connection: Connection, names: list[str], setup: Setup, log: str, load: Load) -> None:
-    """Run what comes through the pipe, until it closes. A Ctrl-C is for the parent, which ends this process."""
+    """Run requests from the pipe until it closes. Ctrl-C is handled by the parent, which ends this process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
     for stream in (1, 2):  # C libraries write here past sys.stdout
@@ -242,17 +242,17 @@ def _serve(connection: Connection, names: list[str], setup: Setup, log: str, loa
 
 @contextmanager
 def _device_warnings() -> Iterator[list[str]]:
-    """What the block warns of about devices, for the parent to show: nobody reads the log. Other warnings go there."""
+    """Collect the block's device warnings, which the parent shows. Other warnings go to the log."""
     warned: list[str] = []
     with warnings.catch_warnings():
         warnings.simplefilter("always", DeviceWarning)
         show = warnings.showwarning
 
-        def keep(message: Warning | str, category: type[Warning], *where: Any, **how: Any) -> None:
+        def collect(message: Warning | str, category: type[Warning], *where: Any, **how: Any) -> None:
             if issubclass(category, DeviceWarning):
                 warned.append(str(message))
             else:
                 show(message, category, *where, **how)
 
-        warnings.showwarning = keep
+        warnings.showwarning = collect
         yield warned

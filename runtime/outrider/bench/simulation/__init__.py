@@ -1,1 +1,1 @@
-"""`outrider simulate`: what a pair of models would do on another machine."""
+"""`outrider simulate`: predicts a pair's speed on another machine."""

@@ -1,4 +1,4 @@
-"""What calls take on a machine, written down for `outrider.bench.simulation.simulate`.
+"""Profiles: the times of a machine's calls, for `outrider.bench.simulation.simulate`.
 
     profile = read_profile(Path("core-ultra.toml"))
 
@@ -15,7 +15,7 @@ A profile is TOML, in milliseconds::
     check = 1.1
     draft = 1.2
     [host]
-    round = 0.6                 # between a check and the next, besides drafting
+    round = 0.6                 # between two target passes, besides drafting
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _LONGEST = 1e9  # milliseconds
-_MOST = 8  # far / near: the line through both would say that a call without context takes less than no time
+_MOST = 8  # far / near: beyond this, a call without context would take less than 0 seconds
 
 
 class _Calls(msgspec.Struct, forbid_unknown_fields=True):
@@ -50,7 +50,7 @@ class _Calls(msgspec.Struct, forbid_unknown_fields=True):
         return PassCost(self.rows, near, tuple(ms / 1000 for ms in self.far) if self.far else near)
 
     def faults(self) -> Iterator[str]:
-        """The values that cannot be meant, each with its rule."""
+        """The invalid values, each with its rule."""
         if not self.rows or self.rows[0] < 1 or any(after <= before for before, after in pairwise(self.rows)):
             yield f"rows = {[*self.rows]}: numbers of rows ascend, from 1 or more"
         far = self.near if self.far is None else self.far
@@ -84,7 +84,7 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
     host: _Host = msgspec.field(default_factory=_Host)
 
     def faults(self) -> Iterator[str]:
-        """The values that cannot be meant, each with its table and its rule."""
+        """The invalid values, each with its table and its rule."""
         for table, calls in (("main", self.main), ("draft", self.draft)):
             yield from (f"[{table}] {fault}" for fault in calls.faults())
         for name, times in (("check", self.contention.check), ("draft", self.contention.draft)):
@@ -96,7 +96,7 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """What calls take on a machine. host: seconds a round that neither device works."""
+    """The times of a machine's calls. host: seconds per round in which no device works."""
 
     name: str
     main: PassCost
@@ -109,7 +109,7 @@ def read_profile(path: Path) -> Profile:
     """A profile from a file.
 
     Raises:
-        OptionError: when it is not there, not of the form above, or has a value that cannot be meant.
+        OptionError: when it is missing, not of the form above, or has an invalid value.
     """
     with reading(f"Profile {path}"):
         try:

@@ -1,10 +1,10 @@
-"""What a pair of models would do on another machine, predicted from what its calls take there.
+"""Predicts a pair's speed on another machine, from the times of that machine's calls.
 
     profile = read_profile("core-ultra.toml")
     simulate(engine, profile, prompt_token_ids, config, "auto", overlap=True).tokens_per_second
 
-A discrete-event simulation of the real loop: the models run here, so that tokens, drafts and what becomes of them are
-real, and so is the controller; only the clock is the profile's (see `outrider.bench.simulation.profiles`).
+A discrete-event simulation of the real loop. The models run here, so tokens, drafts, outcomes and the controller are
+real. Only the times are the profile's (see `outrider.bench.simulation.profiles`).
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ if TYPE_CHECKING:
     from outrider.engine import Engine
     from outrider.types import Backend, Chunk, Prompt, Slot, Step
 
-_INSTANT = 1e-9  # seconds: what is left of a call below that is rounding
+_INSTANT = 1e-9  # seconds: a shorter rest of a call is rounding
 
 
 def measure_profile(engine: Engine, host: float, repeats: int = 3) -> Profile:
-    """This machine's profile; `host` seconds a round are the reader's to know. Not while requests run."""
+    """Measure this machine's profile. host: seconds per round, from the caller. Not while requests run."""
     name, _ = draft_model_of(engine)
     engine.measure_costs(repeats)
-    main, draft = replace(engine.costs["main"]), replace(engine.costs[name])  # the engine's go on following the machine
+    main, draft = replace(engine.costs["main"]), replace(engine.costs[name])  # copies: the engine adapts its own
     return Profile("this machine", main, draft, engine.measure_contention(name), host)
 
 
@@ -48,7 +48,7 @@ def draft_model_of(engine: Engine) -> tuple[str, DraftModel]:
     """The bundle's draft model, with its name.
 
     Raises:
-        OptionError: when it has none, or it was left on disk.
+        OptionError: when it has none, or it was not loaded.
     """
     for name in engine.bundled_drafters:
         if isinstance(model := engine.find_drafter(name), DraftModel):
@@ -57,7 +57,7 @@ def draft_model_of(engine: Engine) -> tuple[str, DraftModel]:
 
 
 def check_modes(modes: Seq[str]) -> None:
-    """See whether modes can be simulated: "plain", "auto", "draft" and "draft:N", which are what they are elsewhere.
+    """Check that modes can be simulated: "plain", "auto", "draft" and "draft:N", as in `outrider.bench.modes`.
 
     Raises:
         OptionError: for another one, or one that drafts no tokens.
@@ -77,9 +77,9 @@ def _parse(mode: str) -> ModeName:
 
 
 class _Clock:
-    """Time of a host that drives two devices, in seconds.
+    """The time of a host that drives two devices, in seconds.
 
-    check_left: of the main model's call, were it alone. check_ended: when the last one was done, waited for or not.
+    check_left: rest of the running target pass, if it ran alone. check_ended: the time when the last one ended.
     """
 
     def __init__(self, contention: Contention) -> None:
@@ -89,7 +89,7 @@ class _Clock:
         self._contention = contention
 
     def draft(self, seconds: float) -> None:
-        """The draft device works and the host waits for it; the main device goes on with its call, if it has one."""
+        """Run the draft device while the host waits. A running target pass continues meanwhile."""
         slow, left = self._contention, self.check_left * self._contention.check
         together = min(seconds * slow.draft, left)
         self.check_left -= together / slow.check
@@ -98,14 +98,14 @@ class _Clock:
         self.now += together + seconds - together / slow.draft
 
     def wait(self) -> None:
-        """The host waits for the main device."""
+        """Let the host wait for the target pass."""
         if self.check_left:
             self.now += self.check_left
             self.check_left, self.check_ended = 0.0, self.now
 
 
 class _Simulated:
-    """A real model's tokens at a profile's times."""
+    """A real model with a profile's times."""
 
     def __init__(self, backend: Backend, cost: PassCost, clock: _Clock, *, is_main: bool) -> None:
         self.clock, self.is_main = clock, is_main
@@ -142,7 +142,7 @@ class _Pending:
         clock = self.backend.clock
         if self.backend.is_main:
             clock.wait()
-        # As backends in the background do: the device's own time, though the host may come late.
+        # As for calls in the background: the device's own time, even if the host waits later.
         self.backend.seconds += (clock.check_ended if self.backend.is_main else clock.now) - self.began
         return self.step
 
@@ -152,11 +152,11 @@ def simulate(
 ) -> Run:
     """Decode one prompt in a mode (see `check_modes`) at a profile's times. Not while requests run.
 
-    All seconds are the profile's, those of the statistics included.
+    All seconds are the profile's, also in the statistics.
 
     Raises:
         OptionError: for another mode, or without a draft model.
-        OutriderError: what the request failed of.
+        OutriderError: when the request fails.
     """
     name, clock = _parse(mode), _Clock(profile.contention)
     drafter_name, real = draft_model_of(engine)
@@ -165,7 +165,7 @@ def simulate(
     config = config.replace(drafter={"plain": None, "auto": "auto", "draft": drafter_name}[name.kind])
     if name.num_assistant_tokens:
         config = config.replace(num_assistant_tokens=name.num_assistant_tokens)
-    # Copies, which follow the calls: the devices stay as they are.
+    # Copies: a run adapts the costs.
     parts: dict[str, Any] = {"main": {"backend": main, "cost": replace(profile.main)}}
     parts[drafter_name] = {"backend": model.backend, "cost": replace(profile.draft)}
     loaded = {role: replace(engine.loaded[role], **each) for role, each in parts.items()}
@@ -218,13 +218,13 @@ def compare(
     profile: Profile | None = None,
     advance: Callable[[], None] = lambda: None,
 ) -> tuple[Profile, list[dict[str, Any]]]:
-    """Predict every mode, apart and overlapped; without a profile, measure the modes and the machine's own as well.
+    """Predict every mode, with and without overlap. Without a profile, also measure the modes and this machine.
 
-    Returns the profile, and for each mode the tokens a second, as geometric means over the prompts; "measured" is 0
-    where nothing was. Speed-ups are of what was predicted, against the first mode.
+    Returns the profile, and for each mode the tokens per second, as geometric means over the prompts. "measured" is 0
+    with a given profile. Speed-ups are predicted ones, relative to the first mode.
 
     Raises:
-        OptionError: for a mode that cannot be simulated, or without a draft model; before anything runs.
+        OptionError: for a mode that cannot be simulated, or without a draft model. Raised before anything runs.
     """
     check_modes(modes)
     draft_model_of(engine)
@@ -237,7 +237,7 @@ def compare(
     kinds = [(mode, overlap) for mode in modes for overlap in ((False,) if mode == "plain" else (False, True))]
     speeds: dict[tuple[str, bool], list[tuple[float, float]]] = {kind: [] for kind in kinds}
     for task in tasks:
-        found = profile or measure_profile(engine, host)  # beside the runs: machines sway
+        found = profile or measure_profile(engine, host)  # between the runs, as machines vary
         measured = dict.fromkeys(kinds, 0.0) if profile else _measure(engine, real, kinds, task)
         for mode, overlap in kinds:
             run = simulate(engine, found, task.token_ids, config, mode, overlap=overlap)
@@ -260,7 +260,7 @@ def compare(
 def _measure(
     engine: Engine, modes: Seq[Mode], kinds: Seq[tuple[str, bool]], task: Task
 ) -> dict[tuple[str, bool], float]:
-    """Tokens a second of each mode, apart or overlapped, on this machine."""
+    """Tokens per second of each mode, with and without overlap, on this machine."""
     runs, overlapped = {mode.name: mode.run for mode in modes}, engine.overlaps
     measured = {}
     try:
@@ -273,5 +273,5 @@ def _measure(
 
 
 def _mean(values: Seq[float]) -> float:
-    """The geometric mean; 0 where a value is."""
+    """The geometric mean; 0 if a value is 0."""
     return math.exp(sum(map(math.log, values)) / len(values)) if all(values) else 0.0

@@ -1,4 +1,4 @@
-"""Other runtimes, as modes to compare with. Each is there when it is installed.
+"""Other runtimes, as modes to compare with. Each needs its package.
 
 ::
 
@@ -10,9 +10,9 @@
     ortgenai  ortgenai-ngram:N  ortgenai-draft:N           onnxruntime-genai on the bundle's own files, or on folders of
                                                            its own: plain, prompt lookup, a draft model
 
-openvino-genai calculates in what the device chooses, or in what stands behind a slash: genai/f32, genai-draft:3/bf16.
-genai/fastest tries all that the device has when it is loaded, and goes on with the quickest.
+openvino-genai calculates in the device's default, or in the precision behind a slash: genai/f32, genai-draft:3/bf16.
+genai/fastest times all of the device's precisions when it is loaded, and uses the fastest.
 
-A peer's module has `load(names, setup)`, which makes the modes of one worker. `known` is the table of them all, `check`
-what is asked before one is loaded.
+A peer's module has `load(names, setup)`, which makes the modes of one worker. `known` is the table of all peers,
+`check` has the checks before loading.
 """

@@ -1,4 +1,4 @@
-"""What is asked before another runtime is loaded: whether it is there, and can do what a mode is to do."""
+"""Checks before another runtime is loaded: that it is installed and supports the mode."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     from outrider.bench.modes.setup import Setup
     from outrider.config import DeviceConfig
 
-# By format: its name, and the file that a folder given in place of a bundle's model has to hold.
+# By format: its name, and a file that a folder with such a model must have.
 _FORMATS = {"openvino": ("OpenVINO", "openvino_model.xml"), "onnx": ("ONNX", "genai_config.json")}
 
-# What changes the text, or what is known of it; the rest is about drafting.
+# Options that change the text or its logprobs; the others are about drafting.
 _TEXT_OPTIONS = (
     "temperature",
     "top_k",
@@ -40,11 +40,12 @@ _TEXT_OPTIONS = (
 
 
 def check_peer(name: ModeName, setup: Setup) -> None:
-    """Make sure, without loading anything, that a peer can be asked for a mode.
+    """Check, without loading anything, that a peer supports a mode.
 
     Raises:
-        OptionError: when it is not installed, a model is not there or of a format that it does not read, the device
-            does not calculate in a precision, or it does not draft that many tokens.
+        OptionError: when it is not installed, a model is missing or of another format, the device lacks the precision,
+        or
+            the peer does not draft that many tokens.
     """
     mode, peer = name.text, PEERS[name.kind]
     if find_spec(peer.package) is None:
@@ -68,9 +69,9 @@ def check_peer(name: ModeName, setup: Setup) -> None:
 
 
 def precisions_of(name: ModeName, setup: Setup) -> tuple[str, ...]:
-    """What the devices of a mode say that they calculate in, of `PRECISIONS`.
+    """Those of `PRECISIONS` that all devices of a mode support.
 
-    A device that is told to calculate in another one takes its default, and does not say so.
+    A device silently replaces an unsupported precision by its default.
     """
     from outrider.backends.devices import find_device
 
@@ -79,7 +80,7 @@ def precisions_of(name: ModeName, setup: Setup) -> tuple[str, ...]:
 
 
 def default_precision(device: DeviceConfig) -> str:
-    """What the main device calculates in unless a mode names another one, as `PRECISIONS`; empty: it does not say."""
+    """The main device's default precision, as in `PRECISIONS`; empty: unknown."""
     import openvino as ov
 
     given = device.of("main").properties.get("INFERENCE_PRECISION_HINT")
@@ -109,7 +110,7 @@ def _check_precision(name: ModeName, setup: Setup) -> None:
 
 
 def _check_format(mode: str, peer: Peer, role: str, key: str, setup: Setup) -> None:
-    """Whether a model is one that the peer reads: the bundle's, or what --peer-model gives as `key`."""
+    """Check that the peer reads a model's format: the bundle's, or the one that --peer-model gives as `key`."""
     name, file = _FORMATS[peer.format]
     given = setup.peer_models.get(key)
     if given is not None:
@@ -126,7 +127,7 @@ def _check_format(mode: str, peer: Peer, role: str, key: str, setup: Setup) -> N
 
 
 def _check_draft(mode: str, peer: Peer, setup: Setup) -> None:
-    """Whether the bundle has a draft model that the peer can use, or another was given in its place."""
+    """Check that the bundle has a draft model that the peer can use, or that another one was given."""
     if not setup.drafters:
         raise OptionError(f"Mode '{mode}' needs a draft model, and {setup.bundle.folder} has none.")
     drafter = setup.drafters[0]
@@ -140,7 +141,7 @@ def _check_draft(mode: str, peer: Peer, setup: Setup) -> None:
 
 
 def check_vocabulary(path: Path, num_tokens: int, setup: Setup, what: str) -> None:
-    """Make sure that a peer's model has the bundle's tokens.
+    """Check that a peer's model has the bundle's tokens.
 
     Raises:
         OptionError: when it has fewer.
@@ -154,10 +155,10 @@ def check_vocabulary(path: Path, num_tokens: int, setup: Setup, what: str) -> No
 
 
 def check_options(runtime: str, mode: str, config: GenerationConfig, followed: Collection[str]) -> None:
-    """Make sure that a runtime follows the options which change the text.
+    """Check that a runtime follows the options that change the text.
 
     Raises:
-        OptionError: naming the first that it does not.
+        OptionError: with the first that it does not follow.
     """
     default = GenerationConfig()
     missing = [

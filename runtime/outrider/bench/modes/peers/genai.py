@@ -1,8 +1,8 @@
 """openvino-genai on the bundle's own files.
 
 Its plain decoding, prompt lookup, and speculative decoding with the bundle's draft model: with a fixed number of draft
-tokens, or as many as the draft model is sure enough of (`assistant_confidence_threshold`). Each calculates in the
-device's default, in a precision that the mode names, or in the one that is quickest in a short trial. Several requests
+tokens, or as many as the draft model is confident of (`assistant_confidence_threshold`). Each calculates in the
+device's default, in a precision that the mode names, or in the fastest one of a short trial. Several requests
 at a time go through its ContinuousBatchingPipeline.
 """
 
@@ -36,16 +36,16 @@ if TYPE_CHECKING:
     from outrider.bench.modes.setup import Setup
     from outrider.config import DeviceConfig
 
-DEFAULT_THRESHOLD = 0.4  # as its samples have it
+DEFAULT_THRESHOLD = 0.4  # as in its samples
 ALL_TOKENS = 2**64 - 1  # of a prompt in one call
-TRIAL_TOKENS, TRIAL_RUNS = 24, 2  # of each of two trials of a precision, behind a run that warms up
+TRIAL_TOKENS, TRIAL_RUNS = 24, 2  # of each of two trials per precision, after a warm-up run
 
 
 def load(names: list[ModeName], setup: Setup) -> list[Mode]:
     """The modes of these names, which share a pipeline.
 
     Raises:
-        OutriderError: when a fastest precision is wanted, and none works.
+        OutriderError: when the fastest precision is wanted, and none works.
     """
     first, trial = names[0], {}
     precision = first.precision
@@ -67,9 +67,8 @@ def load_together(names: list[ModeName], setup: Setup) -> list[BatchMode]:
 def _try_precisions(name: ModeName, setup: Setup) -> dict[str, float]:
     """Decoded tokens per second in each precision that the device has; 0 for one that does not work.
 
-    The best of a few runs: what else the machine does makes a run slower, never faster. All are tried twice, in
-    opposite orders, as the machine may grow slower. One pipeline is there at a time: a second one's weights may have
-    no room.
+    The best of a few runs, because other work can only slow a run down. All are tried twice, in opposite orders,
+    because the machine may become slower. Only one pipeline exists at a time, to save memory.
     """
     prompt = (setup.tokenizer or Tokenizer(setup.bundle.tokenizer_path)).encode_prompt(read_prompts()[0].text)
     config = GenerationConfig(max_new_tokens=TRIAL_TOKENS, ignore_eos=True)
@@ -112,10 +111,10 @@ def _properties(device: DeviceConfig, precision: str) -> dict[str, Any]:
 
 
 class _Pipeline:
-    """openvino-genai's LLMPipeline with its default cache unless one was chosen.
+    """openvino-genai's LLMPipeline, with its default cache precision unless one was chosen.
 
-    name: of one of its modes. precision: what it calculates in; empty: what was chosen for all, or its default.
-    together: its ContinuousBatchingPipeline instead, with as large a cache as ours and as many prompt tokens a call.
+    name: of one of its modes. precision: empty: the option's, or its default. together: use its
+    ContinuousBatchingPipeline, with our cache size and our prompt tokens per call.
     """
 
     def __init__(self, name: ModeName, setup: Setup, precision: str, *, together: bool = False) -> None:
@@ -125,7 +124,7 @@ class _Pipeline:
         tokenizer = openvino_genai.Tokenizer(str(bundle.tokenizer_path))
         scheduler = openvino_genai.SchedulerConfig()
         scheduler.cache_size = math.ceil(setup.config.scheduler.cache_size) if together else 1  # GB
-        # An LLMPipeline that is given no SchedulerConfig reads a prompt in one call; one that is given one, in pieces.
+        # Without a SchedulerConfig, an LLMPipeline reads a prompt in one call; with one, in pieces.
         scheduler.max_num_batched_tokens = setup.config.scheduler.max_num_batched_tokens if together else ALL_TOKENS
         scheduler.enable_prefix_caching = False  # as ours: every run reads its whole prompt
         extra: dict[str, Any] = {}
@@ -134,7 +133,7 @@ class _Pipeline:
             drafter = setup.drafters[0].model
             draft_folder = setup.peer_models.get(DRAFT, setup.draft_bundle.folder / drafter.folder)
             weights += f", draft model {drafter.weights if DRAFT not in setup.peer_models else draft_folder}"
-            # It reads a tokenizer from beside the draft model; ours stands apart.
+            # It expects a tokenizer in the draft model's folder; ours is elsewhere.
             self._draft_folder = tempfile.TemporaryDirectory()
             for folder in (draft_folder, bundle.tokenizer_path):
                 for path in folder.iterdir():
@@ -172,7 +171,7 @@ class _Mode:
         self._mode, self._pipeline = name, pipeline
 
     def _options(self, config: GenerationConfig) -> Any:
-        """Ours in its words."""
+        """Our options in its form."""
         check_options(self.runtime, self.name, config, GENAI_FOLLOWED)
         options = openvino_genai.GenerationConfig()
         options.max_new_tokens = config.max_new_tokens

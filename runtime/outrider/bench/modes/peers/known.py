@@ -9,31 +9,31 @@ from dataclasses import dataclass
 class Peer:
     """A kind of mode of another runtime, on models of its own or on the bundle's.
 
-    models: the names that --peer-model must give, with what they hold. format: that of the bundle's models which it
-    reads; main, draft: the names by which --peer-model may give others in their place.
+    models: names that --peer-model must give, with a description. format: of the bundle's models that it reads. main,
+    draft: names by which --peer-model may replace these models.
     """
 
     module: str  # in this package
-    worker: str  # kinds of one worker share what they load
-    package: str  # what is imported
-    install: str  # what pip is given
+    worker: str  # kinds of one worker share their models
+    package: str  # to import
+    install: str  # for pip
     models: tuple[tuple[str, str], ...] = ()
     format: str = ""
     main: str = ""
-    draft: str = ""  # only of a kind that drafts with a model
-    most_tokens: int | None = None  # that it drafts in a round
-    precisions: bool = False  # whether a mode's name may say what it calculates in
+    draft: str = ""  # only for a kind with a draft model
+    most_tokens: int | None = None  # draft tokens per round
+    precisions: bool = False  # whether a mode's name may have a precision
 
     @property
     def runtime(self) -> str:
-        """Its name."""
+        """The runtime's name."""
         return self.package.replace("_", "-")
 
 
-DRAFT, ORT_MAIN, ORT_DRAFT = "genai-draft", "ortgenai", "ortgenai-draft"  # among the peers' models
+DRAFT, ORT_MAIN, ORT_DRAFT = "genai-draft", "ortgenai", "ortgenai-draft"  # keys of peers' models
 
 PRECISIONS = ("f32", "bf16", "f16")
-FASTEST = "fastest"  # of those that the device has
+FASTEST = "fastest"  # of the device's precisions
 
 _GENAI = ("openvino_genai", "openvino-genai", (), "openvino")
 _TRANSFORMERS = ("transformers", "transformers", "transformers", '"outrider[bench]"')
@@ -55,7 +55,7 @@ PEERS = {
     "ortgenai-draft": Peer("ortgenai", "ortgenai-draft", *_ORTGENAI, draft=ORT_DRAFT, most_tokens=16),
 }
 
-# openvino-genai's. It has no_repeat_ngram_size, which only beam search follows, and logprobs of one token at a place.
+# openvino-genai's. Its no_repeat_ngram_size works in beam search only, and its logprobs have one token per position.
 GENAI_FOLLOWED = (
     "temperature",
     "top_k",

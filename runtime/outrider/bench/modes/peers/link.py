@@ -1,4 +1,4 @@
-"""Files of a bundle in the places where another runtime looks for them."""
+"""Links a bundle's files to paths where another runtime expects them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def link(source: str | Path, target: str | Path) -> None:
-    """Make `target` the file `source`, without another copy of its bytes where the file system can do that."""
+    """Make `target` the file `source`: a link if the file system allows it, otherwise a copy."""
     source = Path(source).resolve()
     for make in (os.link, os.symlink, shutil.copyfile):
         try:

@@ -1,7 +1,7 @@
 """llama.cpp, through llama-cpp-python, on a GGUF file.
 
-Plain decoding, and its Python prompt lookup (`LlamaPromptLookupDecoding`). It is given the bundle's token ids, so the
-file must have the bundle's vocabulary.
+Plain decoding, and its Python prompt lookup (`LlamaPromptLookupDecoding`). It gets the bundle's token ids, so the file
+must have the bundle's vocabulary.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """onnxruntime-genai on the bundle's own ONNX files, or on folders of its own, as its model builder writes them.
 
 Its plain decoding, prompt lookup (`speculative.ngram_size`), and speculative decoding with a draft model
-(`model.draft`), as in its docs/SpeculativeDecoding.md. It is given the bundle's token ids, so a folder of its own must
-have the bundle's vocabulary; it needs no tokenizer.
+(`model.draft`), as in its docs/SpeculativeDecoding.md. It gets the bundle's token ids, so a folder of its own must have
+the bundle's vocabulary. It needs no tokenizer.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from outrider.config import GenerationConfig
 
 CONFIG = "genai_config.json"
-_DRAFT = "draft-model"  # the draft model's folder below the main model's: it opens no others
-_FEWEST = 2  # draft tokens with which it begins where it chooses their number
+_DRAFT = "draft-model"  # the draft model's folder, which has to be below the main model's
+_FEWEST = 2  # draft tokens at first, if it chooses their number
 _FOLLOWED = ("temperature", "top_k", "top_p")
 
 
@@ -41,13 +41,13 @@ def load(names: list[ModeName], setup: Setup) -> list[Mode]:
     bundle, threads = setup.bundle, setup.config.device.num_threads
     drafts = names[0].kind == "ortgenai-draft"
     options: dict[str, Any] = {"intra_op_num_threads": threads} if threads else {}
-    if drafts:  # each model has threads of its own, and while one waits by spinning the other lacks a core
+    if drafts:  # each model has its own threads: one that spins while it waits takes a core from the other
         options["session.intra_op.allow_spinning"] = "0"
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:
         folder = Path(name)
         config, says = _lay_out(folder, "main", bundle, bundle.manifest.main, setup)
         config["model"]["decoder"].setdefault("session_options", {}).update(options)
-        # A folder of its own may ask for drafts by itself; here the mode does.
+        # A folder of its own may enable drafts; here the mode decides.
         config["model"].pop("draft", None)
         config.pop("speculative", None)
         if drafts:
@@ -68,12 +68,12 @@ def load(names: list[ModeName], setup: Setup) -> list[Mode]:
 
 
 def _lay_out(folder: Path, role: str, bundle: Bundle, entry: ModelEntry, setup: Setup) -> tuple[dict[str, Any], str]:
-    """Link the files of a bundle's model, or of what --peer-model gives in its place, into `folder`.
+    """Link the files of a bundle's model, or of the one that --peer-model gives instead, into `folder`.
 
-    Gives its configuration, and what it is in a few words.
+    Returns its configuration and a short description.
 
     Raises:
-        OptionError: when what was given has not the bundle's vocabulary.
+        OptionError: when the given model does not have the bundle's vocabulary.
     """
     given = setup.peer_models.get(ORT_MAIN if role == "main" else ORT_DRAFT)
     path = given or bundle.folder / entry.folder
@@ -89,7 +89,7 @@ def _lay_out(folder: Path, role: str, bundle: Bundle, entry: ModelEntry, setup: 
 
 
 def _describe(bundle: Bundle, entry: ModelEntry) -> dict[str, Any]:
-    """What genai_config.json says of a model of the bundle, whose inputs have the names that its builder gives them."""
+    """The content of genai_config.json for a bundle's model, whose inputs have the builder's names."""
     tokenizer, geometry = bundle.manifest.tokenizer, entry.geometry
     special = {"bos_token_id": tokenizer.bos_token_id, "pad_token_id": tokenizer.pad_token_id}
     decoder = {
@@ -141,7 +141,9 @@ class _OrtGenai:
             options |= {"do_sample": True, "temperature": config.temperature, "top_p": config.top_p}
             options |= {"top_k": config.top_k, "random_seed": config.seed or 0}
         if config.ignore_eos:
-            options["min_length"] = options["max_length"]  # it never says the end, where others go on behind it
+            options["min_length"] = options[
+                "max_length"
+            ]  # it never chooses an end token then; the others continue past it
         end = set(config.stop_token_ids) | (set() if config.ignore_eos else self._eos_token_ids)
         token_ids: list[int] = []
         began = time.perf_counter()
@@ -161,11 +163,11 @@ class _OrtGenai:
         return Run(token_ids, first - began, time.perf_counter() - began)
 
     def _drafting(self, config: GenerationConfig) -> dict[str, int]:
-        """Its speculative options; without a number it adapts the number of draft tokens to what they earn."""
+        """Its speculative options; without a number it adapts the number of draft tokens."""
         if self._mode.kind == "ortgenai":
             return {}
         number = self._mode.num_assistant_tokens
         drafting = {"min_adaptive_k": _FEWEST} if number is None else {"max_draft_tokens": number}
         if self._mode.kind == "ortgenai-ngram":
-            drafting["ngram_size"] = max(config.max_ngram_size, 2)  # it matches one token less, and copies from there
+            drafting["ngram_size"] = max(config.max_ngram_size, 2)  # it matches one token fewer than this
         return drafting

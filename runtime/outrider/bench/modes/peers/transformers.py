@@ -1,8 +1,8 @@
 """Transformers with PyTorch on CPU, plain and with a draft model ("assisted generation").
 
-On a checkpoint folder or a GGUF file, which it unpacks to floating point: it is there to show what people start from,
-not as an equal. optimum-intel would run the bundle's own files, but its models keep their cache inside, from where
-Transformers cannot take tokens back. It is given the bundle's token ids, so the checkpoint must have its vocabulary.
+On a checkpoint folder or a GGUF file, which it unpacks to floating point. It shows the usual starting point, and is not
+a like-for-like comparison. optimum-intel would run the bundle's own files, but Transformers cannot trim the cache
+inside its models. It gets the bundle's token ids, so the checkpoint must have its vocabulary.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def _precision(model: Any) -> str:
 
 
 class _FirstToken(transformers.generation.streamers.BaseStreamer):  # type: ignore[misc]
-    """Notes when the first token comes: the first thing that is put is the prompt."""
+    """Records when the first token comes. The first `put` is the prompt."""
 
     def __init__(self) -> None:
         self._num_puts = 0
@@ -71,7 +71,7 @@ class _FirstToken(transformers.generation.streamers.BaseStreamer):  # type: igno
             self.at = time.perf_counter()
 
     def end(self) -> None:
-        """Nothing is held back."""
+        """Do nothing."""
 
 
 class _Transformers:
@@ -106,7 +106,7 @@ class _Transformers:
             options["min_p"] = config.min_p or None
         if self._draft_model is not None:
             options["assistant_model"] = self._draft_model
-            self._draft_model.generation_config = deepcopy(self._draft_options)  # it changes as it goes
+            self._draft_model.generation_config = deepcopy(self._draft_options)  # a run changes it
         prompt = torch.tensor([prompt_token_ids])
         first = _FirstToken()
         began = time.perf_counter()

@@ -1,4 +1,4 @@
-"""One sequence as a draft model reads and continues it."""
+"""A draft model's state for one sequence."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
     from outrider.types import Committed, DraftRequest, LogitsRow, Sequence, Slot
 
 
-class Reader:
-    """Reads and drafts in the main model's own tokens. Lives from `reserve` to `release`, with a new draft each round.
+class DraftState:
+    """One sequence in a draft model: its slot, the tokens left to read, and this round's draft.
 
-    Between rounds it may draft ahead, as if it were known what the main model makes of the draft under way. If it does,
-    the next draft is begun already.
+    Lives from `reserve` to `release`. This class is for a draft model with the main model's vocabulary. During a target
+    pass it may draft ahead, from a guessed outcome. If the guess is right, the next draft is begun already.
 
-    slot: the sequence's place in the draft model's cache, with room for `room` draft tokens.
+    slot: in the draft model's cache, with room for `room` draft tokens.
     """
 
     request: DraftRequest  # this round's
@@ -31,33 +31,33 @@ class Reader:
     def __init__(self, slot: Slot, room: int) -> None:
         self.slot = slot
         self.room = room
-        self.unread: list[int] = []  # draft token ids that the model has to read before its next row
-        self._num_context: int | None = None  # draft token ids that this round's draft stands behind
-        self._num_committed = 0  # tokens of the sequence, when what follows was drafted ahead
-        self._behind: list[int] = []  # what was expected to be kept of the draft then, and the token behind that
+        self.unread: list[int] = []  # draft token ids to read before the next row
+        self._num_context: int | None = None  # draft token ids before this round's draft
+        self._num_committed = 0  # length of the sequence when the following was drafted ahead
+        self._behind: list[int] = []  # the guess: accepted tokens of the draft, and the token behind
         self._token_ids: list[int] = []
         self._probs: list[Distribution] = []
         self._confidences: list[float] = []
-        self._runners_up: list[tuple[int, float] | None] = []  # for each token the next best, and its probability
+        self._runners_up: list[tuple[int, float] | None] = []  # for each token the next best and its probability
 
     def context(self, sequence: Sequence) -> list[int]:
         """The committed tokens, in the draft model's ids."""
         return sequence.token_ids
 
     def has_room(self, request: DraftRequest) -> bool:
-        """Whether the context and a draft fit in the slot. The draft's last token is not read."""
+        """Whether the context and a draft fit in the slot. The draft's last token is never read."""
         context = self.context(request.sequence)
         return bool(context) and len(context) + request.limit - 1 <= self.room
 
     def begin(self, request: DraftRequest) -> bool:
-        """Start a round's draft; False where no call is needed: no room for one, or all of it was drafted ahead."""
+        """Start a round's draft; False if it needs no call: there is no room, or all of it was drafted ahead."""
         if not self.num_ahead(request.sequence) or (request.rule and not self._confidences):
             self._forget_ahead(request.sequence)
         self.request, self._behind = request, []
         context = self.context(request.sequence)
         self._num_context = len(context)
         self._cut()
-        self.slot.trim(max(len(context) + len(self._token_ids) - 1, 0))  # the last one is read for its row
+        self.slot.trim(max(len(context) + len(self._token_ids) - 1, 0))  # the last one is read again, for its row
         there = self.slot.length
         self.unread = context[there:] + self._token_ids[max(there - len(context), 0) :]
         if self._token_ids:
@@ -65,9 +65,9 @@ class Reader:
         return self.has_room(request)
 
     def _cut(self) -> None:
-        """Leave what this round wants of the tokens that were drafted ahead."""
+        """Cut the tokens that were drafted ahead to what this round wants."""
         rule, count = self.request.rule, min(len(self._token_ids), self.request.limit)
-        # As when they are drawn one by one, no token has a say in whether it is wanted.
+        # As with tokens drawn one by one, a token itself does not decide whether it is wanted.
         num_wanted = next((n for n in range(1, count) if rule and not rule.wants_more(self._confidences[:n])), count)
         for values in (self._token_ids, self._probs, self._confidences, self._runners_up):
             del values[num_wanted:]
@@ -78,31 +78,31 @@ class Reader:
         rows = self._rows(latest)
         try:
             token_id, probs = self._draw(rows, i)
-        except NoTokenLeft:  # the draft ends here; the main model's own row is what may fail the request
+        except NoTokenLeft:  # the draft ends here; only the main model's row may fail the request
             self.unread = []
             return
         if probs:
             self._probs.append(probs)
         self._token_ids.append(token_id)
         ahead = request.ahead and self.can_draft_ahead
-        if request.rule or ahead:  # nobody else asks
+        if request.rule or ahead:  # otherwise confidences are not used
             self._confidences.append(_confidence(latest, rows.found.get(i), token_id))
         if ahead:
-            # Which token rejection sampling would put in its place is drawn from what only the main model knows.
+            # With rejection sampling, the recovered token depends on target_probs, which are unknown here.
             second = None if probs else self._runner_up(latest, i, token_id)
             found = None if second is None else (second, _confidence(latest, rows.found.get(i), second))
             self._runners_up.append(found)
         self.unread = [token_id]
 
     def _runner_up(self, latest: LogitsRow, i: int, token_id: int) -> int | None:
-        """The token that would be taken but for `token_id`; None where no other is left."""
+        """The token that would be chosen without `token_id`; None if there is no other."""
         try:
             return self._draw(self._rows(without(latest, token_id)), i)[0]
         except (NoTokenLeft, DeviceError):
             return None
 
     def _rows(self, latest: LogitsRow) -> DraftRows:
-        """The latest row, which follows all draft tokens so far; what is behind the context is another draft's."""
+        """The latest row, which follows all draft tokens so far and, when drafting ahead, those of the guess."""
         return DraftRows(lambda _: latest, self.request.sampler, self._token_ids, self._behind)
 
     def _draw(self, rows: DraftRows, i: int) -> tuple[int, Distribution | None]:
@@ -111,7 +111,7 @@ class Reader:
 
     @property
     def wants_more(self) -> bool:
-        """Whether another token may follow; not where the prompt is not read yet, nor behind an end."""
+        """Whether another token may follow: not before the prompt is read, nor after an end-of-sequence token."""
         request, token_ids = self.request, self._token_ids
         unfinished = 0 < len(token_ids) < request.limit and bool(self.unread)
         return unfinished and token_ids[-1] not in request.eos_token_ids and self._may_go_on
@@ -123,56 +123,56 @@ class Reader:
 
     @property
     def draft(self) -> Draft:
-        """What has been chosen, in the main model's ids."""
+        """The chosen tokens, in the main model's ids."""
         return Draft(self._token_ids, self._probs or None, self._confidences or None)
 
     def observe(self, sequence: Sequence, committed: Committed) -> None:
-        """Keep the cache up to the last accepted token, and what was drafted ahead if it came true."""
+        """Trim the cache to the last accepted token, or to the tokens drafted ahead if the guess was right."""
         num_context, self._num_context = self._num_context, None
         if self.num_ahead(sequence):
             return
         self._forget_ahead(sequence)
-        if num_context is not None:  # else this round's draft was another's
+        if num_context is not None:  # else another drafter made this round's draft
             self.slot.trim(num_context + len(committed.path))
 
     def guess(
         self, draft: Draft, chance: Callable[[float], float] = lambda confidence: confidence, next_chance: float = 0.75
     ) -> Guess | None:
-        """What is likeliest to become of this round's draft, of all that the next draft can be begun for.
+        """The likeliest outcome of this round's draft, among those that the next draft can start from.
 
-        None where that is nothing. chance: how likely a token is to be kept, by its confidence. next_chance: how likely
-        the token that the model expects behind a draft is to follow, if all of it is kept.
+        None if there is none. chance: a token's probability of acceptance, by its confidence. next_chance: the
+        probability that the bonus token is the one that the draft model expects.
         """
         request = self.request
         if not (self.can_draft_ahead and self.unread and draft.token_ids and draft.token_ids == self._token_ids):
-            return None  # it ended early, was cut, or is another's
+            return None  # it ended early, was cut, or is another drafter's
         if len(request.sequence) + len(draft) + request.limit > self.room:
             return None
-        kept, guesses = 1.0, []
+        reached, guesses = 1.0, []
         for i, (confidence, runner_up) in enumerate(zip(self._confidences, self._runners_up, strict=True)):
-            is_kept = chance(confidence)
+            accepted = chance(confidence)
             token_id, probability = runner_up or (-1, 0.0)
             if probability and token_id not in request.eos_token_ids and i + 2 < request.num_left:
-                share = probability / max(1 - confidence, probability)  # of the times that the token is not kept
-                guesses.append(Guess(kept * (1 - is_kept) * share, i, token_id))
-            kept *= is_kept
+                share = probability / max(1 - confidence, probability)  # of its rejections
+                guesses.append(Guess(reached * (1 - accepted) * share, i, token_id))
+            reached *= accepted
         if draft.token_ids[-1] not in request.eos_token_ids:
-            guesses.append(Guess(kept * next_chance, len(draft)))
+            guesses.append(Guess(reached * next_chance, len(draft)))
         return max(guesses, key=lambda guess: guess.chance, default=None)
 
     def begin_ahead(self, draft: Draft, guess: Guess) -> None:
-        """Start to draft behind this round's draft, which is being checked, as if that had come true."""
+        """Start to draft ahead, as if `guess` were the outcome of this round's draft."""
         self._num_committed = len(self.request.sequence)
         self._clear()
-        if guess.token_id is None:  # the first token to be chosen is the one that the main model is expected to add
+        if guess.token_id is None:  # the first token to be chosen is the expected bonus token
             self._token_ids = [*draft.token_ids]
             return
-        self._behind = [*draft.token_ids[: guess.num_kept], guess.token_id]
+        self._behind = [*draft.token_ids[: guess.num_accepted], guess.token_id]
         self.unread = [guess.token_id]
-        self.slot.trim(len(self.context(self.request.sequence)) + guess.num_kept)
+        self.slot.trim(len(self.context(self.request.sequence)) + guess.num_accepted)
 
     def goes_on_ahead(self) -> bool:
-        """Take what was chosen last, and say whether another token may follow."""
+        """Take in the token that was chosen last. Returns whether another one may follow."""
         request = self.request
         if not self.unread or self.unread[-1] in request.eos_token_ids:
             return False
@@ -183,12 +183,12 @@ class Reader:
         return len(self._token_ids) < min(request.limit, request.num_left - len(self._behind) - 1)
 
     def num_ahead(self, sequence: Sequence) -> int:
-        """Tokens of the next draft that are there already, as the round before went as expected."""
+        """Tokens of the next draft that were drafted ahead; 0 if the guess was wrong."""
         came_true = bool(self._behind) and sequence.token_ids[self._num_committed :] == self._behind
         return len(self._token_ids) if came_true else 0
 
     def _forget_ahead(self, sequence: Sequence) -> None:
-        """Drop what was drafted ahead, from the cache as far as it did not come true."""
+        """Drop what was drafted ahead. Trim the cache to the tokens of the guess that were committed."""
         if self._behind:
             said = sequence.token_ids[self._num_committed :]
             self.slot.trim(self._num_committed + num_common_tokens(self._behind, said))
@@ -200,17 +200,17 @@ class Reader:
 
 @dataclass(frozen=True, slots=True)
 class Guess:
-    """What may become of a draft that is being checked.
+    """A possible outcome of a draft.
 
-    chance: how likely that is. num_kept: tokens that are kept. token_id: the recovered one in place of the next; None
-    for the one that the draft model expects behind all of them.
+    chance: its probability. num_accepted: accepted tokens. token_id: the recovered token behind these; None: the whole
+    draft is accepted, and the bonus token is the one that the draft model expects.
     """
 
     chance: float
-    num_kept: int
+    num_accepted: int
     token_id: int | None = None
 
 
 def _confidence(latest: LogitsRow, drawn: Distribution | None, token_id: int) -> float:
-    """The probability of a token that was taken: of draft_probs if they were asked for, else the model's own."""
+    """The probability of a chosen token: in draft_probs if they were computed, otherwise in the model's softmax."""
     return drawn.prob(token_id) if drawn else probability(latest, token_id)

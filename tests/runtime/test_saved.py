@@ -13,13 +13,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outrider import kept
+from outrider import saved
 from outrider.backends.probe import Verdict
-from outrider.kept import Kept
 from outrider.loading import cost_of
 from outrider.part import Part, describe
+from outrider.saved import SavedValue
 from outrider.schedule import DRAFT_ROWS, MAIN_ROWS, Contention, PassCost
-from outrider.schedule.placement import Placement
 from outrider.testing import FakeBackend
 from outrider.testing.fake import FakeSlot
 from outrider.types import NO_PROMPT
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
     from outrider.types import CompiledModel, Prompt
 
 COST = PassCost(MAIN_ROWS, (0.1,) * len(MAIN_ROWS), (0.2,) * len(MAIN_ROWS))
-VALUES = (COST, Contention(1.5, 2.0), Placement("GPU", "CPU", "measured", 41.5), Verdict(False, "it fell"))
+VALUES = (COST, Contention(1.5, 2.0), Verdict(False, "it fell"))
 
 _NUMBERS = st.one_of(
     st.integers(-10, 10),
@@ -67,8 +66,6 @@ def is_sound(value: Any) -> bool:
         return ascends and all(0 < each < math.inf and 0 < 1 / each < math.inf for each in seconds)
     if isinstance(value, Contention):
         return all(1 <= times < 1e300 for times in (value.check, value.draft))
-    if isinstance(value, Placement):
-        return value.tokens_per_second is None or 0 < value.tokens_per_second < math.inf
     return isinstance(value, Verdict)
 
 
@@ -77,7 +74,7 @@ def is_sound(value: Any) -> bool:
 def test_numbers_that_nothing_measures_are_not_taken(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject, value: Any
 ) -> None:
-    file = Kept(tmp_path_factory.getbasetemp() / "numbers", {"of": type(value).__name__}, type(value))
+    file = SavedValue(tmp_path_factory.getbasetemp() / "numbers", {"of": type(value).__name__}, type(value))
     file.write(value)
     record = json.loads(file.path.read_text())
     for _ in range(data.draw(st.integers(1, 3))):
@@ -93,7 +90,7 @@ def test_numbers_that_nothing_measures_are_not_taken(
 def test_bytes_that_are_damaged_are_not_taken(
     tmp_path_factory: pytest.TempPathFactory, value: Any, at: int, length: int, new: bytes
 ) -> None:
-    file = Kept(tmp_path_factory.getbasetemp() / "bytes", {"of": type(value).__name__}, type(value))
+    file = SavedValue(tmp_path_factory.getbasetemp() / "bytes", {"of": type(value).__name__}, type(value))
     file.write(value)
     content = file.path.read_bytes()
     at %= len(content) + 1
@@ -108,7 +105,7 @@ def test_bytes_that_are_damaged_are_not_taken(
     ids=["not UTF-8", "nested too deeply", "too many digits"],
 )
 def test_what_no_parser_takes_is_not_taken(tmp_path: Path, content: bytes) -> None:
-    file = Kept(tmp_path, {}, PassCost)
+    file = SavedValue(tmp_path, {}, PassCost)
     file.path.write_bytes(content)
     assert file.read() is None
 
@@ -144,14 +141,11 @@ def test_a_cost_checks_itself(change: dict[str, Any], message: str) -> None:
 
 
 @pytest.mark.parametrize("number", [0.5, -1.0, math.nan, math.inf, 1e300])
-def test_other_values_check_themselves(number: float) -> None:
+def test_a_contention_checks_itself(number: float) -> None:
     with pytest.raises(ValueError, match="beside another"):
         Contention(1.0, number)
     with pytest.raises(ValueError, match="beside another"):
         Contention(number, 1.0)
-    if not 0 < number < math.inf:
-        with pytest.raises(ValueError, match="tokens a second"):
-            Placement("CPU", None, "measured", number)
 
 
 class Strict(FakeBackend):
@@ -182,7 +176,7 @@ def test_a_cost_that_was_kept_of_another_cache_is_not_taken(
     openvino_bundle: Bundle, rows: list[int], contexts: list[int]
 ) -> None:
     part, backend = Part("draft", openvino_bundle, openvino_bundle.manifest.main), cast("CompiledModel", Strict())
-    file = Kept(kept.FOLDER / "costs", describe(part, backend), PassCost)
+    file = SavedValue(saved.FOLDER / "costs", describe(part, backend), PassCost)
     seconds = tuple(77.0 + row / 1000 for row in rows)
     file.write(PassCost(tuple(rows), seconds, seconds, (contexts[0], contexts[1])))
     cost = cost_of(part, backend)
@@ -198,9 +192,9 @@ ENGINE = """
 import sys
 from pathlib import Path
 import outrider
-from outrider import kept
+from outrider import saved
 from outrider.testing import ToyTokenizer
-kept.FOLDER = Path(sys.argv[2])
+saved.FOLDER = Path(sys.argv[2])
 config = outrider.Config().replace(cache_size=0.005, max_new_tokens=4)
 engine = outrider.Engine(outrider.read_bundle(sys.argv[1]), config, tokenizer=ToyTokenizer())
 print(len(engine.generate("hello", ignore_eos=True).token_ids))

@@ -1,4 +1,4 @@
-"""What was measured or found out once, kept on disk for later starts."""
+"""Measurements and other results that are saved on disk for later starts."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from outrider.files import FAULTS
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-# The environment variable moves it, for child processes too.
+# The environment variable names another folder, for child processes too.
 FOLDER = Path(os.environ.get("OUTRIDER_CACHE") or platformdirs.user_cache_path("outrider", appauthor=False))
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Kept(Generic[T]):
-    """A value that holds for whatever is in `key`, in a file of its own. kind: the value's type.
+class SavedValue(Generic[T]):
+    """A value in a file of its own. key: everything that the value depends on. kind: the value's type.
 
-    kept = Kept(FOLDER / "verdicts", {"device": "GPU", "driver": "1.2"}, Verdict)
-    kept.read() or kept.write(find_out())
+    value = SavedValue(FOLDER / "verdicts", {"device": "GPU", "driver": "1.2"}, Verdict)
+    value.read() or value.write(find_out())
     """
 
     folder: Path
@@ -39,7 +39,7 @@ class Kept(Generic[T]):
 
     @property
     def path(self) -> Path:
-        """Where it is."""
+        """The file."""
         return self.folder / f"{hashlib.sha256(self._key.encode()).hexdigest()[:24]}.json"
 
     @property
@@ -47,9 +47,9 @@ class Kept(Generic[T]):
         return json.dumps(self.key, sort_keys=True, default=str)
 
     def read(self) -> T | None:
-        """What was kept; None where nothing was, or the file is not what it should be.
+        """The saved value; None if there is none, or the file is damaged.
 
-        Whether its numbers can be, `kind` says, when a value is made: with a ValueError.
+        `kind` validates its numbers when the value is made, and raises ValueError.
         """
         try:
             record = msgspec.json.decode(self.path.read_bytes(), type=_Record)
@@ -58,7 +58,7 @@ class Kept(Generic[T]):
             return None
 
     def write(self, value: T) -> None:
-        """Keep a value for the next time. A folder that cannot be written to costs finding it out again, no more."""
+        """Save a value. If the folder is not writable, nothing is saved, and the value is found again next time."""
         with contextlib.suppress(OSError):
             self.folder.mkdir(parents=True, exist_ok=True)
             temporary = self.path.with_suffix(f".{os.getpid()}")
@@ -68,7 +68,7 @@ class Kept(Generic[T]):
 
 
 def forget(*names: str) -> None:
-    """Delete all that was kept in these folders: it is found out anew the next time."""
+    """Delete everything that is saved in these folders."""
     for name in names:
         shutil.rmtree(FOLDER / name, ignore_errors=True)
 
