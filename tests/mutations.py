@@ -231,17 +231,17 @@ MUTATIONS = [
     ),
     Mutation(
         "controller: what may not pay is drafted without a budget",
-        "schedule/auto.py",
+        "controller/controller.py",
         "<= budget else safe",
         "<= 1e9 else safe",
-        "test_schedule.py",
+        "test_controller.py",
     ),
     Mutation(
         "controller: a batch's rows cost what they cost alone",
-        "schedule/auto.py",
+        "controller/controller.py",
         "rows, cost = [k + 1 for k in lengths], self._main_cost",
         "rows, cost = [sum(lengths) + 1], self._main_cost",
-        "test_schedule.py",
+        "test_controller.py",
     ),
     Mutation(
         "settings: what is not exact is taken if it is fast",
@@ -259,14 +259,14 @@ MUTATIONS = [
     ),
     Mutation(
         "exactness: a padding is taken without being tried",
-        "schedule/exactness.py",
+        "measure/exactness.py",
         "if not any(differences.values()):",
         "if True:",
         "test_exactness.py",
     ),
     Mutation(
         "exactness: only the first rows of readings are compared",
-        "schedule/exactness.py",
+        "measure/exactness.py",
         "made[name] = float(np.abs(rows - whole[-len(rows) :]).max())",
         "made[name] = float(np.abs(rows - whole[-len(rows) :])[:0].max(initial=0))",
         "test_exactness.py",

@@ -14,26 +14,17 @@ from outrider.admission import Admission
 from outrider.bundle.folder import Bundle, draft_models_of, read_bundle
 from outrider.config import COPYING, Config, GenerationConfig
 from outrider.config.files import load_config, user_path
+from outrider.controller import Auto, ConfidenceThreshold, Record, Records, trial
+from outrider.drafter_registry import DrafterRegistry
 from outrider.drafters import AnswerStore, DraftModel, Subset, load_vocabulary
-from outrider.drafting import Drafting
 from outrider.errors import OptionError
 from outrider.forks import spare
 from outrider.loading import LoadedModel, contention_of, cost_of, load_parts
+from outrider.measure import Contention, PassCost, measure_contention, pays
 from outrider.part import parts_of
 from outrider.request import Request
 from outrider.request_queue import RequestQueue, Submitted
 from outrider.sampling import LogitsSampler
-from outrider.schedule import (
-    Auto,
-    ConfidenceThreshold,
-    Contention,
-    PassCost,
-    Record,
-    Records,
-    measure_contention,
-    pays,
-    trial,
-)
 from outrider.setting import SMALL, choice_of, log
 from outrider.text import TextStream, Tokenizer, check_tokenizer
 from outrider.trace import Trace, TracedRequest
@@ -121,7 +112,7 @@ class Engine:
         self._admission.allocate()
         both = ((part, backends[part.role]) for part in (main, *drafts))
         self.loaded = {part.role: LoadedModel(part, backend, cost_of(part, backend)) for part, backend in both}
-        self._drafting = Drafting(
+        self._registry = DrafterRegistry(
             self.loaded,
             {entry.name: self._draft_model(entry, draft_tokenizer) for entry in entries},
             [entry.name for entry in self._entries],
@@ -143,7 +134,7 @@ class Engine:
         """Find out what drafts are worth before the first answer; once a bundle."""
         if not self.config.scheduler.keep_records or self.loaded["main"].part.size < SMALL:
             return
-        for model, records in self._drafting.untried:
+        for model, records in self._registry.untried:
             log.info("Trying the draft model on %d prompts.", len(trial.PROMPTS))
             for prompt in trial.PROMPTS:
                 request = self.prepare(prompt, GenerationConfig(max_new_tokens=trial.NUM_TOKENS, drafter=None))
@@ -157,12 +148,12 @@ class Engine:
     @property
     def drafters(self) -> tuple[str, ...]:
         """The names that `drafter` can have, besides "auto" and None."""
-        return self._drafting.names
+        return self._registry.names
 
     @property
     def bundled_drafters(self) -> tuple[str, ...]:
         """The names of the draft models that come with the bundle."""
-        return self._drafting.bundled
+        return self._registry.bundled
 
     def add_drafter(self, name: str, drafter: Drafter) -> None:
         """Let requests choose a drafter of your own as `drafter=name`; what it must do is `outrider.types.Drafter`.
@@ -172,7 +163,7 @@ class Engine:
         Raises:
             OptionError: for a name that is taken, or none.
         """
-        self._drafting.add(name, drafter)
+        self._registry.add(name, drafter)
 
     def find_drafter(self, name: str, max_ngram_size: int = 3) -> Drafter:
         """The drafter of this name; "auto" is the bundle's own, else "suffix".
@@ -180,11 +171,11 @@ class Engine:
         Raises:
             OptionError: when there is none, or it was left on disk.
         """
-        return self._drafting.find(name, max_ngram_size)
+        return self._registry.find(name, max_ngram_size)
 
     def reads_references(self, config: GenerationConfig) -> bool:
         """Whether what drafts for such a request copies from `references` and the answer store."""
-        return self._drafting.reads_references(config)
+        return self._registry.reads_references(config)
 
     @property
     def models(self) -> dict[str, ModelEntry]:
@@ -311,7 +302,7 @@ class Engine:
         closes itself.
         """
         self._queue.close()
-        self._drafting.close()
+        self._registry.close()
         self.loaded.clear()
         self._admission.backends.clear()
 
@@ -350,7 +341,7 @@ class Engine:
     def _run_on(self, backends: Mapping[str, Backend]) -> None:
         """Have the models called by way of these, wrappers of their backends or those themselves."""
         self._queue.run_on(backends["main"])
-        for name, model in self._drafting.models.items():
+        for name, model in self._registry.models.items():
             model.backend = backends[name]
 
     def _draft_model(self, entry: DrafterEntry, tokenizer: TextTokenizer | None) -> DraftModel:
@@ -386,7 +377,7 @@ class Engine:
             contention = measure_contention(self._main, self.loaded[drafter].backend)
         finally:
             self._main.run_in_background(self.overlaps)
-        self._drafting.expect(contention)
+        self._registry.expect(contention)
         return contention
 
     def _decide_overlap(self, wanted: bool | str) -> bool:
@@ -397,7 +388,7 @@ class Engine:
                 raise OptionError("overlap=True needs a draft model, and none is loaded. Leave it at 'auto'.")
             return False
         contention = contention_of(main.part, main.backend, drafts[0].part, drafts[0].backend)
-        self._drafting.expect(contention)
+        self._registry.expect(contention)
         return wanted is True or pays(main.cost, drafts[0].cost, contention)
 
     def prepare(
@@ -420,7 +411,7 @@ class Engine:
         config = (config or self.config.generation).replace(**options)
         token_ids = list(map(int, self.tokenizer.encode_prompt(prompt, chat_template=chat_template)))
         max_new_tokens = self._admission.check(token_ids, config)
-        drafter, num_assistant_tokens = self._drafting.choose(config)
+        drafter, num_assistant_tokens = self._registry.choose(config)
         threshold = config.assistant_confidence_threshold
         tokenizer = self.bundle.manifest.tokenizer
         sampled = config.temperature > 0
@@ -428,7 +419,7 @@ class Engine:
         end_token_ids = frozenset(config.stop_token_ids).union(() if config.ignore_eos else tokenizer.eos_token_ids)
         new_request = functools.partial(TracedRequest, self._trace, config.drafter) if self._trace else Request
         request = new_request(
-            sequence=Sequence(token_ids, len(token_ids), self._drafting.texts(config, drafter)),
+            sequence=Sequence(token_ids, len(token_ids), self._registry.texts(config, drafter)),
             sampler=LogitsSampler(config, token_ids, end_token_ids=end_token_ids),
             verifier=_verifier(config),
             noise=Noise(seed),

@@ -17,8 +17,7 @@ from outrider.backends.memory import system_memory
 from outrider.backends.probe import Job, Verdict, try_apart
 from outrider.config import format_of_property
 from outrider.errors import BundleError, DeviceError, DeviceWarning, OptionError, OutriderError
-from outrider.part import NPU_SIZES, describe, parts_of
-from outrider.schedule import (
+from outrider.measure import (
     DRAFT_ROWS,
     MAIN_ROWS,
     Contention,
@@ -28,7 +27,8 @@ from outrider.schedule import (
     measure_contention,
     measure_pass,
 )
-from outrider.schedule.placement import PairCost, Placement, choose, named
+from outrider.part import NPU_SIZES, describe, parts_of
+from outrider.placement import PairCost, Placement, choose, named
 from outrider.setting import compile_settled
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from outrider.bundle.folder import Bundle
     from outrider.config import DeviceConfig
     from outrider.part import Part
-    from outrider.schedule.placement import Pair
+    from outrider.placement import Pair
     from outrider.types import CompiledModel
 
 _TRIAL_TOKENS = 4096  # of the cache while costs are compared

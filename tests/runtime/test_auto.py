@@ -10,7 +10,7 @@ import pytest
 
 import outrider
 from outrider.drafters import DraftModel, Ngram
-from outrider.schedule import LONGEST, PassCost
+from outrider.measure import LONGEST, PassCost
 from outrider.testing import ToyTokenizer, save_toy_bundle
 
 if TYPE_CHECKING:

@@ -26,9 +26,9 @@ from outrider.backends import devices, onnx_providers, probe, processor
 from outrider.backends.devices import Device
 from outrider.backends.memory import system_memory
 from outrider.backends.openvino_paged import OpenVINOPaged
+from outrider.measure import Contention, PassCost
 from outrider.part import Part
-from outrider.schedule import Contention, PassCost
-from outrider.schedule.placement import Placement
+from outrider.placement import Placement
 from outrider.testing import ToyTokenizer, save_toy_bundle
 from outrider.types import Chunk
 

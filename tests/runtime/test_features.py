@@ -11,12 +11,13 @@ from hypothesis import strategies as st
 
 import outrider
 from outrider.config import GenerationConfig
+from outrider.controller import Auto
 from outrider.drafters import DraftModel, Suffix
 from outrider.errors import BundleError, RequestError
 from outrider.loop import step
+from outrider.measure import PassCost
 from outrider.request import Request
 from outrider.sampling import LogitsSampler
-from outrider.schedule import Auto, PassCost
 from outrider.testing import FakeBackend, ToyTokenizer
 from outrider.text import TextStream
 from outrider.types import Chunk, Draft, Noise, Requirements, Sequence

@@ -17,9 +17,9 @@ from outrider import kept
 from outrider.backends.probe import Verdict
 from outrider.kept import Kept
 from outrider.loading import cost_of
+from outrider.measure import DRAFT_ROWS, MAIN_ROWS, Contention, PassCost
 from outrider.part import Part, describe
-from outrider.schedule import DRAFT_ROWS, MAIN_ROWS, Contention, PassCost
-from outrider.schedule.placement import Placement
+from outrider.placement import Placement
 from outrider.testing import FakeBackend
 from outrider.testing.fake import FakeSlot
 from outrider.types import NO_PROMPT

@@ -16,12 +16,13 @@ import outrider
 from outrider.backends.call_end import CallEnd
 from outrider.backends.openvino_paged import OpenVINOPaged
 from outrider.config import GenerationConfig
+from outrider.controller import Auto
 from outrider.drafters import DraftModel, Suffix
 from outrider.errors import DeviceError, OptionError
+from outrider.measure import Contention, PassCost, pays
 from outrider.request import Request
 from outrider.request_queue import RequestQueue
 from outrider.sampling import LogitsSampler
-from outrider.schedule import Auto, Contention, PassCost, pays
 from outrider.testing import FakeBackend, ToyTokenizer
 from outrider.text import TextStream
 from outrider.types import Noise, Sequence

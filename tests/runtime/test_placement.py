@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from outrider.schedule import LONGEST, Contention, PassCost
-from outrider.schedule.auto import best_length
-from outrider.schedule.overlap import ACCEPTANCE
-from outrider.schedule.placement import MARGIN, PairCost, choose
+from outrider.controller.controller import best_length
+from outrider.measure import LONGEST, Contention, PassCost
+from outrider.measure.overlap import ACCEPTANCE
+from outrider.placement import MARGIN, PairCost, choose
 
 if TYPE_CHECKING:
-    from outrider.schedule.placement import Pair
+    from outrider.placement import Pair
 
 
 def cost(one: float, sixteen: float | None = None) -> PassCost:

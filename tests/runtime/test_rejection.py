@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import outrider
-from outrider.schedule import PassCost
+from outrider.measure import PassCost
 from outrider.testing import ToyTokenizer, save_toy_bundle
 from outrider.types import Distribution, Draft, Noise
 from outrider.verifiers import TokenRejection

@@ -17,11 +17,11 @@ from outrider.bench.modes.make import make_modes
 from outrider.bench.modes.mode import Mode, Run
 from outrider.bench.modes.name import ModeName
 from outrider.bench.simulation.profiles import Profile
+from outrider.controller import Auto
+from outrider.drafter_registry import DrafterRegistry
 from outrider.drafters import DraftModel
-from outrider.drafting import Drafting
 from outrider.errors import OptionError, OutriderError
 from outrider.loop import step
-from outrider.schedule import Auto, Contention, PassCost
 from outrider.types import NO_PROMPT
 
 if TYPE_CHECKING:
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from outrider.bench.prompts import Task
     from outrider.config import GenerationConfig
     from outrider.engine import Engine
+    from outrider.measure import Contention, PassCost
     from outrider.types import Backend, Chunk, Prompt, Slot, Step
 
 _INSTANT = 1e-9  # seconds: what is left of a call below that is rounding
@@ -170,9 +171,9 @@ def simulate(
     parts[drafter_name] = {"backend": model.backend, "cost": replace(profile.draft)}
     loaded = {role: replace(engine.loaded[role], **each) for role, each in parts.items()}
     models = {drafter_name: model}
-    drafting = Drafting(loaded, models, [*models], encode=engine.tokenizer.encode, contention=profile.contention)
+    registry = DrafterRegistry(loaded, models, [*models], encode=engine.tokenizer.encode, contention=profile.contention)
     request = engine.prepare(prompt_token_ids, config)
-    request.drafter, _ = drafting.choose(config)
+    request.drafter, _ = registry.choose(config)
     request.ahead_drafter = request.drafter if overlap and isinstance(request.drafter, DraftModel | Auto) else None
     if not request.admit(main):
         raise OutriderError("The caches have no room: nothing is simulated while requests run.")

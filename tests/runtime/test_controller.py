@@ -10,22 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.config import GenerationConfig
+from outrider.controller import Acceptance, Auto, ConfidenceThreshold, Record, Records, Share
+from outrider.controller.controller import WorthIt, _Answer, _Batch, best_length
 from outrider.drafters import DraftModel, Ngram
 from outrider.kept import Kept
 from outrider.loop import step
+from outrider.measure import PassCost, measure_pass
 from outrider.request import Request
 from outrider.sampling import LogitsSampler
-from outrider.schedule import (
-    Acceptance,
-    Auto,
-    ConfidenceThreshold,
-    PassCost,
-    Record,
-    Records,
-    Share,
-    measure_pass,
-)
-from outrider.schedule.auto import WorthIt, _Answer, _Batch, best_length
 from outrider.testing import FakeBackend
 from outrider.text import TextStream
 from outrider.types import Capabilities, Draft, FixedShape, Noise, Sequence

@@ -15,22 +15,21 @@ from math import prod
 from operator import mul
 from typing import TYPE_CHECKING
 
-from outrider.schedule.acceptance import Luck, Share
-from outrider.schedule.cost import ALONE
-from outrider.schedule.records import Records, confidences_of
+from outrider.controller.acceptance import Luck, Share
+from outrider.controller.records import Records, confidences_of
+from outrider.measure import ALONE, LONGEST
 from outrider.types import NO_DRAFT, Requirements
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from collections.abc import Sequence as Seq
 
+    from outrider.controller.acceptance import Acceptance
+    from outrider.controller.records import Record
     from outrider.drafters import DraftModel
-    from outrider.schedule.acceptance import Acceptance
-    from outrider.schedule.cost import Contention, PassCost
-    from outrider.schedule.records import Record
+    from outrider.measure import Contention, PassCost
     from outrider.types import Backend, Committed, Draft, Drafter, DraftRequest, Pending, Sequence
 
-LONGEST = 15  # draft tokens a round: with the one before them, the 16 rows up to which calls are measured
 BUDGET = 0.01  # of an answer's time so far, for drafts that may not pay
 _MEMORY = 0.9  # of earlier rounds, how much the next one leaves: the rate is that of about ten rounds
 _FIRST_PROBE, _LAST_PROBE = 8, 32  # rounds between tries of a draft model that does not pay

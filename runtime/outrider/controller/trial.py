@@ -9,8 +9,8 @@ from outrider.types import NO_DRAFT
 if TYPE_CHECKING:
     from collections.abc import Sequence as Seq
 
+    from outrider.controller.records import Record
     from outrider.drafters import DraftModel
-    from outrider.schedule.records import Record
     from outrider.types import Committed, Draft, DraftRequest, Sequence
 
 PROMPTS = (

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 
 from outrider.bundle.manifest import RESERVED_NAMES
 from outrider.config import COPYING
+from outrider.controller import Auto, Records
 from outrider.drafters import DraftModel, Ngram, References, Suffix
 from outrider.errors import OptionError, nearest
-from outrider.schedule import ALONE, LONGEST, Auto, Records
+from outrider.measure import ALONE, LONGEST
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -19,15 +20,15 @@ if TYPE_CHECKING:
     from outrider.config import GenerationConfig
     from outrider.drafters import AnswerStore
     from outrider.loading import LoadedModel
-    from outrider.schedule import Contention, PassCost
+    from outrider.measure import Contention, PassCost
     from outrider.types import Drafter
 
 
-class Drafting:
+class DrafterRegistry:
     """The drafters that requests choose from, and what controls how far they draft.
 
-        drafting = Drafting(loaded, {"draft": model}, ["draft"], encode=tokenizer.encode)
-        drafter, num_assistant_tokens = drafting.choose(config)
+        registry = DrafterRegistry(loaded, {"draft": model}, ["draft"], encode=tokenizer.encode)
+        drafter, num_assistant_tokens = registry.choose(config)
 
     loaded: the models by role, "main" and the drafters' names. models: the draft models among them, as drafters.
     bundled: the names of all that the bundle has; with `loaded_with` as the engine's drafter, the others were left on

@@ -11,13 +11,13 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
-from outrider.schedule.auto import LONGEST
-from outrider.schedule.overlap import ACCEPTANCE, rate
+from outrider.measure.cost import LONGEST
+from outrider.measure.overlap import ACCEPTANCE, rate
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from outrider.schedule.cost import Contention, PassCost
+    from outrider.measure.cost import Contention, PassCost
 
 MARGIN = 1.05  # how much quicker a pair has to be than one before it in the list: less is noise
 

@@ -1,0 +1,9 @@
+"""Deciding what to draft: how likely tokens are to be kept, and what that is worth."""
+
+from outrider.controller import trial
+from outrider.controller.acceptance import Acceptance, Luck, Share
+from outrider.controller.controller import Auto
+from outrider.controller.records import Record, Records
+from outrider.controller.rules import ConfidenceThreshold
+
+__all__ = ["Acceptance", "Auto", "ConfidenceThreshold", "Luck", "Record", "Records", "Share", "trial"]
