@@ -238,9 +238,9 @@ MUTATIONS = [
     ),
     Mutation(
         "controller: a batch's rows cost what they cost alone",
-        "controller/controller.py",
-        "rows, cost = [k + 1 for k in lengths], self._main_cost",
-        "rows, cost = [sum(lengths) + 1], self._main_cost",
+        "controller/batch.py",
+        "rows, cost = [k + 1 for k in lengths], self.cost",
+        "rows, cost = [sum(lengths) + 1], self.cost",
         "test_controller.py",
     ),
     Mutation(
@@ -344,8 +344,8 @@ MUTATIONS = [
     Mutation(
         "hidden states: a drafter is not told where they begin",
         "request.py",
-        "self.drafter.reserve(self.sequence, max_tokens, slot.length)",
-        "self.drafter.reserve(self.sequence, max_tokens, 0)",
+        "self._reserve(max_tokens, slot.length)",
+        "self._reserve(max_tokens, 0)",
         "test_features.py",
     ),
     Mutation(

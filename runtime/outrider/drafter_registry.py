@@ -1,4 +1,4 @@
-"""What drafts for an engine's requests."""
+"""The drafters of an engine by name, and what chooses between them for a request."""
 
 from __future__ import annotations
 
@@ -8,29 +8,30 @@ from typing import TYPE_CHECKING
 
 from outrider.bundle.manifest import RESERVED_NAMES
 from outrider.config import COPYING
-from outrider.controller import Auto, Records
-from outrider.drafters import DraftModel, Ngram, References, Suffix
+from outrider.controller import Controller, Fixed, Records
+from outrider.drafters import Ngram, References, Suffix
 from outrider.errors import OptionError, nearest
 from outrider.measure import ALONE, LONGEST
+from outrider.types import is_priced
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from collections.abc import Sequence as Seq
 
     from outrider.config import GenerationConfig
-    from outrider.drafters import AnswerStore
+    from outrider.drafters import AnswerStore, DraftModel
     from outrider.loading import LoadedModel
-    from outrider.measure import Contention, PassCost
-    from outrider.types import Drafter
+    from outrider.measure import Contention
+    from outrider.types import Drafter, DraftPolicy, PricedDrafter
 
 
 class DrafterRegistry:
-    """The drafters that requests choose from, and what controls how far they draft.
+    """Finds what a request's options name: drafters, what chooses between them, and what they may copy from.
 
         registry = DrafterRegistry(loaded, {"draft": model}, ["draft"], encode=tokenizer.encode)
-        drafter, num_assistant_tokens = registry.choose(config)
+        policy, num_assistant_tokens = registry.policy_for(config)
 
-    loaded: the models by role, "main" and the drafters' names. models: the draft models among them, as drafters.
+    loaded: the models by role, "main" among them. models: the bundle's draft models that are loaded, by name.
     bundled: the names of all that the bundle has; with `loaded_with` as the engine's drafter, the others were left on
     disk. encode: a text to the main model's tokens. store: of answers to copy from. contention: of the main model's
     calls and a draft model's. records: of what the drafters have earned that a name stands for; by default they begin
@@ -52,23 +53,18 @@ class DrafterRegistry:
         self.bundled = tuple(bundled)
         self._loaded, self._contention = loaded, contention
         self._loaded_with, self._store = loaded_with, store
-        self._named: dict[str, Drafter] = dict(models)  # the bundle's, then the app's
+        self.models = dict(models)
+        self._own: dict[str, Drafter] = {}  # the app's
         self._suffix = Suffix()
         self._read_records = records or (lambda _name: Records())
         self._records: dict[str, Records] = {}
-        self._controllers: dict[tuple[str, int], Auto] = {}
+        self._controllers: dict[tuple[str, int], Controller] = {}
         self._read = _cached_references(encode)
 
     @property
     def names(self) -> tuple[str, ...]:
         """What `drafter` can be, besides "auto" and None."""
-        return (*self._named, *COPYING)
-
-    @property
-    def models(self) -> dict[str, DraftModel]:
-        """The bundle's draft models that are loaded."""
-        found = {name: self._named.get(name) for name in self.bundled}
-        return {name: drafter for name, drafter in found.items() if isinstance(drafter, DraftModel)}
+        return (*self.models, *self._own, *COPYING)
 
     def add(self, name: str, drafter: Drafter) -> None:
         """Let requests choose an app's own drafter.
@@ -80,9 +76,9 @@ class DrafterRegistry:
             raise OptionError(
                 f"A drafter cannot be named {name!r}: a name is a text, and not empty. Choose another name."
             )
-        if name in (*RESERVED_NAMES, *self.bundled, *self._named):
+        if name in (*RESERVED_NAMES, *self.bundled, *self._own):
             raise OptionError(f"A drafter cannot be named {name!r}: that is taken. Choose another name.")
-        self._named[name] = drafter
+        self._own[name] = drafter
 
     def find(self, name: str, max_ngram_size: int = 3) -> Drafter:
         """The drafter of this name; "auto" is the bundle's own, else "suffix".
@@ -96,8 +92,10 @@ class DrafterRegistry:
             return Ngram(max_ngram_size)
         if name == "suffix":
             return self._suffix
-        if name in self._named:
-            return self._named[name]
+        if name in self.models:
+            return self.models[name]
+        if name in self._own:
+            return self._own[name]
         if name in self.bundled:
             raise OptionError(
                 f"drafter='{name}' was left on disk, as this engine was loaded with drafter={self._loaded_with!r}. "
@@ -105,8 +103,8 @@ class DrafterRegistry:
             )
         raise OptionError(f"There is no drafter '{name}' here. {nearest(name, ['auto', *self.names])}")
 
-    def choose(self, config: GenerationConfig) -> tuple[Drafter | None, int]:
-        """What drafts for a request, and how many tokens a round it may at most.
+    def policy_for(self, config: GenerationConfig) -> tuple[DraftPolicy | None, int]:
+        """What says what drafts for a request, and how many tokens a round that may be at most.
 
         Raises:
             OptionError: when there is no such drafter, or it does not know an option that is meant for it.
@@ -117,32 +115,35 @@ class DrafterRegistry:
         drafter = self.find(config.drafter, config.max_ngram_size)
         threshold = config.assistant_confidence_threshold
         if threshold is not None:
-            if not isinstance(drafter, DraftModel):
+            if not getattr(drafter, "takes_rules", False):
                 raise OptionError(
                     f"assistant_confidence_threshold={threshold:g} is for draft models, and drafter={config.drafter!r} "
                     "is none here. Set it to None, or use a bundle that has a draft model."
                 )
-            return drafter, LONGEST if isinstance(count, str) else count
+            return Fixed(drafter), LONGEST if isinstance(count, str) else count
         if not isinstance(count, str):
-            return drafter, count
-        if isinstance(drafter, Ngram | Suffix) or self._cost_of(drafter):
-            return self._controller(config.drafter, config.max_ngram_size), LONGEST
-        return drafter, drafter.num_assistant_tokens  # an app's own knows best
+            return Fixed(drafter), count
+        if is_priced(drafter):
+            return self._controller(config.drafter, config.max_ngram_size, drafter), LONGEST
+        return Fixed(drafter), drafter.num_assistant_tokens  # an app's own knows best
 
     def reads_references(self, config: GenerationConfig) -> bool:
         """Whether what drafts for such a request copies from `references` and the answer store."""
-        return _reads_references(config, self.choose(config)[0])
+        return self._reads_references(self.policy_for(config)[0])
 
-    def texts(self, config: GenerationConfig, drafter: Drafter | None) -> tuple[References, ...]:
-        """What a request may copy from besides its own tokens; `drafter` is what was chosen for it.
+    def _reads_references(self, policy: DraftPolicy | None) -> bool:
+        return policy is not None and any(drafter is self._suffix for drafter in policy.drafters)
+
+    def texts(self, config: GenerationConfig, policy: DraftPolicy | None) -> tuple[References, ...]:
+        """What a request may copy from besides its own tokens; `policy` is what was found for it.
 
         Raises:
             OptionError: for references that nothing would read.
         """
-        if _reads_references(config, drafter):
+        if self._reads_references(policy):
             documents = (self._read(config.references),) if config.references else ()
             return documents + (self._store.references() if self._store else ())
-        if config.references and drafter is not None:
+        if config.references and policy is not None:
             threshold = config.assistant_confidence_threshold
             without = "" if threshold is None else " and without assistant_confidence_threshold"
             raise OptionError(
@@ -169,7 +170,8 @@ class DrafterRegistry:
         """Save what is known of the drafters, and let go of them and of their models."""
         for records in self._records.values():
             records.save(at_once=True)
-        self._named.clear()
+        self.models.clear()
+        self._own.clear()
         self._controllers.clear()
 
     def expect(self, contention: Contention) -> None:
@@ -178,31 +180,24 @@ class DrafterRegistry:
         for controller in self._controllers.values():
             controller.contention = contention
 
-    def _cost_of(self, drafter: Drafter) -> PassCost | None:
-        """What the calls of a draft model cost, if that was measured."""
-        return next((model.cost for role, model in self._loaded.items() if self._named.get(role) is drafter), None)
+    def _controller(self, name: str, max_ngram_size: int, drafter: PricedDrafter) -> Controller:
+        """What chooses between the drafters that `name` stands for. Requests share what it has learned.
 
-    def _controller(self, name: str, max_ngram_size: int) -> Auto:
-        """What chooses between the drafters that `name` stands for. Requests share what it has learned."""
+        drafter: the one that was found by that name; "auto" stands for copies besides.
+        """
         key = (name, max_ngram_size)
         if key not in self._controllers:
-            found = self.find(name, max_ngram_size)
-            model = found if isinstance(found, DraftModel) else None
-            made = Auto(
+            free = drafter if drafter.is_free else None
+            made = Controller(
                 self._loaded["main"].backend,
                 self._loaded["main"].cost,
-                copier=self._suffix if name == "auto" else None if model else found,
-                model=model,
-                draft_cost=self._cost_of(found),
+                copier=self._suffix if name == "auto" else free,
+                model=None if drafter.is_free else drafter,
                 contention=self._contention,
                 records=self._records_of(name),
             )
             self._controllers.setdefault(key, made)
         return self._controllers[key]
-
-
-def _reads_references(config: GenerationConfig, drafter: Drafter | None) -> bool:
-    return config.drafter in ("auto", "suffix") and isinstance(drafter, Auto | Suffix)
 
 
 def _cached_references(encode: Callable[[str], list[int]]) -> Callable[[tuple[str, ...]], References]:

@@ -14,7 +14,7 @@ from outrider.admission import Admission
 from outrider.bundle.folder import Bundle, draft_models_of, read_bundle
 from outrider.config import COPYING, Config, GenerationConfig
 from outrider.config.files import load_config, user_path
-from outrider.controller import Auto, ConfidenceThreshold, Record, Records, trial
+from outrider.controller import ConfidenceThreshold, Record, Records, trial
 from outrider.drafter_registry import DrafterRegistry
 from outrider.drafters import AnswerStore, DraftModel, Subset, load_vocabulary
 from outrider.errors import OptionError
@@ -138,7 +138,7 @@ class Engine:
             log.info("Trying the draft model on %d prompts.", len(trial.PROMPTS))
             for prompt in trial.PROMPTS:
                 request = self.prepare(prompt, GenerationConfig(max_new_tokens=trial.NUM_TOKENS, drafter=None))
-                request.drafter = trial.Trial(model, records.of(request.verifier))
+                request.policy = trial.Trial(model, records.of(request.verifier))
                 request.num_assistant_tokens = trial.NUM_DRAFT_TOKENS
                 request.reuse, request.keep = False, None
                 for _ in self._queue.run(request):
@@ -176,6 +176,11 @@ class Engine:
     def reads_references(self, config: GenerationConfig) -> bool:
         """Whether what drafts for such a request copies from `references` and the answer store."""
         return self._registry.reads_references(config)
+
+    @property
+    def draft_models(self) -> dict[str, DraftModel]:
+        """The bundle's draft models that are loaded, by name."""
+        return self._registry.models
 
     @property
     def models(self) -> dict[str, ModelEntry]:
@@ -346,7 +351,7 @@ class Engine:
 
     def _draft_model(self, entry: DrafterEntry, tokenizer: TextTokenizer | None) -> DraftModel:
         """A draft model of the bundle, whose cache is there; `tokenizer` is its own, where one was given."""
-        backend = self.loaded[entry.name].backend
+        backend, cost = self.loaded[entry.name].backend, self.loaded[entry.name].cost
         vocabulary = subset = None
         if entry.vocabulary != "same" and entry.tokenizer:
             tokenizer = tokenizer or Tokenizer(self._draft_bundle.folder / entry.tokenizer.folder)
@@ -360,6 +365,7 @@ class Engine:
             vocabulary=vocabulary,
             subset=subset,
             reuse=self.config.scheduler.enable_prefix_caching,
+            cost=cost,
         )
 
     def measure_costs(self, repeats: int) -> None:
@@ -411,7 +417,7 @@ class Engine:
         config = (config or self.config.generation).replace(**options)
         token_ids = list(map(int, self.tokenizer.encode_prompt(prompt, chat_template=chat_template)))
         max_new_tokens = self._admission.check(token_ids, config)
-        drafter, num_assistant_tokens = self._registry.choose(config)
+        policy, num_assistant_tokens = self._registry.policy_for(config)
         threshold = config.assistant_confidence_threshold
         tokenizer = self.bundle.manifest.tokenizer
         sampled = config.temperature > 0
@@ -419,18 +425,18 @@ class Engine:
         end_token_ids = frozenset(config.stop_token_ids).union(() if config.ignore_eos else tokenizer.eos_token_ids)
         new_request = functools.partial(TracedRequest, self._trace, config.drafter) if self._trace else Request
         request = new_request(
-            sequence=Sequence(token_ids, len(token_ids), self._registry.texts(config, drafter)),
+            sequence=Sequence(token_ids, len(token_ids), self._registry.texts(config, policy)),
             sampler=LogitsSampler(config, token_ids, end_token_ids=end_token_ids),
             verifier=_verifier(config),
             noise=Noise(seed),
             text=TextStream(self.tokenizer.decode, config.stop, at_once=at_once),
             max_new_tokens=max_new_tokens,
             eos_token_ids=end_token_ids,
-            drafter=drafter,
+            policy=policy,
             sampled=sampled,
             exact=self._main.capabilities.bit_exact_batching and config.sampling_is_invariant,
             num_assistant_tokens=num_assistant_tokens,
-            ahead_drafter=drafter if self.overlaps and isinstance(drafter, DraftModel | Auto) else None,
+            ahead=self.overlaps and policy is not None and policy.goes_ahead,
             rule=None if threshold is None else ConfidenceThreshold(threshold),
             logprobs=None if config.logprobs is None else [],
             cancel=cancel,

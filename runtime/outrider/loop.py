@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from outrider.sampling import DraftRows
-from outrider.types import NO_DRAFT, Chunk, Committed, Draft
+from outrider.types import NO_DRAFT, Chunk, Committed
 
 if TYPE_CHECKING:
     from collections.abc import Sequence as Seq
 
     from outrider.request import Request
-    from outrider.types import Backend, Pending
+    from outrider.types import Backend, Draft, DraftPolicy, Pending, Turn
 
 
 def step(main: Backend, requests: Seq[Request], max_num_batched_tokens: int) -> None:
@@ -23,7 +23,8 @@ def step(main: Backend, requests: Seq[Request], max_num_batched_tokens: int) -> 
     Raises:
         DeviceError: when a model's call fails. What goes wrong with one request alone ends that request.
     """
-    drafts = propose(requests, main.vocab_size)
+    turns = propose(requests, main.vocab_size)
+    drafts = [turn.draft if turn else NO_DRAFT for turn in turns]
 
     piece = max(max_num_batched_tokens // len(requests), 2)
     chunks = []
@@ -34,7 +35,7 @@ def step(main: Backend, requests: Seq[Request], max_num_batched_tokens: int) -> 
         else:
             chunks.append(Chunk(request.slot, unread + draft.token_ids, len(draft) + 1, request.features))
     check = main.submit(chunks)
-    draft_ahead(requests, drafts, check)
+    go_ahead(requests, turns, check)
     checked = check.wait()
 
     row = 0
@@ -48,50 +49,56 @@ def step(main: Backend, requests: Seq[Request], max_num_batched_tokens: int) -> 
                 request.commit(rows, outcome)
                 request.slot.trim(len(request.sequence) - 1)  # drops the rejected tokens
                 path = outcome.path
-            if request.drafter is not None:
+            if request.policy is not None:
                 read = request.sequence.token_ids[begin : request.slot.length]
                 features = checked.features(chunk)[: len(read)] if chunk.features else None
-                request.drafter.observe(request.sequence, Committed(read, path, features))
+                request.observe(Committed(read, path, features))
         except Exception as error:  # of one request, which the others shall not suffer for
             request.fail(error)
 
 
-def propose(requests: Seq[Request], vocab_size: int) -> list[Draft]:
-    """A draft for every request; each drafter is called once for all that use it.
-
-    What goes wrong with a drafter ends the requests that use it.
-    """
-    drafts = [NO_DRAFT] * len(requests)
-    drafters = {id(request.drafter): request.drafter for request in requests if request.drafter is not None}
-    for drafter in drafters.values():
-        mine = [i for i, request in enumerate(requests) if request.drafter is drafter and request.limit > 0]
-        try:
-            proposed = drafter.propose([requests[i].draft_request for i in mine])
-            for i, draft in zip(mine, proposed, strict=True):
-                drafts[i] = _within(draft, requests[i].limit, vocab_size)
-        except Exception as error:  # of an app's drafter, or of a draft model's device
-            for request in requests:
-                if request.drafter is drafter:
-                    request.fail(error)
-    return drafts
-
-
-def draft_ahead(requests: Seq[Request], drafts: Seq[Draft], check: Pending) -> None:
-    """Let the drafters that can draft for the next round, while this one's drafts are checked.
-
-    What goes wrong with a drafter ends the requests that use it.
-    """
-    drafters = {id(request.ahead_drafter): request.ahead_drafter for request in requests if request.ahead_drafter}
-    for drafter in drafters.values():
-        mine = [i for i, request in enumerate(requests) if request.ahead_drafter is drafter and len(drafts[i])]
+def propose(requests: Seq[Request], vocab_size: int) -> list[Turn | None]:
+    """A draft for every request, as its policy chooses; None where nothing may be drafted."""
+    turns: list[Turn | None] = [None] * len(requests)
+    for policy in dict.fromkeys(request.policy for request in requests if request.policy is not None):
+        mine = [i for i, request in enumerate(requests) if request.policy == policy and request.limit > 0]
         if not mine:
             continue
         try:
-            drafter.draft_ahead([requests[i].draft_request for i in mine], [drafts[i] for i in mine], check)
+            chosen = policy.choose([requests[i].draft_request for i in mine])
+            ask(chosen)
+            for i, turn in zip(mine, chosen, strict=True):
+                turn.draft = _within(turn.draft, turn.request.limit, vocab_size)
+                turns[i] = turn
+            policy.drafted()
+        except Exception as error:  # of an app's drafter, or of a draft model's device
+            _fail(requests, policy, error)
+    return turns
+
+
+def ask(turns: Seq[Turn]) -> None:
+    """Have each drafter draft, in one call, for the turns that it was chosen for."""
+    for drafter in {id(turn.drafter): turn.drafter for turn in turns if turn.drafter is not None}.values():
+        mine = [turn for turn in turns if turn.drafter is drafter]
+        for turn, draft in zip(mine, drafter.propose([turn.request for turn in mine]), strict=True):
+            turn.draft = draft
+
+
+def go_ahead(requests: Seq[Request], turns: Seq[Turn | None], check: Pending) -> None:
+    """Let drafters draft for the next round, while this one's drafts are checked."""
+    ahead = [(r.policy, turn) for r, turn in zip(requests, turns, strict=True) if r.ahead and turn and len(turn.draft)]
+    for policy in dict.fromkeys(policy for policy, _ in ahead if policy is not None):
+        try:
+            policy.go_ahead([turn for its, turn in ahead if its == policy], check)
         except Exception as error:
-            for request in requests:
-                if request.ahead_drafter is drafter:
-                    request.fail(error)
+            _fail(requests, policy, error)
+
+
+def _fail(requests: Seq[Request], policy: DraftPolicy, error: Exception) -> None:
+    """What goes wrong with a drafter ends the requests that may use it."""
+    for request in requests:
+        if request.policy == policy:
+            request.fail(error)
 
 
 def _within(draft: Draft, limit: int, vocab_size: int) -> Draft:

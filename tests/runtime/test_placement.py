@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from outrider.controller.controller import best_length
+from outrider.controller.batch import best_length
 from outrider.measure import LONGEST, Contention, PassCost
 from outrider.measure.overlap import ACCEPTANCE
 from outrider.placement import MARGIN, PairCost, choose

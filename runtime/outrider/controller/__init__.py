@@ -2,8 +2,19 @@
 
 from outrider.controller import trial
 from outrider.controller.acceptance import Acceptance, Luck, Share
-from outrider.controller.controller import Auto
+from outrider.controller.controller import Controller
+from outrider.controller.fixed import Fixed
 from outrider.controller.records import Record, Records
 from outrider.controller.rules import ConfidenceThreshold
 
-__all__ = ["Acceptance", "Auto", "ConfidenceThreshold", "Luck", "Record", "Records", "Share", "trial"]
+__all__ = [
+    "Acceptance",
+    "ConfidenceThreshold",
+    "Controller",
+    "Fixed",
+    "Luck",
+    "Record",
+    "Records",
+    "Share",
+    "trial",
+]

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from outrider.types import NO_DRAFT
+from outrider.types import NO_DRAFT, Turn
 
 if TYPE_CHECKING:
     from collections.abc import Sequence as Seq
 
     from outrider.controller.records import Record
-    from outrider.drafters import DraftModel
-    from outrider.types import Committed, Draft, DraftRequest, Sequence
+    from outrider.types import Committed, Drafter, DraftRequest, Pending, Sequence
 
 PROMPTS = (
     "Explain in a few sentences how a bicycle stays upright.",
@@ -22,37 +21,32 @@ NUM_DRAFT_TOKENS = 3  # a round
 
 
 class Trial:
-    """A draft model that drafts whether it pays or not, and whose record is kept.
+    """Has a draft model draft for one request, whether it pays or not, and keeps its record.
 
-    request.drafter = Trial(model, records.of(request.verifier))
+    request.policy = Trial(model, records.of(request.verifier))
     """
 
-    num_assistant_tokens = NUM_DRAFT_TOKENS
+    goes_ahead = False
 
-    def __init__(self, model: DraftModel, record: Record) -> None:
-        self._model, self._record = model, record
-        self._draft: Draft = NO_DRAFT
+    def __init__(self, model: Drafter, record: Record) -> None:
+        self.drafters, self._record = (model,), record
+        self._turn: Turn | None = None
 
-    @property
-    def seconds(self) -> float:
-        """Time spent in the model's calls so far."""
-        return self._model.seconds
+    def choose(self, requests: Seq[DraftRequest]) -> list[Turn]:
+        """The model."""
+        self._turn = Turn(requests[0], self.drafters[0])
+        return [self._turn]
 
-    def reserve(self, sequence: Sequence, max_tokens: int, num_cached: int) -> bool:
-        """Take room with the model."""
-        return self._model.reserve(sequence, max_tokens, num_cached)
+    def drafted(self) -> None:
+        """Nothing depends on it."""
 
-    def propose(self, requests: Seq[DraftRequest]) -> list[Draft]:
-        """What the model proposes."""
-        drafts = self._model.propose(requests)
-        self._draft = drafts[0] if drafts else NO_DRAFT
-        return drafts
+    def go_ahead(self, turns: Seq[Turn], check: Pending) -> None:
+        """Nothing is drafted ahead."""
 
-    def observe(self, sequence: Sequence, committed: Committed) -> None:
+    def observe(self, sequence: Sequence, committed: Committed) -> None:  # noqa: ARG002
         """Learn from what became of the last draft."""
-        self._model.observe(sequence, committed)
-        self._record.judge(self._draft, len(committed.path))
+        turn, self._turn = self._turn, None
+        self._record.judge(turn.draft if turn else NO_DRAFT, len(committed.path))
 
     def release(self, sequence: Sequence) -> None:
-        """Give the model's room back."""
-        self._model.release(sequence)
+        """Nothing to forget."""

@@ -11,9 +11,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from collections.abc import Sequence as Seq
 
-    from outrider.drafters.reader import Guess, Reader
+    from outrider.drafters.reader import Reader
     from outrider.drafters.vocabulary import Subset
-    from outrider.types import Backend, Committed, DraftRequest, Pending, Sequence
+    from outrider.measure import PassCost
+    from outrider.types import Backend, Committed, DraftRequest, Guess, Pending, Sequence
 
 
 class DraftModel:
@@ -28,10 +29,13 @@ class DraftModel:
 
     context_length: tokens that the model reads at most. vocabulary: how its tokens and the main model's become one
     another; by default they are the same. subset: the tokens that it has logits for; by default all. reuse:
-    whether texts begin with what the cache has of them, and leave their tokens there.
+    whether texts begin with what the cache has of them, and leave their tokens there. cost: seconds of the model's
+    calls; without it, a controller leaves the model to itself.
     """
 
     num_assistant_tokens = 3
+    takes_rules = goes_ahead = True
+    is_free = False
 
     def __init__(
         self,
@@ -42,8 +46,9 @@ class DraftModel:
         vocabulary: Vocabulary | None = None,
         subset: Subset | None = None,
         reuse: bool = True,
+        cost: PassCost | None = None,
     ) -> None:
-        self.backend = backend
+        self.backend, self.cost = backend, cost
         self._context_length = context_length
         self._max_num_batched_tokens = max_num_batched_tokens
         self._vocabulary = vocabulary or Vocabulary()
@@ -57,8 +62,8 @@ class DraftModel:
         """Time spent in the draft model's calls so far, but for those while the main model was checking."""
         return self.backend.seconds - self.ahead_seconds
 
-    def on(self, backend: Backend) -> DraftModel:
-        """Another drafter of the same model, through another backend."""
+    def on(self, backend: Backend, cost: PassCost | None = None) -> DraftModel:
+        """Another drafter of the same model, through another backend, whose calls have another cost."""
         return DraftModel(
             backend,
             context_length=self._context_length,
@@ -66,6 +71,7 @@ class DraftModel:
             vocabulary=self._vocabulary,
             subset=self._subset,
             reuse=self._reuse,
+            cost=cost,
         )
 
     def reserve(self, sequence: Sequence, max_tokens: int, num_cached: int = 0) -> bool:  # noqa: ARG002
@@ -151,6 +157,23 @@ class DraftModel:
             if chunk.num_rows:
                 row = step.row(next(rows))
                 reader.choose(self._subset.row(row) if self._subset else row)
+
+    @property
+    def is_priced(self) -> bool:
+        """Whether what the model's calls cost is known."""
+        return self.cost is not None
+
+    def seconds_for(self, num_tokens: Seq[int], context: float, before: int | None = None) -> float:
+        """Seconds of one call that reads so many tokens of each of several sequences, of `context` tokens on average.
+
+        before: rows of the call before, if they matter.
+        """
+        return self.cost.together(num_tokens, context, before) if self.cost else 0.0
+
+    def follow(self, expected: float, seconds: float) -> None:
+        """Adapt what calls cost to some that should have taken `expected` seconds, and took `seconds`."""
+        if self.cost:
+            self.cost.follow(expected, seconds)
 
     def can_draft(self, request: DraftRequest) -> bool:
         """Whether the model has a place for the sequence, with room for as long a draft."""

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from outrider.drafters.copier import Copier
 from outrider.types import NO_DRAFT, Draft
 
 if TYPE_CHECKING:
     from collections.abc import Sequence as Seq
 
-    from outrider.types import Committed, DraftRequest, Sequence
+    from outrider.types import DraftRequest, Sequence
 
 
-class Ngram:
+class Ngram(Copier):
     """Prompt lookup: when the last n tokens stood in the context before, propose what followed them there.
 
     The longest n of at most `max_ngram_size` wins, and of its occurrences the latest. A copy that reaches the end of
@@ -23,7 +24,6 @@ class Ngram:
     """
 
     num_assistant_tokens = 5
-    seconds = 0.0  # there is no model to call
 
     def __init__(self, max_ngram_size: int = 3) -> None:
         self.max_ngram_size = max_ngram_size
@@ -37,9 +37,6 @@ class Ngram:
     def propose(self, requests: Seq[DraftRequest]) -> list[Draft]:
         """A draft for each request; empty where nothing matches."""
         return [self._propose_one(request) for request in requests]
-
-    def observe(self, sequence: Sequence, committed: Committed) -> None:
-        """Nothing to learn: the context holds committed tokens only."""
 
     def release(self, sequence: Sequence) -> None:
         """Forget a sequence."""

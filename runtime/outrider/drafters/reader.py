@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from outrider.errors import DeviceError, NoTokenLeft
 from outrider.kv import num_common_tokens
 from outrider.sampling import DraftRows, probability, without
-from outrider.types import Distribution, Draft
+from outrider.types import Distribution, Draft, Guess
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -196,19 +195,6 @@ class Reader:
 
     def _clear(self) -> None:
         self._behind, self._token_ids, self._probs, self._confidences, self._runners_up = [], [], [], [], []
-
-
-@dataclass(frozen=True, slots=True)
-class Guess:
-    """What may become of a draft that is being checked.
-
-    chance: how likely that is. num_kept: tokens that are kept. token_id: the recovered one in place of the next; None
-    for the one that the draft model expects behind all of them.
-    """
-
-    chance: float
-    num_kept: int
-    token_id: int | None = None
 
 
 def _confidence(latest: LogitsRow, drawn: Distribution | None, token_id: int) -> float:

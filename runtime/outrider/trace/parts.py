@@ -9,7 +9,6 @@ from collections import deque
 from contextlib import contextmanager
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, cast
-from weakref import WeakValueDictionary
 
 from outrider.request import Request
 from outrider.trace.events import REQUESTS, Lane, TraceFile
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from outrider.sampling import DraftRows
-    from outrider.types import Backend, Chunk, Draft, Drafter, DraftRequest, Outcome, Pending, Step
+    from outrider.types import Backend, Chunk, Draft, Drafter, DraftPolicy, DraftRequest, Outcome, Pending, Step, Turn
 
 _LATELY = 16  # commits over which tokens per second are counted
 _now = time.perf_counter
@@ -38,7 +37,6 @@ class Trace(TraceFile):
         self.counts = Counts()
         self._numbers = itertools.count(1)
         self._hosts: dict[int, _Host] = {}
-        self._drafters: WeakValueDictionary[int, TracedDrafter] = WeakValueDictionary()
         self._free_lanes: SimpleQueue[Lane] = SimpleQueue()
         self._open: set[TracedRequest] = set()
 
@@ -59,10 +57,20 @@ class Trace(TraceFile):
         """A backend whose calls are drawn in a lane of their own. role: "main", or the drafter's name."""
         return cast("Backend", TracedBackend(inner, self, role, self.lane(f"{role}: {device}")))
 
-    def drafter(self, inner: Drafter, name: str) -> Drafter:
-        """A drafter that is seen proposing; the same one for all requests, as those of one drafter go together."""
-        made = self._drafters.get(id(inner)) or TracedDrafter(inner, self, name)
-        return cast("Drafter", self._drafters.setdefault(id(inner), made))
+    @contextmanager
+    def seen(self, name: str, drafter: str, requests: Seq[DraftRequest]) -> Iterator[dict[str, Any]]:
+        """Draw a span around what the block does for requests; yields what to say of it when it is over."""
+        host = self.host()
+        args: dict[str, Any] = {"sequences": len(requests)}
+        limit = max((request.limit for request in requests), default=0)
+        self.begin(host.lane, "host", name, host.turn(), drafter=drafter, limit=limit)
+        try:
+            yield args
+        except BaseException as error:
+            args = args | {"error": type(error).__name__}
+            raise
+        finally:
+            self.end(host.lane, name, host.turn(), **args)
 
     def enter(self, request: TracedRequest) -> tuple[int, Lane]:
         """A request's number, and a lane that no other is in."""
@@ -202,59 +210,68 @@ class _TracedPending:
 
 
 class TracedDrafter:
-    """A drafter that is seen proposing. All else is the drafter's own."""
+    """A drafter that is seen proposing."""
 
     def __init__(self, inner: Drafter, trace: Trace, name: str) -> None:
+        self._inner, self._trace, self._name = inner, trace, name
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def propose(self, requests: Seq[DraftRequest]) -> list[Draft]:
+        """What the drafter proposes."""
+        with self._trace.seen("propose", self._name, requests) as args:
+            drafts = self._inner.propose(requests)
+            args["drafted"] = sum(map(len, drafts))
+        return drafts
+
+
+class TracedPolicy:
+    """A policy that is seen choosing, and whose drafters are seen at work. All else is the policy's own."""
+
+    def __init__(self, inner: DraftPolicy, trace: Trace, name: str) -> None:
         self.inner: Any = inner
         self._trace, self._name = trace, name
+        self._drafters = {id(drafter): TracedDrafter(drafter, trace, name) for drafter in inner.drafters}
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.inner, name)
 
-    def propose(self, requests: Seq[DraftRequest]) -> list[Draft]:
-        """What the drafter proposes."""
-        if not requests:  # their prompts are read
-            return cast("list[Draft]", self.inner.propose(requests))
-        with self._seen("propose", requests) as args:
-            drafts: list[Draft] = self.inner.propose(requests)
-            args["drafted"] = sum(map(len, drafts))
-        return drafts
+    def __eq__(self, other: object) -> bool:
+        return type(other) is TracedPolicy and bool(other.inner == self.inner)
 
-    def draft_ahead(self, requests: Seq[DraftRequest], drafts: Seq[Draft], check: Pending) -> None:
-        """What the drafter drafts while these drafts are checked."""
-        with self._seen("draft ahead", requests):
-            self.inner.draft_ahead(requests, drafts, check)
+    def __hash__(self) -> int:
+        return hash(self.inner)
 
-    @contextmanager
-    def _seen(self, name: str, requests: Seq[DraftRequest]) -> Iterator[dict[str, Any]]:
-        """Draw a span around the calls of the block; yields what to say of it when it is over."""
-        trace, host = self._trace, self._trace.host()
-        args: dict[str, Any] = {"sequences": len(requests)}
-        limit = max((request.limit for request in requests), default=0)
-        trace.begin(host.lane, "host", name, host.turn(), drafter=self._name, limit=limit)
-        try:
-            yield args
-        except BaseException as error:
-            args = args | {"error": type(error).__name__}
-            raise
-        finally:
-            trace.end(host.lane, name, host.turn(), **args)
+    def choose(self, requests: Seq[DraftRequest]) -> list[Turn]:
+        """What the policy chooses, to be drafted by drafters that are seen."""
+        with self._trace.seen("choose", self._name, requests) as args:
+            turns: list[Turn] = self.inner.choose(requests)
+            args["drafted"] = sum(len(turn.draft) for turn in turns)
+        for turn in turns:
+            if turn.drafter is not None:
+                turn.drafter = cast("Drafter", self._drafters[id(turn.drafter)])
+        return turns
+
+    def go_ahead(self, turns: Seq[Turn], check: Pending) -> None:
+        """What drafters draft while these drafts are checked."""
+        with self._trace.seen("draft ahead", self._name, [turn.request for turn in turns]):
+            self.inner.go_ahead(turns, check)
 
 
 class TracedRequest(Request):
-    """A request whose life is drawn, and that has a drafter that is. name: of the drafter."""
+    """A request whose life is drawn, and whose policy is seen choosing. name: of the drafter in its options."""
 
     __slots__ = ("_label", "_lane", "_number", "_since", "_trace")
 
     def __init__(self, trace: Trace, name: str | None, **parts: Any) -> None:
-        drafter: Drafter | None = parts["drafter"]
-        if drafter is not None:
-            traced = trace.drafter(drafter, str(name))
-            parts = {key: traced if part is drafter else part for key, part in parts.items()}
+        policy: DraftPolicy | None = parts["policy"]
+        if policy is not None:
+            parts["policy"] = TracedPolicy(policy, trace, str(name))
         super().__init__(**parts)
         self._trace = trace
         self._number, self._lane = trace.enter(self)
-        began, self._label = _now(), f"request {self._number}: {name if drafter is not None else 'plain'}"
+        began, self._label = _now(), f"request {self._number}: {name if policy is not None else 'plain'}"
         args = {"prompt": self.sequence.num_prompt_tokens, "limit": self.num_assistant_tokens}
         trace.begin(self._lane, "request", self._label, began, **args)
         self._since = began + 2e-6  # of two that begin at once, the viewer may take either for the outer one

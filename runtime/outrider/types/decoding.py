@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from outrider.types.backend import LogitsRow, Pending
+    from outrider.types.backend import LogitsRow
 
 
 @dataclass(eq=False, slots=True)
@@ -168,42 +168,6 @@ class Outcome:
 
 
 @dataclass(frozen=True, slots=True)
-class Committed:
-    """What has become certain of one sequence in a round, for its drafter.
-
-    token_ids: [k], tokens that the main model has read in the round and that stay, at positions that follow on from
-    those of the round before: a piece of the prompt, or the newest token so far and what was accepted of the draft. All
-    are in the sequence by now, and behind them its newest token, recovered or bonus, which is read next.
-    path: the draft's accepted tokens, by index; empty where none was judged. Where the answer ended inside of a draft,
-    the path goes on behind that end: it says how good the draft was.
-    features: float32 [k, width], the main model's hidden states of these tokens, as the drafter's `Requirements` ask
-    for them; None where they ask for none. Valid until the main model's next call.
-    """
-
-    token_ids: list[int]
-    path: list[int]
-    features: NDArray[np.float32] | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Requirements:
-    """What a drafter needs besides tokens.
-
-    features: hidden states of the main model, by names out of its `Capabilities.features`. trees: that drafts are
-    judged as trees.
-    """
-
-    features: tuple[str, ...] = ()
-    trees: bool = False
-
-    @classmethod
-    def of(cls, drafter: Drafter | None) -> Requirements:
-        """What a drafter says in `requirements`; one that does not say needs nothing."""
-        found: Requirements | None = getattr(drafter, "requirements", None)
-        return cls() if found is None else found
-
-
-@dataclass(frozen=True, slots=True)
 class TokenLogprobs:
     """How likely a token of an answer was at its place, and the likeliest tokens there, as (token_id, logprob).
 
@@ -283,72 +247,3 @@ class Verifier(Protocol):
         Reads rows from left to right, none behind a token that cannot be kept, and the one behind the whole draft
         only when all of it is.
         """
-
-
-class DraftRule(Protocol):
-    """Decides how far a draft goes, token by token."""
-
-    def wants_more(self, confidences: Seq[float]) -> bool:
-        """Whether another token is wanted behind those that were drawn with these confidences.
-
-        Asked before the token is drawn: dropping one after seeing it would bias what is sampled.
-        """
-
-
-@dataclass(frozen=True, slots=True)
-class DraftRequest:
-    """One sequence for which up to `limit` tokens are wanted, none behind one of `eos_token_ids`.
-
-    rule: what may end a draft earlier. num_left: tokens that the answer may still get. ahead: whether `draft_ahead` may
-    be called for it.
-    """
-
-    sequence: Sequence
-    limit: int
-    sampler: Sampler
-    verifier: Verifier
-    noise: Noise
-    eos_token_ids: frozenset[int]
-    rule: DraftRule | None = None
-    num_left: int = 0
-    ahead: bool = False
-
-
-class Drafter(Protocol):
-    """Proposes tokens. Keeps what it needs per sequence from `reserve` to `release`.
-
-    May have `requirements`, of type `Requirements`.
-    """
-
-    num_assistant_tokens: int  # how many tokens a round it proposes unless the request says otherwise
-
-    @property
-    def seconds(self) -> float:
-        """Time spent in model calls so far."""
-
-    def reserve(self, sequence: Sequence, max_tokens: int, num_cached: int) -> bool:
-        """Take room for a sequence that may grow to `max_tokens`; False while there is none.
-
-        num_cached: tokens that the main model has in its cache already. It reads on from there, so what is committed,
-        and hidden states, begin with the token at that position.
-        """
-
-    def propose(self, requests: Seq[DraftRequest]) -> list[Draft]:
-        """A draft for each request, in order. An empty draft costs nothing."""
-
-    def observe(self, sequence: Sequence, committed: Committed) -> None:
-        """Hear what a round has committed, of the prompt too. The sequence has it already."""
-
-    def release(self, sequence: Sequence) -> None:
-        """Forget a sequence and give its room back. Harmless for one that is not known."""
-
-
-class AheadDrafter(Drafter, Protocol):
-    """A drafter that can use the time in which its drafts are checked."""
-
-    @property
-    def ahead_seconds(self) -> float:
-        """Time spent in model calls while drafts were checked, which `seconds` leaves out."""
-
-    def draft_ahead(self, requests: Seq[DraftRequest], drafts: Seq[Draft], check: Pending) -> None:
-        """Draft for the next round, until `check` is done. The requests and drafts are the round's under way."""
