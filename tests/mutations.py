@@ -244,6 +244,20 @@ MUTATIONS = [
         "test_controller.py",
     ),
     Mutation(
+        "places: a drafter keeps its own where another has none",
+        "request.py",
+        "                taken.callback(drafter.release, self.sequence)\n",
+        "",
+        "test_policies.py",
+    ),
+    Mutation(
+        "policies: a drafter that is equal is taken for the same",
+        "controller/fixed.py",
+        "other.drafters[0] is self.drafters[0]",
+        "other.drafters[0] == self.drafters[0]",
+        "test_policies.py",
+    ),
+    Mutation(
         "settings: what is not exact is taken if it is fast",
         "setting.py",
         "_EXACT if setting.exactness.holds else _INEXACT",

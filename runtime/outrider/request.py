@@ -245,10 +245,11 @@ class Request:
 
     def observe(self, committed: Committed) -> None:
         """Tell the drafters, and what chooses between them, what a round has committed."""
-        if self.policy is not None:
-            for drafter in self.drafters:
-                drafter.observe(self.sequence, committed)
-            self.policy.observe(self.sequence, committed)
+        policy, sequence = self.policy, self.sequence
+        if policy is not None:
+            for drafter in policy.drafters:
+                drafter.observe(sequence, committed)
+            policy.observe(sequence, committed)
 
     def verify(self, draft: Draft, rows: DraftRows) -> Outcome:
         """What the main model makes of a draft.

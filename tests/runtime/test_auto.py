@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import outrider
+from outrider.controller import Controller, Fixed
 from outrider.drafters import DraftModel, Ngram
 from outrider.measure import LONGEST, PassCost
 from outrider.testing import ToyTokenizer, save_toy_bundle
@@ -111,6 +112,21 @@ def test_an_apps_own_draft_model_decides_for_itself(engine: outrider.Engine) -> 
     engine.add_drafter("mine", bundled.on(bundled.backend))  # what its calls cost was not measured
     stats = engine.generate("hello", drafter="mine", max_new_tokens=40, ignore_eos=True).stats
     assert max(stats.num_draft_tokens_per_round) == DraftModel.num_assistant_tokens
+
+
+def test_an_apps_own_drafter_that_says_its_price_is_controlled(engine: outrider.Engine) -> None:
+    """Whatever its class: what counts is what it says of itself."""
+    bundled = engine.draft_models["draft"]
+    engine.add_drafter("priced", bundled.on(bundled.backend, bundled.cost))
+    request = engine.prepare("hello", drafter="priced")
+    assert isinstance(request.policy, Controller)
+    assert request.policy.drafters == (engine.find_drafter("priced"),)
+    assert request.num_assistant_tokens == LONGEST
+    assert isinstance(engine.prepare("hello", drafter="priced", num_assistant_tokens=2).policy, Fixed)
+    plain = engine.generate("hello", drafter=None, max_new_tokens=60, ignore_eos=True)
+    drafted = engine.generate("hello", drafter="priced", max_new_tokens=60, ignore_eos=True)
+    assert drafted.token_ids == plain.token_ids
+    assert drafted.stats.num_draft_tokens > 0
 
 
 def test_costs_are_kept_for_the_next_start(toy_bundle: Bundle, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
