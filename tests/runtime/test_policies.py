@@ -56,7 +56,7 @@ class Counting:
         self.heard = 0
 
     def __eq__(self, other: object) -> bool:
-        return type(other) is Counting
+        return isinstance(other, Counting)
 
     def reserve(self, sequence: Sequence, max_tokens: int, num_cached: int) -> bool:
         if self.error and self.room:
@@ -96,6 +96,20 @@ def test_requests_of_one_drafter_are_drafted_for_in_one_call() -> None:
     assert drafter.asked == [2, 2]  # the first round reads the prompts
     assert other.asked == [1, 1]
     assert (drafter.heard, other.heard) == (6, 3)
+
+
+def test_a_drafter_that_fails_ends_the_requests_that_use_it() -> None:
+    class Failing(Counting):
+        def propose(self, requests: Seq[DraftRequest]) -> list[Draft]:
+            raise KeyError("odd")
+
+    main, failing = FakeBackend(6), Failing()
+    requests = [make_request(policy) for policy in (Fixed(failing), Fixed(failing), Fixed(Counting()), None)]
+    for request in requests:
+        assert request.admit(main)
+    for _ in range(2):
+        step(main, requests, 64)
+    assert [type(request.error) for request in requests] == [KeyError, KeyError, type(None), type(None)]
 
 
 def test_places_are_taken_with_all_drafters_or_with_none() -> None:
