@@ -31,14 +31,16 @@ LAYERS = [
     {"testing"},
     {"engine"},
     {"preparation"},
-    {"admission", "draft_models", "drafting"},
+    {"admission", "draft_models", "drafter_registry"},
     {"loading"},
     {"setting"},
-    {"request_queue", "schedule"},
+    {"controller", "request_queue"},
     {"loop", "trace"},
+    {"drafting"},
     {"observer"},
     {"request"},
     {"drafters", "verifiers"},
+    {"measure"},
     {"part", "calls"},
     {"backends"},
     {"text", "kv", "sampling", "results"},
@@ -129,6 +131,66 @@ def test_circles_are_found(tmp_path: Path) -> None:
     (package / "part" / "two.py").write_text("def late():\n    from toy.one import One\n")
     with pytest.raises(pytest.fail.Exception, match=r"toy\.one imports toy\.part\.two|toy\.part\.two imports toy\.one"):
         test_no_imports_go_in_circles(package)
+
+
+def drafter_classes() -> set[str]:
+    """The names of all classes in the runtime that propose drafts, and of those that they inherit from."""
+    bases: dict[str, set[str]] = {}
+    found: set[str] = set()
+    for path in RUNTIME.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ClassDef):
+                bases[node.name] = {ast.unparse(base).split(".")[-1] for base in node.bases}
+                if any(isinstance(each, ast.FunctionDef) and each.name == "propose" for each in node.body):
+                    found.add(node.name)
+    while more := {name for name, its in bases.items() if its & found or any(name in bases[f] for f in found)} - found:
+        found |= more
+    return found
+
+
+def type_switches(tree: ast.AST, names: set[str]) -> list[int]:
+    """The lines that ask whether something is of one of these classes."""
+    lines = []
+    for node in ast.walk(tree):
+        asked: list[ast.AST] = []
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in ("isinstance", "issubclass"):
+            asked = [*node.args[1:]]
+        elif isinstance(node, ast.Compare) and "type(" in ast.unparse(node.left):
+            asked = [*node.comparators]
+        elif isinstance(node, ast.MatchClass):
+            asked = [node.cls]
+        named = {ast.unparse(part).split(".")[-1] for each in asked for part in ast.walk(each)}
+        if named & names:
+            lines.append(node.lineno if isinstance(node, ast.expr | ast.pattern) else 0)
+    return lines
+
+
+def test_nobody_asks_of_which_class_a_drafter_is() -> None:
+    """What a drafter can do, it says itself: an app's own may do the same."""
+    names = drafter_classes()
+    assert {"Drafter", "PricedDrafter", "DraftModel", "Copier", "Ngram", "Suffix", "Shuffled"} <= names
+    assert not {"Controller", "Fixed", "Trial", "DraftState"} & names
+    found = [
+        f"{path.relative_to(RUNTIME)}:{line}"
+        for path in RUNTIME.rglob("*.py")
+        for line in type_switches(ast.parse(path.read_text(encoding="utf-8")), names)
+    ]
+    assert found == []
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "isinstance(a, DraftModel)",
+        "isinstance(a, int | drafters.Ngram)",
+        "issubclass(a, (int, Suffix))",
+        "type(a) is Ngram",
+        "match a:\n    case Suffix(): pass",
+    ],
+)
+def test_type_switches_are_found(line: str) -> None:
+    assert type_switches(ast.parse(line), drafter_classes())
+    assert not type_switches(ast.parse(line), {"Other"})
 
 
 def test_every_module_has_its_layer() -> None:

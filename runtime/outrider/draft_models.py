@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from outrider.bundle import Bundle
     from outrider.bundle.manifest import DrafterEntry
     from outrider.config import SchedulerConfig
-    from outrider.types import CompiledModel, TextTokenizer
+    from outrider.loading import LoadedModel
+    from outrider.types import TextTokenizer
 
 
 def check_tokenizers(bundle: Bundle, entries: Iterable[DrafterEntry]) -> None:
@@ -25,7 +26,7 @@ def check_tokenizers(bundle: Bundle, entries: Iterable[DrafterEntry]) -> None:
 
 def as_drafter(
     entry: DrafterEntry,
-    backend: CompiledModel,
+    loaded: LoadedModel,
     bundle: Bundle,
     scheduler: SchedulerConfig,
     tokenizer: TextTokenizer,
@@ -42,10 +43,11 @@ def as_drafter(
     if entry.num_proposed_tokens:
         subset = Subset(bundle.read_proposed(entry), entry.model.vocab_size)
     return DraftModel(
-        backend,
-        context_length=min(entry.model.geometry.context_length, backend.max_tokens),
+        loaded.backend,
+        context_length=min(entry.model.geometry.context_length, loaded.backend.max_tokens),
         max_num_batched_tokens=scheduler.max_num_batched_tokens,
         vocabulary=vocabulary,
         subset=subset,
         reuse=scheduler.enable_prefix_caching,
+        cost=loaded.cost,
     )

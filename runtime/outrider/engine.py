@@ -13,16 +13,17 @@ from outrider.admission import Admission
 from outrider.bundle.folder import Bundle, draft_models_of, read_bundle
 from outrider.config import COPYING, Config, GenerationConfig
 from outrider.config.files import load_config, user_path
+from outrider.controller import Record, Records, trial
 from outrider.draft_models import as_drafter, check_tokenizers
+from outrider.drafter_registry import DrafterRegistry
 from outrider.drafters import AnswerStore
-from outrider.drafting import Drafting
 from outrider.errors import OptionError
 from outrider.forks import spare
 from outrider.loading import LoadedModel, contention_of, cost_of, load_parts
+from outrider.measure import Contention, PassCost, measure_contention, pays
 from outrider.part import parts_of
 from outrider.preparation import Preparation
 from outrider.request_queue import RequestQueue, Submitted
-from outrider.schedule import Contention, PassCost, Record, Records, measure_contention, pays, trial
 from outrider.setting import SMALL, choice_of, log
 from outrider.text import Tokenizer
 from outrider.trace import Trace
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from threading import Event
 
     from outrider.bundle.manifest import ModelEntry
+    from outrider.drafters import DraftModel
     from outrider.part import Part
     from outrider.request import Request
     from outrider.results import Result, TextChunk
@@ -108,9 +110,9 @@ class Engine:
         both = ((part, backends[part.role]) for part in (main, *drafts))
         self.loaded = {part.role: LoadedModel(part, backend, cost_of(part, backend)) for part, backend in both}
         make = functools.partial(as_drafter, bundle=draft_bundle, scheduler=self.config.scheduler)
-        self._drafting = Drafting(
+        self._registry = DrafterRegistry(
             self.loaded,
-            {e.name: make(e, backends[e.name], tokenizer=self.tokenizer, own=draft_tokenizer) for e in entries},
+            {e.name: make(e, self.loaded[e.name], tokenizer=self.tokenizer, own=draft_tokenizer) for e in entries},
             [entry.name for entry in bundled],
             encode=self.tokenizer.encode,
             loaded_with=self.config.generation.drafter,
@@ -122,7 +124,7 @@ class Engine:
             self.tokenizer,
             bundle.manifest.tokenizer,
             self._admission,
-            self._drafting,
+            self._registry,
             store=self._store,
             reuse=self.config.scheduler.enable_prefix_caching,
         )
@@ -139,11 +141,11 @@ class Engine:
         """Find out what drafts are worth before the first answer; once a bundle."""
         if not self.config.scheduler.keep_records or self.loaded["main"].part.size < SMALL:
             return
-        for model, records in self._drafting.untried:
+        for model, records in self._registry.untried:
             log.info("Trying the draft model on %d prompts.", len(trial.PROMPTS))
             for prompt in trial.PROMPTS:
                 request = self.prepare(prompt, GenerationConfig(max_new_tokens=trial.NUM_TOKENS, drafter=None))
-                request.drafter = trial.Trial(model, records.of(request.verifier))
+                request.policy = trial.Trial(model, records.of(request.verifier))
                 request.num_assistant_tokens = trial.NUM_DRAFT_TOKENS
                 request.reuse, request.keep = False, None
                 for _ in self._queue.run(request):
@@ -153,12 +155,12 @@ class Engine:
     @property
     def drafters(self) -> tuple[str, ...]:
         """The names that `drafter` can have, besides "auto" and None."""
-        return self._drafting.names
+        return self._registry.names
 
     @property
     def bundled_drafters(self) -> tuple[str, ...]:
         """The names of the draft models that come with the bundle."""
-        return self._drafting.bundled
+        return self._registry.bundled
 
     def add_drafter(self, name: str, drafter: Drafter) -> None:
         """Let requests choose a drafter of your own as `drafter=name`; what it must do is `outrider.types.Drafter`.
@@ -168,7 +170,7 @@ class Engine:
         Raises:
             OptionError: for a name that is taken, or none.
         """
-        self._drafting.add(name, drafter)
+        self._registry.add(name, drafter)
 
     def find_drafter(self, name: str, max_ngram_size: int = 3) -> Drafter:
         """The drafter of this name; "auto" is the bundle's own, else "suffix".
@@ -176,11 +178,16 @@ class Engine:
         Raises:
             OptionError: when there is none, or it was left on disk.
         """
-        return self._drafting.find(name, max_ngram_size)
+        return self._registry.find(name, max_ngram_size)
 
     def reads_references(self, config: GenerationConfig) -> bool:
         """Whether what drafts for such a request copies from `references` and the answer store."""
-        return self._drafting.reads_references(config)
+        return self._registry.reads_references(config)
+
+    @property
+    def draft_models(self) -> dict[str, DraftModel]:
+        """The bundle's draft models that are loaded, by name."""
+        return self._registry.models
 
     @property
     def models(self) -> dict[str, ModelEntry]:
@@ -297,7 +304,7 @@ class Engine:
         closes itself.
         """
         self._queue.close()
-        self._drafting.close()
+        self._registry.close()
         self.loaded.clear()
         self._admission.backends.clear()
 
@@ -348,7 +355,7 @@ class Engine:
             contention = measure_contention(self._main, self.loaded[drafter].backend)
         finally:
             self._main.run_in_background(self.overlaps)
-        self._drafting.expect(contention)
+        self._registry.expect(contention)
         return contention
 
     def _decide_overlap(self, wanted: bool | str) -> bool:
@@ -359,7 +366,7 @@ class Engine:
                 raise OptionError("overlap=True needs a draft model, and none is loaded. Leave it at 'auto'.")
             return False
         contention = contention_of(main.part, main.backend, drafts[0].part, drafts[0].backend)
-        self._drafting.expect(contention)
+        self._registry.expect(contention)
         return wanted is True or pays(main.cost, drafts[0].cost, contention)
 
     def prepare(

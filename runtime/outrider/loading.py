@@ -16,8 +16,7 @@ from outrider.backends.memory import system_memory
 from outrider.backends.probe import Job, Verdict, try_apart
 from outrider.config import format_of_property
 from outrider.errors import BundleError, DeviceError, DeviceWarning, OptionError, OutriderError
-from outrider.part import describe, parts_of
-from outrider.schedule import (
+from outrider.measure import (
     DRAFT_ROWS,
     MAIN_ROWS,
     Contention,
@@ -27,6 +26,7 @@ from outrider.schedule import (
     measure_contention,
     measure_pass,
 )
+from outrider.part import describe, parts_of
 from outrider.setting import compile_settled
 
 if TYPE_CHECKING:

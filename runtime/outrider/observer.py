@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
 
 from outrider.types import CallObserver
 
@@ -13,13 +13,17 @@ if TYPE_CHECKING:
     from outrider.types import Draft, Outcome
 
 
+# A policy chooses drafters, a drafter proposes, or a policy's drafters draft ahead.
+DraftStage: TypeAlias = Literal["choose", "propose", "draft ahead"]
+
+
 class Observer(CallObserver, Protocol):
     """Is told of requests, of the steps of each round, and of models' calls (`called`).
 
-    The order within a round: `drafting` and `drafted` for each drafter. Then the main model's call; for each drafter
-    that drafts ahead, `drafting` and `drafted` come before the call's end. Then, for each request, `verified` and
-    `committed`; a request that read a piece of its prompt has no `verified`. A failed step is left out, and the request
-    has an `error`.
+    The order within a round: for each policy, `drafting` and `drafted` with the stage "choose", then with "propose" for
+    each drafter that was chosen. Then the main model's call; "draft ahead" comes before its end. Then, for each
+    request, `verified` and `committed`; a request that read a piece of its prompt has no `verified`. If either fails,
+    it is left out, and the request has an `error`.
 
     `entered` is called in any thread. All others are called in the thread that runs the rounds, and all requests wait
     for them: they must be fast, and must not raise. The observer never changes within a round.
@@ -31,11 +35,11 @@ class Observer(CallObserver, Protocol):
     def admitted(self, request: Request) -> None:
         """A request has its slots in the caches, and takes part in the next round."""
 
-    def drafting(self, requests: Seq[Request], *, ahead: bool = False) -> None:
-        """A drafter is about to propose for these requests, or to draft ahead. There may be none."""
+    def drafting(self, stage: DraftStage, requests: Seq[Request]) -> None:
+        """A stage begins for these requests, which share a policy."""
 
-    def drafted(self, drafts: Seq[Draft]) -> None:
-        """The drafter has ended, or its requests have failed. drafts: as the round uses them; none for `ahead`."""
+    def drafted(self, drafts: Seq[Draft], error: BaseException | None = None) -> None:
+        """The stage has ended, or failed with an error. drafts: those that it made, cut to what the round uses."""
 
     def verified(self, request: Request, draft: Draft, outcome: Outcome) -> None:
         """A draft was verified by the main model's rows."""

@@ -7,11 +7,10 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from outrider.drafters import DraftModel
+from outrider.controller import ConfidenceThreshold
 from outrider.errors import OptionError
 from outrider.request import Request
 from outrider.sampling import LogitsSampler
-from outrider.schedule import Auto, ConfidenceThreshold
 from outrider.text import TextStream
 from outrider.types import Noise, Sequence
 from outrider.verifiers import SAMPLING_VERIFIERS, Greedy
@@ -24,8 +23,8 @@ if TYPE_CHECKING:
     from outrider.admission import Admission
     from outrider.bundle.manifest import TokenizerEntry
     from outrider.config import GenerationConfig
+    from outrider.drafter_registry import DrafterRegistry
     from outrider.drafters import AnswerStore
-    from outrider.drafting import Drafting
     from outrider.loading import LoadedModel
     from outrider.types import TextTokenizer, Verifier
 
@@ -44,7 +43,7 @@ class Preparation:
     tokenizer: TextTokenizer
     special: TokenizerEntry
     admission: Admission
-    drafting: Drafting
+    registry: DrafterRegistry
     store: AnswerStore | None = None
     reuse: bool = True
 
@@ -69,24 +68,24 @@ class Preparation:
             raise OptionError(f"cancel={cancel!r} has no is_set() to ask. Pass a threading.Event.")
         token_ids = list(map(int, self.tokenizer.encode_prompt(prompt, chat_template=chat_template)))
         max_new_tokens = self.admission.check(token_ids, config)
-        drafter, num_assistant_tokens = self.drafting.choose(config)
+        policy, num_assistant_tokens = self.registry.policy_for(config)
         threshold = config.assistant_confidence_threshold
         seed = secrets.randbits(63) if config.seed is None else config.seed
         eos_token_ids = () if config.ignore_eos else self.special.eos_token_ids
         end_token_ids = frozenset(config.stop_token_ids).union(eos_token_ids)
         request = Request(
-            sequence=Sequence(token_ids, len(token_ids), self.drafting.texts(config, drafter)),
+            sequence=Sequence(token_ids, len(token_ids), self.registry.texts(config, policy)),
             sampler=LogitsSampler(config, token_ids, end_token_ids=end_token_ids),
             verifier=_verifier(config),
             noise=Noise(seed),
             text=TextStream(self.tokenizer.decode, config.stop, at_once=at_once),
             max_new_tokens=max_new_tokens,
             eos_token_ids=end_token_ids,
-            drafter=drafter,
+            policy=policy,
             sampled=config.temperature > 0,
             exact=self.loaded["main"].backend.capabilities.bit_exact_batching and config.sampling_is_invariant,
             num_assistant_tokens=num_assistant_tokens,
-            ahead_drafter=drafter if overlaps and isinstance(drafter, DraftModel | Auto) else None,
+            ahead=overlaps and policy is not None and policy.goes_ahead,
             rule=None if threshold is None else ConfidenceThreshold(threshold),
             logprobs=None if config.logprobs is None else [],
             cancel=cancel,

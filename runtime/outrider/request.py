@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Protocol
@@ -14,15 +15,17 @@ from outrider.types import NO_PROMPT, DraftRequest, Outcome, Prompt, Requirement
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from collections.abc import Sequence as Seq
     from threading import Event
 
     from outrider.sampling import DraftRows
     from outrider.text import TextStream
     from outrider.types import (
-        AheadDrafter,
         Backend,
+        Committed,
         Draft,
         Drafter,
+        DraftPolicy,
         DraftRule,
         Noise,
         Sampler,
@@ -57,9 +60,9 @@ class Request:
     text: TextStream
     max_new_tokens: int
     eos_token_ids: frozenset[int]
-    drafter: Drafter | None = None
+    policy: DraftPolicy | None = None  # chooses the drafter of each round; None: plain decoding
     num_assistant_tokens: int = 0  # at most, a round
-    ahead_drafter: AheadDrafter | None = None  # the drafter, if it drafts during target passes
+    ahead: bool = False  # whether drafters draft ahead for it
     rule: DraftRule | None = None  # what may end a draft earlier
     sampled: bool = False  # whether tokens depend on the noise
     exact: bool = False  # whether tokens do not depend on drafts or on the batch
@@ -81,13 +84,18 @@ class Request:
     first_token_at: float = 0.0
 
     @property
+    def drafters(self) -> Seq[Drafter]:
+        """All drafters that may draft for it."""
+        return self.policy.drafters if self.policy is not None else ()
+
+    @property
     def limit(self) -> int:
         """Most draft tokens of this round: none while the prompt is read, none past the answer's end.
 
         The bonus token is always generated, so the last of max_new_tokens is never drafted.
         """
         sequence = self.sequence
-        if self.drafter is None or len(sequence) == sequence.num_prompt_tokens:
+        if self.policy is None or len(sequence) == sequence.num_prompt_tokens:
             return 0
         left = sequence.num_prompt_tokens + self.max_new_tokens - len(sequence)
         return min(self.num_assistant_tokens, left - 1)
@@ -105,7 +113,7 @@ class Request:
             eos_token_ids=self.eos_token_ids,
             rule=self.rule,
             num_left=sequence.num_prompt_tokens + self.max_new_tokens - len(sequence),
-            ahead=self.ahead_drafter is not None,
+            ahead=self.ahead,
         )
 
     @property
@@ -190,7 +198,7 @@ class Request:
         if slot is None:
             return False
         try:
-            if self.drafter is not None and not self.drafter.reserve(self.sequence, max_tokens, slot.length):
+            if not self._reserve(max_tokens, slot.length):
                 slot.close()
                 return False
         except BaseException:
@@ -200,9 +208,27 @@ class Request:
         self.stats.num_cached_tokens = slot.length
         return True
 
+    def _reserve(self, max_tokens: int, num_cached: int) -> bool:
+        """Reserve room with every drafter; False, with nothing reserved, while one has none."""
+        with ExitStack() as taken:
+            for drafter in self.drafters:
+                if not drafter.reserve(self.sequence, max_tokens, num_cached):
+                    return False
+                taken.callback(drafter.release, self.sequence)
+            taken.pop_all()
+        return True
+
     def _features_of(self, main: Backend) -> tuple[str, ...]:
-        """The hidden states that the drafter wants."""
-        needs, found = Requirements.of(self.drafter), main.capabilities.features
+        """The hidden states that the first drafter with such requirements wants."""
+        return next(filter(None, [self._check_needs(drafter, main) for drafter in self.drafters]), ())
+
+    def _check_needs(self, drafter: Drafter, main: Backend) -> tuple[str, ...]:
+        """The hidden states that a drafter wants.
+
+        Raises:
+            RequestError: when the drafter's requirements cannot be met.
+        """
+        needs, found = Requirements.of(drafter), main.capabilities.features
         if missing := [name for name in needs.features if name not in found]:
             raise RequestError(
                 f"The drafter needs the main model's hidden states {missing[0]!r}, and the main model gives "
@@ -217,13 +243,22 @@ class Request:
 
     def release(self) -> None:
         """Publish the committed tokens and close the slots. After an error nothing is published."""
-        try:
+        with ExitStack() as slots:  # all are closed, even if one fails
+            if self.policy is not None:
+                slots.callback(self.policy.release, self.sequence)
+                for drafter in self.drafters:
+                    slots.callback(drafter.release, self.sequence)
+            slots.callback(self.slot.close)
             if self.reuse and self.error is None:
                 self.slot.publish(self.sequence.token_ids)
-        finally:
-            self.slot.close()
-            if self.drafter is not None:
-                self.drafter.release(self.sequence)
+
+    def observe(self, committed: Committed) -> None:
+        """Tell the drafters, then the policy, what a round has committed."""
+        policy, sequence = self.policy, self.sequence
+        if policy is not None:
+            for drafter in policy.drafters:
+                drafter.observe(sequence, committed)
+            policy.observe(sequence, committed)
 
     def verify(self, draft: Draft, rows: DraftRows) -> Outcome:
         """Verify a draft with the target pass's rows.

@@ -276,11 +276,10 @@ class _Worker:
     def _round(self, main: Backend) -> None:
         """One step of the loop. Its time counts for all requests that were decoding."""
         decoding = [request for request in self._running if request.stats.num_generated_tokens]
-        drafters = {id(r.drafter): r.drafter for r in self._running if r.drafter is not None}.values()
+        drafters = {id(d): d for r in self._running for d in r.drafters}.values()
         began, main_began = time.perf_counter(), main.seconds
         drafting_began = sum(drafter.seconds for drafter in drafters)
-        ahead = {id(r.ahead_drafter): r.ahead_drafter for r in self._running if r.ahead_drafter is not None}.values()
-        ahead_began = sum(drafter.ahead_seconds for drafter in ahead)
+        ahead_began = sum(getattr(drafter, "ahead_seconds", 0.0) for drafter in drafters)
         try:
             step(main, self._running, self._max_num_batched_tokens, self.observer)
         except BaseException as error:  # an error in the models' calls, which all requests share
@@ -288,7 +287,7 @@ class _Worker:
                 request.fail(error)
         checking = main.seconds - main_began
         drafting = sum(drafter.seconds for drafter in drafters) - drafting_began
-        ahead_seconds = sum(drafter.ahead_seconds for drafter in ahead) - ahead_began
+        ahead_seconds = sum(getattr(drafter, "ahead_seconds", 0.0) for drafter in drafters) - ahead_began
         host = time.perf_counter() - began - checking - drafting
         for request in decoding:
             request.stats.check_seconds += checking

@@ -24,9 +24,9 @@ import openvino as ov
 from outrider import saved
 from outrider.config import PRECISIONS
 from outrider.errors import BundleError, DeviceError, ExactnessWarning, one_line
+from outrider.measure import TRIAL_TOKENS, measure_exactness, time_calls
+from outrider.measure.cost import FAR, NEAR
 from outrider.part import machine
-from outrider.schedule import TRIAL_TOKENS, measure_exactness, time_calls
-from outrider.schedule.cost import FAR, NEAR
 from outrider.text import Tokenizer
 from outrider.types import Chunk, Exactness, Rounding
 

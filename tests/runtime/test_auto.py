@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import outrider
+from outrider.controller import Controller, Fixed
 from outrider.drafters import DraftModel, Ngram
-from outrider.schedule import LONGEST, PassCost
+from outrider.measure import LONGEST, PassCost
 from outrider.testing import ToyTokenizer, save_toy_bundle
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ def engine(toy_bundle: Bundle) -> outrider.Engine:
     engine = outrider.Engine(toy_bundle, outrider.Config().replace(cache_size=0.02), tokenizer=ToyTokenizer())
     slow, quick = (0.040, 0.050), (0.004, 0.005)
     engine.loaded["main"] = replace(engine.loaded["main"], cost=Steady((2, 16), slow, slow))
-    engine.loaded["draft"] = replace(engine.loaded["draft"], cost=Steady((1, 128), quick, quick))
+    engine.draft_models["draft"].cost = Steady((1, 128), quick, quick)
     return engine
 
 
@@ -58,7 +59,7 @@ def test_drafts_grow_with_what_they_earn(tmp_path: Path) -> None:
     engine = outrider.Engine(bundle, outrider.Config().replace(cache_size=0.01), tokenizer=ToyTokenizer())
     slow, quick = (0.040, 0.042), (0.001, 0.001)
     engine.loaded["main"] = replace(engine.loaded["main"], cost=Steady((2, 16), slow, slow))
-    engine.loaded["draft"] = replace(engine.loaded["draft"], cost=Steady((1, 128), quick, quick))
+    engine.draft_models["draft"].cost = Steady((1, 128), quick, quick)
     stats = engine.generate("hello", drafter="draft", max_new_tokens=400, ignore_eos=True).stats
     assert stats.acceptance_rate > 0.8
     assert stats.num_draft_tokens_per_round[0] < LONGEST
@@ -107,11 +108,25 @@ def test_an_apps_own_drafter_decides_for_itself(toy_bundle: Bundle) -> None:
 
 
 def test_an_apps_own_draft_model_decides_for_itself(engine: outrider.Engine) -> None:
-    bundled = engine.find_drafter("draft")
-    assert isinstance(bundled, DraftModel)
+    bundled = engine.draft_models["draft"]
     engine.add_drafter("mine", bundled.on(bundled.backend))  # what its calls cost was not measured
     stats = engine.generate("hello", drafter="mine", max_new_tokens=40, ignore_eos=True).stats
     assert max(stats.num_draft_tokens_per_round) == DraftModel.num_assistant_tokens
+
+
+def test_an_apps_own_drafter_that_says_its_price_is_controlled(engine: outrider.Engine) -> None:
+    """Whatever its class: what counts is what it says of itself."""
+    bundled = engine.draft_models["draft"]
+    engine.add_drafter("priced", bundled.on(bundled.backend, bundled.cost))
+    request = engine.prepare("hello", drafter="priced")
+    assert isinstance(request.policy, Controller)
+    assert request.policy.drafters == (engine.find_drafter("priced"),)
+    assert request.num_assistant_tokens == LONGEST
+    assert isinstance(engine.prepare("hello", drafter="priced", num_assistant_tokens=2).policy, Fixed)
+    plain = engine.generate("hello", drafter=None, max_new_tokens=60, ignore_eos=True)
+    drafted = engine.generate("hello", drafter="priced", max_new_tokens=60, ignore_eos=True)
+    assert drafted.token_ids == plain.token_ids
+    assert drafted.stats.num_draft_tokens > 0
 
 
 def test_costs_are_kept_for_the_next_start(toy_bundle: Bundle, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -16,8 +16,8 @@ import pytest
 import outrider
 from outrider.backends.openvino_paged import OpenVINOPaged
 from outrider.config import DeviceConfig
+from outrider.measure.exactness import compare_readings
 from outrider.part import Part
-from outrider.schedule.exactness import compare_readings
 from outrider.setting import compile_settled
 from outrider.testing import save_toy_bundle
 from outrider.types import Chunk, Exactness, Prompt, Rounding, RowRule

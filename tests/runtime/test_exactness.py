@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outrider.schedule.exactness import ROWS, compare_readings, measure_exactness
+from outrider.measure.exactness import ROWS, compare_readings, measure_exactness
 from outrider.testing import FakeBackend
 from outrider.types import Exactness, Rounding, RowRule
 

@@ -11,12 +11,13 @@ from hypothesis import strategies as st
 
 import outrider
 from outrider.config import GenerationConfig
+from outrider.controller import Controller, Fixed
 from outrider.drafters import DraftModel, Suffix
 from outrider.errors import BundleError, RequestError
 from outrider.loop import step
+from outrider.measure import PassCost
 from outrider.request import Request
 from outrider.sampling import LogitsSampler
-from outrider.schedule import Auto, PassCost
 from outrider.testing import FakeBackend, ToyTokenizer
 from outrider.text import TextStream
 from outrider.types import Chunk, Draft, Noise, Requirements, Sequence
@@ -80,7 +81,7 @@ def make_request(prompt: Seq[int], drafter: Any, max_new_tokens: int = 20) -> Re
         text=TextStream(lambda ids: "".join("abcdef"[i] for i in ids), ()),
         max_new_tokens=max_new_tokens,
         eos_token_ids=frozenset(),
-        drafter=drafter,
+        policy=Fixed(drafter) if drafter else None,
         num_assistant_tokens=4,
     )
 
@@ -142,11 +143,15 @@ def test_what_was_found_in_the_cache_has_none() -> None:
 
 def test_a_controller_asks_for_what_its_draft_model_needs() -> None:
     main = FakeBackend(VOCAB_SIZE, features=NAMES)
-    model = DraftModel(FakeBackend(VOCAB_SIZE), context_length=99)
     cost = PassCost((1, 16), (1.0, 1.1), (1.0, 1.1))
-    assert Requirements.of(Auto(main, cost, copier=Suffix(), model=model, draft_cost=cost)) == Requirements()
+    model = DraftModel(FakeBackend(VOCAB_SIZE), context_length=99, cost=cost)
+    request = make_request([1, 2], None)
+    request.policy = Controller(main, cost, copier=Suffix(), model=model)
+    assert request.admit(main)
+    assert not request.features
     model.requirements = Requirements(NAMES)  # type: ignore[attr-defined]
-    assert Requirements.of(Auto(main, cost, copier=Suffix(), model=model, draft_cost=cost)) == Requirements(NAMES)
+    assert request.admit(main)
+    assert request.features == NAMES
 
 
 def test_a_main_model_without_them_refuses_the_request(toy_bundle: Bundle) -> None:

@@ -34,7 +34,7 @@ import json, sys, warnings
 from pathlib import Path
 import outrider
 from outrider import saved
-from outrider.schedule.exactness import compare_readings
+from outrider.measure.exactness import compare_readings
 from outrider.testing import ToyTokenizer
 
 bundle, folder, *precisions = sys.argv[1:]

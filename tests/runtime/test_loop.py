@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from outrider.bench.modes.shuffled import Shuffled
 from outrider.config import GenerationConfig
+from outrider.controller import Fixed
 from outrider.drafters import DraftModel, Ngram, References, Suffix
 from outrider.errors import DeviceError, RequestError
 from outrider.request import Request
@@ -51,7 +52,7 @@ def make_request(
         text=TextStream(letters, config.stop),
         max_new_tokens=config.max_new_tokens or 30,
         eos_token_ids=frozenset(eos or ()),
-        drafter=drafter,
+        policy=Fixed(drafter) if drafter else None,
         num_assistant_tokens=n if drafter else 0,
     )
 

@@ -13,8 +13,8 @@ import outrider
 from outrider.backends import onnx_providers
 from outrider.backends.onnx_cache import BufferCache
 from outrider.backends.onnxruntime import OnnxRuntime
-from outrider.schedule import TRIAL_TOKENS, PassCost, measure_exactness
-from outrider.schedule.exactness import compare_readings
+from outrider.measure import TRIAL_TOKENS, PassCost, measure_exactness
+from outrider.measure.exactness import compare_readings
 from outrider.testing import ToyTokenizer, save_toy_bundle, save_toy_model
 from outrider.types import Chunk, Exactness, Rounding, RowRule
 

@@ -14,8 +14,8 @@ from outrider.backends.openvino_npu import OpenVINONpu
 from outrider.backends.openvino_paged import OpenVINOPaged
 from outrider.backends.probe import Job, Verdict, _try
 from outrider.bench.modes.make import make_modes
-from outrider.schedule import LONGEST, MAIN_ROWS, measure_pass
-from outrider.schedule.exactness import compare_readings, measure_exactness
+from outrider.measure import LONGEST, MAIN_ROWS, measure_pass
+from outrider.measure.exactness import compare_readings, measure_exactness
 from outrider.testing import ToyTokenizer
 from outrider.types import Chunk, Prompt, RowRule, Span
 

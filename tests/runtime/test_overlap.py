@@ -16,13 +16,14 @@ import outrider
 from outrider.backends.call_end import CallEnd
 from outrider.backends.openvino_paged import OpenVINOPaged
 from outrider.config import GenerationConfig
+from outrider.controller import Controller, Fixed
 from outrider.drafters import DraftModel, Suffix
 from outrider.errors import DeviceError, OptionError
+from outrider.measure import Contention, PassCost, pays
+from outrider.measure.overlap import rate
 from outrider.request import Request
 from outrider.request_queue import RequestQueue
 from outrider.sampling import LogitsSampler
-from outrider.schedule import Auto, Contention, PassCost, pays
-from outrider.schedule.overlap import rate
 from outrider.testing import FakeBackend, ToyTokenizer
 from outrider.text import TextStream
 from outrider.types import Noise, Sequence
@@ -93,8 +94,8 @@ def make_request(
         text=TextStream(lambda ids: "".join("abcdef"[i] for i in ids), ()),
         max_new_tokens=30,
         eos_token_ids=frozenset(eos),
-        drafter=drafter,
-        ahead_drafter=drafter if overlap else None,
+        policy=Fixed(drafter) if drafter else None,
+        ahead=overlap,
         num_assistant_tokens=n if drafter else 0,
     )
 
@@ -171,9 +172,11 @@ def test_the_text_and_the_rounds_are_those_without_overlap(situation: Situation,
 @given(situations, st.sampled_from(["greedy", "coupled"]))
 def test_the_controllers_text_is_plain_text(situation: Situation, sampling: str) -> None:
     main, model = situation.main(), situation.model()
-    auto = Auto(main, cost(1.0, situation.n / 100), copier=Suffix(), model=model, draft_cost=cost(0.1, 0.0))
+    model.cost = cost(0.1, 0.0)
+    controller = Controller(main, cost(1.0, situation.n / 100), copier=Suffix(), model=model)
     plain = situation.request(None, sampling=sampling)
-    overlapped = situation.request(auto, sampling=sampling, n=15)
+    overlapped = situation.request(model, sampling=sampling, n=15)
+    overlapped.policy = controller
     run(main, plain)
     run(main, overlapped)
     assert overlapped.sequence.token_ids == plain.sequence.token_ids

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import outrider
-from outrider.schedule import PassCost
+from outrider.measure import PassCost
 from outrider.testing import ToyTokenizer, save_toy_bundle
 from outrider.types import Distribution, Draft, Noise
 from outrider.verifiers import TokenRejection
@@ -151,7 +151,7 @@ def toy(tmp_path_factory: pytest.TempPathFactory) -> outrider.Engine:
     engine = outrider.Engine(bundle, outrider.Config().replace(cache_size=0.002), tokenizer=ToyTokenizer())
     slow, quick = (0.040, 0.050), (0.004, 0.005)  # so that the controller drafts, as far as it pays
     engine.loaded["main"] = replace(engine.loaded["main"], cost=PassCost((2, 16), slow, slow))
-    engine.loaded["draft"] = replace(engine.loaded["draft"], cost=PassCost((1, 128), quick, quick))
+    engine.draft_models["draft"].cost = PassCost((1, 128), quick, quick)
     return engine
 
 

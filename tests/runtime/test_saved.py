@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from outrider import saved
 from outrider.backends.probe import Verdict
 from outrider.loading import cost_of
+from outrider.measure import DRAFT_ROWS, MAIN_ROWS, Contention, PassCost
 from outrider.part import Part, describe
 from outrider.saved import SavedValue
-from outrider.schedule import DRAFT_ROWS, MAIN_ROWS, Contention, PassCost
 from outrider.testing import FakeBackend
 from outrider.testing.fake import FakeSlot
 from outrider.types import NO_PROMPT

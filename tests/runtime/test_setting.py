@@ -10,8 +10,8 @@ import pytest
 import outrider
 from outrider import saved, setting
 from outrider.config import DeviceConfig
+from outrider.measure.exactness import measure_exactness
 from outrider.part import Part
-from outrider.schedule.exactness import measure_exactness
 from outrider.setting import Setting, choice_of, compile_settled
 from outrider.testing import FakeBackend, ToyTokenizer
 from outrider.types import Exactness, Rounding, RowRule

@@ -15,7 +15,7 @@ from outrider.bench.simulation.simulate import _Clock, _Simulated, compare, simu
 from outrider.cli import run
 from outrider.drafters import Suffix
 from outrider.errors import DeviceError, OptionError
-from outrider.schedule import LONGEST, Contention, PassCost, measure_contention
+from outrider.measure import LONGEST, Contention, PassCost, measure_contention
 from outrider.testing import FakeBackend, ToyTokenizer, save_toy_bundle
 from outrider.types import NO_DRAFT
 
@@ -113,7 +113,7 @@ def test_what_is_measured_of_simulated_devices_is_their_contention(
     main = _Simulated(FakeBackend(9), flat(1.0), clock, is_main=True)
     background = Mock()
     monkeypatch.setattr(main, "run_in_background", background, raising=False)
-    monkeypatch.setattr("outrider.schedule.overlap.time", SimpleNamespace(perf_counter=lambda: clock.now))
+    monkeypatch.setattr("outrider.measure.overlap.time", SimpleNamespace(perf_counter=lambda: clock.now))
     other = _Simulated(FakeBackend(9), flat(0.031), clock, is_main=False)
     found = measure_contention(cast("CompiledModel", main), cast("Backend", other))
     assert (found.check, found.draft) == pytest.approx((check, draft))

@@ -21,6 +21,7 @@ from outrider.bench.traces.timeline import Span, Timeline, read_timeline, summar
 from outrider.calls import submit
 from outrider.cli import run
 from outrider.config import GenerationConfig
+from outrider.controller import Fixed
 from outrider.errors import DeviceError, OptionError, OutriderError
 from outrider.loop import step
 from outrider.request import Request
@@ -205,7 +206,7 @@ def make_request(main: FakeBackend, drafter: Any) -> Request:
         text=TextStream(str, ()),
         max_new_tokens=40,
         eos_token_ids=frozenset(),
-        drafter=drafter,
+        policy=Fixed(drafter) if drafter else None,
         num_assistant_tokens=2,
     )
     assert request.admit(main)
@@ -222,7 +223,7 @@ def test_a_request_from_before_a_trace_is_drafted_for_beside_the_others(tmp_path
     for _ in range(4):
         step(main, requests, 512, trace)
     trace.close()
-    assert drafter.num_requests == [0, 2, 2, 2]
+    assert drafter.num_requests == [2, 2, 2]
     (life, *_) = (span for span in read_timeline(tmp_path / "out.json").of("request") if span.depth == 0)
     assert life.args["finish_reason"] == "goes on"
 

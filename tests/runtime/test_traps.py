@@ -11,6 +11,7 @@ import pytest
 
 from outrider.bench.modes.shuffled import Shuffled
 from outrider.config import GenerationConfig
+from outrider.controller import Fixed
 from outrider.drafters import DraftModel, Ngram
 from outrider.request import Request
 from outrider.request_queue import RequestQueue
@@ -92,7 +93,7 @@ def finish(
         text=TextStream(lambda ids: "".join("abcdef"[i] for i in ids)),
         max_new_tokens=60,
         eos_token_ids=frozenset(eos),
-        drafter=drafter,
+        policy=Fixed(drafter) if drafter else None,
         num_assistant_tokens=4,
     )
     for _ in RequestQueue(FakeBackend(VOCAB_SIZE, seed=1, memory=99), 512).run(request):

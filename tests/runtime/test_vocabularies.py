@@ -10,6 +10,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from outrider.config import GenerationConfig
+from outrider.controller import Fixed
 from outrider.drafters import DraftModel, Intersection, Text, TokenMap
 from outrider.drafters.translation import Translation
 from outrider.request import Request
@@ -71,7 +72,7 @@ def make_request(drafter: DraftModel | None, prompt: list[int], n: int, **option
         text=TextStream(ToyTokenizer(MAIN).decode, config.stop),
         max_new_tokens=config.max_new_tokens or 30,
         eos_token_ids=frozenset(() if config.ignore_eos else {len(MAIN) - 1}),
-        drafter=drafter,
+        policy=Fixed(drafter) if drafter else None,
         num_assistant_tokens=n if drafter else 0,
     )
 

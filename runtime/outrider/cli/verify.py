@@ -80,7 +80,7 @@ def verify(
     """
     from outrider.bench.prompts import read_prompts
     from outrider.engine import load
-    from outrider.schedule.exactness import longest_context
+    from outrider.measure.exactness import longest_context
     from outrider.verify import certify
 
     if modes and "genai" in modes:

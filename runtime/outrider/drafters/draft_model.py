@@ -12,9 +12,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from collections.abc import Sequence as Seq
 
-    from outrider.drafters.draft_state import DraftState, Guess
+    from outrider.drafters.draft_state import DraftState
     from outrider.drafters.vocabulary import Subset
-    from outrider.types import Backend, Committed, DraftRequest, Pending, Sequence
+    from outrider.measure import PassCost
+    from outrider.types import Backend, Committed, DraftRequest, Guess, Pending, Sequence
 
 
 class DraftModel:
@@ -29,10 +30,13 @@ class DraftModel:
 
     context_length: the model's longest context. vocabulary: converts between its tokens and the main model's; by
     default they are the same. subset: the tokens that it has logits for; by default all. reuse: whether sequences start
-    from cached prefixes, and publish their own.
+    from cached prefixes, and publish their own. cost: the seconds of the model's calls; without it, the controller does
+    not choose this drafter.
     """
 
     num_assistant_tokens = 3
+    takes_rules = goes_ahead = True
+    is_free = False
 
     def __init__(
         self,
@@ -43,8 +47,9 @@ class DraftModel:
         vocabulary: Vocabulary | None = None,
         subset: Subset | None = None,
         reuse: bool = True,
+        cost: PassCost | None = None,
     ) -> None:
-        self.backend = backend
+        self.backend, self.cost = backend, cost
         self._context_length = context_length
         self._max_num_batched_tokens = max_num_batched_tokens
         self._vocabulary = vocabulary or Vocabulary()
@@ -58,8 +63,8 @@ class DraftModel:
         """Seconds spent in the draft model's calls so far, except for those during target passes."""
         return self.backend.seconds - self.ahead_seconds
 
-    def on(self, backend: Backend) -> DraftModel:
-        """A drafter of the same model with another backend."""
+    def on(self, backend: Backend, cost: PassCost | None = None) -> DraftModel:
+        """A drafter of the same model with another backend, and with the cost of its calls."""
         return DraftModel(
             backend,
             context_length=self._context_length,
@@ -67,6 +72,7 @@ class DraftModel:
             vocabulary=self._vocabulary,
             subset=self._subset,
             reuse=self._reuse,
+            cost=cost,
         )
 
     def reserve(self, sequence: Sequence, max_tokens: int, num_cached: int = 0) -> bool:  # noqa: ARG002
@@ -151,6 +157,23 @@ class DraftModel:
             if chunk.num_rows:
                 row = step.row(next(rows))
                 state.choose(self._subset.row(row) if self._subset else row)
+
+    @property
+    def is_priced(self) -> bool:
+        """Whether the cost of the model's calls is known."""
+        return self.cost is not None
+
+    def seconds_for(self, num_tokens: Seq[int], context: float, before: int | None = None) -> float:
+        """Seconds of one call. num_tokens: tokens to read, for each sequence. context: average length of the sequences.
+
+        before: rows of the call before, if they matter.
+        """
+        return self.cost.together(num_tokens, context, before) if self.cost else 0.0
+
+    def follow(self, expected: float, seconds: float) -> None:
+        """Adapt the cost to calls that took `seconds` instead of the `expected` seconds."""
+        if self.cost:
+            self.cost.follow(expected, seconds)
 
     def can_draft(self, request: DraftRequest) -> bool:
         """Whether the sequence has a slot with room for the draft."""

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from outrider.errors import DeviceError, NoTokenLeft
 from outrider.kv import num_common_tokens
 from outrider.sampling import DraftRows, probability, without
-from outrider.types import Distribution, Draft
+from outrider.types import Distribution, Draft, Guess
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -196,19 +195,6 @@ class DraftState:
 
     def _clear(self) -> None:
         self._behind, self._token_ids, self._probs, self._confidences, self._runners_up = [], [], [], [], []
-
-
-@dataclass(frozen=True, slots=True)
-class Guess:
-    """A possible outcome of a draft.
-
-    chance: its probability. num_accepted: accepted tokens. token_id: the recovered token behind these; None: the whole
-    draft is accepted, and the bonus token is the one that the draft model expects.
-    """
-
-    chance: float
-    num_accepted: int
-    token_id: int | None = None
 
 
 def _confidence(latest: LogitsRow, drawn: Distribution | None, token_id: int) -> float:

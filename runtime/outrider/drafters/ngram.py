@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from outrider.drafters.copier import Copier
 from outrider.types import NO_DRAFT, Draft
 
 if TYPE_CHECKING:
     from collections.abc import Sequence as Seq
 
-    from outrider.types import Committed, DraftRequest, Sequence
+    from outrider.types import DraftRequest, Sequence
 
 
-class Ngram:
+class Ngram(Copier):
     """Prompt lookup: if the last n tokens occurred in the context before, propose the tokens that followed them.
 
     Uses the longest n up to `max_ngram_size` that has a match, and its latest occurrence. A copy that reaches the end
@@ -23,7 +24,6 @@ class Ngram:
     """
 
     num_assistant_tokens = 5
-    seconds = 0.0  # no model is called
 
     def __init__(self, max_ngram_size: int = 3) -> None:
         self.max_ngram_size = max_ngram_size
@@ -37,9 +37,6 @@ class Ngram:
     def propose(self, requests: Seq[DraftRequest]) -> list[Draft]:
         """A draft for each request; empty without a match."""
         return [self._propose_one(request) for request in requests]
-
-    def observe(self, sequence: Sequence, committed: Committed) -> None:
-        """Do nothing: `propose` reads the committed tokens itself."""
 
     def release(self, sequence: Sequence) -> None:
         """Drop a sequence's index."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from outrider.drafters.copier import Copier
 from outrider.drafters.references import MAX_TOKENS
 from outrider.drafters.suffix_automaton import SuffixAutomaton
 from outrider.types import Draft
@@ -13,13 +14,13 @@ if TYPE_CHECKING:
 
     from outrider.drafters.references import References
     from outrider.drafters.suffix_automaton import Followers
-    from outrider.types import Committed, DraftRequest, Sequence
+    from outrider.types import DraftRequest, Sequence
 
 _SURE = 0.95  # highest chance of a copied token
 _NUM_ORDERS = 4  # contexts, ever shorter, that a chance is blended from; shorter ones add little
 
 
-class Suffix:
+class Suffix(Copier):
     """Proposes the most frequent continuation of the longest suffix of the context that occurred before.
 
         Suffix([References([tokenizer.encode(document)])])
@@ -34,7 +35,6 @@ class Suffix:
     """
 
     num_assistant_tokens = 10
-    seconds = 0.0  # no model is called
 
     def __init__(self, references: Seq[References] = (), min_chance: float = 0.02) -> None:
         self.references = tuple(references)
@@ -49,9 +49,6 @@ class Suffix:
     def propose(self, requests: Seq[DraftRequest]) -> list[Draft]:
         """A draft for each request, with confidences; empty without a match."""
         return [self._propose_one(request) for request in requests]
-
-    def observe(self, sequence: Sequence, committed: Committed) -> None:
-        """Do nothing: `propose` reads the committed tokens itself."""
 
     def release(self, sequence: Sequence) -> None:
         """Drop a sequence's index."""

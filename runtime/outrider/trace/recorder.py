@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence as Seq
     from pathlib import Path
 
+    from outrider.observer import DraftStage
     from outrider.request import Request
     from outrider.types import Call, CompiledModel, Draft, Outcome
 
@@ -70,7 +71,7 @@ class Trace(TraceFile):
             lane = self._free_lanes.get_nowait()
         except Empty:
             lane = self.lane("request", REQUESTS)
-        name = "plain" if request.drafter is None else str(drafter)
+        name = "plain" if request.policy is None else str(drafter)
         began, label = _now(), f"request {number}: {name}"
         args = {"prompt": request.sequence.num_prompt_tokens, "limit": request.num_assistant_tokens}
         self.begin(lane, "request", label, began, **args)
@@ -82,26 +83,25 @@ class Trace(TraceFile):
         if life := self._lives.get(request):
             self._stage(life, "queued", _now())
 
-    def drafting(self, requests: Seq[Request], *, ahead: bool = False) -> None:
+    def drafting(self, stage: DraftStage, requests: Seq[Request]) -> None:
         """Begin a span, which contains the draft model's calls."""
         known = [life for request in requests if (life := self._lives.get(request))]
         began = self._turn()
-        self._drafting = _Drafting(requests, ahead, known[0].drafter, began) if known else None
+        self._drafting = _Drafting(stage, requests, known[0].drafter, began) if known else None
 
-    def drafted(self, drafts: Seq[Draft]) -> None:
-        """End the span. If the drafter has failed, all of its requests have an error."""
+    def drafted(self, drafts: Seq[Draft], error: BaseException | None = None) -> None:
+        """End the span."""
         ended = self._turn()
         drafting, self._drafting = self._drafting, None
         if drafting is None:
             return
         requests = drafting.requests
         args = {"drafter": drafting.drafter, "limit": drafting.limit, "sequences": len(requests)}
-        if error := next((request.error for request in requests if request.error), None):
+        if error is not None:
             args["error"] = type(error).__name__
-        elif not drafting.ahead:
+        elif drafting.stage != "draft ahead":
             args["drafted"] = sum(map(len, drafts))
-        name = "draft ahead" if drafting.ahead else "propose"
-        self.span(self._host, "host", name, drafting.began, ended, **args)
+        self.span(self._host, "host", drafting.stage, drafting.began, ended, **args)
 
     def called(self, call: Call) -> None:
         """Add a model's call to the device's lane, and `submit` and `wait` to the host's.
@@ -209,10 +209,10 @@ class _Life:
 
 
 class _Drafting:
-    """A running drafter. drafter: its name."""
+    """A running stage of drafting. drafter: the name that was asked for."""
 
-    def __init__(self, requests: Seq[Request], ahead: bool, drafter: str, began: float) -> None:
-        self.requests, self.ahead, self.drafter, self.began = requests, ahead, drafter, began
+    def __init__(self, stage: DraftStage, requests: Seq[Request], drafter: str, began: float) -> None:
+        self.stage, self.requests, self.drafter, self.began = stage, requests, drafter, began
         self.limit = max(request.limit for request in requests)
 
 

@@ -2,8 +2,8 @@
 
 One round, for one sequence::
 
-    Drafter.propose ──Draft──▶ Backend.submit ──Step (rows of logits)──▶ Verifier.verify ──Outcome──▶ commit
-           ◀───────────────────────────────Committed─────────────────────────────────────┘
+    DraftPolicy.choose ──Turn──▶ Drafter.propose ──Draft──▶ Backend.submit ──Step──▶ Verifier.verify ──Outcome──▶ commit
+           ◀────────────────────────◀───────────────────Committed────────────────────────────────────────────┘
 
 The roles know these types and not each other; `outrider.engine` wires them together.
 """
@@ -32,22 +32,30 @@ from outrider.types.backend import (
 from outrider.types.calls import Call, CallObserver
 from outrider.types.decoding import (
     NO_DRAFT,
-    AheadDrafter,
-    Committed,
     Distribution,
     Draft,
-    Drafter,
-    DraftRequest,
-    DraftRule,
     Noise,
     Outcome,
-    Requirements,
     Rows,
     Sampler,
     Sequence,
     TextTokenizer,
     TokenLogprobs,
     Verifier,
+)
+from outrider.types.drafting import (
+    AheadDrafter,
+    Committed,
+    Drafter,
+    DraftPolicy,
+    DraftRequest,
+    DraftRule,
+    Guess,
+    PricedDrafter,
+    Requirements,
+    Turn,
+    goes_ahead,
+    is_priced,
 )
 
 __all__ = [
@@ -64,17 +72,20 @@ __all__ = [
     "CompiledModel",
     "Distribution",
     "Draft",
+    "DraftPolicy",
     "DraftRequest",
     "DraftRule",
     "Drafter",
     "Exactness",
     "FixedShape",
+    "Guess",
     "Logits",
     "LogitsRow",
     "Noise",
     "Outcome",
     "PaddedBackend",
     "Pending",
+    "PricedDrafter",
     "Prompt",
     "Requirements",
     "Rounding",
@@ -88,5 +99,8 @@ __all__ = [
     "TextTokenizer",
     "TokenLogprobs",
     "TopLogits",
+    "Turn",
     "Verifier",
+    "goes_ahead",
+    "is_priced",
 ]

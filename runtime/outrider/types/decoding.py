@@ -16,8 +16,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from outrider.types.backend import LogitsRow, Pending
-    from outrider.types.calls import CallObserver
+    from outrider.types.backend import LogitsRow
 
 
 @dataclass(eq=False, slots=True)
@@ -169,41 +168,6 @@ class Outcome:
 
 
 @dataclass(frozen=True, slots=True)
-class Committed:
-    """What a round committed to one sequence, for its drafter.
-
-    token_ids: [k], the committed tokens that the main model has read in this round: a piece of the prompt, or the
-    newest token before the round and the accepted draft tokens. Their positions follow those of the round before. The
-    sequence already has them and, behind them, its newest token, recovered or bonus, which is read next.
-    path: the indices of the accepted draft tokens; empty if no draft was judged. If the answer ended within the draft,
-    the path still has the accepted tokens behind that end: it shows how good the draft was.
-    features: float32 [k, width], the main model's hidden states of these tokens, as the drafter's `Requirements` ask
-    for; None if they ask for none. Valid until the main model's next call.
-    """
-
-    token_ids: list[int]
-    path: list[int]
-    features: NDArray[np.float32] | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Requirements:
-    """What a drafter needs besides tokens.
-
-    features: names from the main model's `Capabilities.features`. trees: whether drafts have to be judged as trees.
-    """
-
-    features: tuple[str, ...] = ()
-    trees: bool = False
-
-    @classmethod
-    def of(cls, drafter: Drafter | None) -> Requirements:
-        """A drafter's `requirements`; nothing if it has no such attribute."""
-        found: Requirements | None = getattr(drafter, "requirements", None)
-        return cls() if found is None else found
-
-
-@dataclass(frozen=True, slots=True)
 class TokenLogprobs:
     """The log-probability of an answer's token, and the likeliest tokens at its position, as (token_id, logprob).
 
@@ -283,73 +247,3 @@ class Verifier(Protocol):
         Reads rows from left to right: none behind a rejected token, and the last one only if the whole draft is
         accepted.
         """
-
-
-class DraftRule(Protocol):
-    """Decides how far a draft goes, token by token."""
-
-    def wants_more(self, confidences: Seq[float]) -> bool:
-        """Whether another token is wanted after tokens with these confidences.
-
-        Called before the token is drawn: dropping one after seeing it would bias sampling.
-        """
-
-
-@dataclass(frozen=True, slots=True)
-class DraftRequest:
-    """A request for a draft: up to `limit` tokens for one sequence, none behind one of `eos_token_ids`.
-
-    rule: may end the draft earlier. num_left: tokens that the answer may still get. ahead: whether `draft_ahead` may be
-    called for the sequence. observer: is told of the model calls for the draft.
-    """
-
-    sequence: Sequence
-    limit: int
-    sampler: Sampler
-    verifier: Verifier
-    noise: Noise
-    eos_token_ids: frozenset[int]
-    rule: DraftRule | None = None
-    num_left: int = 0
-    ahead: bool = False
-    observer: CallObserver | None = None
-
-
-class Drafter(Protocol):
-    """Proposes tokens. Holds state per sequence from `reserve` to `release`.
-
-    May have `requirements`, of type `Requirements`.
-    """
-
-    num_assistant_tokens: int  # tokens per round, unless the request says otherwise
-
-    @property
-    def seconds(self) -> float:
-        """Seconds spent in model calls so far."""
-
-    def reserve(self, sequence: Sequence, max_tokens: int, num_cached: int) -> bool:
-        """Reserve room for a sequence that may grow to `max_tokens`; False while there is none.
-
-        num_cached: tokens of the prompt in the main model's prefix cache. The main model reads from that position on,
-        so `observe` gets committed tokens, and hidden states, from there on.
-        """
-
-    def propose(self, requests: Seq[DraftRequest]) -> list[Draft]:
-        """A draft for each request, in order. An empty draft costs nothing."""
-
-    def observe(self, sequence: Sequence, committed: Committed) -> None:
-        """Take in what a round has committed, including pieces of the prompt. The sequence has it already."""
-
-    def release(self, sequence: Sequence) -> None:
-        """Drop a sequence's state and free its room. No effect for an unknown sequence."""
-
-
-class AheadDrafter(Drafter, Protocol):
-    """A drafter that can draft during the target pass."""
-
-    @property
-    def ahead_seconds(self) -> float:
-        """Seconds spent in model calls during target passes; not part of `seconds`."""
-
-    def draft_ahead(self, requests: Seq[DraftRequest], drafts: Seq[Draft], check: Pending) -> None:
-        """Draft for the next round until the target pass `check` is done. requests, drafts: this round's."""

@@ -22,7 +22,7 @@ from outrider.bench.modes.make import make_modes
 from outrider.bench.modes.setup import Setup
 from outrider.config import COPYING, Config, GenerationConfig, format_of_property
 from outrider.engine import Engine
-from outrider.schedule.exactness import compare_readings, read
+from outrider.measure.exactness import compare_readings, read
 from outrider.testing import ToyTokenizer, save_toy_bundle
 from outrider.verify.exact import chi_square_p_value, exact_joint, expected_total_variation, total_variation
 
@@ -89,7 +89,7 @@ def genai_subject(engine: Engine) -> Subject:
 
 
 def check_batching(main: Backend, context: int) -> Check:
-    """Whether logits have the same bits in any batch; see `outrider.schedule.exactness`."""
+    """Whether logits have the same bits in any batch; see `outrider.measure.exactness`."""
     differences = compare_readings(main, context)
     worst = max(differences, key=lambda name: differences[name])
     passed = differences[worst] == 0

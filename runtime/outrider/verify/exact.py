@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from outrider.measure.exactness import read
 from outrider.sampling import LogitsSampler
-from outrider.schedule.exactness import read
 from outrider.types import LogitsRow
 
 if TYPE_CHECKING:

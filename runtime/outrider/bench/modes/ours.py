@@ -9,7 +9,6 @@ from outrider.bench.modes.mode import Run
 from outrider.bench.modes.shuffled import Shuffled
 from outrider.bench.setting import describe_runtimes
 from outrider.config import COPYING
-from outrider.drafters import DraftModel
 
 if TYPE_CHECKING:
     from outrider.bench.modes.name import ModeName
@@ -28,8 +27,7 @@ class Ours:
         self._drafter = None if name.kind == "plain" else name.kind
         self._num_assistant_tokens = name.num_assistant_tokens
         self._engine = engine
-        drafters = [engine.find_drafter(drafter) for drafter in engine.drafters]
-        if any(isinstance(drafter, DraftModel) and drafter.backend.capabilities.fixed for drafter in drafters):
+        if any(model.backend.capabilities.fixed for model in engine.draft_models.values()):
             self.num_parallel = 1  # its draft model has one slot, and all requests need drafts
         if name.kind == "shuffled" and name.kind not in engine.drafters:
             engine.add_drafter(name.kind, Shuffled([engine.find_drafter(drafter) for drafter in engine.drafters]))

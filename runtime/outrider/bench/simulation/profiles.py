@@ -30,7 +30,7 @@ import msgspec
 
 from outrider.errors import OptionError
 from outrider.files import reading
-from outrider.schedule import Contention, PassCost
+from outrider.measure import Contention, PassCost
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

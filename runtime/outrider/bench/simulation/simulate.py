@@ -17,11 +17,9 @@ from outrider.bench.modes.make import make_modes
 from outrider.bench.modes.mode import Mode, Run
 from outrider.bench.modes.name import ModeName
 from outrider.bench.simulation.profiles import Profile
-from outrider.drafters import DraftModel
-from outrider.drafting import Drafting
+from outrider.drafter_registry import DrafterRegistry
 from outrider.errors import OptionError, OutriderError
 from outrider.loop import step
-from outrider.schedule import Auto, Contention, PassCost
 from outrider.types import NO_PROMPT
 
 if TYPE_CHECKING:
@@ -30,7 +28,9 @@ if TYPE_CHECKING:
 
     from outrider.bench.prompts import Task
     from outrider.config import GenerationConfig
+    from outrider.drafters import DraftModel
     from outrider.engine import Engine
+    from outrider.measure import Contention, PassCost
     from outrider.types import Backend, Chunk, Prompt, Slot, Step
 
 _INSTANT = 1e-9  # seconds: a shorter rest of a call is rounding
@@ -50,10 +50,11 @@ def draft_model_of(engine: Engine) -> tuple[str, DraftModel]:
     Raises:
         OptionError: when it has none, or it was not loaded.
     """
-    for name in engine.bundled_drafters:
-        if isinstance(model := engine.find_drafter(name), DraftModel):
-            return name, model
-    raise OptionError(f"{engine.bundle.folder} has no draft model, and two models are what is simulated.")
+    if not engine.bundled_drafters:
+        raise OptionError(f"{engine.bundle.folder} has no draft model, and two models are what is simulated.")
+    name = engine.bundled_drafters[0]
+    engine.find_drafter(name)
+    return name, engine.draft_models[name]
 
 
 def check_modes(modes: Seq[str]) -> None:
@@ -161,19 +162,17 @@ def simulate(
     name, clock = _parse(mode), _Clock(profile.contention)
     drafter_name, real = draft_model_of(engine)
     main = _Simulated(engine.main, profile.main, clock, is_main=True)
-    model = real.on(_Simulated(real.backend, profile.draft, clock, is_main=False))
+    # Copies of costs, which follow the calls: the devices stay as they are.
+    model = real.on(_Simulated(real.backend, profile.draft, clock, is_main=False), replace(profile.draft))
     config = config.replace(drafter={"plain": None, "auto": "auto", "draft": drafter_name}[name.kind])
     if name.num_assistant_tokens:
         config = config.replace(num_assistant_tokens=name.num_assistant_tokens)
-    # Copies: a run adapts the costs.
-    parts: dict[str, Any] = {"main": {"backend": main, "cost": replace(profile.main)}}
-    parts[drafter_name] = {"backend": model.backend, "cost": replace(profile.draft)}
-    loaded = {role: replace(engine.loaded[role], **each) for role, each in parts.items()}
-    models = {drafter_name: model}
-    drafting = Drafting(loaded, models, [*models], encode=engine.tokenizer.encode, contention=profile.contention)
+    part: dict[str, Any] = {"backend": main, "cost": replace(profile.main)}
+    loaded, models = {"main": replace(engine.loaded["main"], **part)}, {drafter_name: model}
+    registry = DrafterRegistry(loaded, models, [*models], encode=engine.tokenizer.encode, contention=profile.contention)
     request = engine.prepare(prompt_token_ids, config)
-    request.drafter, _ = drafting.choose(config)
-    request.ahead_drafter = request.drafter if overlap and isinstance(request.drafter, DraftModel | Auto) else None
+    request.policy, _ = registry.policy_for(config)
+    request.ahead = overlap and request.policy is not None and request.policy.goes_ahead
     if not request.admit(main):
         raise OutriderError("The caches have no room: nothing is simulated while requests run.")
     first = None

@@ -22,6 +22,7 @@ _KINDS = {  # of spans, by name: the class of the style sheet, and what the lege
     "draft": ("draft", "draft model drafts a token"),
     "read": ("read", "a model reads a prompt, or what it did not draft"),
     "draw": ("draw", "host: draws a draft token"),
+    "choose": ("choose", "host: chooses a drafter, and copies"),
     "propose": ("propose", "host: proposes, with the draft calls in it"),
     "draft ahead": ("ahead", "host: drafts while the main model checks"),
     "submit": ("submit", "host: prepares a call"),
@@ -33,8 +34,9 @@ text { font: 12px system-ui, sans-serif; fill: #24292f }
 .strong { font-weight: 600 } .small { font-size: 11px; fill: #57606a } .light { fill: #ffffff; font-size: 11px }
 .paper { fill: #ffffff } .grid { stroke: #d8dee4; stroke-width: 1 } .lane { fill: #f3f5f7 }
 .check { fill: #2f6fb5 } .draft { fill: #e08a1e } .read { fill: #7d8590 }
-.draw { fill: #b35fa5 } .propose { fill: #8c9bd6 } .ahead { fill: #d6a98c } .submit { fill: #4fa39b }
-.verify { fill: #c9453d } .commit { fill: #7a9a3a } .round { fill: #ffffff; stroke: #afb8c1; stroke-width: 1 }
+.draw { fill: #b35fa5 } .choose { fill: #6b5fb3 } .propose { fill: #8c9bd6 } .ahead { fill: #d6a98c }
+.submit { fill: #4fa39b } .verify { fill: #c9453d } .commit { fill: #7a9a3a }
+.round { fill: #ffffff; stroke: #afb8c1; stroke-width: 1 }
 .kept { fill: #3f9e5a } .rejected { fill: #ffffff; stroke: #c9453d; stroke-width: 1.4 } .own { fill: #2f6fb5 }
 """
 

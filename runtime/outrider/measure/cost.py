@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from outrider.types import Backend, FixedShape, Slot
 
+LONGEST = 15  # draft tokens a round: with the one before them, the 16 rows up to which calls are measured
 MAIN_ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 32)
 DRAFT_ROWS = (1, 2, 8, 32, 128)
 NEAR, FAR = 256, 2048  # tokens of context at which calls are measured

@@ -6,14 +6,13 @@ import contextlib
 import time
 from typing import TYPE_CHECKING
 
-from outrider.schedule.auto import LONGEST
-from outrider.schedule.cost import NEAR, Contention, idle_slot
+from outrider.measure.cost import LONGEST, NEAR, Contention, idle_slot
 from outrider.types import Chunk
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from outrider.schedule.cost import PassCost
+    from outrider.measure.cost import PassCost
     from outrider.types import Backend, CompiledModel, Pending
 
 _ROWS = 4  # of the call that is measured

@@ -10,22 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.config import GenerationConfig
+from outrider.controller import Acceptance, ConfidenceThreshold, Controller, Record, Records, Share
+from outrider.controller.answer import Answer
+from outrider.controller.batch import Batch, best_length
+from outrider.controller.rules import WorthIt
 from outrider.drafters import DraftModel, Ngram
 from outrider.loop import step
+from outrider.measure import PassCost, measure_pass
 from outrider.request import Request
 from outrider.sampling import LogitsSampler
 from outrider.saved import SavedValue
-from outrider.schedule import (
-    Acceptance,
-    Auto,
-    ConfidenceThreshold,
-    PassCost,
-    Record,
-    Records,
-    Share,
-    measure_pass,
-)
-from outrider.schedule.auto import WorthIt, _Answer, _Batch, best_length
 from outrider.testing import FakeBackend
 from outrider.text import TextStream
 from outrider.types import Capabilities, Draft, FixedShape, Noise, Sequence
@@ -75,8 +69,8 @@ class World:
         main_cost, draft_cost = cost_of(MAIN_MS), cost_of(DRAFT_MS)
         self.main = ClockedBackend(cost_of({rows: scale * ms for rows, ms in MAIN_MS.items()}))
         self.draft = ClockedBackend(cost_of({rows: scale * ms for rows, ms in DRAFT_MS.items()}), noises=noises)
-        model = DraftModel(self.draft, context_length=4000)
-        self.auto = Auto(self.main, main_cost, copier=Ngram() if copies else None, model=model, draft_cost=draft_cost)
+        self.model = DraftModel(self.draft, context_length=4000, cost=draft_cost)
+        self.controller = Controller(self.main, main_cost, copier=Ngram() if copies else None, model=self.model)
 
     def decode(
         self, prompt: Seq[int] = (1, 2, 3), drafted: bool = True, num: int = 200, verifier: Any = None, **options: Any
@@ -91,7 +85,7 @@ class World:
             text=TextStream(lambda ids: "".join(chr(64 + i) for i in ids), ()),
             max_new_tokens=num,
             eos_token_ids=frozenset(),
-            drafter=self.auto if drafted else None,
+            policy=self.controller if drafted else None,
             num_assistant_tokens=15,
         )
         assert request.admit(self.main)
@@ -129,8 +123,7 @@ def test_a_model_that_always_agrees_is_used_to_the_full() -> None:
 def test_a_model_is_only_asked_where_it_can_draft(prompt: Seq[int], monkeypatch: pytest.MonkeyPatch) -> None:
     """A full context, or a device in fixed shapes that has no place: nothing is charged, and no copy displaced."""
     world = World(0.0)
-    model = world.auto._model
-    assert model is not None
+    model = world.model
     model._context_length = 60
     if len(prompt) > 60:
         fixed = FixedShape(window=8, max_prompt_tokens=60, max_tokens=100)
@@ -164,29 +157,25 @@ class Liar(Ngram):
 def test_copies_that_are_always_wrong_have_a_budget(num: int) -> None:
     """Whoever proposes them and however short the answer: a stranger's, and the next ones."""
     world = World(50.0)
-    world.auto._model, world.auto._copier = None, Liar()
+    world.controller = Controller(world.main, cost_of(MAIN_MS), copier=Liar())
     assert [speed_up(world, num=num) > 0.97 for _ in range(3)] == [True] * 3
 
 
 def test_in_a_batch_a_draft_is_worth_its_rows_there() -> None:
     """Rows that cost next to nothing in a small call have their full price in a large one."""
     full = cost_of({1: 40.0, 16: 41.0, 17: 81.0, 32: 82.0})
-    auto = Auto(FakeBackend(8), full, copier=Ngram())
     chances = [[0.9] * 8, [0.5] * 8, [0.2] * 8]
-    alone = auto._allot(chances[:1], _Batch(1, 100.0, full.together([1]), rate=25.0, least=1, before=1, change=0.0))
-    assert alone == [8]
+    alone = Batch(full, 1, 100.0, full.together([1]), rate=25.0, least=1, before=1, change=0.0)
+    assert alone.allot(chances[:1]) == [8]
     fourteen = [*chances, *[[]] * 11]  # two rows more make the call full
-    assert (
-        auto._allot(
-            fourteen, _Batch(14, 100.0, full.together([1] * 14), rate=14 * 25.0, least=14, before=14, change=0.0)
-        )
-        == [2, 0, 0] + [0] * 11
-    )
+    plain = full.together([1] * 14)
+    batch = Batch(full, 14, 100.0, plain, rate=14 * 25.0, least=14, before=14, change=0.0)
+    assert batch.allot(fourteen) == [2, 0, 0] + [0] * 11
 
 
 def test_a_few_copied_tokens_that_were_right_prove_nothing() -> None:
     """An answer that begins by repeating the question seldom goes on to its end."""
-    answer = _Answer(Record(), tokens=1.0, seconds=0.01, model=Share(0.7, 6.0, 0.9))
+    answer = Answer(Record(), tokens=1.0, seconds=0.01, model=Share(0.7, 6.0, 0.9))
     unknown = answer.copy_chances([0.6] * 4, careful=True)
     for _ in range(3):
         answer.luck.add(0.2, happened=True)
@@ -199,7 +188,7 @@ def test_a_few_copied_tokens_that_were_right_prove_nothing() -> None:
 
 def test_the_first_token_of_a_copy_has_a_record_of_its_own() -> None:
     sequence = Sequence([1, 2, 3], 3)
-    answer = _Answer(Record(), tokens=1.0, seconds=0.01, model=Share(0.7, 6.0, 0.9))
+    answer = Answer(Record(), tokens=1.0, seconds=0.01, model=Share(0.7, 6.0, 0.9))
     copy, wrong = Draft([4, 5], confidences=[0.9, 0.9]), Draft([9], confidences=[0.9])
     for proposed, goes_on in ((wrong, False), (copy, True), (wrong, False)):
         answer.copy, answer.copied_at = proposed, len(sequence)
@@ -215,15 +204,14 @@ def test_a_number_of_rows_that_changes_has_its_price() -> None:
     """As in dynamic shapes: to draft once is a change there and back; to go on as before is none."""
     cost = cost_of({1: 12.0, 16: 13.5})
     cost.change = 0.005
-    auto = Auto(FakeBackend(8), cost, copier=Ngram())
     plain = cost.together([1])
-    steady, drafting = _Batch(1, 100.0, plain, 80.0, 1, 1, 0.005), _Batch(1, 100.0, plain, 80.0, 1, 4, 0.005)
-    assert auto._extra([0], steady) == auto._extra([0], drafting) == 0
-    assert auto._extra([3], steady) == pytest.approx(0.0003 + 2 * 0.005)
-    assert auto._extra([3], drafting) == pytest.approx(0.0003)
-    assert auto._extra([4], drafting) == pytest.approx(0.0004 + 0.005)
-    assert auto._allot([[0.5, 0.5]], steady) == [0]  # 0.75 tokens for 10 ms, where 0.8 are to be had without
-    assert auto._allot([[0.5, 0.5, 0.5]], drafting) == [3]
+    steady, drafting = (Batch(cost, 1, 100.0, plain, 80.0, 1, before, 0.005) for before in (1, 4))
+    assert steady.added([0]) == drafting.added([0]) == 0
+    assert steady.added([3]) == pytest.approx(0.0003 + 2 * 0.005)
+    assert drafting.added([3]) == pytest.approx(0.0003)
+    assert drafting.added([4]) == pytest.approx(0.0004 + 0.005)
+    assert steady.allot([[0.5, 0.5]]) == [0]  # 0.75 tokens for 10 ms, where 0.8 are to be had without
+    assert drafting.allot([[0.5, 0.5, 0.5]]) == [3]
 
 
 def test_what_drafters_have_earned_is_kept(tmp_path: Path) -> None:
@@ -252,7 +240,7 @@ def test_a_second_answer_profits_from_the_first() -> None:
 
 def test_a_text_that_becomes_easy_is_noticed_and_one_that_becomes_hard() -> None:
     known = World([(0, 50.0), (200, 0.0)])  # to be good in other answers: a stranger is not tried for long
-    known.auto.records.of(Greedy()).model_share = Share(0.8, weight=300.0, memory=0.999)
+    known.controller.records.of(Greedy()).model_share = Share(0.8, weight=300.0, memory=0.999)
     becomes_easy = speed_up(known, num=400)
     becomes_hard = speed_up(World([(0, 0.0), (200, 50.0)]), num=400)
     always_easy = speed_up(World(0.0), num=200)
@@ -264,9 +252,9 @@ def test_a_text_that_becomes_easy_is_noticed_and_one_that_becomes_hard() -> None
 def test_a_machine_that_slows_down_is_followed() -> None:
     world = World(0.0, scale=1.4)
     speed_up(world, num=200)
-    assert world.auto._main_cost.scale == pytest.approx(1.4, abs=0.1)
-    assert world.auto._draft_cost is not None
-    assert world.auto._draft_cost.scale == pytest.approx(1.4, abs=0.1)
+    assert world.controller._main_cost.scale == pytest.approx(1.4, abs=0.1)
+    assert world.model.cost is not None
+    assert world.model.cost.scale == pytest.approx(1.4, abs=0.1)
 
 
 def test_a_long_prompt_is_not_read_for_a_short_answer() -> None:
@@ -284,7 +272,7 @@ def test_every_way_to_judge_has_its_own_record(sampling: str) -> None:
     world = World(0.2)
     _, _, request = world.decode(verifier=verifiers[sampling], temperature=1.0, seed=3, sampling=sampling)
     assert request.stats.num_draft_tokens > 0
-    assert list(world.auto.records.found) == [type(verifiers[sampling]).__name__]
+    assert list(world.controller.records.found) == [type(verifiers[sampling]).__name__]
 
 
 def test_coupled_text_does_not_depend_on_the_controller() -> None:

@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from outrider.schedule.acceptance import Acceptance, Share
+from outrider.controller.acceptance import Acceptance, Share
 
 if TYPE_CHECKING:
     from collections.abc import Sequence as Seq

@@ -1,0 +1,20 @@
+"""Deciding what to draft: how likely tokens are to be kept, and what that is worth."""
+
+from outrider.controller import trial
+from outrider.controller.acceptance import Acceptance, Luck, Share
+from outrider.controller.controller import Controller
+from outrider.controller.fixed import Fixed
+from outrider.controller.records import Record, Records
+from outrider.controller.rules import ConfidenceThreshold
+
+__all__ = [
+    "Acceptance",
+    "ConfidenceThreshold",
+    "Controller",
+    "Fixed",
+    "Luck",
+    "Record",
+    "Records",
+    "Share",
+    "trial",
+]

@@ -1,0 +1,99 @@
+"""The answers of one round together: what draft tokens cost there, and how many of them are worth it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from itertools import accumulate
+from operator import mul
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence as Seq
+
+    from outrider.measure import PassCost
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """The answers of one round, and what draft tokens cost and are worth there.
+
+        batch.allot([[0.9, 0.8], [0.2]])    # so many draft tokens of the first answer, and so many of the second
+
+    cost: of the main model's calls. together: answers. context: tokens, on average. plain: seconds of a round without
+    drafts, for all of them. rate: tokens a second that all of them have been earning. least: rows of a plain call;
+    before: of the main model's last one. change: seconds that another number of rows takes. _added: seconds that calls
+    of so many rows take more than a plain one.
+    """
+
+    cost: PassCost
+    together: int
+    context: float
+    plain: float
+    rate: float
+    least: int
+    before: int
+    change: float
+    _added: dict[int, float] = field(init=False, default_factory=dict)
+
+    def allot(self, chances: Seq[Seq[float]]) -> list[int]:
+        """How many draft tokens of each answer are worth their rows in this batch, the likeliest taken first.
+
+        chances: of each token to be kept if those before it are. Rows cost what they cost together: where a call is
+        full, or every row has its price, few are worth it; where a batch has to be padded anyway, some are free.
+        """
+        reached = [(kept, i) for i, each in enumerate(chances) for kept in accumulate(each, mul)]
+        lengths = [0] * len(chances)
+        most = sum(kept for kept, _ in reached)
+        if most <= self.rate * self._cheapest():
+            return lengths
+        reached.sort(key=lambda token: -token[0])  # stable: a token comes behind those before it
+        best, best_value, value = list(lengths), 0.0, 0.0
+        for kept, i in reached:
+            value += kept
+            lengths[i] += 1
+            added = self.added(lengths)
+            if value - self.rate * added > best_value:
+                best, best_value = list(lengths), value - self.rate * added
+            if most - self.rate * (added - 2 * self.change) <= best_value:
+                break  # more rows cost no less, whatever is kept of them
+        return best
+
+    def added(self, lengths: Seq[int]) -> float:
+        """Seconds that drafts of these lengths add to a plain round."""
+        rows, cost = [k + 1 for k in lengths], self.cost
+        if not cost.one_call:
+            return max(cost.together(rows, self.context) - self.plain, 0.0)
+        return self._added_by(cost.rule.num_rows(rows))
+
+    def _added_by(self, total: int) -> float:
+        """The same, for so many rows in one call.
+
+        With another number of rows than before, a call is dearer; and so is the next plain one, which has others again.
+        """
+        if total not in self._added:  # many lengths come to the same call
+            cost, least = self.cost, self.least
+            changes = (total != self.before) + (total != least) - (least != self.before)
+            seconds = cost.together([total], self.context) - self.plain + self.change * changes
+            self._added[total] = max(seconds, 0.0)
+        return self._added[total]
+
+    def _cheapest(self) -> float:
+        """The least seconds that any draft adds to a plain round."""
+        if not self.cost.one_call:
+            return 0.0
+        one = self.cost.rule.num_rows([2] + [1] * (self.together - 1))
+        return min(self._added_by(one), self._added_by(max(self.before, one)))
+
+
+def best_length(chances: Seq[float], costs: Seq[float]) -> tuple[float, int]:
+    """The most that a draft can be worth, in tokens, and how long it is then.
+
+    chances: of each token to be kept if those before it are. costs: for 0, 1, … tokens, in tokens.
+    """
+    best, length, kept, value = 0.0, 0, 1.0, 0.0
+    for k, chance in enumerate(chances[: len(costs) - 1], 1):
+        kept *= chance
+        value += kept
+        if value - costs[k] > best:
+            best, length = value - costs[k], k
+    return best, length

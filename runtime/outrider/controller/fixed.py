@@ -1,0 +1,50 @@
+"""One drafter and no choice."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from outrider.types import Turn, goes_ahead
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence as Seq
+
+    from outrider.types import Committed, Drafter, DraftRequest, Pending, Sequence
+
+
+class Fixed:
+    """Has the same drafter draft as many tokens as a request may have, whether that pays or not.
+
+        request.policy = Fixed(Ngram())
+
+    Those of one drafter are equal, so that it is called once for all requests that use it.
+    """
+
+    def __init__(self, drafter: Drafter) -> None:
+        self.drafters = (drafter,)
+        self.goes_ahead = goes_ahead(drafter)
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is Fixed and other.drafters[0] is self.drafters[0]
+
+    def __hash__(self) -> int:
+        return id(self.drafters[0])
+
+    def choose(self, requests: Seq[DraftRequest]) -> list[Turn]:
+        """The drafter, for each request."""
+        return [Turn(request, self.drafters[0]) for request in requests]
+
+    def drafted(self) -> None:
+        """Nothing depends on it."""
+
+    def go_ahead(self, turns: Seq[Turn], check: Pending) -> None:
+        """Have the drafter use all of the time."""
+        (drafter,) = self.drafters
+        if goes_ahead(drafter):
+            drafter.draft_ahead([turn.request for turn in turns], [turn.draft for turn in turns], check)
+
+    def observe(self, sequence: Sequence, committed: Committed) -> None:
+        """Nothing to learn."""
+
+    def release(self, sequence: Sequence) -> None:
+        """Nothing to forget."""

@@ -1,0 +1,50 @@
+"""Rules that end a draft."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from collections.abc import Sequence as Seq
+
+
+@dataclass(frozen=True, slots=True)
+class ConfidenceThreshold:
+    """Goes on while the last token was drafted with at least this confidence.
+
+    OpenVINO GenAI's `assistant_confidence_threshold`. The token that ends a draft is checked with it.
+    """
+
+    threshold: float
+
+    def wants_more(self, confidences: Seq[float]) -> bool:
+        """Whether another token is wanted."""
+        return not confidences or confidences[-1] >= self.threshold
+
+
+@dataclass(frozen=True, slots=True)
+class WorthIt:
+    """Goes on while the next token is worth what it costs: its chance of being reached and kept against its seconds.
+
+    chance: of a token to be kept, by its confidence. next_chance: of one that is not drawn yet. rate: tokens a second.
+    step: seconds to draft a token. check: seconds that checking k tokens adds. num_ahead: tokens that are drafted.
+    """
+
+    chance: Callable[[float], float]
+    next_chance: float
+    rate: float
+    step: float
+    check: Seq[float]
+    num_ahead: int = 0
+
+    def wants_more(self, confidences: Seq[float]) -> bool:
+        """Whether another token is worth it; what a token after that may be worth falls with every further one."""
+        k = len(confidences)
+        if k + 1 >= len(self.check):
+            return False
+        kept = prod(self.chance(confidence) for confidence in confidences) * self.next_chance
+        step = self.step if k >= self.num_ahead else 0.0
+        return kept > self.rate * (step + self.check[k + 1] - self.check[k])

@@ -1,0 +1,52 @@
+"""Trying a draft model on a few prompts, so that no answer begins by guessing what its drafts are worth."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from outrider.types import NO_DRAFT, Turn
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence as Seq
+
+    from outrider.controller.records import Record
+    from outrider.types import Committed, Drafter, DraftRequest, Pending, Sequence
+
+PROMPTS = (
+    "Explain in a few sentences how a bicycle stays upright.",
+    "Write a Python function that returns the n-th Fibonacci number.",
+)
+NUM_TOKENS = 24  # of each answer
+NUM_DRAFT_TOKENS = 3  # a round
+
+
+class Trial:
+    """Has a draft model draft for one request, whether it pays or not, and keeps its record.
+
+    request.policy = Trial(model, records.of(request.verifier))
+    """
+
+    goes_ahead = False
+
+    def __init__(self, model: Drafter, record: Record) -> None:
+        self.drafters, self._record = (model,), record
+        self._turn: Turn | None = None
+
+    def choose(self, requests: Seq[DraftRequest]) -> list[Turn]:
+        """The model."""
+        self._turn = Turn(requests[0], self.drafters[0])
+        return [self._turn]
+
+    def drafted(self) -> None:
+        """Nothing depends on it."""
+
+    def go_ahead(self, turns: Seq[Turn], check: Pending) -> None:
+        """Nothing is drafted ahead."""
+
+    def observe(self, sequence: Sequence, committed: Committed) -> None:  # noqa: ARG002
+        """Learn from what became of the last draft."""
+        turn, self._turn = self._turn, None
+        self._record.judge(turn.draft if turn else NO_DRAFT, len(committed.path))
+
+    def release(self, sequence: Sequence) -> None:
+        """Nothing to forget."""

@@ -1,0 +1,35 @@
+"""What models do on this machine, as measured: what their calls cost, alone and at once, and which rows are exact."""
+
+from outrider.measure.cost import (
+    ALONE,
+    DRAFT_ROWS,
+    LONGEST,
+    MAIN_ROWS,
+    NEAR,
+    Contention,
+    PassCost,
+    check_pass,
+    contexts_of,
+    measure_pass,
+    time_calls,
+)
+from outrider.measure.exactness import TRIAL_TOKENS, measure_exactness
+from outrider.measure.overlap import measure_contention, pays
+
+__all__ = [
+    "ALONE",
+    "DRAFT_ROWS",
+    "LONGEST",
+    "MAIN_ROWS",
+    "NEAR",
+    "TRIAL_TOKENS",
+    "Contention",
+    "PassCost",
+    "check_pass",
+    "contexts_of",
+    "measure_contention",
+    "measure_exactness",
+    "measure_pass",
+    "pays",
+    "time_calls",
+]

@@ -1,0 +1,244 @@
+"""The interfaces of drafters and of the policies that choose between them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol, TypeGuard
+
+from outrider.types.decoding import NO_DRAFT
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from collections.abc import Sequence as Seq
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from outrider.types.backend import Pending
+    from outrider.types.calls import CallObserver
+    from outrider.types.decoding import Draft, Noise, Sampler, Sequence, Verifier
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """What a round committed to one sequence, for its drafter.
+
+    token_ids: [k], the committed tokens that the main model has read in this round: a piece of the prompt, or the
+    newest token before the round and the accepted draft tokens. Their positions follow those of the round before. The
+    sequence already has them and, behind them, its newest token, recovered or bonus, which is read next.
+    path: the indices of the accepted draft tokens; empty if no draft was judged. If the answer ended within the draft,
+    the path still has the accepted tokens behind that end: it shows how good the draft was.
+    features: float32 [k, width], the main model's hidden states of these tokens, as the drafter's `Requirements` ask
+    for; None if they ask for none. Valid until the main model's next call.
+    """
+
+    token_ids: list[int]
+    path: list[int]
+    features: NDArray[np.float32] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Requirements:
+    """What a drafter needs besides tokens.
+
+    features: names from the main model's `Capabilities.features`. trees: whether drafts have to be judged as trees.
+    """
+
+    features: tuple[str, ...] = ()
+    trees: bool = False
+
+    @classmethod
+    def of(cls, drafter: Drafter | None) -> Requirements:
+        """A drafter's `requirements`; nothing if it has no such attribute."""
+        found: Requirements | None = getattr(drafter, "requirements", None)
+        return cls() if found is None else found
+
+
+class DraftRule(Protocol):
+    """Decides how far a draft goes, token by token."""
+
+    def wants_more(self, confidences: Seq[float]) -> bool:
+        """Whether another token is wanted after tokens with these confidences.
+
+        Called before the token is drawn: dropping one after seeing it would bias sampling.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class DraftRequest:
+    """A request for a draft: up to `limit` tokens for one sequence, none behind one of `eos_token_ids`.
+
+    rule: may end the draft earlier. num_left: tokens that the answer may still get. ahead: whether `draft_ahead` may be
+    called for the sequence. observer: is told of the model calls for the draft.
+    """
+
+    sequence: Sequence
+    limit: int
+    sampler: Sampler
+    verifier: Verifier
+    noise: Noise
+    eos_token_ids: frozenset[int]
+    rule: DraftRule | None = None
+    num_left: int = 0
+    ahead: bool = False
+    observer: CallObserver | None = None
+
+
+class Drafter(Protocol):
+    """Proposes tokens. Holds state per sequence from `reserve` to `release`.
+
+    Optional attributes: `requirements`, of type `Requirements`; `takes_rules`, whether it follows the request's rule;
+    `goes_ahead`, True for an `AheadDrafter`; `is_priced`, True for a `PricedDrafter`.
+    """
+
+    num_assistant_tokens: int  # tokens per round, unless the request says otherwise
+
+    @property
+    def seconds(self) -> float:
+        """Seconds spent in model calls so far."""
+
+    def reserve(self, sequence: Sequence, max_tokens: int, num_cached: int) -> bool:
+        """Reserve room for a sequence that may grow to `max_tokens`; False while there is none.
+
+        num_cached: tokens of the prompt in the main model's prefix cache. The main model reads from that position on,
+        so `observe` gets committed tokens, and hidden states, from there on.
+        """
+
+    def propose(self, requests: Seq[DraftRequest]) -> list[Draft]:
+        """A draft for each request, in order. An empty draft costs nothing."""
+
+    def observe(self, sequence: Sequence, committed: Committed) -> None:
+        """Take in what a round has committed, including pieces of the prompt. The sequence has it already."""
+
+    def release(self, sequence: Sequence) -> None:
+        """Drop a sequence's state and free its room. No effect for an unknown sequence."""
+
+
+class AheadDrafter(Drafter, Protocol):
+    """A drafter that can draft during the target pass, if `goes_ahead`."""
+
+    goes_ahead: bool
+
+    @property
+    def ahead_seconds(self) -> float:
+        """Seconds spent in model calls during target passes; not part of `seconds`."""
+
+    def draft_ahead(self, requests: Seq[DraftRequest], drafts: Seq[Draft], check: Pending) -> None:
+        """Draft for the next round until the target pass `check` is done. requests, drafts: this round's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Guess:
+    """A possible outcome of a draft.
+
+    chance: its probability. num_accepted: accepted tokens. token_id: the recovered token behind these; None: the whole
+    draft is accepted, and the bonus token is the one that the draft model expects.
+    """
+
+    chance: float
+    num_accepted: int
+    token_id: int | None = None
+
+
+class PricedDrafter(AheadDrafter, Protocol):
+    """A drafter that knows what its drafts cost, so that a controller can choose it.
+
+    is_priced: whether the cost of its calls is known. is_free: whether its drafts cost nothing and do not depend on the
+    noise. The controller asks such a drafter before it chooses.
+    """
+
+    is_free: bool
+
+    @property
+    def is_priced(self) -> bool:
+        """Whether the cost of its calls is known."""
+
+    def can_draft(self, request: DraftRequest) -> bool:
+        """Whether the sequence has a slot with room for the draft."""
+
+    def seconds_for(self, num_tokens: Seq[int], context: float, before: int | None = None) -> float:
+        """Seconds of one call. num_tokens: tokens to read, for each sequence. context: average length of the sequences.
+
+        A draft takes one call per token. before: rows of the call before, if they matter.
+        """
+
+    def num_unread(self, sequence: Sequence) -> int:
+        """Committed tokens to read before the next draft; 0 for a sequence without a slot."""
+
+    def num_ahead(self, sequence: Sequence) -> int:
+        """Tokens of the next draft that were drafted ahead."""
+
+    def follow(self, expected: float, seconds: float) -> None:
+        """Adapt the cost to calls that took `seconds` instead of the `expected` seconds."""
+
+    def guess(
+        self, request: DraftRequest, draft: Draft, chance: Callable[[float], float], next_chance: float
+    ) -> Guess | None:
+        """The likeliest outcome of a draft of this drafter, among those that it can draft ahead for; None for none.
+
+        chance: a token's probability of acceptance, by its confidence. next_chance: the probability that the bonus
+        token is the one that the drafter expects.
+        """
+
+    def draft_ahead(
+        self,
+        requests: Seq[DraftRequest],
+        drafts: Seq[Draft],
+        check: Pending,
+        guesses: Seq[Guess | None] | None = None,
+        max_calls: int | None = None,
+    ) -> None:
+        """As `AheadDrafter`. guesses: the outcomes to draft from. max_calls: most calls; None: no limit."""
+
+
+def is_priced(drafter: Drafter) -> TypeGuard[PricedDrafter]:
+    """Whether a controller may choose this drafter: its `is_priced`, or False."""
+    return bool(getattr(drafter, "is_priced", False))
+
+
+def goes_ahead(drafter: Drafter) -> TypeGuard[AheadDrafter]:
+    """Whether this drafter can draft ahead: its `goes_ahead`, or False."""
+    return bool(getattr(drafter, "goes_ahead", False))
+
+
+@dataclass(slots=True)
+class Turn:
+    """One request's drafter and draft in one round.
+
+    drafter: proposes the draft for `request`; None if the policy gave the draft itself, or wants none.
+    """
+
+    request: DraftRequest
+    drafter: Drafter | None = None
+    draft: Draft = NO_DRAFT
+
+
+class DraftPolicy(Protocol):
+    """Chooses in each round which drafter drafts for each request, and how far.
+
+    Requests with equal policies are handled together. A policy is not a drafter: the loop calls the drafters that it
+    chooses, and tells them before the policy what is committed.
+    """
+
+    @property
+    def drafters(self) -> Seq[Drafter]:
+        """All drafters that it may choose. A request reserves room with each."""
+
+    @property
+    def goes_ahead(self) -> bool:
+        """Whether `go_ahead` may draft during target passes."""
+
+    def choose(self, requests: Seq[DraftRequest]) -> Seq[Turn]:
+        """A turn for each request, in order."""
+
+    def drafted(self) -> None:
+        """Take in that the chosen turns have their drafts. Called before the target pass."""
+
+    def go_ahead(self, turns: Seq[Turn], check: Pending) -> None:
+        """Let drafters draft for the next round during these turns' target pass `check`, as far as that pays."""
+
+    def observe(self, sequence: Sequence, committed: Committed) -> None:
+        """Take in what a round has committed, including pieces of the prompt."""
+
+    def release(self, sequence: Sequence) -> None:
+        """Drop a sequence's state. No effect for an unknown sequence."""

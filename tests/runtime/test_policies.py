@@ -1,0 +1,221 @@
+"""Policies and their drafters in the loop: who is asked together, who is told, and who gives back what it took."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from outrider.config import GenerationConfig
+from outrider.controller import Controller, Fixed, Record
+from outrider.controller.trial import Trial
+from outrider.drafters import DraftModel, Ngram, Suffix
+from outrider.loop import step
+from outrider.measure import PassCost
+from outrider.request import Request
+from outrider.request_queue import RequestQueue
+from outrider.sampling import LogitsSampler
+from outrider.testing import FakeBackend
+from outrider.text import TextStream
+from outrider.types import Draft, Noise, Sequence, goes_ahead, is_priced
+from outrider.verifiers import Greedy
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence as Seq
+
+    from outrider.types import Committed, Drafter, DraftPolicy, DraftRequest, Pending
+
+COST = PassCost((1, 16), (1.0, 1.1), (1.0, 1.1))
+
+
+def make_request(policy: DraftPolicy | None, prompt: Seq[int] = (1, 2)) -> Request:
+    return Request(
+        sequence=Sequence(list(prompt), len(prompt)),
+        sampler=LogitsSampler(GenerationConfig(), prompt),
+        verifier=Greedy(),
+        noise=Noise(0),
+        text=TextStream(lambda ids: "".join("abcdef"[i] for i in ids), ()),
+        max_new_tokens=12,
+        eos_token_ids=frozenset(),
+        policy=policy,
+        num_assistant_tokens=3,
+    )
+
+
+class Counting:
+    """Proposes one token, and takes down who is asked, who holds a place, and who is told. It cannot be hashed."""
+
+    __hash__ = None  # type: ignore[assignment]
+    num_assistant_tokens = 1
+
+    def __init__(self, *, room: bool = True, error: Exception | None = None) -> None:
+        self.room, self.error = room, error
+        self.seconds = 0.0
+        self.asked: list[int] = []
+        self.held: list[Sequence] = []
+        self.heard = 0
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Counting)
+
+    def reserve(self, sequence: Sequence, max_tokens: int, num_cached: int) -> bool:
+        if self.error and self.room:
+            raise self.error
+        if self.room:
+            self.held.append(sequence)
+        return self.room
+
+    def propose(self, requests: Seq[DraftRequest]) -> list[Draft]:
+        self.asked.append(len(requests))
+        self.seconds += 1.0
+        return [Draft([0]) for _ in requests]
+
+    def observe(self, sequence: Sequence, committed: Committed) -> None:
+        self.heard += 1
+
+    def release(self, sequence: Sequence) -> None:
+        self.held.remove(sequence)
+
+
+def several(*drafters: Drafter) -> Fixed:
+    """A policy with several drafters."""
+    policy = Fixed(drafters[0])
+    policy.drafters = drafters  # type: ignore[assignment]
+    return policy
+
+
+def test_requests_of_one_drafter_are_drafted_for_in_one_call() -> None:
+    """Of the same object, that is: another may be equal."""
+    main, drafter, other = FakeBackend(6), Counting(), Counting()
+    requests = [make_request(Fixed(each)) for each in (drafter, other, drafter)]
+    for request in requests:
+        assert request.admit(main)
+    for _ in range(3):
+        step(main, requests, 64)
+    assert not any(request.error for request in requests)
+    assert drafter.asked == [2, 2]  # the first round reads the prompts
+    assert other.asked == [1, 1]
+    assert (drafter.heard, other.heard) == (6, 3)
+
+
+def test_a_drafter_that_fails_ends_the_requests_that_use_it() -> None:
+    class Failing(Counting):
+        def propose(self, requests: Seq[DraftRequest]) -> list[Draft]:
+            raise KeyError("odd")
+
+    main, failing = FakeBackend(6), Failing()
+    requests = [make_request(policy) for policy in (Fixed(failing), Fixed(failing), Fixed(Counting()), None)]
+    for request in requests:
+        assert request.admit(main)
+    for _ in range(2):
+        step(main, requests, 64)
+    assert [type(request.error) for request in requests] == [KeyError, KeyError, type(None), type(None)]
+
+
+class Noting:
+    """An observer that notes the stages of drafting, and the main model's call between them."""
+
+    def __init__(self) -> None:
+        self.told: list[Any] = []
+
+    def drafting(self, stage: str, requests: Seq[Request]) -> None:
+        self.told.append((stage, len(requests)))
+
+    def drafted(self, drafts: Seq[Draft], error: BaseException | None = None) -> None:
+        self.told.append([len(draft) for draft in drafts] if error is None else error)
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *_: self.told.append(name)
+
+
+def test_an_observer_is_told_of_each_stage_of_drafting() -> None:
+    main, drafter = FakeBackend(6), Counting()
+    requests = [make_request(policy) for policy in (Fixed(drafter), None, Fixed(drafter))]
+    for request in requests:
+        assert request.admit(main)
+    step(main, requests, 64)  # reads the prompts
+    observer: Any = Noting()
+    step(main, requests, 64, observer)
+    assert observer.told == [("choose", 2), [0, 0], ("propose", 2), [1, 1], "called", *["verified", "committed"] * 3]
+
+
+def test_an_observer_is_told_what_a_stage_failed_of() -> None:
+    class Failing(Counting):
+        goes_ahead = True
+        ahead_seconds = 0.0
+
+        def draft_ahead(self, requests: Seq[DraftRequest], drafts: Seq[Draft], check: Pending) -> None:
+            raise error
+
+    error = KeyError("odd")
+    main, request = FakeBackend(6), make_request(Fixed(Failing()))
+    request.ahead = True
+    assert request.admit(main)
+    step(main, [request], 64)
+    observer: Any = Noting()
+    step(main, [request], 64, observer)
+    assert observer.told[:6] == [("choose", 1), [0], ("propose", 1), [1], ("draft ahead", 1), error]
+    assert request.error is error
+
+
+def test_places_are_taken_with_all_drafters_or_with_none() -> None:
+    main, first, full = FakeBackend(6), Counting(), Counting(room=False)
+    assert not make_request(several(first, full)).admit(main)
+    assert first.held == []
+    with pytest.raises(KeyError, match="odd"):
+        make_request(several(first, Counting(error=KeyError("odd")))).admit(main)
+    assert first.held == []
+    request = make_request(several(first, Counting()))
+    assert request.admit(main)
+    assert first.held == [request.sequence]
+
+
+def test_a_drafter_that_cannot_let_go_does_not_keep_the_others_from_it() -> None:
+    main, first, stubborn, last = FakeBackend(6), Counting(), Counting(), Counting()
+    request = make_request(several(first, stubborn, last))
+    assert request.admit(main)
+    stubborn.held.clear()
+    with pytest.raises(ValueError, match="not in list"):
+        request.release()
+    assert first.held == last.held == []
+    assert request.slot.closed  # type: ignore[attr-defined]
+
+
+def test_a_drafter_of_two_policies_is_timed_once() -> None:
+    main, drafter = FakeBackend(6), Counting()
+    queue = RequestQueue(main, 64)
+    first = queue.run(make_request(Fixed(drafter)))
+    second = make_request(Trial(drafter, Record()))
+    next(first)
+    for _ in queue.run(second):
+        pass
+    *_, last = first
+    assert last.result is not None
+    for stats in (last.result.stats, second.stats):
+        assert 0 < stats.draft_seconds <= drafter.seconds
+
+
+def test_a_trial_keeps_the_record_of_each_draft_once() -> None:
+    main, record = FakeBackend(6), Record()
+    drafter = Counting()
+    request = make_request(Trial(drafter, record))
+    for _ in RequestQueue(main, 64).run(request):
+        pass
+    # The last round drafts nothing, as the last token is the main model's.
+    assert sum(record.model.seen) == pytest.approx(len(drafter.asked), rel=0.02)
+    assert len(drafter.asked) == request.stats.num_draft_tokens
+
+
+def test_what_a_drafter_can_do_it_says_itself() -> None:
+    backend: Any = FakeBackend(6)
+    unpriced, model = (DraftModel(backend, context_length=9, cost=cost) for cost in (None, COST))
+    assert [is_priced(each) for each in (Ngram(), Suffix(), model, unpriced, Counting())] == [True] * 3 + [False] * 2
+    assert [goes_ahead(each) for each in (Suffix(), model, Counting())] == [False, True, False]
+    assert [Fixed(each).goes_ahead for each in (Suffix(), model, Counting())] == [False, True, False]
+    assert Controller(backend, COST, copier=Suffix(), model=model).goes_ahead
+    assert not Controller(backend, COST, copier=Suffix()).goes_ahead
+    assert model.seconds_for([1, 1], 256) == COST.together([1, 1])
+    copier, request = Suffix(), make_request(None).draft_request
+    assert copier.is_free
+    assert copier.can_draft(request)
+    assert copier.seconds_for([9], 256) == copier.num_unread(request.sequence) == copier.ahead_seconds == 0
