@@ -1,4 +1,4 @@
-"""The drafters of an engine by name, and what chooses between them for a request."""
+"""An engine's drafters by name, and the policies that choose between them."""
 
 from __future__ import annotations
 
@@ -26,16 +26,15 @@ if TYPE_CHECKING:
 
 
 class DrafterRegistry:
-    """Finds what a request's options name: drafters, what chooses between them, and what they may copy from.
+    """Finds what a request's options name: drafters, their policy, and the texts that they may copy from.
 
         registry = DrafterRegistry(loaded, {"draft": model}, ["draft"], encode=tokenizer.encode)
         policy, num_assistant_tokens = registry.policy_for(config)
 
-    loaded: the models by role, "main" among them. models: the bundle's draft models that are loaded, by name.
-    bundled: the names of all that the bundle has; with `loaded_with` as the engine's drafter, the others were left on
-    disk. encode: a text to the main model's tokens. store: of answers to copy from. contention: of the main model's
-    calls and a draft model's. records: of what the drafters have earned that a name stands for; by default they begin
-    anew.
+    loaded: the models by role, including "main". models: the bundle's loaded draft models, by name. bundled: the names
+    of all draft models of the bundle. loaded_with: the engine's drafter; other draft models were not loaded. encode:
+    tokenizes a text for the main model. store: answers to copy from. contention: of the main model's and a draft
+    model's calls. records: reads the records of a drafter's name; by default they start empty.
     """
 
     def __init__(
@@ -54,7 +53,7 @@ class DrafterRegistry:
         self._loaded, self._contention = loaded, contention
         self._loaded_with, self._store = loaded_with, store
         self.models = dict(models)
-        self._own: dict[str, Drafter] = {}  # the app's
+        self._own: dict[str, Drafter] = {}  # the app's own
         self._suffix = Suffix()
         self._read_records = records or (lambda _name: Records())
         self._records: dict[str, Records] = {}
@@ -63,14 +62,14 @@ class DrafterRegistry:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """What `drafter` can be, besides "auto" and None."""
+        """The values of the option `drafter`, besides "auto" and None."""
         return (*self.models, *self._own, *COPYING)
 
     def add(self, name: str, drafter: Drafter) -> None:
         """Let requests choose an app's own drafter.
 
         Raises:
-            OptionError: for a name that is taken, or none.
+            OptionError: for a name that is taken or empty.
         """
         if not isinstance(name, str) or not name:
             raise OptionError(
@@ -104,10 +103,10 @@ class DrafterRegistry:
         raise OptionError(f"There is no drafter '{name}' here. {nearest(name, ['auto', *self.names])}")
 
     def policy_for(self, config: GenerationConfig) -> tuple[DraftPolicy | None, int]:
-        """What says what drafts for a request, and how many tokens a round that may be at most.
+        """A request's policy, and the most draft tokens of a round.
 
         Raises:
-            OptionError: when there is no such drafter, or it does not know an option that is meant for it.
+            OptionError: when there is no such drafter, or it does not support an option that was given.
         """
         count = config.num_assistant_tokens
         if config.drafter is None or count == 0:
@@ -125,20 +124,20 @@ class DrafterRegistry:
             return Fixed(drafter), count
         if is_priced(drafter):
             return self._controller(config.drafter, config.max_ngram_size, drafter), LONGEST
-        return Fixed(drafter), drafter.num_assistant_tokens  # an app's own knows best
+        return Fixed(drafter), drafter.num_assistant_tokens  # an app's own drafter decides
 
     def reads_references(self, config: GenerationConfig) -> bool:
-        """Whether what drafts for such a request copies from `references` and the answer store."""
+        """Whether drafts for such a request are copied from `references` and the answer store."""
         return self._reads_references(self.policy_for(config)[0])
 
     def _reads_references(self, policy: DraftPolicy | None) -> bool:
         return policy is not None and any(drafter is self._suffix for drafter in policy.drafters)
 
     def texts(self, config: GenerationConfig, policy: DraftPolicy | None) -> tuple[References, ...]:
-        """What a request may copy from besides its own tokens; `policy` is what was found for it.
+        """The texts that a request may copy from, besides its own tokens. policy: the request's.
 
         Raises:
-            OptionError: for references that nothing would read.
+            OptionError: for references that no drafter of the policy reads.
         """
         if self._reads_references(policy):
             documents = (self._read(config.references),) if config.references else ()
@@ -155,11 +154,11 @@ class DrafterRegistry:
 
     @property
     def untried(self) -> list[tuple[DraftModel, Records]]:
-        """The draft models of which nothing is known, and where to put down what becomes known."""
+        """The draft models that have no records yet, with their empty records."""
         return [(model, self._records_of(name)) for name, model in self.models.items() if self._records_of(name).is_new]
 
     def _records_of(self, name: str) -> Records:
-        """What the drafters that a name stands for have earned."""
+        """The records of the drafters that a name stands for."""
         name = next(iter(self.models), "suffix") if name == "auto" else name
         if name not in self._records:
             self._records[name] = self._read_records(name)
@@ -167,7 +166,7 @@ class DrafterRegistry:
         return self._records[name]
 
     def close(self) -> None:
-        """Save what is known of the drafters, and let go of them and of their models."""
+        """Save the records, and drop the drafters and their models."""
         for records in self._records.values():
             records.save(at_once=True)
         self.models.clear()
@@ -175,15 +174,15 @@ class DrafterRegistry:
         self._controllers.clear()
 
     def expect(self, contention: Contention) -> None:
-        """From now on, controllers count with this contention."""
+        """Use this contention in all controllers from now on."""
         self._contention = contention
         for controller in self._controllers.values():
             controller.contention = contention
 
     def _controller(self, name: str, max_ngram_size: int, drafter: PricedDrafter) -> Controller:
-        """What chooses between the drafters that `name` stands for. Requests share what it has learned.
+        """The controller for the drafters that `name` stands for. All requests share it.
 
-        drafter: the one that was found by that name; "auto" stands for copies besides.
+        drafter: the one with that name. With "auto", the controller may choose copies too.
         """
         key = (name, max_ngram_size)
         if key not in self._controllers:
@@ -201,6 +200,6 @@ class DrafterRegistry:
 
 
 def _cached_references(encode: Callable[[str], list[int]]) -> Callable[[tuple[str, ...]], References]:
-    """Makes `References` of documents; those that came lately, alone or together, are not read again."""
+    """A function that makes `References` of documents, and caches the latest."""
     read = functools.lru_cache(64)(encode)
     return functools.lru_cache(8)(lambda documents: References([read(document) for document in documents]))

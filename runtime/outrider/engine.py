@@ -138,7 +138,7 @@ class Engine:
         return self.loaded["main"].backend
 
     def _try_drafters(self) -> None:
-        """Find out what drafts are worth before the first answer; once a bundle."""
+        """Measure the acceptance of draft models before the first answer, once per bundle."""
         if not self.config.scheduler.keep_records or self.loaded["main"].part.size < SMALL:
             return
         for model, records in self._registry.untried:
@@ -163,12 +163,12 @@ class Engine:
         return self._registry.bundled
 
     def add_drafter(self, name: str, drafter: Drafter) -> None:
-        """Let requests choose a drafter of your own as `drafter=name`; what it must do is `outrider.types.Drafter`.
+        """Add a drafter of your own, for requests with `drafter=name`. Its interface is `outrider.types.Drafter`.
 
-        Whatever it proposes, the text stays the main model's: a bad drafter costs time, never words.
+        The text is the main model's, whatever the drafter proposes: a bad drafter only costs time.
 
         Raises:
-            OptionError: for a name that is taken, or none.
+            OptionError: for a name that is taken or empty.
         """
         self._registry.add(name, drafter)
 
@@ -181,7 +181,7 @@ class Engine:
         return self._registry.find(name, max_ngram_size)
 
     def reads_references(self, config: GenerationConfig) -> bool:
-        """Whether what drafts for such a request copies from `references` and the answer store."""
+        """Whether drafts for such a request are copied from `references` and the answer store."""
         return self._registry.reads_references(config)
 
     @property
@@ -196,7 +196,7 @@ class Engine:
 
     @property
     def overlaps(self) -> bool:
-        """Whether draft models draft while the main model checks. Not to be set while requests run."""
+        """Whether draft models draft during target passes. Must not be set while requests run."""
         return self._overlaps
 
     @overlaps.setter
@@ -207,33 +207,33 @@ class Engine:
 
     @property
     def main(self) -> Backend:
-        """The main model's backend, for measurements; not to be called while requests run."""
+        """The main model's backend, for measurements. Must not be called while requests run."""
         self._queue.check_open()
         return self._main
 
     @property
     def setting(self) -> dict[str, str]:
-        """Where and how precisely the models run; of the main model, whether its rows are exact and what that takes."""
+        """Each model's device and precision; for the main model also whether its rows are exact, and the padding."""
         return {f"{role}_device": model.setting for role, model in self.loaded.items()}
 
     @property
     def choices(self) -> dict[str, Choice]:
-        """The settings that the models run in, and those that they were chosen from."""
+        """Each model's setting, and the settings that it was chosen from."""
         return {role: choice_of(m.part, m.backend.device, self._device) for role, m in self.loaded.items()}
 
     @property
     def costs(self) -> dict[str, PassCost]:
-        """What the models' calls cost here, by role; they follow the machine."""
+        """The costs of the models' calls, by role. They adapt to the machine's speed."""
         return {role: model.cost for role, model in self.loaded.items()}
 
     @property
     def cache(self) -> dict[str, CacheUse]:
-        """What is in the models' caches, "main" and by the drafters' names: room, cached tokens, hits."""
+        """Each model's prefix-cache occupancy and hit statistics, by role."""
         return {role: model.backend.cache for role, model in self.loaded.items()}
 
     @property
     def max_tokens(self) -> int:
-        """Tokens that prompt and answer of one request may have: the model's context or what fits in the cache."""
+        """Most tokens of one request's prompt and answer: the model's context, or what fits in the cache."""
         self._queue.check_open()
         return self._admission.max_tokens
 
@@ -270,7 +270,7 @@ class Engine:
         cancel: Event | None = None,
         **options: Any,
     ) -> Generator[TextChunk, None, None]:
-        """Answer a prompt piece by piece; as `generate`. A stream that is closed or forgotten ends as well."""
+        """Answer a prompt piece by piece; as `generate`. Closing or dropping the stream ends the answer."""
         return self._queue.run(self.prepare(prompt, config, chat_template=chat_template, cancel=cancel, **options))
 
     def submit(
@@ -282,13 +282,13 @@ class Engine:
         chat_template: bool = True,
         **options: Any,
     ) -> Submitted:
-        """Begin to answer a prompt, and return at once.
+        """Start to answer a prompt, and return at once.
 
             handle = engine.submit(prompt, sink=lambda news: loop.call_soon_threadsafe(queue.put_nowait, news))
 
-        sink: is called in the engine's own thread with each piece of text, the last of which has the result, or with
-        what the request failed of. It must return at once, as all requests wait for it. Raises as `generate` does,
-        besides a device's errors.
+        sink: is called in the engine's thread with each piece of text, the last of which has the result, or with the
+        request's error. It must return at once: all requests wait for it. Raises as `generate`, except for device
+        errors.
         """
         if not callable(sink):
             raise OptionError(f"sink={sink!r} cannot be called. Pass a function that takes a TextChunk or an error.")
@@ -298,9 +298,9 @@ class Engine:
         return submitted
 
     def close(self) -> None:
-        """End all requests with a RequestError, and free the models as far as nobody else has them.
+        """End all requests with a RequestError, and drop the models.
 
-        What the engine is asked behind that fails with a RequestError. Twice does no harm; an engine that is forgotten
+        Later calls of the engine raise a RequestError. Closing twice does no harm. An engine that is garbage-collected
         closes itself.
         """
         self._queue.close()
@@ -321,7 +321,7 @@ class Engine:
             with engine.trace("out.json"):
                 engine.generate("Why is the sky blue?")
 
-        Outside of such a block nothing is timed.
+        Outside such a block nothing is timed.
 
         Raises:
             OptionError: when the file cannot be written, or the engine is being traced already.
@@ -341,13 +341,13 @@ class Engine:
             self._tracing.release()
 
     def measure_costs(self, repeats: int) -> None:
-        """Measure anew, and keep for later starts, what the models' calls cost. Not while requests run."""
+        """Measure the costs of the models' calls again, and save them. Not while requests run."""
         for model in self.loaded.values():
             known, measured = model.cost, cost_of(model.part, model.backend, repeats)
             known.near, known.far, known.scale = measured.near, measured.far, 1.0
 
     def measure_contention(self, drafter: str) -> Contention:
-        """Measure how much slower calls of the main model and of a draft model get at the same time; and expect it.
+        """Measure how much slower calls of the main and a draft model are at the same time, and use it from now on.
 
         Not while requests run.
         """
@@ -359,7 +359,7 @@ class Engine:
         return contention
 
     def _decide_overlap(self, wanted: bool | str) -> bool:
-        """Whether draft models draft while the main model checks; asked of the machine where `wanted` is "auto"."""
+        """Whether draft models draft during target passes. With "auto" this is decided by measured costs."""
         main, *drafts = self.loaded.values()
         if not drafts or not wanted:
             if wanted is True:
@@ -379,7 +379,7 @@ class Engine:
         at_once: bool = False,
         **options: Any,
     ) -> Request:
-        """What `generate` would run, checked and ready for the loop. at_once: its text is read in the end alone."""
+        """The request of `generate`, checked and ready for the loop. at_once: its text is only read at the end."""
         self._queue.check_open()
         if not isinstance(config, GenerationConfig | None):
             raise OptionError(f"config={config!r} is not a GenerationConfig. Give options as keywords, or make one.")
@@ -393,7 +393,7 @@ class Engine:
 
 
 def _records(keep: bool, parts: Seq[Part], drafter: str) -> Records:
-    """What the drafters of this name have earned with these models, in a file unless that is not wanted."""
+    """The records of the drafters of this name with these models, in a file if `keep`."""
     if not keep:
         return Records()
     key = {"drafter": drafter, "files": {part.role: part.files for part in parts}, "outrider": __version__}

@@ -1,4 +1,4 @@
-"""Deciding what to draft: how likely tokens are to be kept, and what that is worth."""
+"""Chooses what to draft: how likely draft tokens are to be accepted, and what they cost."""
 
 from outrider.controller import trial
 from outrider.controller.acceptance import Acceptance, Luck, Share

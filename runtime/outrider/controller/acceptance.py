@@ -1,4 +1,4 @@
-"""How likely draft tokens are to be kept."""
+"""How likely draft tokens are to be accepted."""
 
 from __future__ import annotations
 
@@ -6,23 +6,23 @@ import bisect
 import math
 from dataclasses import dataclass, field
 
-# Confidences are told apart where it matters: near certainty, one token in twenty decides how far a draft goes.
+# Bins of confidence. They are narrow near 1, where small differences decide how long a draft should be.
 _EDGES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98, 0.99, 0.995, 0.999)
-_PRIOR_WEIGHT = 4.0  # observations that a drafter's own word counts for
-_MOST = 1 / (1 - 0.998) + 1  # observations that a count can come to
-_MEMORY = 0.998  # of what was observed, how much the next observation leaves
+_PRIOR_WEIGHT = 4.0  # observations that a drafter's own confidence counts for
+_MOST = 1 / (1 - 0.998) + 1  # largest possible count
+_MEMORY = 0.998  # weight of earlier observations after another one
 
 
 @dataclass(slots=True)
 class Acceptance:
-    """Calibrates a drafter's confidences with what becomes of its tokens.
+    """Calibrates a drafter's confidences by the outcomes of its tokens.
 
         acceptance = Acceptance()
         acceptance.observe(0.8, kept=True)
         acceptance.chance(0.8)
 
-    A drafter is taken at its word at first, then more and more at its record among tokens of like confidence. Only
-    tokens that were judged count: those behind a rejected one were never compared with what the main model says.
+    At first the confidence itself is the estimate, then more and more the accepted share of tokens with a similar
+    confidence. Only verified tokens count, not those behind a rejected one.
     """
 
     kept: list[float] = field(default_factory=lambda: [0.0] * (len(_EDGES) + 1))
@@ -34,32 +34,32 @@ class Acceptance:
             raise ValueError(f"there are {len(_EDGES) + 1} counts, of what was kept and of what was seen")
 
     def chance(self, confidence: float) -> float:
-        """How likely a token with this confidence is to be kept, given that those before it are."""
+        """The probability that a token with this confidence is accepted if those before it are."""
         at = bisect.bisect_right(_EDGES, confidence)
         return (self.kept[at] + _PRIOR_WEIGHT * confidence) / (self.seen[at] + _PRIOR_WEIGHT)
 
     def careful(self, confidence: float) -> float:
-        """The same, a standard deviation lower: what is not known yet is worth little."""
+        """The same, lower by a standard deviation: low if little was observed."""
         at = bisect.bisect_right(_EDGES, confidence)
         return lower_bound(self.chance(confidence), self.seen[at])
 
     def observe(self, confidence: float, *, kept: bool) -> None:
-        """Take in what became of a token."""
+        """Take in the outcome of a token."""
         at = bisect.bisect_right(_EDGES, confidence)
         self.kept[at] = _MEMORY * self.kept[at] + kept
         self.seen[at] = _MEMORY * self.seen[at] + 1
 
 
 def lower_bound(mean: float, num_seen: float) -> float:
-    """A chance that was estimated from so many observations, a standard deviation lower."""
+    """A probability that was estimated from `num_seen` observations, lower by a standard deviation."""
     return max(mean - math.sqrt(mean * (1 - mean) / (1 + num_seen)), 0.0)
 
 
 @dataclass(slots=True)
 class Luck:
-    """How much more, or less, often than expected things have happened lately.
+    """How much more or less often than expected events have happened recently.
 
-    weight: expected events that the assumption of no difference counts for; memory: how much the next one leaves.
+    weight: expected events that the prior factor of 1 counts for. memory: weight of earlier events after another one.
     """
 
     weight: float
@@ -69,20 +69,20 @@ class Luck:
 
     @property
     def factor(self) -> float:
-        """What a chance is to be multiplied by."""
+        """The factor for a probability."""
         return (self.happened + self.weight) / (self.expected + self.weight)
 
     def add(self, chance: float, *, happened: bool) -> None:
-        """Take in what became of a chance."""
+        """Take in an event and its probability."""
         self.happened = self.memory * self.happened + happened
         self.expected = self.memory * self.expected + chance
 
 
 @dataclass(slots=True)
 class Share:
-    """A running mean that begins at a prior and forgets.
+    """A running mean that starts from a prior and forgets.
 
-    weight: observations that what is known counts for; memory: how much of it the next one leaves.
+    weight: observations that the mean counts for. memory: the part of it that stays after another observation.
     """
 
     mean: float
@@ -95,7 +95,7 @@ class Share:
 
     @property
     def careful(self) -> float:
-        """The mean of chances, a standard deviation lower."""
+        """The mean of probabilities, lower by a standard deviation."""
         return lower_bound(self.mean, self.weight)
 
     def add(self, value: float) -> None:

@@ -1,4 +1,4 @@
-"""What one answer has been earning, and its round under way."""
+"""The controller's state of one answer, and of its current round."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ if TYPE_CHECKING:
     from outrider.controller.rules import WorthIt
     from outrider.types import Draft, Sequence
 
-BUDGET = 0.01  # of an answer's time so far, for drafts that may not pay
-_MEMORY = 0.9  # of earlier rounds, how much the next one leaves: the rate is that of about ten rounds
+BUDGET = 0.01  # share of an answer's time for drafts that may not pay
+_MEMORY = 0.9  # weight of earlier rounds after another one: the rate is that of about ten rounds
 _FIRST_PROBE, _LAST_PROBE = 8, 32  # rounds between tries of a draft model that does not pay
 
 
 @dataclass(slots=True)
 class PricedTurn(Turn):
-    """One answer's round under way.
+    """One answer's current round.
 
-    rule: what ends the draft model's draft; None where it is not asked. seconds: that drafting and checking should
-    take; plain: of a plain round.
+    rule: ends the draft model's draft; None if the draft model is not asked. seconds: expected for drafting and the
+    target pass. plain: seconds of a plain round.
     """
 
     rule: WorthIt | None = None
@@ -37,10 +37,10 @@ class PricedTurn(Turn):
 
 @dataclass(slots=True)
 class Answer:
-    """What one answer has been earning.
+    """What drafts have gained and cost in one answer.
 
-    tokens, seconds: of lately. model: the share of the draft model's tokens kept. spent: seconds so far. lead: seconds
-    that plain decoding would have taken more.
+    tokens, seconds: of recent rounds. model: the accepted share of the draft model's tokens. spent: seconds so far.
+    lead: seconds saved against plain decoding.
     """
 
     record: Record
@@ -48,28 +48,28 @@ class Answer:
     seconds: float
     model: Share
     turn: PricedTurn | None = None
-    reading: bool = False  # whether the draft model has been given the prompt
+    reading: bool = False  # whether the draft model reads the prompt
     luck: Luck = field(default_factory=lambda: Luck(weight=1.0, memory=0.9))  # with copies
     model_luck: Luck = field(default_factory=lambda: Luck(weight=8.0, memory=0.95))
     regret: float = 0.0
     copy: Draft = NO_DRAFT
     copied_at: int = 0
-    goes_on: bool = False  # whether the last copy was right, as far as the text has come
+    goes_on: bool = False  # whether the last copy was right in all tokens that are committed since
     patience: int = _FIRST_PROBE
     waited: int = 0
-    worked: bool = False  # whether the draft model was right the last time
+    worked: bool = False  # whether a token of the draft model's last draft was accepted
     spent: float = 0.0
     lead: float = 0.0
 
     @property
     def budget(self) -> float:
-        """Seconds that may be lost on drafts that may not pay: of what was won, half."""
+        """Seconds for drafts that may not pay: a share of the time so far, and half of the lead."""
         return BUDGET * self.spent + (self.lead if self.lead < 0 else self.lead / 2)
 
     def probes(self, value: float, cost: float) -> bool:
-        """Whether it is time to try a draft model that does not seem to pay here.
+        """Whether to try a draft model that does not seem to pay here.
 
-        cost: in seconds, of a try; 0 for a model that has paid in other answers.
+        cost: seconds of a try; 0 for a model that has paid in other answers.
         """
         if not self.reading or value > 0:
             self.waited, self.patience = 0, _FIRST_PROBE
@@ -81,43 +81,43 @@ class Answer:
         return True
 
     def add(self, turn: PricedTurn, num_accepted: int) -> None:
-        """Take in what became of a round."""
+        """Take in the outcome of a round."""
         self.tokens = _MEMORY * self.tokens + num_accepted + 1
         self.seconds = _MEMORY * self.seconds + turn.seconds
         self.spent += turn.seconds
         self.lead += (num_accepted + 1) * turn.plain - turn.seconds
         if turn.rule is None:
             return
-        for i, confidence in enumerate(confidences_of(turn.draft)[: num_accepted + 1]):  # none behind was judged
+        for i, confidence in enumerate(confidences_of(turn.draft)[: num_accepted + 1]):  # others were not verified
             self.model_luck.add(self.record.model.chance(confidence), happened=i < num_accepted)
             self.model.add(i < num_accepted)
         self.record.judge(turn.draft, num_accepted)
         self.worked = num_accepted > 0
         if self.worked:
-            self.waited = self.patience = _FIRST_PROBE  # what has worked is tried again at once
+            self.waited = self.patience = _FIRST_PROBE  # try again at once
 
     @property
     def model_share(self) -> float:
-        """The share of the draft model's tokens that is kept here, as far as can be said for sure."""
+        """The accepted share of the draft model's tokens here, estimated carefully."""
         known = self.record.model_share
         return max(self.model.mean - (known.mean - known.careful), 0.0)
 
     def model_chance(self, confidence: float) -> float:
-        """How likely a token of the draft model is to be kept."""
+        """The probability of acceptance of a token of the draft model."""
         return min(self.record.model.chance(confidence) * self.model_luck.factor, 1.0)
 
     def copy_chances(self, confidences: Seq[float], *, careful: bool = False) -> list[float]:
-        """How likely each copied token is to be kept if those before it are: some answers repeat what was said.
+        """Each copied token's probability of acceptance if those before it are accepted. Some answers repeat more.
 
-        careful: as far as can be said for sure.
+        careful: a lower estimate if little is known.
         """
         known = zip(self._copy_records(len(confidences)), confidences, strict=True)
         chances = [record.careful(each) if careful else record.chance(each) for record, each in known]
-        factor = min(self.luck.factor, 1.0) if careful else self.luck.factor  # a few tokens prove nothing
+        factor = min(self.luck.factor, 1.0) if careful else self.luck.factor  # a few accepted tokens prove nothing
         return [min(chance * factor, 1.0) for chance in chances]
 
     def judge_copy(self, sequence: Sequence) -> None:
-        """Learn from the last copy, proposed or not: what was committed says what would have become of it."""
+        """Learn from the last copy, proposed or not, by comparing it with the committed tokens."""
         committed = sequence.token_ids[self.copied_at :]
         records = self._copy_records(len(self.copy))
         for i, (token_id, said) in enumerate(zip(self.copy.token_ids, committed, strict=False)):

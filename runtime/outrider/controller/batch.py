@@ -1,4 +1,4 @@
-"""The answers of one round together: what draft tokens cost there, and how many of them are worth it."""
+"""All answers of one round: what draft tokens cost in the batch, and how many are worth it."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """The answers of one round, and what draft tokens cost and are worth there.
+    """The answers of one round, and what draft tokens cost in their batch.
 
-        batch.allot([[0.9, 0.8], [0.2]])    # so many draft tokens of the first answer, and so many of the second
+        batch.allot([[0.9, 0.8], [0.2]])    # draft tokens of the first answer, and of the second
 
-    cost: of the main model's calls. together: answers. context: tokens, on average. plain: seconds of a round without
-    drafts, for all of them. rate: tokens a second that all of them have been earning. least: rows of a plain call;
-    before: of the main model's last one. change: seconds that another number of rows takes. _added: seconds that calls
-    of so many rows take more than a plain one.
+    cost: of the main model's calls. together: number of answers. context: average tokens. plain: seconds of a round
+    without drafts, for all answers. rate: tokens per second of all answers lately. least: rows of a plain call. before:
+    rows of the main model's last call. change: extra seconds of a call with another number of rows than the one before.
+    _added: extra seconds of a call against a plain one, by its rows.
     """
 
     cost: PassCost
@@ -36,10 +36,10 @@ class Batch:
     _added: dict[int, float] = field(init=False, default_factory=dict)
 
     def allot(self, chances: Seq[Seq[float]]) -> list[int]:
-        """How many draft tokens of each answer are worth their rows in this batch, the likeliest taken first.
+        """How many draft tokens of each answer are worth their rows in this batch. The likeliest tokens come first.
 
-        chances: of each token to be kept if those before it are. Rows cost what they cost together: where a call is
-        full, or every row has its price, few are worth it; where a batch has to be padded anyway, some are free.
+        chances: each token's probability of acceptance if those before it are accepted. Rows are priced together: in a
+        full call few are worth it, and in a batch that is padded anyway some are free.
         """
         reached = [(kept, i) for i, each in enumerate(chances) for kept in accumulate(each, mul)]
         lengths = [0] * len(chances)
@@ -55,7 +55,7 @@ class Batch:
             if value - self.rate * added > best_value:
                 best, best_value = list(lengths), value - self.rate * added
             if most - self.rate * (added - 2 * self.change) <= best_value:
-                break  # more rows cost no less, whatever is kept of them
+                break  # more rows do not cost less, even if all are accepted
         return best
 
     def added(self, lengths: Seq[int]) -> float:
@@ -66,11 +66,11 @@ class Batch:
         return self._added_by(cost.rule.num_rows(rows))
 
     def _added_by(self, total: int) -> float:
-        """The same, for so many rows in one call.
+        """Extra seconds of one call with this many rows.
 
-        With another number of rows than before, a call is dearer; and so is the next plain one, which has others again.
+        A call with another number of rows than the one before costs more, and so does the next plain call.
         """
-        if total not in self._added:  # many lengths come to the same call
+        if total not in self._added:  # many lengths make the same number of rows
             cost, least = self.cost, self.least
             changes = (total != self.before) + (total != least) - (least != self.before)
             seconds = cost.together([total], self.context) - self.plain + self.change * changes
@@ -86,9 +86,10 @@ class Batch:
 
 
 def best_length(chances: Seq[float], costs: Seq[float]) -> tuple[float, int]:
-    """The most that a draft can be worth, in tokens, and how long it is then.
+    """The largest value of a draft, in tokens, and the length that has it.
 
-    chances: of each token to be kept if those before it are. costs: for 0, 1, … tokens, in tokens.
+    chances: each token's probability of acceptance if those before it are accepted. costs: in tokens, of 0, 1, …
+    tokens.
     """
     best, length, kept, value = 0.0, 0, 1.0, 0.0
     for k, chance in enumerate(chances[: len(costs) - 1], 1):

@@ -1,9 +1,9 @@
-"""The controller: what drafts, and how far, decided by what it earns.
+"""The controller: chooses drafters and draft lengths that give the most tokens per second.
 
-Every round is paid in seconds and yields tokens. The best long-run rate, tokens per second, is that of the policy which
-in each round maximises tokens − rate · seconds, with the rate that it earns itself (renewal-reward theorem; Dinkelbach
-1967, "On nonlinear fractional programming"). So a draft token is worth its chance of being kept, and costs the seconds
-that it takes to draft and to check it, at the rate that the answer has been earning lately.
+Every round costs seconds and yields tokens. The policy with the best long-run rate, in tokens per second, maximises
+tokens − rate · seconds in each round, with its own rate (renewal-reward theorem; Dinkelbach 1967, "On nonlinear
+fractional programming"). So a draft token is worth its probability of acceptance. It costs the seconds of drafting and
+verifying it, at the recent rate of the answer.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ if TYPE_CHECKING:
     from outrider.measure import Contention, PassCost
     from outrider.types import Backend, Committed, Draft, DraftRequest, Pending, PricedDrafter, Sequence, Turn
 
-_QUICKLY_READ = 1.0  # rounds of plain decoding that reading a prompt may take without a second thought
+_QUICKLY_READ = 1.0  # rounds of plain decoding: a prompt that is read in less is read at once
 
 
 class Controller:
-    """Has copies or a model's drafts checked, round by round, whichever earn more; neither, when neither does.
+    """Chooses in each round copies, a draft model, or neither, by which gives the most tokens per second.
 
-        Controller(main, main_cost, copier=Suffix())                 # copies alone
+        Controller(main, main_cost, copier=Suffix())                 # copies only
         Controller(main, main_cost, copier=Suffix(), model=model)    # both
 
-    main_cost: of the main model's calls. copier: a drafter that is free. model: one whose calls cost what it says.
-    contention: what drafting ahead costs the check that is under way. records: what is known of the drafters.
+    main_cost: of the main model's calls. copier: a drafter that is free. model: a drafter whose calls have a cost.
+    contention: how much drafting ahead slows the target pass. records: of the drafters' acceptance.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class Controller:
         self._rows_before = main_cost.rule.num_rows([1])
 
     def choose(self, requests: Seq[DraftRequest]) -> list[PricedTurn]:
-        """For each request what is worth most: a copy, a draft of the model's as long as that pays, or nothing."""
+        """For each request the turn that is worth most: a copy, a draft of the model, or nothing."""
         batch = self._batch(requests)
         copies = self._copier.propose(requests) if self._copier else [NO_DRAFT] * len(requests)
         lengths = self._copy_lengths(requests, copies, batch)
@@ -75,7 +75,7 @@ class Controller:
         return turns
 
     def drafted(self) -> None:
-        """Foresee what the round takes, now that it has its drafts."""
+        """Estimate the seconds of the round, from its drafts."""
         if self._round is None:
             return
         (batch, turns), self._round = self._round, None
@@ -90,7 +90,7 @@ class Controller:
         self._check_began = self._main.seconds
 
     def _price_drafts(self, turns: Seq[PricedTurn]) -> None:
-        """Put down what the model's drafts should have taken, and have its price follow what one did take."""
+        """Add the expected seconds of the model's drafts, and adapt its cost to the measured ones."""
         asked = [(turn, turn.rule) for turn in turns if turn.rule is not None]
         if not (self._model and asked):
             return
@@ -100,11 +100,11 @@ class Controller:
             self._model.follow(asked[0][0].seconds * len(turns), self._model.seconds - self._drafting_began)
 
     def go_ahead(self, turns: Seq[Turn], check: Pending) -> None:
-        """Let the model go on where it has drafted, if that is likely enough to come true."""
+        """Let the model draft ahead for its own drafts, if the guess is likely enough."""
         if self._model is None:
             return
         step = self._model.seconds_for([1] * len(turns), NEAR)
-        # What would not be there in time is not begun: the check's end would wait for it.
+        # Calls that would end after the target pass are not begun: the round would wait for them.
         most = int(self._expected_check * self.contention.check / (step * self.contention.draft))
         slower = min(most * step * self.contention.draft, self._expected_check) * (1 - 1 / self.contention.check)
         mine = []
@@ -123,21 +123,21 @@ class Controller:
             began = self._model.ahead_seconds
             self._model.draft_ahead(asked, guessed, check, guesses, most)
             held_up = (self._model.ahead_seconds - began) * (1 - 1 / self.contention.check)
-            self._expected_check += held_up  # which says nothing about the machine
+            self._expected_check += held_up  # the machine is not slower
 
     def observe(self, sequence: Sequence, committed: Committed) -> None:
-        """Learn from what became of the last draft."""
+        """Learn from the outcome of the last draft."""
         answer = self._answers.get(sequence)
         if answer is None or answer.turn is None:
             return
         turn, answer.turn = answer.turn, None
-        if self._expected_check:  # the first answer of a round that all its answers share
+        if self._expected_check:  # once per round, at its first answer
             self._main_cost.follow(self._expected_check, self._main.seconds - self._check_began)
             self._expected_check = 0.0
         answer.add(turn, len(committed.path))
 
     def release(self, sequence: Sequence) -> None:
-        """Forget a sequence, but for what was learned from it."""
+        """Drop a sequence's state. Its records stay."""
         if answer := self._answers.pop(sequence, None):
             answer.record.length.add(len(sequence) - sequence.num_prompt_tokens)
             self.records.save()
@@ -147,17 +147,17 @@ class Controller:
         context = sum(len(request.sequence) for request in requests) / together
         plain = self._main_cost.together([1] * together, context)
         answers = [self._answer(request, plain / together) for request in requests]
-        # Plain decoding is there to be had.
+        # Plain decoding is always possible.
         rate = max(sum(a.tokens for a in answers) / sum(a.seconds for a in answers), together / plain)
         cost = self._main_cost
         least = cost.rule.num_rows([1] * together)
         return Batch(cost, together, context, plain, rate, least, self._rows_before, cost.scale * cost.change)
 
     def _copy_lengths(self, requests: Seq[DraftRequest], copies: Seq[Draft], batch: Batch) -> list[int]:
-        """How much of each copy to draft.
+        """How many tokens of each copy to draft.
 
-        What pays even if chances are lower than they seem is drafted anyway. What may pay has a budget, so that an
-        answer whose copies are all wrong is hardly slower for it.
+        Tokens that pay by a careful estimate are always drafted. Others have a budget, so that an answer whose copies
+        are all wrong is hardly slower.
         """
         sure: list[list[float]] = []
         hoped: list[list[float]] = []
@@ -176,7 +176,7 @@ class Controller:
         return best if batch.added(best) - batch.added(safe) <= budget else safe
 
     def _plan(self, request: DraftRequest, copy: Draft, length: int, batch: Batch) -> PricedTurn:
-        """What this round may bring to one answer: so much of the copy, or what the model drafts by a rule."""
+        """One answer's turn: `length` tokens of the copy, or a draft of the model with a rule."""
         answer = self._answers[request.sequence]
         turn = PricedTurn(request, draft=copy.cut(length))
         if self._model is None or not self._model.can_draft(request):
@@ -193,12 +193,12 @@ class Controller:
         first = self._model.seconds_for([unread] + [1] * (together - 1), context, together) / together
         num_ahead = self._model.num_ahead(request.sequence)
         if num_ahead:
-            first = 0.0  # how many there are may depend on what they are: it has no say in whether they are used
+            first = 0.0  # using them must not depend on how many there are: that may depend on the tokens
         costs = [rate * (seconds + max(k - bool(num_ahead), 0) * step) for k, seconds in enumerate(check)]
         by_model, _ = best_length([answer.model_share] * longest, costs)
         if not answer.reading and unread > 1:
-            # Reading the prompt pays later, if the answer goes on, as far as is known for as long again as it has, and
-            # if copies do not do as well: a long one has to be missed first for as much as it takes to read.
+            # Reading the prompt pays later, if the answer goes on (estimated: as long again as so far) and copies do
+            # worse. For a long prompt, the estimated loss without the model first has to reach the cost of reading.
             answer.regret += max(by_model - value, 0.0) / rate
             left = min(request.num_left, max(generated, answer.record.length.mean))
             is_missed = answer.regret >= first - _QUICKLY_READ * plain
@@ -207,14 +207,14 @@ class Controller:
         known, _ = best_length([answer.record.model_share.careful] * longest, costs)
         least = 0.0 if known > 0 else first + step + check[min(1, longest)]
         if (answer.reading and by_model > value) or answer.probes(by_model, least):
-            # How an answer begins says little: it is not drafted farther than it has come, and two tokens.
+            # Cap early drafts at generated + 2 tokens: acceptance is not yet known.
             rule = WorthIt(answer.model_chance, answer.model.mean, rate, step, check[: generated + 3], num_ahead)
             asked = dataclasses.replace(request, rule=rule)
             return PricedTurn(asked, self._model, rule=rule, seconds=first)
         return turn
 
     def _answer(self, request: DraftRequest, plain: float) -> Answer:
-        """What is known of an answer; plain: seconds of a round without drafts."""
+        """The state of an answer. plain: seconds of a round without drafts."""
         answer = self._answers.get(request.sequence)
         if answer is None:
             record = self.records.of(request.verifier)

@@ -1,4 +1,4 @@
-"""One drafter and no choice."""
+"""The policy that always chooses the same drafter."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ if TYPE_CHECKING:
 
 
 class Fixed:
-    """Has the same drafter draft as many tokens as a request may have, whether that pays or not.
+    """Lets one drafter propose as many tokens as a request may have, whether that pays or not.
 
         request.policy = Fixed(Ngram())
 
-    Those of one drafter are equal, so that it is called once for all requests that use it.
+    Policies of the same drafter are equal, so that it is called once for all requests that use it.
     """
 
     def __init__(self, drafter: Drafter) -> None:
@@ -31,20 +31,20 @@ class Fixed:
         return id(self.drafters[0])
 
     def choose(self, requests: Seq[DraftRequest]) -> list[Turn]:
-        """The drafter, for each request."""
+        """A turn of the drafter for each request."""
         return [Turn(request, self.drafters[0]) for request in requests]
 
     def drafted(self) -> None:
-        """Nothing depends on it."""
+        """Do nothing."""
 
     def go_ahead(self, turns: Seq[Turn], check: Pending) -> None:
-        """Have the drafter use all of the time."""
+        """Let the drafter draft ahead until the target pass is done."""
         (drafter,) = self.drafters
         if goes_ahead(drafter):
             drafter.draft_ahead([turn.request for turn in turns], [turn.draft for turn in turns], check)
 
     def observe(self, sequence: Sequence, committed: Committed) -> None:
-        """Nothing to learn."""
+        """Do nothing: there is nothing to learn."""
 
     def release(self, sequence: Sequence) -> None:
-        """Nothing to forget."""
+        """Do nothing: there is no state."""

@@ -1,4 +1,4 @@
-"""What drafters have earned, kept for later answers and later starts."""
+"""Records of the drafters' acceptance, saved for later answers and later starts."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ if TYPE_CHECKING:
     from outrider.types import Draft, Verifier
 
 _SECONDS = 5.0  # between two writes of the file
-_HEARSAY = 10.0  # observations that what is known of greedy decoding counts for where it is sampled
-_UNSAID = 0.5  # stands for the confidence of a drafter that does not say any
+_HEARSAY = 10.0  # most observations that greedy decoding's share counts for in sampling
+_UNSAID = 0.5  # the confidence of a drafter that gives none
 
 
 @dataclass(slots=True)
 class Record:
-    """What is known of the drafters, whichever answer it was learned from.
+    """The drafters' acceptance over all answers.
 
-    copies, model: how often tokens of theirs are kept. first_copies: the same of a copy's first token where the one
-    before was not copied: most copies that go wrong do so there. model_share: of the draft model's tokens, whatever it
-    says of them. length: tokens of an answer.
+    copies, model: acceptance by confidence. first_copies: the same for the first token of a copy after a token that was
+    not copied, where most wrong copies go wrong. model_share: the accepted share of the draft model's tokens, whatever
+    their confidence. length: tokens of an answer.
     """
 
     copies: Acceptance = field(default_factory=Acceptance)
@@ -35,14 +35,14 @@ class Record:
     length: Share = field(default_factory=lambda: Share(64.0, weight=1.0, memory=0.9))
 
     def judge(self, draft: Draft, num_accepted: int) -> None:
-        """Take in what became of a draft of the model's: of the tokens up to the first rejected one."""
+        """Take in the outcome of a draft of the model: its tokens up to the first rejected one."""
         for i, confidence in enumerate(confidences_of(draft)[: num_accepted + 1]):
             self.model.observe(confidence, kept=i < num_accepted)
             self.model_share.add(i < num_accepted)
 
 
 def confidences_of(draft: Draft) -> Seq[float]:
-    """What a drafter says of its tokens, or what stands for it."""
+    """The confidences of a draft, or a default for each token."""
     return draft.confidences or [_UNSAID] * len(draft)
 
 
@@ -53,7 +53,7 @@ class Records:
         records.of(request.verifier).copies.chance(0.8)
         records.save()
 
-    Sampling keeps other tokens than greedy decoding, so each way to judge has its own.
+    Sampling accepts other tokens than greedy decoding, so each verifier has its own record.
     """
 
     def __init__(self, file: SavedValue[dict[str, Record]] | None = None) -> None:
@@ -63,7 +63,7 @@ class Records:
         self._saved_at = time.monotonic()
 
     def of(self, verifier: Verifier) -> Record:
-        """The record of requests that are judged in this way."""
+        """The record of requests with this kind of verifier."""
         name = type(verifier).__name__
         if name not in self.found:
             made = self.found[name] = Record()
@@ -73,7 +73,7 @@ class Records:
         return self.found[name]
 
     def save(self, *, at_once: bool = False) -> None:
-        """Write the file, unless that was done a moment ago."""
+        """Write the file, at most once in a few seconds unless `at_once`."""
         now = time.monotonic()
         if self._file and self.found and (at_once or now - self._saved_at >= _SECONDS):
             self._saved_at = now

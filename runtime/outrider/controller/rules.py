@@ -13,9 +13,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ConfidenceThreshold:
-    """Goes on while the last token was drafted with at least this confidence.
+    """Wants more while the last token was drafted with at least this confidence.
 
-    OpenVINO GenAI's `assistant_confidence_threshold`. The token that ends a draft is checked with it.
+    OpenVINO GenAI's `assistant_confidence_threshold`. The token that ends a draft is part of it.
     """
 
     threshold: float
@@ -27,10 +27,11 @@ class ConfidenceThreshold:
 
 @dataclass(frozen=True, slots=True)
 class WorthIt:
-    """Goes on while the next token is worth what it costs: its chance of being reached and kept against its seconds.
+    """Wants more while the next token is worth its cost: its probability of acceptance against its seconds.
 
-    chance: of a token to be kept, by its confidence. next_chance: of one that is not drawn yet. rate: tokens a second.
-    step: seconds to draft a token. check: seconds that checking k tokens adds. num_ahead: tokens that are drafted.
+    chance: a token's probability of acceptance, by its confidence. next_chance: that of a token that is not drawn yet.
+    rate: tokens per second. step: seconds to draft a token. check: for k tokens, the seconds that they add to the
+    target pass. num_ahead: tokens that were drafted ahead.
     """
 
     chance: Callable[[float], float]
@@ -41,7 +42,7 @@ class WorthIt:
     num_ahead: int = 0
 
     def wants_more(self, confidences: Seq[float]) -> bool:
-        """Whether another token is worth it; what a token after that may be worth falls with every further one."""
+        """Whether the next token is worth its cost. Later tokens are worth less."""
         k = len(confidences)
         if k + 1 >= len(self.check):
             return False

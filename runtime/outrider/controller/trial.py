@@ -1,4 +1,4 @@
-"""Trying a draft model on a few prompts, so that no answer begins by guessing what its drafts are worth."""
+"""Tries a draft model on a few prompts, so that its acceptance is known before the first answer."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NUM_DRAFT_TOKENS = 3  # a round
 
 
 class Trial:
-    """Has a draft model draft for one request, whether it pays or not, and keeps its record.
+    """Lets a draft model draft for one request, whether it pays or not, and updates its record.
 
     request.policy = Trial(model, records.of(request.verifier))
     """
@@ -33,20 +33,20 @@ class Trial:
         self._turn: Turn | None = None
 
     def choose(self, requests: Seq[DraftRequest]) -> list[Turn]:
-        """The model."""
+        """A turn of the draft model."""
         self._turn = Turn(requests[0], self.drafters[0])
         return [self._turn]
 
     def drafted(self) -> None:
-        """Nothing depends on it."""
+        """Do nothing."""
 
     def go_ahead(self, turns: Seq[Turn], check: Pending) -> None:
-        """Nothing is drafted ahead."""
+        """Do nothing: nothing is drafted ahead."""
 
     def observe(self, sequence: Sequence, committed: Committed) -> None:  # noqa: ARG002
-        """Learn from what became of the last draft."""
+        """Record the outcome of the last draft."""
         turn, self._turn = self._turn, None
         self._record.judge(turn.draft if turn else NO_DRAFT, len(committed.path))
 
     def release(self, sequence: Sequence) -> None:
-        """Nothing to forget."""
+        """Do nothing: there is no state."""
