@@ -131,6 +131,7 @@ def test_a_summary_is_what_one_gets_by_hand() -> None:
     assert fast["speed_up"] == pytest.approx(math.sqrt(2 * 4))  # 1 / 0.5 and 2 / 0.5
     assert fast["tokens_per_second"] == pytest.approx(20)
     assert fast["end_to_end"] == pytest.approx(math.sqrt(2 / 1.5 * 3 / 1.5))
+    assert (fast["first_token_seconds"], fast["reading"]) == (pytest.approx(1), pytest.approx(1))
     assert fast["speed_up_interval"] == pytest.approx(ratio_interval([2.0, 4.0]))
     assert rows["slow", "x"]["tokens_per_second"] == pytest.approx((10 + 5) / 2)
     whole = rows["fast", "all"]
@@ -143,10 +144,11 @@ def test_a_summary_is_what_one_gets_by_hand() -> None:
 
 def test_what_differs_is_not_identical_and_what_failed_is_left_out() -> None:
     tasks, records = made_up()
-    records[2] = Record(0, "fast", 0, Run([5] * 11, 1.0, 1.5))
+    records[2] = Record(0, "fast", 0, Run([5] * 11, 0.5, 1.5))
     records[6:] = [Record(1, "fast", repeat, None, "no") for repeat in (0, 1)]
     rows = {(row["mode"], row["category"]): row for row in summarize(collect(records), tasks, ["slow", "fast"], "slow")}
     assert rows["fast", "x"]["identical"] == 0
+    assert rows["fast", "x"]["reading"] == pytest.approx(math.sqrt(2))  # the median of 2 and 1
     assert ("fast", "y") not in rows
     assert rows["fast", "all"]["num_prompts"] == 1
     prompts = summarize_prompts(collect(records), tasks, ["slow", "fast"], "slow")

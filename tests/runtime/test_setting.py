@@ -53,10 +53,17 @@ def processor(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Setting]]:
     """Gives the machine's precisions, and what was compiled since then."""
     compiled: list[Setting] = []
 
-    def has(**kinds: Kind) -> list[Setting]:
+    def has(
+        cores: dict[str, int] | None = None, by_threads: dict[int, float] | None = None, **kinds: Kind
+    ) -> list[Setting]:
+        """cores: as `count_cores`. by_threads: how much longer calls take with so many threads."""
+        by_threads = by_threads or {}
+
         def compile_it(_: Part, own: DeviceConfig, device: str, *, can_pad_apart: bool = False) -> Any:
             kind = kinds[own.precision]
-            compiled.append(Setting(own.precision, own.cache_precision, can_pad_apart=can_pad_apart))
+            compiled.append(
+                Setting(own.precision, own.cache_precision, can_pad_apart=can_pad_apart, num_threads=own.num_threads)
+            )
             made: Any = FakeBackend(
                 24,
                 noise=kind.noise,
@@ -66,6 +73,7 @@ def processor(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Setting]]:
             )
             made.allocate, made.device, made.kind = (lambda _: None), device, kind
             made.precision, made.cache_precision = own.precision, own.cache_precision
+            made.num_threads = own.num_threads
             return made
 
         def time_it(_: Part, backend: Any) -> dict[int, float]:
@@ -73,7 +81,7 @@ def processor(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Setting]]:
 
         def seconds(backend: Any, count: int) -> float:
             taken: float = backend.kind.milliseconds(backend.capabilities.rows.num_rows([count])) / 1000
-            return taken
+            return taken * by_threads.get(backend.num_threads, 1.0)
 
         def time_calls(backend: Any, calls: list[tuple[int, int]], repeats: int) -> dict[tuple[int, int], float]:
             return {call: seconds(backend, call[0]) for call in calls}
@@ -83,6 +91,7 @@ def processor(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Setting]]:
         monkeypatch.setattr(setting, "time_calls", time_calls)  # or a busy machine would have its say
         monkeypatch.setattr(setting, "_candidates", lambda *_: [Setting(name, name) for name in kinds])
         monkeypatch.setattr(setting, "GROUP_SIZE", "none")
+        monkeypatch.setattr(setting, "count_cores", lambda _: cores or {"cores": 2, "threads": 2})
         return compiled
 
     return has
@@ -91,6 +100,38 @@ def processor(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Setting]]:
 def test_the_fastest_exact_setting_is_taken(part: Part, processor: Callable[..., list[Setting]]) -> None:
     processor(f32=Kind(SLOW), bf16=Kind(FAST))
     assert choice_of(part, "CPU", DeviceConfig()).setting.precision == "bf16"
+
+
+@pytest.mark.parametrize(
+    ("cores", "by_threads", "tried", "taken"),
+    [
+        ({"cores": 16}, {8: 0.8, 4: 0.7, 2: 0.9}, [0, 8, 4, 2], 4),
+        ({"cores": 16}, {8: 0.8, 4: 0.9, 2: 0.1}, [0, 8, 4], 8),  # no further down than it helps
+        ({"cores": 16}, {8: 0.97, 4: 0.1}, [0, 8], 8),  # 8 are within the noise, but they were the faster ones
+        ({"cores": 8}, {4: 1.2}, [0, 4], 0),
+        ({"performance": 6, "efficiency": 8}, {6: 0.7, 3: 1.1}, [0, 6, 3], 6),
+        ({"cores": 3}, {}, [0], 0),
+    ],
+)
+def test_fewer_threads_are_taken_where_they_are_faster(
+    part: Part,
+    processor: Callable[..., list[Setting]],
+    cores: dict[str, int],
+    by_threads: dict[int, float],
+    tried: list[int],
+    taken: int,
+) -> None:
+    processor(cores=cores, by_threads=by_threads, f32=Kind(FAST), bf16=Kind(SLOW))
+    choice = choice_of(part, "CPU", DeviceConfig())
+    assert (choice.setting.precision, choice.setting.num_threads) == ("f32", taken)
+    assert {trial.setting.num_threads for trial in choice.trials if trial.setting.precision == "f32"} == {*tried}
+    assert choice.setting.options(DeviceConfig()).num_threads == taken
+
+
+def test_the_users_threads_stay(part: Part, processor: Callable[..., list[Setting]]) -> None:
+    compiled = processor(cores={"cores": 16}, by_threads={8: 0.1}, f32=Kind(FAST), bf16=Kind(SLOW))
+    assert choice_of(part, "CPU", DeviceConfig(num_threads=12)).setting.num_threads == 0
+    assert {setting.num_threads for setting in compiled} == {12}
 
 
 def test_what_padding_costs_counts(part: Part, processor: Callable[..., list[Setting]]) -> None:

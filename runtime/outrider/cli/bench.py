@@ -246,7 +246,12 @@ def _print(results: dict[str, Any]) -> None:
     from outrider.bench.report.page import COLUMNS, cells, notes
 
     _print_setting(results)
-    headings = {"end to end": "end to\nend", "tokens/round": "tokens/\nround", "identical": "same"}
+    headings = {
+        "first token": "first\ntoken",
+        "end to end": "end to\nend",
+        "tokens/round": "tokens/\nround",
+        "identical": "same",
+    }
     made = table("mode", *(headings.get(column, column) for column in COLUMNS))
     for mode in results["modes"]:
         rows = [row for row in results["summary"] if row["mode"] == mode["name"]]

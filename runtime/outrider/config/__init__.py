@@ -209,7 +209,7 @@ class DeviceConfig:
     draft_bundle: str | None = None  # another bundle to take draft models from, or else its main model; None: this one
     precision: str = "auto"  # what models calculate in
     cache_precision: str = "auto"  # what the KV cache is stored in; "u8" is smaller, and not exact
-    num_threads: int = 0  # CPU threads of the models; 0: the device's choice
+    num_threads: int = 0  # CPU threads of the models; 0: what is fastest with OpenVINO, else the device's choice
     draft_num_threads: int | None = None  # CPU threads of the draft models; None: as num_threads
     # Largest logits of a row that the device picks out; the others stay there. 0: off. "auto": 128, and 0 on CPU.
     # OpenVINO only.
@@ -232,7 +232,7 @@ class DeviceConfig:
         check(self, "precision", ..., str, PRECISIONS.__contains__, f"one of {', '.join(PRECISIONS)}")
         known = (*PRECISIONS, "u8")
         check(self, "cache_precision", ..., str, known.__contains__, f"one of {', '.join(known)}")
-        check(self, "num_threads", ..., Integral, lambda n: n >= 0, "an integer of at least 0 (0: all that pay)")
+        check(self, "num_threads", ..., Integral, lambda n: n >= 0, "an integer of at least 0")
         check(self, "draft_num_threads", None, Integral, lambda n: n >= 0, "an integer of at least 0, or None")
         for name in ("properties", "main_properties", "draft_properties"):
             check(self, name, ..., Mapping, are_named, "a table of properties, by their names")

@@ -26,6 +26,8 @@ COLUMNS = (
     "speed-up",
     "95%",
     "slowest",
+    "first token",
+    "reading",
     "seconds",
     "end to end",
     "identical",
@@ -44,6 +46,8 @@ def cells(row: Mapping[str, Any]) -> list[str]:
         times(row["speed_up"]),
         span(row["speed_up_interval"]),
         times(row["slowest"]),
+        f"{row['first_token_seconds']:.2f}",
+        times(row["reading"]),
         f"{row['seconds']:.2f}",
         times(row["end_to_end"]),
         f"{row['identical']}/{row['num_prompts']}",
@@ -113,8 +117,9 @@ def html(results: Mapping[str, Any]) -> str:
         _table(*_overall(results)),
         "<p class=note>tokens/s: median over prompts of decoded tokens per second after the first token. "
         "speed-up: its ratio to the reference, run by run; median of repeats, geometric mean over prompts; the "
-        "interval is over repeats. slowest: the worst prompt. seconds: of a whole request, median. end to end: ratio "
-        "of seconds per token of whole requests. identical: prompts with the reference's very tokens.</p>",
+        "interval is over repeats. slowest: the worst prompt. first token: seconds up to it, median. reading: ratio of "
+        "the speeds at which prompts are read, up to the first token. seconds: of a whole request, median. end to end: "
+        "ratio of seconds per token of whole requests. identical: prompts with the reference's very tokens.</p>",
         *(_notes(title, sentences) for title, sentences in notes(results).items()),
         _plot(
             "Decoding speed",

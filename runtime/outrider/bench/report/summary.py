@@ -36,8 +36,8 @@ def summarize_prompts(runs: Runs, tasks: Seq[Task], modes: Seq[str], reference: 
     """For each prompt and mode, medians over its repeats, their smallest and largest, and ratios to the reference.
 
     speed_up: of decoded tokens per second; end_to_end: of the seconds per token of whole requests, reading the prompt
-    included; each with its 95% interval over the repeats, None for one repeat. identical: whether all runs gave the
-    tokens of the reference's first.
+    included; each with its 95% interval over the repeats, None for one repeat. reading: of the speed at which the
+    prompt is read, up to the first token. identical: whether all runs gave the tokens of the reference's first.
     """
     rows = []
     for number, task in enumerate(tasks):
@@ -49,6 +49,7 @@ def summarize_prompts(runs: Runs, tasks: Seq[Task], modes: Seq[str], reference: 
             rate, rates = median_and_range([run.tokens_per_second for run in own.values()])
             seconds, spread = median_and_range([run.total_seconds for run in own.values()])
             decode, whole = _ratios(own, others, _decoding), _ratios(own, others, _whole)
+            reading = _ratios(own, others, _reading)
             first = others[min(others)].token_ids if others else None
             rows.append(
                 {
@@ -62,6 +63,8 @@ def summarize_prompts(runs: Runs, tasks: Seq[Task], modes: Seq[str], reference: 
                     "tokens_per_second_range": rates,
                     "seconds": seconds,
                     "seconds_range": spread,
+                    "first_token_seconds": statistics.median(run.first_token_seconds for run in own.values()),
+                    "reading": median_ratio(reading),
                     "speed_up": median_ratio(decode),
                     "speed_up_interval": ratio_interval(decode),
                     "end_to_end": median_ratio(whole),
@@ -97,6 +100,8 @@ def summarize(runs: Runs, tasks: Seq[Task], modes: Seq[str], reference: str) -> 
                 "tokens_per_second_quartiles": quartiles(rates),
                 "seconds": statistics.median(row["seconds"] for row in mine),
                 "seconds_quartiles": quartiles([row["seconds"] for row in mine]),
+                "first_token_seconds": statistics.median(row["first_token_seconds"] for row in mine),
+                "reading": geometric_mean([row["reading"] for row in mine if row["reading"]]),
                 "speed_up": geometric_mean(ratios),
                 "speed_up_interval": _repeat_interval(runs, numbers, mode, reference),
                 "slowest": min(ratios, default=None),
@@ -143,6 +148,10 @@ def profile(runs: Runs, modes: Seq[str]) -> dict[str, dict[str, Any]]:
 
 def _decoding(run: Run) -> float:
     return run.tokens_per_second
+
+
+def _reading(run: Run) -> float:
+    return 1 / run.first_token_seconds if run.first_token_seconds > 0 else 0.0
 
 
 def _whole(run: Run) -> float:
