@@ -1,4 +1,4 @@
-"""What models do on this machine, as measured: what their calls cost, alone and at once, and which rows are exact."""
+"""Measurements on this machine: what models' calls cost, alone and at the same time, and which rows are exact."""
 
 from outrider.measure.cost import (
     ALONE,

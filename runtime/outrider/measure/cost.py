@@ -1,4 +1,4 @@
-"""What the models' calls cost on this machine."""
+"""What the models' calls cost on this machine, in seconds."""
 
 from __future__ import annotations
 
@@ -18,31 +18,32 @@ if TYPE_CHECKING:
 
     from outrider.types import Backend, FixedShape, Slot
 
-LONGEST = 15  # draft tokens a round: with the one before them, the 16 rows up to which calls are measured
+LONGEST = 15  # most draft tokens per round; their target pass has 16 rows
 MAIN_ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 32)
 DRAFT_ROWS = (1, 2, 8, 32, 128)
 NEAR, FAR = 256, 2048  # tokens of context at which calls are measured
-_REPEATS, _PATIENCE = 2, 1.0  # rounds of measurements at a first load, and seconds after which one is enough
+_REPEATS, _PATIENCE = 2, 1.0  # rounds of measurements at a first load; one if it takes this many seconds
 _OUTLIER = 3.0
-_LEAST_SHARE = 0.01  # of a call's time at the first context, that it takes with any other
-# What no measurement gives: of numbers beyond these, calculations may make infinities.
+_LEAST_SHARE = 0.01  # least time of a call at any context, as a share of its time at the first context
+# Limits of valid values. No measurement exceeds them; beyond them, calculations may overflow.
 _LEAST_SECONDS, _MOST_SECONDS, _MOST_TIMES, _MOST_TOKENS = 1e-9, 1e6, 1e9, 1 << 30
 _MOST_SCALE = _MOST_SECONDS / _LEAST_SECONDS
-_SWAY = 0.1  # weight of the latest call in the scale that follows the machine
+_SWAY = 0.1  # weight of the latest call in the scale
 
 
 @dataclass(slots=True)
 class PassCost:
-    """Seconds that one call takes, by rows and by tokens of context.
+    """Seconds of a call, by rows and by tokens of context.
 
         cost = measure_pass(backend, MAIN_ROWS)
         cost(5, context=300)
         cost.follow(expected=0.045, seconds=0.046)
 
-    rows: ascending. near, far: seconds for each of `rows`, with `contexts` tokens in the cache. Between these and
-    beyond, straight lines. `follow` keeps up with a machine that gets slower or faster. one_call: whether several
-    sequences share the device's call, or run one after another. rule: what calls are padded to. change: seconds that a
-    call takes more where the one before it had another number of rows, as a graph in dynamic shapes is prepared anew.
+    rows: ascending. near, far: seconds for each of `rows`, with `contexts` tokens in the cache. Other values are
+    interpolated and extrapolated linearly. scale: the machine's current slowness, which `follow` adapts. one_call:
+    whether several sequences share one call; otherwise they run one after another. rule: what calls are padded to.
+    change: extra seconds of a call with another number of rows than the one before, because a graph in dynamic shapes
+    is prepared again.
     """
 
     rows: tuple[int, ...]
@@ -55,7 +56,7 @@ class PassCost:
     change: float = 0.0
 
     def __post_init__(self) -> None:
-        # One that was kept comes from a file, which may be damaged; rows and contexts are what the caches are told.
+        # A saved cost comes from a file, which may be damaged. Its rows and contexts address the caches.
         if not self.rows or not all(a < b for a, b in itertools.pairwise((0, *self.rows, _MOST_TOKENS))):
             raise ValueError(f"a cost is for numbers of rows that ascend, from 1 to below {_MOST_TOKENS:,}")
         if not len(self.rows) == len(self.near) == len(self.far):
@@ -70,11 +71,11 @@ class PassCost:
             raise ValueError(f"the scale of a cost is from {1 / _MOST_SCALE:g} to {_MOST_SCALE:g}")
 
     def __call__(self, rows: int, context: float = NEAR) -> float:
-        """Seconds of a call of one sequence with so many rows at so much context."""
+        """Seconds of one sequence's call, by its rows and its tokens of context."""
         return self.scale * self._measured(self.rule.num_rows([rows]), context)
 
     def together(self, rows: Seq[int], context: float = NEAR, before: int | None = None) -> float:
-        """Seconds for several sequences with so many rows each; before: the rows of the call before, if they matter."""
+        """Seconds for several sequences. rows: of each. before: rows of the last call; None: a change costs nothing."""
         if self.one_call:
             total = self.rule.num_rows(rows)
             changed = self.change if before not in (None, total) else 0.0
@@ -82,8 +83,8 @@ class PassCost:
         return sum(self(count, context) for count in rows)
 
     def follow(self, expected: float, seconds: float) -> None:
-        """Adapt to calls that should have taken `expected` seconds, and took `seconds`."""
-        # A call that waited, compiled its kernels first, or read a prompt besides, says nothing about the next one.
+        """Adapt the scale to calls that were expected to take `expected` seconds, and took `seconds`."""
+        # Ignore outliers: calls that waited, compiled kernels, or also read a prompt.
         if _OUTLIER * expected > seconds > expected / _OUTLIER:
             self.scale *= (seconds / expected) ** _SWAY
 
@@ -92,15 +93,16 @@ class PassCost:
         if self.contexts[1] == self.contexts[0]:
             return near
         share = (context - self.contexts[0]) / (self.contexts[1] - self.contexts[0])
-        # Below the first context the line may come to nothing, where that one's time was disturbed.
+        # Below the first context, the line may fall to 0 if a measurement was disturbed.
         return max(near + share * (_line(rows, self.rows, self.far) - near), _LEAST_SHARE * near)
 
 
 @dataclass(frozen=True, slots=True)
 class Contention:
-    """How many times as long a call takes while calls of the other model run: of the main model, of the draft model.
+    """How many times as long a call takes while calls of the other model run.
 
-    1 where the two share nothing. On one processor both may be above 2.
+    check: calls of the main model. draft: calls of the draft model. 1 if the two models share no resources. On one
+    processor both may be above 2.
     """
 
     check: float
@@ -115,10 +117,10 @@ ALONE = Contention(1.0, 1.0)
 
 
 def _line(x: float, xs: Seq[float], ys: Seq[float]) -> float:
-    """Linear interpolation, and the last two points' line beyond the end, where it does not fall."""
+    """Linear interpolation. Constant before the first point; beyond the last, a line that never falls."""
     if x <= xs[0] or len(xs) == 1:
         return ys[0]
-    at = min(bisect.bisect_left(xs, x), len(xs) - 1)  # NumPy's interp takes ten times as long for a few numbers
+    at = min(bisect.bisect_left(xs, x), len(xs) - 1)  # NumPy's interp is ten times slower for a few numbers
     rise = ys[at] - ys[at - 1]
     if x > xs[-1]:
         rise = max(rise, 0.0)
@@ -126,7 +128,7 @@ def _line(x: float, xs: Seq[float], ys: Seq[float]) -> float:
 
 
 def check_pass(backend: Backend, cost: PassCost, repeats: int = 3) -> None:
-    """See how fast the machine is today, by the shortest of a few calls, and scale what was measured before.
+    """Scale a saved cost to the machine's current speed, by the shortest of a few calls.
 
     Raises:
         DeviceError: when the device fails.
@@ -139,11 +141,12 @@ def check_pass(backend: Backend, cost: PassCost, repeats: int = 3) -> None:
 def measure_pass(
     backend: Backend, rows: Seq[int], repeats: int | None = None, *, max_tokens: int | None = None
 ) -> PassCost:
-    """Time calls of one sequence with these numbers of rows, with no more than `max_tokens` tokens of context.
+    """Time calls of one sequence with these numbers of rows, at contexts of up to `max_tokens` tokens.
 
-    The shortest of `repeats` times, or of two unless the first takes a second, as what else the machine does can only
-    add to them; all sizes take turns, twice each, and a round in advance compiles the kernels. The cache is not filled:
-    what is in there does not change the time. For a model in fixed shapes, `rows` and `max_tokens` are its own.
+    Takes the shortest time of each size, because other work on the machine can only add to it. A first round compiles
+    the kernels. Then each of `repeats` rounds times all sizes, twice each. By default there are two rounds, or one if it
+    takes a second. The cache is not filled, because its content does not change the times. A model in fixed shapes is
+    timed with its own rows and context.
 
     Raises:
         DeviceError: when the device fails.
@@ -163,7 +166,7 @@ def measure_pass(
         ends = (rows[0], rows[-1])
         far_rounds = [[min(seconds(n, contexts[1]) for _ in range(2)) for n in ends] for _ in rounds]
         extra = [min(taken) for taken in zip(*far_rounds, strict=True)]
-    # A call with more rows does not take less time; where it seems to, both were measured alike.
+    # A call with more rows does not take less time. If it seems to, the difference is noise.
     change = max(statistics.median(c - n for c, n in zip(changed, near, strict=True)), 0.0) if len(rows) > 1 else 0.0
     near = list(itertools.accumulate(near, max))
     more = [max(e - n, 0.0) for e, n in zip(extra, (near[0], near[-1]), strict=True)]
@@ -172,9 +175,9 @@ def measure_pass(
 
 
 def time_calls(backend: Backend, calls: Seq[tuple[int, int]], repeats: int = 2) -> dict[tuple[int, int], float]:
-    """Seconds of calls (tokens, tokens of context): each the shortest of `repeats`.
+    """Seconds of calls, each the shortest of `repeats` times. calls: (tokens, tokens of context).
 
-    Calls of more than 16 tokens read a prompt: one row of logits, and one time, are enough.
+    Calls of more than 16 tokens read a prompt. They are timed once, with one row of logits.
 
     Raises:
         DeviceError: when the device fails.
@@ -192,7 +195,7 @@ def time_calls(backend: Backend, calls: Seq[tuple[int, int]], repeats: int = 2) 
 
 
 def contexts_of(backend: Backend, rows: Seq[int], max_tokens: int | None = None) -> tuple[int, int]:
-    """The tokens of context at which `measure_pass` times calls of up to so many rows, few and many."""
+    """The short and the long context, in tokens, at which `measure_pass` times calls of these rows."""
     if backend.capabilities.fixed:
         context = min(NEAR, backend.max_tokens - 1)
         return context, context
@@ -202,10 +205,10 @@ def contexts_of(backend: Backend, rows: Seq[int], max_tokens: int | None = None)
 
 
 def _measure_windows(backend: Backend, fixed: FixedShape, context: int, repeats: int | None) -> PassCost:
-    """The same for a model in fixed shapes: time a call, and the reading of a prompt.
+    """`measure_pass` for a model in fixed shapes: times a call, and the reading of a prompt.
 
-    A call takes as long for one row as for all of a window's, wherever it is in the context. What a row more costs is
-    the chance that it is behind a window's end, in another call.
+    A call takes the same time for one row as for a whole window, at any context. The cost of an
+    added row is a call's, times the probability that the row falls behind the window's end, into another call.
     """
     prompt = min(DRAFT_ROWS[-1], fixed.max_prompt_tokens, backend.max_tokens)
     with _timer(backend, max(context + 1, prompt)) as seconds:
@@ -221,7 +224,7 @@ def _measure_windows(backend: Backend, fixed: FixedShape, context: int, repeats:
 
 @contextlib.contextmanager
 def _timer(backend: Backend, max_tokens: int) -> Iterator[Callable[..., float]]:
-    """Gives a function from tokens, tokens of context, and rows (by default of all tokens) to a call's seconds."""
+    """Yield a function that times a call of tokens, tokens of context, and rows (by default of all tokens)."""
     with idle_slot(backend, max_tokens) as slot:
 
         def seconds(num_tokens: int, context: int, num_rows: int | None = None) -> float:
@@ -236,7 +239,7 @@ def _timer(backend: Backend, max_tokens: int) -> Iterator[Callable[..., float]]:
 
 @contextlib.contextmanager
 def idle_slot(backend: Backend, max_tokens: int) -> Iterator[Slot]:
-    """A slot to measure calls with, while nothing else runs."""
+    """A slot for measuring calls. Nothing else may run."""
     slot = backend.open(max_tokens)
     if slot is None:
         raise RuntimeError("the cache is in use: costs are measured while nothing runs")

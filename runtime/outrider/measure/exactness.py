@@ -1,13 +1,13 @@
-"""Whether a row's logits have the same bits whatever runs with it: the ground that identical text stands on.
+"""Measures whether a row's logits have the same bits in any batch. Token-identical text depends on this.
 
-    exactness = measure_exactness(backend)    # at load, once: the padding that it takes, and whether it holds
+    exactness = measure_exactness(backend)    # once, at load: the padding that is needed, and whether it is enough
     backend.use(exactness)
-    differences = compare_readings(backend, context=512)    # every way that there is, for a certificate
-    max(differences.values())    # 0.0 where the backend keeps its word
+    differences = compare_readings(backend, context=512)    # for a certificate: more ways to read the same tokens
+    max(differences.values())    # 0.0 if the backend is exact
 
-Kernels are chosen by the number of rows, and they add in different orders: on one processor a row alone has other bits
-than a row among several, on another rows have the same bits only in calls of eight, sixteen, and so on. Nothing of
-that is known before it is measured.
+Libraries choose kernels by the number of rows, and kernels add in different orders. On one processor a single row has
+other bits than a row among several. On another, rows have the same bits only in calls of 8, 16, … rows. This cannot be
+known without measuring.
 """
 
 from __future__ import annotations
@@ -31,30 +31,30 @@ if TYPE_CHECKING:
 
     Rows: TypeAlias = NDArray[np.float32]  # [rows, vocab_size]
 
-TAIL = 40  # rows that are compared: more than a block of the cache holds, so that a boundary is among them
-PIECES = (2048, 512, 100, 64, 33, 32, 16, 2, 1)  # tokens a call
-MAX_CALLS = 100  # smaller pieces are left out where a prompt would need more calls
+TAIL = 40  # rows that are compared: more than a block of the cache holds, so that they cross a boundary
+PIECES = (2048, 512, 100, 64, 33, 32, 16, 2, 1)  # tokens per call
+MAX_CALLS = 100  # sizes that need more calls to read the context are left out
 WRONG_DRAFTS = (0, 1, 2, 5, 15)
 
-# What is measured at load: numbers of rows up to the longest draft's, and some of prompt pieces and batches.
+# Numbers of rows that are measured at load: those of drafts, and some of prompt pieces and batches.
 ROWS = (*range(1, 10), 12, 15, 16, 24, 32)
-_FEW = (1, 2, 8)  # that differ where any padding is needed
-_LOGITS_ROWS = (1, 2, 3, 4, 5, 8, 16)  # and of logits
-_BEFORE = 70  # tokens in front of those rows: no multiple of a block
+_FEW = (1, 2, 8)  # numbers of rows whose bits differ if any padding is needed
+_LOGITS_ROWS = (1, 2, 3, 4, 5, 8, 16)  # numbers of rows of logits
+_BEFORE = 70  # tokens of context before these rows; not a multiple of a block
 TRIAL_CONTEXT = 90  # tokens that are read in several ways
-TRIAL_TOKENS = 4096  # of the cache that this takes, at most
+TRIAL_TOKENS = 4096  # most tokens of cache that this takes
 _LEAST_CONTEXT = TAIL + 24
 _MULTIPLES = (8, 16, 32)
 
 
 def measure_exactness(backend: PaddedBackend, *, pad: bool = True) -> Exactness:
-    """Find the least padding with which rows have the same bits in any company, and what differs where there is none.
+    """Find the least padding with which rows have the same bits in any batch. If there is none, measure differences.
 
-    First the numbers of rows of a call are sorted into groups whose rows have the same bits; then every padding that
-    would bring all calls into one group is tried, the cheapest first, on prompts in pieces, prefixes from the cache,
-    several sequences and rejected drafts. Takes some 80 calls; the backend's cache has to be made and empty.
+    First, numbers of rows are sorted into groups whose rows have the same bits. Then each padding that would bring all
+    calls into one group is tried, the cheapest first: on prompts in pieces, cached prefixes, several sequences and
+    rejected drafts. Takes about 80 calls. The backend's cache must be allocated and empty.
 
-    pad: whether any padding is tried; else nothing is claimed, nor measured any further, where it would be needed.
+    pad: whether padding is tried. If not, measuring stops where padding would be needed, and nothing is claimed.
 
     Raises:
         DeviceError: when the device fails.
@@ -63,7 +63,7 @@ def measure_exactness(backend: PaddedBackend, *, pad: bool = True) -> Exactness:
     context = min(TRIAL_CONTEXT, longest_context(backend, backend.max_tokens))
     if context < _LEAST_CONTEXT:
         return Exactness()
-    if backend.capabilities.fixed:  # it has one number of rows
+    if backend.capabilities.fixed:  # all its calls have the same number of rows
         return Exactness(differences=_try(backend, Exactness(), context))
     if not pad and len(_groups(backend, [(rows, rows) for rows in _FEW])) > 1:
         return Exactness()
@@ -76,12 +76,12 @@ def measure_exactness(backend: PaddedBackend, *, pad: bool = True) -> Exactness:
             return Exactness(groups, rule, differences)
         if not pad:
             return Exactness(groups)
-    # What is not exact is not padded: that would cost time and promise nothing.
+    # No padding makes this exact, so none is used: it would only cost time.
     return Exactness(groups, RowRule(), _try(backend, Exactness(groups), context))
 
 
 def _try(backend: PaddedBackend, exactness: Exactness, context: int) -> dict[str, float]:
-    """How the logits differ between a few ways to read the same tokens, with this padding."""
+    """The largest logit differences between a few ways to read the same tokens, with this padding."""
     backend.use(exactness)
     return _compare(backend, context, _quick_readings(backend, context))
 
@@ -94,7 +94,7 @@ def _rules(backend: PaddedBackend, groups: Seq[Seq[int]]) -> Iterator[RowRule]:
         if least == 1:
             yield RowRule(logits=logits)
         if backend.can_pad_apart:
-            # The attention is given two rows; the products may need more, or none.
+            # Attention gets at least two rows. The matrix products may need more padding, or none.
             apart = RowRule(sequence=Rounding(2), logits=logits, apart=True)
             backend.use(Exactness(rule=apart))
             few = _groups(backend, [(rows, rows) for rows in _FEW])
@@ -112,7 +112,7 @@ def _rules(backend: PaddedBackend, groups: Seq[Seq[int]]) -> Iterator[RowRule]:
 
 
 def _least(groups: Iterable[Seq[int]]) -> int | None:
-    """The number of rows from which on all have the same bits; None where the largest alone are alike."""
+    """The least number of rows from which on all have the same bits; None if it is above 8."""
     last = max(groups, key=max)
     others = [rows for group in groups for rows in group if rows not in last and rows < max(last)]
     least = min((rows for rows in last if rows > max(others, default=0)), default=max(last))
@@ -120,9 +120,9 @@ def _least(groups: Iterable[Seq[int]]) -> int | None:
 
 
 def _groups(backend: Backend, calls: Seq[tuple[int, int]]) -> list[tuple[int, ...]]:
-    """Sort calls of (tokens, rows of logits) by the bits of a row that all of them have; named by the second number.
+    """Group calls of (tokens, rows of logits) by the bits of one token's row. Returns the rows of each group's calls.
 
-    That is the first token's row; where calls have more tokens than rows, the last's.
+    The token is the first one; in calls of more tokens than rows, it is the last row's.
     """
     token_ids = _tokens(backend, _BEFORE + max(count for count, _ in calls))
     slot = open_slot(backend, len(token_ids))
@@ -140,10 +140,10 @@ def _groups(backend: Backend, calls: Seq[tuple[int, int]]) -> list[tuple[int, ..
 
 
 def _quick_readings(main: Backend, context: int) -> dict[str, Callable[[list[int]], Rows]]:
-    """A few calls of each kind: what is different anywhere before shows in the rows that are compared."""
+    """A few calls of each kind. A difference at any earlier token shows in the compared rows."""
     growing = list(itertools.takewhile(lambda n: n * (n + 1) // 2 < context, itertools.count(1)))
     drafts: tuple[int, ...] = (0, 15, 1, 2, 5, 7, 3, 4)
-    if main.capabilities.fixed:  # what is read as a prompt is read by another model: as much as in one call
+    if main.capabilities.fixed:  # another model reads prompts: it reads as many tokens as in one call
         drafts *= TAIL // len(drafts)
     readings: dict[str, Callable[[list[int]], Rows]] = {
         "pieces that grow": _in_pieces(main, [context - sum(growing), *growing]),
@@ -158,21 +158,21 @@ def _quick_readings(main: Backend, context: int) -> dict[str, Callable[[list[int
 
 
 def compare_readings(main: Backend, context: int) -> dict[str, float]:
-    """The largest difference of any logit to a reading in one call, for every other way to read the same tokens.
+    """The largest logit difference from a reading in one call, for each other way to read the same tokens.
 
-    `context` random tokens (more than TAIL) are read in pieces of many sizes, beside other sequences, with a beginning
-    that another sequence has left in the cache, and with the end decoded token by token in front of drafts that are
-    rejected. The last rows are compared: they attend to all keys and values, so what differs anywhere before shows in
-    them. Opens three slots of about `context` tokens.
+    `context` random tokens (more than TAIL) are read in pieces of many sizes, beside other sequences, with a prefix
+    that another sequence has published, and with the last tokens decoded one by one, each with a rejected draft. The
+    last rows are compared. They attend to all keys and values, so a difference at any earlier token shows in them.
+    Opens three slots of about `context` tokens.
     """
     rng = np.random.default_rng(0)
     sizes = {f"pieces of {n}": [n] * -(-context // n) for n in PIECES if n < context and context // n <= MAX_CALLS}
     uneven = rng.integers(1, 300, size=context).tolist()
     sizes["uneven pieces"] = uneven[: int(np.searchsorted(np.cumsum(uneven), context)) + 1]
     readings = {name: _in_pieces(main, each) for name, each in sizes.items()}
-    if main.capabilities.fixed is None:  # else there is no room beside it
+    if main.capabilities.fixed is None:  # fixed shapes have no room for another sequence
         readings["beside two others"] = partial(_beside, main, num_rows=TAIL)
-    for n in (min(context // 2 + 1, context - TAIL), context - TAIL):  # the last rows are read anew
+    for n in (min(context // 2 + 1, context - TAIL), context - TAIL):  # the last rows are not from the cache
         readings[f"{n} tokens from the cache"] = partial(_from_the_cache, main, num_common=n)
     for n in WRONG_DRAFTS:
         name = f"{n} wrong drafts" if n else "token by token"
@@ -181,13 +181,13 @@ def compare_readings(main: Backend, context: int) -> dict[str, float]:
 
 
 def _compare(main: Backend, context: int, readings: dict[str, Callable[[list[int]], Rows]]) -> dict[str, float]:
-    """The largest difference of any of the last rows to a reading in one call."""
+    """The largest difference of the last rows from a reading in one call, for each of `readings`."""
     token_ids = _tokens(main, context)
     whole = read(main, token_ids, [context], TAIL)
     made = {}
     for name, reading in readings.items():
         rows = reading(token_ids)
-        if len(rows):  # not every backend keeps any text in its cache
+        if len(rows):  # some backends have no prefix cache
             made[name] = float(np.abs(rows - whole[-len(rows) :]).max())
     return made
 
@@ -198,7 +198,7 @@ def _tokens(backend: Backend, count: int) -> list[int]:
 
 
 def longest_context(main: Backend, max_tokens: int) -> int:
-    """The longest `context` that `probe` can have where one sequence may have `max_tokens`."""
+    """The longest `context` for `compare_readings` if one sequence may have `max_tokens`."""
     if main.capabilities.fixed:
         return main.max_tokens - max(WRONG_DRAFTS)
     return (max_tokens - TAIL) // 3 - 64  # a slot is rounded up to whole blocks
@@ -209,7 +209,7 @@ def _in_pieces(main: Backend, sizes: Seq[int]) -> Callable[[list[int]], Rows]:
 
 
 def read(main: Backend, token_ids: Seq[int], sizes: Seq[int], num_rows: int) -> Rows:
-    """The last logits float32 [num_rows, vocab_size] of tokens that are read in chunks of these sizes."""
+    """The last rows of logits, float32 [num_rows, vocab_size], of tokens that are read in chunks of these sizes."""
     slot = open_slot(main, len(token_ids))
     rows = []
     try:
@@ -224,7 +224,7 @@ def read(main: Backend, token_ids: Seq[int], sizes: Seq[int], num_rows: int) -> 
 
 
 def open_slot(main: Backend, max_tokens: int) -> Slot:
-    """A slot, while nothing else runs."""
+    """A slot. Nothing else may run."""
     slot = main.open(max_tokens)
     if slot is None:
         raise AssertionError("the cache has no room: nothing else may run beside a certificate")
@@ -232,7 +232,7 @@ def open_slot(main: Backend, max_tokens: int) -> Slot:
 
 
 def _beside(main: Backend, token_ids: list[int], num_rows: int) -> Rows:
-    """The last rows, with a longer and a shorter sequence in every call, whose blocks lie between this one's."""
+    """The last rows, with a longer and a shorter sequence in every call. Their blocks lie between this one's."""
     count = len(token_ids)
     others = [open_slot(main, count + TAIL), open_slot(main, count)]
     slot = open_slot(main, count)
@@ -258,7 +258,7 @@ def _beside(main: Backend, token_ids: list[int], num_rows: int) -> Rows:
 
 
 def _from_the_cache(main: Backend, token_ids: list[int], num_common: int) -> Rows:
-    """The last rows of a text whose beginning another has left, which went on otherwise; none where nothing is kept."""
+    """The last rows of a text that starts from another text's published prefix; none without a prefix cache."""
     count = len(token_ids)
     other = [*token_ids[:num_common], *((token_id + 1) % main.vocab_size for token_id in token_ids[num_common:])]
     first = open_slot(main, count + 1)
@@ -277,11 +277,11 @@ def _from_the_cache(main: Backend, token_ids: list[int], num_common: int) -> Row
 
 
 def _among(main: Backend, token_ids: list[int], num_sequences: int) -> Rows:
-    """The last rows, of the first of several sequences with one row each a call."""
+    """The last rows of the first of several sequences, which have one row each per call."""
     slots = [open_slot(main, len(token_ids)) for _ in range(num_sequences)]
     rows = []
     try:
-        for i, slot in enumerate(slots):  # of different lengths, and shorter than the first
+        for i, slot in enumerate(slots):  # the others have different lengths, and are shorter
             main.submit([Chunk(slot, token_ids[: 5 + i if i else -3], num_rows=0)]).wait()
         for token_id in token_ids[-3:]:
             step = main.submit([Chunk(slot, [token_id], num_rows=1) for slot in slots]).wait()
@@ -293,7 +293,7 @@ def _among(main: Backend, token_ids: list[int], num_sequences: int) -> Rows:
 
 
 def _decode(main: Backend, token_ids: list[int], nums_drafts: Seq[int]) -> Rows:
-    """The last rows, decoded one by one, each in front of so many wrong draft tokens that are then trimmed."""
+    """The last rows, decoded one by one, each with this number of wrong draft tokens, which are then trimmed."""
     count, num_rows = len(token_ids), len(nums_drafts)
     slot = open_slot(main, count + max(nums_drafts))
     rows = []

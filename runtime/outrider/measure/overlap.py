@@ -1,4 +1,4 @@
-"""Whether it pays to draft for the next round while the main model checks this one."""
+"""Whether overlap pays: drafting for the next round during this round's target pass."""
 
 from __future__ import annotations
 
@@ -15,36 +15,37 @@ if TYPE_CHECKING:
     from outrider.measure.cost import PassCost
     from outrider.types import Backend, CompiledModel, Pending
 
-_ROWS = 4  # of the call that is measured
-ACCEPTANCE = 0.7  # the share of draft tokens that is taken to be kept: what the controller begins with
-_LEAST_GAIN = 1.02  # what is won by less may as well be lost
+_ROWS = 4  # of the main model's call that is measured
+ACCEPTANCE = 0.7  # the assumed probability of acceptance, as at the controller's start
+_LEAST_GAIN = 1.02  # smaller gains are within the uncertainty of this estimate
 
 
 def pays(main: PassCost, draft: PassCost, contention: Contention, acceptance: float = ACCEPTANCE) -> bool:
-    """Whether overlapped drafting is faster, by what calls cost."""
+    """Whether overlap is faster, by the cost of calls."""
     lengths = range(1, LONGEST + 1)
     apart = max(1 / main(1), *(rate(main, draft, k, acceptance) for k in lengths))
     return max(rate(main, draft, k, acceptance, contention) for k in lengths) > _LEAST_GAIN * apart
 
 
 def rate(main: PassCost, draft: PassCost, k: int, acceptance: float, contention: Contention | None = None) -> float:
-    """Tokens a second with drafts of k tokens, each kept with this probability if those before it are.
+    """Tokens per second with drafts of k tokens. acceptance: probability of each if those before it are accepted.
 
-    A round yields Σ acceptance^i, i = 0 … k (Leviathan et al. 2022, equation 1). What was drafted ahead counts when
-    all k are kept and the next one is as expected; not when a recovery was bet on instead, so this is the least.
+    A round yields Σ acceptance^i tokens, i = 0 … k (Leviathan et al. 2022, equation 1). A draft that was made ahead
+    counts if all k tokens are accepted and the next one is as guessed. Those after a guessed recovered token do not
+    count, so this is a lower bound.
     """
     num_tokens = sum(acceptance**i for i in range(k + 1))
     check, step = main(k + 1), draft(1)
     if contention is None:
         return num_tokens / (check + k * step)
     check, ahead_step = check * contention.check, step * contention.draft
-    num_ahead = min(max(check // ahead_step - 1, 0), k)  # the first call gives the token that is expected
-    wait = min(ahead_step / 2, check)  # for the call that is under way when the check is done
+    num_ahead = min(max(check // ahead_step - 1, 0), k)  # the first call gives the guessed bonus token
+    wait = min(ahead_step / 2, check)  # for the draft model's call that runs when the target pass ends
     return num_tokens / (check + wait + (k - acceptance ** (k + 1) * num_ahead) * step)
 
 
 def measure_contention(main: CompiledModel, draft: Backend, repeats: int = 3) -> Contention:
-    """Time calls of both models, alone and at the same time. Afterwards, the main model's do not run in the background.
+    """Time calls of both models, alone and at the same time. The main model's do not run in the background afterwards.
 
     Raises:
         DeviceError: when a device fails.
@@ -69,7 +70,7 @@ def _measure(main: Backend, check: Callable[[], Pending], step: Callable[[], Pen
             steps.append(_seconds(lambda: step().wait()))
         under_way.wait()
         beside.append(main.seconds - began)
-        step_beside.extend(steps[:-1] or steps)  # the last one ran on alone
+        step_beside.extend(steps[:-1] or steps)  # the last one ended alone, after the main model's call
     return Contention(
         check=max(min(beside[1:]) / min(alone[1:]), 1.0),
         draft=max(min(step_beside, default=0.0) / min(step_alone[1:]), 1.0),
@@ -84,7 +85,7 @@ def _seconds(call: Callable[[], object]) -> float:
 
 @contextlib.contextmanager
 def _calls(backend: Backend, num_rows: int) -> Iterator[Callable[[], Pending]]:
-    """Gives a function that begins a call with so many rows, at a context of some length."""
+    """Yield a function that submits a call of `num_rows` rows, at a context of NEAR tokens if there is room."""
     context = max(min(NEAR, backend.max_tokens - num_rows), 0)
     with idle_slot(backend, context + num_rows) as slot:
 
