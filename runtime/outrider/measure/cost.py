@@ -144,7 +144,7 @@ def measure_pass(
     """Time calls of one sequence with these numbers of rows, at contexts of up to `max_tokens` tokens.
 
     Takes the shortest time of each size, because other work on the machine can only add to it. A first round compiles
-    the kernels. Then each of `repeats` rounds times all sizes, twice each. By default there are two rounds, or one if it
+    the kernels. Then each of `repeats` rounds times all sizes, twice each. The default is two rounds, or one if that
     takes a second. The cache is not filled, because its content does not change the times. A model in fixed shapes is
     timed with its own rows and context.
 
