@@ -71,7 +71,7 @@ class LoadedModel:
 
 
 def load_parts(main: Part, drafts: Seq[Part], options: DeviceConfig) -> tuple[dict[str, CompiledModel], Placement]:
-    """Compile the models on the devices that `choose_devices` gives; by role, and the devices that they are on.
+    """Compile the models on the devices that `choose_devices` gives. Returns them by role, with their devices.
 
     A device is tried in a process of its own first, unless it is the CPU or an NPU that is emulated there. A device
     that "auto" chose, or that was named for a draft model, is replaced when it fails, with a warning (`DeviceWarning`).
@@ -127,7 +127,7 @@ def forget() -> None:
 
 
 def judge(part: Part, device: str, options: DeviceConfig) -> Verdict:
-    """Whether a device runs a model with these options. A child process finds out, now or at an earlier start.
+    """Whether a device runs a model with these options. It is tried in a child process, now or at an earlier start.
 
     A verdict is saved for the device, its driver, the model's files, the options and the libraries' versions.
     """

@@ -61,9 +61,9 @@ class Request:
     max_new_tokens: int
     eos_token_ids: frozenset[int]
     policy: DraftPolicy | None = None  # chooses the drafter of each round; None: plain decoding
-    num_assistant_tokens: int = 0  # at most, a round
+    num_assistant_tokens: int = 0  # most draft tokens per round
     ahead: bool = False  # whether drafters draft ahead for it
-    rule: DraftRule | None = None  # what may end a draft earlier
+    rule: DraftRule | None = None  # may end a draft earlier
     sampled: bool = False  # whether tokens depend on the noise
     exact: bool = False  # whether tokens do not depend on drafts or on the batch
     logprobs: list[TokenLogprobs] | None = None  # of the committed tokens; None: not wanted
@@ -186,7 +186,7 @@ class Request:
         )
 
     def admit(self, main: Backend) -> bool:
-        """Open slots in the caches of main and draft model; False, without any slot, while there is no room.
+        """Open slots in the caches of main and draft model. False, with no slot open, while there is no room.
 
         Raises:
             RequestError: when the main model or the verifier lacks what the drafter requires.
@@ -209,7 +209,7 @@ class Request:
         return True
 
     def _reserve(self, max_tokens: int, num_cached: int) -> bool:
-        """Reserve room with every drafter; False, with nothing reserved, while one has none."""
+        """Reserve room with every drafter. False, with nothing reserved, while one has no room."""
         with ExitStack() as taken:
             for drafter in self.drafters:
                 if not drafter.reserve(self.sequence, max_tokens, num_cached):
@@ -263,9 +263,9 @@ class Request:
     def verify(self, draft: Draft, rows: DraftRows) -> Outcome:
         """Verify a draft with the target pass's rows.
 
-        If the options leave no token at a row, the draft is cut there, and the tokens before are judged alone. If all
-        of them are accepted, they may end the answer, as in plain decoding. If they do not end it, the next round fails
-        as plain decoding does.
+        If the options leave no token at a row, the draft is cut there, and only the tokens before it are verified. If
+        all of them are accepted, they may end the answer, as in plain decoding. If they do not end it, the next round
+        fails, as plain decoding does.
         """
         position = len(self.sequence)
         try:
@@ -284,7 +284,7 @@ class Request:
         if not self.first_token_at:
             self.first_token_at = time.perf_counter()
             if self.reuse:
-                self.slot.publish(self.sequence.token_ids)  # others may begin with the same prompt
+                self.slot.publish(self.sequence.token_ids)  # for requests that begin with the same prompt
         draft_token_ids = rows.draft_token_ids
         token_ids = self._until_end([*(draft_token_ids[i] for i in outcome.path), outcome.next_token_id])
         if self.logprobs is not None:

@@ -62,7 +62,7 @@ class RequestQueue:
             raise RequestError(_CLOSED)
 
     def close(self) -> None:
-        """End all requests with an error, and the worker. Twice does no harm."""
+        """End all requests with an error, and the worker. A second call does nothing."""
         check_process(self._pid)
         self._stop()
         self._worker.main = None
@@ -179,7 +179,7 @@ class _Worker:
                 if self.main and self._running and not self._is_far_ahead:
                     self._round(self.main)
                     self._settle()
-            except BaseException as error:  # perhaps an app's drafter's: every reader has to get an end
+            except BaseException as error:  # such as an app's drafter's: every reader must get an error
                 self.give_up(error)
         self.give_up(RequestError(_CLOSED))
 
@@ -231,7 +231,7 @@ class _Worker:
         """Between rounds: send texts, release ended requests, admit waiting ones."""
         for request in (*self._running, *self._waiting):
             request.end_if_cancelled()
-            # Release first: whoever hears that a request has ended may count on its room.
+            # Release first: a reader that is told of the end may rely on the room.
             if request.ended:
                 self._leave(request)
             self._publish(request)
@@ -242,7 +242,7 @@ class _Worker:
             if not request.done and (request is self._refused or not self._admit(request)):
                 if self._running and not request.error:
                     self._refused = request
-                    break  # their room is enough
+                    break  # there is room once these have ended
                 request.fail(RequestError("The cache has no room for this request, though nothing else is running."))
                 self._publish(request)
             self._waiting.popleft()

@@ -5,8 +5,8 @@
 
 Precisions and quantisation groups differ in speed, and in whether rows have the same bits in any batch. The best one
 depends on the processor. So with "auto" they are tried when a model is first loaded. The fastest one that is exact and
-near enough to f32 is chosen. On CPUs with four cores or more, fewer threads are tried, too. The result is saved for the
-model's files, the device, the options and the libraries' versions.
+close enough to f32 is chosen. On CPUs with four cores or more, fewer threads are tried, too. The result is saved for
+the model's files, the device, the options and the libraries' versions.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class Setting:
 
     @property
     def description(self) -> str:
-        """In words, with the measured exactness."""
+        """The setting in words, with the measured exactness."""
         found = self.exactness
         if found.holds:
             return f"{self}: drafts leave the text as it is, bit for bit, with {found.rule}"
@@ -191,7 +191,7 @@ def _choice_of(part: Part, device: str, own: DeviceConfig) -> tuple[Choice, Comp
 
 
 def _choose(part: Part, device: str, own: DeviceConfig) -> tuple[Choice, CompiledModel | None]:
-    """Time all candidates. Then, the fastest first, measure which are near enough to f32 and exact."""
+    """Time all candidates. Then, the fastest first, measure which are close enough to f32 and exact."""
     candidates = list(_candidates(part, device, own))
     if len(candidates) == 1:
         setting, backend = _settle(part, device, own, candidates[0])
@@ -214,7 +214,7 @@ def _choose(part: Part, device: str, own: DeviceConfig) -> tuple[Choice, Compile
         if not is_faster:
             break
     taken = _examine(part, device, own, trials)
-    # If none is exact: the fastest that is near enough to f32. If there is none either: the first candidate.
+    # If none is exact: the fastest that is close enough to f32. If there is none either: the first candidate.
     fine = min(trials, key=lambda trial: (_RANK.get(trial.verdict, len(_RANK)), trial.score))
     log.info("  taken: %s", fine.setting)
     return Choice(fine.setting, tuple(trials)), taken if fine.verdict in (_EXACT, _CLOSE) else None

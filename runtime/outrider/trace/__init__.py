@@ -1,21 +1,21 @@
-"""A timeline of what the devices and the host do, for a viewer.
+"""A timeline of devices, host and requests, for a trace viewer.
 
     with engine.trace("out.json"):
         engine.generate("Why is the sky blue?")
 
 https://ui.perfetto.dev opens the file; `outrider trace out.json` sums it up. Its lanes::
 
-    outrider   main: CPU    the device's calls, from when they began to when they were done: check, or read a prompt
-               draft: CPU   draft, or read: a prompt, or what was not drafted by this model
-               host         choose a drafter, and copy; propose, with submit, wait and draw of each draft token in it;
-                            submit, wait, verify, commit; draft ahead, as propose, while the main model checks
-    requests   request      what became of one request: queued, prompt, then a round after the other
+    outrider   main: CPU    the device's calls: check (a target pass), or read (a piece of a prompt)
+               draft: CPU   draft, or read (a prompt, or tokens that this model did not draft)
+               host         choose (drafters, and copies); propose, which contains submit, wait and draw of each draft
+                            token; submit, wait, verify, commit; draft ahead, like propose, during the target pass
+    requests   request      the stages of one request: queued, prompt, then its rounds
 
-and counters: the draft tokens of a round and how many were accepted, the accepted share so far, tokens per second. A
-trace has no text and no token ids.
+Counters: draft tokens and accepted tokens of a round, the acceptance rate so far, tokens per second. A trace has no
+text and no token ids.
 
-A `Trace` is an `outrider.observer.Observer`: the loop calls it during a round, and it takes the times. Without a trace
-nothing is timed.
+A `Trace` is an `outrider.observer.Observer`: the loop calls it during a round, and it records the times. Without a
+trace nothing is timed.
 """
 
 from outrider.trace.recorder import Trace

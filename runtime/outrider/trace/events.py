@@ -1,7 +1,7 @@
 """The file of a trace.
 
-The format is the JSON array of Google's "Trace Event Format", an event a line. The array may lack its end, so a program
-that dies leaves a file that can be opened; it lacks the last half second.
+The format is the JSON array of Google's "Trace Event Format", with one event per line. The array's end may be missing,
+so viewers open the file of a program that died. It lacks the events of the last half second.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from pathlib import Path
 
-_PATIENCE = 0.5  # seconds between writes: what a program that dies loses
+_PATIENCE = 0.5  # seconds between writes; a program that dies loses events of this time
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class Lane:
     tid: int
 
 
-WORK, REQUESTS = 1, 2  # the groups that lanes are in
+WORK, REQUESTS = 1, 2  # groups of lanes
 
 
 class TraceFile:
@@ -82,8 +82,8 @@ class TraceFile:
         """Write what is left, and end the file.
 
         Raises:
-            OptionError: when there was no room for all of it.
-            OutriderError: when an event could not be written down.
+            OptionError: when the file cannot be written, as on a full disk.
+            OutriderError: when an event cannot be converted to JSON.
         """
         self.stop()
         self._end.put(None)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from outrider.request import Request
     from outrider.types import Call, CompiledModel, Draft, Outcome
 
-_LATELY = 16  # commits over which tokens per second are counted
+_LATELY = 16  # commits that tokens per second are counted over
 _now = time.perf_counter
 
 
@@ -151,7 +151,7 @@ class Trace(TraceFile):
         self.count("tokens", ended, **{"per second": rate})
 
     def left(self, request: Request) -> None:
-        """End a request's span. Twice does no harm."""
+        """End a request's span. A second call does nothing."""
         self._finish(request, type(request.error).__name__ if request.error else str(request.finish_reason))
 
     def _finish(self, request: Request, reason: str) -> None:
@@ -185,7 +185,9 @@ class _Device:
         """Add a call's span, cut so that it does not overlap the one before."""
         chunks = call.chunks
         num_tokens, num_rows = sum(len(chunk.token_ids) for chunk in chunks), sum(chunk.num_rows for chunk in chunks)
-        reads = num_tokens - num_rows > (len(chunks) if self.drafts else 0)  # one is unread after a whole draft
+        reads = num_tokens - num_rows > (
+            len(chunks) if self.drafts else 0
+        )  # a draft model reads one more after a draft that was accepted whole
         name = "read" if reads else "draft" if self.drafts else "check"
         args: dict[str, Any] = {"sequences": len(chunks), "tokens": num_tokens, "rows": num_rows}
         args["context"] = call.context

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from outrider.types import Backend
 
 FALSE_ALARM = 1e-4  # the chance that a correct sampler fails one chi-square test
-LENGTHS = (1, 3, 8)  # draft tokens a round
+LENGTHS = (1, 3, 8)  # draft tokens per round
 COUPLED = {"temperature": 0.7, "top_p": 0.9, "sampling": "coupled"}
 TOY_PROMPT = [1, 2, 3, 1, 2, 3, 1, 2]
 TOY_SAMPLING: dict[str, Any] = {"temperature": 1.0, "top_p": 0.95, "ignore_eos": True}
@@ -104,7 +104,7 @@ def check_greedy(
 ) -> Check:
     """Whether greedy text is that of plain decoding in every mode.
 
-    `advance` is called len(subject.modes) times for each prompt.
+    advance: called after each run, so len(subject.modes) times for each prompt.
     """
     return _check_identity(subject, engine, "greedy identity", prompts, [{}], max_new_tokens, advance)
 
@@ -112,7 +112,7 @@ def check_greedy(
 def check_coupled(
     subject: Subject, engine: Engine, prompts: Seq[Prompt], max_new_tokens: int, advance: Callable[[], None]
 ) -> Check:
-    """The same for text sampled with a seed, at temperature 0.7 and top-p 0.9, for two seeds; `advance` likewise."""
+    """`check_greedy` for text sampled at temperature 0.7 and top-p 0.9, with two seeds. `advance`: twice as often."""
     settings = [COUPLED | {"seed": seed} for seed in (0, 1)]
     return _check_identity(subject, engine, "coupled identity", prompts, settings, max_new_tokens, advance)
 

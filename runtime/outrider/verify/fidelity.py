@@ -1,4 +1,4 @@
-"""A check of the certificate: how near a bundle's model is to the checkpoint that it came from.
+"""A check of the certificate: how close a bundle's model is to the checkpoint that it came from.
 
 text = answered(engine, prompt, max_new_tokens=64)
 judge("main", found, min_cosine=0.999)    # found: a `Fidelity`, which outrider_export measures
@@ -38,7 +38,7 @@ def answered(engine: Engine, prompt: Prompt, max_new_tokens: int) -> list[int]:
 
 
 def judge(role: str, found: Fidelity, min_cosine: float | None) -> Check:
-    """The check of one model, "main" or "draft"; min_cosine: the least median that passes; None: report only."""
+    """The check of one model. role: "main" or "draft". min_cosine: the least median that passes; None: report only."""
     detail = (
         f"{found.setting}, against {found.checkpoint} in float32, {found.num_rows:,} rows: cosine median "
         f"{found.median:.5f}, first percentile {found.first_percentile:.5f}, minimum {found.minimum:.5f}; the same "

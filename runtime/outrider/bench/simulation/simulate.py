@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from outrider.measure import Contention, PassCost
     from outrider.types import Backend, Chunk, Prompt, Slot, Step
 
-_INSTANT = 1e-9  # seconds: a shorter rest of a call is rounding
+_INSTANT = 1e-9  # seconds: a shorter rest of a call is a rounding error
 
 
 def measure_profile(engine: Engine, host: float, repeats: int = 3) -> Profile:
