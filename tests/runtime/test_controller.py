@@ -313,7 +313,7 @@ def test_confidences_are_calibrated() -> None:
     acceptance = Acceptance()
     assert acceptance.chance(0.85) == pytest.approx(0.85)
     for i in range(400):
-        acceptance.observe(0.85, kept=i % 4 == 0)
+        acceptance.observe(0.85, accepted=i % 4 == 0)
     assert acceptance.chance(0.85) == pytest.approx(0.25, abs=0.03)
     assert acceptance.chance(0.15) == pytest.approx(0.15)
 

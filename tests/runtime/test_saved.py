@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from outrider import saved
 from outrider.backends.probe import Verdict
+from outrider.controller import Record
 from outrider.loading import cost_of
 from outrider.measure import DRAFT_ROWS, MAIN_ROWS, Contention, PassCost
 from outrider.part import Part, describe
@@ -107,6 +108,16 @@ def test_bytes_that_are_damaged_are_not_taken(
 def test_what_no_parser_takes_is_not_taken(tmp_path: Path, content: bytes) -> None:
     file = SavedValue(tmp_path, {}, PassCost)
     file.path.write_bytes(content)
+    assert file.read() is None
+
+
+def test_a_record_of_an_earlier_version_is_not_read_as_never_accepted(tmp_path: Path) -> None:
+    record = Record()
+    record.copies.observe(0.8, accepted=True)
+    file = SavedValue(tmp_path, {}, dict[str, Record])
+    file.write({"Greedy": record})
+    assert file.read() == {"Greedy": record}
+    file.path.write_text(file.path.read_text().replace('"accepted"', '"kept"'))
     assert file.read() is None
 
 

@@ -18,35 +18,40 @@ class Acceptance:
     """Calibrates a drafter's confidences by the outcomes of its tokens.
 
         acceptance = Acceptance()
-        acceptance.observe(0.8, kept=True)
+        acceptance.observe(0.8, accepted=True)
         acceptance.chance(0.8)
 
     At first the confidence itself is the estimate, then more and more the accepted share of tokens with a similar
     confidence. Only verified tokens count, not those behind a rejected one.
+
+    accepted, seen: counts of accepted and of verified tokens, by bins of confidence; 0 if neither is given.
     """
 
-    kept: list[float] = field(default_factory=lambda: [0.0] * (len(_EDGES) + 1))
-    seen: list[float] = field(default_factory=lambda: [0.0] * (len(_EDGES) + 1))
+    accepted: list[float] = field(default_factory=list)
+    seen: list[float] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        counts = list(zip(self.kept, self.seen, strict=True))
-        if len(counts) != len(_EDGES) + 1 or not all(0 <= kept <= seen <= _MOST for kept, seen in counts):
-            raise ValueError(f"there are {len(_EDGES) + 1} counts, of what was kept and of what was seen")
+        num_bins = len(_EDGES) + 1
+        if not self.accepted and not self.seen:  # a file that has one of them alone is of another version
+            self.accepted, self.seen = [0.0] * num_bins, [0.0] * num_bins
+        counts = list(zip(self.accepted, self.seen, strict=True))
+        if len(counts) != num_bins or not all(0 <= accepted <= seen <= _MOST for accepted, seen in counts):
+            raise ValueError(f"there are {num_bins} counts of accepted tokens, and as many of verified ones")
 
     def chance(self, confidence: float) -> float:
         """The probability that a token with this confidence is accepted if those before it are."""
         at = bisect.bisect_right(_EDGES, confidence)
-        return (self.kept[at] + _PRIOR_WEIGHT * confidence) / (self.seen[at] + _PRIOR_WEIGHT)
+        return (self.accepted[at] + _PRIOR_WEIGHT * confidence) / (self.seen[at] + _PRIOR_WEIGHT)
 
     def careful(self, confidence: float) -> float:
         """The same, lower by a standard deviation: low if little was observed."""
         at = bisect.bisect_right(_EDGES, confidence)
         return lower_bound(self.chance(confidence), self.seen[at])
 
-    def observe(self, confidence: float, *, kept: bool) -> None:
+    def observe(self, confidence: float, *, accepted: bool) -> None:
         """Take in the outcome of a token."""
         at = bisect.bisect_right(_EDGES, confidence)
-        self.kept[at] = _MEMORY * self.kept[at] + kept
+        self.accepted[at] = _MEMORY * self.accepted[at] + accepted
         self.seen[at] = _MEMORY * self.seen[at] + 1
 
 

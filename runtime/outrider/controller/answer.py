@@ -123,7 +123,7 @@ class Answer:
         for i, (token_id, said) in enumerate(zip(self.copy.token_ids, committed, strict=False)):
             confidence = confidences_of(self.copy)[i]
             self.luck.add(records[i].chance(confidence), happened=token_id == said)
-            records[i].observe(confidence, kept=token_id == said)
+            records[i].observe(confidence, accepted=token_id == said)
             if token_id != said:
                 break
         copied = self.copy.token_ids[: len(committed)]

@@ -37,7 +37,7 @@ class Record:
     def judge(self, draft: Draft, num_accepted: int) -> None:
         """Take in the outcome of a draft of the model: its tokens up to the first rejected one."""
         for i, confidence in enumerate(confidences_of(draft)[: num_accepted + 1]):
-            self.model.observe(confidence, kept=i < num_accepted)
+            self.model.observe(confidence, accepted=i < num_accepted)
             self.model_share.add(i < num_accepted)
 
 
