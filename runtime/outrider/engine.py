@@ -147,7 +147,7 @@ class Engine:
                 request = self.prepare(prompt, GenerationConfig(max_new_tokens=trial.NUM_TOKENS, drafter=None))
                 request.policy = trial.Trial(model, records.of(request.verifier))
                 request.num_assistant_tokens = trial.NUM_DRAFT_TOKENS
-                request.reuse, request.keep = False, None
+                request.reuse, request.save = False, None
                 for _ in self._queue.run(request):
                     pass
             records.save(at_once=True)

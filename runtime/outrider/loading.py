@@ -105,7 +105,7 @@ def load_part(part: Part, device: str, options: DeviceConfig) -> CompiledModel:
     """Compile one model on one device, and validate it against the manifest. Raises as `load_parts`."""
     emulated = on_npu(part.model, device) and options.of(part.role).properties.get("NPUW_DEVICES") == "CPU"
     if device != "CPU" and not emulated:
-        verdict = judge(part, device, options)
+        verdict = verdict_of(part, device, options)
         if verdict.works is False:
             raise DeviceError(
                 f"{part} does not run on {device}: {verdict.reason}. "
@@ -126,7 +126,7 @@ def forget() -> None:
     saved.forget("verdicts")
 
 
-def judge(part: Part, device: str, options: DeviceConfig) -> Verdict:
+def verdict_of(part: Part, device: str, options: DeviceConfig) -> Verdict:
     """Whether a device runs a model with these options. It is tried in a child process, now or at an earlier start.
 
     A verdict is saved for the device, its driver, the model's files, the options and the libraries' versions.
@@ -151,7 +151,7 @@ def judge(part: Part, device: str, options: DeviceConfig) -> Verdict:
 def choose_devices(main: Part, draft: Part | None, options: DeviceConfig) -> Placement:
     """The devices that `options` name; for "auto" the first GPU that runs the model, otherwise the CPU.
 
-    A GPU is tried in a process of its own (see `judge`). Warns (`DeviceWarning`) of one that fails.
+    A GPU is tried in a process of its own (see `verdict_of`). Warns (`DeviceWarning`) of one that fails.
     """
     main_device = _resolved(main, options.main_device, options)
     draft_device = None
@@ -282,7 +282,7 @@ def _resolved(part: Part, name: str, options: DeviceConfig) -> str:
         # An NPU limits prompts and answers: it has to be named.
         if kind in ("CPU", "NPU") or device.format != part.model.format or device.why_not(part.role):
             continue
-        verdict = judge(part, device.name, options)
+        verdict = verdict_of(part, device.name, options)
         if verdict.works is not False:
             return device.name
         _warn(f"{part} does not run on {device.name}: {verdict.reason}. It is left out of the choice.")

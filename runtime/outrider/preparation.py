@@ -89,7 +89,7 @@ class Preparation:
             rule=None if threshold is None else ConfidenceThreshold(threshold),
             logprobs=None if config.logprobs is None else [],
             cancel=cancel,
-            keep=self.store.add if self.store else None,
+            save=self.store.add if self.store else None,
             reuse=self.reuse,
             created=created,
         )

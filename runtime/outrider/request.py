@@ -68,7 +68,7 @@ class Request:
     exact: bool = False  # whether tokens do not depend on drafts or on the batch
     logprobs: list[TokenLogprobs] | None = None  # of the committed tokens; None: not wanted
     cancel: Event | None = None  # set from any thread to end the answer here
-    keep: Callable[[list[int]], None] | None = None  # called with the answer's tokens, unless it was cancelled
+    save: Callable[[list[int]], None] | None = None  # called with the answer's tokens, unless it was cancelled
     reuse: bool = True  # starts from cached prefixes, and publishes its own
     created: float = field(default_factory=time.perf_counter)
     stats: Stats = field(default_factory=Stats)
@@ -236,8 +236,8 @@ class Request:
             )
         if needs.trees:
             raise RequestError(
-                f"The drafter needs drafts to be judged as trees, and {type(self.verifier).__name__} judges chains "
-                "alone. Choose another drafter."
+                f"The drafter needs drafts to be verified as trees, and {type(self.verifier).__name__} verifies "
+                "chains only. Choose another drafter."
             )
         return needs.features
 
@@ -294,8 +294,8 @@ class Request:
         stats = self.stats
         if stats.num_generated_tokens:  # the first token comes with the prompt
             ended_inside = len(token_ids) <= outcome.num_accepted
-            num_judged = len(token_ids) if ended_inside else len(draft_token_ids)
-            stats.count_round(num_judged, min(len(token_ids), outcome.num_accepted))
+            num_verified = len(token_ids) if ended_inside else len(draft_token_ids)
+            stats.count_round(num_verified, min(len(token_ids), outcome.num_accepted))
         stats.num_generated_tokens += len(token_ids)
         if token_ids[-1] in self.eos_token_ids or self.text.stopped:
             self.finish("stop")
@@ -326,5 +326,5 @@ class Request:
         first = self.first_token_at or now
         self.stats.time_to_first_token = first - self.created
         self.stats.decode_seconds = now - first
-        if self.keep is not None and reason != "cancelled":
-            self.keep(self.result().token_ids)
+        if self.save is not None and reason != "cancelled":
+            self.save(self.result().token_ids)

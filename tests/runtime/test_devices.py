@@ -164,18 +164,18 @@ class TestADriverThatCrashes:
     ) -> None:
         gpu(f"import signal; probe.load_model = lambda *_, **__: os.kill(os.getpid(), signal.{name})")
         part = Part("main", bundle, bundle.manifest.main)
-        verdict = loading.judge(part, "GPU", SMALL.device)
+        verdict = loading.verdict_of(part, "GPU", SMALL.device)
         assert verdict.works is None
         assert verdict.reason == f"the process that tried it was ended by {name}"
         gpu("")
-        assert loading.judge(part, "GPU", SMALL.device).works  # tried again
+        assert loading.verdict_of(part, "GPU", SMALL.device).works  # tried again
 
     @pytest.mark.slow
     def test_one_that_hangs_ends_by_itself(self, bundle: Bundle, gpu: Callable[[str], None]) -> None:
         """Whoever started it may have been killed."""
         gpu("import time; probe.PATIENCE = 0.3; probe.load_model = lambda *_, **__: time.sleep(600)")
         part = Part("main", bundle, bundle.manifest.main)
-        assert "ended with code 1" in loading.judge(part, "GPU", SMALL.device).reason
+        assert "ended with code 1" in loading.verdict_of(part, "GPU", SMALL.device).reason
 
     @pytest.mark.slow
     def test_one_that_hangs_is_given_up(
@@ -210,12 +210,12 @@ class TestVerdicts:
         part = Part("main", bundle, bundle.manifest.main)
         options = SMALL.device
 
-        def judge(options: Any = options) -> bool | None:
-            return loading.judge(part, "GPU", options).works
+        def works(options: Any = options) -> bool | None:
+            return loading.verdict_of(part, "GPU", options).works
 
-        assert judge()
-        assert judge()
-        assert judge(SMALL.replace(npu_window=4, npu_max_new_tokens=7).device)  # of other devices
+        assert works()
+        assert works()
+        assert works(SMALL.replace(npu_window=4, npu_max_new_tokens=7).device)  # of other devices
         assert num_tried(tmp_path) == 1
         gpu(ABORT)  # a driver that is worse, and says so
         found = devices.find_device("GPU", "onnx")
@@ -223,20 +223,20 @@ class TestVerdicts:
         newer = Device(name="GPU", format="onnx", full_name=found.full_name, driver="2")
         with monkeypatch.context() as patch:
             patch.setattr(loading, "find_device", lambda *_: newer)
-            assert judge() is False
-            assert judge() is False
+            assert works() is False
+            assert works() is False
         assert num_tried(tmp_path) == 2
-        assert judge()  # the old driver's verdict
-        assert judge(SMALL.replace(main_properties={"session.intra_op.allow_spinning": "0"}).device) is False
-        assert judge(SMALL.replace(draft_properties={"session.intra_op.allow_spinning": "0"}).device)  # not its own
+        assert works()  # the old driver's verdict
+        assert works(SMALL.replace(main_properties={"session.intra_op.allow_spinning": "0"}).device) is False
+        assert works(SMALL.replace(draft_properties={"session.intra_op.allow_spinning": "0"}).device)  # not its own
         loading.forget()
-        assert judge() is False
-        assert judge() is False
+        assert works() is False
+        assert works() is False
         assert num_tried(tmp_path) == 4
 
     def test_only_an_npu_can_be_emulated(self, openvino_bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
         part = Part("main", openvino_bundle, openvino_bundle.manifest.main)
-        monkeypatch.setattr(loading, "judge", lambda *_: probe.Verdict(works=False, reason="it was tried"))
+        monkeypatch.setattr(loading, "verdict_of", lambda *_: probe.Verdict(works=False, reason="it was tried"))
         emulated = SMALL.replace(properties={"NPUW_DEVICES": "CPU"}).device
         with pytest.raises(outrider.DeviceError, match="does not run on GPU: it was tried"):
             loading.load_part(part, "GPU", emulated)
@@ -246,10 +246,12 @@ class TestVerdicts:
     ) -> None:
         part = Part("main", bundle, bundle.manifest.main)
         odd = SMALL.replace(properties={"session.x": object()}).device
-        assert loading.judge(part, "GPU", odd).works is None
-        assert loading.judge(part, "GPU", SMALL.replace(precision="bf16").device).works is None  # the option's fault
+        assert loading.verdict_of(part, "GPU", odd).works is None
+        assert (
+            loading.verdict_of(part, "GPU", SMALL.replace(precision="bf16").device).works is None
+        )  # the option's fault
         monkeypatch.setattr(probe, "child_command", lambda: None)
-        verdict = loading.judge(part, "GPU", SMALL.device)
+        verdict = loading.verdict_of(part, "GPU", SMALL.device)
         assert verdict.works is None
         assert "no Python interpreter" in verdict.reason
         assert not (saved.FOLDER / "verdicts").exists()
@@ -335,7 +337,7 @@ class TestAuto:
         part = Part("main", bundle, bundle.manifest.main)
         here = [Device(name=name, format="onnx", full_name="one") for name in ("CPU", "NPU", "NPU.0", "GPU.1")]
         monkeypatch.setattr(loading, "find_devices", lambda: here)
-        monkeypatch.setattr(loading, "judge", lambda *_: probe.Verdict(works=True))
+        monkeypatch.setattr(loading, "verdict_of", lambda *_: probe.Verdict(works=True))
         open_to_choice = SMALL.replace(main_device="auto").device
         assert loading.choose_devices(part, None, open_to_choice).main == "GPU.1"
         del here[-1]

@@ -165,7 +165,7 @@ def test_a_main_model_without_them_refuses_the_request(toy_bundle: Bundle) -> No
 
 def test_a_drafter_that_needs_trees_is_refused() -> None:
     main = FakeBackend(VOCAB_SIZE)
-    with pytest.raises(RequestError, match="needs drafts to be judged as trees, and Greedy judges chains alone"):
+    with pytest.raises(RequestError, match="needs drafts to be verified as trees, and Greedy verifies chains only"):
         make_request([1], Reading(main, Requirements(trees=True))).admit(main)
 
 

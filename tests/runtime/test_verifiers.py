@@ -288,9 +288,9 @@ def test_a_draft_ends_where_nothing_can_follow(models: TwoModels, verifier: Any,
 
 
 @pytest.mark.parametrize("verifier", [Greedy(), *(make() for make in SAMPLING_VERIFIERS.values())], ids=str)
-def test_a_tree_is_refused_by_those_who_judge_chains(verifier: Any) -> None:
+def test_a_tree_is_refused_by_verifiers_of_chains(verifier: Any) -> None:
     draft = Draft([1, 2], parents=[-1, -1])
-    with pytest.raises(RequestError, match=rf"parents=\[-1, -1\]\), and {type(verifier).__name__} judges chains alone"):
+    with pytest.raises(RequestError, match=rf"parents=\[-1, -1\]\), and {type(verifier).__name__} reads chains only"):
         verifier.verify(draft, PrefixRows(TwoModels(0, 1.0), (1, 2)), Noise(0), 0)
     assert Draft([1, 2, 3], parents=[-1, 0, 0]).cut(2).parents == [-1, 0]
 

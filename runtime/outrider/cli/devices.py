@@ -73,12 +73,12 @@ def _try_models(folder: str, config: Config, found: list[Device]) -> tuple[list[
 
 def _try_model(part: Part, device: Device, config: Config) -> dict[str, Any]:
     """Whether a device runs a model, and the memory that it takes there, in bytes."""
-    from outrider.loading import judge
+    from outrider.loading import verdict_of
 
     reason = device.why_not(part.role)
     works: bool | None = reason is None
     if works and device.name != "CPU":
-        verdict = judge(part, device.name, config.device)
+        verdict = verdict_of(part, device.name, config.device)
         works, reason = verdict.works, verdict.reason or None
     setting = None
     if device.name == "CPU":

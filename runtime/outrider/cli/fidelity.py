@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from outrider.bundle.folder import read_bundle
 from outrider.cli.console import err, progress_bar
 from outrider.errors import ExportError
-from outrider.verify.fidelity import answered, judge
+from outrider.verify.fidelity import answered, check_cosine
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -68,7 +68,7 @@ def check_fidelity(
             found = compare_with_checkpoint(
                 engine.bundle, role, checkpoint, texts, engine.config, progress=_Steps(advance, quiet)
             )
-        checks.append(judge(role, found, min_cosine))
+        checks.append(check_cosine(role, found, min_cosine))
     return checks
 
 

@@ -267,7 +267,7 @@ def _from_the_cache(main: Backend, token_ids: list[int], num_common: int) -> Row
     first.close()
     slot = main.open(count, Prompt(token_ids))
     if slot is None:
-        raise AssertionError("what was kept takes the room of what runs")
+        raise AssertionError("published prefixes take the room of running sequences")
     try:
         num_rows = min(TAIL, count - slot.length) if slot.length else 0
         step = main.submit([Chunk(slot, token_ids[slot.length :], num_rows)]).wait()

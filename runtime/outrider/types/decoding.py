@@ -137,8 +137,8 @@ class Draft:
         """Raise RequestError if this is a tree. reader: the caller, which reads only chains."""
         if self.parents is not None:
             raise RequestError(
-                f"A draft of {len(self)} tokens is a tree (parents={self.parents}), and {type(reader).__name__} judges "
-                "chains alone. Propose one of its paths, with parents=None."
+                f"A draft of {len(self)} tokens is a tree (parents={self.parents}), and {type(reader).__name__} reads "
+                "chains only. Propose one of its paths, with parents=None."
             )
 
 

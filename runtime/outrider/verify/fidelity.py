@@ -1,7 +1,7 @@
 """A check of the certificate: how close a bundle's model is to the checkpoint that it came from.
 
 text = answered(engine, prompt, max_new_tokens=64)
-judge("main", found, min_cosine=0.999)    # found: a `Fidelity`, which outrider_export measures
+check_cosine("main", found, min_cosine=0.999)    # found: a `Fidelity`, which outrider_export measures
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def answered(engine: Engine, prompt: Prompt, max_new_tokens: int) -> list[int]:
     return [*token_ids, *engine.generate(token_ids, config).token_ids]
 
 
-def judge(role: str, found: Fidelity, min_cosine: float | None) -> Check:
+def check_cosine(role: str, found: Fidelity, min_cosine: float | None) -> Check:
     """The check of one model. role: "main" or "draft". min_cosine: the least median that passes; None: report only."""
     detail = (
         f"{found.setting}, against {found.checkpoint} in float32, {found.num_rows:,} rows: cosine median "
