@@ -160,6 +160,8 @@ class DrafterRegistry:
     def _records_of(self, name: str) -> Records:
         """The records of the drafters that a name stands for."""
         name = next(iter(self.models), "suffix") if name == "auto" else name
+        if name in self._own:
+            return self._records.setdefault(name, Records())  # the name may stand for another drafter tomorrow
         if name not in self._records:
             self._records[name] = self._read_records(name)
             weakref.finalize(self, self._records[name].save, at_once=True)

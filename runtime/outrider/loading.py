@@ -67,7 +67,9 @@ class LoadedModel:
         if self.part.is_main:
             exact = f", exact with {backend.exactness.rule}" if backend.exactness.holds else ", not exact"
         cache = f"cache {backend.cache_precision}"
-        return f"{backend.device} {backend.precision}{groups}{exact}, {cache}, {backend.runtime}"
+        threads = backend.fingerprint.get("INFERENCE_NUM_THREADS")
+        threads = f", {threads} threads" if threads else ""
+        return f"{backend.device} {backend.precision}{groups}{exact}, {cache}{threads}, {backend.runtime}"
 
 
 def load_parts(main: Part, drafts: Seq[Part], options: DeviceConfig) -> tuple[dict[str, CompiledModel], Placement]:

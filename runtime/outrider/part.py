@@ -121,4 +121,5 @@ def machine() -> dict[str, str]:
     """What kernels are chosen by. Processors of one name may have different instructions."""
     found = find_processor()
     limits = " ".join(f"{name}={value}" for name, value in found.limits.items())
-    return {"processor": found.name, "instructions": " ".join(found.instructions), "limits": limits}
+    cores = ", ".join(f"{count} {kind}" for kind, count in found.cores.items())
+    return {"processor": found.name, "cores": cores, "instructions": " ".join(found.instructions), "limits": limits}

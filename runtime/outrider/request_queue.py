@@ -251,12 +251,22 @@ class _Worker:
 
     def _publish(self, request: Request) -> None:
         """Send a request's news. The observer is told first that it has ended."""
-        observer = self.observer
-        if observer is not None and request.ended:
-            observer.left(request)
+        has_ended = request.ended
+        if has_ended:
+            self._tell(lambda observer: observer.left(request))
         request.publish()
-        if observer is not None and request.done:  # a tokenizer error may have ended it
-            observer.left(request)
+        if request.done and not has_ended:  # a tokenizer error has ended it
+            self._tell(lambda observer: observer.left(request))
+
+    def _tell(self, event: Callable[[Observer], None]) -> None:
+        """Tell the observer of an event between rounds. An observer that fails is told no more: readers need an end."""
+        if self.observer is None:
+            return
+        try:
+            event(self.observer)
+        except Exception as error:
+            self.observer = None
+            log.warning("An observer failed, and is told no more: %r", error)
 
     def _leave(self, request: Request) -> None:
         if request in self._running:
@@ -269,8 +279,8 @@ class _Worker:
         except Exception as error:  # an app's drafter's
             request.fail(error)
             return False
-        if admitted and (observer := self.observer) is not None:
-            observer.admitted(request)
+        if admitted:
+            self._tell(lambda observer: observer.admitted(request))
         return admitted
 
     def _round(self, main: Backend) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import outrider
+from outrider.drafters import Suffix
 from outrider.errors import OptionError
 from outrider.testing import ToyTokenizer
 from outrider.types import Draft
@@ -102,6 +103,33 @@ def test_a_drafter_that_fails_ends_its_request_alone(engine: outrider.Engine, fa
         if failing != "seconds":  # which is the whole round's
             assert first + "".join(chunk.text for chunk in beside) == plain.text
         assert engine.generate("hello", drafter=None, **OPTIONS).token_ids == plain.token_ids
+
+
+@pytest.mark.parametrize("failing", ["admitted", "left"])
+def test_an_observer_that_fails_is_told_no_more(engine: outrider.Engine, failing: str) -> None:
+    """No reader waits for an end that does not come, and no room is lost."""
+
+    class Failing:
+        def __getattr__(self, name: str) -> Callable[..., None]:
+            def told(*_: Any, **__: Any) -> None:
+                assert name != failing
+
+            return told
+
+    plain = engine.generate("hello", drafter=None, **OPTIONS)
+    engine._queue.observer = Failing()
+    for _ in range(2):
+        assert engine.generate("hello", **OPTIONS).token_ids == plain.token_ids
+        assert engine._queue.observer is None
+
+
+def test_an_own_drafters_records_are_not_saved(engine: outrider.Engine) -> None:
+    """Its name may stand for another drafter the next time."""
+    engine.add_drafter("own", Suffix())
+    engine.generate("hello hello hello", drafter="own", **OPTIONS)
+    records = engine._registry._records_of("own")
+    assert records.found
+    assert records._file is None
 
 
 def test_what_is_given_up_leaves_its_prompt_at_most(engine: outrider.Engine) -> None:

@@ -9,6 +9,7 @@ import pytest
 
 import outrider
 from outrider import saved, setting
+from outrider.backends.processor import Processor
 from outrider.config import DeviceConfig
 from outrider.measure.exactness import measure_exactness
 from outrider.part import Part
@@ -91,7 +92,7 @@ def processor(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Setting]]:
         monkeypatch.setattr(setting, "time_calls", time_calls)  # or a busy machine would have its say
         monkeypatch.setattr(setting, "_candidates", lambda *_: [Setting(name, name) for name in kinds])
         monkeypatch.setattr(setting, "GROUP_SIZE", "none")
-        monkeypatch.setattr(setting, "count_cores", lambda _: cores or {"cores": 2, "threads": 2})
+        monkeypatch.setattr(setting, "find_processor", lambda: Processor("one", cores=cores or {"threads": 2}))
         return compiled
 
     return has
@@ -107,10 +108,10 @@ def test_the_fastest_exact_setting_is_taken(part: Part, processor: Callable[...,
     [
         ({"cores": 16}, {8: 0.8, 4: 0.7, 2: 0.9}, [0, 8, 4, 2], 4),
         ({"cores": 16}, {8: 0.8, 4: 0.9, 2: 0.1}, [0, 8, 4], 8),  # no further down than it helps
-        ({"cores": 16}, {8: 0.97, 4: 0.1}, [0, 8], 8),  # 8 are within the noise, but they were the faster ones
-        ({"cores": 8}, {4: 1.2}, [0, 4], 0),
+        ({"cores": 16}, {8: 0.97, 4: 0.1}, [0, 8], 0),  # 0.97 is within the noise
         ({"performance": 6, "efficiency": 8}, {6: 0.7, 3: 1.1}, [0, 6, 3], 6),
-        ({"cores": 3}, {}, [0], 0),
+        ({"cores": 3}, {1: 0.1}, [0], 0),
+        ({"threads": 8}, {4: 0.1}, [0], 0),  # where nothing is known of cores
     ],
 )
 def test_fewer_threads_are_taken_where_they_are_faster(
@@ -126,6 +127,15 @@ def test_fewer_threads_are_taken_where_they_are_faster(
     assert (choice.setting.precision, choice.setting.num_threads) == ("f32", taken)
     assert {trial.setting.num_threads for trial in choice.trials if trial.setting.precision == "f32"} == {*tried}
     assert choice.setting.options(DeviceConfig()).num_threads == taken
+
+
+def test_threads_are_those_of_the_setting_that_can_be_taken(
+    part: Part, processor: Callable[..., list[Setting]]
+) -> None:
+    compiled = processor(cores={"cores": 4}, by_threads={2: 0.5}, f32=Kind(FAST), bf16=NEVER)
+    choice = choice_of(part, "CPU", DeviceConfig())
+    assert (choice.setting.precision, choice.setting.num_threads) == ("f32", 2)
+    assert not [setting for setting in compiled if setting.precision == "bf16" and setting.num_threads]
 
 
 def test_the_users_threads_stay(part: Part, processor: Callable[..., list[Setting]]) -> None:

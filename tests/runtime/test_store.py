@@ -202,6 +202,15 @@ def test_a_store_of_a_later_version_is_refused(tmp_path: Path) -> None:
         AnswerStore(path, VOCAB)
 
 
+def test_a_store_without_its_tables_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "answers.bin"
+    filled(path, [[1]])
+    with contextlib.closing(sqlite3.connect(path)) as database:
+        database.execute("DROP TABLE answers")
+    with pytest.raises(OptionError, match="answers.bin' is damaged: a table is missing. Delete it"):
+        AnswerStore(path, VOCAB)
+
+
 def test_answers_of_another_vocabulary_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "answers.bin"
     filled(path, [[1, 2, 3]])

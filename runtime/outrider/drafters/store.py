@@ -126,14 +126,19 @@ class AnswerStore:
             # is deleted after the write. A write-ahead log would need two more files while the database is open.
             database = sqlite3.connect(self._file, timeout=_PATIENCE, isolation_level=None)
             with contextlib.closing(database):
-                database.execute("BEGIN IMMEDIATE" if writes or is_new else "BEGIN")
+                database.execute("BEGIN IMMEDIATE")
                 with database:  # commits, or rolls back
                     if database.execute("PRAGMA user_version").fetchone() == (0,):
                         self._create(database)
+                    tables = "SELECT count(*) FROM sqlite_master WHERE name IN ('vocabulary', 'answers')"
+                    if database.execute(tables).fetchone() != (2,):
+                        raise sqlite3.DatabaseError("a table is missing")
                     if database.execute("SELECT sha256 FROM vocabulary").fetchone() != (self._vocab_sha256,):
                         what = "holds answers of a model with another vocabulary. Name another file for this model"
                         raise self._error(what)
                     yield database
+                    if not writes and not is_new:
+                        database.execute("ROLLBACK")  # SQLite would repair its header, which no one asked for
 
     def _create(self, database: sqlite3.Connection) -> None:
         database.execute(f"PRAGMA application_id = {_APPLICATION}")
