@@ -1,4 +1,4 @@
-"""The benchmark: its figures, its workers, what survives an interruption, and what the report says of it."""
+"""The benchmark: its figures, its workers, interruptions, and its report."""
 
 from __future__ import annotations
 
@@ -206,7 +206,7 @@ def test_every_layer_has_a_prompt_of_every_category() -> None:
 
 
 class Counted:
-    """A mode that takes so many seconds of a clock."""
+    """A mode whose runs take fixed seconds of a fake clock."""
 
     runtime, description, num_parallel = "outrider", "", 1
 
@@ -371,7 +371,7 @@ def test_what_a_peer_misses_is_said_before_anything_runs(
     mode: str, message: str, openvino_bundle: Bundle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for missing in ("llama_cpp", "onnxruntime_genai"):
-        monkeypatch.setitem(sys.modules, missing, None)  # as if it were not installed
+        monkeypatch.setitem(sys.modules, missing, None)  # as if it was not installed
     alone = replace(openvino_bundle, manifest=msgspec.structs.replace(openvino_bundle.manifest, drafters=()))
     with pytest.raises(OptionError, match=message):
         benchmark.run(Setup(alone, Config()), PROMPTS, ["plain", mode])
@@ -382,7 +382,7 @@ def device_with(*precisions: str) -> Callable[..., Device]:
 
 
 def test_a_precision_is_one_that_the_devices_have(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A device that is told another one calculates in its default, and would be reported under a false name."""
+    """With another precision a device uses its default, and the report would name the wrong one."""
     monkeypatch.setattr(devices, "find_device", device_with("f32", "bf16", "int8"))
     for name in ("genai/f32", "genai-ngram:3/bf16", "genai-draft:3/fastest"):
         check_peer(ModeName.parse(name), setup)
@@ -417,7 +417,7 @@ def test_openvino_genai_is_compared_with_by_default_where_it_can_be(
 
 
 class TestFastestPrecision:
-    """The trial that decides what openvino-genai calculates in, without a model."""
+    """The trial that chooses openvino-genai's precision, without a model."""
 
     SPEEDS: ClassVar = {"f32": [9.0, 10.0], "bf16": [11.0, 8.0]}
     NAMES: ClassVar = [ModeName.parse("genai-draft:3/fastest"), ModeName.parse("genai-dynamic:.5/fastest")]
@@ -428,7 +428,7 @@ class TestFastestPrecision:
 
     @pytest.fixture
     def opened(self, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-        """What pipelines were opened in; f16 fails."""
+        """The precisions that pipelines were opened in. f16 fails."""
         opened: list[str] = []
 
         class Pipeline:
@@ -543,7 +543,7 @@ def test_a_device_that_is_replaced_shows_in_the_parent(setup: Setup, tmp_path: P
 
 
 def test_references_reach_what_reads_them(toy_engine: Engine) -> None:
-    """A mode may ignore what others of the same comparison read; a request may not."""
+    """A mode may ignore references that other modes of the comparison read; a request may not."""
     config = GenerationConfig(max_new_tokens=24, ignore_eos=True)
     prompt = toy_engine.tokenizer.encode_prompt("hello")
     plain = toy_engine.generate(prompt, config, drafter=None)

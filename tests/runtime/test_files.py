@@ -1,4 +1,4 @@
-"""Files that a user names: whatever is wrong with one is said in one line that names it."""
+"""Files that a user names: any error is one line that names the file."""
 
 from __future__ import annotations
 

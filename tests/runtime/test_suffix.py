@@ -152,7 +152,7 @@ def draft_of(context: list[int], limit: int, drafter: Suffix | None = None, eos:
 def test_drafts_keep_to_their_rules(
     prompt: list[int], rounds: list[list[int]], documents: list[list[int]], limit: int, min_chance: float
 ) -> None:
-    """And an index that has grown drafts what a new one does."""
+    """A grown index drafts the same as a new one."""
     references = [References(documents)]
     drafter = Suffix(references, min_chance)
     sequence = Sequence(list(prompt), len(prompt))
