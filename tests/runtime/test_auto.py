@@ -109,7 +109,7 @@ def test_an_apps_own_drafter_decides_for_itself(toy_bundle: Bundle) -> None:
 
 def test_an_apps_own_draft_model_decides_for_itself(engine: outrider.Engine) -> None:
     bundled = engine.draft_models["draft"]
-    engine.add_drafter("mine", bundled.on(bundled.backend))  # what its calls cost was not measured
+    engine.add_drafter("mine", bundled.on(bundled.backend))  # the cost of its calls was not measured
     stats = engine.generate("hello", drafter="mine", max_new_tokens=40, ignore_eos=True).stats
     assert max(stats.num_draft_tokens_per_round) == DraftModel.num_assistant_tokens
 

@@ -132,7 +132,7 @@ def test_the_longest_common_beginning_is_found(texts: list[list[int]]) -> None:
         table = pool.open(20, [*token_ids, 1])
         assert table
         assert table.num_cached == len(token_ids)
-        table.close()  # without its tokens: what it has taken over of a last block is gone
+        table.close()  # without its tokens: a last block that it has taken over is lost
         again = pool.open(20, [*token_ids, 1])
         assert again
         assert again.num_cached >= len(token_ids) // SIZE * SIZE
@@ -151,7 +151,7 @@ def test_the_least_recently_used_text_goes_first_and_its_end_before_its_beginnin
     found = pool.open(6, [*second, 0])
     assert found
     assert found.num_cached == 5  # all but the last: it is what is to be read
-    assert pool.num_evicted == 2  # the block that is to be copied was the last one there was: it is where it has to be
+    assert pool.num_evicted == 2  # the block to copy was the last one left: it is used itself
     assert found.copied_block is None
 
 
@@ -324,7 +324,7 @@ def test_two_graphs_share_a_cache(openvino_bundle: Any, monkeypatch: pytest.Monk
         assert slot
         assert whole
         assert (cache._pool.num_blocks > num_blocks) == (grows and room == 3000)
-        for request in (second._request, part):  # before it is called: memory of smaller ones is gone
+        for request in (second._request, part):  # before it is called, because smaller tensors are freed
             shape = request.get_tensor("value_cache.0").get_shape()
             assert shape == first._request.get_tensor("value_cache.0").get_shape()
         first.submit([Chunk(slot, token_ids[:40], 0)]).wait()

@@ -102,7 +102,7 @@ def test_requests_that_run_together_share_and_stay_apart(toy_bundle: Bundle, pla
     options: Options = {"max_new_tokens": 40, "ignore_eos": True}
     expected = [plain.generate(prompt, **options).token_ids for prompt in prompts]
     stream = engine.stream(prompts[0], **options)
-    next(stream)  # it runs, and its prompt is there for others
+    next(stream)  # it runs, and its prompt is published
     found: dict[int, outrider.Result] = {}
 
     def ask(i: int) -> None:
@@ -138,7 +138,7 @@ def test_a_cache_for_few_conversations_has_many_and_does_not_grow(toy_bundle: Bu
         assert use.num_published_tokens <= use.num_tokens == room
     assert hits == 60
     assert use.num_evicted_tokens > room
-    whole = engine.max_tokens - 10  # everything else goes for it
+    whole = engine.max_tokens - 10  # everything else is evicted for it
     assert len(engine.generate(random_ids(7, 10), max_new_tokens=whole, ignore_eos=True).token_ids) == whole
 
 
@@ -181,7 +181,7 @@ def test_a_request_that_fails_leaves_its_prompt_at_most(toy_bundle: Bundle) -> N
     answer = make(toy_bundle).generate(prompt, max_new_tokens=60, **options).token_ids
     tokenizer.num_left = 10
     with pytest.raises(ValueError, match="no text"):
-        list(engine.stream(prompt, max_new_tokens=60, **options))  # which decodes as it goes on
+        list(engine.stream(prompt, max_new_tokens=60, **options))  # it decodes during iteration
     assert engine.cache["main"].num_used_tokens == 0
     assert engine.generate(prompt + answer, max_new_tokens=1).stats.num_cached_tokens == 50
 

@@ -55,7 +55,7 @@ def test_all_requests_of_a_level_have_the_text_that_they_have_alone(setup: Setup
     alone = [engine.generate(prompt.text, drafter=None, ignore_eos=True).token_ids for prompt in PROMPTS]
     assert len(results["runs"]) == 2 * 2 * 2
     for one in results["runs"]:
-        assert one["token_ids"] == [*alone, *alone][: one["num_requests"]]  # the fourth is the first again
+        assert one["token_ids"] == [*alone, *alone][: one["num_requests"]]  # prompts repeat
         assert {len(token_ids) for token_ids in one["token_ids"]} == {12}
         assert one["seconds"] > 0
         assert one["read_seconds"] > 0
@@ -83,7 +83,7 @@ def test_a_summary_is_what_one_gets_by_hand() -> None:
     assert fast["speed_up_interval"] == pytest.approx(ratio_interval([2.0, 2.0]))
     assert fast["end_to_end"] == pytest.approx((3 / 2 * 6 / 3) ** 0.5)
     assert fast["end_to_end_tokens_per_second"] == pytest.approx((22 / 2 + 22 / 3) / 2)
-    assert fast["identical"] == 1  # the second text was another once
+    assert fast["identical"] == 1  # the second text differed in one repeat
     assert (one["tokens_per_second"], one["speed_up"]) == (10, 1)
     assert (other["tokens_per_second"], other["speed_up"], other["end_to_end"]) == (0, None, 2)
 

@@ -195,7 +195,7 @@ def test_the_first_token_of_a_copy_has_a_record_of_its_own() -> None:
         sequence.token_ids.extend([4])
         answer.judge_copy(sequence)
         assert answer.goes_on == goes_on
-    # A first token that was wrong, one that was right, and one that was to go on and did not.
+    # A wrong first token, a right first token, and a wrong token after a right copy.
     assert sum(answer.record.first_copies.seen) == pytest.approx(2, abs=0.01)
     assert sum(answer.record.copies.seen) == 1
 

@@ -132,7 +132,7 @@ class TestADriverThatCrashes:
             engine = load(bundle, main_device="auto")
         assert answers_as_it_should(engine)
         assert engine.placement.main == engine.placement.draft == engine.config.device.main_device == "CPU"
-        gpu("")  # the driver has been mended
+        gpu("")  # the driver is repaired
         loading.forget()
         assert load(bundle, main_device="auto").placement.main == "GPU"
 
@@ -399,7 +399,7 @@ class TestRoles:
         }
         assert answers_as_it_should(engine)
         del engine
-        gc.collect()  # the core that is reserved would be nobody else's
+        gc.collect()  # release the core that is reserved
 
     @pytest.mark.skipif(sys.platform != "linux" or (os.cpu_count() or 1) < 2, reason="reads /proc; needs two cores")
     def test_reserved_cores_are_apart(self, smollm2: Path) -> None:
@@ -412,7 +412,7 @@ class TestRoles:
             assert len(first) == len(second) == 1
             assert (first != second) == reserve
             del pair
-            gc.collect()  # cores that are reserved would be nobody else's
+            gc.collect()  # release the cores that are reserved
 
     def test_on_onnxruntime(self, bundle: Bundle) -> None:
         engine = load(bundle, num_threads=2, draft_num_threads=1, main_properties={AFFINITIES: "2"})
@@ -654,7 +654,7 @@ class TestCommand:
         assert _cache_precision(part, npu, SMALL) == "f16"
         assert _cache_precision(part, npu, SMALL.replace(precision="f32")) == "f16"
         assert _cache_precision(part, npu, SMALL.replace(cache_precision="f32")) == "f32"
-        assert _cache_precision(part, Device(name="NONE", format="openvino"), SMALL) is None  # it cannot be asked
+        assert _cache_precision(part, Device(name="NONE", format="openvino"), SMALL) is None  # it does not exist
 
     def test_a_warning_is_one_line(
         self, bundle: Bundle, gpu: Callable[[str], None], capsys: pytest.CaptureFixture[str], tmp_path: Path

@@ -104,7 +104,7 @@ def test_the_controller_expects_a_check_to_be_held_up(right: Engine, monkeypatch
         assert seconds == pytest.approx(expected)
     monkeypatch.undo()
     ran = simulate(right, given, PROMPT, right.config.generation, "auto", overlap=True)
-    assert given.main.scale == given.draft.scale == 1  # whatever the controller makes of it
+    assert given.main.scale == given.draft.scale == 1  # the controller adapts copies of these
 
 
 @pytest.mark.parametrize(("check", "draft"), [(1.0, 1.0), (1.5, 1.0), (1.0, 2.0), (1.5, 2.5)])

@@ -84,7 +84,7 @@ def read_strictly(path: Path) -> list[dict[str, Any]]:
             while around and around[-1] <= began:
                 around.pop()
             assert not around or ended <= around[-1], "they lie in each other or follow each other"
-            if previous[0] == began:  # then the viewer cannot tell which is the outer one
+            if previous[0] == began:  # the viewer could not tell which is the outer one
                 assert previous[1] == began or ended == began
             around.append(ended)
             previous = began, ended
@@ -243,7 +243,7 @@ def test_what_comes_while_a_trace_is_closed_leaves_nothing_open(tmp_path: Path) 
     trace = Trace(tmp_path / "out.json", models)
     made, late, behind = (make_request(FakeBackend(6), None) for _ in range(3))
     trace.entered(made, None)
-    trace.begin(trace.lane("request", REQUESTS), "request", "just before", time.perf_counter())  # and no more yet
+    trace.begin(trace.lane("request", REQUESTS), "request", "just before", time.perf_counter())  # and nothing else yet
     trace.entered(late, None)
     life = trace._lives.pop(late)  # its end is under way
     trace.close()
@@ -506,7 +506,7 @@ def test_a_file_that_is_no_trace(tmp_path: Path, capsys: pytest.CaptureFixture[s
         ('[\n{"ph":"X"}\n]', "is not a trace"),
         (f"[\n{head.replace('0', 'null')}\n]", "is not a trace"),
         (f"[\n{span}\n]", "is not a trace"),  # in a lane without a name
-        (f"[\n{head},\n{span}\n]", "is not a trace"),  # a round that does not say what was drafted
+        (f"[\n{head},\n{span}\n]", "is not a trace"),  # a round without counts of draft tokens
         (f"[\n{head.replace('main', chr(0xDCFF))}\n]", "line 2"),  # not UTF-8
     ):
         path.write_text(events, encoding="utf-8", errors="surrogateescape")
