@@ -1,4 +1,4 @@
-"""The controller in the engine, where a draft model is said to be quick: what it chooses must not show."""
+"""The controller in the engine, with a draft model that seems fast. Its choices must not change the text."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Steady(PassCost):
-    """Stays as it is, however long the toy's calls take."""
+    """A cost that does not adapt to the toy's calls."""
 
     def follow(self, expected: float, seconds: float) -> None:
         pass
@@ -32,7 +32,7 @@ PROMPTS = ["hello", "abcabcabcabc", "the same the same the same", "0123456789" *
 
 @pytest.fixture(scope="module")
 def engine(toy_bundle: Bundle) -> outrider.Engine:
-    """The toy's calls all take as long; with costs like a real pair's, its draft model is used."""
+    """A toy pair with the costs of a real pair: its own calls all take the same time, so nothing would be drafted."""
     engine = outrider.Engine(toy_bundle, outrider.Config().replace(cache_size=0.02), tokenizer=ToyTokenizer())
     slow, quick = (0.040, 0.050), (0.004, 0.005)
     engine.loaded["main"] = replace(engine.loaded["main"], cost=Steady((2, 16), slow, slow))
@@ -54,7 +54,7 @@ def test_text_is_that_of_plain_decoding(engine: outrider.Engine, drafter: str, o
 
 
 def test_drafts_grow_with_what_they_earn(tmp_path: Path) -> None:
-    """A draft model that is the main model is sure of little, and nearly always right."""
+    """The draft model equals the main model: its confidences are low, and nearly all its tokens are accepted."""
     bundle = save_toy_bundle(tmp_path / "bundle", draft_noise=0.0)
     engine = outrider.Engine(bundle, outrider.Config().replace(cache_size=0.01), tokenizer=ToyTokenizer())
     slow, quick = (0.040, 0.042), (0.001, 0.001)
@@ -80,7 +80,7 @@ def test_a_threshold_ends_drafts(engine: outrider.Engine) -> None:
         assert result.token_ids == plain.token_ids
         lengths[threshold] = result.stats.num_draft_tokens_per_round[:-LONGEST]
     assert set(lengths[0.01]) == {LONGEST}
-    assert set(lengths[1.0]) == {1}  # the token that is not sure enough is checked with the draft that it ends
+    assert set(lengths[1.0]) == {1}  # the token whose confidence is too low ends the draft, and is verified with it
     assert len(set(lengths[0.3])) > 2
     capped = engine.generate("hello", assistant_confidence_threshold=0.01, num_assistant_tokens=3, **options)
     assert set(capped.stats.num_draft_tokens_per_round[:-3]) == {3}
@@ -92,7 +92,7 @@ def test_an_apps_own_drafter_decides_for_itself(toy_bundle: Bundle) -> None:
     engine = outrider.Engine(toy_bundle, outrider.Config().replace(cache_size=0.01), tokenizer=ToyTokenizer())
 
     class Own:
-        """Copies, but is not one of Outrider's."""
+        """An app's drafter that copies."""
 
         num_assistant_tokens = 2
         seconds = 0.0
@@ -109,13 +109,13 @@ def test_an_apps_own_drafter_decides_for_itself(toy_bundle: Bundle) -> None:
 
 def test_an_apps_own_draft_model_decides_for_itself(engine: outrider.Engine) -> None:
     bundled = engine.draft_models["draft"]
-    engine.add_drafter("mine", bundled.on(bundled.backend))  # what its calls cost was not measured
+    engine.add_drafter("mine", bundled.on(bundled.backend))  # the cost of its calls was not measured
     stats = engine.generate("hello", drafter="mine", max_new_tokens=40, ignore_eos=True).stats
     assert max(stats.num_draft_tokens_per_round) == DraftModel.num_assistant_tokens
 
 
 def test_an_apps_own_drafter_that_says_its_price_is_controlled(engine: outrider.Engine) -> None:
-    """Whatever its class: what counts is what it says of itself."""
+    """Its class does not matter, only what it declares."""
     bundled = engine.draft_models["draft"]
     engine.add_drafter("priced", bundled.on(bundled.backend, bundled.cost))
     request = engine.prepare("hello", drafter="priced")
@@ -151,4 +151,4 @@ def test_costs_of_a_small_cache_do_not_stand_for_a_larger_one(
         config = outrider.Config().replace(cache_size=cache_size, precision="f32", cache_precision="f32")
         measured.append(outrider.Engine(openvino_bundle, config, tokenizer=ToyTokenizer()).costs["draft"])
     assert [cost.contexts for cost in measured] == [(64, 64), (256, 1024)] * 2
-    assert measured[3].near == measured[1].near  # the small cache in between has left them
+    assert measured[3].near == measured[1].near  # the smaller cache has not replaced them

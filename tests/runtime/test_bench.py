@@ -1,4 +1,4 @@
-"""The benchmark: its figures, its workers, what survives an interruption, and what the report says of it."""
+"""The benchmark: its figures, its workers, interruptions, and its report."""
 
 from __future__ import annotations
 
@@ -206,7 +206,7 @@ def test_every_layer_has_a_prompt_of_every_category() -> None:
 
 
 class Counted:
-    """A mode that takes so many seconds of a clock."""
+    """A mode whose runs take fixed seconds of a fake clock."""
 
     runtime, description, num_parallel = "outrider", "", 1
 
@@ -371,7 +371,7 @@ def test_what_a_peer_misses_is_said_before_anything_runs(
     mode: str, message: str, openvino_bundle: Bundle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for missing in ("llama_cpp", "onnxruntime_genai"):
-        monkeypatch.setitem(sys.modules, missing, None)  # as if it were not installed
+        monkeypatch.setitem(sys.modules, missing, None)  # as if it was not installed
     alone = replace(openvino_bundle, manifest=msgspec.structs.replace(openvino_bundle.manifest, drafters=()))
     with pytest.raises(OptionError, match=message):
         benchmark.run(Setup(alone, Config()), PROMPTS, ["plain", mode])
@@ -382,7 +382,7 @@ def device_with(*precisions: str) -> Callable[..., Device]:
 
 
 def test_a_precision_is_one_that_the_devices_have(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A device that is told another one calculates in its default, and would be reported under a false name."""
+    """With another precision a device uses its default, and the report would name the wrong one."""
     monkeypatch.setattr(devices, "find_device", device_with("f32", "bf16", "int8"))
     for name in ("genai/f32", "genai-ngram:3/bf16", "genai-draft:3/fastest"):
         check_peer(ModeName.parse(name), setup)
@@ -397,7 +397,7 @@ def test_a_precision_is_one_that_the_devices_have(setup: Setup, monkeypatch: pyt
 
     monkeypatch.setattr(devices, "find_device", find)
     two = replace(setup, config=setup.config.replace(draft_device="GPU"))
-    check_peer(ModeName.parse("genai/bf16"), two)  # no draft model there
+    check_peer(ModeName.parse("genai/bf16"), two)  # genai has no draft model
     with pytest.raises(OptionError, match="CPU and GPU does not say .* in bf16. Choose from f32."):
         check_peer(ModeName.parse("genai-draft:3/bf16"), two)
 
@@ -408,7 +408,7 @@ def test_openvino_genai_is_compared_with_by_default_where_it_can_be(
     monkeypatch.setattr(devices, "find_device", device_with("f32", "bf16"))
     assert default_modes(setup)[:2] == ["plain", "auto"]
     assert default_modes(setup)[-2:] == default_peers(setup) == ["genai", "genai/fastest"]
-    assert default_peers(replace(setup, config=setup.config.replace(logprobs=2))) == []  # it has no such option
+    assert default_peers(replace(setup, config=setup.config.replace(logprobs=2))) == []  # it has no logprobs
     main = msgspec.structs.replace(setup.bundle.manifest.main, format="onnx")
     onnx = replace(setup.bundle, manifest=msgspec.structs.replace(setup.bundle.manifest, main=main))
     assert default_peers(replace(setup, bundle=onnx)) == []
@@ -417,7 +417,7 @@ def test_openvino_genai_is_compared_with_by_default_where_it_can_be(
 
 
 class TestFastestPrecision:
-    """The trial that decides what openvino-genai calculates in, without a model."""
+    """The trial that chooses openvino-genai's precision, without a model."""
 
     SPEEDS: ClassVar = {"f32": [9.0, 10.0], "bf16": [11.0, 8.0]}
     NAMES: ClassVar = [ModeName.parse("genai-draft:3/fastest"), ModeName.parse("genai-dynamic:.5/fastest")]
@@ -428,7 +428,7 @@ class TestFastestPrecision:
 
     @pytest.fixture
     def opened(self, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-        """What pipelines were opened in; f16 fails."""
+        """The precisions that pipelines were opened in. f16 fails."""
         opened: list[str] = []
 
         class Pipeline:
@@ -543,7 +543,7 @@ def test_a_device_that_is_replaced_shows_in_the_parent(setup: Setup, tmp_path: P
 
 
 def test_references_reach_what_reads_them(toy_engine: Engine) -> None:
-    """A mode may ignore what others of the same comparison read; a request may not."""
+    """A mode may ignore references that other modes of the comparison read; a request may not."""
     config = GenerationConfig(max_new_tokens=24, ignore_eos=True)
     prompt = toy_engine.tokenizer.encode_prompt("hello")
     plain = toy_engine.generate(prompt, config, drafter=None)
@@ -592,7 +592,7 @@ def test_a_mode_that_dies_is_reported_and_the_others_go_on(setup: Setup, tmp_pat
     (died,) = (record for record in records if record.error)
     assert (died.number, died.mode) == (0, "plain")
     assert "the process died" in (died.error or "")
-    # It started again for the other mode; the one that killed it is not tried again.
+    # The worker started again for the other mode. The mode that killed it is not tried again.
     assert [record.mode for record in records if record.run] == ["draft:3"] * 3
 
 
@@ -616,7 +616,7 @@ def test_a_folder_goes_on_where_it_was_left(tmp_path: Path) -> None:
         first.append(record)
     first.choose(max_new_tokens=20)
     with (tmp_path / "run" / "runs.jsonl").open("a") as file:
-        file.write('{"number": 0, "mode": "pl')  # the power went off here
+        file.write('{"number": 0, "mode": "pl')  # as after a power failure
     again = RunFolder(tmp_path / "run", {"modes": ["plain"], "repeats": 2})
     assert again.records == records
     assert again.chosen == {"max_new_tokens": 20}
@@ -791,7 +791,7 @@ def test_a_report_of_little_is_a_report() -> None:
     results = benchmark.condense(records, tasks, modes, "slow") | {"setting": {}, "cut": "To end in time: x."}
     page = Page(report.html(results))
     assert "To end in time: x." in page.words
-    assert "Where the time goes" not in page.words  # nobody told
+    assert "Where the time goes" not in page.words  # no runs have these figures
     assert "fast: y 0.50×." in page.words
     alone = benchmark.condense(records[:2], tasks, modes[:1], "slow") | {"setting": {}, "cut": None}
     assert "No mode, in any category." in Page(report.html(alone)).words

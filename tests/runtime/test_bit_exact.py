@@ -1,6 +1,6 @@
-"""What token-identical output rests on: with the padding that was measured, a row has the same bits in any company.
+"""With the measured padding, a row has the same bits in any batch. Token-identical output depends on this.
 
-Which precisions are exact, and with which padding, differs by processor: what is claimed here has to be true here.
+Which precisions are exact, and with which padding, differs by processor. What is claimed on this one must hold on it.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def backend(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 @pytest.fixture(scope="module")
 def token_ids(backend: CompiledModel) -> list[int]:
-    """Of texts: what comes before is special."""
+    """Ids from 20 on: lower ones are special tokens."""
     made: list[int] = np.random.default_rng(0).integers(20, backend.vocab_size - 1, LENGTH).tolist()
     return made
 
@@ -99,7 +99,7 @@ def test_a_prompt_in_pieces_ends_in_the_same_bits(
 def test_rejected_tokens_leave_no_trace(
     backend: CompiledModel, token_ids: list[int], whole: np.ndarray, num_draft: int
 ) -> None:
-    """Decode on with wrong drafts behind every token, trimmed each time: across a block's end, too."""
+    """Decode with a wrong draft after each token, which is then trimmed, also across a block's end."""
     slot = backend.open(LENGTH)
     assert slot is not None
     backend.submit([Chunk(slot, token_ids[:90], num_rows=0)]).wait()
@@ -132,7 +132,7 @@ def test_sequences_in_one_call_do_not_touch(backend: CompiledModel, token_ids: l
 def test_what_is_taken_from_the_cache_has_the_same_bits(
     backend: CompiledModel, token_ids: list[int], whole: np.ndarray, num_common: int
 ) -> None:
-    """The first text was decoded with wrong drafts; the second begins alike, the third goes on where that ended."""
+    """The first text is decoded with wrong drafts. The second shares a prefix; the third continues the second."""
     backend.allocate(2048)
     other = [*token_ids[:num_common], *[7] * (LENGTH - num_common)]
     slot = backend.open(LENGTH + 5, Prompt(other))
@@ -150,7 +150,7 @@ def test_what_is_taken_from_the_cache_has_the_same_bits(
         assert slot is not None
         found = slot.length
         assert found == (min(num_common, num_read - 1) if num_read < LENGTH else max(num_common, LENGTH - 10))
-        for _ in range(2):  # what it writes is not where others' tokens are
+        for _ in range(2):  # it does not write into published blocks
             step = backend.submit([Chunk(slot, token_ids[found:num_read], num_rows=num_read - found)]).wait()
             rows = np.array([step.row(i).full() for i in range(num_read - found)])
             np.testing.assert_array_equal(rows, whole[found:num_read])
@@ -160,7 +160,7 @@ def test_what_is_taken_from_the_cache_has_the_same_bits(
         slot.close()
     again = backend.open(LENGTH + 1, Prompt([*other, 7]))
     assert again is not None
-    assert again.length == LENGTH  # the others have left it as it was
+    assert again.length == LENGTH  # the others did not change it
     again.close()
 
 
@@ -175,7 +175,7 @@ RULES = [
 
 @pytest.mark.parametrize("rule", RULES)
 def test_calls_are_padded_by_the_rule_and_say_the_same(openvino_bundle: Bundle, rule: RowRule) -> None:
-    """Whatever padding this processor asks for: others ask for another."""
+    """For any padding, because processors differ in what they need."""
     main = openvino_bundle.manifest.main
     path = openvino_bundle.model_path(main)
     options: dict[str, Any] = {"vocab_size": main.vocab_size, "precision": "f32"}
@@ -221,7 +221,7 @@ def test_closing_twice_gives_blocks_back_once(openvino_bundle: Bundle) -> None:
 
 @pytest.mark.parametrize("options", [{}, {"precision": "f32"}, {"cache_precision": "u8"}])
 def test_what_is_claimed_is_true(openvino_bundle: Bundle, options: dict[str, Any]) -> None:
-    """And a quantised cache, whose blocks are rounded anew with whatever is written to them, is not called exact."""
+    """A quantised cache is not called exact: every write to a block rounds the whole block again."""
     part = Part("main", openvino_bundle, openvino_bundle.manifest.main)
     quantised = "u8" in options.values()
     warns = pytest.warns(outrider.ExactnessWarning, match="Leave cache_precision at 'auto'")

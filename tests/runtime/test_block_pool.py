@@ -1,4 +1,4 @@
-"""Who has which blocks, and what is in them. A token's keys and values are stood for by the token."""
+"""Which sequences have which blocks, and what the blocks hold. Each token stands for its keys and values."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ SIZE, NUM_BLOCKS, GARBAGE = 3, 12, -7
 
 
 class Text:
-    """A text that is read and written as a request is: in rounds, with wrong drafts, and padding behind the end.
+    """A text that is read and written in rounds, like a request, with wrong drafts, and padding after the end.
 
-    In memory, the tokens of another scope are other ones.
+    In memory, tokens differ by scope.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class Text:
         self.pool = pool
 
     def read(self, token_ids: list[int], num_wrong: int) -> None:
-        """Append tokens; a draft behind them is dropped again, and stays in memory."""
+        """Append tokens and a draft. The draft is trimmed, but stays in memory."""
         self.write(len(self.token_ids), [*token_ids, *[GARBAGE] * num_wrong][: self.room - len(self.token_ids)])
         self.token_ids += token_ids[: self.room - len(self.token_ids)]
 
@@ -51,7 +51,7 @@ class Text:
 
     @property
     def found(self) -> list[int]:
-        """What its blocks say."""
+        """The tokens in its blocks."""
         positions = [(self.table.blocks[i // SIZE], i % SIZE) for i in range(len(self.token_ids))]
         return [int(self.memory[position]) - self.shift for position in positions]
 
@@ -64,7 +64,7 @@ def check(pool: BlockPool, texts: list[Text]) -> None:
     shared = {block for text in texts for block in text.table._shared}
     users = [block for text in texts for block in text.table._shared]
     held = [*own, *(block.number for block in shared), *pool._free, *(block.number for block in pool._idle)]
-    assert sorted(held) == list(range(pool.num_blocks))  # neither lost nor there twice
+    assert sorted(held) == list(range(pool.num_blocks))  # no block is lost or listed twice
     assert all(block.num_users == users.count(block) > 0 for block in shared)
     assert pool.num_used == len(own) + len(shared)
     above = [block for block in (*shared, *pool._idle) if not isinstance(block.parent, _Root)]
@@ -73,7 +73,7 @@ def check(pool: BlockPool, texts: list[Text]) -> None:
     for block in above:
         assert block.parent is not None
         assert block.parent.children[block.token_ids] is block
-        assert block.parent in shared or order[block.parent] > order[block]  # the beginning goes after the end
+        assert block.parent in shared or order[block.parent] > order[block]  # a text's first blocks are evicted last
 
 
 ACTIONS = st.tuples(
@@ -88,7 +88,7 @@ ACTIONS = st.tuples(
 @settings(max_examples=400)
 @given(st.lists(ACTIONS, max_size=40), st.booleans())
 def test_every_text_finds_its_own_tokens(actions: list[Any], grows: bool) -> None:
-    """Whatever is opened, read, kept and closed in whatever order."""
+    """For texts that are opened, read, published and closed in any order."""
     memory = np.full((NUM_BLOCKS, SIZE), GARBAGE)
     sizes = [2 if grows else NUM_BLOCKS]
     pool = BlockPool(sizes[0], SIZE, max_blocks=NUM_BLOCKS, grow=sizes.append)
@@ -132,7 +132,7 @@ def test_the_longest_common_beginning_is_found(texts: list[list[int]]) -> None:
         table = pool.open(20, [*token_ids, 1])
         assert table
         assert table.num_cached == len(token_ids)
-        table.close()  # without its tokens: what it has taken over of a last block is gone
+        table.close()  # without its tokens: a last block that it has taken over is lost
         again = pool.open(20, [*token_ids, 1])
         assert again
         assert again.num_cached >= len(token_ids) // SIZE * SIZE
@@ -151,7 +151,7 @@ def test_the_least_recently_used_text_goes_first_and_its_end_before_its_beginnin
     found = pool.open(6, [*second, 0])
     assert found
     assert found.num_cached == 5  # all but the last: it is what is to be read
-    assert pool.num_evicted == 2  # the block that is to be copied was the last one there was: it is where it has to be
+    assert pool.num_evicted == 2  # the block to copy was the last one left: it is used itself
     assert found.copied_block is None
 
 
@@ -221,7 +221,7 @@ def test_a_failure_to_grow_loses_nothing() -> None:
 
 
 def test_a_cache_that_grows_stays_in_its_budget(openvino_bundle: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tensor by tensor: with the one that is replaced, all of them together never take more than was allowed."""
+    """Tensors are replaced one by one. All of them, with the one that is replaced, never exceed the budget."""
     alive: weakref.WeakSet[Any] = weakref.WeakSet()
     most = 0
 
@@ -306,7 +306,7 @@ def test_a_device_that_fails_for_a_while_is_used_again(openvino_bundle: Any, mon
 
 @pytest.mark.parametrize("grows", [False, True])
 def test_two_graphs_share_a_cache(openvino_bundle: Any, monkeypatch: pytest.MonkeyPatch, grows: bool) -> None:
-    """What one writes the other reads on from, in the same blocks, also when the tensors have become larger ones."""
+    """Each graph reads the blocks that the other has written, also after the tensors have grown."""
     made = functools.partial(paged_cache.PagedCache, grows=grows)
     monkeypatch.setattr("outrider.backends.openvino_paged.PagedCache", made)
     main = openvino_bundle.manifest.main
@@ -324,7 +324,7 @@ def test_two_graphs_share_a_cache(openvino_bundle: Any, monkeypatch: pytest.Monk
         assert slot
         assert whole
         assert (cache._pool.num_blocks > num_blocks) == (grows and room == 3000)
-        for request in (second._request, part):  # before it is called: memory of smaller ones is gone
+        for request in (second._request, part):  # before it is called, because smaller tensors are freed
             shape = request.get_tensor("value_cache.0").get_shape()
             assert shape == first._request.get_tensor("value_cache.0").get_shape()
         first.submit([Chunk(slot, token_ids[:40], 0)]).wait()
@@ -343,7 +343,7 @@ def test_two_graphs_share_a_cache(openvino_bundle: Any, monkeypatch: pytest.Monk
 
 
 def reader_of(cache: paged_cache.PagedCache, name: str, *, num_more: int = 0) -> ov.InferRequest:
-    """A request of a graph that has one of a cache's inputs, and gives it back; or one that is larger by some."""
+    """A request of a graph that returns one of a cache's inputs. num_more: how much larger the input's last axis is."""
     port = cache._ports[name]
     blocks, *others, last = port.partial_shape
     shape = ov.PartialShape([blocks, *others, ov.Dimension(last.get_length() + num_more)])

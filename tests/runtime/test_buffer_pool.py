@@ -1,4 +1,4 @@
-"""Room and buffers, one a text. A token's keys and values are stood for by the token."""
+"""Room and buffers, one per text. Each token stands for its keys and values."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ ACTIONS = st.tuples(
 
 
 def as_read(buffer: Buffer[Any], token_ids: list[int]) -> list[int]:
-    """What memory holds where these tokens were read: in another scope others."""
+    """What memory holds after these tokens were read. It differs by scope."""
     return [token_id + 10 * len(buffer.scope) for token_id in token_ids]
 
 
@@ -111,7 +111,7 @@ def test_a_text_goes_on_in_the_buffer_that_it_stopped_in() -> None:
     on = Text(pool, 8, [1, 0, 1, 1])
     assert on.buffer is first.buffer
     assert pool.num_used == 12
-    other = Text(pool, 8, [1, 0, 0])  # the first is in use: it is copied as far as it was kept
+    other = Text(pool, 8, [1, 0, 0])  # the first is in use: the published part is copied
     assert other.buffer is not first.buffer
     assert other.token_ids == [1, 0]
 

@@ -1,4 +1,4 @@
-"""A bundle that is not whole is refused, and the part that is wrong is named."""
+"""An incomplete or damaged bundle is refused. The error names the wrong part."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ FILES = [f"openvino_{which}.{kind}" for which in ("tokenizer", "detokenizer") fo
 
 @pytest.fixture
 def with_tokenizer(tmp_path: Path) -> Path:
-    """A bundle whose tokenizer's files are there, as far as can be seen without reading them."""
+    """A bundle whose tokenizer files exist, with invalid content."""
     (tmp_path / "tokenizer").mkdir()
     for name in FILES:
         (tmp_path / "tokenizer" / name).write_bytes(bytes(1000))
@@ -137,7 +137,7 @@ def with_tokenizer(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("name", [*(f"tokenizer/{name}" for name in FILES), "main/openvino_model.xml"])
 def test_other_bytes_in_what_a_parser_takes_as_it_is_are_found(with_tokenizer: Path, name: str) -> None:
-    """They took the process down."""
+    """Without the check, the parsers crash the process."""
     path = with_tokenizer / name
     content = bytearray(path.read_bytes())
     content[500] ^= 1

@@ -1,4 +1,4 @@
-"""Conversations: what was read is not read again, and nothing else changes."""
+"""The prefix cache in conversations: published tokens are not read again, and nothing else changes."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def random_ids(seed: int, count: int) -> list[int]:
 
 @pytest.fixture(scope="module")
 def plain(toy_bundle: Bundle) -> outrider.Engine:
-    """Reads all of every prompt, and drafts nothing."""
+    """An engine that reads every prompt whole, and drafts nothing."""
     return make(toy_bundle, enable_prefix_caching=False, drafter=None)
 
 
@@ -53,7 +53,7 @@ def test_a_conversation_says_what_it_would_have_said(
             assert result.token_ids == expected.token_ids
             assert result.logprobs == expected.logprobs  # to the last bit
             assert expected.stats.num_cached_tokens == 0
-            # All that was committed is there, but for the last token, which nobody has read yet.
+            # All committed tokens are cached, except the last one, which is not read yet.
             assert result.stats.num_cached_tokens == (len(text) - 8 if turn else 0)
             text = text + result.token_ids + random_ids(turn, 7)
     use = engine.cache["main"]
@@ -102,7 +102,7 @@ def test_requests_that_run_together_share_and_stay_apart(toy_bundle: Bundle, pla
     options: Options = {"max_new_tokens": 40, "ignore_eos": True}
     expected = [plain.generate(prompt, **options).token_ids for prompt in prompts]
     stream = engine.stream(prompts[0], **options)
-    next(stream)  # it runs, and its prompt is there for others
+    next(stream)  # it runs, and its prompt is published
     found: dict[int, outrider.Result] = {}
 
     def ask(i: int) -> None:
@@ -138,13 +138,13 @@ def test_a_cache_for_few_conversations_has_many_and_does_not_grow(toy_bundle: Bu
         assert use.num_published_tokens <= use.num_tokens == room
     assert hits == 60
     assert use.num_evicted_tokens > room
-    whole = engine.max_tokens - 10  # everything else goes for it
+    whole = engine.max_tokens - 10  # everything else is evicted for it
     assert len(engine.generate(random_ids(7, 10), max_new_tokens=whole, ignore_eos=True).token_ids) == whole
 
 
 @pytest.mark.every_format
 def test_nothing_unverified_enters(toy_bundle: Bundle) -> None:
-    """Rejected drafts, what follows a stop, a failed request's tokens: none of it is found by a text that has it."""
+    """No text starts from rejected drafts, from tokens after a stop, or from tokens of a failed request."""
     engine = make(toy_bundle)
     for seed in range(6):
         prompt = random_ids(seed, 40)
@@ -181,14 +181,14 @@ def test_a_request_that_fails_leaves_its_prompt_at_most(toy_bundle: Bundle) -> N
     answer = make(toy_bundle).generate(prompt, max_new_tokens=60, **options).token_ids
     tokenizer.num_left = 10
     with pytest.raises(ValueError, match="no text"):
-        list(engine.stream(prompt, max_new_tokens=60, **options))  # which decodes as it goes on
+        list(engine.stream(prompt, max_new_tokens=60, **options))  # it decodes during iteration
     assert engine.cache["main"].num_used_tokens == 0
     assert engine.generate(prompt + answer, max_new_tokens=1).stats.num_cached_tokens == 50
 
 
 @pytest.mark.every_format
 def test_a_slot_that_is_not_used_takes_nothing_away(toy_bundle: Bundle) -> None:
-    """As where the main model has room for a request and its drafter has not."""
+    """As if the main model has room for a request, and its drafter has none."""
     engine = make(toy_bundle)
     text = random_ids(9, 61)
     engine.generate(text, max_new_tokens=1)
@@ -234,7 +234,7 @@ EMBEDDED = [
 
 @pytest.mark.parametrize("kind", ["openvino", "onnx", "fake"])
 def test_a_prompt_with_other_embeds_shares_nothing(tmp_path: Path, kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In the caches, for the backends that will read embeds."""
+    """In the caches only: backends do not read embeds yet."""
     monkeypatch.setattr(Prompt, "check_tokens", lambda *_: None)
     main: Any = FakeBackend(40)
     if kind != "fake":
@@ -252,7 +252,7 @@ def test_a_prompt_with_other_embeds_shares_nothing(tmp_path: Path, kind: Any, mo
 
 @pytest.mark.parametrize("kind", ["openvino", "onnx", "fake"])
 def test_embeds_and_trees_are_refused(tmp_path: Path, kind: Any) -> None:
-    """Before anything is done: the slot goes on as if nothing had been asked."""
+    """This happens before the slot changes, so it can be used as before."""
     main: Any = FakeBackend(40)
     if kind != "fake":
         main = make(save_toy_bundle(tmp_path / "toy", formats=(kind, kind))).main

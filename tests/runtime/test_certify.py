@@ -1,4 +1,4 @@
-"""The certificate passes where it should, and notices what it is there to notice."""
+"""The certificate passes for a correct runtime, and fails for an incorrect one."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PROMPTS = [Prompt("one", "toy", "hello"), Prompt("two", "toy", "abc abc")]
 
 
 def nothing() -> None:
-    """For those who do not count."""
+    """Progress that is not counted."""
 
 
 def test_verify_is_green_on_a_real_model(smollm2: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,4 +1,4 @@
-"""The command line: what it prints, and that whatever goes wrong is said in one line."""
+"""The command line: its output, and errors in one line."""
 
 from __future__ import annotations
 

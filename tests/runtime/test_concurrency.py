@@ -1,4 +1,4 @@
-"""Several requests at a time: what is measured, of what, and what cannot be."""
+"""The benchmark of concurrent requests: what it measures, and what it refuses."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_all_requests_of_a_level_have_the_text_that_they_have_alone(setup: Setup
     alone = [engine.generate(prompt.text, drafter=None, ignore_eos=True).token_ids for prompt in PROMPTS]
     assert len(results["runs"]) == 2 * 2 * 2
     for one in results["runs"]:
-        assert one["token_ids"] == [*alone, *alone][: one["num_requests"]]  # the fourth is the first again
+        assert one["token_ids"] == [*alone, *alone][: one["num_requests"]]  # prompts repeat
         assert {len(token_ids) for token_ids in one["token_ids"]} == {12}
         assert one["seconds"] > 0
         assert one["read_seconds"] > 0
@@ -83,7 +83,7 @@ def test_a_summary_is_what_one_gets_by_hand() -> None:
     assert fast["speed_up_interval"] == pytest.approx(ratio_interval([2.0, 2.0]))
     assert fast["end_to_end"] == pytest.approx((3 / 2 * 6 / 3) ** 0.5)
     assert fast["end_to_end_tokens_per_second"] == pytest.approx((22 / 2 + 22 / 3) / 2)
-    assert fast["identical"] == 1  # the second text was another once
+    assert fast["identical"] == 1  # the second text differed in one repeat
     assert (one["tokens_per_second"], one["speed_up"]) == (10, 1)
     assert (other["tokens_per_second"], other["speed_up"], other["end_to_end"]) == (0, None, 2)
 
@@ -105,7 +105,7 @@ def test_our_requests_run_at_the_same_time(toy_engine: outrider.Engine) -> None:
 
 
 def test_requests_that_would_have_to_wait_are_a_failure_that_says_what_they_need(setup: Setup) -> None:
-    """A level that the cache has no room for would be measured as a lower one."""
+    """Otherwise a level without enough cache would be measured as a lower one."""
     small = replace(setup, config=setup.config.replace(cache_size=0.0001))
     results = concurrency.run(small, PROMPTS, ["plain"], [1, 8], repeats=2)
     assert [row["num_requests"] for row in results["summary"]] == [1]
@@ -203,7 +203,7 @@ def test_every_precision_is_measured_by_default(setup: Setup, monkeypatch: pytes
 def test_pipelines_of_openvino_genai_read_whole_prompts_in_calls_as_large_as_they_may(
     setup: Setup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One that is given a SchedulerConfig reads in pieces of 256 tokens unless told; one without it in one call."""
+    """By default, a pipeline with a SchedulerConfig reads pieces of 256 tokens; one without reads all in one call."""
     made: dict[str, tuple[Any, dict[str, Any]]] = {}
 
     def alone(folder: str, tokenizer: str, device: str, *, scheduler_config: Any, **more: Any) -> Any:
@@ -245,7 +245,7 @@ def test_bad_usage(arguments: list[str], message: str, capsys: pytest.CaptureFix
 
 
 def test_openvino_genai_decodes_several_at_a_time(smollm2: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Every request of every mode has as many tokens, past the end of the answer."""
+    """All requests of all modes have the same number of tokens, past the end of the answer."""
     arguments = ["bench", str(smollm2), "--concurrency", "3,1", "--max-new-tokens", "6", "--repeats", "1"]
     arguments += ["--modes", "plain,genai/f32,genai-ngram:2"]
     assert run([*arguments, "--json"]) == 0

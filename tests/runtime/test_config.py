@@ -1,4 +1,4 @@
-"""Options: checked when they are set, named when they are wrong."""
+"""Options are checked when they are set. Errors name the wrong ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What calls cost, what drafts are worth, and that the controller never loses much: in virtual time."""
+"""The cost of calls, the value of drafts, and the controller's limited losses, in virtual time."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def cost_of(milliseconds: dict[int, float]) -> PassCost:
 
 
 class ClockedBackend(FakeBackend):
-    """Its calls take as long as `cost` says. noises: where it changes, by position, how far it is from the truth."""
+    """Its calls take the seconds of `cost`. noises: (position, the model's noise from there on)."""
 
     def __init__(
         self, cost: PassCost, vocab_size: int = 64, noises: Seq[tuple[int, float]] = (), **options: Any
@@ -75,7 +75,7 @@ class World:
     def decode(
         self, prompt: Seq[int] = (1, 2, 3), drafted: bool = True, num: int = 200, verifier: Any = None, **options: Any
     ) -> tuple[list[int], float, Request]:
-        """The answer, and how long it took after its first token."""
+        """The answer, the seconds after its first token, and the request."""
         config = GenerationConfig(max_new_tokens=num, **options)
         request = Request(
             sequence=Sequence(list(prompt), len(prompt)),
@@ -110,9 +110,9 @@ def speed_up(world: World, **options: Any) -> float:
 
 
 def test_a_model_that_always_agrees_is_used_to_the_full() -> None:
-    """15 tokens a round would take 15 · 14.5 + 70.2 ms for 16 tokens, against 16 · 39.4: 2.19 times as fast.
+    """Drafts of 15 take 15 · 14.5 + 70.2 ms for 16 tokens, against 16 · 39.4 ms: 2.19 times as fast.
 
-    The model is modest about its tokens at first; that each of them is kept has to be seen.
+    The model's confidences are low, so the controller must first observe that all its tokens are accepted.
     """
     world = World(0.0)
     assert speed_up(world, num=200) > 1.6
@@ -121,7 +121,7 @@ def test_a_model_that_always_agrees_is_used_to_the_full() -> None:
 
 @pytest.mark.parametrize("prompt", [(1, 2, 3), tuple(range(1, 62))], ids=["it has read", "too long for it"])
 def test_a_model_is_only_asked_where_it_can_draft(prompt: Seq[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    """A full context, or a device in fixed shapes that has no place: nothing is charged, and no copy displaced."""
+    """Not with a full context, or without a slot on its device. Then it costs nothing, and displaces no copy."""
     world = World(0.0)
     model = world.model
     model._context_length = 60
@@ -147,7 +147,7 @@ def test_a_model_that_never_agrees_costs_next_to_nothing(copies: bool) -> None:
 
 
 class Liar(Ngram):
-    """Is sure of tokens that are always wrong."""
+    """A drafter with high confidences in tokens that are always wrong."""
 
     def propose(self, requests: Seq[DraftRequest]) -> list[Draft]:
         return [Draft([63] * 8, confidences=[0.9] * 8) for _ in requests]
@@ -155,26 +155,26 @@ class Liar(Ngram):
 
 @pytest.mark.parametrize("num", [6, 16, 40, 200])
 def test_copies_that_are_always_wrong_have_a_budget(num: int) -> None:
-    """Whoever proposes them and however short the answer: a stranger's, and the next ones."""
+    """For answers of any length: the first one of an unknown drafter, and later ones."""
     world = World(50.0)
     world.controller = Controller(world.main, cost_of(MAIN_MS), copier=Liar())
     assert [speed_up(world, num=num) > 0.97 for _ in range(3)] == [True] * 3
 
 
 def test_in_a_batch_a_draft_is_worth_its_rows_there() -> None:
-    """Rows that cost next to nothing in a small call have their full price in a large one."""
+    """Rows that cost almost nothing in a small call have their full price in a large one."""
     full = cost_of({1: 40.0, 16: 41.0, 17: 81.0, 32: 82.0})
     chances = [[0.9] * 8, [0.5] * 8, [0.2] * 8]
     alone = Batch(full, 1, 100.0, full.together([1]), rate=25.0, least=1, before=1, change=0.0)
     assert alone.allot(chances[:1]) == [8]
-    fourteen = [*chances, *[[]] * 11]  # two rows more make the call full
+    fourteen = [*chances, *[[]] * 11]  # two more rows fill the call
     plain = full.together([1] * 14)
     batch = Batch(full, 14, 100.0, plain, rate=14 * 25.0, least=14, before=14, change=0.0)
     assert batch.allot(fourteen) == [2, 0, 0] + [0] * 11
 
 
 def test_a_few_copied_tokens_that_were_right_prove_nothing() -> None:
-    """An answer that begins by repeating the question seldom goes on to its end."""
+    """An answer that begins by repeating the question rarely repeats all of it."""
     answer = Answer(Record(), tokens=1.0, seconds=0.01, model=Share(0.7, 6.0, 0.9))
     unknown = answer.copy_chances([0.6] * 4, careful=True)
     for _ in range(3):
@@ -195,13 +195,13 @@ def test_the_first_token_of_a_copy_has_a_record_of_its_own() -> None:
         sequence.token_ids.extend([4])
         answer.judge_copy(sequence)
         assert answer.goes_on == goes_on
-    # A first token that was wrong, one that was right, and one that was to go on and did not.
+    # A wrong first token, a right first token, and a wrong token after a right copy.
     assert sum(answer.record.first_copies.seen) == pytest.approx(2, abs=0.01)
     assert sum(answer.record.copies.seen) == 1
 
 
 def test_a_number_of_rows_that_changes_has_its_price() -> None:
-    """As in dynamic shapes: to draft once is a change there and back; to go on as before is none."""
+    """As in dynamic shapes: one draft changes the number of rows twice; the same number as before costs nothing."""
     cost = cost_of({1: 12.0, 16: 13.5})
     cost.change = 0.005
     plain = cost.together([1])
@@ -239,7 +239,7 @@ def test_a_second_answer_profits_from_the_first() -> None:
 
 
 def test_a_text_that_becomes_easy_is_noticed_and_one_that_becomes_hard() -> None:
-    known = World([(0, 50.0), (200, 0.0)])  # to be good in other answers: a stranger is not tried for long
+    known = World([(0, 50.0), (200, 0.0)])  # known to be good in other answers: an unknown one is not tried for long
     known.controller.records.of(Greedy()).model_share = Share(0.8, weight=300.0, memory=0.999)
     becomes_easy = speed_up(known, num=400)
     becomes_hard = speed_up(World([(0, 0.0), (200, 50.0)]), num=400)
@@ -355,4 +355,4 @@ def test_costs_are_kept_and_a_damaged_file_is_measured_again(tmp_path: Path) -> 
     assert file.read() is None
     blocked = tmp_path / "file"
     blocked.write_text("")
-    SavedValue(blocked, {}, PassCost).write(cost)  # a folder that cannot be made is no reason to fail
+    SavedValue(blocked, {}, PassCost).write(cost)  # a folder that cannot be made is no error

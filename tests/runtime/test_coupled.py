@@ -1,4 +1,4 @@
-"""Coupled sampling: one text a seed, whatever drafts; its noise; and how often draft and main model agree."""
+"""Coupled sampling: one text per seed with any drafter, its noise, and how often draft and main model agree."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_a_tokens_noise_does_not_depend_on_the_others(token_ids: list[int], posi
 
 def test_gumbel_noise_is_gumbel_distributed() -> None:
     noise = np.concatenate([Noise(1).gumbel(position, np.arange(1000)) for position in range(100)])
-    ordered = np.sort(np.exp(-np.exp(-noise)))  # uniform, if it is
+    ordered = np.sort(np.exp(-np.exp(-noise)))  # uniform numbers, if the noise is correct
     distance = np.abs(ordered - (np.arange(len(ordered)) + 0.5) / len(ordered)).max()
     assert distance < 1.95 / len(ordered) ** 0.5  # Kolmogorov and Smirnov, false alarm 1e-3, seeds fixed
     by_position = noise.reshape(100, 1000)
@@ -117,7 +117,7 @@ def test_the_text_depends_on_the_seed_and_not_on_the_draft(
 
 
 def test_noise_is_the_same_everywhere() -> None:
-    """Numbers that every platform and version has to give, or a seed no longer means the same text."""
+    """Every platform and version must give these numbers, so that a seed always gives the same text."""
     noise = Noise(2026, 1)
     assert noise.uniforms(17, "draft", 3).tolist() == [0.2679118628022744, 0.12524462885685483, 0.34364188687580355]
     gumbel = noise.gumbel(17, np.array([0, 1, 151_642]))
@@ -126,7 +126,7 @@ def test_noise_is_the_same_everywhere() -> None:
 
 @pytest.mark.parametrize("options", [{}, {"temperature": 1.0, "seed": 4}, {"temperature": 0.8, "top_k": 9, "seed": 9}])
 def test_a_cancelled_answer_goes_on_as_it_would_have(toy_engine: outrider.Engine, options: dict[str, Any]) -> None:
-    """From any token on, with any drafter: the tokens so far become the prompt's."""
+    """From any token on, with any drafter. The tokens so far are appended to the prompt."""
     prompt = toy_engine.tokenizer.encode_prompt("hello hello")
     options = options | {"ignore_eos": True, "repetition_penalty": 1.1}
     whole = toy_engine.generate(prompt, max_new_tokens=40, drafter=None, **options).token_ids

@@ -1,7 +1,7 @@
-"""Devices: which there are, what happens when one fails, and whose options they get.
+"""Devices: how they are found, what happens when one fails, and which options they get.
 
-The machines that run this have a CPU. "GPU" is here ONNX Runtime's CPU provider under another name, in this process and
-in the children that try it; what OpenVINO's GPU is asked goes to a fake.
+Test machines have only a CPU. Here, "GPU" is ONNX Runtime's CPU provider under another name, in this process and in the
+child processes that try it. OpenVINO's GPU is a fake.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
 
 @pytest.fixture
 def gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
-    """A GPU whose driver does what it is given, as a program; nothing by default."""
+    """A GPU. Returns a function that sets the program that its driver runs; at first an empty one."""
     monkeypatch.setattr(saved, "FOLDER", tmp_path / "saved")
     monkeypatch.setitem(onnx_providers._PROVIDERS, "GPU", onnx_providers._PROVIDERS["CPU"])
 
@@ -92,7 +92,7 @@ REFUSE = "def no(*_, **__): raise RuntimeError('no kernels for this')\nprobe.loa
 
 
 class TestADriverThatCrashes:
-    """It takes the child that tries it down, and nothing else."""
+    """It crashes the child process that tries the device, and nothing else."""
 
     @pytest.mark.slow
     @pytest.mark.parametrize(
@@ -132,7 +132,7 @@ class TestADriverThatCrashes:
             engine = load(bundle, main_device="auto")
         assert answers_as_it_should(engine)
         assert engine.placement.main == engine.placement.draft == engine.config.device.main_device == "CPU"
-        gpu("")  # the driver has been mended
+        gpu("")  # the driver is repaired
         loading.forget()
         assert load(bundle, main_device="auto").placement.main == "GPU"
 
@@ -172,7 +172,7 @@ class TestADriverThatCrashes:
 
     @pytest.mark.slow
     def test_one_that_hangs_ends_by_itself(self, bundle: Bundle, gpu: Callable[[str], None]) -> None:
-        """Whoever started it may have been killed."""
+        """Its parent process may have been killed."""
         gpu("import time; probe.PATIENCE = 0.3; probe.load_model = lambda *_, **__: time.sleep(600)")
         part = Part("main", bundle, bundle.manifest.main)
         assert "ended with code 1" in loading.verdict_of(part, "GPU", SMALL.device).reason
@@ -193,7 +193,7 @@ class TestADriverThatCrashes:
 
 
 class TestVerdicts:
-    """A device is tried once, and again when something has changed."""
+    """A device is tried once, and again after a change."""
 
     def test_a_device_that_works_is_used_and_not_tried_again(
         self, bundle: Bundle, gpu: Callable[[str], None], tmp_path: Path
@@ -217,7 +217,7 @@ class TestVerdicts:
         assert works()
         assert works(SMALL.replace(npu_window=4, npu_max_new_tokens=7).device)  # of other devices
         assert num_tried(tmp_path) == 1
-        gpu(ABORT)  # a driver that is worse, and says so
+        gpu(ABORT)  # a worse driver, with another version
         found = devices.find_device("GPU", "onnx")
         assert found is not None
         newer = Device(name="GPU", format="onnx", full_name=found.full_name, driver="2")
@@ -319,7 +319,7 @@ class TestAuto:
     def test_a_gpu_that_fails_later_is_replaced(
         self, bundle: Bundle, gpu: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """For the main model only: so the draft model, whose device was not named, goes with it."""
+        """Only the main model fails there. The draft model's device was not named, so it follows the main model."""
 
         def failing(path: Path, model: Any, device: str, *given: Any, **options: Any) -> Any:
             if device == "GPU" and options["is_main"]:
@@ -399,7 +399,7 @@ class TestRoles:
         }
         assert answers_as_it_should(engine)
         del engine
-        gc.collect()  # the core that is reserved would be nobody else's
+        gc.collect()  # release the core that is reserved
 
     @pytest.mark.skipif(sys.platform != "linux" or (os.cpu_count() or 1) < 2, reason="reads /proc; needs two cores")
     def test_reserved_cores_are_apart(self, smollm2: Path) -> None:
@@ -412,7 +412,7 @@ class TestRoles:
             assert len(first) == len(second) == 1
             assert (first != second) == reserve
             del pair
-            gc.collect()  # cores that are reserved would be nobody else's
+            gc.collect()  # release the cores that are reserved
 
     def test_on_onnxruntime(self, bundle: Bundle) -> None:
         engine = load(bundle, num_threads=2, draft_num_threads=1, main_properties={AFFINITIES: "2"})
@@ -473,7 +473,7 @@ AFFINITIES = "session.intra_op_thread_affinities"
 
 
 class TestCompiledCache:
-    """Where OpenVINO keeps what it compiled."""
+    """The folder of OpenVINO's compiled models."""
 
     def folder(self, bundle: Bundle, device: str, **options: Any) -> Path | None:
         part = Part("main", bundle, bundle.manifest.main)
@@ -495,7 +495,7 @@ class TestCompiledCache:
         assert self.folder(bundle, "GPU") is None
 
     def test_the_cpu_still_cannot_read_what_it_wrote(self, openvino_bundle: Bundle) -> None:
-        """When this fails, OpenVINO has been mended, and the CPU may have its cache."""
+        """If this fails, OpenVINO has fixed the error, and the cache may be used for the CPU."""
         path = openvino_bundle.model_path(openvino_bundle.manifest.main)
         backend = OpenVINOPaged(path, vocab_size=40)
         with pytest.raises(RuntimeError, match="k_head_size"):
@@ -522,14 +522,14 @@ class FakeCore:
 
 
 class Broken(FakeCore):
-    """One whose driver is broken."""
+    """A GPU with a broken driver."""
 
     def get_property(self, device: str, name: str) -> Any:
         raise RuntimeError("no driver")
 
 
 class TestGpu:
-    """As OpenVINO GenAI does it, on a fake: there is none here."""
+    """GPUs are used as in OpenVINO GenAI. Tested on a fake."""
 
     def test_its_memory_is_counted(self) -> None:
         core: Any = FakeCore()
@@ -654,7 +654,7 @@ class TestCommand:
         assert _cache_precision(part, npu, SMALL) == "f16"
         assert _cache_precision(part, npu, SMALL.replace(precision="f32")) == "f16"
         assert _cache_precision(part, npu, SMALL.replace(cache_precision="f32")) == "f32"
-        assert _cache_precision(part, Device(name="NONE", format="openvino"), SMALL) is None  # it cannot be asked
+        assert _cache_precision(part, Device(name="NONE", format="openvino"), SMALL) is None  # it does not exist
 
     def test_a_warning_is_one_line(
         self, bundle: Bundle, gpu: Callable[[str], None], capsys: pytest.CaptureFixture[str], tmp_path: Path
@@ -732,7 +732,7 @@ def test_nothing_warns_where_nothing_is_replaced(openvino_bundle: Bundle) -> Non
 
 
 class TestProcessor:
-    """What reports say of the processor."""
+    """The processor's description in reports."""
 
     XEON = "processor\t: 0\nmodel name\t: A Xeon\nflags\t\t: fpu avx2 avx512f amx_tile amx_int8 amx_bf16 avx_vnni\n\n"
     ARM = "processor\t: 0\nBogoMIPS\t: 50.00\nFeatures\t: fp asimd crc32 asimddp i8mm bf16 sve\nCPU part\t: 0xd4f\n"

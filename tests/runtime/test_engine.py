@@ -131,7 +131,7 @@ def test_token_ids_are_used_as_they_are(toy_engine: outrider.Engine) -> None:
 
 
 def test_numbers_of_numpys_are_as_good(toy_engine: outrider.Engine) -> None:
-    """Of eight bits, or without a sign, where the engine counts on."""
+    """8-bit and unsigned numbers must not overflow in the engine's calculations."""
     options: dict[str, Any] = {"max_new_tokens": 100, "num_assistant_tokens": 3, "min_new_tokens": 2, "seed": 2**63 + 5}
     odd: dict[str, Any] = {name: (np.uint64 if value > 127 else np.int8)(value) for name, value in options.items()}
     unsigned: dict[str, Any] = {name: np.uint64(value) for name, value in options.items()}
@@ -248,7 +248,7 @@ def test_padding_is_never_generated(toy_engine: outrider.Engine) -> None:
 
 
 def test_every_end_ends(toy_bundle: Bundle) -> None:
-    """All EOS ids of the bundle, and stop_token_ids besides."""
+    """All EOS ids of the bundle, and `stop_token_ids`."""
     import msgspec
 
     plain = outrider.Engine(toy_bundle, outrider.Config().replace(cache_size=0.001), tokenizer=ToyTokenizer())
@@ -324,7 +324,7 @@ def test_the_precision_is_what_was_compiled(openvino_bundle: Bundle) -> None:
 
 @pytest.mark.every_format
 def test_a_small_draft_cache_limits_requests_up_front(toy_bundle: Bundle) -> None:
-    """A request has a place in every model's cache, or it is refused; it never waits for room that cannot come."""
+    """A request that does not fit in every model's cache is refused at once. It does not wait for ever."""
     engine = outrider.Engine(toy_bundle, outrider.Config().replace(cache_size=0.001), tokenizer=ToyTokenizer())
     engine.loaded["draft"].backend.allocate(64)
     assert engine.max_tokens == 64

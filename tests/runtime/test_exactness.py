@@ -1,4 +1,4 @@
-"""What is measured of a backend's rows, and that no more is claimed: on fakes that calculate as processors do."""
+"""Measured exactness, and that no more is claimed, on fakes that calculate like processors."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def by_groups(groups: Sequence[Sequence[int]]) -> Callable[[int], int]:
 
 
 def alone(rows: int) -> int:
-    """The kernel for a row alone is another one."""
+    """A single row has another kernel."""
     return int(rows == 1)
 
 
@@ -70,7 +70,7 @@ def test_products_may_ask_for_more_than_the_attention() -> None:
 
 
 def test_what_the_groups_do_not_show_is_seen_when_it_is_tried() -> None:
-    """Of all numbers of rows, some are sorted into groups; prompts come in others, too."""
+    """Only some numbers of rows are sorted into groups. Prompts have others, too."""
     backend = FakeBackend(40, kernels=lambda rows: int(rows in (10, 11, 13, 14)))
     found = measure_exactness(backend)
     assert found.groups == (ROWS,)
@@ -95,7 +95,7 @@ def test_what_was_not_measured_does_not_hold() -> None:
 @settings(max_examples=12)
 @given(st.data())
 def test_whatever_is_claimed_is_true(data: st.DataObject) -> None:
-    """Any kernels for any numbers of rows: either a padding is found that makes readings alike, or none is claimed."""
+    """For any kernels, either a padding is found that makes all readings equal, or none is claimed."""
     known = data.draw(st.lists(st.integers(0, 2), min_size=64, max_size=64))
     period = data.draw(st.sampled_from([1, 2, 8]))
     beyond = data.draw(st.integers(0, 2))

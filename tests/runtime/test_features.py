@@ -1,4 +1,4 @@
-"""Hidden states reach the drafters that ask for them, row by row those of the committed tokens."""
+"""Drafters that ask for hidden states get those of the committed tokens."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ NAMES = ("late", "early")
 
 
 class Reading:
-    """A drafter that is right about half of the time, and takes down the hidden states that it is given."""
+    """A drafter that is right about half of the time, and records the hidden states that it is given."""
 
     num_assistant_tokens, seconds = 4, 0.0
 
@@ -100,7 +100,7 @@ def run(main: FakeBackend, *requests: Request, max_num_batched_tokens: int = 32)
 
 
 def check(request: Request, drafter: Reading) -> None:
-    """What a drafter was given is of each token from `begin` on, but for the newest, which nobody has read."""
+    """Check that a drafter got the states of all tokens from `begin` on, except the newest, which is not read yet."""
     token_ids, begin = request.sequence.token_ids, drafter.begins[request.sequence]
     names, features_after = drafter.requirements.features, drafter.main.features_after
     assert drafter.token_ids[request.sequence] == token_ids[begin:-1]
@@ -117,7 +117,7 @@ prompts = st.lists(st.integers(0, VOCAB_SIZE - 1), min_size=1, max_size=90)
 @settings(max_examples=50)
 @given(st.integers(0, 2**20), prompts, prompts, st.sampled_from([NAMES, NAMES[:1]]))
 def test_each_row_is_of_its_token(seed: int, prompt: list[int], other: list[int], names: tuple[str, ...]) -> None:
-    """Of a prompt that is read in pieces too, and beside requests that ask for others, or for none."""
+    """Also for prompts that are read in pieces, and beside requests for other hidden states, or none."""
     main = FakeBackend(VOCAB_SIZE, seed=seed, features=NAMES)
     reading, beside, none = (Reading(main, Requirements(each)) for each in (names, NAMES[1:], ()))
     requests = [make_request(prompt, reading), make_request(other, beside), make_request([*other, 3], none)]
@@ -129,7 +129,7 @@ def test_each_row_is_of_its_token(seed: int, prompt: list[int], other: list[int]
 
 
 def test_what_was_found_in_the_cache_has_none() -> None:
-    """The drafter is told from where on there are any: what the main model does not read has no hidden state."""
+    """The main model does not read cached tokens, so they have no states. The drafter is told where states begin."""
     main = FakeBackend(VOCAB_SIZE, features=NAMES)
     reading = Reading(main, Requirements(NAMES))
     first = make_request([1, 2, 3] * 20, reading)

@@ -1,4 +1,4 @@
-"""Files that a user names: whatever is wrong with one is said in one line that names it."""
+"""Files that a user names: any error is one line that names the file."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ CHECK = '{"ph": "X", "pid": 1, "tid": 1, "name": "check", "cat": "device", "ts":
         ("trace", f"[\n{EVENT.format(tid=DIGITS, name=1)},\n]\n", "is not a trace of Outrider's"),
         ("trace", EVENT.format(tid=1, name='"é"').join("[]").encode("latin-1"), "is not a trace of Outrider's"),
         *(("trace", content, "is not a trace of Outrider's") for content in TRACES.values()),
-        ("trace", f"[\n{LANE},\n{CHECK},\n]\n", "is not a trace of Outrider's"),  # a check that does not say its rows
+        ("trace", f"[\n{LANE},\n{CHECK},\n]\n", "is not a trace of Outrider's"),  # a check without its rows
         ("reference", b"\xe9", "it is not in UTF-8. Name a text file"),
     ],
 )

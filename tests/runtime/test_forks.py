@@ -1,4 +1,4 @@
-"""A forked process has none of the engine's threads: it is told so, and does not wait for them."""
+"""A forked process does not have the engine's threads. It gets an error, and does not wait for them."""
 
 from __future__ import annotations
 

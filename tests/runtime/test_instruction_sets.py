@@ -1,4 +1,4 @@
-"""What an engine claims is true with the instructions of other processors, too, as far as this one has them.
+"""An engine's claims also hold with other processors' instruction sets, as far as this one has them.
 
 oneDNN leaves out instructions above `ONEDNN_MAX_CPU_ISA`; it is read once a process.
 """

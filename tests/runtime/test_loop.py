@@ -1,4 +1,4 @@
-"""The loop's promises, on any model, drafter, draft length, batch and way to end."""
+"""The loop's promises, for any model, drafter, draft length, batch and end of the answer."""
 
 from __future__ import annotations
 
@@ -194,7 +194,7 @@ def test_rejection_sampling_ends_and_counts_as_it_should(
 
 
 def check_bookkeeping(request: Request, backend: FakeBackend | None) -> None:
-    """Nothing behind the end is kept or counted, and the counts agree with one another."""
+    """Check that no token after the end is committed or counted, and that the counts agree."""
     stats, generated = request.stats, request.sequence.generated_token_ids
     assert len(generated) == stats.num_generated_tokens <= request.max_new_tokens
     ends = [i for i, token_id in enumerate(generated) if token_id in request.eos_token_ids]
@@ -235,7 +235,7 @@ def test_nothing_is_drafted_past_max_new_tokens() -> None:
 
 
 def test_a_draft_model_that_is_always_right_is_read_once() -> None:
-    """Behind an accepted draft it reads the bonus token and its own last token, nothing twice."""
+    """After an accepted draft it reads its own last token and the bonus token. It reads no token twice."""
     draft = FakeBackend(VOCAB_SIZE, seed=3)
     backend = FakeBackend(VOCAB_SIZE, seed=3)
     request = finish(RequestQueue(backend, 512), make_request([1, 2], draft_model(draft), max_new_tokens=13, n=3))
@@ -245,7 +245,7 @@ def test_a_draft_model_that_is_always_right_is_read_once() -> None:
 
 
 def test_a_draft_model_reads_a_long_prompt_piece_by_piece() -> None:
-    """One piece a round, so that nobody waits for all of it; drafts are empty until it is read."""
+    """It reads one piece per round, so that other requests do not wait. Until all is read, its drafts are empty."""
     draft, backend = FakeBackend(VOCAB_SIZE, seed=3), FakeBackend(VOCAB_SIZE, seed=3)
     finish(RequestQueue(backend, 512), make_request([1] * 70, draft_model(draft), max_new_tokens=9, n=3))
     assert draft.calls == [[32], [32], [9], [1], [1], [2]]
@@ -350,7 +350,7 @@ def test_asking_whether_a_request_has_ended_changes_nothing() -> None:
 
 
 def test_a_whole_answer_is_not_asked_whether_it_is_cancelled() -> None:
-    """Its text is certain: an app's `cancel` that fails too late takes nothing of it back."""
+    """Its text is complete. An app's `cancel` that fails later does not change it."""
 
     class Cancel(threading.Event):
         def is_set(self) -> bool:
@@ -414,7 +414,7 @@ def test_one_requests_error_is_its_own() -> None:
 
 
 def test_interrupts_at_any_time_harm_no_other_request() -> None:
-    """A hundred Ctrl-C at random moments; in between, calm requests get their text and every slot is given back."""
+    """After each of a hundred Ctrl-C at random times, requests get their text, and every slot is released."""
     backend = FakeBackend(VOCAB_SIZE, seed=1)
     drafter = draft_model(FakeBackend(VOCAB_SIZE, seed=1, noise=0.5))
     queue = RequestQueue(backend, 512)
@@ -457,7 +457,7 @@ def test_a_prompt_of_another_scope_shares_nothing() -> None:
 
 
 class Listening(RandomDrafter):
-    """Takes down what it hears, and what the sequence holds by then; and sees to it that drafts are right at times."""
+    """A drafter that records what it observes, and the sequence at that time. Some of its drafts are right."""
 
     def __init__(self, seed: int) -> None:
         super().__init__(seed)
@@ -515,7 +515,7 @@ class Narrow(FakeBackend):
 
 
 def test_a_request_without_room_waits_and_moves_the_others_along() -> None:
-    """In one thread too: the first stream is not read to its end before the second begins."""
+    """In one thread, too: the second stream begins before the first one is read to its end."""
     queue = RequestQueue(Narrow(), 512)
     first, second = make_request([1], max_new_tokens=20), make_request([2], max_new_tokens=20)
     stream = queue.run(first)
@@ -560,7 +560,7 @@ def test_the_worker_ends_with_its_queue() -> None:
 
 @pytest.mark.parametrize("at_call", [1, 3, 6])
 def test_a_tokenizer_that_fails_ends_its_request_alone(at_call: int) -> None:
-    """Wherever it is called from: while tokens come, and when the rest of the text is taken."""
+    """At any call: while tokens are committed, and at the end of the answer."""
     calls = 0
 
     def decode(token_ids: Seq[int]) -> str:

@@ -1,4 +1,4 @@
-"""ONNX Runtime's backend: what is its own. What all backends share is tested on each of them elsewhere."""
+"""ONNX Runtime's backend. What all backends share is tested elsewhere."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def test_devices_without_a_provider_are_named(model: Path, device: str, found: s
 
 @pytest.fixture
 def other_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A device "GPU" that is the CPU's provider: what is asked of other devices is asked of it."""
+    """A device "GPU" that runs on the CPU provider, and is treated as a device other than the CPU."""
     monkeypatch.setitem(onnx_providers._PROVIDERS, "GPU", onnx_providers._PROVIDERS["CPU"])
 
 

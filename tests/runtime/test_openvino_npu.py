@@ -59,7 +59,7 @@ def test_it_calculates_what_the_other_backend_does(backend: OpenVINONpu, openvin
     main = openvino_bundle.manifest.main
     paged = OpenVINOPaged(openvino_bundle.model_path(main), vocab_size=40, precision="f32")
     paged.allocate(512)
-    # All that is kept between NPUW's parts, keys and values among it, is in f16.
+    # All values between NPUW's parts are in f16, including keys and values.
     np.testing.assert_allclose(rows_of(backend, [390], [300]), rows_of(paged, [390], [300]), atol=0.02)
     assert (backend.num_layers, backend.logits_width) == (paged.num_layers, paged.logits_width)
     assert backend.bytes_per_token == paged.bytes_per_token / 2
@@ -76,7 +76,7 @@ def test_a_row_has_the_same_bits_however_it_was_come_by(backend: OpenVINONpu) ->
 
 @pytest.mark.parametrize("num_prompt", [1, 2, 9, 10, 127, 128, 129, 200, 256, 257, 300])
 def test_rejected_tokens_leave_no_trace(backend: OpenVINONpu, num_prompt: int) -> None:
-    """Three times over: far too long a draft, then a token; over windows' ends, and at once after the prompt."""
+    """Three times: a draft that is much too long, then a token. Across windows' ends, and directly after the prompt."""
     count = num_prompt + 30
     whole = rows_of(backend, [num_prompt, *[1] * 30], [1] * 31)
     slot = backend.open(count + 20)
@@ -92,7 +92,7 @@ def test_rejected_tokens_leave_no_trace(backend: OpenVINONpu, num_prompt: int) -
 
 
 def test_a_prompt_that_was_cut_short_is_read_again(backend: OpenVINONpu) -> None:
-    """On its first call, NPUW's decoding model takes over the prompt as it was read, whatever was trimmed since."""
+    """At its first call, NPUW's decoding model takes over the prompt as it was read, before any trim."""
     for count in (7, 200):
         expected = rows_of(backend, [count], [1])
         for kept in (0, 1, 5, 140, 199):
@@ -158,7 +158,7 @@ def test_embeds_and_trees_are_refused(backend: OpenVINONpu) -> None:
 def test_another_image_in_the_prompt_takes_nothing_of_the_last_one(
     backend: OpenVINONpu, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In what the device keeps of a prompt, once it reads embeds."""
+    """The device's cached prompt is not used for other embeds. Backends do not read embeds yet."""
     monkeypatch.setattr(Prompt, "check_tokens", lambda *_: None)
     token_ids = TOKEN_IDS[:300]
     for key, num_kept in ((b"cat", 0), (b"cat", 256), (b"dog", 0)):
@@ -300,7 +300,7 @@ def test_a_pair_on_two_devices_says_what_its_main_model_says(
 
 @pytest.mark.slow
 def test_drafts_are_kept_as_often_as_on_the_cpu(engine: outrider.Engine, openvino_bundle: Bundle) -> None:
-    """A draft model that saw rejected tokens, or lost its place, would still not change the text."""
+    """The text would not show a draft model that has rejected tokens or wrong positions in its cache."""
     config = outrider.Config().replace(cache_size=0.005)
     other = outrider.Engine(openvino_bundle, config, tokenizer=ToyTokenizer())
     rates = []
@@ -379,13 +379,13 @@ def test_a_draft_model_with_one_place_holds_nobody_up(engine: outrider.Engine) -
     plain = [engine.generate(prompt, drafter=None, **options) for prompt in ("hello", "world")]
     first = engine.stream("hello", **options, **drafting)
     text = next(first).text
-    beside = engine.generate("world", **options, **drafting)  # while the first one has the place
+    beside = engine.generate("world", **options, **drafting)  # while the first request has the only slot
     assert beside.token_ids == plain[1].token_ids
     assert beside.stats.num_draft_tokens == 0
     chunks = list(first)
     assert text + "".join(chunk.text for chunk in chunks) == plain[0].text
     assert chunks[-1].stats.num_draft_tokens > 0
-    # What is certified is drafted for, which takes turns.
+    # The certificate's runs draft, so they take turns on the device.
     assert [mode.num_parallel for mode in make_modes(["plain", "draft:3"], engine)] == [1, 1]
 
 

@@ -1,4 +1,4 @@
-"""All processors and logprobs, through the real loop and the real backend: what is said does not depend on drafts."""
+"""All processors and logprobs, with the real loop and a real backend: answers do not depend on drafts."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ drafters = st.tuples(st.sampled_from(["draft", "ngram", "suffix"]), st.integers(
 
 
 def answer(engine: outrider.Engine, prompt: str, options: dict[str, Any]) -> Any:
-    """All that must not depend on drafts."""
+    """The parts of a result that must not depend on drafts."""
     try:
         result = engine.generate(prompt, **options)
     except outrider.NoTokenLeft as error:
@@ -74,7 +74,7 @@ def test_drafts_do_not_show(
     processed: bool,
     drafters: list[tuple[str, int]],
 ) -> None:
-    """Not in the tokens, nor in any bit of a logprob, nor in where the options leave nothing to say."""
+    """Drafts change neither tokens, nor a bit of a logprob, nor the position where the options leave no token."""
     options = options | sampling | ({"logprobs_of": "processed"} if processed and "logprobs" in options else {})
     plain = answer(toy_engine, prompt, options | {"drafter": None})
     for drafter, n in drafters:
@@ -83,7 +83,7 @@ def test_drafts_do_not_show(
 
 @pytest.mark.parametrize("sampling", ["greedy", "coupled", "rejection"])
 def test_an_answer_may_end_where_nothing_could_follow(toy_engine: outrider.Engine, sampling: str) -> None:
-    """Of two tokens, each may come once, and the end comes second: the row behind it has no token, and needs none."""
+    """Each of two tokens may come once, and the second ends the answer. The next row has no token, and needs none."""
     ways: dict[str, dict[str, Any]] = {
         "greedy": {},
         "coupled": {"temperature": 1.0},
@@ -111,7 +111,7 @@ def test_a_request_without_a_token_left_fails_alone(toy_engine: outrider.Engine)
 
 
 class Narrow(FakeBackend):
-    """Knows the first three tokens of eight."""
+    """A draft model that has only the first three of eight tokens."""
 
     def logits_after(self, token_ids: Seq[int]) -> Any:
         return np.where(np.arange(8) < 3, super().logits_after(token_ids), -np.inf).astype(np.float32)
@@ -119,7 +119,7 @@ class Narrow(FakeBackend):
 
 @pytest.mark.parametrize(("banned", "length"), [((), 2), ((1,), 1), ((0, 1, 2), 0)])
 def test_a_draft_ends_where_the_draft_model_has_no_token(banned: tuple[int, ...], length: int) -> None:
-    """The main model may have one: the round goes on with what was drafted, and so do the other requests."""
+    """The main model may have one. The round uses the tokens before it, and other requests are not affected."""
     drafter = DraftModel(Narrow(8), context_length=100)
     config = outrider.GenerationConfig(no_repeat_ngram_size=1, banned_token_ids=banned)
     requests = []
@@ -166,7 +166,7 @@ def test_an_answer_has_room_for_its_shortest(toy_engine: outrider.Engine) -> Non
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
 @pytest.mark.parametrize("kind", ["unprocessed", "processed"])
 def test_logprobs_are_those_of_the_rows(toy_engine: outrider.Engine, kind: str, temperature: float) -> None:
-    """Against a direct calculation from rows that are computed once more, without the loop."""
+    """Compared with a direct calculation from rows that are computed again, without the loop."""
     options: dict[str, Any] = {"temperature": temperature, "seed": 1, "repetition_penalty": 1.3, "top_k": 7}
     result = toy_engine.generate("hello", max_new_tokens=25, logprobs=20, logprobs_of=kind, ignore_eos=True, **options)
     assert result.logprobs is not None

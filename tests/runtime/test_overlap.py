@@ -1,4 +1,4 @@
-"""Overlapped drafting: it saves time where the guess comes true, and never shows."""
+"""Overlap: it saves time if the guess is right, and never changes the text."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ VERIFIERS: dict[str, Any] = {
 
 @dataclass
 class SlowPending:
-    """A call that is done once it has been asked for `left` times."""
+    """A call that is done after `done` was read `left` times."""
 
     main: SlowBackend
     step: FakeBackend.Step
@@ -117,7 +117,7 @@ def draft_model(seed: int, noise: float) -> DraftModel:
 
 @dataclass(frozen=True)
 class Situation:
-    """What decoding may meet: two models, how often they agree and how fast they are, and a request."""
+    """A test case: two models, how often they agree, how fast they are, and a request."""
 
     prompt: list[int]
     seed: int
@@ -157,7 +157,7 @@ situations = st.builds(
 @settings(max_examples=150)
 @given(situations, st.sampled_from(list(VERIFIERS)))
 def test_the_text_and_the_rounds_are_those_without_overlap(situation: Situation, sampling: str) -> None:
-    """What is drafted ahead is what would be drafted: so even rejection sampling draws the same tokens."""
+    """Drafts that are made ahead equal later ones, so even rejection sampling draws the same tokens."""
     apart = situation.request(situation.model(), sampling=sampling, overlap=False)
     overlapped = situation.request(situation.model(), sampling=sampling)
     run(FakeBackend(VOCAB_SIZE, seed=situation.seed, memory=MEMORY), apart)
@@ -183,7 +183,7 @@ def test_the_controllers_text_is_plain_text(situation: Situation, sampling: str)
 
 
 class Between(FakeBackend):
-    """Is as good as sure of the main model's best tokens, or takes its second best for as likely, and a little more."""
+    """A draft model that is sure of the main model's best tokens, or ranks its second best slightly above them."""
 
     def __init__(self, *, is_sure: bool) -> None:
         super().__init__(VOCAB_SIZE, memory=MEMORY)
@@ -267,7 +267,7 @@ def test_it_pays_where_devices_share_nothing_and_not_where_they_share_all() -> N
 
 
 def test_drafting_ahead_hides_a_draft_that_is_always_right() -> None:
-    """Half a call of the draft model is waited for."""
+    """The round waits for half a call of the draft model."""
     main, draft = cost(0.040, 0.0), cost(0.002, 0.0)
     assert rate(main, draft, 15, 1.0, Contention(1.0, 1.0)) == pytest.approx(16 / 0.041)
     assert rate(main, draft, 15, 1.0) == pytest.approx(16 / 0.070)
@@ -319,7 +319,7 @@ def test_overlap_needs_a_draft_model(toy_bundle: Bundle) -> None:
 
 
 def test_a_call_that_failed_is_over() -> None:
-    """What went wrong is for whoever waits for it to say."""
+    """It is done; its error is raised by `wait`."""
 
     class Request:
         def wait_for(self, milliseconds: int) -> bool:

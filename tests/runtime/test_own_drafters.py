@@ -1,4 +1,4 @@
-"""Drafters that an app brings: whatever they do, nothing but time is lost, and nobody is left waiting."""
+"""Apps' drafters: whatever they do, only time is lost, and no reader waits for ever."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ OPTIONS: dict[str, Any] = {"max_new_tokens": 20, "ignore_eos": True}
 
 @dataclass
 class Own:
-    """Unhashable, empty to `len`, and as right or wrong as `draft` makes it."""
+    """A drafter that has no hash and length 0, and proposes `draft`."""
 
     draft: Callable[[Any], Draft] = lambda request: Draft([1] * request.limit)
     failing: str = ""
@@ -133,7 +133,7 @@ def test_an_own_drafters_records_are_not_saved(engine: outrider.Engine) -> None:
 
 
 def test_what_is_given_up_leaves_its_prompt_at_most(engine: outrider.Engine) -> None:
-    """Where a whole round fails, what its requests committed is not certain."""
+    """If a whole round fails, the committed tokens of its requests are not certain."""
 
     class Failing(Own):
         num_asked = 0
@@ -157,7 +157,7 @@ def test_what_is_given_up_leaves_its_prompt_at_most(engine: outrider.Engine) -> 
 
 
 def test_a_release_that_fails_where_warnings_are_errors_ends_its_request_alone(engine: outrider.Engine) -> None:
-    """As in an app's tests."""
+    """Many apps' tests turn warnings into errors."""
     engine.add_drafter("own", Own(failing="release"))
     plain = engine.generate("hello", drafter=None, **OPTIONS)
     beside = engine.stream("hello", drafter=None, **OPTIONS)

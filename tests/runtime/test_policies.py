@@ -1,4 +1,4 @@
-"""Policies and their drafters in the loop: who is asked together, who is told, and who gives back what it took."""
+"""Policies and their drafters in the loop: shared calls, observations, and releases."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def make_request(policy: DraftPolicy | None, prompt: Seq[int] = (1, 2)) -> Reque
 
 
 class Counting:
-    """Proposes one token, and takes down who is asked, who holds a place, and who is told. It cannot be hashed."""
+    """Proposes one token. Records calls, reserved sequences and observations. It has no hash."""
 
     __hash__ = None  # type: ignore[assignment]
     num_assistant_tokens = 1
@@ -85,7 +85,7 @@ def several(*drafters: Drafter) -> Fixed:
 
 
 def test_requests_of_one_drafter_are_drafted_for_in_one_call() -> None:
-    """Of the same object, that is: another may be equal."""
+    """Drafters are the same if they are one object. Equal objects are called separately."""
     main, drafter, other = FakeBackend(6), Counting(), Counting()
     requests = [make_request(Fixed(each)) for each in (drafter, other, drafter)]
     for request in requests:

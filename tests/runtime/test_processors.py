@@ -1,4 +1,4 @@
-"""What changes or bans logits: against a plain reading of the definitions, against Transformers', and at the edges."""
+"""Logits processors, compared with their definitions and with Transformers', and at their limits."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ END = (VOCAB_SIZE - 1, VOCAB_SIZE - 2)  # what ends an answer, where something d
 
 @st.composite
 def logits_rows(draw: st.DrawFn) -> np.ndarray:
-    """Any logits; some rows know fewer tokens, as a drafter's may."""
+    """Any logits; some rows have fewer tokens, as a drafter's may."""
     rng = np.random.default_rng(draw(st.integers(0, 2**20)))
     logits = rng.normal(0, 3, VOCAB_SIZE).astype(np.float32)
     missing = draw(st.sampled_from([0, 0, 3, 20]))
@@ -57,7 +57,7 @@ truncations = st.fixed_dictionaries(
 
 
 def by_definition(logits: np.ndarray, options: dict[str, Any], prompt: list[int], answer: list[int]) -> np.ndarray:
-    """One step after the other, in double precision, from all tokens that are there."""
+    """Apply the definitions step by step, in double precision, to all tokens so far."""
     made = logits.astype(np.float64)
     for token_id, bias in options.get("logit_bias", {}).items():
         made[token_id] += bias
@@ -87,7 +87,7 @@ def sampler_of(options: dict[str, Any], prompt: list[int]) -> LogitsSampler:
 def test_processors_by_definition(
     logits: np.ndarray, options: dict[str, Any], prompt: list[int], answer: list[int], prefix: list[int]
 ) -> None:
-    """A row sees prompt, answer and the draft tokens before it; the row itself is left as it was."""
+    """A row depends on prompt, answer and the draft tokens before it. The model's own row does not change."""
     sampler = sampler_of({"temperature": 1.0} | options, prompt)
     for token_id in answer:
         sampler.commit([token_id])
@@ -117,7 +117,7 @@ def test_rejected_tokens_leave_no_trace(
     rounds: list[list[int]],
     rejected: list[int],
 ) -> None:
-    """What plain decoding gives token by token is what rounds give that look at rejected tokens in between."""
+    """Rounds with rejected tokens give the same as plain decoding, token by token."""
     plain, used = (sampler_of(options | truncation, prompt) for _ in range(2))
     for committed in rounds:
         for i in range(len(rejected) + 1):
@@ -130,7 +130,7 @@ def test_rejected_tokens_leave_no_trace(
 
 
 def outcome(sampler: LogitsSampler, logits: np.ndarray, prefix: list[int]) -> Any:
-    """All that a row gives, to the last bit."""
+    """All results of a row, bit for bit."""
     try:
         made = sampler.distribution(LogitsRow.of(logits), prefix)
         return made.token_ids.tolist(), made.probs.tolist(), sampler.best(LogitsRow.of(logits), prefix)
@@ -143,7 +143,7 @@ def outcome(sampler: LogitsSampler, logits: np.ndarray, prefix: list[int]) -> An
 def test_the_same_as_transformers(
     logits: np.ndarray, options: dict[str, Any], truncation: dict[str, Any], prompt: list[int], answer: list[int]
 ) -> None:
-    """All that it has, in the order that its own `generate` puts them in."""
+    """All of Transformers' processors, in the order of its `generate`."""
     torch = pytest.importorskip("torch")
     from transformers import GenerationConfig as TheirConfig
     from transformers.generation import GenerationMixin
@@ -231,7 +231,7 @@ def test_an_index_of_ngrams_holds_committed_tokens_only() -> None:
 
 @pytest.mark.parametrize("broken", [np.nan, np.inf, -np.inf])
 def test_broken_rows_are_the_models_fault(broken: float) -> None:
-    """Whatever is banned: the model's own row is looked at first."""
+    """Whatever is banned, the model's own row is checked first."""
     logits = np.full(VOCAB_SIZE, broken, dtype=np.float32)
     for options in ({}, {"banned_token_ids": list(range(VOCAB_SIZE))}):
         sampler = sampler_of({"temperature": 1.0} | options, [])

@@ -34,7 +34,7 @@ def distributions(draw: st.DrawFn) -> Distribution:
 
 
 class OneRow:
-    """The main model's answers, the same at every row."""
+    """A main model with the same distribution at every row."""
 
     def __init__(self, target: Distribution) -> None:
         self.target = target
@@ -103,7 +103,7 @@ def test_a_draw_inverts_the_cumulative_distribution(target: Distribution, unifor
 
 
 def test_rounds_and_purposes_have_noise_of_their_own() -> None:
-    """A number that two decisions share would couple them (block-wise acceptance would be biased)."""
+    """Two decisions with the same number would not be independent (block-wise acceptance would be biased)."""
     noise = Noise(seed=7)
     keys = itertools.product(range(50), ("draft", "accept", "recover", "bonus"))
     numbers = np.concatenate([noise.uniforms(position, purpose, 3) for position, purpose in keys])
@@ -166,10 +166,10 @@ OTHERS = [("rejection", setting) for setting in SETTINGS if setting != "draft"]
 OTHERS += [("token-rejection", "draft"), ("coupled", "draft")]
 CASES = [
     *(("rejection", "draft", processors) for processors in PROCESSORS),
-    # Processors and drafters do not know each other: with every other way to draft or to judge, two in turn.
+    # Processors do not depend on drafters. So other drafters and verifiers are tested with two of them each, in turn.
     *((*other, PROCESSORS[(i + k) % len(PROCESSORS)]) for i, other in enumerate(OTHERS) for k in (1, 3)),
 ]
-QUICK = (2, 18)  # drafts that are judged by rejection, and coupled ones; the others take as long each, and are slow
+QUICK = (2, 18)  # rejection sampling, and coupled sampling; the others take as long each, and are marked slow
 
 
 @pytest.mark.parametrize(
@@ -182,8 +182,8 @@ def test_samples_have_the_joint_distribution_of_the_main_model(
 ) -> None:
     """Three tokens behind a prompt, against the exact joint by enumeration: a chi-square test per setting.
 
-    The seeds are fixed, so it passes or fails for good. A correct sampler had a chance of 1e-4 of failing each case
-    when they were chosen.
+    The seeds are fixed, so the result is always the same. When they were chosen, a correct sampler had a chance of 1e-4
+    of failing each case.
     """
     prompt = [1, 2, 3, 1, 2, 3, 1, 2]
     options = processors | SETTINGS[setting] | {"sampling": sampling}
@@ -206,7 +206,7 @@ def test_samples_have_the_joint_distribution_of_the_main_model(
 
 
 def test_the_chi_square_test_notices_a_biased_sampler() -> None:
-    """What dropping a drawn token does to [.2, .5, .3] (see the design notes): [.28, .5, .22]."""
+    """Dropping a drawn token turns [.2, .5, .3] into [.28, .5, .22]."""
     exact: dict[tuple[int, ...], float] = {(0,): 0.2, (1,): 0.5, (2,): 0.3}
     rng = np.random.default_rng(0)
     biased = rng.multinomial(NUM_SAMPLES, [0.28, 0.5, 0.22])

@@ -129,7 +129,7 @@ tokens = st.lists(st.integers(0, VOCAB_SIZE - 1), max_size=12)
 def test_penalties_by_definition(
     logits: np.ndarray, options: dict[str, Any], prompt: list[int], answer: list[int], prefix: list[int]
 ) -> None:
-    """Row i of a draft sees prompt, answer and the draft tokens before it; the row itself is left as it was."""
+    """Row i depends on prompt, answer and the draft tokens before it. The model's own row does not change."""
     sampler = LogitsSampler(GenerationConfig(temperature=1.0, **options), prompt)
     sampler.commit(answer)
     before = logits.copy()

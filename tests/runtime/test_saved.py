@@ -1,4 +1,4 @@
-"""What was measured once: a file of it that is damaged in any way is as if it were not there."""
+"""Saved values: a damaged file is treated like a missing one."""
 
 from __future__ import annotations
 
@@ -45,13 +45,13 @@ _OTHERS = st.recursive(
 
 
 def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    """The ways to all that is in a value."""
+    """The paths to all parts of a value."""
     items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     return [path, *(place for key, item in items for place in places(item, (*path, key)))]
 
 
 def changed(value: Any, path: tuple[Any, ...], new: Any) -> Any:
-    """A value with what `path` leads to replaced."""
+    """A copy of a value, with the part at `path` replaced."""
     if not path:
         return new
     copy = value.copy()
@@ -60,7 +60,7 @@ def changed(value: Any, path: tuple[Any, ...], new: Any) -> Any:
 
 
 def is_sound(value: Any) -> bool:
-    """Whether what uses a value can calculate with it and address a cache by it."""
+    """Whether a value is valid for calculations, and for addressing a cache."""
     if isinstance(value, PassCost):
         seconds = [value(rows, context) for rows in (1, 2, 9, 500) for context in (0, 1, 256, 100_000)]
         ascends = all(a < b for a, b in pairwise((0, *value.rows))) and 0 <= value.contexts[0] <= value.contexts[1]
@@ -160,7 +160,7 @@ def test_a_contention_checks_itself(number: float) -> None:
 
 
 class Strict(FakeBackend):
-    """A compiled model, as far as costs need one, whose cache is not addressed outside of its room."""
+    """A compiled model, as far as costs need one. It fails if its cache is addressed beyond its capacity."""
 
     def __init__(self) -> None:
         super().__init__(4)
@@ -192,7 +192,7 @@ def test_a_cost_that_was_kept_of_another_cache_is_not_taken(
     file.write(PassCost(tuple(rows), seconds, seconds, (contexts[0], contexts[1])))
     cost = cost_of(part, backend)
     can_be = rows == [*DRAFT_ROWS] and contexts[1] < openvino_bundle.manifest.main.geometry.context_length
-    assert (cost.near == seconds) == (can_be and contexts[1] >= 1024)  # what there is room for now
+    assert (cost.near == seconds) == (can_be and contexts[1] >= 1024)  # the saved cost covers all contexts that now fit
     assert cost.rows == DRAFT_ROWS
     found = file.read()
     assert found is not None
@@ -214,7 +214,7 @@ print(len(engine.generate("hello", ignore_eos=True).token_ids))
 
 @pytest.mark.slow
 def test_an_engine_measures_anew_what_is_damaged(openvino_bundle: Bundle, tmp_path: Path) -> None:
-    """In a process of its own: a cache that is addressed where it has no room takes it down."""
+    """In a child process, because addressing a cache beyond its capacity crashes the process."""
 
     def start() -> str:
         command = [sys.executable, "-c", ENGINE, str(openvino_bundle.folder), str(tmp_path)]

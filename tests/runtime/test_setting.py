@@ -1,4 +1,4 @@
-"""Which setting a model runs in: on fakes that are fast, exact and precise in different ways."""
+"""The choice of a model's setting, on fakes that differ in speed, exactness and precision."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Kind:
 
 
 FAST, SLOW = (lambda rows: 10 + rows / 10), (lambda rows: 20 + rows / 5)
-# In bf16 with AMX, only rows in eights are alike; the second has the same kernels, and eight rows cost no more.
+# As bf16 with AMX: only calls of multiples of 8 rows agree. For the second one, eight rows cost no more than one.
 EIGHTS = Kind(lambda rows: 5.0 if rows < 8 else 14.0, kernels=lambda rows: 0 if rows % 8 == 0 else rows)
 CHEAP_EIGHTS = Kind(lambda rows: 5.0, kernels=EIGHTS.kernels)
 NEVER = Kind(lambda rows: 1.0, kernels=lambda rows: rows if rows < 90 else 0)
@@ -51,13 +51,13 @@ def part(openvino_bundle: Bundle, monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
 
 @pytest.fixture
 def processor(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Setting]]:
-    """Gives the machine's precisions, and what was compiled since then."""
+    """Returns a function that sets the machine's precisions, and returns the settings compiled from then on."""
     compiled: list[Setting] = []
 
     def has(
         cores: dict[str, int] | None = None, by_threads: dict[int, float] | None = None, **kinds: Kind
     ) -> list[Setting]:
-        """cores: as `count_cores`. by_threads: how much longer calls take with so many threads."""
+        """cores: as `count_cores`. by_threads: how many times as long calls take, by threads."""
         by_threads = by_threads or {}
 
         def compile_it(_: Part, own: DeviceConfig, device: str, *, can_pad_apart: bool = False) -> Any:
@@ -89,7 +89,7 @@ def processor(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Setting]]:
 
         monkeypatch.setattr(Part, "compile", compile_it)
         monkeypatch.setattr(setting, "_time", time_it)
-        monkeypatch.setattr(setting, "time_calls", time_calls)  # or a busy machine would have its say
+        monkeypatch.setattr(setting, "time_calls", time_calls)  # else the times would depend on the machine's load
         monkeypatch.setattr(setting, "_candidates", lambda *_: [Setting(name, name) for name in kinds])
         monkeypatch.setattr(setting, "GROUP_SIZE", "none")
         monkeypatch.setattr(setting, "find_processor", lambda: Processor("one", cores=cores or {"threads": 2}))
@@ -107,7 +107,7 @@ def test_the_fastest_exact_setting_is_taken(part: Part, processor: Callable[...,
     ("cores", "by_threads", "tried", "taken"),
     [
         ({"cores": 16}, {8: 0.8, 4: 0.7, 2: 0.9}, [0, 8, 4, 2], 4),
-        ({"cores": 16}, {8: 0.8, 4: 0.9, 2: 0.1}, [0, 8, 4], 8),  # no further down than it helps
+        ({"cores": 16}, {8: 0.8, 4: 0.9, 2: 0.1}, [0, 8, 4], 8),  # stops when fewer threads are slower
         ({"cores": 16}, {8: 0.97, 4: 0.1}, [0, 8], 0),  # 0.97 is within the noise
         ({"performance": 6, "efficiency": 8}, {6: 0.7, 3: 1.1}, [0, 6, 3], 6),
         ({"cores": 3}, {1: 0.1}, [0], 0),
@@ -145,7 +145,7 @@ def test_the_users_threads_stay(part: Part, processor: Callable[..., list[Settin
 
 
 def test_what_padding_costs_counts(part: Part, processor: Callable[..., list[Setting]]) -> None:
-    """Eight rows for one: faster than the other for one row, slower when it is exact."""
+    """It pads one row to eight. Without padding it is the faster setting, with padding the slower one."""
     processor(f32=Kind(FAST), bf16=EIGHTS)
     choice = choice_of(part, "CPU", DeviceConfig())
     assert choice.setting.precision == "f32"

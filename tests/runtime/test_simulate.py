@@ -1,4 +1,4 @@
-"""The simulator: its clock by hand, its tokens the real ones."""
+"""The simulator: its clock, compared with manual calculations, and its tokens, compared with real ones."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def right(tmp_path_factory: pytest.TempPathFactory) -> Engine:
 
 @pytest.fixture(autouse=True)
 def sure(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And as sure as it is right, so that nothing else is bet on."""
+    """Its confidences are 1, so no recovered token is guessed."""
     monkeypatch.setattr("outrider.drafters.draft_state._confidence", lambda *_: 1.0)
 
 
@@ -69,15 +69,15 @@ def test_a_draft_that_is_always_right_costs_its_steps_and_overlapped_nothing(rig
     overlapped = decode(right, "draft:3", profile(), overlap=True)
     assert overlapped.tokens_per_second == pytest.approx(32 / (8 * 1.0 + 0.3))  # the first draft is not ahead
     expected = {"decode_seconds": 8.3, "check_seconds": 8, "draft_seconds": 0.3, "ahead_seconds": 7 * 0.4}
-    assert {key: overlapped.stats[key] for key in expected} == pytest.approx(expected)  # the profile's time
+    assert {key: overlapped.stats[key] for key in expected} == pytest.approx(expected)  # times of the profile
     assert overlapped.stats["host_seconds"] == pytest.approx(0)
 
 
 def test_calls_at_the_same_time_hold_each_other_up(right: Engine) -> None:
     slow = profile(contention=Contention(check=1.5, draft=2.0))
-    # Four calls ahead take 4 · 0.2 s, in which 0.8 / 1.5 s of the check are done.
+    # Four calls ahead take 4 · 0.2 s. Meanwhile 0.8 / 1.5 s of the target pass are done.
     overlapped = decode(right, "draft:3", slow, overlap=True)
-    rounds = [0.8 + 1 - 0.8 / 1.5] * 7 + [1.0]  # nothing is drafted behind the last round
+    rounds = [0.8 + 1 - 0.8 / 1.5] * 7 + [1.0]  # nothing is drafted after the last round
     assert overlapped.tokens_per_second == pytest.approx(32 / (sum(rounds) + 0.3), rel=0.02)
 
 
@@ -86,7 +86,9 @@ def test_a_check_that_ends_first_waits_for_the_draft_call_under_way(right: Engin
     # Two calls ahead fit: the expected token and one more, at 1.4 s; two are left to draft.
     assert overlapped.tokens_per_second == pytest.approx(32 / (8 * (1.4 + 2 * 0.7)), rel=0.1)
     assert overlapped.stats["check_seconds"] == pytest.approx(8)  # the device's own time, as devices say it
-    in_time = decode(right, "draft:15", profile(), overlap=True)  # ten calls of 0.1 s are a check, rounding or not
+    in_time = decode(
+        right, "draft:15", profile(), overlap=True
+    )  # ten calls of 0.1 s take as long as a target pass, despite rounding
     assert in_time.stats["ahead_seconds"] == pytest.approx(1.0)
 
 
@@ -102,7 +104,7 @@ def test_the_controller_expects_a_check_to_be_held_up(right: Engine, monkeypatch
         assert seconds == pytest.approx(expected)
     monkeypatch.undo()
     ran = simulate(right, given, PROMPT, right.config.generation, "auto", overlap=True)
-    assert given.main.scale == given.draft.scale == 1  # whatever the controller makes of it
+    assert given.main.scale == given.draft.scale == 1  # the controller adapts copies of these
 
 
 @pytest.mark.parametrize(("check", "draft"), [(1.0, 1.0), (1.5, 1.0), (1.0, 2.0), (1.5, 2.5)])
@@ -121,7 +123,7 @@ def test_what_is_measured_of_simulated_devices_is_their_contention(
 
 
 def test_modes_are_what_they_are_elsewhere(right: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`draft` is the controller with the draft model alone; a number, the mode's or the request's, does without it."""
+    """`draft` is the controller with the draft model only; with a number of tokens, there is no controller."""
     config = right.config.generation
     copies_nothing = Mock(side_effect=lambda requests: [NO_DRAFT] * len(requests))
     monkeypatch.setattr(Suffix, "propose", copies_nothing)

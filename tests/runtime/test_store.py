@@ -1,4 +1,4 @@
-"""The file of earlier answers: what is kept, through crashes and beside other processes."""
+"""The file of earlier answers: what it saves, with crashes and with other processes."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def filled(path: Path, answers: list[list[int]], max_tokens: int = 200_000) -> N
 
 
 def sha256(path: Path) -> str:
-    """Of the file: the difference of two files of this size takes pytest hours to show."""
+    """The file's hash: pytest needs hours to show the difference of two files of this size."""
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
@@ -114,7 +114,7 @@ def test_what_a_crash_left_half_written_is_undone(tmp_path: Path, answers: list[
 @given(st.data())
 @settings(max_examples=100)
 def test_damage_is_found_and_nothing_is_touched(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
-    """Wherever the file is cut, or a bit of it is wrong. What is read in spite of that is what was written."""
+    """For any cut, and any wrong bit. Answers that can still be read are answers that were written."""
     path = tmp_path_factory.mktemp("store") / "answers.bin"
     answers = [[1, 2, 3], [4] * 2000, [5, 6, 7]]
     filled(path, answers)
@@ -173,7 +173,7 @@ def test_a_foreign_file_is_refused_and_left_alone(tmp_path: Path, content: bytes
 
 @pytest.mark.parametrize("mode", ["DELETE", "WAL"])
 def test_a_foreign_database_is_refused_with_what_stands_beside_it(tmp_path: Path, mode: str) -> None:
-    """As its app left it: SQLite itself would take in the files beside it, and delete them."""
+    """All stays as its app left it. SQLite itself would read the files beside it, and delete them."""
     folder = tmp_path / "folder"
     folder.mkdir()
     database = sqlite3.connect(tmp_path / "answers.bin", isolation_level=None)
@@ -247,7 +247,7 @@ def test_the_newest_answers_are_kept(tmp_path: Path, max_tokens: int) -> None:
 
 
 def test_what_stands_beside_the_file_stays(tmp_path: Path) -> None:
-    """And the file keeps its permissions."""
+    """The file's permissions stay, too."""
     path, other = tmp_path / "answers.bin", tmp_path / "answers.bin.tmp"
     other.write_text("mine")
     filled(path, [[1]])
@@ -264,7 +264,7 @@ def test_the_file_stays_small(tmp_path: Path) -> None:
     for i in range(300):
         store.add([i] * (i % 50 + 1) * (i % 40 + 1))
         assert path.stat().st_size <= EMPTY + 3 * 4 * 5000
-    assert answers_in(path, 10**9) == list(store._answers)  # the file has no more than is kept in memory
+    assert answers_in(path, 10**9) == list(store._answers)  # the file has the same answers as the memory
 
 
 OTHER = """
@@ -282,7 +282,7 @@ store.add([5])
 
 
 def test_processes_share_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """At the same time, and after one of them crashed: nothing is left locked."""
+    """At the same time, and after one of them has crashed: no lock is left."""
     monkeypatch.setattr("outrider.drafters.store._PATIENCE", 60)
     path = tmp_path / "answers.bin"
     others = [

@@ -1,4 +1,4 @@
-"""Streamed text adds up to the decoded whole, whatever the tokens are cut from."""
+"""The pieces of streamed text add up to the decoded text, for any kind of tokens."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Decode = "Callable[[Seq[int]], str]"
 
 
 def byte_decoder(errors: str) -> Callable[[Seq[int]], str]:
-    """One byte a token. openvino-genai's GGUF tokenizers drop an incomplete character, others write U+FFFD."""
+    """One byte per token. openvino-genai's GGUF tokenizers drop an incomplete character, others write U+FFFD."""
     return lambda token_ids: bytes(token_ids).decode("utf-8", errors)
 
 
@@ -30,7 +30,7 @@ WORDS = ["", "▁the", "▁a", "s", "ing", "▁", "é", "\n"]
 
 
 def word_decoder(token_ids: Seq[int]) -> str:
-    """As SentencePiece: the space before the first word of a text is left out, and token 0 is special."""
+    """Like SentencePiece: the space before a text's first word is left out, and token 0 is special."""
     return "".join(WORDS[i] for i in token_ids).replace("▁", " ").removeprefix(" ")
 
 
@@ -74,7 +74,7 @@ def test_characters_are_never_broken(errors: str, text: str, sizes: list[int]) -
 
 @given(st.lists(st.integers(0, 255), max_size=80), cuts)
 def test_bytes_that_are_no_text_end_as_they_decode(token_ids: list[int], sizes: list[int]) -> None:
-    """Where bytes are dropped or replaced depends on what stands before, but never past a whole character."""
+    """Which bytes are dropped or replaced depends on earlier bytes, but not on those before a whole character."""
     seen = stream_all(TextStream(byte_decoder("ignore")), in_rounds(token_ids, sizes))
     assert seen[-1].replace("\ufffd", "") == bytes(token_ids).decode("utf-8", "ignore")
 
@@ -112,7 +112,7 @@ def test_stop_strings_cut_the_text_at_the_first_one(text: str, stop: list[str]) 
     found = re.search("|".join(map(re.escape, stop)), text)
     assert stream.stopped == bool(found)
     if found:
-        # What ends first stops first, and of what it holds the text before the earliest stop string is kept.
+        # The first token that completes a stop string ends the text, which is cut before the earliest stop string.
         end = min(at + len(s) for s in stop if (at := text.find(s)) >= 0)
         starts = [at for s in stop if (at := text[:end].find(s)) >= 0]
         assert seen[-1] == text[: min(starts)]
@@ -159,7 +159,7 @@ def test_the_tokens_that_are_kept_are_those_before_the_stop_string(errors: str, 
 
 
 def test_a_long_stop_string_costs_no_more_than_the_text() -> None:
-    """Nor do many. Looking for all that may be their beginnings would take minutes."""
+    """Nor do many stop strings. A search for every possible beginning would take minutes."""
     many = ["x" * n + "y" for n in range(1, 600)]
     began = time.perf_counter()
     for stop in (["x" * 1_000_000], many):

@@ -1,4 +1,4 @@
-"""Requests that run by themselves, and engines that are closed."""
+"""Requests that run in the background, and closed engines."""
 
 from __future__ import annotations
 

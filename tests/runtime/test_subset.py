@@ -1,4 +1,4 @@
-"""Draft models whose output matrix was cut: they propose fewer tokens, and the text stays the main model's."""
+"""Draft models with a cut output matrix. They propose fewer tokens, and the text does not change."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def bundle(tmp_path: Path) -> Bundle:
 
 
 def rewrite(bundle: Bundle, **changes: Any) -> None:
-    """Write the manifest anew, with a drafter that was changed and the files as they are now."""
+    """Write the manifest again, with a changed drafter and the current files."""
     drafter = msgspec.structs.replace(bundle.manifest.drafters[0], **changes)
     files = list_files(bundle.folder)
     write_manifest(bundle.folder, msgspec.structs.replace(bundle.manifest, drafters=(drafter,), files=files))

@@ -78,7 +78,7 @@ def test_walking_enters_nothing_and_finds_what_a_scan_finds(text: list[int], wal
         end = text + walked[:i]
         length = longest_end(end, text)
         if ends_of(end[len(end) - length :], text) == [len(text)]:
-            break  # a copy has come around: it goes on, with a length that the text alone does not show
+            break  # the match goes around at the text's end: the text alone does not show its length
         assert place.length == length
     assert automaton.num_tokens == len(text)
     assert automaton.longest == automaton_of(text).longest
@@ -152,7 +152,7 @@ def draft_of(context: list[int], limit: int, drafter: Suffix | None = None, eos:
 def test_drafts_keep_to_their_rules(
     prompt: list[int], rounds: list[list[int]], documents: list[list[int]], limit: int, min_chance: float
 ) -> None:
-    """And an index that has grown drafts what a new one does."""
+    """A grown index drafts the same as a new one."""
     references = [References(documents)]
     drafter = Suffix(references, min_chance)
     sequence = Sequence(list(prompt), len(prompt))
@@ -204,7 +204,7 @@ def test_a_text_elsewhere_is_copied_where_it_matches_better() -> None:
     references = References([[1, 2, 3, 4, 5, 6, 7, 8, 9]])
     draft = draft_of([3, 0, 1, 2, 3], 8, Suffix([references]))
     assert draft.token_ids[:6] == [4, 5, 6, 7, 8, 9]
-    # The context itself, where it says as much.
+    # The context itself is copied if it matches as well.
     assert draft_of([2, 3, 8, 8, 2, 3], 1, Suffix([References([[2, 3, 9]])])).token_ids == [8]
 
 

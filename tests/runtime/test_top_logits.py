@@ -1,4 +1,4 @@
-"""What is decided from a row's largest logits is what is decided from the whole row, to the last bit."""
+"""Decisions from a row's largest logits equal decisions from the whole row, bit for bit."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ VOCAB_SIZE = 60
 
 
 def top_of(row: Logits, k: int, seed: int = 0) -> TopLogits:
-    """What a device hands over; which of equals it takes, and how its sum is rounded, is left to chance."""
+    """A device's largest logits. Its choice among equal ones, and the rounding of its sum, are random."""
     rng = np.random.default_rng(seed)
     order = np.lexsort((rng.random(len(row)), -row))
     token_ids = np.sort(order[:k])
@@ -121,7 +121,7 @@ def test_decisions_are_those_of_the_whole_row(
     ids=str,
 )
 def test_usual_options_do_without_the_whole_row(options: dict[str, Any]) -> None:
-    """Of a row whose ten likeliest tokens stand out, as most rows' do."""
+    """For a row whose ten likeliest tokens stand out, as in most rows."""
     rng = np.random.default_rng(1)
     logits = rng.normal(0, 1, 50_000).astype(np.float32)
     logits[rng.permutation(50_000)[:10]] += np.linspace(12, 16, 10, dtype=np.float32)
@@ -137,7 +137,7 @@ def test_usual_options_do_without_the_whole_row(options: dict[str, Any]) -> None
 
 
 def test_a_cut_that_hangs_on_rounding_is_the_whole_rows() -> None:
-    """Where all that is not listed is −inf, and top-p ends exactly between two tokens."""
+    """All logits that are not listed are −inf, and top-p ends exactly between two tokens."""
     for seed in range(20):
         rng = np.random.default_rng(seed)
         row = np.full(300, -np.inf, dtype=np.float32)
@@ -156,7 +156,7 @@ def test_a_cut_that_hangs_on_rounding_is_the_whole_rows() -> None:
 
 
 def test_a_cut_vocabulary_is_enough_and_little_of_it_is_sorted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All logits that a row has are listed: then the whole row tells no more, and the few likeliest decide."""
+    """The device lists all of the row's logits, so the whole row adds nothing, and the likeliest few decide."""
     logits = np.random.default_rng(0).normal(0, 3, 64_000).astype(np.float32)
     row = LogitsRow(unread, whole_row(np.arange(64_000), logits, 150_000))
     lengths: list[int] = []
@@ -187,7 +187,7 @@ def test_weights_near_the_smallest_number_are_judged_as_rounded() -> None:
 
 
 def test_a_sum_is_as_exact_as_single_precision_can_say() -> None:
-    """Logits far from 0 leave their logsumexp few digits behind the point."""
+    """Far from 0, the logsumexp of logits has few digits after the point."""
     rng = np.random.default_rng(0)
     for offset in (0.0, 3e3, -3e4, 2e5):
         for seed in range(20):
@@ -212,7 +212,7 @@ def test_options_that_raise_logits_ask_for_the_whole_row(options: dict[str, Any]
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_a_broken_row_fails_as_it_would(bad: float) -> None:
-    """Whatever a device lists of it: its sum tells."""
+    """Whichever logits a device lists, its sum shows the error."""
     logits = np.zeros(50, dtype=np.float32)
     logits[30] = bad
     top = TopLogits(np.arange(5), np.ones(5, dtype=np.float32), 0.0, float("nan"), 50)
@@ -230,7 +230,7 @@ def test_a_broken_row_fails_as_it_would(bad: float) -> None:
     top_p=st.sampled_from([0.5, 0.9, 1.0]),
 )
 def test_a_cut_output_matrix_keeps_its_ids(row: Logits, k: int | None, top_k: int, top_p: float) -> None:
-    """k: logits that the device lists; None for a device that lists none, of which the whole row is."""
+    """k: logits that the device lists; None for a device that gives the whole row."""
     ids = np.sort(np.random.default_rng(k).permutation(200)[:VOCAB_SIZE]).astype(np.int32)
     subset = Subset(ids, 200)
     wide = subset.row(listed(row, None if k is None else top_of(row, k)))
@@ -272,7 +272,7 @@ def unread_row(i: int) -> Logits:
 @pytest.mark.parametrize(("k", "vocab_size"), [(1, 500), (7, 500), (64, 493), (128, 300), (493, 493)])
 def test_the_graph_lists_the_largest(k: int, vocab_size: int, tied: bool) -> None:
     rows = np.random.default_rng(0).normal(0, 4, (5, 500)).astype(np.float32)
-    rows[:, vocab_size:] = 99  # of no token
+    rows[:, vocab_size:] = 99  # logits of no token
     rows[1] = np.round(rows[1]) if tied else rows[1]
     rows[2, : vocab_size - 3] = -np.inf
     for row, top in zip(rows[:, :vocab_size], reduced_by_openvino(rows, k, vocab_size), strict=True):
@@ -290,7 +290,7 @@ def test_the_graph_lists_the_largest(k: int, vocab_size: int, tied: bool) -> Non
 
 
 def test_the_graph_loses_nothing_of_a_flat_tail() -> None:
-    """Each of these is lost beside 1 in single precision; together they are 0.9 % of it."""
+    """In single precision, each of these is lost when added to 1; together they are 0.9 % of it."""
     rows = np.full((2, 150_000), np.log(6e-8), dtype=np.float32)
     rows[:, 7] = 0
     for top in reduced_by_openvino(rows, 4, 149_999):
@@ -346,7 +346,7 @@ def test_the_text_is_the_same(tmp_path: Path, proposed: range | None) -> None:
 def test_whole_rows_stay_where_they_are(
     openvino_bundle: Bundle, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
 ) -> None:
-    """Main and draft model decode without a single one, unless their numbers are asked for."""
+    """Main and draft model decode without any whole row, unless logprobs are requested."""
     engine = make_engine(openvino_bundle, 8)
     monkeypatch.setattr(PagedStep, "row", lambda self, i: LogitsRow(unread, self._top(i)))
     asked = {"num_assistant_tokens": 4, "max_new_tokens": 30, "drafter": "draft", "ignore_eos": True, **options}
@@ -406,7 +406,7 @@ def test_a_device_that_lists_others_is_refused(
 
 
 def check_real_rows(whole: Backend, reduced: Backend) -> None:
-    """That two backends of a real model have the same rows, of which one lists the largest; and what these tell."""
+    """Check two backends of a real model: their rows are equal, and the largest logits that one lists are correct."""
     token_ids = np.random.default_rng(0).integers(20, 49_000, 40).tolist()
     steps = []
     for backend in (whole, reduced):

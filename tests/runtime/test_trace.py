@@ -1,4 +1,4 @@
-"""Traces: that the viewer can read them, and that they say what happened."""
+"""Traces: the viewer can read them, and they show what happened."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ WAYS: dict[str, dict[str, Any]] = {
 
 
 def read_strictly(path: Path) -> list[dict[str, Any]]:
-    """A whole trace's events, each checked against the format, and the spans of each lane against each other."""
+    """The events of a complete trace. Checks their format, and that the spans of a lane do not overlap."""
     events: list[dict[str, Any]] = json.loads(path.read_bytes())
     opened: dict[tuple[int, int], list[dict[str, Any]]] = defaultdict(list)
     lanes: dict[tuple[int, int], list[tuple[int, int]]] = defaultdict(list)
@@ -84,7 +84,7 @@ def read_strictly(path: Path) -> list[dict[str, Any]]:
             while around and around[-1] <= began:
                 around.pop()
             assert not around or ended <= around[-1], "they lie in each other or follow each other"
-            if previous[0] == began:  # then the viewer cannot tell which is the outer one
+            if previous[0] == began:  # the viewer could not tell which is the outer one
                 assert previous[1] == began or ended == began
             around.append(ended)
             previous = began, ended
@@ -161,7 +161,7 @@ def test_nothing_of_it_is_there_unless_a_trace_runs(openvino_bundle: Bundle, tmp
 
 @pytest.mark.parametrize("way", ["auto", "draft"])
 def test_traces_begin_and_end_while_requests_run(openvino_bundle: Bundle, tmp_path: Path, way: str) -> None:
-    """They change nothing, and each has whole rounds and the end of all that it has the begin of."""
+    """They change no answer. Each trace has whole rounds, and ends all spans that it begins."""
     engine = outrider.Engine(openvino_bundle, outrider.Config().replace(cache_size=0.005), tokenizer=ToyTokenizer())
     options = {"max_new_tokens": 60, "ignore_eos": True} | WAYS[way]
     prompts = ["hello hello", "world", "abc abc abc"]
@@ -204,7 +204,7 @@ def test_traces_begin_and_end_while_requests_run(openvino_bundle: Bundle, tmp_pa
 
 
 def make_request(main: FakeBackend, drafter: Any) -> Request:
-    """One that has been admitted."""
+    """A request that has been admitted."""
     request = Request(
         sequence=Sequence([1, 2], 2),
         sampler=LogitsSampler(GenerationConfig(), [1, 2]),
@@ -221,7 +221,7 @@ def make_request(main: FakeBackend, drafter: Any) -> Request:
 
 
 def test_a_request_from_before_a_trace_is_drafted_for_beside_the_others(tmp_path: Path) -> None:
-    """As if there were no trace: one call of the drafter for all that use it."""
+    """As without a trace, the drafter is called once for all of its requests."""
     main, drafter = FakeBackend(6), Counting()
     requests = [make_request(main, drafter) for _ in range(2)]
     models: Any = {"main": Device(6)}
@@ -245,12 +245,12 @@ def test_two_traces_at_a_time_are_refused_before_a_file_is_touched(toy_engine: o
 
 
 def test_what_comes_while_a_trace_is_closed_leaves_nothing_open(tmp_path: Path) -> None:
-    """A request that was made just before, in another thread, and one that ends just behind it."""
+    """A request that another thread made just before, and one that ends just after."""
     models: Any = {"main": Device(6)}
     trace = Trace(tmp_path / "out.json", models)
     made, late, behind = (make_request(FakeBackend(6), None) for _ in range(3))
     trace.entered(made, None)
-    trace.begin(trace.lane("request", REQUESTS), "request", "just before", time.perf_counter())  # and no more yet
+    trace.begin(trace.lane("request", REQUESTS), "request", "just before", time.perf_counter())  # and nothing else yet
     trace.entered(late, None)
     life = trace._lives.pop(late)  # its end is under way
     trace.close()
@@ -281,14 +281,14 @@ def test_requests_at_the_same_time_have_lanes_of_their_own(toy_engine: outrider.
     lives = [span for span in timeline.of("request") if span.depth == 0]
     assert sorted(span.args["tokens"] for span in lives) == sorted(2 * [10 + i for i in range(5)])
     assert len({span.name for span in lives}) == 10
-    assert len({span.lane for span in lives}) <= 5  # they are used again
+    assert len({span.lane for span in lives}) <= 5  # lanes are used again
     assert sum(args["tokens"] for args in of_host(timeline, "commit")) == 2 * sum(range(10, 15))
     checked = sum(args["rows"] for args in of_lane(timeline, "main: CPU"))
     assert checked == sum(span.args["drafted"] + 1 for span in timeline.of("request", "prompt", "round"))
 
 
 class Failing:
-    """A drafter that an app brings."""
+    """An app's drafter, which fails."""
 
     num_assistant_tokens, seconds = 4, 0.0
 
@@ -308,7 +308,7 @@ class Failing:
 
 
 class Counting(Failing):
-    """A drafter that notes for how many requests it is asked."""
+    """A drafter that records the number of requests of each call."""
 
     def __init__(self) -> None:
         self.num_requests: list[int] = []
@@ -415,7 +415,7 @@ def test_what_is_drafted_ahead_is_seen(toy_bundle: Bundle, tmp_path: Path) -> No
 
 
 class Device(FakeBackend):
-    """A device that is done when the test says so, whether or not somebody waits."""
+    """A device whose calls end when the test says so, whether or not anything waits."""
 
     device = "CPU"
 
@@ -513,7 +513,7 @@ def test_a_file_that_is_no_trace(tmp_path: Path, capsys: pytest.CaptureFixture[s
         ('[\n{"ph":"X"}\n]', "is not a trace"),
         (f"[\n{head.replace('0', 'null')}\n]", "is not a trace"),
         (f"[\n{span}\n]", "is not a trace"),  # in a lane without a name
-        (f"[\n{head},\n{span}\n]", "is not a trace"),  # a round that does not say what was drafted
+        (f"[\n{head},\n{span}\n]", "is not a trace"),  # a round without counts of draft tokens
         (f"[\n{head.replace('main', chr(0xDCFF))}\n]", "line 2"),  # not UTF-8
     ):
         path.write_text(events, encoding="utf-8", errors="surrogateescape")
@@ -544,7 +544,7 @@ def test_gaps_are_those_within_a_draft() -> None:
 
 
 def test_numbers_of_numpys_are_written(tmp_path: Path) -> None:
-    """A drafter of an app's may bring them."""
+    """An app's drafter may use them."""
     trace = Trace(tmp_path / "out.json", {})
     trace.count("odd", 0.0, value=np.int64(3))  # type: ignore[arg-type]
     trace.close()

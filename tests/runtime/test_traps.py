@@ -1,4 +1,4 @@
-"""Two ways to spoil rejection sampling without anybody noticing: numbers used twice, and tokens drawn but dropped."""
+"""Two silent errors in rejection sampling: random numbers that are used twice, and drawn tokens that are dropped."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ CONFIG = GenerationConfig(temperature=1.0, max_new_tokens=60)
 
 @dataclass(frozen=True)
 class RecordingNoise(Noise):
-    """Remembers in which rounds each number was given out; a round is known by the length of the sequence."""
+    """Records the rounds in which each number was used. The length of the sequence identifies a round."""
 
     sequence: Sequence = field(default_factory=lambda: Sequence([], 0))
     rounds: dict[float, set[int]] = field(default_factory=lambda: defaultdict(set))
@@ -43,7 +43,7 @@ class RecordingNoise(Noise):
 
 
 class Recording:
-    """A verifier that remembers what was drawn, and sees to it that all of it comes back to be judged."""
+    """A verifier that records drawn tokens, and asserts that it gets all of them to verify."""
 
     lossless = True
 
@@ -103,10 +103,10 @@ def finish(
 @pytest.mark.parametrize("kind", ["draft", "shuffled"])
 @pytest.mark.parametrize("verifier", [TokenRejection(), BlockRejection(), Threshold(), Typical()], ids=str)
 def test_no_number_serves_two_rounds(verifier: Any, kind: str) -> None:
-    """Numbers keyed by the position of a token, instead of the round's, come back when a rejected place is redone.
+    """Numbers are keyed by the round's position. Keyed by the token's, they would repeat after a rejection.
 
-    What block verification keeps depends on the tokens behind it, so these would be drawn a second time with numbers
-    that have already had a say.
+    In block verification, acceptance depends on later tokens. After a rejection, these would be drawn again with
+    numbers that have already influenced the result.
     """
     for seed in range(8):
         noise = run(verifier, make_drafter(kind), seed)
@@ -115,7 +115,7 @@ def test_no_number_serves_two_rounds(verifier: Any, kind: str) -> None:
 
 
 def test_row_i_sees_the_i_draft_tokens_before_it() -> None:
-    """Whatever is asked of it: options must count what they would count in plain decoding, no less and no more."""
+    """For every option: it must count the same tokens as in plain decoding."""
     seen: list[list[int]] = []
 
     class RecordingSampler(LogitsSampler):
@@ -141,7 +141,7 @@ def test_row_i_sees_the_i_draft_tokens_before_it() -> None:
 
 
 def test_a_draft_model_forgets_what_was_rejected_though_another_drafts_on() -> None:
-    """Every other round its drafts, mostly wrong, are right ones from elsewhere: it must not go on from its own."""
+    """Every other round uses another drafter's right draft. The draft model must not continue from its own."""
     plain = Sequence([1, 2, 3], 3)
     finish(plain, Greedy(), None)
 

@@ -1,4 +1,4 @@
-"""What verifiers give, to 1e-12: their exact law is read off `verify` itself, by bisecting its uniform numbers."""
+"""The verifiers' output distributions, to 1e-12. They are found by bisecting the uniform numbers of `verify`."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ Law = dict[tuple[int, ...], float]
 
 @dataclass
 class TwoModels:
-    """Target and draft distributions that depend on all tokens before; drafts stop behind some prefixes.
+    """Target and draft distributions that depend on all tokens before. Drafts end after some prefixes.
 
-    sharpness: from nearly uniform to nearly certain; some tokens have no probability at all.
+    sharpness: from nearly uniform to nearly certain; some tokens have probability 0.
     """
 
     seed: int
@@ -98,7 +98,7 @@ class SetNoise(Noise):
 
 
 def bisect(passes: Callable[[float], bool]) -> float:
-    """Up to where in [0, 1] `passes` holds."""
+    """The number in [0, 1] up to which `passes` holds."""
     low, high = 0.0, 1.0
     for _ in range(54):
         middle = (low + high) / 2
@@ -183,7 +183,7 @@ MODELS = st.builds(TwoModels, st.integers(0, 2**31), st.sampled_from([0.3, 1.0, 
 @settings(max_examples=25)
 @given(MODELS)
 def test_rejection_sampling_gives_the_main_models_joint_distribution(models: TwoModels) -> None:
-    """Sun et al. 2024, theorem 1, for drafts that may end anywhere; and theorem 2: no fewer tokens are kept."""
+    """Sun et al. 2024, theorem 1, for drafts that may end anywhere; and theorem 2: no fewer tokens are accepted."""
     plain = plain_law(models)
     by_token, kept_by_token = output_law(TokenRejection(), models)
     by_block, kept_by_block = output_law(BlockRejection(), models)
@@ -229,7 +229,7 @@ NOISY_MODELS = st.builds(TwoModels, st.integers(0, 2**31), st.sampled_from([0.3,
 @settings(max_examples=50)
 @given(NOISY_MODELS, st.floats(0.01, 1))
 def test_threshold_by_definition(models: TwoModels, threshold: float) -> None:
-    """It is off by what the kept tokens have too much, and by nothing at threshold 1."""
+    """The error is the excess probability of accepted tokens. It is 0 at threshold 1."""
     target, drafted = dense(models.target(())), dense(models.distribution(1, ()))
     kept = drafted * (target >= threshold * drafted)
     distance = np.abs(one_token_law(Threshold(threshold), models) - target).sum() / 2
@@ -261,7 +261,7 @@ def test_typical_by_definition(models: TwoModels, threshold: float) -> None:
 @settings(max_examples=50)
 @given(NOISY_MODELS, st.sampled_from([BlockRejection(), TokenRejection()]), st.integers(0, 2**31))
 def test_a_draft_ends_where_nothing_can_follow(models: TwoModels, verifier: Any, seed: int) -> None:
-    """Options may ban every token behind some of a draft's. What stands before is judged as if it were all."""
+    """Options may ban every token after a draft token. The tokens before are verified like a whole draft."""
 
     class Dead(PrefixRows):
         def distribution(self, i: int) -> Distribution:

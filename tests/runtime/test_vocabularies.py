@@ -1,4 +1,4 @@
-"""Draft models of another vocabulary: what they propose, what they read, and that the text stays the main model's."""
+"""Draft models with another vocabulary: what they propose and read, and that the text does not change."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def vocabulary_of(way: Way, main: list[bytes], draft: list[bytes]) -> Vocabulary
 
 
 class Twin(FakeBackend):
-    """A draft model that likes what the main model of the same seed likes, where it has the token."""
+    """A draft model with the logits of the main model of the same seed, for the tokens that it has."""
 
     def __init__(self, main: FakeBackend, vocabulary: list[bytes], noise: float) -> None:
         super().__init__(len(vocabulary), seed=main.seed, noise=noise)
@@ -156,7 +156,7 @@ def test_a_single_shared_token_is_all_that_is_proposed() -> None:
 
 @given(st.lists(st.sampled_from("ab é日"), max_size=12).map("".join), draft_vocabularies, st.data())
 def test_a_translation_grows_and_says_the_same(text: str, draft: list[bytes], data: st.DataObject) -> None:
-    """However the tokens come, in whole characters, and with every token that can be said."""
+    """For tokens in pieces of any length, whole characters, and a draft vocabulary with all bytes."""
     main, draft = [bytes([i]) for i in range(256)], [*draft, *"ab é日".encode().split()]
     draft += [bytes([i]) for i in range(256) if bytes([i]) not in draft]
     token_ids = list(text.encode())
@@ -198,7 +198,7 @@ def test_the_draft_models_own_beginning_takes_the_place_of_the_main_models() -> 
 
 
 class Scripted(FakeBackend):
-    """Says what a script has at each position, whatever was said before."""
+    """A model that generates a script's token at each position, after any context."""
 
     def __init__(self, vocab_size: int, script: list[int]) -> None:
         super().__init__(vocab_size)
@@ -231,7 +231,7 @@ def test_text_becomes_main_tokens(script: list[int], limit: int, expected: list[
 
 
 def test_own_tokens_are_kept_as_far_as_they_spell_the_text() -> None:
-    """The draft model wrote "bab" "a"; "b" "ab" "a" "a" was committed: of that, the second "a" alone is new to it."""
+    """The draft model wrote "bab" "a"; "b" "ab" "a" "a" was committed. Only the second "a" is new to it."""
     draft = [b"a", b"b", b"bab"]
     token_map = token_map_of(MAIN, draft, shared=False)
     backend = Scripted(3, [0, 0, 2, 0, 0, 0])

@@ -68,7 +68,7 @@ def test_greedy_and_coupled_text_is_plain_text(engine: outrider.Engine, options:
 
 
 def test_a_batch_gives_what_each_request_gives_alone(engine: outrider.Engine) -> None:
-    """Prompts and answers of all lengths, so that some draft while others read; and drafters that take turns."""
+    """Prompts and answers of many lengths, so that some requests draft while others read. Drafters take turns."""
     (shuffled,) = make_modes(["shuffled:5"], engine)
     prompts = [[(i * k) % 15 for i in range(3 + 7 * k)] for k in range(1, 13)]
     config = outrider.GenerationConfig(temperature=0.9, seed=1, max_new_tokens=40)
@@ -117,7 +117,7 @@ def pair(tmp_path: Path) -> Callable[[Way], Bundle]:
 
 
 def rewrite(bundle: Bundle, **changes: Any) -> None:
-    """Write the manifest anew, with a drafter that was changed and the files as they are now."""
+    """Write the manifest again, with a changed drafter and the current files."""
     drafter = msgspec.structs.replace(bundle.manifest.drafters[0], **changes)
     files = list_files(bundle.folder)
     write_manifest(bundle.folder, msgspec.structs.replace(bundle.manifest, drafters=(drafter,), files=files))
