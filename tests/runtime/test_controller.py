@@ -76,6 +76,28 @@ class World:
         self, prompt: Seq[int] = (1, 2, 3), drafted: bool = True, num: int = 200, verifier: Any = None, **options: Any
     ) -> tuple[list[int], float, Request]:
         """The answer, the seconds after its first token, and the request."""
+        request = self.request(prompt, drafted, num, verifier, **options)
+        began = None
+        while not request.ended:
+            step(self.main, [request], 512)
+            assert request.error is None
+            began = self.seconds if began is None else began
+        request.release()
+        return request.sequence.generated_token_ids, self.seconds - (began or 0.0), request
+
+    def decode_together(self, prompts: Seq[Seq[int]], drafted: bool, num: int) -> tuple[list[list[int]], float]:
+        """The answers to several prompts at the same time, and the seconds until all are there."""
+        requests = [self.request(prompt, drafted, num) for prompt in prompts]
+        began = self.seconds
+        while running := [request for request in requests if not request.ended]:
+            step(self.main, running, 512)
+            for request in requests:
+                assert request.error is None
+                if request.ended:
+                    request.release()
+        return [request.sequence.generated_token_ids for request in requests], self.seconds - began
+
+    def request(self, prompt: Seq[int], drafted: bool, num: int, verifier: Any = None, **options: Any) -> Request:
         config = GenerationConfig(max_new_tokens=num, **options)
         request = Request(
             sequence=Sequence(list(prompt), len(prompt)),
@@ -89,13 +111,7 @@ class World:
             num_assistant_tokens=15,
         )
         assert request.admit(self.main)
-        began = None
-        while not request.ended:
-            step(self.main, [request], 512)
-            assert request.error is None
-            began = self.seconds if began is None else began
-        request.release()
-        return request.sequence.generated_token_ids, self.seconds - (began or 0.0), request
+        return request
 
     @property
     def seconds(self) -> float:
@@ -159,6 +175,19 @@ def test_copies_that_are_always_wrong_have_a_budget(num: int) -> None:
     world = World(50.0)
     world.controller = Controller(world.main, cost_of(MAIN_MS), copier=Liar())
     assert [speed_up(world, num=num) > 0.97 for _ in range(3)] == [True] * 3
+
+
+@pytest.mark.parametrize("count", [2, 4, 8])
+@pytest.mark.parametrize("noise", [0.0, 1.0, 3.0])
+def test_a_model_that_drafts_for_few_of_a_batch_is_priced_so(noise: float, count: int) -> None:
+    """Those that it drafts for pay for its calls, however many are in the batch."""
+    plain, drafted = World(noise), World(noise)
+    prompts = [[7 * i + 1, *range(1, 60)] for i in range(count)]
+    for num in (48, 48):  # the second time with records
+        expected, seconds = plain.decode_together(prompts, False, num)
+        found, with_drafts = drafted.decode_together(prompts, True, num)
+        assert found == expected
+        assert with_drafts < 1.04 * seconds
 
 
 def test_in_a_batch_a_draft_is_worth_its_rows_there() -> None:

@@ -7,10 +7,13 @@ from itertools import accumulate
 from operator import mul
 from typing import TYPE_CHECKING
 
+from outrider.measure import LONGEST
+
 if TYPE_CHECKING:
     from collections.abc import Sequence as Seq
 
     from outrider.measure import PassCost
+    from outrider.types import PricedDrafter
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +86,30 @@ class Batch:
             return 0.0
         one = self.cost.rule.num_rows([2] + [1] * (self.together - 1))
         return min(self._added_by(one), self._added_by(max(self.before, one)))
+
+
+@dataclass(frozen=True, slots=True)
+class ModelPrice:
+    """What drafts of a model cost each of the `share` answers that it drafts for at the same time.
+
+    step: seconds to draft a token. check: seconds that 0, 1, … draft tokens add to the target pass.
+    """
+
+    share: int
+    step: float
+    check: list[float]
+
+    @classmethod
+    def of(cls, model: PricedDrafter, batch: Batch, share: int) -> ModelPrice:
+        """The price if the model drafts for `share` of the batch's answers."""
+        others = [0] * (batch.together - share)
+        check = [batch.added([k] * share + others) / share for k in range(LONGEST + 1)]
+        return cls(share, model.seconds_for([1] * share, batch.context) / share, check)
+
+    def pays(self, chance: float, limit: int, rate: float) -> bool:
+        """Whether a draft is worth it. chance: of each token, to be accepted. rate: tokens per second."""
+        costs = [rate * (seconds + k * self.step) for k, seconds in enumerate(self.check[: limit + 1])]
+        return best_length([chance] * (len(costs) - 1), costs)[1] > 0
 
 
 def best_length(chances: Seq[float], costs: Seq[float]) -> tuple[float, int]:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from outrider.controller.acceptance import Share
 from outrider.controller.answer import Answer, PricedTurn
-from outrider.controller.batch import Batch, best_length
+from outrider.controller.batch import Batch, ModelPrice, best_length
 from outrider.controller.records import Records, confidences_of
 from outrider.controller.rules import WorthIt
 from outrider.measure import ALONE, LONGEST, NEAR
@@ -60,14 +60,16 @@ class Controller:
         self._round: tuple[Batch, list[PricedTurn]] | None = None  # from `choose` to `drafted`
         self._drafting_began = self._check_began = self._expected_check = 0.0
         self._rows_before = main_cost.rule.num_rows([1])
+        self._num_drafting = self._num_sharing = 1  # answers that the model drafted for in the last round; see `_price`
 
     def choose(self, requests: Seq[DraftRequest]) -> list[PricedTurn]:
         """For each request the turn that is worth most: a copy, a draft of the model, or nothing."""
         batch = self._batch(requests)
         copies = self._copier.propose(requests) if self._copier else [NO_DRAFT] * len(requests)
         lengths = self._copy_lengths(requests, copies, batch)
+        price = self._price(requests, batch)
         turns = [
-            self._plan(request, copy, length, batch)
+            self._plan(request, copy, length, batch, price)
             for request, copy, length in zip(requests, copies, lengths, strict=True)
         ]
         self._round = batch, turns
@@ -92,12 +94,13 @@ class Controller:
     def _price_drafts(self, turns: Seq[PricedTurn]) -> None:
         """Add the expected seconds of the model's drafts, and adapt its cost to the measured ones."""
         asked = [(turn, turn.rule) for turn in turns if turn.rule is not None]
+        self._num_drafting = len(asked)
         if not (self._model and asked):
             return
         for turn, rule in asked:
             turn.seconds += rule.step * max(len(turn.draft) - max(rule.num_ahead, 1), 0)
-        if len(asked) == 1 and len(asked[0][0].draft):  # the prompt is read
-            self._model.follow(asked[0][0].seconds * len(turns), self._model.seconds - self._drafting_began)
+        if len(asked) == self._num_sharing == 1 and len(asked[0][0].draft):  # the prompt is read
+            self._model.follow(asked[0][0].seconds, self._model.seconds - self._drafting_began)
 
     def go_ahead(self, turns: Seq[Turn], check: Pending) -> None:
         """Let the model draft ahead for its own drafts, if the guess is likely enough."""
@@ -175,22 +178,48 @@ class Controller:
         best, safe = batch.allot(hoped), batch.allot(sure)
         return best if batch.added(best) - batch.added(safe) <= budget else safe
 
-    def _plan(self, request: DraftRequest, copy: Draft, length: int, batch: Batch) -> PricedTurn:
+    def _price(self, requests: Seq[DraftRequest], batch: Batch) -> ModelPrice | None:
+        """The model's price in this round. Answers share its calls, so it depends on how many it drafts for.
+
+        That is all of them, if it is worth the shared price to all that have been read by it; else as many as in the
+        last round, by the same condition; else one, which pays for a call alone.
+        """
+        if self._model is None:
+            return None
+        read = [(self._answers[each.sequence].model_share, each.limit) for each in requests if self._is_read(each)]
+        for share in sorted({len(read), min(self._num_drafting, len(read))} - {0, 1}, reverse=True):
+            price = ModelPrice.of(self._model, batch, share)
+            if sum(price.pays(chance, limit, batch.rate) for chance, limit in read) >= share:
+                break
+        else:
+            price = ModelPrice.of(self._model, batch, 1)
+        self._num_sharing = price.share
+        return price
+
+    def _is_read(self, request: DraftRequest) -> bool:
+        """Whether the model can draft for an answer without reading its prompt first."""
+        if self._model is None or not self._model.can_draft(request):
+            return False
+        return self._answers[request.sequence].reading or self._model.num_unread(request.sequence) <= 1
+
+    def _plan(
+        self, request: DraftRequest, copy: Draft, length: int, batch: Batch, price: ModelPrice | None
+    ) -> PricedTurn:
         """One answer's turn: `length` tokens of the copy, or a draft of the model with a rule."""
         answer = self._answers[request.sequence]
         turn = PricedTurn(request, draft=copy.cut(length))
-        if self._model is None or not self._model.can_draft(request):
+        if self._model is None or price is None or not self._model.can_draft(request):
             return turn
-        together, rate, plain = batch.together, batch.rate, batch.plain / batch.together
+        rate, plain = batch.rate, batch.plain / batch.together
         longest = min(request.limit, LONGEST)
-        check = [batch.added([k] * together) / together for k in range(longest + 1)]
+        check, step = price.check[: longest + 1], price.step
         chances = answer.copy_chances(confidences_of(copy)[:length])
         value = sum(accumulate(chances, mul)) - rate * check[length]
         context = len(request.sequence)
         generated = context - request.sequence.num_prompt_tokens
         unread = max(self._model.num_unread(request.sequence), 1)
-        step = self._model.seconds_for([1] * together, context) / together
-        first = self._model.seconds_for([unread] + [1] * (together - 1), context, together) / together
+        first = self._model.seconds_for([unread] + [1] * (price.share - 1), context, price.share)
+        first -= (price.share - 1) * step  # the others' share of that call
         num_ahead = self._model.num_ahead(request.sequence)
         if num_ahead:
             first = 0.0  # using them must not depend on how many there are: that may depend on the tokens
