@@ -67,8 +67,8 @@ class LoadedModel:
         if self.part.is_main:
             exact = f", exact with {backend.exactness.rule}" if backend.exactness.holds else ", not exact"
         cache = f"cache {backend.cache_precision}"
-        threads = backend.fingerprint.get("INFERENCE_NUM_THREADS")
-        threads = f", {threads} threads" if threads else ""
+        threads = backend.fingerprint.get("INFERENCE_NUM_THREADS") if backend.device == "CPU" else None
+        threads = f", {threads} thread{'s' * (threads != '1')}" if threads else ""
         return f"{backend.device} {backend.precision}{groups}{exact}, {cache}{threads}, {backend.runtime}"
 
 
