@@ -14,13 +14,13 @@ from outrider.request import Request
 from outrider.sampling import LogitsSampler
 from outrider.testing import FakeBackend
 from outrider.text import TextStream
-from outrider.types import Noise, Sequence
+from outrider.types import Draft, Noise, Sequence
 from outrider.verifiers import Greedy
 
 if TYPE_CHECKING:
     from collections.abc import Sequence as Seq
 
-    from outrider.types import Chunk, Logits, PricedDrafter
+    from outrider.types import Chunk, DraftRequest, Logits, PricedDrafter
 
 # Milliseconds as they are on two cores, of a 1.5B main model and its 0.5B draft model.
 MAIN_MS = {2: 39.4, 3: 39.7, 4: 41.8, 5: 43.2, 6: 45.3, 8: 49.9, 12: 60.3, 16: 70.2}
@@ -80,8 +80,8 @@ class World:
     """A main and a draft model in virtual time, with a controller between them.
 
     noise, periods: see `ClockedBackend`. copies: whether the controller has a drafter that copies; or this one. scale,
-    draft_scale: how many times as long the calls take as was measured. draft_cost: the same for the draft model's, but it
-    was measured so. change: extra seconds of a call with another number of rows than the one before.
+    draft_scale: how many times as long as measured the calls take. draft_cost: how many times as long the draft model's
+    were measured to take. change: extra seconds of a call with another number of rows than the one before.
     """
 
     def __init__(
@@ -114,29 +114,30 @@ class World:
     ) -> tuple[list[int], float, Request]:
         """The answer, the seconds after its first token, and the request."""
         request = self.request(prompt, drafted, num, verifier, **options)
-        seconds = self.run([request])
+        (seconds,) = self.run([request])
         return request.sequence.generated_token_ids, seconds, request
 
     def decode_together(
         self, prompts: Seq[Seq[int]], drafted: bool, num: int | Seq[int]
-    ) -> tuple[list[list[int]], float]:
-        """The answers to several prompts at the same time, and the seconds after the first tokens."""
+    ) -> tuple[list[list[int]], list[float]]:
+        """The answers to several prompts at the same time, and the seconds of each after the first tokens."""
         nums = [num] * len(prompts) if isinstance(num, int) else num
         requests = [self.request(prompt, drafted, num) for prompt, num in zip(prompts, nums, strict=True)]
         seconds = self.run(requests)
         return [request.sequence.generated_token_ids for request in requests], seconds
 
-    def run(self, requests: Seq[Request]) -> float:
-        """The seconds until all requests have ended, after their first tokens."""
-        began = None
-        while running := [request for request in requests if not request.ended]:
-            step(self.main, running, _PIECE)
-            for request in running:
-                assert request.error is None
-                if request.ended:
-                    request.release()
-            began = self.seconds if began is None else began
-        return self.seconds - (began or 0.0)
+    def run(self, requests: Seq[Request]) -> list[float]:
+        """The seconds until each request has ended, after the first tokens."""
+        ended, began = [0.0] * len(requests), 0.0
+        while running := [i for i, request in enumerate(requests) if not request.ended]:
+            step(self.main, [requests[i] for i in running], _PIECE)
+            began = began or self.seconds
+            for i in running:
+                assert requests[i].error is None
+                if requests[i].ended:
+                    requests[i].release()
+                    ended[i] = self.seconds
+        return [seconds - began for seconds in ended]
 
     def request(self, prompt: Seq[int], drafted: bool, num: int, verifier: Any = None, **options: Any) -> Request:
         config = GenerationConfig(max_new_tokens=num, **options)
@@ -157,6 +158,13 @@ class World:
     @property
     def seconds(self) -> float:
         return self.main.seconds + self.draft.seconds
+
+
+class Liar(Ngram):
+    """A drafter with high confidences in tokens that are always wrong."""
+
+    def propose(self, requests: Seq[DraftRequest]) -> list[Draft]:
+        return [Draft([63] * 8, confidences=[0.9] * 8) for _ in requests]
 
 
 def speed_up(world: World, **options: Any) -> float:

@@ -13,13 +13,13 @@ from outrider.controller import Acceptance, ConfidenceThreshold, Controller, Rec
 from outrider.controller.answer import Answer
 from outrider.controller.batch import Batch, best_length
 from outrider.controller.rules import WorthIt
-from outrider.drafters import DraftModel, Ngram
+from outrider.drafters import DraftModel
 from outrider.measure import PassCost, measure_pass
 from outrider.saved import SavedValue
 from outrider.testing import FakeBackend
 from outrider.types import Capabilities, Draft, FixedShape, Sequence
 from outrider.verifiers import BlockRejection, Coupled, Greedy
-from virtual_time import MAIN_MS, World, cost_of, speed_up
+from virtual_time import MAIN_MS, Liar, World, cost_of, speed_up
 
 if TYPE_CHECKING:
     from collections.abc import Sequence as Seq
@@ -65,13 +65,6 @@ def test_a_model_that_never_agrees_costs_next_to_nothing(copies: bool) -> None:
     assert speed_up(World(50.0, copies=copies), num=400) > 0.95
 
 
-class Liar(Ngram):
-    """A drafter with high confidences in tokens that are always wrong."""
-
-    def propose(self, requests: Seq[DraftRequest]) -> list[Draft]:
-        return [Draft([63] * 8, confidences=[0.9] * 8) for _ in requests]
-
-
 @pytest.mark.parametrize("num", [6, 16, 40, 200])
 def test_copies_that_are_always_wrong_have_a_budget(num: int) -> None:
     """For answers of any length: the first one of an unknown drafter, and later ones."""
@@ -90,7 +83,7 @@ def test_a_model_that_drafts_for_few_of_a_batch_is_priced_so(noise: float, count
         expected, seconds = plain.decode_together(prompts, False, num)
         found, with_drafts = drafted.decode_together(prompts, True, num)
         assert found == expected
-        assert with_drafts < 1.04 * seconds
+        assert max(with_drafts) < 1.04 * max(seconds)
 
 
 def test_in_a_batch_a_draft_is_worth_its_rows_there() -> None:
