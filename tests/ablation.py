@@ -191,15 +191,8 @@ PARTS = [
     ),
     Part("budget: none", "controller.answer", "Answer.budget", "return BUDGET", "return 0.0 and BUDGET"),
     Part("budget: no limit", "controller.answer", "Answer.budget", "return BUDGET", "return 1e9 or BUDGET"),
-    Part("budget: nothing of the lead", "controller.answer", "Answer.budget", "self.lead / 2", "0.0"),
-    Part("budget: all of the lead", "controller.answer", "Answer.budget", "self.lead / 2", "self.lead"),
-    Part(
-        "budget: losses are forgotten",
-        "controller.answer",
-        "Answer.budget",
-        "self.lead if self.lead < 0",
-        "0.0 if self.lead < 0",
-    ),
+    Part("budget: nothing of the lead", "controller.answer", "Answer.budget", "self.lead", "min(self.lead, 0.0)"),
+    Part("budget: losses are forgotten", "controller.answer", "Answer.budget", "self.lead", "max(self.lead, 0.0)"),
     Part(
         "copies: no record of first tokens",
         "controller.answer",
@@ -294,7 +287,8 @@ def without(part: Part) -> Iterator[None]:
         owner = getattr(owner, each)
     if part.old:
         found: Any = vars(owner)[name]
-        text = textwrap.dedent(inspect.getsource(found.fget if isinstance(found, property) else found))
+        function: Any = found.fget if isinstance(found, property) else found
+        text = textwrap.dedent(inspect.getsource(function))
         if text.count(part.old) != 1:
             sys.exit(f"{part.name}: {part.place} has {text.count(part.old)} times {part.old!r}; update it.")
         made: dict[str, Any] = {}
