@@ -257,3 +257,11 @@ def test_mutations_find_their_places() -> None:
         (mutation.name, (RUNTIME / mutation.path).read_text(encoding="utf-8"), mutation.old) for mutation in mutations
     ]
     assert [name for name, text, old in places if text.count(old) != 1] == []
+
+
+def test_ablations_find_their_places() -> None:
+    """The same for the controller's parts."""
+    ablation = runpy.run_path(str(Path(__file__).with_name("ablation.py")))
+    for part in ablation["PARTS"]:
+        with ablation["without"](part):
+            pass

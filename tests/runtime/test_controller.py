@@ -9,120 +9,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.config import GenerationConfig
 from outrider.controller import Acceptance, ConfidenceThreshold, Controller, Record, Records, Share
 from outrider.controller.answer import Answer
 from outrider.controller.batch import Batch, best_length
 from outrider.controller.rules import WorthIt
-from outrider.drafters import DraftModel, Ngram
-from outrider.loop import step
+from outrider.drafters import DraftModel
 from outrider.measure import PassCost, measure_pass
-from outrider.request import Request
-from outrider.sampling import LogitsSampler
 from outrider.saved import SavedValue
 from outrider.testing import FakeBackend
-from outrider.text import TextStream
-from outrider.types import Capabilities, Draft, FixedShape, Noise, Sequence
+from outrider.types import Capabilities, Draft, FixedShape, Sequence
 from outrider.verifiers import BlockRejection, Coupled, Greedy
+from virtual_time import MAIN_MS, Liar, World, cost_of, speed_up
 
 if TYPE_CHECKING:
     from collections.abc import Sequence as Seq
     from pathlib import Path
 
-    from outrider.types import Chunk, DraftRequest, Logits
-
-# Milliseconds as they are on two cores, of a 1.5B main model and its 0.5B draft model.
-MAIN_MS = {2: 39.4, 3: 39.7, 4: 41.8, 5: 43.2, 6: 45.3, 8: 49.9, 12: 60.3, 16: 70.2}
-DRAFT_MS = {1: 14.5, 2: 14.7, 4: 15.2, 8: 17.5, 32: 40.0, 128: 124.0}
-
-
-def cost_of(milliseconds: dict[int, float]) -> PassCost:
-    seconds = tuple(ms / 1e3 for ms in milliseconds.values())
-    return PassCost(tuple(milliseconds), seconds, seconds)
-
-
-class ClockedBackend(FakeBackend):
-    """Its calls take the seconds of `cost`. noises: (position, the model's noise from there on)."""
-
-    def __init__(
-        self, cost: PassCost, vocab_size: int = 64, noises: Seq[tuple[int, float]] = (), **options: Any
-    ) -> None:
-        super().__init__(vocab_size, **options)
-        self.cost, self.noises = cost, noises
-
-    def submit(self, chunks: Seq[Chunk]) -> FakeBackend.Step:
-        self.seconds += self.cost(sum(max(len(chunk.token_ids), 1) for chunk in chunks))
-        return super().submit(chunks)
-
-    def logits_after(self, token_ids: Seq[int]) -> Logits:
-        self.noise = next((noise for begin, noise in reversed(self.noises) if len(token_ids) >= begin), self.noise)
-        return super().logits_after(token_ids)
-
-
-class World:
-    """A main and a draft model in virtual time, with a controller between them."""
-
-    def __init__(
-        self, noise: float | Seq[tuple[int, float]] = 0.0, *, copies: bool = False, scale: float = 1.0
-    ) -> None:
-        noises = [(0, noise)] if isinstance(noise, float) else noise
-        main_cost, draft_cost = cost_of(MAIN_MS), cost_of(DRAFT_MS)
-        self.main = ClockedBackend(cost_of({rows: scale * ms for rows, ms in MAIN_MS.items()}))
-        self.draft = ClockedBackend(cost_of({rows: scale * ms for rows, ms in DRAFT_MS.items()}), noises=noises)
-        self.model = DraftModel(self.draft, context_length=4000, cost=draft_cost)
-        self.controller = Controller(self.main, main_cost, copier=Ngram() if copies else None, model=self.model)
-
-    def decode(
-        self, prompt: Seq[int] = (1, 2, 3), drafted: bool = True, num: int = 200, verifier: Any = None, **options: Any
-    ) -> tuple[list[int], float, Request]:
-        """The answer, the seconds after its first token, and the request."""
-        request = self.request(prompt, drafted, num, verifier, **options)
-        began = None
-        while not request.ended:
-            step(self.main, [request], 512)
-            assert request.error is None
-            began = self.seconds if began is None else began
-        request.release()
-        return request.sequence.generated_token_ids, self.seconds - (began or 0.0), request
-
-    def decode_together(self, prompts: Seq[Seq[int]], drafted: bool, num: int) -> tuple[list[list[int]], float]:
-        """The answers to several prompts at the same time, and the seconds until all are there."""
-        requests = [self.request(prompt, drafted, num) for prompt in prompts]
-        began = self.seconds
-        while running := [request for request in requests if not request.ended]:
-            step(self.main, running, 512)
-            for request in requests:
-                assert request.error is None
-                if request.ended:
-                    request.release()
-        return [request.sequence.generated_token_ids for request in requests], self.seconds - began
-
-    def request(self, prompt: Seq[int], drafted: bool, num: int, verifier: Any = None, **options: Any) -> Request:
-        config = GenerationConfig(max_new_tokens=num, **options)
-        request = Request(
-            sequence=Sequence(list(prompt), len(prompt)),
-            sampler=LogitsSampler(config, prompt),
-            verifier=verifier or Greedy(),
-            noise=Noise(config.seed or 0),
-            text=TextStream(lambda ids: "".join(chr(64 + i) for i in ids), ()),
-            max_new_tokens=num,
-            eos_token_ids=frozenset(),
-            policy=self.controller if drafted else None,
-            num_assistant_tokens=15,
-        )
-        assert request.admit(self.main)
-        return request
-
-    @property
-    def seconds(self) -> float:
-        return self.main.seconds + self.draft.seconds
-
-
-def speed_up(world: World, **options: Any) -> float:
-    plain, plain_seconds, _ = world.decode(drafted=False, **options)
-    drafted, seconds, _ = world.decode(**options)
-    assert drafted == plain
-    return plain_seconds / seconds
+    from outrider.types import DraftRequest
 
 
 def test_a_model_that_always_agrees_is_used_to_the_full() -> None:
@@ -162,13 +65,6 @@ def test_a_model_that_never_agrees_costs_next_to_nothing(copies: bool) -> None:
     assert speed_up(World(50.0, copies=copies), num=400) > 0.95
 
 
-class Liar(Ngram):
-    """A drafter with high confidences in tokens that are always wrong."""
-
-    def propose(self, requests: Seq[DraftRequest]) -> list[Draft]:
-        return [Draft([63] * 8, confidences=[0.9] * 8) for _ in requests]
-
-
 @pytest.mark.parametrize("num", [6, 16, 40, 200])
 def test_copies_that_are_always_wrong_have_a_budget(num: int) -> None:
     """For answers of any length: the first one of an unknown drafter, and later ones."""
@@ -187,7 +83,7 @@ def test_a_model_that_drafts_for_few_of_a_batch_is_priced_so(noise: float, count
         expected, seconds = plain.decode_together(prompts, False, num)
         found, with_drafts = drafted.decode_together(prompts, True, num)
         assert found == expected
-        assert with_drafts < 1.04 * seconds
+        assert max(with_drafts) < 1.04 * max(seconds)
 
 
 def test_in_a_batch_a_draft_is_worth_its_rows_there() -> None:

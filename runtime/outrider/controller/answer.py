@@ -63,8 +63,8 @@ class Answer:
 
     @property
     def budget(self) -> float:
-        """Seconds for drafts that may not pay: a share of the time so far, and half of the lead."""
-        return BUDGET * self.spent + (self.lead if self.lead < 0 else self.lead / 2)
+        """Seconds for drafts that may not pay: a share of the time so far, and the lead."""
+        return BUDGET * self.spent + self.lead
 
     def probes(self, value: float, cost: float) -> bool:
         """Whether to try a draft model that does not seem to pay here.

@@ -1,0 +1,174 @@
+"""A main and a draft model in virtual time, with a controller between them."""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any
+
+from outrider.config import GenerationConfig
+from outrider.controller import Controller
+from outrider.drafters import DraftModel, Ngram
+from outrider.loop import step
+from outrider.measure import PassCost
+from outrider.request import Request
+from outrider.sampling import LogitsSampler
+from outrider.testing import FakeBackend
+from outrider.text import TextStream
+from outrider.types import Draft, Noise, Sequence
+from outrider.verifiers import Greedy
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence as Seq
+
+    from outrider.types import Chunk, DraftRequest, Logits, PricedDrafter
+
+# Milliseconds as they are on two cores, of a 1.5B main model and its 0.5B draft model.
+MAIN_MS = {2: 39.4, 3: 39.7, 4: 41.8, 5: 43.2, 6: 45.3, 8: 49.9, 12: 60.3, 16: 70.2}
+DRAFT_MS = {1: 14.5, 2: 14.7, 4: 15.2, 8: 17.5, 32: 40.0, 128: 124.0}
+_PIECE = 2048  # tokens of prompts that are read in a round: all at once
+_COPIED = 0.85  # share of a repeated text's tokens that do not change, where some do
+
+
+def cost_of(milliseconds: dict[int, float], scale: float = 1.0, change: float = 0.0) -> PassCost:
+    """scale: all seconds are so many times as long. change: extra seconds of a call with another number of rows."""
+    seconds = tuple(scale * ms / 1e3 for ms in milliseconds.values())
+    return PassCost(tuple(milliseconds), seconds, seconds, change=change)
+
+
+class ClockedBackend(FakeBackend):
+    """Its calls take the seconds of `cost`.
+
+    noises: (position, the model's noise from there on). periods: (position, tokens after which the text repeats itself
+    from there on; 0: it does not; negative: with changes).
+    """
+
+    def __init__(
+        self,
+        cost: PassCost,
+        vocab_size: int = 64,
+        noises: Seq[tuple[int, float]] = (),
+        periods: Seq[tuple[int, int]] = (),
+        **options: Any,
+    ) -> None:
+        super().__init__(vocab_size, **options)
+        self.cost, self.noises, self.periods = cost, noises, periods
+        self._rows_before: int | None = None
+
+    def submit(self, chunks: Seq[Chunk]) -> FakeBackend.Step:
+        rows = [max(len(chunk.token_ids), 1) for chunk in chunks]
+        self.seconds += self.cost.together(rows, before=self._rows_before)
+        self._rows_before = sum(rows)
+        return super().submit(chunks)
+
+    def logits_after(self, token_ids: Seq[int]) -> Logits:
+        length, last = len(token_ids), tuple(token_ids[-self.memory :])
+        self.noise = next((noise for begin, noise in reversed(self.noises) if length >= begin), self.noise)
+        period = next((period for begin, period in reversed(self.periods) if length >= begin), 0)
+        if period and (period > 0 or length * 0.618 % 1 < _COPIED):
+            length, last = 2 + length % abs(period), (0,) * self.memory
+        return _logits(self.vocab_size, self.seed, self.noise, self.memory, length, last)
+
+
+@functools.lru_cache(maxsize=1 << 17)
+def _logits(vocab_size: int, seed: int, noise: float, memory: int, length: int, last: tuple[int, ...]) -> Logits:
+    """FakeBackend's. They depend on the last tokens and on their number."""
+    token_ids = [*[0] * (length - len(last)), *last]
+    return FakeBackend(vocab_size, seed=seed, noise=noise, memory=memory).logits_after(token_ids)
+
+
+class World:
+    """A main and a draft model in virtual time, with a controller between them.
+
+    noise, periods: see `ClockedBackend`. copies: whether the controller has a drafter that copies; or this one. scale,
+    draft_scale: how many times as long as measured the calls take. draft_cost: how many times as long the draft model's
+    were measured to take. change: extra seconds of a call with another number of rows than the one before.
+    """
+
+    def __init__(
+        self,
+        noise: float | Seq[tuple[int, float]] = 0.0,
+        *,
+        copies: bool | PricedDrafter = False,
+        model: bool = True,
+        periods: Seq[tuple[int, int]] = (),
+        scale: float = 1.0,
+        draft_scale: float | None = None,
+        draft_cost: float = 1.0,
+        change: float = 0.0,
+    ) -> None:
+        noises = [(0, noise)] if isinstance(noise, float) else noise
+        draft_scale = scale if draft_scale is None else draft_scale
+        self.main = ClockedBackend(cost_of(MAIN_MS, scale, scale * change), periods=periods)
+        actual = cost_of(DRAFT_MS, draft_cost * draft_scale)
+        self.draft = ClockedBackend(actual, noises=noises, periods=periods)
+        self.model = DraftModel(self.draft, context_length=4000, cost=cost_of(DRAFT_MS, draft_cost))
+        self.controller = Controller(
+            self.main,
+            cost_of(MAIN_MS, change=change),
+            copier=(Ngram() if copies else None) if isinstance(copies, bool) else copies,
+            model=self.model if model else None,
+        )
+
+    def decode(
+        self, prompt: Seq[int] = (1, 2, 3), drafted: bool = True, num: int = 200, verifier: Any = None, **options: Any
+    ) -> tuple[list[int], float, Request]:
+        """The answer, the seconds after its first token, and the request."""
+        request = self.request(prompt, drafted, num, verifier, **options)
+        (seconds,) = self.run([request])
+        return request.sequence.generated_token_ids, seconds, request
+
+    def decode_together(
+        self, prompts: Seq[Seq[int]], drafted: bool, num: int | Seq[int]
+    ) -> tuple[list[list[int]], list[float]]:
+        """The answers to several prompts at the same time, and the seconds of each after the first tokens."""
+        nums = [num] * len(prompts) if isinstance(num, int) else num
+        requests = [self.request(prompt, drafted, num) for prompt, num in zip(prompts, nums, strict=True)]
+        seconds = self.run(requests)
+        return [request.sequence.generated_token_ids for request in requests], seconds
+
+    def run(self, requests: Seq[Request]) -> list[float]:
+        """The seconds until each request has ended, after the first tokens."""
+        ended, began = [0.0] * len(requests), 0.0
+        while running := [i for i, request in enumerate(requests) if not request.ended]:
+            step(self.main, [requests[i] for i in running], _PIECE)
+            began = began or self.seconds
+            for i in running:
+                assert requests[i].error is None
+                if requests[i].ended:
+                    requests[i].release()
+                    ended[i] = self.seconds
+        return [seconds - began for seconds in ended]
+
+    def request(self, prompt: Seq[int], drafted: bool, num: int, verifier: Any = None, **options: Any) -> Request:
+        config = GenerationConfig(max_new_tokens=num, **options)
+        request = Request(
+            sequence=Sequence(list(prompt), len(prompt)),
+            sampler=LogitsSampler(config, prompt),
+            verifier=verifier or Greedy(),
+            noise=Noise(config.seed or 0),
+            text=TextStream(lambda ids: "".join(chr(64 + i) for i in ids), ()),
+            max_new_tokens=num,
+            eos_token_ids=frozenset(),
+            policy=self.controller if drafted else None,
+            num_assistant_tokens=15,
+        )
+        assert request.admit(self.main)
+        return request
+
+    @property
+    def seconds(self) -> float:
+        return self.main.seconds + self.draft.seconds
+
+
+class Liar(Ngram):
+    """A drafter with high confidences in tokens that are always wrong."""
+
+    def propose(self, requests: Seq[DraftRequest]) -> list[Draft]:
+        return [Draft([63] * 8, confidences=[0.9] * 8) for _ in requests]
+
+
+def speed_up(world: World, **options: Any) -> float:
+    plain, plain_seconds, _ = world.decode(drafted=False, **options)
+    drafted, seconds, _ = world.decode(**options)
+    assert drafted == plain
+    return plain_seconds / seconds
