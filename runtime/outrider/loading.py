@@ -61,13 +61,13 @@ class LoadedModel:
     @property
     def setting(self) -> str:
         """Where and how precisely it runs; of a main model, whether its rows are exact and what that takes."""
-        backend, exact = self.backend, ""
-        group_size = backend.fingerprint.get("DYNAMIC_QUANTIZATION_GROUP_SIZE")
+        backend, exact, facts = self.backend, "", self.backend.fingerprint
+        group_size = facts.get("DYNAMIC_QUANTIZATION_GROUP_SIZE")
         groups = f" in groups of {group_size}" if group_size else ""
         if self.part.is_main:
             exact = f", exact with {backend.exactness.rule}" if backend.exactness.holds else ", not exact"
         cache = f"cache {backend.cache_precision}"
-        threads = backend.fingerprint.get("INFERENCE_NUM_THREADS") if backend.device == "CPU" else None
+        threads = facts.get("INFERENCE_NUM_THREADS") if backend.device == "CPU" else None
         threads = f", {threads} thread{'s' * (threads != '1')}" if threads else ""
         return f"{backend.device} {backend.precision}{groups}{exact}, {cache}{threads}, {backend.runtime}"
 

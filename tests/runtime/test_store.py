@@ -193,21 +193,19 @@ def test_a_foreign_database_is_refused_with_what_stands_beside_it(tmp_path: Path
     assert {p.name: p.read_bytes() for p in folder.iterdir()} == before
 
 
-def test_a_store_of_a_later_version_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("statement", "message"),
+    [
+        ("PRAGMA user_version = 3", "is no answer store of this version. Delete it, or name another file"),
+        ("DROP TABLE answers", "answers.bin' is damaged: a table is missing. Delete it"),
+    ],
+)
+def test_a_store_with_other_tables_is_refused(tmp_path: Path, statement: str, message: str) -> None:
     path = tmp_path / "answers.bin"
     filled(path, [[1]])
     with contextlib.closing(sqlite3.connect(path)) as database:
-        database.execute("PRAGMA user_version = 3")
-    with pytest.raises(OptionError, match="is no answer store of this version. Delete it, or name another file"):
-        AnswerStore(path, VOCAB)
-
-
-def test_a_store_without_its_tables_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "answers.bin"
-    filled(path, [[1]])
-    with contextlib.closing(sqlite3.connect(path)) as database:
-        database.execute("DROP TABLE answers")
-    with pytest.raises(OptionError, match="answers.bin' is damaged: a table is missing. Delete it"):
+        database.execute(statement)
+    with pytest.raises(OptionError, match=message):
         AnswerStore(path, VOCAB)
 
 

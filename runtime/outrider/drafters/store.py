@@ -121,14 +121,15 @@ class AnswerStore:
     def _transaction(self, writes: bool = True) -> Iterator[sqlite3.Connection]:
         """The file, made if there is none. The block's writes are one transaction."""
         with _FILES:
-            is_new = not self._check_ours()
+            self._check_ours()
             # Python begins no transactions of its own (isolation_level). The journal is SQLite's default, a file that
             # is deleted after the write. A write-ahead log would need two more files while the database is open.
             database = sqlite3.connect(self._file, timeout=_PATIENCE, isolation_level=None)
             with contextlib.closing(database):
                 database.execute("BEGIN IMMEDIATE")
                 with database:  # commits, or rolls back
-                    if database.execute("PRAGMA user_version").fetchone() == (0,):
+                    is_new = database.execute("PRAGMA user_version").fetchone() == (0,)
+                    if is_new:
                         self._create(database)
                     tables = "SELECT count(*) FROM sqlite_master WHERE name IN ('vocabulary', 'answers')"
                     if database.execute(tables).fetchone() != (2,):
@@ -148,27 +149,20 @@ class AnswerStore:
         # begin: tokens of all answers before this one, including deleted ones. token_ids: little-endian uint32.
         database.execute("CREATE TABLE answers (begin INTEGER PRIMARY KEY, token_ids BLOB, checksum INTEGER)")
 
-    def _check_ours(self) -> bool:
-        """Whether the file is a store already; False if it is missing or empty.
-
-        Checked before SQLite opens it, which would delete journals beside another app's database.
-
-        Raises:
-            OptionError: when the file exists and is not ours.
-        """
+    def _check_ours(self) -> None:
+        """Raise OptionError for a file that is not ours, before SQLite deletes the journals beside it."""
         if self._file.exists() and not self._file.is_file():  # a folder, or an endless device
             raise self._error("cannot be opened: it is no file. Name a file")
         try:
             with self._file.open("rb") as file:
                 head = file.read(100)
         except FileNotFoundError:
-            return False
+            return
         ours = head.startswith(_DATABASE) and head[68:72] == _APPLICATION.to_bytes(4, "big")
         if head.startswith(_OLD) or (ours and head[60:64] != _VERSION.to_bytes(4, "big")):
             raise self._error("is no answer store of this version. Delete it, or name another file")
         if head and not ours:
             raise self._error("is no answer store. Name another file; this one stays as it is")
-        return ours
 
     def _error(self, what: str) -> OptionError:
         return OptionError(f"answer_store={shown(self.path)!r} {what}.")
