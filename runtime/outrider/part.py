@@ -118,8 +118,5 @@ def describe(part: Part, backend: CompiledModel) -> dict[str, Any]:
 
 @functools.cache
 def machine() -> dict[str, str]:
-    """What kernels are chosen by. Processors of one name may have different instructions."""
-    found = find_processor()
-    limits = " ".join(f"{name}={value}" for name, value in found.limits.items())
-    cores = ", ".join(f"{count} {kind}" for kind, count in found.cores.items())
-    return {"processor": found.name, "cores": cores, "instructions": " ".join(found.instructions), "limits": limits}
+    """What kernels and threads are chosen by. Processors of one name may have different instructions."""
+    return find_processor().description
