@@ -145,13 +145,20 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 
 
+class _SteadyCost(PassCost):
+    """A cost that stays: how fast the toy's calls are here must not decide whether the controller drafts."""
+
+    def follow(self, expected: float, seconds: float) -> None:
+        """Do nothing."""
+
+
 @pytest.fixture(scope="module")
 def toy(tmp_path_factory: pytest.TempPathFactory) -> outrider.Engine:
     bundle = save_toy_bundle(tmp_path_factory.mktemp("toy16"), vocab_size=16, draft_noise=0.15)
     engine = outrider.Engine(bundle, outrider.Config().replace(cache_size=0.002), tokenizer=ToyTokenizer())
-    slow, quick = (0.040, 0.050), (0.004, 0.005)  # so that the controller drafts, as far as it pays
-    engine.loaded["main"] = replace(engine.loaded["main"], cost=PassCost((2, 16), slow, slow))
-    engine.draft_models["draft"].cost = PassCost((1, 128), quick, quick)
+    slow, quick = (0.040, 0.040), (0.0004, 0.0004)  # so that drafts pay
+    engine.loaded["main"] = replace(engine.loaded["main"], cost=_SteadyCost((2, 16), slow, slow))
+    engine.draft_models["draft"].cost = _SteadyCost((1, 128), quick, quick)
     return engine
 
 
