@@ -38,7 +38,7 @@ LAYERS = [
     {"loop", "trace"},
     {"drafting"},
     {"observer"},
-    {"request"},
+    {"request", "rereading"},
     {"drafters", "verifiers"},
     {"measure"},
     {"part", "calls"},

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     )
     from outrider.metrics import Stats
     from outrider.results import Result, TextChunk
-    from outrider.types import CacheUse, TokenLogprobs
+    from outrider.types import CacheUse, Prompt, TokenLogprobs
 
 __version__ = "0.1.0"
 
@@ -51,6 +51,7 @@ __all__ = [
     "NoTokenLeft",
     "OptionError",
     "OutriderError",
+    "Prompt",
     "RequestError",
     "Result",
     "SchedulerConfig",
@@ -80,7 +81,7 @@ _MODULES = {
     ),
     "metrics": ("Stats",),
     "results": ("Result", "TextChunk"),
-    "types": ("CacheUse", "TokenLogprobs"),
+    "types": ("CacheUse", "Prompt", "TokenLogprobs"),
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 

@@ -29,7 +29,7 @@ from outrider.text import Tokenizer
 from outrider.trace import Trace
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterator, Mapping
+    from collections.abc import Callable, Generator, Iterator
     from collections.abc import Sequence as Seq
     from pathlib import Path
     from threading import Event
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from outrider.bundle.manifest import ModelEntry
     from outrider.drafters import DraftModel
     from outrider.part import Part
+    from outrider.preparation import AnyPrompt
     from outrider.request import Request
     from outrider.results import Result, TextChunk
     from outrider.setting import Choice
@@ -69,7 +70,7 @@ class Engine:
         engine.generate("Why is the sky blue?", max_new_tokens=200).text
         for chunk in engine.stream(messages, temperature=0.7, seed=1): ...
 
-    A prompt is text, a list of chat messages, or token ids. Text goes through the chat template unless
+    A prompt is text, a list of chat messages, token ids, or a `Prompt`. Text goes through the chat template unless
     `chat_template=False`. Both calls are thread-safe: requests that run at the same time share the main model's calls.
     `tokenizer` and `draft_tokenizer` take the place of the bundle's own.
     """
@@ -128,9 +129,9 @@ class Engine:
             store=self._store,
             reuse=self.config.scheduler.enable_prefix_caching,
         )
+        self._queue = RequestQueue(self._main, self.config.scheduler.max_num_batched_tokens)
         self._overlaps = False
         self.overlaps = self._decide_overlap(self.config.scheduler.overlap)
-        self._queue = RequestQueue(self._main, self.config.scheduler.max_num_batched_tokens)
         self._try_drafters()
 
     @property
@@ -202,6 +203,7 @@ class Engine:
     @overlaps.setter
     def overlaps(self, wanted: bool) -> None:
         if wanted != self._overlaps:
+            self.settle()
             self._main.run_in_background(wanted)
         self._overlaps = wanted
 
@@ -209,6 +211,7 @@ class Engine:
     def main(self) -> Backend:
         """The main model's backend, for measurements. Must not be called while requests run."""
         self._queue.check_open()
+        self.settle()
         return self._main
 
     @property
@@ -239,7 +242,7 @@ class Engine:
 
     def generate(
         self,
-        prompt: str | Seq[Mapping[str, Any]] | Seq[int],
+        prompt: AnyPrompt,
         config: GenerationConfig | None = None,
         *,
         chat_template: bool = True,
@@ -263,7 +266,7 @@ class Engine:
 
     def stream(
         self,
-        prompt: str | Seq[Mapping[str, Any]] | Seq[int],
+        prompt: AnyPrompt,
         config: GenerationConfig | None = None,
         *,
         chat_template: bool = True,
@@ -275,7 +278,7 @@ class Engine:
 
     def submit(
         self,
-        prompt: str | Seq[Mapping[str, Any]] | Seq[int],
+        prompt: AnyPrompt,
         config: GenerationConfig | None = None,
         *,
         sink: Callable[[TextChunk | BaseException], object],
@@ -296,6 +299,13 @@ class Engine:
         submitted = Submitted(self._queue, request, sink)
         self._queue.submit(request)
         return submitted
+
+    def settle(self) -> None:
+        """Wait for work that is done while no request runs: ended answers are read again for the next turns.
+
+        Returns at once while a request runs. Measurements need it, apps do not.
+        """
+        self._queue.settle()
 
     def close(self) -> None:
         """End all requests with a RequestError, and drop the models.
@@ -342,6 +352,7 @@ class Engine:
 
     def measure_costs(self, repeats: int) -> None:
         """Measure the costs of the models' calls again, and save them. Not while requests run."""
+        self.settle()
         for model in self.loaded.values():
             known, measured = model.cost, cost_of(model.part, model.backend, repeats)
             known.near, known.far, known.scale = measured.near, measured.far, 1.0
@@ -351,6 +362,7 @@ class Engine:
 
         Not while requests run.
         """
+        self.settle()
         try:
             contention = measure_contention(self._main, self.loaded[drafter].backend)
         finally:
@@ -371,7 +383,7 @@ class Engine:
 
     def prepare(
         self,
-        prompt: str | Seq[Mapping[str, Any]] | Seq[int],
+        prompt: AnyPrompt,
         config: GenerationConfig | None = None,
         *,
         chat_template: bool = True,

@@ -32,11 +32,13 @@ def step(main: Backend, requests: Seq[Request], max_num_batched_tokens: int, obs
     piece = max(max_num_batched_tokens // len(requests), 2)
     chunks = []
     for request, draft in zip(requests, drafts, strict=True):
-        unread = request.sequence.token_ids[request.slot.length :]
-        if len(unread) > piece:
-            chunks.append(Chunk(request.slot, unread[:piece], 0, request.features))
+        begin = request.slot.length
+        token_ids, generated = request.sequence.next_piece(begin, piece)
+        if begin + len(token_ids) < len(request.sequence):
+            chunks.append(Chunk(request.slot, token_ids, 0, request.features, generated=generated))
         else:
-            chunks.append(Chunk(request.slot, unread + draft.token_ids, len(draft) + 1, request.features))
+            token_ids += draft.token_ids
+            chunks.append(Chunk(request.slot, token_ids, len(draft) + 1, request.features, generated=generated))
     target_pass = submit(main, chunks, observer)
     draft_ahead(requests, turns, target_pass, observer)
     target = target_pass.wait()

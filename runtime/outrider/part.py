@@ -88,9 +88,9 @@ class Part:
         sizes = _NPU_SIZES if on_npu(self.model, device) else ()
         return {name: getattr(own, name) for name in (*names, *sizes)}
 
-    def compile(self, own: DeviceConfig, device: str, *, can_pad_apart: bool = False) -> CompiledModel:
+    def compile(self, own: DeviceConfig, device: str) -> CompiledModel:
         """Compile it with its own options; see `outrider.backends.load_model`."""
-        return load_model(self.path, self.model, device, own, is_main=self.is_main, can_pad_apart=can_pad_apart)
+        return load_model(self.path, self.model, device, own, is_main=self.is_main)
 
     @property
     def versions(self) -> dict[str, str]:

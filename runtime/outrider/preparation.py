@@ -5,20 +5,21 @@ from __future__ import annotations
 import secrets
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from outrider.controller import ConfidenceThreshold
 from outrider.errors import OptionError
 from outrider.request import Request
 from outrider.sampling import LogitsSampler
 from outrider.text import TextStream
-from outrider.types import Noise, Sequence
+from outrider.types import NO_PROMPT, Noise, Prompt, Sequence
 from outrider.verifiers import SAMPLING_VERIFIERS, Greedy
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from collections.abc import Sequence as Seq
     from threading import Event
+    from typing import Any, TypeAlias
 
     from outrider.admission import Admission
     from outrider.bundle.manifest import TokenizerEntry
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     from outrider.drafters import AnswerStore
     from outrider.loading import LoadedModel
     from outrider.types import TextTokenizer, Verifier
+
+    AnyPrompt: TypeAlias = str | Seq[Mapping[str, Any]] | Seq[int] | Prompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +52,7 @@ class Preparation:
 
     def request(
         self,
-        prompt: str | Seq[Mapping[str, Any]] | Seq[int],
+        prompt: AnyPrompt,
         config: GenerationConfig,
         *,
         chat_template: bool = True,
@@ -66,7 +69,10 @@ class Preparation:
         created = time.perf_counter()
         if cancel is not None and (isinstance(cancel, type) or not callable(getattr(cancel, "is_set", None))):
             raise OptionError(f"cancel={cancel!r} has no is_set() to ask. Pass a threading.Event.")
-        token_ids = list(map(int, self.tokenizer.encode_prompt(prompt, chat_template=chat_template)))
+        whole = prompt if isinstance(prompt, Prompt) else NO_PROMPT
+        whole.check_tokens(self.loaded["main"].backend)
+        text = prompt.token_ids if isinstance(prompt, Prompt) else prompt
+        token_ids = list(map(int, self.tokenizer.encode_prompt(text, chat_template=chat_template)))
         max_new_tokens = self.admission.check(token_ids, config)
         policy, num_assistant_tokens = self.registry.policy_for(config)
         threshold = config.assistant_confidence_threshold
@@ -74,7 +80,13 @@ class Preparation:
         eos_token_ids = () if config.ignore_eos else self.special.eos_token_ids
         end_token_ids = frozenset(config.stop_token_ids).union(eos_token_ids)
         request = Request(
-            sequence=Sequence(token_ids, len(token_ids), self.registry.texts(config, policy)),
+            sequence=Sequence(
+                token_ids,
+                len(token_ids),
+                self.registry.texts(config, policy),
+                scope=whole.scope,
+                answers=whole.answers,
+            ),
             sampler=LogitsSampler(config, token_ids, end_token_ids=end_token_ids),
             verifier=_verifier(config),
             noise=Noise(seed),

@@ -193,7 +193,9 @@ class Request:
         """
         self.features = self._features_of(main)
         max_tokens = self.sequence.num_prompt_tokens + self.max_new_tokens
-        prompt = Prompt(self.sequence.token_ids, self.sequence.scope) if self.reuse else NO_PROMPT
+        prompt = NO_PROMPT
+        if self.reuse:
+            prompt = Prompt(self.sequence.token_ids, self.sequence.scope, answers=self.sequence.answers)
         slot = main.open(max_tokens, prompt)
         if slot is None:
             return False

@@ -9,12 +9,13 @@ import time
 import warnings
 import weakref
 from collections import deque
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, TypeAlias
 
 from outrider.errors import RequestError
 from outrider.forks import check_process
 from outrider.loop import step
+from outrider.rereading import Rereading
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("outrider")
 
+_REST = 0.1  # seconds without a request, before ended answers are read again
 _AHEAD = 8  # rounds that a request may be ahead of its reader
 _CLOSED = "This engine is closed. Load the bundle again."
 
@@ -34,9 +36,13 @@ class _Stop:
     """Ends the worker."""
 
 
+class _Settle(threading.Event):
+    """Makes the worker do at once what it does while it is idle, unless it is not. Is set when that is done."""
+
+
 _News: TypeAlias = "TextChunk | BaseException"
 # Messages to the worker: a request to run, None to wake up, or the end.
-_Inbox: TypeAlias = "SimpleQueue[Request | _Stop | None]"
+_Inbox: TypeAlias = "SimpleQueue[Request | _Stop | _Settle | None]"
 
 
 class RequestQueue:
@@ -66,6 +72,13 @@ class RequestQueue:
         check_process(self._pid)
         self._stop()
         self._worker.main = None
+
+    def settle(self) -> None:
+        """Wait until the worker leaves the main model alone, if no request runs or comes."""
+        done = _Settle()
+        self._inbox.put(done)
+        while self._thread is not threading.current_thread() and self._thread.is_alive() and not done.wait(1.0):
+            pass
 
     @property
     def observer(self) -> Observer | None:
@@ -171,6 +184,7 @@ class _Worker:
         self._waiting: deque[Request] = deque()
         self._running: list[Request] = []
         self._refused: Request | None = None  # there was no room for it, and none was freed since
+        self._rereading = Rereading()
 
     def work(self) -> None:
         while self._receive():
@@ -187,7 +201,9 @@ class _Worker:
         """End all requests with an error."""
         while not self._inbox.empty():
             sent = self._inbox.get()
-            if not isinstance(sent, _Stop | None):
+            if isinstance(sent, _Settle):
+                sent.set()
+            elif not isinstance(sent, _Stop | None):
                 self._waiting.append(sent)
         given_up = (*self._running, *self._waiting)
         running, self._running = self._running, []
@@ -203,6 +219,8 @@ class _Worker:
         self._refused = None
         try:
             request.release()
+            if self.main and self.main.capabilities.marks_answers and request.reuse and not request.error:
+                self._rereading.add(request.sequence)
         except Exception as error:  # an app's drafter's; the request itself has ended
             try:
                 warnings.warn(f"A drafter failed to release a sequence: {error!r}.", stacklevel=2)
@@ -217,15 +235,35 @@ class _Worker:
     def _receive(self) -> bool:
         """Take messages from the inbox. Waits if there is nothing else to do. False at the end."""
         while self._is_far_ahead or not self._inbox.empty():
-            sent = self._inbox.get()
+            try:
+                sent = self._inbox.get(timeout=self._rest)
+            except Empty:
+                self._read_again()
+                continue
             if isinstance(sent, _Stop):
                 return False
-            if sent is not None:
+            if isinstance(sent, _Settle):
+                while self._rest is not None:
+                    self._read_again()
+                sent.set()
+            elif sent is not None:
+                self._rereading.pause()  # it may begin with what was read
                 self._waiting.append(sent)
                 continue
             if any(request.abandoned for request in self._running):
                 break
         return True
+
+    @property
+    def _rest(self) -> float | None:
+        """Seconds to wait for messages before ended answers are read again; None if there is nothing to read."""
+        if self.main is None or self._running or self._waiting or not self._rereading.is_due:
+            return None
+        return 0.0 if self._rereading.has_begun else _REST
+
+    def _read_again(self) -> None:
+        if self.main is not None:
+            self._rereading.read_on(self.main)
 
     def _settle(self) -> None:
         """Between rounds: send texts, release ended requests, admit waiting ones."""

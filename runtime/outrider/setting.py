@@ -29,7 +29,7 @@ from outrider.measure import TRIAL_TOKENS, measure_exactness, time_calls
 from outrider.measure.cost import FAR, NEAR
 from outrider.part import machine
 from outrider.text import Tokenizer
-from outrider.types import Chunk, Exactness, Rounding
+from outrider.types import Chunk, Exactness, Rounding, RowRule
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -71,14 +71,12 @@ _DRAFT_CALLS = {(1, NEAR): 90, (1, FAR): 90, (128, NEAR): 2}
 class Setting:
     """How one model is compiled and called.
 
-    group_size: of dynamic quantisation; None: the device's choice. can_pad_apart: see `RowRule.apart`. num_threads: of
-    the CPU; 0: as the options say.
+    group_size: of dynamic quantisation; None: the device's choice. num_threads: of the CPU; 0: as the options say.
     """
 
     precision: str
     cache_precision: str
     group_size: int | None = None
-    can_pad_apart: bool = False
     exactness: Exactness = field(default_factory=Exactness)
     num_threads: int = 0
 
@@ -154,7 +152,7 @@ def compile_settled(part: Part, device: str, options: DeviceConfig) -> CompiledM
     choice, backend = _choice_of(part, device, own)
     setting = choice.setting
     if backend is None:
-        backend = part.compile(setting.options(own), device, can_pad_apart=setting.can_pad_apart)
+        backend = part.compile(setting.options(own), device)
         backend.use(setting.exactness)
     if part.is_main and not setting.exactness.holds:
         if setting.exactness.differences:
@@ -261,7 +259,7 @@ def _examine(
         seconds, verdict = trial.seconds, _CLOSE
         if part.is_main:
             verdict = _EXACT if setting.exactness.holds else _INEXACT
-        if setting.exactness.rule.call != Rounding():
+        if setting.exactness.rule != RowRule():
             seconds = _time(part, backend)
         trials[i] = Trial(setting, seconds, _score(part, seconds), kl, verdict)
         if verdict != _INEXACT and trials[i].score < best:
@@ -272,24 +270,19 @@ def _examine(
 
 
 def _settle(part: Part, device: str, own: DeviceConfig, setting: Setting) -> tuple[Setting, CompiledModel]:
-    """Compile a setting with the padding that makes it exact: in the attention only, if that is enough."""
+    """Compile a setting, and find the padding that makes it exact."""
     backend = part.compile(setting.options(own), device)
     backend.allocate(TRIAL_TOKENS)
-    if not part.is_main:
-        return setting, backend
-    may_pad_apart = part.model.format == "openvino" and device == "CPU"
-    exactness = measure_exactness(backend, pad=not may_pad_apart)
-    if may_pad_apart and not exactness.holds:  # all kinds of padding are tried in a graph that supports them
-        del backend
-        gc.collect()
-        backend = part.compile(setting.options(own), device, can_pad_apart=True)
-        backend.allocate(TRIAL_TOKENS)
-        exactness = measure_exactness(backend)
+    if not part.is_main:  # its bits do not matter, and rows read alone are faster behind long texts
+        exactness = Exactness(rule=RowRule(separate=bool(backend.separate_rules)))
+        backend.use(exactness)
+        return dataclasses.replace(setting, exactness=exactness), backend
+    exactness = measure_exactness(backend)
     backend.use(exactness)
-    if exactness.holds and exactness.rule.call == Rounding():
+    if exactness.holds and exactness.rule.call == Rounding() and not exactness.rule.dummy_rows:
         exactness = _faster(backend, exactness)
         backend.use(exactness)
-    return dataclasses.replace(setting, can_pad_apart=backend.can_pad_apart, exactness=exactness), backend
+    return dataclasses.replace(setting, exactness=exactness), backend
 
 
 def _faster(backend: CompiledModel, exactness: Exactness) -> Exactness:

@@ -73,6 +73,17 @@ def whole(backend: CompiledModel, token_ids: list[int]) -> np.ndarray:
     return rows_of(backend, token_ids, [LENGTH])
 
 
+@pytest.fixture(scope="module")
+def answer(backend: CompiledModel, token_ids: list[int]) -> np.ndarray:
+    """The rows of an answer to the first 90 tokens, read in one call: float32 [LENGTH - 90, vocab_size]."""
+    slot = backend.open(LENGTH)
+    assert slot is not None
+    backend.submit([Chunk(slot, token_ids[:90], num_rows=0)]).wait()
+    step = backend.submit([Chunk(slot, token_ids[90:], LENGTH - 90, generated=True)]).wait()
+    slot.close()
+    return np.array([step.row(i).full() for i in range(LENGTH - 90)])
+
+
 def rows_of(backend: CompiledModel, token_ids: list[int], sizes: list[int]) -> np.ndarray:
     """All rows of a prompt read in chunks of these sizes."""
     slot = backend.open(LENGTH)
@@ -97,7 +108,7 @@ def test_a_prompt_in_pieces_ends_in_the_same_bits(
 
 @pytest.mark.parametrize("num_draft", [0, 1, 2, 3, 5, 8, 15])
 def test_rejected_tokens_leave_no_trace(
-    backend: CompiledModel, token_ids: list[int], whole: np.ndarray, num_draft: int
+    backend: CompiledModel, token_ids: list[int], answer: np.ndarray, num_draft: int
 ) -> None:
     """Decode with a wrong draft after each token, which is then trimmed, also across a block's end."""
     slot = backend.open(LENGTH)
@@ -105,25 +116,31 @@ def test_rejected_tokens_leave_no_trace(
     backend.submit([Chunk(slot, token_ids[:90], num_rows=0)]).wait()
     wrong = [5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19][:num_draft]
     for i in range(90, 110):
-        step = backend.submit([Chunk(slot, [token_ids[i], *wrong], num_rows=num_draft + 1)]).wait()
-        np.testing.assert_array_equal(step.row(0).full(), whole[i])
+        step = backend.submit([Chunk(slot, [token_ids[i], *wrong], num_draft + 1, generated=True)]).wait()
+        np.testing.assert_array_equal(step.row(0).full(), answer[i - 90])
         slot.trim(i + 1)
     slot.close()
 
 
-def test_sequences_in_one_call_do_not_touch(backend: CompiledModel, token_ids: list[int], whole: np.ndarray) -> None:
+def test_sequences_in_one_call_do_not_touch(
+    backend: CompiledModel, token_ids: list[int], whole: np.ndarray, answer: np.ndarray
+) -> None:
     first, second, third = (backend.open(LENGTH) for _ in range(3))
     assert first
     assert second
     assert third
     backend.submit(
-        [Chunk(first, token_ids[:50], 0), Chunk(second, token_ids[:91], 0), Chunk(third, [9] * 33, 0)]
+        [Chunk(first, token_ids[:50], 0), Chunk(second, token_ids[:90], 0), Chunk(third, [9] * 33, 0)]
     ).wait()
     step = backend.submit(
-        [Chunk(first, token_ids[50:60], 2), Chunk(second, token_ids[91:92], 1), Chunk(third, [8], 1)]
+        [
+            Chunk(first, token_ids[50:60], 2),
+            Chunk(second, token_ids[90:92], 2, generated=True),
+            Chunk(third, [8], 1, generated=True),
+        ]
     ).wait()
-    for i, row in enumerate((58, 59, 91)):
-        np.testing.assert_array_equal(step.row(i).full(), whole[row])
+    for i, row in enumerate((whole[58], whole[59], answer[0], answer[1])):
+        np.testing.assert_array_equal(step.row(i).full(), row)
     for slot in (first, second, third):
         slot.close()
 
@@ -164,13 +181,43 @@ def test_what_is_taken_from_the_cache_has_the_same_bits(
     again.close()
 
 
+def test_an_answer_in_the_cache_is_found_as_an_answer(
+    backend: CompiledModel, token_ids: list[int], answer: np.ndarray
+) -> None:
+    """As part of a prompt, its tokens are read again where their keys and values would have other bits."""
+    backend.allocate(2048)
+    slot = backend.open(LENGTH, Prompt(token_ids[:90]))
+    assert slot is not None
+    backend.submit([Chunk(slot, token_ids[:90], 0)]).wait()
+    backend.submit([Chunk(slot, token_ids[90:130], 0, generated=True)]).wait()
+    slot.publish(token_ids[:130])
+    slot.close()
+    for answers in (((90, 130),), ((90, LENGTH),), ()):
+        slot = backend.open(LENGTH, Prompt(token_ids, answers=answers))
+        assert slot is not None
+        found = slot.length
+        assert found == (130 if answers or not backend.capabilities.rows.separate else 90)
+        if answers == ((90, LENGTH),):
+            step = backend.submit([Chunk(slot, token_ids[130:], LENGTH - 130, generated=True)]).wait()
+            for i in range(LENGTH - 130):
+                np.testing.assert_array_equal(step.row(i).full(), answer[40 + i])
+        slot.close()
+
+
 RULES = [
     RowRule(),
     RowRule(sequence=Rounding(2)),
-    RowRule(sequence=Rounding(2), apart=True),
+    RowRule(sequence=Rounding(2), separate=True),
+    RowRule(sequence=Rounding(2), separate=True, dummy_rows=2),
     RowRule(call=Rounding(8, 8), logits=Rounding(8, 8)),
-    RowRule(sequence=Rounding(4, 4), call=Rounding(8, 8), apart=True),
+    RowRule(sequence=Rounding(4, 4), call=Rounding(8, 8), separate=True),
 ]
+
+
+def as_seen(chunk: Chunk, rule: RowRule) -> list[int]:
+    """The rows of the sequences that the attention sees of a chunk."""
+    count = len(chunk.token_ids)
+    return [1] * count if rule.separate and chunk.generated else [rule.sequence(count)]
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -180,7 +227,7 @@ def test_calls_are_padded_by_the_rule_and_say_the_same(openvino_bundle: Bundle, 
     path = openvino_bundle.model_path(main)
     options: dict[str, Any] = {"vocab_size": main.vocab_size, "precision": "f32"}
     bare = OpenVINOPaged(path, **options)
-    padded = OpenVINOPaged(path, **options, can_pad_apart=rule.apart)
+    padded = OpenVINOPaged(path, **options)
     padded.use(Exactness(rule=rule))
     text = np.random.default_rng(0).integers(0, 39, 80).tolist()
     rows = []
@@ -190,16 +237,19 @@ def test_calls_are_padded_by_the_rule_and_say_the_same(openvino_bundle: Bundle, 
         found = []
         for counts in ([31, 1, 2], [1, 1, 1], [5, 3, 1], [1, 2, 33]):
             chunks = [
-                Chunk(slot, text[slot.length : slot.length + count], count)
+                Chunk(slot, text[slot.length : slot.length + count], count, generated=count in (1, 3))
                 for slot, count in zip(slots, counts, strict=True)
                 if slot
             ]
             step = made.submit(chunks).wait()
             found += [step.row(i).full().copy() for i in range(sum(counts))]
             if made is padded:
-                assert made._inputs["input_ids"].size == rule.num_rows(counts)
                 seen = np.diff(made._inputs["subsequence_begins"]).tolist()
-                assert all(n == rule.sequence(n) >= count for n, count in zip(seen, counts, strict=True))
+                assert made._inputs["input_ids"].size == sum(seen) == rule.call(sum(seen))
+                wanted = [count for chunk, count in zip(chunks, counts, strict=True) for count in as_seen(chunk, rule)]
+                assert all(n >= count for n, count in zip(seen, wanted, strict=False))
+                if rule.dummy_rows:
+                    assert max(seen) > 1
         rows.append(np.array(found))
     np.testing.assert_allclose(rows[1], rows[0], atol=1e-4)
 
@@ -208,7 +258,7 @@ def test_closing_twice_gives_blocks_back_once(openvino_bundle: Bundle) -> None:
     main = openvino_bundle.manifest.main
     made = OpenVINOPaged(openvino_bundle.model_path(main), vocab_size=main.vocab_size)
     made.use(Exactness(rule=RowRule(Rounding(2))))
-    made.allocate(64)
+    made.allocate(96)  # a block of it is for padding
     first = made.open(60)
     assert first
     assert made.open(60) is None

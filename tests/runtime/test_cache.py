@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -49,6 +50,7 @@ def test_a_conversation_says_what_it_would_have_said(
         for turn in range(5):
             asked: Options = {"max_new_tokens": 23, "ignore_eos": True, "logprobs": 3, **options}
             result = engine.generate(text, drafter=drafter, **asked)
+            engine.settle()
             expected = plain.generate(text, **asked)
             assert result.token_ids == expected.token_ids
             assert result.logprobs == expected.logprobs  # to the last bit
@@ -58,6 +60,55 @@ def test_a_conversation_says_what_it_would_have_said(
             text = text + result.token_ids + random_ids(turn, 7)
     use = engine.cache["main"]
     assert (use.num_requests, use.num_hits) == (10, 8)
+
+
+@pytest.mark.every_format
+@pytest.mark.parametrize("drafter", ["draft", None])
+def test_a_cancelled_answer_goes_on_as_it_would_have(
+    toy_bundle: Bundle, plain: outrider.Engine, drafter: str | None
+) -> None:
+    """From the cache, and read again, alone and as a conversation's later turn."""
+    engine = make(toy_bundle, drafter=drafter)
+    options: Options = {"ignore_eos": True, "logprobs": 3, "temperature": 1.5, "seed": 3}
+    prompt = random_ids(5, 70)
+    earlier = prompt + plain.generate(prompt, max_new_tokens=20, **options).token_ids + random_ids(6, 40)
+    for text, answers in ((prompt, ()), (earlier, ((70, 90),))):
+        whole = plain.generate(Prompt(text, answers=answers), max_new_tokens=50, **options)
+        assert whole.logprobs
+        for cut in (1, 33, 49):
+            said = whole.token_ids[:cut]
+            continued = Prompt(text + said, answers=(*answers, (len(text), len(text) + cut)))
+            for each in (plain, engine, engine):
+                rest = each.generate(continued, max_new_tokens=50 - cut, **options)
+                assert rest.token_ids == whole.token_ids[cut:]
+                assert rest.logprobs == whole.logprobs[cut:]  # to the last bit
+            assert rest.stats.num_cached_tokens == len(text) + cut - 1
+            again = plain.generate(text + said, max_new_tokens=50 - cut, **options)  # not as an answer
+            assert again.stats.num_cached_tokens == 0
+
+
+def test_a_request_that_comes_meanwhile_takes_what_was_read_again(toy_bundle: Bundle, plain: outrider.Engine) -> None:
+    """An ended answer is read again piece by piece, until a request comes. The statistics count requests alone."""
+    engine = make(toy_bundle)
+    assert engine.main.capabilities.marks_answers == plain.main.capabilities.marks_answers
+    prompt = random_ids(7, 40)
+    text = prompt + engine.generate(prompt, max_new_tokens=300, ignore_eos=True).token_ids
+    while (use := engine.cache["main"]).num_used_tokens == 0 and use.num_published_tokens < 1.5 * len(text):
+        time.sleep(0.01)
+        if not engine.main.capabilities.marks_answers:
+            break
+    result = engine.generate([*text, 1], max_new_tokens=20, ignore_eos=True)
+    assert result.token_ids == plain.generate([*text, 1], max_new_tokens=20, ignore_eos=True).token_ids
+    assert engine.cache["main"].num_requests == 2
+    engine.settle()
+    assert engine.cache["main"].num_used_tokens == 0
+    assert engine.generate([*text, 1, *result.token_ids, 2], max_new_tokens=1).stats.num_cached_tokens == len(text) + 20
+
+
+@pytest.mark.parametrize("answers", [((3, 2),), ((0, 9),), ((0, 2), (1, 3)), ((-1, 2),), (("a", 2),), ((1,),), (5,)])
+def test_answers_that_are_no_parts_of_the_prompt(answers: Any) -> None:
+    with pytest.raises(outrider.RequestError, match=r"are not parts of a prompt of 5 tokens\. Give each as"):
+        Prompt([1, 2, 3, 4, 5], answers=answers)
 
 
 @pytest.mark.every_format
@@ -129,10 +180,12 @@ def test_a_cache_for_few_conversations_has_many_and_does_not_grow(toy_bundle: Bu
     for i in range(len(texts) + 3):
         if i < len(texts):
             texts[i] += [*engine.generate(texts[i], **options).token_ids, 5, 6]
+            engine.settle()
         if i >= 3:
             result = engine.generate(texts[i - 3], **options)
             assert result.token_ids == plain.generate(texts[i - 3], **options).token_ids
             hits += result.stats.num_cached_tokens == len(texts[i - 3]) - 3
+            engine.settle()
         use = engine.cache["main"]
         assert use.num_used_tokens == 0
         assert use.num_published_tokens <= use.num_tokens == room
@@ -155,6 +208,8 @@ def test_nothing_unverified_enters(toy_bundle: Bundle) -> None:
         stopped = short.generate(prompt, stop_token_ids=[result.token_ids[end]], **options)
         assert stopped.token_ids == result.token_ids[: end + 1]
         text = prompt + result.token_ids
+        engine.settle()
+        short.settle()
         # `short` has the answer up to its end, and no token of what its drafts were behind it.
         assert short.generate(text, max_new_tokens=1).stats.num_cached_tokens == len(prompt) + end
         wrong = [(token_id + 1) % 39 for token_id in result.token_ids]
@@ -322,6 +377,7 @@ def test_a_real_chat_goes_on_where_it_stopped(smollm2: Path) -> None:
     messages = [{"role": "user", "content": "Name three fruits, and say where they grow."}]
     for turn, question in enumerate(("Which of them is the sweetest?", "And which keeps longest?", "")):
         result = engine.generate(messages, max_new_tokens=40)
+        engine.settle()
         expected = anew.generate(messages, max_new_tokens=40)
         assert result.token_ids == expected.token_ids
         assert (result.stats.num_cached_tokens > 40 * turn) == (turn > 0)

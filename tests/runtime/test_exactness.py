@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 
 from outrider.measure.exactness import ROWS, compare_readings, measure_exactness
 from outrider.testing import FakeBackend
-from outrider.types import Exactness, Rounding, RowRule
+from outrider.types import Chunk, Exactness, Prompt, Rounding, RowRule
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -61,6 +62,50 @@ def test_a_sequence_alone_is_padded_where_the_attention_asks_for_it() -> None:
         assert found.rule.num_rows([1, 1, 1]) == (3 if can_pad_apart else 6)
 
 
+SEPARATE, AMONG = RowRule(separate=True, call=Rounding(2)), RowRule(separate=True, dummy_rows=2)
+
+
+def test_rows_of_answers_are_read_alone_where_that_is_exact() -> None:
+    backend = FakeBackend(40, attention_kernels=alone, separate_rules=(SEPARATE, AMONG))
+    found = measure_exactness(backend)
+    assert found.holds
+    assert found.rule == replace(SEPARATE, sequence=Rounding(2))
+    assert found.rule.num_rows([1]) == 2
+    assert found.rule.num_rows([1, 1, 5]) == 7
+    backend.use(found)
+    assert max(compare_readings(backend, 200).values()) == 0
+
+
+def test_where_single_rows_divide_the_work_others_are_put_beside_them() -> None:
+    """As on CPUs: calls of fewer single rows than threads divide each row's work among threads."""
+    backend = FakeBackend(
+        40, attention_kernels=alone, single_kernels=lambda n: n if n < 4 else 0, separate_rules=(SEPARATE, AMONG)
+    )
+    found = measure_exactness(backend)
+    assert found.holds
+    assert found.rule == replace(SEPARATE, sequence=Rounding(2), call=Rounding(4))
+    backend.use(found)
+    assert max(compare_readings(backend, 200).values()) == 0
+    many = FakeBackend(
+        40, attention_kernels=alone, single_kernels=lambda n: n if n < 16 else 0, separate_rules=(SEPARATE, AMONG)
+    )
+    assert measure_exactness(many).rule == replace(AMONG, sequence=Rounding(2))
+
+
+def test_an_answer_is_told_from_a_prompt_in_the_prefix_cache() -> None:
+    """Else a text that comes back as a prompt would be continued with other bits when it is in the cache."""
+    backend = FakeBackend(40, attention_kernels=alone, separate_rules=(SEPARATE,))
+    backend.use(measure_exactness(backend))
+    slot = backend.open(100)
+    backend.submit([Chunk(slot, [1, 2, 3, 4], 0)])
+    backend.submit([Chunk(slot, [5, 6, 7], 0, generated=True)])
+    slot.publish([1, 2, 3, 4, 5, 6])
+    slot.close()
+    assert backend.open(100, Prompt([1, 2, 3, 4, 5, 6, 7])).length == 4
+    assert backend.open(100, Prompt([1, 2, 3, 4, 5, 6, 7], answers=((4, 7),))).length == 6
+    assert backend.open(100, Prompt([1, 2, 3, 4, 5, 6, 7], answers=((3, 7),))).length == 3
+
+
 def test_products_may_ask_for_more_than_the_attention() -> None:
     """As in bf16 with 4-bit weights on an AMD EPYC, with dynamic quantisation in groups that are not the weights'."""
     kernels = by_groups([(1,), (2, 3, 4), tuple(range(5, 1000))])
@@ -103,7 +148,13 @@ def test_whatever_is_claimed_is_true(data: st.DataObject) -> None:
     def kernels(rows: int) -> int:
         return known[rows - 1] if rows % period and rows <= 64 else beyond
 
-    backend = FakeBackend(24, kernels=kernels, attention_kernels=data.draw(st.sampled_from([alone, lambda _: 0])))
+    backend = FakeBackend(
+        24,
+        kernels=kernels,
+        attention_kernels=data.draw(st.sampled_from([alone, lambda _: 0])),
+        single_kernels=data.draw(st.sampled_from([None, lambda n: n, lambda n: int(n < 3)])),
+        separate_rules=data.draw(st.sampled_from([(), (AMONG,), (SEPARATE, AMONG)])),
+    )
     found = measure_exactness(backend)
     backend.use(found)
     if found.holds:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -34,6 +34,7 @@ class Kind:
     kernels: Callable[[int], int] = lambda _: 0
     attention_kernels: Callable[[int], int] = lambda _: 0
     noise: float = 0.0
+    separate_rules: tuple[RowRule, ...] = ()
 
 
 FAST, SLOW = (lambda rows: 10 + rows / 10), (lambda rows: 20 + rows / 5)
@@ -60,17 +61,15 @@ def processor(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Setting]]:
         """cores: as `count_cores`. by_threads: how many times as long calls take, by threads."""
         by_threads = by_threads or {}
 
-        def compile_it(_: Part, own: DeviceConfig, device: str, *, can_pad_apart: bool = False) -> Any:
+        def compile_it(_: Part, own: DeviceConfig, device: str) -> Any:
             kind = kinds[own.precision]
-            compiled.append(
-                Setting(own.precision, own.cache_precision, can_pad_apart=can_pad_apart, num_threads=own.num_threads)
-            )
+            compiled.append(Setting(own.precision, own.cache_precision, num_threads=own.num_threads))
             made: Any = FakeBackend(
                 24,
                 noise=kind.noise,
                 kernels=kind.kernels,
                 attention_kernels=kind.attention_kernels,
-                can_pad_apart=can_pad_apart,
+                separate_rules=kind.separate_rules,
             )
             made.allocate, made.device, made.kind = (lambda _: None), device, kind
             made.precision, made.cache_precision = own.precision, own.cache_precision
@@ -182,11 +181,17 @@ def test_where_nothing_is_exact_that_is_said(part: Part, processor: Callable[...
     assert not backend.capabilities.bit_exact_batching
 
 
-def test_attention_alone_is_padded_where_that_will_do(part: Part, processor: Callable[..., list[Setting]]) -> None:
-    processor(f32=Kind(FAST, attention_kernels=lambda rows: int(rows == 1)))
+def test_rows_are_read_alone_where_that_makes_them_exact(part: Part, processor: Callable[..., list[Setting]]) -> None:
+    separate = RowRule(separate=True)
+    processor(f32=Kind(FAST, attention_kernels=lambda rows: int(rows == 1), separate_rules=(separate,)))
     found = choice_of(part, "CPU", DeviceConfig()).setting
-    assert found.can_pad_apart
-    assert found.exactness.rule == RowRule(sequence=Rounding(2), apart=True)
+    assert found.exactness.rule == RowRule(sequence=Rounding(2), separate=True)
+
+
+def test_a_draft_model_reads_rows_alone_and_claims_nothing(part: Part, processor: Callable[..., list[Setting]]) -> None:
+    processor(f32=Kind(FAST, separate_rules=(RowRule(separate=True, dummy_rows=2),)))
+    found = choice_of(replace(part, role="draft"), "CPU", DeviceConfig()).setting
+    assert found.exactness == Exactness(rule=RowRule(separate=True))
 
 
 def test_it_is_found_out_once(part: Part, processor: Callable[..., list[Setting]]) -> None:

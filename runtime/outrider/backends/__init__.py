@@ -27,12 +27,10 @@ def load_model(
     options: DeviceConfig,
     *,
     is_main: bool = True,
-    can_pad_apart: bool = False,
 ) -> CompiledModel:
     """Load the model at `path`, which a bundle describes as `model`, on a device.
 
-    is_main: whether the model verifies drafts, so that its calls have many rows. can_pad_apart: compile an OpenVINO
-    model so that only its attention is padded; see `RowRule`.
+    is_main: whether the model verifies drafts, so that its calls have many rows.
 
     Raises:
         OptionError, BundleError, DeviceError: as the backends say.
@@ -70,7 +68,7 @@ def load_model(
     if model.format == "openvino":
         from outrider.backends.openvino_paged import OpenVINOPaged
 
-        return OpenVINOPaged(path, **shared, can_pad_apart=can_pad_apart, top_logits=options.top_logits)
+        return OpenVINOPaged(path, **shared, top_logits=options.top_logits)
     try:
         from outrider.backends.onnxruntime import OnnxRuntime
     except ImportError as error:

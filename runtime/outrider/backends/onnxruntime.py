@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from outrider.backends.onnx_cache import BufferSlot
-    from outrider.types import CacheUse, Prompt
+    from outrider.types import CacheUse, Prompt, RowRule
 
 _KINDS: dict[str, type[np.generic]] = {"tensor(float)": np.float32, "tensor(float16)": np.float16}
 _PRECISIONS: dict[type[np.generic], str] = {np.float32: "f32", np.float16: "f16"}
@@ -56,6 +56,7 @@ class OnnxRuntime:
     """
 
     runtime = "ONNX Runtime"
+    separate_rules: Seq[RowRule] = ()
 
     def __init__(
         self,

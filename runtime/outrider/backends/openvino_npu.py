@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from outrider.types import Prompt
+    from outrider.types import Prompt, RowRule
 
 
 class OpenVINONpu:
@@ -57,6 +57,7 @@ class OpenVINONpu:
     """
 
     runtime = "OpenVINO NPUW"
+    separate_rules: Seq[RowRule] = ()
 
     def __init__(
         self,

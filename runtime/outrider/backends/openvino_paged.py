@@ -5,28 +5,20 @@ GPU: written against the documented interface and openvino-genai's cache manager
 
 from __future__ import annotations
 
-import itertools
 import time
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import openvino as ov
 
 from outrider.backends.call_end import CallEnd
 from outrider.backends.devices import find_name
-from outrider.backends.paged_cache import PagedCache, PagedSlot, blocks_to_allocate, bytes_of
-from outrider.backends.paged_graph import (
-    OWN,
-    ROWS,
-    SEEN,
-    add_top_logits,
-    gather_rows,
-    pad_attention,
-    to_paged_attention,
-)
+from outrider.backends.paged_cache import SCRATCH, PagedCache, PagedSlot, blocks_to_allocate, bytes_of
+from outrider.backends.paged_call import PagedCall
+from outrider.backends.paged_graph import add_top_logits, gather_rows, to_paged_attention
 from outrider.backends.paged_step import Outputs
 from outrider.errors import BundleError, DeviceError, OptionError, one_line
-from outrider.types import NO_PROMPT, Capabilities, Chunk, Exactness
+from outrider.kv import mark
+from outrider.types import NO_PROMPT, Capabilities, Chunk, Exactness, Rounding, RowRule
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -41,6 +33,7 @@ if TYPE_CHECKING:
 # Largest logits per row that a device with memory of its own picks out.
 _NUM_TOP = 128
 _TOP_ROWS = 2  # of the call that validates them
+_FEW_THREADS = 2  # so many rows of padding are cheap
 
 
 class PagedPending:
@@ -74,7 +67,6 @@ class OpenVINOPaged:
         step.row(0).full()    # float32 [vocab_size]
 
     Several sequences of any lengths go in one call. Calls do not overlap: a step is read before the next `submit`.
-    can_pad_apart: compile the model so that only its attention is padded.
 
     Raises:
         OptionError: for a device that is not there.
@@ -94,7 +86,6 @@ class OpenVINOPaged:
         cache_precision: str = "auto",
         num_threads: int = 0,
         properties: Mapping[str, Any] | None = None,
-        can_pad_apart: bool = False,
         top_logits: int | str = "auto",
     ) -> None:
         core = self._core = ov.Core()
@@ -106,9 +97,7 @@ class OpenVINOPaged:
                 f"{model_path} cannot be read by OpenVINO: {one_line(error)}. Export the bundle again."
             ) from error
         to_paged_attention(model)
-        self.can_pad_apart = can_pad_apart
-        if can_pad_apart:
-            pad_attention(model)
+        self.can_pad_apart = False
         self.logits_width = gather_rows(model)
         self.device = device
         self.vocab_size = vocab_size
@@ -146,6 +135,22 @@ class OpenVINOPaged:
         self.cache_precision = _name(self._caches["key_cache.0"].get_element_type())
         self.use(Exactness())
 
+    @property
+    def separate_rules(self) -> tuple[RowRule, ...]:
+        """Rules that keep the CPU plugin from dividing a sequence's blocks among threads, which changes bits.
+
+        It does so in calls that have fewer sequences than threads, each of one row (`PagedAttention`, as of OpenVINO
+        2026.4). So calls have as many, or one sequence with two rows.
+        """
+        among = RowRule(separate=True, dummy_rows=2)
+        if self._num_threads > _FEW_THREADS:
+            return (among,)
+        return RowRule(separate=True, call=Rounding(_FEW_THREADS)), among
+
+    @property
+    def _num_threads(self) -> int:
+        return int(self.fingerprint.get("INFERENCE_NUM_THREADS", _FEW_THREADS))
+
     def use(self, exactness: Exactness) -> None:
         """Pad calls by this rule from now on, and report this exactness. Not while slots are open."""
         self.exactness = exactness
@@ -160,7 +165,6 @@ class OpenVINOPaged:
         of_device = [n for n in self._core.get_property(self.device, "SUPPORTED_PROPERTIES") if "DRIVER_VERSION" in n]
         found |= {n: str(self._core.get_property(self.device, n)) for n in ("FULL_DEVICE_NAME", *of_device)}
         top = {"top_logits": str(self.num_top)} if self.num_top else {}
-        top |= {"padded": "attention"} if self.can_pad_apart else {}
         return found | top | {"cache": self.cache_precision, "openvino": ov.get_version()}
 
     @property
@@ -201,7 +205,7 @@ class OpenVINOPaged:
         """
         self._cache = PagedCache(
             self._caches,
-            max(1, max_tokens // self.block_size),
+            max(1, max_tokens // self.block_size - len(SCRATCH)),
             self.block_size,
             device=self.device,
             context=None if self.device.startswith("CPU") else self._compiled.get_context(),
@@ -229,59 +233,35 @@ class OpenVINOPaged:
     def tokens_for(self, max_tokens: int) -> int:
         """The argument for `allocate` with which one slot can have `max_tokens`: whole blocks, and room to grow."""
         num_blocks = -(-(max_tokens + self._num_spare) // self.block_size)
-        return blocks_to_allocate(num_blocks, len(self._caches), grows=self._made_cache.grows) * self.block_size
+        num_blocks = blocks_to_allocate(num_blocks, len(self._caches), grows=self._made_cache.grows)
+        return (num_blocks + len(SCRATCH)) * self.block_size
 
     def open(self, max_tokens: int, prompt: Prompt = NO_PROMPT) -> PagedSlot | None:
         """A slot with room for `max_tokens`, started from the prompt's longest cached prefix; None if it is full."""
         prompt.check_tokens(self)
+        if self.capabilities.marks_answers:
+            prompt = prompt.with_marked_answers()
         return self._made_cache.open(max_tokens + self._num_spare, prompt)
 
     def submit(self, chunks: Seq[Chunk]) -> PagedPending:
         """Evaluate chunks of one or several sequences in one call. A slot appears once at most.
 
-        Calls are padded by the rule of `capabilities.rows`. The next tokens overwrite the padding's keys and values.
+        Calls are padded by the rule of `capabilities.rows`. Padding of a sequence is overwritten by its next tokens.
+        Padding of the call goes to a block of its own.
         """
         for chunk in chunks:
             chunk.check_chain(self)
         rule = self.capabilities.rows
-        counts = [len(chunk.token_ids) for chunk in chunks]
-        computed = counts if rule.apart else [rule.sequence(count) for count in counts]
-        computed = [*computed[:-1], computed[-1] + rule.call(sum(computed)) - sum(computed)]
-        seen = [rule.sequence(count) for count in computed] if rule.apart else computed
-        token_ids: list[int] = []
-        positions: list[NDArray[np.int64]] = []
-        rows: list[int] = []
-        blocks: list[NDArray[np.int32]] = []
-        block_begins = [0]
-        for chunk, num_computed, num_seen in zip(chunks, computed, seen, strict=True):
-            past, count, begin = chunk.slot.length, len(chunk.token_ids), len(token_ids)
-            token_ids.extend(chunk.token_ids)
-            token_ids.extend([0] * (num_computed - count))
-            # Padding has the last token's position: the model's context may end there.
-            positions.append(np.minimum(np.arange(past, past + num_computed, dtype=np.int64), past + count - 1))
-            rows.extend(range(begin + count - chunk.num_rows, begin + count))
-            blocks.append(chunk.slot.blocks[: -(-(past + num_seen) // self.block_size)])
-            block_begins.append(block_begins[-1] + len(blocks[-1]))
-        rows.extend([rows[-1] if rows else 0] * (rule.logits(len(rows)) - len(rows)))  # not every device takes none
-        past_lens = [chunk.slot.length for chunk in chunks]
-        self._set("input_ids", np.array(token_ids, dtype=np.int64))
-        self._set("position_ids", np.concatenate(positions))
-        self._set("past_lens", np.array(past_lens, dtype=np.int32))
-        self._set("subsequence_begins", np.array([0, *itertools.accumulate(seen)], dtype=np.int32))
-        self._set("block_indices_begins", np.array(block_begins, dtype=np.int32))
-        self._set("block_indices", np.concatenate(blocks))
-        longest = max(past + num_seen for past, num_seen in zip(past_lens, seen, strict=True))
-        self._set("max_context_len", np.array(longest, dtype=np.int32))
-        self._set(ROWS, np.array(rows, dtype=np.int64))
-        if self.can_pad_apart:
-            self._set_seen(computed, seen)
+        for name, values in PagedCall.of(chunks, rule, self.block_size).inputs().items():
+            self._set(name, values)
         began = time.perf_counter()
         try:
             self._request.start_async()
         except RuntimeError as error:
             raise DeviceError(f"{self.device} failed: {one_line(error)}") from error
         for chunk in chunks:
-            chunk.slot.append(chunk.token_ids)
+            is_marked = self.capabilities.marks_answers and chunk.generated
+            chunk.slot.append(mark(chunk.token_ids) if is_marked else chunk.token_ids)
         self._chunks = chunks
         return PagedPending(self, began)
 
@@ -304,17 +284,6 @@ class OpenVINOPaged:
             raise DeviceError(f"{self.device} failed: {one_line(error)}") from error
         self.seconds += self._end.seconds_since(began)
         return self._outputs.step()
-
-    def _set_seen(self, computed: Seq[int], seen: Seq[int]) -> None:
-        """Give the attention each sequence's rows, with the last row repeated as padding."""
-        rows, own = [], []
-        begin = position = 0
-        for num_computed, num_seen in zip(computed, seen, strict=True):
-            rows.append(np.minimum(np.arange(begin, begin + num_seen), begin + num_computed - 1))
-            own.append(np.arange(position, position + num_computed))
-            begin, position = begin + num_computed, position + num_seen
-        self._set(SEEN, np.concatenate(rows))
-        self._set(OWN, np.concatenate(own))
 
     def _set(self, name: str, values: NDArray[Any]) -> None:
         # Shapes repeat between rounds, and writing to a bound tensor costs a tenth of binding a new one.

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from outrider.types import Prompt
 
 _FIRST_BLOCKS = 16  # of a cache that grows
+SCRATCH = np.zeros(1, dtype=np.int32)  # the block that padding is written to; it belongs to no slot
+_NUM_SCRATCH = len(SCRATCH)
 
 
 class PagedCache:
@@ -119,16 +121,16 @@ class PagedCache:
         if table.copied_block is not None:
             try:
                 for tensor in self._tensors.values():
-                    tensor.copy_block(table.copied_block, table.first_own_block)
+                    tensor.copy_block(table.copied_block + _NUM_SCRATCH, table.first_own_block + _NUM_SCRATCH)
             except RuntimeError as error:
                 table.close()
                 raise DeviceError(f"{self._device} cannot copy a block of its cache: {one_line(error)}.") from error
-        return PagedSlot(table, prompt.token_ids, self._counts)
+        return PagedSlot(table, prompt.token_ids, self._counts if prompt.counted else None)
 
     def _resize(self, num_blocks: int) -> None:
         """Allocate the tensors, or replace them by larger ones. Not during a call."""
         for name in self._ports:
-            self._replace(name, num_blocks)
+            self._replace(name, num_blocks + _NUM_SCRATCH)
 
     def _replace(self, name: str, num_blocks: int) -> None:
         port, old = self._ports[name], self._tensors.get(name)
@@ -152,10 +154,10 @@ class PagedCache:
 class PagedSlot(SlotTokens):
     """A sequence's blocks in the cache. `length` tokens of them hold keys and values."""
 
-    def __init__(self, table: BlockTable, token_ids: Seq[int], counts: PrefixCounts) -> None:
+    def __init__(self, table: BlockTable, token_ids: Seq[int], counts: PrefixCounts | None) -> None:
         super().__init__(token_ids, table.num_cached, counts)
         self._table = table
-        self.blocks = np.array(table.blocks, dtype=np.int32)
+        self.blocks = _numbers(table)
 
     def trim(self, length: int) -> None:
         """Drop the newest tokens until `length` are left. Their keys and values are overwritten next.
@@ -171,11 +173,16 @@ class PagedSlot(SlotTokens):
         """Publish the slot's part of `token_ids`, which are committed. Not during a call."""
         super().publish(token_ids)
         self._table.publish(self.published_token_ids)
-        self.blocks = np.array(self._table.blocks, dtype=np.int32)
+        self.blocks = _numbers(self._table)
 
     def close(self) -> None:
         """Free the blocks. Published ones stay until they are evicted. Closing twice does no harm."""
         self._table.close(self.published_token_ids)
+
+
+def _numbers(table: BlockTable) -> NDArray[np.int32]:
+    """The tensors' blocks of a sequence, in the order of the text."""
+    return np.array(table.blocks, dtype=np.int32) + np.int32(_NUM_SCRATCH)
 
 
 class _Tensor(Protocol):

@@ -15,7 +15,6 @@ from openvino._offline_transformations import paged_attention_transformation
 from outrider.errors import BundleError, one_line
 
 ROWS = "rows"  # the input that `gather_rows` adds
-SEEN, OWN = "seen_rows", "own_rows"  # the inputs that `pad_attention` adds
 TOP = ("top_token_ids", "top_logits", "logsumexp")  # the outputs that `add_top_logits` adds
 
 
@@ -35,29 +34,6 @@ def to_paged_attention(model: ov.Model) -> None:
         raise BundleError(
             f"The model cannot be given a paged cache: {one_line(error)}. Export it again with 'outrider export'."
         ) from error
-
-
-def pad_attention(model: ov.Model) -> None:
-    """Give the attention padded rows, while the products with weights see the real rows only.
-
-    Adds inputs `seen_rows` (int64 [m]: which of the n rows each of the attention's rows copies) and `own_rows`
-    (int64 [n]: which of the attention's rows each of the n rows takes). Kernels for a sequence of one row calculate in
-    another order than those for several, so a sequence can be given a second row where that is cheap.
-    """
-    seen, own = (ops.parameter([-1], dtype=np.int64, name=name) for name in (SEEN, OWN))
-    for port, name in ((seen, SEEN), (own, OWN)):
-        port.output(0).set_names({name})
-    for node in model.get_ordered_ops():
-        if node.get_type_name() != "PagedAttentionExtension":
-            continue
-        for i in range(3):  # queries, keys, values
-            node.input(i).replace_source_output(_gather(node.input_value(i), seen).output(0))
-        readers = node.output(0).get_target_inputs()
-        back = _gather(node.output(0), own).output(0)
-        for reader in readers:
-            reader.replace_source_output(back)
-    model.add_parameters([seen, own])
-    model.validate_nodes_and_infer_types()
 
 
 def _gather(rows: ov.Output, indices: ov.Node) -> ov.Node:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from outrider.calls import submit
 from outrider.drafters.vocabulary import Vocabulary
+from outrider.measure import SHORT
 from outrider.types import NO_DRAFT, NO_PROMPT, Chunk, Draft, Prompt
 
 if TYPE_CHECKING:
@@ -150,7 +151,10 @@ class DraftModel:
 
     def _read(self, states: Seq[DraftState], piece: int) -> None:
         """Read up to `piece` tokens of each sequence. Choose the next token of those that are read to the end."""
-        chunks = [Chunk(s.slot, s.unread[:piece], num_rows=int(len(s.unread) <= piece)) for s in states]
+        chunks = [
+            Chunk(s.slot, s.unread[:piece], num_rows=int(is_last), generated=is_last and len(s.unread) <= SHORT)
+            for s, is_last in ((s, len(s.unread) <= piece) for s in states)
+        ]
         step = submit(self.backend, chunks, states[0].request.observer).wait()  # a round has one observer
         rows = iter(range(len(states)))
         for state, chunk in zip(states, chunks, strict=True):

@@ -8,9 +8,23 @@ from typing import TYPE_CHECKING
 from outrider.kv.block_pool import num_common_tokens
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from collections.abc import Sequence as Seq
 
-_UNKNOWN = -1  # no token's id: stands for keys and values of unknown tokens
+_UNKNOWN = -(1 << 62)  # no token's id: stands for keys and values of unknown tokens
+
+
+def mark(token_ids: Iterable[int]) -> list[int]:
+    """Other numbers for tokens that were read as parts of an answer, where their keys and values have other bits.
+
+    So the prefix cache does not take them for the same tokens of a prompt.
+    """
+    return [~token_id for token_id in token_ids]
+
+
+def unmarked(token_ids: Iterable[int]) -> list[int]:
+    """The tokens, whether they were marked or not."""
+    return [token_id if token_id >= 0 else ~token_id for token_id in token_ids]
 
 
 @dataclass(slots=True)
@@ -72,4 +86,4 @@ class SlotTokens:
 
     def publish(self, token_ids: Seq[int]) -> None:
         """Publish the slot's part of `token_ids`, which are committed."""
-        self._num_published = num_common_tokens(self._token_ids, token_ids)
+        self._num_published = num_common_tokens(unmarked(self._token_ids), token_ids)

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 LONGEST = 15  # most draft tokens per round; their target pass has 16 rows
 MAIN_ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 32)
 DRAFT_ROWS = (1, 2, 8, 32, 128)
+SHORT = MAIN_ROWS[-1]  # tokens; draft models read longer pieces like prompts
 NEAR, FAR = 256, 2048  # tokens of context at which calls are measured
 _REPEATS, _PATIENCE = 2, 1.0  # rounds of measurements at a first load; one if it takes this many seconds
 _OUTLIER = 3.0
@@ -231,7 +232,8 @@ def _timer(backend: Backend, max_tokens: int) -> Iterator[Callable[..., float]]:
             slot.trim(0)
             slot.skip_to(context)
             began = time.perf_counter()
-            backend.submit([Chunk(slot, [0] * num_tokens, num_rows=num_rows or num_tokens)]).wait()
+            generated = num_rows is None and num_tokens <= SHORT
+            backend.submit([Chunk(slot, [0] * num_tokens, num_rows or num_tokens, generated=generated)]).wait()
             return time.perf_counter() - began
 
         yield seconds

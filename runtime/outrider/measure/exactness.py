@@ -15,7 +15,7 @@ from __future__ import annotations
 import itertools
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -38,23 +38,22 @@ WRONG_DRAFTS = (0, 1, 2, 5, 15)
 
 # Numbers of rows that are measured at load: those of drafts, and some of prompt pieces and batches.
 ROWS = (*range(1, 10), 12, 15, 16, 24, 32)
+_SQUARE = [(rows, rows) for rows in ROWS]  # calls of as many rows of logits
 _FEW = (1, 2, 8)  # numbers of rows whose bits differ if any padding is needed
 _LOGITS_ROWS = (1, 2, 3, 4, 5, 8, 16)  # numbers of rows of logits
-_BEFORE = 70  # tokens of context before these rows; not a multiple of a block
-TRIAL_CONTEXT = 90  # tokens that are read in several ways
+_BEFORE = 190  # tokens of context before these rows; several blocks, and not a multiple of one
+TRIAL_CONTEXT = 210  # tokens that are read in several ways
 TRIAL_TOKENS = 4096  # most tokens of cache that this takes
 _LEAST_CONTEXT = TAIL + 24
 _MULTIPLES = (8, 16, 32)
 
 
-def measure_exactness(backend: PaddedBackend, *, pad: bool = True) -> Exactness:
+def measure_exactness(backend: PaddedBackend) -> Exactness:
     """Find the least padding with which rows have the same bits in any batch. If there is none, measure differences.
 
     First, numbers of rows are sorted into groups whose rows have the same bits. Then each padding that would bring all
     calls into one group is tried, the cheapest first: on prompts in pieces, cached prefixes, several sequences and
-    rejected drafts. Takes about 80 calls. The backend's cache must be allocated and empty.
-
-    pad: whether padding is tried. If not, measuring stops where padding would be needed, and nothing is claimed.
+    rejected drafts. Takes about 100 calls. The backend's cache must be allocated and empty.
 
     Raises:
         DeviceError: when the device fails.
@@ -65,17 +64,11 @@ def measure_exactness(backend: PaddedBackend, *, pad: bool = True) -> Exactness:
         return Exactness()
     if backend.capabilities.fixed:  # all its calls have the same number of rows
         return Exactness(differences=_try(backend, Exactness(), context))
-    if not pad and len(_groups(backend, [(rows, rows) for rows in _FEW])) > 1:
-        return Exactness()
-    groups = tuple(_groups(backend, [(rows, rows) for rows in ROWS]))
-    if not pad and _least(groups) != 1:
-        return Exactness(groups)
+    groups = tuple(_groups(backend, _SQUARE))
     for rule in _rules(backend, groups):
         differences = _try(backend, Exactness(groups, rule), context)
         if not any(differences.values()):
             return Exactness(groups, rule, differences)
-        if not pad:
-            return Exactness(groups)
     # No padding makes this exact, so none is used: it would only cost time.
     return Exactness(groups, RowRule(), _try(backend, Exactness(groups), context))
 
@@ -93,12 +86,18 @@ def _rules(backend: PaddedBackend, groups: Seq[Seq[int]]) -> Iterator[RowRule]:
         logits = Rounding(_least(_groups(backend, [(max(_LOGITS_ROWS) + 1, rows) for rows in _LOGITS_ROWS])) or 1)
         if least == 1:
             yield RowRule(logits=logits)
+        for rule in backend.separate_rules:
+            separate = replace(rule, sequence=Rounding(max(least, 2)), logits=logits)
+            backend.use(Exactness(rule=separate))
+            of_call = _least(_groups(backend, _SQUARE, generated=True))
+            if of_call is not None:
+                yield replace(separate, call=Rounding(max(of_call, rule.call.least)))
         if backend.can_pad_apart:
             # Attention gets at least two rows. The matrix products may need more padding, or none.
             apart = RowRule(sequence=Rounding(2), logits=logits, apart=True)
             backend.use(Exactness(rule=apart))
             few = _groups(backend, [(rows, rows) for rows in _FEW])
-            of_products = 1 if len(few) == 1 else _least(_groups(backend, [(rows, rows) for rows in ROWS]))
+            of_products = 1 if len(few) == 1 else _least(_groups(backend, _SQUARE))
             if of_products is not None:
                 yield replace(apart, call=Rounding(of_products))
         yield RowRule(sequence=Rounding(max(least, 2)), logits=logits)
@@ -119,7 +118,7 @@ def _least(groups: Iterable[Seq[int]]) -> int | None:
     return least if least <= _MULTIPLES[0] else None
 
 
-def _groups(backend: Backend, calls: Seq[tuple[int, int]]) -> list[tuple[int, ...]]:
+def _groups(backend: Backend, calls: Seq[tuple[int, int]], *, generated: bool = False) -> list[tuple[int, ...]]:
     """Group calls of (tokens, rows of logits) by the bits of one token's row. Returns the rows of each group's calls.
 
     The token is the first one; in calls of more tokens than rows, it is the last row's.
@@ -131,7 +130,7 @@ def _groups(backend: Backend, calls: Seq[tuple[int, int]]) -> list[tuple[int, ..
         backend.submit([Chunk(slot, token_ids[:_BEFORE], num_rows=0)]).wait()
         for count, num_rows in calls:
             slot.trim(_BEFORE)
-            chunk = Chunk(slot, token_ids[_BEFORE : _BEFORE + count], num_rows)
+            chunk = Chunk(slot, token_ids[_BEFORE : _BEFORE + count], num_rows, generated=generated)
             row = backend.submit([chunk]).wait().row(0 if count == num_rows else num_rows - 1).full()
             groups.setdefault(row.tobytes(), []).append(num_rows)
     finally:
@@ -139,21 +138,28 @@ def _groups(backend: Backend, calls: Seq[tuple[int, int]]) -> list[tuple[int, ..
     return [tuple(group) for group in groups.values()]
 
 
-def _quick_readings(main: Backend, context: int) -> dict[str, Callable[[list[int]], Rows]]:
+class _Reading(NamedTuple):
+    """A way to read tokens. num_generated: how many at the end are read as an answer. rows: gives the last rows."""
+
+    num_generated: int
+    rows: Callable[[list[int]], Rows]
+
+
+def _quick_readings(main: Backend, context: int) -> dict[str, _Reading]:
     """A few calls of each kind. A difference at any earlier token shows in the compared rows."""
     growing = list(itertools.takewhile(lambda n: n * (n + 1) // 2 < context, itertools.count(1)))
     drafts: tuple[int, ...] = (0, 15, 1, 2, 5, 7, 3, 4)
     if main.capabilities.fixed:  # another model reads prompts: it reads as many tokens as in one call
         drafts *= TAIL // len(drafts)
-    readings: dict[str, Callable[[list[int]], Rows]] = {
+    readings = {
         "pieces that grow": _in_pieces(main, [context - sum(growing), *growing]),
         "large pieces": _in_pieces(main, [context - context // 3 - 33, 33, context // 3]),
-        "wrong drafts": partial(_decode, main, nums_drafts=drafts),
-        "from the cache": partial(_from_the_cache, main, num_common=context - TAIL),
+        "wrong drafts": _with_drafts(main, drafts),
+        "from the cache": _Reading(0, partial(_from_the_cache, main, num_common=context - TAIL)),
     }
     if main.capabilities.fixed is None:
-        readings["beside two others"] = partial(_beside, main, num_rows=14)
-        readings["among eight alike"] = partial(_among, main, num_sequences=8)
+        readings |= _in_company(main, num_rows=14)
+        readings["among eight alike"] = _Reading(3, partial(_among, main, num_sequences=8, num_generated=3))
     return readings
 
 
@@ -163,6 +169,7 @@ def compare_readings(main: Backend, context: int) -> dict[str, float]:
     `context` random tokens (more than TAIL) are read in pieces of many sizes, beside other sequences, with a prefix
     that another sequence has published, and with the last tokens decoded one by one, each with a rejected draft. The
     last rows are compared. They attend to all keys and values, so a difference at any earlier token shows in them.
+    Where the backend separates the rows of answers, readings are compared with one of the same prompt and answer.
     Opens three slots of about `context` tokens.
     """
     rng = np.random.default_rng(0)
@@ -171,25 +178,59 @@ def compare_readings(main: Backend, context: int) -> dict[str, float]:
     sizes["uneven pieces"] = uneven[: int(np.searchsorted(np.cumsum(uneven), context)) + 1]
     readings = {name: _in_pieces(main, each) for name, each in sizes.items()}
     if main.capabilities.fixed is None:  # fixed shapes have no room for another sequence
-        readings["beside two others"] = partial(_beside, main, num_rows=TAIL)
+        readings |= _in_company(main, TAIL)
+        readings["an answer from the cache"] = _Reading(TAIL, partial(_answer_from_the_cache, main))
     for n in (min(context // 2 + 1, context - TAIL), context - TAIL):  # the last rows are not from the cache
-        readings[f"{n} tokens from the cache"] = partial(_from_the_cache, main, num_common=n)
+        readings[f"{n} tokens from the cache"] = _Reading(0, partial(_from_the_cache, main, num_common=n))
     for n in WRONG_DRAFTS:
-        name = f"{n} wrong drafts" if n else "token by token"
-        readings[name] = partial(_decode, main, nums_drafts=(n,) * TAIL)
+        readings[f"{n} wrong drafts" if n else "token by token"] = _with_drafts(main, (n,) * TAIL)
     return _compare(main, context, readings)
 
 
-def _compare(main: Backend, context: int, readings: dict[str, Callable[[list[int]], Rows]]) -> dict[str, float]:
+def _in_pieces(main: Backend, sizes: Seq[int]) -> _Reading:
+    return _Reading(0, partial(read, main, sizes=sizes, num_rows=TAIL))
+
+
+def _in_company(main: Backend, num_rows: int) -> dict[str, _Reading]:
+    return {
+        "beside two others": _Reading(num_rows, partial(_beside, main, num_rows=num_rows, generated=True)),
+        "a prompt beside two others": _Reading(0, partial(_beside, main, num_rows=num_rows, generated=False)),
+    }
+
+
+def _with_drafts(main: Backend, nums_drafts: Seq[int]) -> _Reading:
+    return _Reading(len(nums_drafts), partial(_decode, main, nums_drafts=nums_drafts))
+
+
+def _compare(main: Backend, context: int, readings: dict[str, _Reading]) -> dict[str, float]:
     """The largest difference of the last rows from a reading in one call, for each of `readings`."""
     token_ids = _tokens(main, context)
-    whole = read(main, token_ids, [context], TAIL)
+    references: dict[int, Rows] = {}
     made = {}
     for name, reading in readings.items():
-        rows = reading(token_ids)
+        num_generated = reading.num_generated if main.capabilities.rows.separate else 0
+        if num_generated not in references:
+            references[num_generated] = _read_whole(main, token_ids, num_generated)
+        rows = reading.rows(token_ids)
         if len(rows):  # some backends have no prefix cache
-            made[name] = float(np.abs(rows - whole[-len(rows) :]).max())
+            made[name] = float(np.abs(rows - references[num_generated][-len(rows) :]).max())
     return made
+
+
+def _read_whole(main: Backend, token_ids: list[int], num_generated: int) -> Rows:
+    """The last rows, of tokens that are read in one call, or in two if the last `num_generated` are an answer."""
+    count = len(token_ids)
+    slot = open_slot(main, count)
+    rows = []
+    try:
+        for begin, end in ((0, count - num_generated), (count - num_generated, count)):
+            if end > begin:
+                num_rows = min(TAIL, end - begin)
+                step = main.submit([Chunk(slot, token_ids[begin:end], num_rows, generated=begin > 0)]).wait()
+                rows += [step.row(i).full().copy() for i in range(num_rows)]
+    finally:
+        slot.close()
+    return np.array(rows)
 
 
 def _tokens(backend: Backend, count: int) -> list[int]:
@@ -202,10 +243,6 @@ def longest_context(main: Backend, max_tokens: int) -> int:
     if main.capabilities.fixed:
         return main.max_tokens - max(WRONG_DRAFTS)
     return (max_tokens - TAIL) // 3 - 64  # a slot is rounded up to whole blocks
-
-
-def _in_pieces(main: Backend, sizes: Seq[int]) -> Callable[[list[int]], Rows]:
-    return partial(read, main, sizes=sizes, num_rows=TAIL)
 
 
 def read(main: Backend, token_ids: Seq[int], sizes: Seq[int], num_rows: int) -> Rows:
@@ -231,7 +268,7 @@ def open_slot(main: Backend, max_tokens: int) -> Slot:
     return slot
 
 
-def _beside(main: Backend, token_ids: list[int], num_rows: int) -> Rows:
+def _beside(main: Backend, token_ids: list[int], num_rows: int, *, generated: bool) -> Rows:
     """The last rows, with a longer and a shorter sequence in every call. Their blocks lie between this one's."""
     count = len(token_ids)
     others = [open_slot(main, count + TAIL), open_slot(main, count)]
@@ -245,9 +282,9 @@ def _beside(main: Backend, token_ids: list[int], num_rows: int) -> Rows:
         while slot.length < count:
             size = min(1 + slot.length % 3, count - slot.length)
             chunks = [
-                Chunk(longer, [1], num_rows=1),
-                Chunk(slot, token_ids[slot.length : slot.length + size], num_rows=size),
-                Chunk(shorter, [2, 3], num_rows=0),
+                Chunk(longer, [1], num_rows=1, generated=True),
+                Chunk(slot, token_ids[slot.length : slot.length + size], num_rows=size, generated=generated),
+                Chunk(shorter, [2, 3], num_rows=0, generated=slot.length % 2 == 0),
             ]
             step = main.submit(chunks).wait()
             rows += [step.row(1 + i).full().copy() for i in range(size)]
@@ -276,15 +313,35 @@ def _from_the_cache(main: Backend, token_ids: list[int], num_common: int) -> Row
         slot.close()
 
 
-def _among(main: Backend, token_ids: list[int], num_sequences: int) -> Rows:
+def _answer_from_the_cache(main: Backend, token_ids: list[int]) -> Rows:
+    """The last rows of an answer that starts from another one's published half."""
+    count = len(token_ids)
+    begin, middle = count - TAIL, count - TAIL // 2
+    first = open_slot(main, count)
+    main.submit([Chunk(first, token_ids[:begin], num_rows=0)]).wait()
+    main.submit([Chunk(first, token_ids[begin:middle], num_rows=0, generated=True)]).wait()
+    first.publish(token_ids[:middle])
+    first.close()
+    slot = main.open(count, Prompt(token_ids, answers=((begin, count),)))
+    if slot is None:
+        raise AssertionError("published prefixes take the room of running sequences")
+    try:
+        num_rows = count - slot.length if slot.length == middle else 0
+        step = main.submit([Chunk(slot, token_ids[slot.length :], num_rows, generated=True)]).wait()
+        return np.array([step.row(i).full().copy() for i in range(num_rows)])
+    finally:
+        slot.close()
+
+
+def _among(main: Backend, token_ids: list[int], num_sequences: int, num_generated: int) -> Rows:
     """The last rows of the first of several sequences, which have one row each per call."""
     slots = [open_slot(main, len(token_ids)) for _ in range(num_sequences)]
     rows = []
     try:
         for i, slot in enumerate(slots):  # the others have different lengths, and are shorter
-            main.submit([Chunk(slot, token_ids[: 5 + i if i else -3], num_rows=0)]).wait()
-        for token_id in token_ids[-3:]:
-            step = main.submit([Chunk(slot, [token_id], num_rows=1) for slot in slots]).wait()
+            main.submit([Chunk(slot, token_ids[: 5 + i if i else -num_generated], num_rows=0)]).wait()
+        for token_id in token_ids[-num_generated:]:
+            step = main.submit([Chunk(slot, [token_id], num_rows=1, generated=True) for slot in slots]).wait()
             rows.append(step.row(0).full().copy())
     finally:
         for slot in slots:
@@ -301,7 +358,7 @@ def _decode(main: Backend, token_ids: list[int], nums_drafts: Seq[int]) -> Rows:
         main.submit([Chunk(slot, token_ids[: count - num_rows], num_rows=0)]).wait()
         for i, num_drafts in zip(range(count - num_rows, count), nums_drafts, strict=True):
             chunk = [token_ids[i], *token_ids[:num_drafts]]
-            step = main.submit([Chunk(slot, chunk, num_rows=len(chunk))]).wait()
+            step = main.submit([Chunk(slot, chunk, num_rows=len(chunk), generated=True)]).wait()
             rows.append(step.row(0).full().copy())
             slot.trim(i + 1)
     finally:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from outrider.kv import num_common_tokens
+from outrider.kv import mark, num_common_tokens, unmarked
 from outrider.types import NO_PROMPT, Capabilities, Exactness, LogitsRow
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from outrider.types import Chunk, Logits, Prompt
+    from outrider.types import Chunk, Logits, Prompt, RowRule
 
 _MAX_TOKENS = 2048
 
@@ -49,7 +49,7 @@ class FakeSlot:
 
     def publish(self, token_ids: Seq[int]) -> None:
         """Publish the slot's part of committed tokens."""
-        self.num_published = num_common_tokens(self.token_ids, token_ids)
+        self.num_published = num_common_tokens(unmarked(self.token_ids), token_ids)
 
     def close(self) -> None:
         """Release the slot. Published tokens stay in the backend."""
@@ -74,6 +74,8 @@ class FakeBackend:
     that read each token before it. Padding that `use` sets can prevent that::
 
         FakeBackend(16, kernels=lambda rows: 0 if rows % 8 == 0 else rows)
+
+    single_kernels: the same for calls in which each sequence has one row, by the number of sequences.
     """
 
     width = 4
@@ -87,13 +89,16 @@ class FakeBackend:
         memory: int = 2,
         kernels: Callable[[int], int] | None = None,
         attention_kernels: Callable[[int], int] | None = None,
+        single_kernels: Callable[[int], int] | None = None,
         can_pad_apart: bool = False,
+        separate_rules: tuple[RowRule, ...] = (),
         features: tuple[str, ...] = (),
     ) -> None:
         self.features = features
         self.vocab_size, self.seed, self.noise, self.memory = vocab_size, seed, noise, memory
-        self.can_pad_apart = can_pad_apart
+        self.can_pad_apart, self.separate_rules = can_pad_apart, separate_rules
         self._kernels, self._attention_kernels = kernels, attention_kernels
+        self._single_kernels = single_kernels
         self.seconds = 0.0
         self.max_tokens = _MAX_TOKENS
         # By scope: published texts and their shifts.
@@ -102,7 +107,7 @@ class FakeBackend:
         self.num_rows: list[int] = []  # for every call, the rows that it computed, padding included
         self.use(Exactness())
         # A model without kernels calculates in one order.
-        exact = kernels is None and attention_kernels is None
+        exact = kernels is None and attention_kernels is None and single_kernels is None
         self.capabilities = Capabilities(bit_exact_batching=exact, features=features)
 
     def use(self, exactness: Exactness) -> None:
@@ -113,6 +118,8 @@ class FakeBackend:
     def open(self, max_tokens: int, prompt: Prompt = NO_PROMPT) -> FakeSlot:
         """A slot. There is always room, and nothing is evicted."""
         prompt.check_tokens(self)
+        if self.capabilities.marks_answers:
+            prompt = prompt.with_marked_answers()
         text, published = list(prompt.token_ids[:-1]), self.published.get(prompt.cache_scope, [])
         found = max(published, key=lambda each: num_common_tokens(each[0], text), default=([], []))
         num_cached = num_common_tokens(found[0], text)
@@ -127,15 +134,22 @@ class FakeBackend:
             raise AssertionError("a slot appears twice in one call")
         rule = self.capabilities.rows
         counts = [len(chunk.token_ids) for chunk in chunks]
-        self.num_rows.append(rule.num_rows(counts))
-        of_call = self._kernels(self.num_rows[-1]) if self._kernels else 0
+        sequences, num_rows = self._sequences(chunks)
+        self.num_rows.append(num_rows)
+        of_call = self._kernels(num_rows) if self._kernels else 0
+        if self._single_kernels and set(sequences) == {1}:
+            of_call += 100_000 * self._single_kernels(len(sequences))
         rows, features = [], {}
         for chunk, count in zip(chunks, counts, strict=True):
             slot: FakeSlot = chunk.slot
-            of_sequence = self._attention_kernels(rule.sequence(count)) if self._attention_kernels else 0
+            is_separate = rule.separate and chunk.generated
+            num_seen = 1 if is_separate else rule.sequence(count)
+            of_sequence = self._attention_kernels(num_seen) if self._attention_kernels else 0
             if slot.closed or slot.backend is not self or slot.length + len(chunk.token_ids) > slot.max_tokens:
                 raise AssertionError(f"slot closed, foreign or overfilled: {slot}")
-            for i, token_id in enumerate(chunk.token_ids, 1):
+            for i, token_id in enumerate(
+                mark(chunk.token_ids) if is_separate and self.capabilities.marks_answers else chunk.token_ids, 1
+            ):
                 slot.token_ids.append(token_id)
                 slot.shifts.append(1000 * of_call + of_sequence)
                 if i > len(chunk.token_ids) - chunk.num_rows:
@@ -143,8 +157,22 @@ class FakeBackend:
             features[id(slot)] = self._features(slot.token_ids, count, chunk.features)
         return FakeBackend.Step(rows, features)
 
+    def _sequences(self, chunks: Seq[Chunk]) -> tuple[list[int], int]:
+        """The rows of each sequence that the attention sees, and the rows of the call. Both with padding."""
+        rule = self.capabilities.rows
+        counts = [len(chunk.token_ids) for chunk in chunks]
+        if not rule.separate:
+            return [rule.sequence(count) for count in counts], rule.num_rows(counts)
+        both = zip(chunks, counts, strict=True)
+        sequences = [n for chunk, count in both for n in ([1] * count if chunk.generated else [rule.sequence(count)])]
+        num_rows = rule.call(sum(sequences) + (rule.dummy_rows if set(sequences) == {1} else 0))
+        if num_rows > sum(sequences):
+            sequences.append(num_rows - sum(sequences))
+        return sequences, num_rows
+
     def logits_after(self, token_ids: Seq[int]) -> Logits:
-        """float32 [vocab_size] for the token behind these."""
+        """float32 [vocab_size] for the token behind these, which may be marked."""
+        token_ids = unmarked(token_ids)
         key = [len(token_ids), *token_ids[-self.memory :]]
 
         def normal(seed: int) -> Any:
@@ -158,6 +186,7 @@ class FakeBackend:
         """float32 [width], the hidden state `name` of the last of these: its position, its id, and random numbers."""
         if name not in self.features:
             raise AssertionError(f"there is no hidden state {name!r}")
+        token_ids = unmarked(token_ids)
         position, latest = len(token_ids) - 1, [*token_ids[-self.memory :]]
         others = np.random.default_rng([self.seed, *name.encode(), *latest]).standard_normal(self.width - 2)
         return np.array([position, token_ids[-1], *others], dtype=np.float32)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass, field
+import itertools
+import operator
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from outrider.errors import RequestError
@@ -62,6 +64,7 @@ class FixedShape:
 
 
 _MOST = 64  # the most that rows are rounded up to
+_MOST_DUMMIES = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,16 +90,28 @@ class RowRule:
     sequence: rounds the rows of each sequence. call: rounds the rows of the whole call, after `sequence`. logits:
     rounds the rows of logits. apart: only the attention is padded per sequence. The products with weights, which take
     most of the time, are not.
+
+    separate: each token of an answer is a row that the attention sees as a sequence of its own, so that it is always
+    calculated by the kernel for single rows. `sequence` then rounds the pieces of prompts. Their keys and values have
+    other bits, so a prefix from the cache has to be read in the same way. dummy_rows: of a sequence that is added to
+    each call without a piece of a prompt: kernels for single rows alone may divide the work by how many there are.
     """
 
     sequence: Rounding = field(default_factory=Rounding)
     call: Rounding = field(default_factory=Rounding)
     logits: Rounding = field(default_factory=Rounding)
     apart: bool = False
+    separate: bool = False
+    dummy_rows: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.dummy_rows <= _MOST_DUMMIES:
+            raise ValueError(f"there are from 0 to {_MOST_DUMMIES} dummy rows")
 
     def num_rows(self, counts: Iterable[int]) -> int:
-        """Rows that a call computes for sequences with `counts` rows each."""
-        return self.call(sum(counts if self.apart else map(self.sequence, counts)))
+        """Rows that a call computes for answers with `counts` rows each."""
+        is_padded = not (self.apart or self.separate)
+        return self.call(sum(map(self.sequence, counts) if is_padded else counts) + self.dummy_rows)
 
     @property
     def num_spare(self) -> int:
@@ -105,6 +120,8 @@ class RowRule:
         return most[0] + max(most[1:])
 
     def __str__(self) -> str:
+        if self.separate:
+            return "each row of an answer read alone" + (f", {self.call.least} a call" if self.call.least > 1 else "")
         multiple = max(self.sequence.multiple, self.call.multiple)
         if multiple > 1:
             return f"rows in multiples of {multiple}"
@@ -151,6 +168,11 @@ class Capabilities:
     fixed: FixedShape | None = None  # None: chunks and slots may have any size that fits
     features: tuple[str, ...] = ()  # hidden states that a chunk can ask for
 
+    @property
+    def marks_answers(self) -> bool:
+        """Whether the prefix cache tells tokens of answers from those of prompts: where their bits differ."""
+        return self.rows.separate and self.bit_exact_batching
+
 
 @dataclass(frozen=True, slots=True)
 class Span:
@@ -176,13 +198,33 @@ class Span:
 class Prompt:
     """The input that a sequence begins with.
 
+        engine.generate(Prompt(token_ids, answers=((12, 40),)))
+
     scope: what keys and values depend on besides the tokens, such as an adapter or an image. Cached prefixes are shared
-    within one scope only. embeds: embeddings to read instead of tokens; no backend here reads any yet.
+    within one scope only. embeds: embeddings to read instead of tokens; no backend here reads any yet. answers: the
+    parts, each from one position up to another and ascending, that are earlier answers of this model. They are read as
+    they were generated. So they are found in the prefix cache, and a text that is continued goes on as it would have.
+    counted: whether it is a request, for the statistics of the prefix cache.
     """
 
     token_ids: Seq[int]
     scope: bytes = b""
     embeds: tuple[Span, ...] = ()
+    answers: tuple[tuple[int, int], ...] = ()
+    counted: bool = True
+
+    def __post_init__(self) -> None:
+        if not self.answers:
+            return
+        try:
+            edges = (0, *(operator.index(edge) for begin, end in self.answers for edge in (begin, end)))
+        except (TypeError, ValueError):
+            edges = (0, -1)
+        if any(later < earlier for earlier, later in itertools.pairwise((*edges, len(self.token_ids)))):
+            raise RequestError(
+                f"answers={self.answers!r} are not parts of a prompt of {len(self.token_ids):,} tokens. Give each as "
+                "(begin, end), in the order of the text."
+            )
 
     @property
     def cache_scope(self) -> bytes:
@@ -191,6 +233,15 @@ class Prompt:
             return self.scope
         spans = [(span.begin, len(span.embeds), span.key) for span in self.embeds]
         return hashlib.sha256(repr((self.scope, spans)).encode()).digest()
+
+    def with_marked_answers(self) -> Prompt:
+        """The prompt with the answers' tokens as they are in the prefix cache of a backend with separate rows."""
+        if not self.answers:
+            return self
+        token_ids = list(self.token_ids)
+        for begin, end in self.answers:
+            token_ids[begin:end] = [~token_id for token_id in token_ids[begin:end]]  # as `kv.mark`
+        return replace(self, token_ids=token_ids)
 
     def check_tokens(self, backend: object) -> None:
         """Raise RequestError if there are embeds. For backends that read token ids only, such as `backend`."""
@@ -265,7 +316,7 @@ class Chunk:
     features: names from `Capabilities.features`: hidden states that are wanted for all tokens. parents: None for a
     chain, in which each token follows the one before. Several candidates form one tree, [n]: for each token the index
     in this chunk of its parent, −1 for the slot's newest token; parents come before children. No backend here evaluates
-    trees yet.
+    trees yet. generated: whether these are tokens of an answer, not of a prompt; see `RowRule.separate`.
     """
 
     slot: Any  # the backend's own kind of Slot
@@ -273,6 +324,7 @@ class Chunk:
     num_rows: int
     features: tuple[str, ...] = ()
     parents: list[int] | None = None
+    generated: bool = False
 
     def check_chain(self, backend: object) -> None:
         """Raise RequestError if this is a tree. For backends that evaluate chains only, such as `backend`."""
@@ -352,6 +404,10 @@ class PaddedBackend(Backend, Protocol):
 
     exactness: Exactness  # as given to `use`
     can_pad_apart: bool  # whether `RowRule.apart` is possible
+
+    @property
+    def separate_rules(self) -> Seq[RowRule]:
+        """The rules with `RowRule.separate` that are possible, the cheapest first."""
 
     def use(self, exactness: Exactness) -> None:
         """Pad calls by this rule from now on, and report this exactness. Not while slots are open."""

@@ -24,15 +24,27 @@ class Sequence:
     """One request's committed tokens: the prompt, then the answer. Draft tokens enter only when accepted.
 
     references: other texts that a drafter may copy from, as `outrider.drafters.References`. scope: the prompt's.
+    answers: see `Prompt.answers`; ascending.
     """
 
     token_ids: list[int]
     num_prompt_tokens: int
     references: tuple[Any, ...] = ()
     scope: bytes = b""
+    answers: tuple[tuple[int, int], ...] = ()
 
     def __len__(self) -> int:
         return len(self.token_ids)
+
+    def next_piece(self, begin: int, most: int) -> tuple[list[int], bool]:
+        """Up to `most` tokens from position `begin` on, and whether they are tokens of an answer: all are, or none."""
+        end = min(begin + most, len(self.token_ids))
+        for first, last in (*self.answers, (self.num_prompt_tokens, len(self.token_ids))):
+            if begin < first:
+                return self.token_ids[begin : min(end, first)], False
+            if begin < last:
+                return self.token_ids[begin : min(end, last)], True
+        return self.token_ids[begin:end], False
 
     @property
     def generated_token_ids(self) -> list[int]:

@@ -82,9 +82,11 @@ def _converse(folder: Path, config: Config, count: int) -> dict[str, Any]:
         if i < count:
             prompt = next(texts)[:_PROMPT]
             ages[i] = prompt + engine.generate(prompt, **options).token_ids
+            engine.settle()
         if i >= _BETWEEN:
             text = ages.pop(i - _BETWEEN)
             second.append(engine.generate(text + next(texts)[:_QUESTION], **options).stats)
+            engine.settle()
         peak = max(peak, resident_bytes())
     return {
         "num_conversations": count,
@@ -107,12 +109,15 @@ def _time_long(engine: Engine) -> dict[str, Any]:
     length = min(_LONG, engine.max_tokens - _QUESTION - 2 * _ANSWER)
     prompt = next(texts)[:length]
     text = prompt + engine.generate(prompt, **options).token_ids
+    engine.settle()
     taken_up, read_again = [], []
     for _ in range(_REPEATS):
         question = next(texts)[:_QUESTION]
         taken_up.append(engine.generate(text + question, **options).stats)
+        engine.settle()
         other = next(texts)[:1] + text[1:]  # another first token, so that no prefix is cached
         read_again.append(engine.generate(other + question, **options).stats)
+        engine.settle()
     seconds = [statistics.median(s.time_to_first_token for s in stats) for stats in (taken_up, read_again)]
     return {
         "prompt_tokens": length + _ANSWER + _QUESTION,

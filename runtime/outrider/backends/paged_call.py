@@ -1,0 +1,106 @@
+"""The inputs of a call of a model with paged attention."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from outrider.backends.paged_cache import SCRATCH
+from outrider.backends.paged_graph import ROWS
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence as Seq
+
+    from numpy.typing import NDArray
+
+    from outrider.types import Chunk, RowRule
+
+
+@dataclass(slots=True)
+class PagedCall:
+    """Chunks of one or several slots, end to end, padded by a rule.
+
+        PagedCall.of(chunks, rule, block_size=32).inputs()    # by name; see `to_paged_attention`
+
+    The attention works on sequences: rows, their number of earlier tokens and their blocks. A chunk is a sequence.
+    Where the rule separates rows, each token of an answer is a sequence of one row instead. Its earlier tokens include
+    those of the same call, because all keys and values are written to the cache before any row reads them.
+    """
+
+    block_size: int
+    token_ids: list[int] = field(default_factory=list)
+    positions: list[int] = field(default_factory=list)
+    rows: list[int] = field(default_factory=list)  # of logits
+    past_lens: list[int] = field(default_factory=list)
+    begins: list[int] = field(default_factory=lambda: [0])
+    blocks: list[NDArray[np.int32]] = field(default_factory=list)
+    longest: int = 0
+
+    @classmethod
+    def of(cls, chunks: Seq[Chunk], rule: RowRule, block_size: int) -> PagedCall:
+        """A call with these chunks and all padding."""
+        call = cls(block_size)
+        if not rule.separate:
+            counts = [rule.sequence(len(chunk.token_ids)) for chunk in chunks]
+            counts[-1] += rule.call(sum(counts)) - sum(counts)
+            for chunk, count in zip(chunks, counts, strict=True):
+                call._add(chunk, count)
+        else:
+            for chunk in chunks:
+                call._add(chunk, 1 if chunk.generated else rule.sequence(len(chunk.token_ids)))
+            num_rows = len(call.token_ids)
+            num_dummies = 0 if call._has_several_in_one else rule.dummy_rows
+            call._add_dummy(rule.call(num_rows + num_dummies) - num_rows)
+        # Not every device takes a call without rows of logits.
+        call.rows.extend([call.rows[-1] if call.rows else 0] * (rule.logits(len(call.rows)) - len(call.rows)))
+        return call
+
+    def inputs(self) -> dict[str, NDArray[Any]]:
+        """The arrays by the names of the model's inputs."""
+        block_begins = [0, *itertools.accumulate(map(len, self.blocks))]
+        return {
+            "input_ids": np.array(self.token_ids, dtype=np.int64),
+            "position_ids": np.array(self.positions, dtype=np.int64),
+            "past_lens": np.array(self.past_lens, dtype=np.int32),
+            "subsequence_begins": np.array(self.begins, dtype=np.int32),
+            "block_indices_begins": np.array(block_begins, dtype=np.int32),
+            "block_indices": np.concatenate(self.blocks),
+            "max_context_len": np.array(self.longest, dtype=np.int32),
+            ROWS: np.array(self.rows, dtype=np.int64),
+        }
+
+    @property
+    def _has_several_in_one(self) -> bool:
+        """Whether a sequence has several rows."""
+        return len(self.token_ids) > len(self.past_lens)
+
+    def _add(self, chunk: Chunk, num_rows: int) -> None:
+        """Add a chunk: as one sequence, padded to `num_rows`, or if these are fewer, one sequence for each token."""
+        past, count = chunk.slot.length, len(chunk.token_ids)
+        self.token_ids.extend(chunk.token_ids)
+        self.positions.extend(range(past, past + count))
+        self.rows.extend(range(len(self.token_ids) - chunk.num_rows, len(self.token_ids)))
+        if num_rows < count:
+            for i in range(count):
+                self._add_sequence(past + i, 1, chunk.slot.blocks)
+            return
+        # Padding has the last token's position: the model's context may end there.
+        self.token_ids.extend([0] * (num_rows - count))
+        self.positions.extend([past + count - 1] * (num_rows - count))
+        self._add_sequence(past, num_rows, chunk.slot.blocks)
+
+    def _add_dummy(self, num_rows: int) -> None:
+        """Add rows of no slot, without earlier tokens, so that the attention takes no time for them."""
+        if num_rows:
+            self.token_ids.extend([0] * num_rows)
+            self.positions.extend(range(num_rows))
+            self._add_sequence(0, num_rows, SCRATCH)
+
+    def _add_sequence(self, past: int, num_rows: int, blocks: NDArray[np.int32]) -> None:
+        self.past_lens.append(past)
+        self.begins.append(self.begins[-1] + num_rows)
+        self.blocks.append(blocks[: -(-(past + num_rows) // self.block_size)])
+        self.longest = max(self.longest, past + num_rows)
