@@ -12,7 +12,7 @@ import openvino as ov
 
 from outrider.backends.call_end import CallEnd
 from outrider.backends.devices import find_name
-from outrider.backends.paged_cache import SCRATCH, PagedCache, PagedSlot, blocks_to_allocate, bytes_of
+from outrider.backends.paged_cache import PagedCache, PagedSlot, blocks_to_allocate, bytes_of
 from outrider.backends.paged_call import PagedCall
 from outrider.backends.paged_graph import add_top_logits, gather_rows, to_paged_attention
 from outrider.backends.paged_step import Outputs
@@ -205,7 +205,7 @@ class OpenVINOPaged:
         """
         self._cache = PagedCache(
             self._caches,
-            max(1, max_tokens // self.block_size - len(SCRATCH)),
+            max(1, max_tokens // self.block_size),
             self.block_size,
             device=self.device,
             context=None if self.device.startswith("CPU") else self._compiled.get_context(),
@@ -233,8 +233,7 @@ class OpenVINOPaged:
     def tokens_for(self, max_tokens: int) -> int:
         """The argument for `allocate` with which one slot can have `max_tokens`: whole blocks, and room to grow."""
         num_blocks = -(-(max_tokens + self._num_spare) // self.block_size)
-        num_blocks = blocks_to_allocate(num_blocks, len(self._caches), grows=self._made_cache.grows)
-        return (num_blocks + len(SCRATCH)) * self.block_size
+        return blocks_to_allocate(num_blocks, len(self._caches), grows=self._made_cache.grows) * self.block_size
 
     def open(self, max_tokens: int, prompt: Prompt = NO_PROMPT) -> PagedSlot | None:
         """A slot with room for `max_tokens`, started from the prompt's longest cached prefix; None if it is full."""

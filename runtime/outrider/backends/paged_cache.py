@@ -42,8 +42,8 @@ class PagedCache:
     memory is taken at once. So the cache starts small there and grows tensor by tensor. Only one tensor then exists
     twice, and room for that is left.
 
-    ports: the compiled model's inputs for the cache, by name. num_blocks: what fits in the budget. context: of the
-    device; None for the host. grows: whether the cache grows; by default on devices only.
+    ports: the compiled model's inputs for the cache, by name. num_blocks: what fits in the budget, besides `SCRATCH`.
+    context: of the device; None for the host. grows: whether the cache grows; by default on devices only.
 
     Raises:
         DeviceError: when there is no room for it.

@@ -109,9 +109,9 @@ class RowRule:
             raise ValueError(f"there are from 0 to {_MOST_DUMMIES} dummy rows")
 
     def num_rows(self, counts: Iterable[int]) -> int:
-        """Rows that a call computes for answers with `counts` rows each."""
+        """Rows that a call computes for answers with `counts` rows each, without the dummy rows of every call."""
         is_padded = not (self.apart or self.separate)
-        return self.call(sum(map(self.sequence, counts) if is_padded else counts) + self.dummy_rows)
+        return self.call(sum(map(self.sequence, counts) if is_padded else counts))
 
     @property
     def num_spare(self) -> int:
@@ -210,7 +210,7 @@ class Prompt:
     token_ids: Seq[int]
     scope: bytes = b""
     embeds: tuple[Span, ...] = ()
-    answers: tuple[tuple[int, int], ...] = ()
+    answers: Seq[tuple[int, int]] = ()
     counted: bool = True
 
     def __post_init__(self) -> None:

@@ -31,7 +31,7 @@ class Sequence:
     num_prompt_tokens: int
     references: tuple[Any, ...] = ()
     scope: bytes = b""
-    answers: tuple[tuple[int, int], ...] = ()
+    answers: Seq[tuple[int, int]] = ()
 
     def __len__(self) -> int:
         return len(self.token_ids)
