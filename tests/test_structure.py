@@ -34,6 +34,7 @@ LAYERS = [
     {"admission", "draft_models", "drafter_registry"},
     {"loading"},
     {"setting"},
+    {"reference"},
     {"controller", "request_queue"},
     {"loop", "trace"},
     {"drafting"},

@@ -63,7 +63,9 @@ class Rereading:
                 main.submit([Chunk(self._slot, token_ids[begin : begin + _PIECE], num_rows=0)]).wait()
         except Exception as error:  # requests are not affected: they read what is not in the cache
             log.warning("An answer could not be read again: %r", error)
-            self._slot = None
+            slot, self._slot = self._slot, None
+            if slot is not None:
+                slot.close()
         if self._slot is None or self._slot.length == len(token_ids):
             self.pause()
             self._texts.popleft()

@@ -18,24 +18,20 @@ import warnings
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-import numpy as np
 import openvino as ov
 
 from outrider import saved
 from outrider.backends.processor import find_processor
 from outrider.config import PRECISIONS
-from outrider.errors import BundleError, DeviceError, ExactnessWarning, one_line
+from outrider.errors import DeviceError, ExactnessWarning, one_line
 from outrider.measure import TRIAL_TOKENS, measure_exactness, time_calls
 from outrider.measure.cost import FAR, NEAR
 from outrider.part import machine
-from outrider.text import Tokenizer
-from outrider.types import Chunk, Exactness, Rounding, RowRule
+from outrider.reference import GROUP_SIZE, Reference
+from outrider.types import Exactness, Rounding, RowRule
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from collections.abc import Sequence as Seq
-
-    from numpy.typing import NDArray
 
     from outrider.config import DeviceConfig
     from outrider.part import Part
@@ -44,22 +40,11 @@ if TYPE_CHECKING:
 log = logging.getLogger("outrider")
 
 _THREADS = "INFERENCE_NUM_THREADS"
-GROUP_SIZE = "DYNAMIC_QUANTIZATION_GROUP_SIZE"
 # Nats: the mean over a text's tokens of KL(logits in f32 without dynamic quantisation ‖ logits). The loss of 8-bit
 # weights is of this size. Groups of 32 lose 0.001 to 0.003, of 128 0.004 to 0.008, of 512 0.022 to 0.027.
 MAX_KL = 0.01
 SMALL = 16_000_000  # bytes of a model's files; below this, trying settings does not pay
 
-_SAMPLE = """The harbour was quiet when the last boat came in. Two men tied it to the wall and carried the boxes up
-the steps, one after the other, without a word. "How many today?" asked the woman at the scale. "Forty-one," said the
-older one, "and three of them are small." She wrote the number into her book, and under it the date, as she had done
-for twenty years. Then she looked at the sky. "It will be less tomorrow," she said. "Go home and sleep."
-
-def total(prices: list[float], rate: float = 0.2) -> float:
-    \"\"\"The sum of the prices with tax.\"\"\"
-    return sum(price * (1 + rate) for price in prices)
-"""
-_NUM_SAMPLED, _NUM_LEFT_OUT = 96, 16  # tokens of it that are read; the first of these are not compared
 # The calls that score a setting, as (tokens, context), and how often each is made. Main model: a prompt of 256 tokens
 # and 60 rounds, half of them with drafts. Draft model: as many rounds of three draft tokens. With short and long
 # contexts, as the speed of attention depends on the precision, too.
@@ -202,7 +187,7 @@ def _choose(part: Part, device: str, own: DeviceConfig) -> tuple[Choice, Compile
         gc.collect()
     trials.sort(key=lambda trial: trial.score)
     unpadded = {str(trial.setting): trial for trial in trials}
-    reference = _Reference(part, device, own)
+    reference = Reference(part, device, own)
     found = _examine(part, device, own, trials, reference)
     # If none is exact: the fastest that is near enough to f32. If there is none either: the first candidate.
     fine = min(trials, key=lambda trial: (_RANK.get(trial.verdict, len(_RANK)), trial.score))
@@ -238,7 +223,7 @@ def _try(part: Part, device: str, own: DeviceConfig, setting: Setting) -> Trial:
 
 
 def _examine(
-    part: Part, device: str, own: DeviceConfig, trials: list[Trial], reference: _Reference
+    part: Part, device: str, own: DeviceConfig, trials: list[Trial], reference: Reference
 ) -> CompiledModel | None:
     """Measure the accuracy and the padding of the fastest settings, until one is chosen.
 
@@ -355,54 +340,3 @@ def _score(part: Part, seconds: dict[int, float]) -> float:
 
 def _calls(part: Part) -> dict[tuple[int, int], int]:
     return _MAIN_CALLS if part.is_main else _DRAFT_CALLS
-
-
-class _Reference:
-    """The logits of a text in f32 without dynamic quantisation, calculated at the first use."""
-
-    def __init__(self, part: Part, device: str, own: DeviceConfig) -> None:
-        self._part, self._device = part, device
-        properties = {**own.properties, GROUP_SIZE: 0}
-        self._options = dataclasses.replace(own, precision="f32", cache_precision="f32", properties=properties)
-        self._token_ids = _sample(part)
-        self._logprobs: NDArray[np.float64] | None = None
-
-    def kl(self, backend: CompiledModel) -> float:
-        """The mean KL divergence of a backend's distributions from the reference's, in nats."""
-        if self._logprobs is None:
-            own = self._part.compile(self._options, self._device)
-            own.allocate(_NUM_SAMPLED)
-            self._logprobs = _logprobs(own, self._token_ids)
-        here = _logprobs(backend, self._token_ids)
-        return float((np.exp(self._logprobs) * (self._logprobs - here)).sum(axis=1).mean())
-
-
-def _logprobs(backend: CompiledModel, token_ids: Seq[int]) -> NDArray[np.float64]:
-    """The next token's log-probabilities, float64 [n, vocab_size], behind all tokens but the first few.
-
-    The first few are left out: they attract all attention, whatever they are.
-    """
-    slot = backend.open(len(token_ids))
-    if slot is None:
-        raise RuntimeError("settings are tried while nothing runs")
-    count = len(token_ids) - _NUM_LEFT_OUT
-    step = backend.submit([Chunk(slot, token_ids, num_rows=count)]).wait()
-    logits = np.array([step.row(i).full() for i in range(count)], dtype=np.float64)
-    slot.close()
-    logits -= logits.max(axis=1, keepdims=True)
-    logprobs: NDArray[np.float64] = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
-    return logprobs
-
-
-def _sample(part: Part) -> list[int]:
-    """Tokens of a text if the bundle's tokenizer is the model's; otherwise random tokens."""
-    vocab_size, found = min(part.model.vocab_size, part.model.geometry.logits_width), []
-    main = part.bundle.manifest.main
-    if part.model.vocab_sha256 == main.vocab_sha256 and part.bundle.tokenizer_path.is_dir():
-        try:
-            found = [i for i in Tokenizer(part.bundle.tokenizer_path).encode(_SAMPLE) if i < main.vocab_size]
-        except BundleError:
-            found = []
-    if len(found) < _NUM_SAMPLED // 2:
-        found = np.random.default_rng(0).integers(vocab_size, size=_NUM_SAMPLED).tolist()
-    return found[:_NUM_SAMPLED]

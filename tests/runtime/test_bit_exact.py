@@ -204,6 +204,13 @@ def test_an_answer_in_the_cache_is_found_as_an_answer(
         slot.close()
 
 
+def test_rows_that_share_a_quantised_block_are_not_written_alone(openvino_bundle: Bundle) -> None:
+    main = openvino_bundle.manifest.main
+    made = OpenVINOPaged(openvino_bundle.model_path(main), vocab_size=main.vocab_size, cache_precision="u8")
+    assert made.cache_precision == "u8"
+    assert made.separate_rules == ()
+
+
 RULES = [
     RowRule(),
     RowRule(sequence=Rounding(2)),

@@ -11,8 +11,9 @@ import pytest
 
 import outrider
 from outrider.bench.cache import conversations
+from outrider.rereading import Rereading
 from outrider.testing import FakeBackend, ToyTokenizer, save_toy_bundle
-from outrider.types import Chunk, Prompt, Span
+from outrider.types import Chunk, Prompt, Sequence, Span
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -103,6 +104,34 @@ def test_a_request_that_comes_meanwhile_takes_what_was_read_again(toy_bundle: Bu
     engine.settle()
     assert engine.cache["main"].num_used_tokens == 0
     assert engine.generate([*text, 1, *result.token_ids, 2], max_new_tokens=1).stats.num_cached_tokens == len(text) + 20
+
+
+def test_an_answer_that_cannot_be_read_again_costs_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    class Broken(FakeBackend):
+        def submit(self, chunks: Any) -> Any:
+            raise outrider.DeviceError("gone")
+
+    rereading, backend = Rereading(), Broken(16)
+    rereading.add(Sequence([1, 2, 3, 4], 2))
+    assert rereading.is_due
+    opened: list[Any] = []
+    open_it, backend.open = backend.open, lambda *args: opened.append(open_it(*args)) or opened[-1]  # type: ignore[method-assign, func-returns-value]
+    rereading.read_on(backend)
+    assert not rereading.is_due
+    assert not rereading.has_begun
+    assert [slot.closed for slot in opened] == [True]
+    assert "could not be read again: DeviceError('gone')" in caplog.text
+    backend.open = lambda *_: None
+    rereading.add(Sequence([1, 2, 3, 4], 2))
+    rereading.read_on(backend)  # there is no room
+    assert not rereading.is_due
+
+
+def test_what_needs_no_second_reading() -> None:
+    rereading = Rereading()
+    rereading.add(Sequence([1, 2, 3], 3))  # nothing was generated
+    rereading.add(Sequence([1, 2, 3, 4], 3, answers=((1, 2),)))  # the app says which parts are answers
+    assert not rereading.is_due
 
 
 @pytest.mark.parametrize("answers", [((3, 2),), ((0, 9),), ((0, 2), (1, 3)), ((-1, 2),), (("a", 2),), ((1,),), (5,)])

@@ -118,7 +118,7 @@ def test_the_first_token_of_a_copy_has_a_record_of_its_own() -> None:
     for proposed, goes_on in ((wrong, False), (copy, True), (wrong, False)):
         answer.copy, answer.copied_at = proposed, len(sequence)
         sequence.token_ids.extend([4])
-        answer.judge_copy(sequence)
+        answer.observe_copy(sequence)
         assert answer.goes_on == goes_on
     # A wrong first token, a right first token, and a wrong token after a right copy.
     assert sum(answer.record.first_copies.seen) == pytest.approx(2, abs=0.01)
@@ -144,7 +144,7 @@ def test_what_drafters_have_earned_is_kept(tmp_path: Path) -> None:
     records = Records(file)
     assert records.is_new
     for _ in range(50):
-        records.of(Greedy()).judge(Draft([1, 2, 3], confidences=[0.8] * 3), 0)
+        records.of(Greedy()).observe(Draft([1, 2, 3], confidences=[0.8] * 3), 0)
     records.save()  # not a moment after the last time
     assert file.read() is None
     records.save(at_once=True)

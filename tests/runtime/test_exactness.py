@@ -92,6 +92,13 @@ def test_where_single_rows_divide_the_work_others_are_put_beside_them() -> None:
     assert measure_exactness(many).rule == replace(AMONG, sequence=Rounding(2))
 
 
+def test_rows_are_read_alone_though_they_seem_alike() -> None:
+    """Threads that take work as they are free change bits now and then, which a measurement may miss."""
+    found = measure_exactness(FakeBackend(40, separate_rules=(AMONG,)))
+    assert found.groups == (ROWS,)
+    assert found.rule == replace(AMONG, sequence=Rounding(2))
+
+
 def test_an_answer_is_told_from_a_prompt_in_the_prefix_cache() -> None:
     """Else a text that comes back as a prompt would be continued with other bits when it is in the cache."""
     backend = FakeBackend(40, attention_kernels=alone, separate_rules=(SEPARATE,))

@@ -16,6 +16,7 @@ from outrider.backends.paged_cache import PagedCache, PagedSlot, blocks_to_alloc
 from outrider.backends.paged_call import PagedCall
 from outrider.backends.paged_graph import add_top_logits, gather_rows, to_paged_attention
 from outrider.backends.paged_step import Outputs
+from outrider.config import PRECISIONS
 from outrider.errors import BundleError, DeviceError, OptionError, one_line
 from outrider.kv import mark
 from outrider.types import NO_PROMPT, Capabilities, Chunk, Exactness, Rounding, RowRule
@@ -140,16 +141,19 @@ class OpenVINOPaged:
         """Rules that keep the CPU plugin from dividing a sequence's blocks among threads, which changes bits.
 
         It does so in calls that have fewer sequences than threads, each of one row (`PagedAttention`, as of OpenVINO
-        2026.4). So calls have as many, or one sequence with two rows.
+        2026.4). So calls have as many, or one sequence with two rows. None for a quantised cache: there, rows that are
+        written to one block at the same time would round each other's numbers.
         """
+        if self.cache_precision not in PRECISIONS:
+            return ()
         among = RowRule(separate=True, dummy_rows=2)
         if self._num_threads > _FEW_THREADS:
             return (among,)
-        return RowRule(separate=True, call=Rounding(_FEW_THREADS)), among
+        return RowRule(separate=True, call=Rounding(self._num_threads)), among
 
     @property
     def _num_threads(self) -> int:
-        return int(self.fingerprint.get("INFERENCE_NUM_THREADS", _FEW_THREADS))
+        return int(self.fingerprint.get("INFERENCE_NUM_THREADS", 1))
 
     def use(self, exactness: Exactness) -> None:
         """Pad calls by this rule from now on, and report this exactness. Not while slots are open."""

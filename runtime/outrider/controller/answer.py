@@ -91,7 +91,7 @@ class Answer:
         for i, confidence in enumerate(confidences_of(turn.draft)[: num_accepted + 1]):  # others were not verified
             self.model_luck.add(self.record.model.chance(confidence), happened=i < num_accepted)
             self.model.add(i < num_accepted)
-        self.record.judge(turn.draft, num_accepted)
+        self.record.observe(turn.draft, num_accepted)
         self.worked = num_accepted > 0
         if self.worked:
             self.waited = self.patience = _FIRST_PROBE  # try again at once
@@ -116,7 +116,7 @@ class Answer:
         factor = min(self.luck.factor, 1.0) if careful else self.luck.factor  # a few accepted tokens prove nothing
         return [min(chance * factor, 1.0) for chance in chances]
 
-    def judge_copy(self, sequence: Sequence) -> None:
+    def observe_copy(self, sequence: Sequence) -> None:
         """Learn from the last copy, proposed or not, by comparing it with the committed tokens."""
         committed = sequence.token_ids[self.copied_at :]
         records = self._copy_records(len(self.copy))

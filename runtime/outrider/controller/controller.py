@@ -167,7 +167,7 @@ class Controller:
         budget = 0.0
         for request, copy in zip(requests, copies, strict=True):
             answer = self._answers[request.sequence]
-            answer.judge_copy(request.sequence)
+            answer.observe_copy(request.sequence)
             answer.copy, answer.copied_at = copy, len(request.sequence)
             confidences = confidences_of(copy)[: min(request.limit, LONGEST)]
             sure.append(answer.copy_chances(confidences, careful=True))

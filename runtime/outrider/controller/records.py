@@ -34,7 +34,7 @@ class Record:
     model_share: Share = field(default_factory=lambda: Share(0.7, weight=10.0, memory=0.999))
     length: Share = field(default_factory=lambda: Share(64.0, weight=1.0, memory=0.9))
 
-    def judge(self, draft: Draft, num_accepted: int) -> None:
+    def observe(self, draft: Draft, num_accepted: int) -> None:
         """Take in the outcome of a draft of the model: its tokens up to the first rejected one."""
         for i, confidence in enumerate(confidences_of(draft)[: num_accepted + 1]):
             self.model.observe(confidence, accepted=i < num_accepted)

@@ -84,14 +84,15 @@ def _rules(backend: PaddedBackend, groups: Seq[Seq[int]]) -> Iterator[RowRule]:
     least = _least(groups)
     if least is not None:
         logits = Rounding(_least(_groups(backend, [(max(_LOGITS_ROWS) + 1, rows) for rows in _LOGITS_ROWS])) or 1)
-        if least == 1:
-            yield RowRule(logits=logits)
+        # Before no rule at all: measuring may miss a difference where kernels divide the work as threads are free.
         for rule in backend.separate_rules:
             separate = replace(rule, sequence=Rounding(max(least, 2)), logits=logits)
             backend.use(Exactness(rule=separate))
             of_call = _least(_groups(backend, _SQUARE, generated=True))
             if of_call is not None:
                 yield replace(separate, call=Rounding(max(of_call, rule.call.least)))
+        if least == 1:
+            yield RowRule(logits=logits)
         if backend.can_pad_apart:
             # Attention gets at least two rows. The matrix products may need more padding, or none.
             apart = RowRule(sequence=Rounding(2), logits=logits, apart=True)

@@ -92,9 +92,9 @@ class RowRule:
     most of the time, are not.
 
     separate: each token of an answer is a row that the attention sees as a sequence of its own, so that it is always
-    calculated by the kernel for single rows. `sequence` then rounds the pieces of prompts. Their keys and values have
-    other bits, so a prefix from the cache has to be read in the same way. dummy_rows: of a sequence that is added to
-    each call without a piece of a prompt: kernels for single rows alone may divide the work by how many there are.
+    calculated by the kernel for single rows. `sequence` then rounds the pieces of prompts. Keys and values of answers
+    have other bits than those of prompts, and the prefix cache tells them apart. dummy_rows: of a sequence that is
+    added to each call without a piece of a prompt, because kernels may divide the work by how many rows are alone.
     """
 
     sequence: Rounding = field(default_factory=Rounding)

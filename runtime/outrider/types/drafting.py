@@ -26,8 +26,8 @@ class Committed:
     token_ids: [k], the committed tokens that the main model has read in this round: a piece of the prompt, or the
     newest token before the round and the accepted draft tokens. Their positions follow those of the round before. The
     sequence already has them and, behind them, its newest token, recovered or bonus, which is read next.
-    path: the indices of the accepted draft tokens; empty if no draft was judged. If the answer ended within the draft,
-    the path still has the accepted tokens behind that end: it shows how good the draft was.
+    path: the indices of the accepted draft tokens; empty if no draft was verified. If the answer ended within the
+    draft, the path still has the accepted tokens behind that end: it shows how good the draft was.
     features: float32 [k, width], the main model's hidden states of these tokens, as the drafter's `Requirements` ask
     for; None if they ask for none. Valid until the main model's next call.
     """
@@ -41,7 +41,7 @@ class Committed:
 class Requirements:
     """What a drafter needs besides tokens.
 
-    features: names from the main model's `Capabilities.features`. trees: whether drafts have to be judged as trees.
+    features: names from the main model's `Capabilities.features`. trees: whether drafts have to be verified as trees.
     """
 
     features: tuple[str, ...] = ()
