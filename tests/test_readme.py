@@ -56,6 +56,7 @@ def test_its_figures_are_those_of_the_benchmarks() -> None:
         "Outrider, draft model, 3 tokens": "draft model, 3 tokens",
         "openvino-genai, draft model, 3 tokens": "openvino-genai, draft model, 3",
         "openvino-genai, prompt lookup, 5 tokens": "openvino-genai, prompt lookup, 5",
+        "openvino-genai, plain": "openvino-genai, plain",
     }
     full = {row[0].strip("| "): row for row in table("## OpenVINO, 30 prompts", BENCHMARKS)}
     shown = table("# Outrider", f"\n{README}")
