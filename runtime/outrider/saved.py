@@ -29,6 +29,8 @@ T = TypeVar("T")
 class SavedValue(Generic[T]):
     """A value in a file of its own. key: everything that the value depends on. kind: the value's type.
 
+    A value that was saved when the type had other fields is not read: it would lack what they say.
+
     value = SavedValue(FOLDER / "verdicts", {"device": "GPU", "driver": "1.2"}, Verdict)
     value.read() or value.write(find_out())
     """
@@ -44,7 +46,8 @@ class SavedValue(Generic[T]):
 
     @property
     def _key(self) -> str:
-        return json.dumps(self.key, sort_keys=True, default=str)
+        fields = hashlib.sha256(msgspec.json.encode(msgspec.json.schema(self.kind))).hexdigest()[:8]
+        return json.dumps({**self.key, "fields": fields}, sort_keys=True, default=str)
 
     def read(self) -> T | None:
         """The saved value; None if there is none, or the file is damaged.

@@ -6,6 +6,7 @@ import json
 import math
 import subprocess
 import sys
+from dataclasses import make_dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, cast
 
@@ -32,6 +33,15 @@ if TYPE_CHECKING:
 
 COST = PassCost(MAIN_ROWS, (0.1,) * len(MAIN_ROWS), (0.2,) * len(MAIN_ROWS))
 VALUES = (COST, Contention(1.5, 2.0), Verdict(False, "it fell"))
+
+
+def test_a_value_of_another_shape_is_not_read(tmp_path: Path) -> None:
+    """As after an update: a field that is not in the file would silently have its default."""
+    old, new = (make_dataclass("Made", fields) for fields in ([("a", int, 1)], [("a", int, 1), ("b", int, 2)]))
+    SavedValue(tmp_path, {}, old).write(old(5))
+    assert SavedValue(tmp_path, {}, old).read() == old(5)
+    assert SavedValue(tmp_path, {}, new).read() is None
+
 
 _NUMBERS = st.one_of(
     st.integers(-10, 10),
