@@ -255,6 +255,7 @@ def test_calls_are_padded_by_the_rule_and_say_the_same(openvino_bundle: Bundle, 
                 assert made._inputs["input_ids"].size == sum(seen) == rule.call(sum(seen))
                 wanted = [count for chunk, count in zip(chunks, counts, strict=True) for count in as_seen(chunk, rule)]
                 assert all(n >= count for n, count in zip(seen, wanted, strict=False))
+                assert not rule.separate or seen[: len(wanted)] == wanted
                 if rule.dummy_rows:
                     assert max(seen) > 1
         rows.append(np.array(found))

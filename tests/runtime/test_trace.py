@@ -235,6 +235,22 @@ def test_a_request_from_before_a_trace_is_drafted_for_beside_the_others(tmp_path
     assert life.args["finish_reason"] == "goes on"
 
 
+def test_a_request_that_leaves_twice_has_ended_once(tmp_path: Path) -> None:
+    """As one that a tokenizer error ends while its end is sent. Its lane is free for one other request."""
+    models: Any = {"main": Device(6)}
+    trace = Trace(tmp_path / "out.json", models)
+    first, second, third = (make_request(FakeBackend(6), None) for _ in range(3))
+    trace.entered(first, None)
+    trace.left(first)
+    trace.left(first)
+    trace.entered(second, None)
+    trace.entered(third, None)
+    trace.close()
+    begun = [event for event in read_strictly(tmp_path / "out.json") if event["ph"] == "B"]
+    assert len(begun) == 3
+    assert len({event["tid"] for event in begun}) == 2
+
+
 def test_two_traces_at_a_time_are_refused_before_a_file_is_touched(toy_engine: outrider.Engine, tmp_path: Path) -> None:
     path = tmp_path / "out.json"
     with toy_engine.trace(path):
