@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import json
 import os
@@ -44,7 +45,7 @@ class SavedValue(Generic[T]):
         """The file."""
         return self.folder / f"{hashlib.sha256(self._key.encode()).hexdigest()[:24]}.json"
 
-    @property
+    @functools.cached_property
     def _key(self) -> str:
         fields = hashlib.sha256(msgspec.json.encode(msgspec.json.schema(self.kind))).hexdigest()[:8]
         return json.dumps({**self.key, "fields": fields}, sort_keys=True, default=str)

@@ -18,8 +18,7 @@ from outrider.backends.paged_graph import add_top_logits, gather_rows, to_paged_
 from outrider.backends.paged_step import Outputs
 from outrider.config import PRECISIONS
 from outrider.errors import BundleError, DeviceError, OptionError, one_line
-from outrider.kv import mark
-from outrider.types import NO_PROMPT, Capabilities, Chunk, Exactness, Rounding, RowRule
+from outrider.types import NO_PROMPT, Capabilities, Chunk, Exactness, Rounding, RowRule, mark
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -147,13 +146,10 @@ class OpenVINOPaged:
         if self.cache_precision not in PRECISIONS:
             return ()
         among = RowRule(separate=True, dummy_rows=2)
-        if self._num_threads > _FEW_THREADS:
+        num_threads = int(self.fingerprint.get("INFERENCE_NUM_THREADS", 1))
+        if num_threads > _FEW_THREADS:
             return (among,)
-        return RowRule(separate=True, call=Rounding(self._num_threads)), among
-
-    @property
-    def _num_threads(self) -> int:
-        return int(self.fingerprint.get("INFERENCE_NUM_THREADS", 1))
+        return RowRule(separate=True, call=Rounding(num_threads)), among
 
     def use(self, exactness: Exactness) -> None:
         """Pad calls by this rule from now on, and report this exactness. Not while slots are open."""

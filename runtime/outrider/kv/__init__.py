@@ -3,7 +3,7 @@
 from outrider.kv.block_pool import BlockPool, BlockTable, num_common_tokens
 from outrider.kv.buffer_pool import Buffer, BufferPool, Opening
 from outrider.kv.memory import allocate_zeros
-from outrider.kv.slot_tokens import PrefixCounts, SlotTokens, mark, unmarked
+from outrider.kv.slot_tokens import PrefixCounts, SlotTokens
 
 __all__ = [
     "BlockPool",
@@ -14,7 +14,5 @@ __all__ = [
     "PrefixCounts",
     "SlotTokens",
     "allocate_zeros",
-    "mark",
     "num_common_tokens",
-    "unmarked",
 ]

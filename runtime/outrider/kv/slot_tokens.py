@@ -6,25 +6,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from outrider.kv.block_pool import num_common_tokens
+from outrider.types import unmarked
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
     from collections.abc import Sequence as Seq
 
 _UNKNOWN = -(1 << 62)  # no token's id: stands for keys and values of unknown tokens
-
-
-def mark(token_ids: Iterable[int]) -> list[int]:
-    """Other numbers for tokens that were read as parts of an answer, where their keys and values have other bits.
-
-    So the prefix cache does not take them for the same tokens of a prompt.
-    """
-    return [~token_id for token_id in token_ids]
-
-
-def unmarked(token_ids: Iterable[int]) -> list[int]:
-    """The tokens, whether they were marked or not."""
-    return [token_id if token_id >= 0 else ~token_id for token_id in token_ids]
 
 
 @dataclass(slots=True)

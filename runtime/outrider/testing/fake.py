@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from outrider.kv import mark, num_common_tokens, unmarked
-from outrider.types import NO_PROMPT, Capabilities, Exactness, LogitsRow
+from outrider.kv import num_common_tokens
+from outrider.types import NO_PROMPT, Capabilities, Exactness, LogitsRow, mark, unmarked
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -147,9 +147,8 @@ class FakeBackend:
             of_sequence = self._attention_kernels(num_seen) if self._attention_kernels else 0
             if slot.closed or slot.backend is not self or slot.length + len(chunk.token_ids) > slot.max_tokens:
                 raise AssertionError(f"slot closed, foreign or overfilled: {slot}")
-            for i, token_id in enumerate(
-                mark(chunk.token_ids) if is_separate and self.capabilities.marks_answers else chunk.token_ids, 1
-            ):
+            is_marked = chunk.generated and self.capabilities.marks_answers
+            for i, token_id in enumerate(mark(chunk.token_ids) if is_marked else chunk.token_ids, 1):
                 slot.token_ids.append(token_id)
                 slot.shifts.append(1000 * of_call + of_sequence)
                 if i > len(chunk.token_ids) - chunk.num_rows:

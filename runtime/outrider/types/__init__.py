@@ -28,6 +28,8 @@ from outrider.types.backend import (
     Span,
     Step,
     TopLogits,
+    mark,
+    unmarked,
 )
 from outrider.types.calls import Call, CallObserver
 from outrider.types.decoding import (
@@ -103,4 +105,6 @@ __all__ = [
     "Verifier",
     "goes_ahead",
     "is_priced",
+    "mark",
+    "unmarked",
 ]

@@ -194,6 +194,19 @@ class Span:
             )
 
 
+def mark(token_ids: Iterable[int]) -> list[int]:
+    """Other numbers for tokens that were read as parts of an answer, where their keys and values have other bits.
+
+    So the prefix cache does not take them for the same tokens of a prompt.
+    """
+    return [~token_id for token_id in token_ids]
+
+
+def unmarked(token_ids: Iterable[int]) -> list[int]:
+    """The tokens, whether they were marked or not."""
+    return [token_id if token_id >= 0 else ~token_id for token_id in token_ids]
+
+
 @dataclass(frozen=True, slots=True)
 class Prompt:
     """The input that a sequence begins with.
@@ -240,7 +253,7 @@ class Prompt:
             return self
         token_ids = list(self.token_ids)
         for begin, end in self.answers:
-            token_ids[begin:end] = [~token_id for token_id in token_ids[begin:end]]  # as `kv.mark`
+            token_ids[begin:end] = mark(token_ids[begin:end])
         return replace(self, token_ids=token_ids)
 
     def check_tokens(self, backend: object) -> None:
