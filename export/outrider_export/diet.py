@@ -27,10 +27,11 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from outrider.bundle.manifest import Format
+    from outrider.bundle.manifest import Format, Manifest
     from outrider_export.pairing import Pairing
     from outrider_export.plan import Plan
     from outrider_export.progress import Progress
+    from outrider_export.vocabulary import Vocabulary
 
 ALL = 0
 # The default number of proposed tokens. Without a corpus: all. The first 32,768 ids of
@@ -121,6 +122,34 @@ def plan_diet(
             f"always proposed. Ask for more, or for 'all'."
         )
     return Diet(asked, candidates, required, corpus, len(vocabulary))
+
+
+def choose_tokens(
+    vocabulary: Vocabulary,
+    manifest: Manifest,
+    draft_vocab: int | str | None,
+    corpus: str | Path | None,
+    tokenizer: Path,
+    progress: Progress,
+) -> NDArray[np.int32] | None:
+    """The main model's tokens that a drafter with the main model's output matrix proposes, int32 [n]; None for all.
+
+    Raises:
+        OptionError: for an invalid option.
+    """
+    num_tokens, texts = check_diet(True, draft_vocab, corpus)
+    asked = (DEFAULT_WITH_CORPUS if texts else DEFAULT) if num_tokens is None else num_tokens
+    if asked == ALL or asked >= len(vocabulary):
+        return None
+    real = np.flatnonzero([token is not None for token in vocabulary.tokens]).astype(np.int32)
+    special = {*manifest.tokenizer.eos_token_ids, *vocabulary.special_token_ids, *vocabulary.added_token_ids}
+    required = np.intersect1d(real, np.array(sorted(special), dtype=np.int32))
+    if asked <= len(required):
+        raise OptionError(
+            f"draft_vocab={asked:,} leaves no room for text: {len(required):,} special tokens are always proposed. "
+            "Ask for more, or for 'all'."
+        )
+    return Diet(asked, real, required, texts, len(vocabulary)).choose(tokenizer, progress)
 
 
 def put_on_diet(format: Format, whole: Path, target: Path, token_ids: NDArray[np.int32]) -> None:  # noqa: A002

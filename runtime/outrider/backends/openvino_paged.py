@@ -14,14 +14,14 @@ from outrider.backends.call_end import CallEnd
 from outrider.backends.devices import find_name
 from outrider.backends.paged_cache import PagedCache, PagedSlot, blocks_to_allocate, bytes_of
 from outrider.backends.paged_call import PagedCall
-from outrider.backends.paged_graph import add_top_logits, gather_rows, to_paged_attention
+from outrider.backends.paged_graph import HIDDEN_IN, add_top_logits, gather_rows, read_decoder, tap
 from outrider.backends.paged_step import Outputs
 from outrider.config import PRECISIONS
-from outrider.errors import BundleError, DeviceError, OptionError, one_line
+from outrider.errors import DeviceError, OptionError, one_line
 from outrider.types import NO_PROMPT, Capabilities, Chunk, Exactness, Rounding, RowRule, mark
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
     from collections.abc import Sequence as Seq
     from pathlib import Path
 
@@ -68,9 +68,12 @@ class OpenVINOPaged:
 
     Several sequences of any lengths go in one call. Calls do not overlap: a step is read before the next `submit`.
 
+    features: the model's hidden states that chunks may ask for. build: reads the model's file and makes its graph with
+    a paged cache.
+
     Raises:
         OptionError: for a device that is not there.
-        BundleError: when the model cannot be read or is not a stateful decoder.
+        BundleError: when the model cannot be read, is not a stateful decoder or does not have these hidden states.
         DeviceError: when the device cannot compile it.
     """
 
@@ -87,16 +90,13 @@ class OpenVINOPaged:
         num_threads: int = 0,
         properties: Mapping[str, Any] | None = None,
         top_logits: int | str = "auto",
+        features: Seq[str] = (),
+        build: Callable[[ov.Core, Path], ov.Model] = read_decoder,
     ) -> None:
         core = self._core = ov.Core()
         check_device(core, device)
-        try:
-            model = core.read_model(model_path)
-        except RuntimeError as error:
-            raise BundleError(
-                f"{model_path} cannot be read by OpenVINO: {one_line(error)}. Export the bundle again."
-            ) from error
-        to_paged_attention(model)
+        model = build(core, model_path)
+        self.features = tap(model, features)
         self.can_pad_apart = False
         self.logits_width = gather_rows(model)
         self.device = device
@@ -121,14 +121,23 @@ class OpenVINOPaged:
             raise DeviceError(f"{device} cannot compile {model_path.parent.name}: {one_line(error)}") from error
         self._request = self._compiled.create_infer_request()
         self._end = CallEnd(self._request)
-        top = {"has_top": self.num_top > 0, "on_device": self.num_top > 0 and not on_cpu}
-        self._outputs = Outputs(self._compiled, self._request, vocab_size, **top)
+        self._outputs = Outputs(
+            self._compiled,
+            self._request,
+            vocab_size,
+            has_top=self.num_top > 0,
+            on_device=self.num_top > 0 and not on_cpu,
+            features=self.features,
+        )
+        widths = [port.partial_shape[1].get_length() for port in self._compiled.inputs if HIDDEN_IN in port.get_names()]
+        self._hidden_width: int = widths[0] if widths else 0  # of the hidden states that it reads
         self._caches = {port.get_any_name(): port for port in self._compiled.inputs if "_cache." in port.get_any_name()}
         # Tokens per block: 32 on CPU, 16 on GPU. Only the values have one shape on both: [blocks, heads, size, head].
         self.block_size: int = self._caches["value_cache.0"].partial_shape[2].get_length()
         self._cache: PagedCache | None = None
         self._inputs: dict[str, NDArray[Any]] = {}  # views of the bound tensors
         self._chunks: Seq[Chunk] = ()  # of the running call
+        self._first_rows: dict[int, int] = {}
         self.seconds = 0.0
         # The device may use another precision than the option, and properties may set another.
         self.precision = _name(self._compiled.get_property("INFERENCE_PRECISION_HINT"))
@@ -154,7 +163,9 @@ class OpenVINOPaged:
     def use(self, exactness: Exactness) -> None:
         """Pad calls by this rule from now on, and report this exactness. Not while slots are open."""
         self.exactness = exactness
-        self.capabilities = Capabilities(bit_exact_batching=exactness.holds, rows=exactness.rule)
+        self.capabilities = Capabilities(
+            bit_exact_batching=exactness.holds, rows=exactness.rule, features=self.features
+        )
 
     @property
     def fingerprint(self) -> dict[str, str]:
@@ -251,8 +262,11 @@ class OpenVINOPaged:
         for chunk in chunks:
             chunk.check_chain(self)
         rule = self.capabilities.rows
-        for name, values in PagedCall.of(chunks, rule, self.block_size).inputs().items():
+        call = PagedCall.of(chunks, rule, self.block_size)
+        for name, values in call.inputs().items():
             self._set(name, values)
+        if self._hidden_width:
+            self._set(HIDDEN_IN, call.hidden_states(chunks, self._hidden_width))
         began = time.perf_counter()
         try:
             self._request.start_async()
@@ -261,7 +275,7 @@ class OpenVINOPaged:
         for chunk in chunks:
             is_marked = self.capabilities.marks_answers and chunk.generated
             chunk.slot.append(mark(chunk.token_ids) if is_marked else chunk.token_ids)
-        self._chunks = chunks
+        self._chunks, self._first_rows = chunks, call.first_rows
         return PagedPending(self, began)
 
     def run_in_background(self, wanted: bool) -> None:
@@ -282,7 +296,7 @@ class OpenVINOPaged:
                 chunk.slot.skip_to(chunk.slot.length)  # its content is undefined now
             raise DeviceError(f"{self.device} failed: {one_line(error)}") from error
         self.seconds += self._end.seconds_since(began)
-        return self._outputs.step()
+        return self._outputs.step(self._first_rows)
 
     def _set(self, name: str, values: NDArray[Any]) -> None:
         # Shapes repeat between rounds, and writing to a bound tensor costs a tenth of binding a new one.

@@ -38,6 +38,7 @@ class PagedCall:
     begins: list[int] = field(default_factory=lambda: [0])
     blocks: list[NDArray[np.int32]] = field(default_factory=list)
     longest: int = 0
+    first_rows: dict[int, int] = field(default_factory=dict)  # of each chunk, by the id of its slot
 
     @classmethod
     def of(cls, chunks: Seq[Chunk], rule: RowRule, block_size: int) -> PagedCall:
@@ -57,6 +58,15 @@ class PagedCall:
         # Not every device takes a call without rows of logits.
         call.rows.extend([call.rows[-1] if call.rows else 0] * (rule.logits(len(call.rows)) - len(call.rows)))
         return call
+
+    def hidden_states(self, chunks: Seq[Chunk], width: int) -> NDArray[np.float32]:
+        """The chunks' hidden states, float32 [n, width], with zeros where there are none."""
+        made = np.zeros((len(self.token_ids), width), dtype=np.float32)
+        for chunk in chunks:
+            if chunk.hidden_states is not None:
+                first = self.first_rows[id(chunk.slot)]
+                made[first : first + len(chunk.token_ids)] = chunk.hidden_states
+        return made
 
     def inputs(self) -> dict[str, NDArray[Any]]:
         """The arrays by the names of the model's inputs."""
@@ -80,6 +90,7 @@ class PagedCall:
     def _add(self, chunk: Chunk, num_rows: int) -> None:
         """Add a chunk: as one sequence, padded to `num_rows`, or if these are fewer, one sequence for each token."""
         past, count = chunk.slot.length, len(chunk.token_ids)
+        self.first_rows[id(chunk.slot)] = len(self.token_ids)
         self.token_ids.extend(chunk.token_ids)
         self.positions.extend(range(past, past + count))
         self.rows.extend(range(len(self.token_ids) - chunk.num_rows, len(self.token_ids)))

@@ -6,16 +6,53 @@ All work in place on the stateful IR that optimum-intel and openvino-genai write
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
 import numpy as np
 import openvino as ov
 from openvino import opset13 as ops
 from openvino._offline_transformations import paged_attention_transformation
 
+from outrider.backends.taps import add_outputs, hidden_states_of, output_matrix_of, read_ir
 from outrider.errors import BundleError, one_line
 
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
 ROWS = "rows"  # the input that `gather_rows` adds
+HIDDEN_IN = "hidden_states"  # the input of a drafter that reads hidden states
 TOP = ("top_token_ids", "top_logits", "logsumexp")  # the outputs that `add_top_logits` adds
+
+
+def read_decoder(core: ov.Core, path: Path) -> ov.Model:
+    """Read a stateful decoder, and replace the cache inside it.
+
+    Raises:
+        BundleError: when it cannot be read, or is none.
+    """
+    model = read_ir(core, path)
+    to_paged_attention(model)
+    return model
+
+
+def tap(model: ov.Model, names: Sequence[str]) -> tuple[str, ...]:
+    """Make outputs of hidden states, unless the model has them already. Returns their names.
+
+    Raises:
+        BundleError: when the graph's form is unknown.
+    """
+    has = {name for output in model.outputs for name in output.get_names()}
+    if wanted := [name for name in names if name not in has]:
+        num_layers = sum(node.get_type_name() == "PagedAttentionExtension" for node in model.get_ops())
+        found = hidden_states_of(model, num_layers)
+        if missing := [name for name in wanted if name not in found]:
+            raise BundleError(
+                f"A drafter needs the main model's hidden states {missing[0]!r}, which are not found in its graph. "
+                "Load it with drafter='suffix', or without one."
+            )
+        add_outputs(model, found, wanted)
+    return tuple(names)
 
 
 def to_paged_attention(model: ov.Model) -> None:
@@ -49,11 +86,9 @@ def gather_rows(model: ov.Model) -> int:
     Raises:
         BundleError: when the output is not made by a matrix product.
     """
-    node = model.output("logits").get_node().input_value(0).get_node()
-    while node.get_type_name() != "MatMul":  # past conversions, scales and soft caps
-        if not node.inputs():
-            raise BundleError("The model's output 'logits' is not made by a MatMul. Export it again.")
-        node = node.input_value(0).get_node()
+    node = output_matrix_of(model)
+    if node is None:
+        raise BundleError("The model's output 'logits' is not made by a MatMul. Export it again.")
     rows = ops.parameter([-1], dtype=np.int64, name=ROWS)
     rows.output(0).set_names({ROWS})
     node.input(0).replace_source_output(_gather(node.input_value(0), rows).output(0))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,11 +14,11 @@ from outrider.sampling.top import TOLERANCE
 from outrider.types import LogitsRow, TopLogits
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
-    from outrider.types import Logits
+    from outrider.types import Chunk, Logits
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,12 +26,24 @@ class PagedStep(WithoutFeatures):
     """Rows of logits, in the output tensors of the request: valid until the next call.
 
     read: gives row i, float32 [vocab_size]. top: token_ids int32 [rows, k], their logits float32 [rows, k] with the
-    largest first, and the rows' log-sum-exp float32 [rows]; None if the graph does not pick them out.
+    largest first, and the rows' log-sum-exp float32 [rows]; None if the graph does not pick them out. hidden: hidden
+    states float32 [n, width] of all tokens of the call, by name. first_rows: of each chunk's tokens among these, by the
+    id of its slot.
     """
 
     read: Callable[[int], Logits]
     vocab_size: int
     top: tuple[NDArray[np.int32], NDArray[np.float32], NDArray[np.float32]] | None
+    hidden: Mapping[str, NDArray[np.float32]] = field(default_factory=dict)
+    first_rows: Mapping[int, int] = field(default_factory=dict)
+
+    def features(self, chunk: Chunk) -> NDArray[np.float32]:
+        """The hidden states that a chunk asked for, float32 [n, width], concatenated."""
+        if not chunk.features or not set(chunk.features) <= self.hidden.keys():
+            return WithoutFeatures.features(self, chunk)
+        first = self.first_rows[id(chunk.slot)]
+        parts = [self.hidden[name][first : first + len(chunk.token_ids)] for name in chunk.features]
+        return np.concatenate(parts, axis=1)
 
     def row(self, i: int) -> LogitsRow:
         """Row i, cut to the real vocabulary."""
@@ -69,8 +81,10 @@ class Outputs:
         *,
         has_top: bool,
         on_device: bool,
+        features: Sequence[str] = (),
     ) -> None:
         self._request = request
+        self._features = tuple(features)
         self._vocab_size = vocab_size
         self.has_top = has_top
         self._width: int = compiled.output("logits").get_partial_shape()[2].get_length()
@@ -79,15 +93,16 @@ class Outputs:
             self._remote = compiled.get_context().create_tensor(ov.Type.f32, ov.Shape([1, 1, self._width]), {})
             request.set_tensor("logits", self._remote)
 
-    def step(self) -> PagedStep:
-        """The rows of the call that has ended."""
+    def step(self, first_rows: Mapping[int, int]) -> PagedStep:
+        """The rows of the call that has ended. first_rows: as in `PagedStep`."""
+        hidden = {name: self._request.get_tensor(name).data for name in self._features}
         read = self._fetch
         if self._remote is None:
-            read = self._request.get_output_tensor(0).data[:, 0, : self._vocab_size].__getitem__
+            read = self._request.get_tensor("logits").data[:, 0, : self._vocab_size].__getitem__
         if not self.has_top:
-            return PagedStep(read, self._vocab_size, None)
+            return PagedStep(read, self._vocab_size, None, hidden, first_rows)
         token_ids, logits, logsumexp = (self._request.get_tensor(name).data[:, 0] for name in TOP)
-        return PagedStep(read, self._vocab_size, (token_ids, logits, logsumexp[:, 0]))
+        return PagedStep(read, self._vocab_size, (token_ids, logits, logsumexp[:, 0]), hidden, first_rows)
 
     def agrees(self, step: PagedStep, num_rows: int) -> bool:
         """Whether the logits that the device picked out are the largest of each row, bit for bit."""

@@ -70,7 +70,7 @@ class DrafterEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A named drafter that needs files. Drafters without files (n-gram, suffix) are always available."""
 
     name: Name
-    kind: Literal["draft_model"]
+    kind: Literal["draft_model", "eagle", "eagle3", "mtp", "dflash", "medusa", "hydra", "blockwise"]
     model: ModelEntry
     # "same": the main model's. "intersection": tokens that both have (`outrider.drafters.Intersection`). "text":
     # through the tokens' text (`outrider.drafters.Text`).
@@ -78,6 +78,9 @@ class DrafterEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     num_shared_tokens: Positive | None = None  # draft tokens that the main model has, too; None: all
     tokenizer: TokenizerEntry | None = None  # if the vocabulary is not "same"
     num_proposed_tokens: Positive | None = None  # draft tokens that its output matrix was cut to; None: all
+    features: tuple[str, ...] = ()  # hidden states of the main model that it reads
+    num_places: Positive | None = None  # tokens that one call drafts; None: one
+    mask_token_id: NonNegative | None = None  # stands for tokens that are to be drafted
 
 
 class TokenizerEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

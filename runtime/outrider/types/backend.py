@@ -330,6 +330,7 @@ class Chunk:
     chain, in which each token follows the one before. Several candidates form one tree, [n]: for each token the index
     in this chunk of its parent, −1 for the slot's newest token; parents come before children. No backend here evaluates
     trees yet. generated: whether these are tokens of an answer, not of a prompt; see `RowRule.separate`.
+    hidden_states: float32 [n, width], which a drafter reads besides the tokens; None stands for zeros.
     """
 
     slot: Any  # the backend's own kind of Slot
@@ -338,6 +339,7 @@ class Chunk:
     features: tuple[str, ...] = ()
     parents: list[int] | None = None
     generated: bool = False
+    hidden_states: NDArray[np.float32] | None = None
 
     def check_chain(self, backend: object) -> None:
         """Raise RequestError if this is a tree. For backends that evaluate chains only, such as `backend`."""

@@ -1,0 +1,1 @@
+"""Drafters that are not whole models: heads, modules and masks that read the main model's hidden states."""

@@ -1,0 +1,54 @@
+"""Writes the weights of a drafter to an IR with one output for each; see `outrider.backends.heads.weights`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import openvino as ov
+from openvino import opset13 as ops
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+_LEVELS = 255
+_SMALL = 4096  # numbers of a matrix; compressing fewer saves nothing
+
+
+def write(path: Path, tensors: Mapping[str, NDArray[np.float32]], shared: Mapping[str, ov.Output], weights: str) -> None:
+    """Write tensors, and nodes that come from another model, by their names.
+
+    weights: the format of matrices, "int8", "fp16" or "fp32". All other tensors are float32.
+    """
+    outputs = dict(shared)
+    for name, values in tensors.items():
+        is_matrix = values.ndim == 2 and values.size > _SMALL
+        outputs[name] = (_compressed(values, weights) if is_matrix else ops.constant(values)).output(0)
+    results = []
+    for name, output in outputs.items():
+        made = ops.result(output)
+        made.set_friendly_name(f"weights/{name}")
+        made.output(0).set_names({name})
+        results.append(made)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    ov.save_model(ov.Model(results, []), path, compress_to_fp16=False)
+
+
+def _compressed(values: NDArray[np.float32], weights: str) -> ov.Node:
+    """A matrix float32 [rows, columns]. In int8, each row has a scale and a zero point, as in nncf's INT8_ASYM."""
+    if weights == "fp32":
+        return ops.constant(values)
+    if weights == "fp16":
+        return ops.convert(ops.constant(values.astype(np.float16)), "f32")
+    low, high = np.minimum(values.min(1, keepdims=True), 0), np.maximum(values.max(1, keepdims=True), 0)
+    scale = np.maximum((high - low) / _LEVELS, np.finfo(np.float16).tiny).astype(np.float16)
+    wide = scale.astype(np.float32)
+    zero = np.clip(np.round(-low / wide), 0, _LEVELS)
+    codes = np.clip(np.round(values / wide) + zero, 0, _LEVELS).astype(np.uint8)
+    centred = ops.subtract(
+        ops.convert(ops.constant(codes), "f16"), ops.convert(ops.constant(zero.astype(np.uint8)), "f16")
+    )
+    return ops.convert(ops.multiply(centred, ops.constant(scale)), "f32")

@@ -1,0 +1,240 @@
+"""The published formats of drafters that read the main model's hidden states: what each is, and what its weights are.
+
+    head = read_head(folder)
+    head.kind, head.features, head.tensors
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from outrider.errors import ExportError
+from outrider_export.sources import read_json
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+    from outrider.bundle.manifest import Geometry
+
+LAST = "last_hidden_state"
+# By `architectures` in config.json, or `speculators_model_type`.
+KINDS = {
+    "LlamaForCausalLMEagle3": "eagle3",
+    "Eagle3LlamaForCausalLM": "eagle3",
+    "Eagle3Speculator": "eagle3",
+    "LlamaForCausalLMEagle": "eagle",
+    "EagleLlamaForCausalLM": "eagle",
+    "LlamaMTP": "mtp",
+    "DFlashDraftModel": "dflash",
+    "HydraHeads": "hydra",
+    "BlockwiseHeads": "blockwise",
+    "MaskTokens": "masks",
+}
+_NUM_TAPS = 3
+
+
+@dataclass(frozen=True)
+class Head:
+    """A drafter's checkpoint.
+
+    features: the main model's hidden states that it reads. tensors: by the names that the graphs use. proposed: int32
+    [n], the main ids of its logits, ascending; None for all. num_places: the most tokens that it drafts in one call;
+    None: it drafts them one by one. mask_token_id: stands for tokens that are to be drafted.
+    """
+
+    kind: str
+    features: tuple[str, ...]
+    tensors: dict[str, NDArray[np.float32]]
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_size: int
+    hidden_size: int
+    context_length: int
+    proposed: NDArray[np.int32] | None = None
+    num_places: int | None = None
+    mask_token_id: int | None = None
+    numbers: dict[str, float] = field(default_factory=dict)
+
+
+def kind_of(folder: Path) -> str | None:
+    """What kind of drafter a checkpoint folder has; None if it is a model."""
+    config = read_json(folder / "config.json")
+    if "medusa_num_heads" in config:
+        return "medusa"
+    names = [*config.get("architectures", []), str(config.get("speculators_model_type"))]
+    return next((KINDS[name] for name in names if name in KINDS), "eagle3" if "eagle3" in names else None)
+
+
+def read_head(folder: Path, main: Geometry) -> Head:
+    """Read a checkpoint folder of a drafter for a main model of this shape.
+
+    Raises:
+        ExportError: when it is none, is damaged, or does not fit.
+    """
+    kind = kind_of(folder)
+    if kind is None:
+        raise ExportError(f"{folder} is no drafter of a kind that is known: {', '.join(sorted(set(KINDS.values())))}.")
+    config = read_json(folder / "config.json")
+    config = {**config, **config.get("transformer_layer_config", {})}
+    tensors = read_tensors(folder)
+    head = _READERS[kind](config, tensors, main)
+    wrong = head.hidden_size != main.hidden_size
+    if wrong:
+        raise ExportError(
+            f"{folder} is for a main model with hidden_size {head.hidden_size:,}, and this one has "
+            f"{main.hidden_size:,}. Name the main model that it was trained for."
+        )
+    return head
+
+
+def read_tensors(folder: Path) -> dict[str, NDArray[Any]]:
+    """All tensors of a checkpoint folder; those in half precision as float32.
+
+    Raises:
+        ExportError: when there are none, or a file is damaged.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    paths = sorted(folder.glob("*.safetensors"))
+    if not paths:
+        raise ExportError(f"{folder} has no *.safetensors. Convert its weights to that format.")
+    found: dict[str, NDArray[Any]] = {}
+    for path in paths:
+        try:
+            with safe_open(path, framework="pt") as file:
+                for name in file.keys():  # noqa: SIM118 - no mapping
+                    tensor = file.get_tensor(name)
+                    found[name] = (tensor.float() if tensor.is_floating_point() else tensor).numpy()
+        except (SafetensorError, OSError) as error:
+            raise ExportError(f"{path} cannot be read: {error}.") from error
+    return found
+
+
+def _eagle3(config: dict[str, Any], tensors: dict[str, NDArray[Any]], main: Geometry) -> Head:
+    renamed = _renamed(tensors, {r"^layers\.0\.": "midlayer.", r"^model\.": ""})
+    taps = (config.get("eagle_config") or {}).get("eagle_aux_hidden_state_layer_ids") or config.get(
+        "eagle_aux_hidden_state_layer_ids"
+    )
+    n = main.num_layers
+    layers = tuple(taps or (2, n // 2, n - 3))
+    width = renamed["fc.weight"].shape[1] if "fc.weight" in renamed else 0
+    if width != len(layers) * main.hidden_size:
+        raise ExportError(
+            f"The EAGLE-3 drafter reads hidden states of {width:,} numbers, and {len(layers)} layers of this main "
+            f"model have {len(layers) * main.hidden_size:,}. Name the main model that it was trained for."
+        )
+    proposed = None
+    if "d2t" in renamed:
+        own = renamed["d2t"].astype(np.int64)
+        proposed = own + np.arange(len(own))
+        order = np.argsort(proposed)
+        proposed, renamed["lm_head.weight"] = proposed[order], renamed["lm_head.weight"][order]
+    head = _decoder("eagle3", config, renamed, 1)
+    width += main.hidden_size
+    return dataclasses.replace(
+        head,
+        features=tuple(f"hidden_states.{i}" for i in layers),
+        proposed=None if proposed is None or len(proposed) == config["vocab_size"] else proposed.astype(np.int32),
+        numbers=head.numbers | {"hidden_width": width},
+    )
+
+
+def _eagle(config: dict[str, Any], tensors: dict[str, NDArray[Any]], main: Geometry) -> Head:
+    head = _decoder("eagle", config, _renamed(tensors, {r"^model\.": ""}), 1)
+    return dataclasses.replace(head, features=(LAST,), numbers=head.numbers | {"hidden_width": main.hidden_size})
+
+
+def _mtp(config: dict[str, Any], tensors: dict[str, NDArray[Any]], main: Geometry) -> Head:
+    head = _decoder("mtp", config, _renamed(tensors, {r"^mtp\.": ""}), 1)
+    return dataclasses.replace(head, features=(LAST,), numbers=head.numbers | {"hidden_width": main.hidden_size})
+
+
+def _dflash(config: dict[str, Any], tensors: dict[str, NDArray[Any]], main: Geometry) -> Head:  # noqa: ARG001
+    own = config.get("dflash_config") or {}
+    if not own.get("target_layer_ids") or own.get("mask_token_id") is None:
+        raise ExportError("config.json has no dflash_config with target_layer_ids and mask_token_id. Export it again.")
+    head = _decoder("dflash", config, tensors, int(config["num_hidden_layers"]))
+    return dataclasses.replace(
+        head,
+        features=tuple(f"hidden_states.{i + 1}" for i in own["target_layer_ids"]),
+        num_places=int(config.get("block_size") or own.get("block_size", 16)) - 1,
+        mask_token_id=int(own["mask_token_id"]),
+    )
+
+
+def _decoder(kind: str, config: dict[str, Any], tensors: dict[str, NDArray[Any]], num_layers: int) -> Head:
+    """A drafter of decoder layers, with the numbers that their graph needs."""
+    heads, hidden = int(config["num_attention_heads"]), int(config["hidden_size"])
+    size = int(config.get("head_dim") or hidden // heads)
+    kv_heads = int(config.get("num_key_value_heads") or heads)
+    frequencies, scale = _rotary(config, size)
+    floats = {name: values for name, values in tensors.items() if values.dtype == np.float32}
+    numbers = {
+        "rms_norm_eps": float(config.get("rms_norm_eps", 1e-6)),
+        "num_heads": heads,
+        "num_kv_heads": kv_heads,
+        "head_size": size,
+        "num_layers": num_layers,
+        "rotary.scale": scale,
+    }
+    return Head(
+        kind=kind,
+        features=(),
+        tensors=floats | {"rotary.frequencies": frequencies[None]},
+        num_layers=num_layers,
+        num_heads=heads,
+        num_kv_heads=kv_heads,
+        head_size=size,
+        hidden_size=hidden,
+        context_length=int(config.get("max_position_embeddings", 2048)),
+        numbers=numbers,
+    )
+
+
+def _rotary(config: dict[str, Any], size: int) -> tuple[NDArray[np.float32], float]:
+    """The frequencies float32 [size / 2] of rotary embeddings, and the scale of their cosines and sines."""
+    import torch
+    from transformers import LlamaConfig
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    scaling = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    kind = scaling.get("rope_type") or scaling.get("type") or "default"
+    theta = float(scaling.get("rope_theta") or config.get("rope_theta") or 10_000)
+    if kind == "default":
+        return (1 / theta ** (np.arange(0, size, 2, dtype=np.float64) / size)).astype(np.float32), 1.0
+    if kind not in ROPE_INIT_FUNCTIONS:
+        raise ExportError(f"config.json has rope_type {kind!r}, which is not supported for drafters.")
+    names = ("hidden_size", "num_attention_heads", "max_position_embeddings")
+    own = LlamaConfig(
+        head_dim=size,
+        rope_parameters={**scaling, "rope_type": kind, "rope_theta": theta},
+        **{name: config[name] for name in names if name in config},
+    )
+    frequencies, scale = ROPE_INIT_FUNCTIONS[kind](own, torch.device("cpu"))
+    return frequencies.float().numpy(), float(scale)
+
+
+def _renamed(tensors: dict[str, NDArray[Any]], changes: dict[str, str]) -> dict[str, NDArray[Any]]:
+    made = {}
+    for name, values in tensors.items():
+        for pattern, text in changes.items():
+            name = re.sub(pattern, text, name)  # noqa: PLW2901
+        made[name] = values
+    return made
+
+
+_READERS: dict[str, Callable[[dict[str, Any], dict[str, NDArray[Any]], Geometry], Head]] = {
+    "eagle3": _eagle3,
+    "eagle": _eagle,
+    "mtp": _mtp,
+    "dflash": _dflash,
+}

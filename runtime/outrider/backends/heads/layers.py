@@ -1,0 +1,178 @@
+"""Layers of decoders, as parts of OpenVINO graphs. Rows are float32 [n, 1, width], for n tokens of any sequences."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import openvino as ov
+from openvino import opset13 as ops
+from openvino.op import _PagedAttentionExtension
+
+if TYPE_CHECKING:
+    from outrider.backends.heads.weights import Weights
+
+_INT, _FLOAT, _BYTE = ov.Type.i32, ov.Type.f32, ov.Type.u8
+# Inputs of PagedAttention that are not used here, from number 10 on, in OpenVINO 2026.4: (type, shape). Number 12 is
+# max_context_len, and 26 and 27 say which new tokens see each other.
+_UNUSED: tuple[tuple[ov.Type, tuple[int, ...]], ...] = (
+    (_INT, ()),  # sliding window
+    (_FLOAT, (0,)),  # ALiBi slopes
+    (_INT, ()),
+    (_INT, (0,)),  # score aggregation
+    (_INT, (0,)),  # rotated blocks, their deltas and their trigonometry
+    (_INT, (0,)),
+    (_FLOAT, (0,)),
+    (_FLOAT, (0,)),  # sparse attention: threshold, block size and stride
+    (_INT, ()),
+    (_INT, ()),
+    (_FLOAT, (0, 0, 0, 0)),  # attention sinks
+    (_INT, ()),  # eviction
+    (_INT, (0,)),
+    (_INT, (0,)),
+    (_INT, (0,)),
+    (_INT, (0,)),
+    (_BYTE, (0,)),
+    (_INT, (0,)),
+)
+_FIRST_UNUSED, _MAX_CONTEXT_LEN = 10, 12
+
+
+def ints(*numbers: int) -> ov.Node:
+    """A constant, int64 [n]."""
+    return ops.constant(np.array(numbers, dtype=np.int64))
+
+
+def parameter(name: str, kind: ov.Type, shape: tuple[int, ...]) -> Any:
+    """An input of the graph."""
+    made = ops.parameter(list(shape), dtype=kind)
+    made.set_friendly_name(name)
+    made.output(0).set_names({name})
+    return made
+
+
+def result(name: str, value: ov.Node) -> Any:
+    """An output of the graph."""
+    made = ops.result(value)
+    made.output(0).set_names({name})
+    return made
+
+
+def linear(rows: ov.Node, weights: Weights, name: str) -> ov.Node:
+    """rows · weightᵀ, plus the bias if there is one."""
+    product = ops.matmul(rows, weights[f"{name}.weight"], False, True)
+    return ops.add(product, weights[f"{name}.bias"]) if f"{name}.bias" in weights else product
+
+
+def norm(rows: ov.Node, weights: Weights, name: str) -> ov.Node:
+    """RMSNorm over the last axis (Zhang and Sennrich 2019)."""
+    mean = ops.reduce_mean(ops.power(rows, ops.constant(np.float32(2))), ints(-1), True)
+    root = ops.sqrt(ops.add(mean, ops.constant(np.float32(weights.number("rms_norm_eps")))))
+    scaled = ops.multiply(rows, ops.divide(ops.constant(np.float32(1)), root))
+    return ops.multiply(scaled, weights[f"{name}.weight"])
+
+
+def feed_forward(rows: ov.Node, weights: Weights, name: str) -> ov.Node:
+    """down(silu(gate) · up)."""
+    gate = ops.swish(linear(rows, weights, f"{name}.gate_proj"))
+    return linear(ops.multiply(gate, linear(rows, weights, f"{name}.up_proj")), weights, f"{name}.down_proj")
+
+
+@dataclass(frozen=True, slots=True)
+class Rotation:
+    """Rotary position embeddings of some positions: cosines and sines float32 [n, 1, 1, head_size]."""
+
+    cos: ov.Node
+    sin: ov.Node
+
+    @classmethod
+    def of(cls, positions: ov.Node, weights: Weights) -> Rotation:
+        """positions: int64 [n]. Frequencies and scale are among the weights."""
+        times = ops.convert(ops.unsqueeze(positions, ints(1)), "f32")
+        angles = ops.multiply(times, weights["rotary.frequencies"])
+        both = ops.unsqueeze(ops.concat([angles, angles], 1), ints(1, 2))
+        scale = ops.constant(np.float32(weights.number("rotary.scale")))
+        return cls(ops.multiply(ops.cos(both), scale), ops.multiply(ops.sin(both), scale))
+
+    def __call__(self, heads: ov.Node) -> ov.Node:
+        """Rotate queries or keys float32 [n, 1, heads, head_size]."""
+        halves = ops.split(heads, ops.constant(np.int64(3)), 2)
+        turned = ops.concat([ops.negative(halves.output(1)), halves.output(0)], 3)
+        return ops.add(ops.multiply(heads, self.cos), ops.multiply(turned, self.sin))
+
+
+class PagedAttention:
+    """Attention to a cache in blocks, with the inputs that all layers share.
+
+        attention = PagedAttention(weights)
+        attention(queries, keys, values)    # each layer in its turn
+        ov.Model(results, [*attention.parameters, …])
+
+    mask: whether the new tokens of a sequence see each other as an input says, instead of those before each only.
+    """
+
+    def __init__(self, weights: Weights, *, mask: bool = False) -> None:
+        self._weights = weights
+        names = ("past_lens", "subsequence_begins", "block_indices", "block_indices_begins")
+        self._places = [parameter(name, _INT, (-1,)) for name in names]
+        self._longest = parameter("max_context_len", _INT, ())
+        self._mask = []
+        if mask:
+            self._mask = [parameter("qq_bias", _BYTE, (-1,)), parameter("qq_bias_begins", _INT, (-1,))]
+        self._caches: list[Any] = []
+
+    @property
+    def parameters(self) -> list[Any]:
+        """The graph's inputs for the cache."""
+        return [*self._places, self._longest, *self._mask, *self._caches]
+
+    def __call__(self, queries: ov.Node, keys: ov.Node, values: ov.Node) -> ov.Node:
+        """The next layer's attention, float32 [n, 1, heads · head_size].
+
+        queries: float32 [n, 1, heads, head_size]; keys, values: the same with fewer heads.
+        """
+        layer = len(self._caches) // 2
+        shape = ov.PartialShape([-1, -1, -1, -1])
+        own = []
+        for kind in ("key", "value"):
+            cache = ov.op.Parameter(ov.Type.dynamic, shape)
+            cache.set_friendly_name(f"{kind}_cache.{layer}")
+            cache.output(0).set_names({f"{kind}_cache.{layer}"})
+            own.append(cache)
+        self._caches += own
+        flat = [ops.reshape(each, ints(0, -1), special_zero=True) for each in (queries, keys, values)]
+        scale = self._weights.number("head_size") ** -0.5
+        inputs = [*flat, *own, *self._places, ops.constant(np.float32(scale))]
+        for number, (kind, sizes) in enumerate(_UNUSED, _FIRST_UNUSED):
+            of_mask = number - _FIRST_UNUSED - len(_UNUSED) + 2
+            if number == _MAX_CONTEXT_LEN:
+                inputs.append(self._longest)
+            elif of_mask >= 0 and self._mask:
+                inputs.append(self._mask[of_mask])
+            else:
+                inputs.append(ops.constant(np.zeros(sizes, dtype=kind.to_dtype())))
+        node = _PagedAttentionExtension([each.output(0) for each in inputs])
+        num_heads, size = int(self._weights.number("num_kv_heads")), int(self._weights.number("head_size"))
+        for kind in ("k", "v"):
+            node.get_rt_info()[f"num_{kind}_heads"] = num_heads
+            node.get_rt_info()[f"{kind}_head_size"] = size
+        return ops.unsqueeze(node.output(0), ints(1))
+
+
+def heads_of(rows: ov.Node, weights: Weights, name: str, count: str) -> ov.Node:
+    """A projection of rows to heads, float32 [n, 1, heads, head_size], with a norm of each head if there is one."""
+    size = int(weights.number("head_size"))
+    shape = ints(0, 0, int(weights.number(count)), size)
+    heads = ops.reshape(linear(rows, weights, f"{name}_proj"), shape, special_zero=True)
+    return norm(heads, weights, f"{name}_norm") if f"{name}_norm.weight" in weights else heads
+
+
+def attend(
+    rows: ov.Node, weights: Weights, name: str, attention: PagedAttention, rotation: Rotation
+) -> ov.Node:
+    """Causal self-attention of rows float32 [n, 1, width], with the output projection."""
+    queries = rotation(heads_of(rows, weights, f"{name}.q", "num_heads"))
+    keys = rotation(heads_of(rows, weights, f"{name}.k", "num_kv_heads"))
+    values = heads_of(rows, weights, f"{name}.v", "num_kv_heads")
+    return linear(attention(queries, keys, values), weights, f"{name}.o_proj")
