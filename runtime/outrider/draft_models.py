@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from outrider.drafters import DraftModel, Subset, load_vocabulary
+from outrider.drafters import DraftModel, HiddenModel, Subset, load_vocabulary
 from outrider.text import Tokenizer, check_tokenizer
 
 if TYPE_CHECKING:
@@ -42,12 +42,15 @@ def as_drafter(
         vocabulary = load_vocabulary(bundle, entry, tokenizer, own)
     if entry.num_proposed_tokens:
         subset = Subset(bundle.read_proposed(entry), entry.model.vocab_size)
-    return DraftModel(
-        loaded.backend,
-        context_length=min(entry.model.geometry.context_length, loaded.backend.max_tokens),
-        max_num_batched_tokens=scheduler.max_num_batched_tokens,
-        vocabulary=vocabulary,
-        subset=subset,
-        reuse=scheduler.enable_prefix_caching,
-        cost=loaded.cost,
-    )
+    shared: dict[str, Any] = {
+        "context_length": min(entry.model.geometry.context_length, loaded.backend.max_tokens),
+        "max_num_batched_tokens": scheduler.max_num_batched_tokens,
+        "subset": subset,
+        "reuse": scheduler.enable_prefix_caching,
+        "cost": loaded.cost,
+    }
+    if entry.kind in ("eagle", "eagle3", "mtp"):
+        hidden = entry.model.geometry.hidden_size
+        width = hidden * len(entry.features)
+        return HiddenModel(loaded.backend, features=entry.features, width=width, own_width=hidden, **shared)
+    return DraftModel(loaded.backend, vocabulary=vocabulary, **shared)

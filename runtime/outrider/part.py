@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import openvino as ov
 
 from outrider import __version__, saved
-from outrider.backends import load_model, on_npu
+from outrider.backends import graph_of, load_model, on_npu
 from outrider.backends.processor import find_processor
 from outrider.bundle.folder import draft_models_of
 from outrider.config.files import user_path
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from outrider.bundle.folder import Bundle
-    from outrider.bundle.manifest import FileEntry, ModelEntry
+    from outrider.bundle.manifest import DrafterEntry, FileEntry, ModelEntry
     from outrider.config import DeviceConfig
     from outrider.types import CompiledModel
 
@@ -31,11 +31,13 @@ _NPU_SIZES = ("npu_max_prompt_tokens", "npu_max_new_tokens", "npu_window")
 
 @dataclass(frozen=True)
 class Part:
-    """A model of a bundle, with its role: "main", or a draft model's name."""
+    """A model of a bundle, with its role: "main", or a drafter's name."""
 
     role: str
     bundle: Bundle
     model: ModelEntry
+    drafter: DrafterEntry | None = None  # None for the main model
+    features: tuple[str, ...] = ()  # the main model's hidden states that drafters read
 
     def __str__(self) -> str:
         return "The main model" if self.role == "main" else f"The draft model '{self.role}'"
@@ -90,7 +92,16 @@ class Part:
 
     def compile(self, own: DeviceConfig, device: str) -> CompiledModel:
         """Compile it with its own options; see `outrider.backends.load_model`."""
-        return load_model(self.path, self.model, device, own, is_main=self.is_main)
+        main_path = self.bundle.model_path(self.bundle.manifest.main)
+        return load_model(
+            self.path,
+            self.model,
+            device,
+            own,
+            is_main=self.is_main,
+            features=self.features,
+            graph=graph_of(self.drafter.kind, main_path) if self.drafter else None,
+        )
 
     @property
     def versions(self) -> dict[str, str]:
@@ -107,8 +118,9 @@ class Part:
 
 def parts_of(bundle: Bundle, draft_bundle: Bundle) -> tuple[Part, list[Part]]:
     """The main model of a bundle, and its draft models, which may be in another bundle."""
-    drafts = [Part(entry.name, draft_bundle, entry.model) for entry in draft_models_of(draft_bundle, bundle)]
-    return Part("main", bundle, bundle.manifest.main), drafts
+    drafts = [Part(entry.name, draft_bundle, entry.model, entry) for entry in draft_models_of(draft_bundle, bundle)]
+    features = dict.fromkeys(name for part in drafts if part.drafter for name in part.drafter.features)
+    return Part("main", bundle, bundle.manifest.main, features=tuple(features)), drafts
 
 
 def describe(part: Part, backend: CompiledModel) -> dict[str, Any]:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import time
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
 
 from outrider.errors import NoTokenLeft, RequestError, one_line
 from outrider.metrics import Stats
@@ -221,8 +223,8 @@ class Request:
         return True
 
     def _features_of(self, main: Backend) -> tuple[str, ...]:
-        """The hidden states that the first drafter with such requirements wants."""
-        return next(filter(None, [self._check_needs(drafter, main) for drafter in self.drafters]), ())
+        """The hidden states that the drafters want, each once. All are equally wide."""
+        return tuple(dict.fromkeys(name for drafter in self.drafters for name in self._check_needs(drafter, main)))
 
     def _check_needs(self, drafter: Drafter, main: Backend) -> tuple[str, ...]:
         """The hidden states that a drafter wants.
@@ -255,12 +257,22 @@ class Request:
                 self.slot.publish(self.sequence.token_ids)
 
     def observe(self, committed: Committed) -> None:
-        """Tell the drafters, then the policy, what a round has committed."""
+        """Tell the drafters, then the policy, what a round has committed. Each drafter gets its own hidden states."""
         policy, sequence = self.policy, self.sequence
         if policy is not None:
             for drafter in policy.drafters:
-                drafter.observe(sequence, committed)
+                drafter.observe(sequence, self._for(drafter, committed))
             policy.observe(sequence, committed)
+
+    def _for(self, drafter: Drafter, committed: Committed) -> Committed:
+        """What a round has committed, with the hidden states that a drafter wants."""
+        wanted = Requirements.of(drafter).features
+        if committed.features is None or wanted == self.features:
+            return committed
+        if not wanted:
+            return replace(committed, features=None)
+        parts = dict(zip(self.features, np.split(committed.features, len(self.features), axis=1), strict=True))
+        return replace(committed, features=np.concatenate([parts[name] for name in wanted], axis=1))
 
     def verify(self, draft: Draft, rows: DraftRows) -> Outcome:
         """Verify a draft with the target pass's rows.

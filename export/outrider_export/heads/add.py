@@ -2,7 +2,7 @@
 
     bundle = add_drafter("my-bundle", "my-eagle3", name="eagle3")
 
-The bundle is written anew beside the old one, whose files are linked where the disk allows it, and then takes its place.
+The bundle is written anew, with links to the old one's files where the disk allows it, and then takes its place.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ def add_drafter(
 ) -> Bundle:
     """Add a drafter to a bundle in place. Nothing is changed if that fails.
 
-    drafter: a checkpoint folder or hub id in one of the formats of `outrider_export.heads.formats`. name: by default its
-    kind. draft_vocab: the number of tokens that it proposes with the main model's output matrix, or "all".
+    drafter: a checkpoint folder or hub id in one of the formats of `outrider_export.heads.formats`. name: by default
+    its kind. draft_vocab: the number of tokens that it proposes with the main model's output matrix, or "all".
 
     Raises:
         OptionError: for an invalid option, or a name that is taken.

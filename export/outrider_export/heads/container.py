@@ -18,7 +18,9 @@ _LEVELS = 255
 _SMALL = 4096  # numbers of a matrix; compressing fewer saves nothing
 
 
-def write(path: Path, tensors: Mapping[str, NDArray[np.float32]], shared: Mapping[str, ov.Output], weights: str) -> None:
+def write(
+    path: Path, tensors: Mapping[str, NDArray[np.float32]], shared: Mapping[str, ov.Output], weights: str
+) -> None:
     """Write tensors, and nodes that come from another model, by their names.
 
     weights: the format of matrices, "int8", "fp16" or "fp32". All other tensors are float32.

@@ -1,7 +1,7 @@
 """The published formats of drafters that read the main model's hidden states: what each is, and what its weights are.
 
-    head = read_head(folder)
-    head.kind, head.features, head.tensors
+head = read_head(folder)
+head.kind, head.features, head.tensors
 """
 
 from __future__ import annotations
@@ -227,7 +227,7 @@ def _renamed(tensors: dict[str, NDArray[Any]], changes: dict[str, str]) -> dict[
     made = {}
     for name, values in tensors.items():
         for pattern, text in changes.items():
-            name = re.sub(pattern, text, name)  # noqa: PLW2901
+            name = re.sub(pattern, text, name)
         made[name] = values
     return made
 

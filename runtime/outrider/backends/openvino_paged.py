@@ -135,7 +135,7 @@ class OpenVINOPaged:
         # Tokens per block: 32 on CPU, 16 on GPU. Only the values have one shape on both: [blocks, heads, size, head].
         self.block_size: int = self._caches["value_cache.0"].partial_shape[2].get_length()
         self._cache: PagedCache | None = None
-        self._inputs: dict[str, NDArray[Any]] = {}  # views of the bound tensors
+        self._bound: dict[str, NDArray[Any]] = {}  # views of the bound tensors
         self._chunks: Seq[Chunk] = ()  # of the running call
         self._first_rows: dict[int, int] = {}
         self.seconds = 0.0
@@ -261,22 +261,31 @@ class OpenVINOPaged:
         """
         for chunk in chunks:
             chunk.check_chain(self)
-        rule = self.capabilities.rows
-        call = PagedCall.of(chunks, rule, self.block_size)
-        for name, values in call.inputs().items():
+        inputs, first_rows = self._inputs_of(chunks)
+        for name, values in inputs.items():
             self._set(name, values)
-        if self._hidden_width:
-            self._set(HIDDEN_IN, call.hidden_states(chunks, self._hidden_width))
         began = time.perf_counter()
         try:
             self._request.start_async()
         except RuntimeError as error:
             raise DeviceError(f"{self.device} failed: {one_line(error)}") from error
         for chunk in chunks:
-            is_marked = self.capabilities.marks_answers and chunk.generated
-            chunk.slot.append(mark(chunk.token_ids) if is_marked else chunk.token_ids)
-        self._chunks, self._first_rows = chunks, call.first_rows
+            self._append(chunk)
+        self._chunks, self._first_rows = chunks, first_rows
         return PagedPending(self, began)
+
+    def _inputs_of(self, chunks: Seq[Chunk]) -> tuple[dict[str, NDArray[Any]], dict[int, int]]:
+        """The inputs of a call by name, and the first row of each chunk, by the id of its slot."""
+        call = PagedCall.of(chunks, self.capabilities.rows, self.block_size)
+        inputs = call.inputs()
+        if self._hidden_width:
+            inputs[HIDDEN_IN] = call.hidden_states(chunks, self._hidden_width)
+        return inputs, call.first_rows
+
+    def _append(self, chunk: Chunk) -> None:
+        """Record the tokens that a call writes to the cache."""
+        is_marked = self.capabilities.marks_answers and chunk.generated
+        chunk.slot.append(mark(chunk.token_ids) if is_marked else chunk.token_ids)
 
     def run_in_background(self, wanted: bool) -> None:
         """Count a call's seconds until the device is done, even if `wait` comes later. Calls are asynchronous."""
@@ -300,13 +309,13 @@ class OpenVINOPaged:
 
     def _set(self, name: str, values: NDArray[Any]) -> None:
         # Shapes repeat between rounds, and writing to a bound tensor costs a tenth of binding a new one.
-        bound = self._inputs.get(name)
+        bound = self._bound.get(name)
         if bound is not None and bound.shape == values.shape:
             bound[...] = values
         else:
             tensor = ov.Tensor(values)
             self._request.set_tensor(name, tensor)
-            self._inputs[name] = tensor.data
+            self._bound[name] = tensor.data
 
 
 def check_device(core: ov.Core, device: str) -> None:

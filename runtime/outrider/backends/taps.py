@@ -62,9 +62,7 @@ def read_ir(core: ov.Core, path: Path) -> ov.Model:
     try:
         return core.read_model(path)
     except RuntimeError as error:
-        raise BundleError(
-            f"{path} cannot be read by OpenVINO: {one_line(error)}. Export the bundle again."
-        ) from error
+        raise BundleError(f"{path} cannot be read by OpenVINO: {one_line(error)}. Export the bundle again.") from error
 
 
 def output_matrix_of(model: ov.Model) -> ov.Node | None:

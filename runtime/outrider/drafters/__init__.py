@@ -1,6 +1,7 @@
 """Drafters: they propose tokens."""
 
 from outrider.drafters.draft_model import DraftModel
+from outrider.drafters.hidden_model import HiddenModel
 from outrider.drafters.ngram import Ngram
 from outrider.drafters.references import References
 from outrider.drafters.store import AnswerStore
@@ -11,6 +12,7 @@ from outrider.drafters.vocabulary import Intersection, Subset, Text, Vocabulary,
 __all__ = [
     "AnswerStore",
     "DraftModel",
+    "HiddenModel",
     "Intersection",
     "Ngram",
     "References",

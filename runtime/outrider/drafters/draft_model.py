@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING
 
 from outrider.calls import submit
 from outrider.drafters.vocabulary import Vocabulary
-from outrider.measure import SHORT
-from outrider.types import NO_DRAFT, NO_PROMPT, Chunk, Draft, Prompt
+from outrider.types import NO_DRAFT, NO_PROMPT, Draft, Prompt
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -150,17 +149,16 @@ class DraftModel:
         self.ahead_seconds += self.backend.seconds - began
 
     def _read(self, states: Seq[DraftState], piece: int) -> None:
-        """Read up to `piece` tokens of each sequence. Choose the next token of those that are read to the end."""
-        chunks = [
-            Chunk(s.slot, s.unread[:piece], num_rows=int(is_last), generated=is_last and len(s.unread) <= SHORT)
-            for s, is_last in ((s, len(s.unread) <= piece) for s in states)
-        ]
+        """Read up to `piece` tokens of each sequence. Choose the next tokens of those that are read to the end."""
+        chunks = [state.next_chunk(piece) for state in states]
         step = submit(self.backend, chunks, states[0].request.observer).wait()  # a round has one observer
-        rows = iter(range(len(states)))
+        first = 0
         for state, chunk in zip(states, chunks, strict=True):
-            if chunk.num_rows:
-                row = step.row(next(rows))
-                state.choose(self._subset.row(row) if self._subset else row)
+            rows = [step.row(i) for i in range(first, first + chunk.num_rows)]
+            first += chunk.num_rows
+            if self._subset:
+                rows = [self._subset.row(row) for row in rows]
+            state.take(rows, step.features(chunk) if chunk.features else None)
 
     @property
     def is_priced(self) -> bool:

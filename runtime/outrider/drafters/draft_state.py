@@ -6,11 +6,16 @@ from typing import TYPE_CHECKING
 
 from outrider.errors import DeviceError, NoTokenLeft
 from outrider.kv import num_common_tokens
+from outrider.measure import SHORT
 from outrider.sampling import DraftRows, probability, without
-from outrider.types import Distribution, Draft, Guess
+from outrider.types import Chunk, Distribution, Draft, Guess
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from collections.abc import Sequence as Seq
+
+    import numpy as np
+    from numpy.typing import NDArray
 
     from outrider.types import Committed, DraftRequest, LogitsRow, Sequence, Slot
 
@@ -70,6 +75,17 @@ class DraftState:
         num_wanted = next((n for n in range(1, count) if rule and not rule.wants_more(self._confidences[:n])), count)
         for values in (self._token_ids, self._probs, self._confidences, self._runners_up):
             del values[num_wanted:]
+
+    def next_chunk(self, piece: int) -> Chunk:
+        """Up to `piece` of the unread tokens, for one call. Its last row is wanted if these are all."""
+        is_last = len(self.unread) <= piece
+        is_short = is_last and len(self.unread) <= SHORT
+        return Chunk(self.slot, self.unread[:piece], num_rows=int(is_last), generated=is_short)
+
+    def take(self, rows: Seq[LogitsRow], hidden: NDArray[np.float32] | None) -> None:  # noqa: ARG002
+        """Take in what a call has given: the rows that its chunk wanted, and its hidden states, if it asked for any."""
+        for row in rows:
+            self.choose(row)
 
     def choose(self, latest: LogitsRow) -> None:
         """Take the next token from its row."""

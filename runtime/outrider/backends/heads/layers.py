@@ -13,13 +13,14 @@ from openvino.op import _PagedAttentionExtension
 if TYPE_CHECKING:
     from outrider.backends.heads.weights import Weights
 
+ROW_TYPES = "row_types"
 _INT, _FLOAT, _BYTE = ov.Type.i32, ov.Type.f32, ov.Type.u8
-# Inputs of PagedAttention that are not used here, from number 10 on, in OpenVINO 2026.4: (type, shape). Number 12 is
-# max_context_len, and 26 and 27 say which new tokens see each other.
-_UNUSED: tuple[tuple[ov.Type, tuple[int, ...]], ...] = (
+# Inputs of PagedAttention from number 10 on, in OpenVINO 2026.4: (type, shape) of those that are not used here.
+_FIRST = 10
+_OPTIONAL: tuple[tuple[ov.Type, tuple[int, ...]], ...] = (
     (_INT, ()),  # sliding window
     (_FLOAT, (0,)),  # ALiBi slopes
-    (_INT, ()),
+    (_INT, ()),  # max_context_len
     (_INT, (0,)),  # score aggregation
     (_INT, (0,)),  # rotated blocks, their deltas and their trigonometry
     (_INT, (0,)),
@@ -32,11 +33,11 @@ _UNUSED: tuple[tuple[ov.Type, tuple[int, ...]], ...] = (
     (_INT, (0,)),
     (_INT, (0,)),
     (_INT, (0,)),
-    (_INT, (0,)),
-    (_BYTE, (0,)),
+    (_INT, (0,)),  # token types: new tokens of type 1 that follow each other see each other in both directions
+    (_BYTE, (0,)),  # which new tokens see each other
     (_INT, (0,)),
 )
-_FIRST_UNUSED, _MAX_CONTEXT_LEN = 10, 12
+_MAX_CONTEXT_LEN, _ROW_TYPES = 12, 25
 
 
 def ints(*numbers: int) -> ov.Node:
@@ -109,23 +110,22 @@ class PagedAttention:
         attention(queries, keys, values)    # each layer in its turn
         ov.Model(results, [*attention.parameters, …])
 
-    mask: whether the new tokens of a sequence see each other as an input says, instead of those before each only.
+    both_ways: whether an input says which new tokens see each other in both directions: row_types, int32 [n], 1 for
+    these and 0 for others.
     """
 
-    def __init__(self, weights: Weights, *, mask: bool = False) -> None:
+    def __init__(self, weights: Weights, *, both_ways: bool = False) -> None:
         self._weights = weights
         names = ("past_lens", "subsequence_begins", "block_indices", "block_indices_begins")
         self._places = [parameter(name, _INT, (-1,)) for name in names]
         self._longest = parameter("max_context_len", _INT, ())
-        self._mask = []
-        if mask:
-            self._mask = [parameter("qq_bias", _BYTE, (-1,)), parameter("qq_bias_begins", _INT, (-1,))]
+        self._types = [parameter(ROW_TYPES, _INT, (-1,))] if both_ways else []
         self._caches: list[Any] = []
 
     @property
     def parameters(self) -> list[Any]:
         """The graph's inputs for the cache."""
-        return [*self._places, self._longest, *self._mask, *self._caches]
+        return [*self._places, self._longest, *self._types, *self._caches]
 
     def __call__(self, queries: ov.Node, keys: ov.Node, values: ov.Node) -> ov.Node:
         """The next layer's attention, float32 [n, 1, heads · head_size].
@@ -144,12 +144,11 @@ class PagedAttention:
         flat = [ops.reshape(each, ints(0, -1), special_zero=True) for each in (queries, keys, values)]
         scale = self._weights.number("head_size") ** -0.5
         inputs = [*flat, *own, *self._places, ops.constant(np.float32(scale))]
-        for number, (kind, sizes) in enumerate(_UNUSED, _FIRST_UNUSED):
-            of_mask = number - _FIRST_UNUSED - len(_UNUSED) + 2
+        for number, (kind, sizes) in enumerate(_OPTIONAL, _FIRST):
             if number == _MAX_CONTEXT_LEN:
                 inputs.append(self._longest)
-            elif of_mask >= 0 and self._mask:
-                inputs.append(self._mask[of_mask])
+            elif number == _ROW_TYPES and self._types:
+                inputs += self._types
             else:
                 inputs.append(ops.constant(np.zeros(sizes, dtype=kind.to_dtype())))
         node = _PagedAttentionExtension([each.output(0) for each in inputs])
@@ -168,9 +167,7 @@ def heads_of(rows: ov.Node, weights: Weights, name: str, count: str) -> ov.Node:
     return norm(heads, weights, f"{name}_norm") if f"{name}_norm.weight" in weights else heads
 
 
-def attend(
-    rows: ov.Node, weights: Weights, name: str, attention: PagedAttention, rotation: Rotation
-) -> ov.Node:
+def attend(rows: ov.Node, weights: Weights, name: str, attention: PagedAttention, rotation: Rotation) -> ov.Node:
     """Causal self-attention of rows float32 [n, 1, width], with the output projection."""
     queries = rotation(heads_of(rows, weights, f"{name}.q", "num_heads"))
     keys = rotation(heads_of(rows, weights, f"{name}.k", "num_kv_heads"))

@@ -81,7 +81,7 @@ class Weights:
 
 
 class MainWeights:
-    """The main model's embedding and output matrix. Their memory is that of the mapped file, which both models share."""
+    """The main model's embedding and output matrix, in the mapped file's memory, which both models share."""
 
     def __init__(self, core: ov.Core, path: Path) -> None:
         self._core, self._path = core, path
