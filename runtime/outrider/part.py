@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 import openvino as ov
 
 from outrider import __version__, saved
-from outrider.backends import graph_of, load_model, on_npu
+from outrider.backends import load_model, on_npu
+from outrider.backends.heads import Head
 from outrider.backends.processor import find_processor
 from outrider.bundle.folder import draft_models_of
 from outrider.config.files import user_path
@@ -92,7 +93,7 @@ class Part:
 
     def compile(self, own: DeviceConfig, device: str) -> CompiledModel:
         """Compile it with its own options; see `outrider.backends.load_model`."""
-        main_path = self.bundle.model_path(self.bundle.manifest.main)
+        main = self.bundle.model_path(self.bundle.manifest.main)
         return load_model(
             self.path,
             self.model,
@@ -100,7 +101,7 @@ class Part:
             own,
             is_main=self.is_main,
             features=self.features,
-            graph=graph_of(self.drafter.kind, main_path) if self.drafter else None,
+            head=None if self.drafter is None or self.drafter.kind == "draft_model" else Head.of(self.drafter, main),
         )
 
     @property

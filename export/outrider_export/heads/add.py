@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import shutil
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -41,6 +40,8 @@ from outrider_export.target import Target
 from outrider_export.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from numpy.typing import NDArray
 
     from outrider_export.progress import Progress
@@ -87,7 +88,7 @@ def add_drafter(
     if name in (taken := [each.name for each in old.manifest.drafters]):
         raise OptionError(f"The bundle has a drafter {name!r} already ({', '.join(taken)}). Choose another name.")
     tokens = None
-    if _OF_MAIN not in head.tensors:
+    if head.uses_main_matrix:
         vocabulary = Vocabulary.of_folder(old.tokenizer_path)
         tokens = choose_tokens(vocabulary, old.manifest, draft_vocab, draft_vocab_corpus, old.tokenizer_path, progress)
     try:
@@ -131,8 +132,8 @@ def write_head(
         has = f"{after_layers(0)} to {after_layers(main.geometry.num_layers)}" if found else "none that are known"
         raise ExportError(f"The drafter reads hidden states {missing[0]!r}, and the main model's graph has {has}.")
     shared: dict[str, ov.Output] = {}
-    proposed = head.proposed if _OF_MAIN in head.tensors else tokens
-    if _OF_MAIN not in head.tensors and tokens is not None:
+    proposed = tokens if head.uses_main_matrix else head.proposed
+    if tokens is not None:
         cut_output(model, tokens)
         matrix = output_matrix_of(model)
         if matrix is None:

@@ -64,6 +64,11 @@ class Head:
     mask_token_id: int | None = None
     numbers: dict[str, float] = field(default_factory=dict)
 
+    @property
+    def uses_main_matrix(self) -> bool:
+        """Whether it has no output matrix of its own."""
+        return not any("lm_head.weight" in name for name in self.tensors)
+
 
 def kind_of(folder: Path) -> str | None:
     """What kind of drafter a checkpoint folder has; None if it is a model."""
@@ -87,8 +92,7 @@ def read_head(folder: Path, main: Geometry) -> Head:
     config = {**config, **config.get("transformer_layer_config", {})}
     tensors = read_tensors(folder)
     head = _READERS[kind](config, tensors, main)
-    wrong = head.hidden_size != main.hidden_size
-    if wrong:
+    if head.hidden_size != main.hidden_size:
         raise ExportError(
             f"{folder} is for a main model with hidden_size {head.hidden_size:,}, and this one has "
             f"{main.hidden_size:,}. Name the main model that it was trained for."
@@ -171,6 +175,46 @@ def _dflash(config: dict[str, Any], tensors: dict[str, NDArray[Any]], main: Geom
     )
 
 
+def _medusa(config: dict[str, Any], tensors: dict[str, NDArray[Any]], main: Geometry) -> Head:
+    layers = int(config.get("medusa_num_layers", 1))
+    renamed = _renamed(tensors, {r"^(?:medusa_head|medusa_heads|heads)\.": "", rf"^(\d+)\.{layers}\.": r"\1.lm_head."})
+    return _places("medusa", int(config["medusa_num_heads"]), layers, renamed, main)
+
+
+def _hydra(config: dict[str, Any], tensors: dict[str, NDArray[Any]], main: Geometry) -> Head:
+    layers = int(config.get("hydra_num_layers", 1))
+    renamed = _renamed(tensors, {r"^hydra_head\.": "", rf"^(\d+)\.{layers}\.": r"\1.lm_head."})
+    return _places("hydra", int(config["hydra_num_heads"]), layers, renamed, main)
+
+
+def _blockwise(config: dict[str, Any], tensors: dict[str, NDArray[Any]], main: Geometry) -> Head:
+    return _places("blockwise", int(config["num_heads"]), 0, tensors, main)
+
+
+def _places(kind: str, count: int, layers: int, tensors: dict[str, NDArray[Any]], main: Geometry) -> Head:
+    """Heads for `count` places, which have no attention."""
+    proposed = tensors.get("token_map")
+    if proposed is not None:
+        order = np.argsort(proposed)
+        proposed = proposed[order].astype(np.int32)
+        tensors = {name: values[order] if ".lm_head." in name else values for name, values in tensors.items()}
+    floats = {name: values for name, values in tensors.items() if values.dtype == np.float32}
+    return Head(
+        kind=kind,
+        features=(LAST,),
+        tensors=floats,
+        num_layers=0,
+        num_heads=1,
+        num_kv_heads=1,
+        head_size=1,
+        hidden_size=main.hidden_size,
+        context_length=main.context_length,
+        proposed=proposed,
+        num_places=count,
+        numbers={"num_places": count, "num_layers": layers, "hidden_size": main.hidden_size},
+    )
+
+
 def _decoder(kind: str, config: dict[str, Any], tensors: dict[str, NDArray[Any]], num_layers: int) -> Head:
     """A drafter of decoder layers, with the numbers that their graph needs."""
     heads, hidden = int(config["num_attention_heads"]), int(config["hidden_size"])
@@ -237,4 +281,7 @@ _READERS: dict[str, Callable[[dict[str, Any], dict[str, NDArray[Any]], Geometry]
     "eagle": _eagle,
     "mtp": _mtp,
     "dflash": _dflash,
+    "medusa": _medusa,
+    "hydra": _hydra,
+    "blockwise": _blockwise,
 }

@@ -2,42 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import functools
 from typing import TYPE_CHECKING, Any
 
 from outrider.config import format_of_property, is_npu_property
 from outrider.errors import BundleError, DeviceError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from collections.abc import Sequence as Seq
     from pathlib import Path
 
-    import openvino as ov
-
+    from outrider.backends.heads import Head
     from outrider.bundle.manifest import ModelEntry
     from outrider.config import DeviceConfig
     from outrider.types import CompiledModel
-
-
-@dataclass(frozen=True, slots=True)
-class Graph:
-    """How to build the graph of a drafter from its weights. outputs: the hidden states that it gives."""
-
-    build: Callable[[ov.Core, Path], ov.Model]
-    outputs: tuple[str, ...] = ()
-
-
-def graph_of(kind: str, main_path: Path) -> Graph | None:
-    """The graph of a bundle's drafter of this kind; None for a decoder. main_path: the main model's file."""
-    if kind == "draft_model":
-        return None
-    from outrider.backends.heads import recurrent
-    from outrider.backends.heads.weights import Weights
-
-    make = {"eagle": recurrent.eagle, "eagle3": recurrent.eagle3, "mtp": recurrent.mtp}[kind]
-    shared = main_path if main_path.suffix == ".xml" else None
-    return Graph(lambda core, path: make(Weights.read(core, path, shared)), (recurrent.HIDDEN_OUT,))
 
 
 def on_npu(model: ModelEntry, device: str) -> bool:
@@ -53,12 +31,12 @@ def load_model(
     *,
     is_main: bool = True,
     features: Seq[str] = (),
-    graph: Graph | None = None,
+    head: Head | None = None,
 ) -> CompiledModel:
     """Load the model at `path`, which a bundle describes as `model`, on a device.
 
     is_main: whether the model verifies drafts, so that its calls have many rows. features: hidden states that it has to
-    give. graph: of a drafter that is no decoder; see `graph_of`.
+    give. head: of a drafter that is no decoder.
 
     Raises:
         OptionError, BundleError, DeviceError: as the backends say.
@@ -94,11 +72,14 @@ def load_model(
             **shared,
         )
     if model.format == "openvino":
+        from outrider.backends.heads import load_head
         from outrider.backends.openvino_paged import OpenVINOPaged
+        from outrider.backends.paged_graph import read_decoder
 
-        if graph is not None:
-            return OpenVINOPaged(path, **shared, features=graph.outputs, build=graph.build)
-        return OpenVINOPaged(path, **shared, top_logits=options.top_logits, features=features)
+        if head is not None:
+            return load_head(path, head, shared)
+        build = functools.partial(read_decoder, features=features)
+        return OpenVINOPaged(path, **shared, top_logits=options.top_logits, features=features, build=build)
     try:
         from outrider.backends.onnxruntime import OnnxRuntime
     except ImportError as error:

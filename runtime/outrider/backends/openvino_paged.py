@@ -14,7 +14,7 @@ from outrider.backends.call_end import CallEnd
 from outrider.backends.devices import find_name
 from outrider.backends.paged_cache import PagedCache, PagedSlot, blocks_to_allocate, bytes_of
 from outrider.backends.paged_call import PagedCall
-from outrider.backends.paged_graph import HIDDEN_IN, add_top_logits, gather_rows, read_decoder, tap
+from outrider.backends.paged_graph import HIDDEN_IN, add_top_logits, read_decoder
 from outrider.backends.paged_step import Outputs
 from outrider.config import PRECISIONS
 from outrider.errors import DeviceError, OptionError, one_line
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 # Largest logits per row that a device with memory of its own picks out.
 _NUM_TOP = 128
 _TOP_ROWS = 2  # of the call that validates them
+_ANY_SIZE = 32  # of blocks, if there is no cache
 _FEW_THREADS = 2  # so many rows of padding are cheap
 
 
@@ -68,8 +69,8 @@ class OpenVINOPaged:
 
     Several sequences of any lengths go in one call. Calls do not overlap: a step is read before the next `submit`.
 
-    features: the model's hidden states that chunks may ask for. build: reads the model's file and makes its graph with
-    a paged cache.
+    features: the outputs of hidden states that chunks may ask for. build: reads the model's file and makes its graph
+    with a paged cache.
 
     Raises:
         OptionError: for a device that is not there.
@@ -96,9 +97,9 @@ class OpenVINOPaged:
         core = self._core = ov.Core()
         check_device(core, device)
         model = build(core, model_path)
-        self.features = tap(model, features)
+        self.features = tuple(features)
         self.can_pad_apart = False
-        self.logits_width = gather_rows(model)
+        self.logits_width: int = model.output("logits").get_partial_shape()[2].get_length()
         self.device = device
         self.vocab_size = vocab_size
         # On CPU the rows are in host memory already, where the largest logits are found faster than in the graph.
@@ -133,7 +134,8 @@ class OpenVINOPaged:
         self._hidden_width: int = widths[0] if widths else 0  # of the hidden states that it reads
         self._caches = {port.get_any_name(): port for port in self._compiled.inputs if "_cache." in port.get_any_name()}
         # Tokens per block: 32 on CPU, 16 on GPU. Only the values have one shape on both: [blocks, heads, size, head].
-        self.block_size: int = self._caches["value_cache.0"].partial_shape[2].get_length()
+        values = self._caches.get("value_cache.0")
+        self.block_size: int = _ANY_SIZE if values is None else values.partial_shape[2].get_length()
         self._cache: PagedCache | None = None
         self._bound: dict[str, NDArray[Any]] = {}  # views of the bound tensors
         self._chunks: Seq[Chunk] = ()  # of the running call
@@ -141,7 +143,8 @@ class OpenVINOPaged:
         self.seconds = 0.0
         # The device may use another precision than the option, and properties may set another.
         self.precision = _name(self._compiled.get_property("INFERENCE_PRECISION_HINT"))
-        self.cache_precision = _name(self._caches["key_cache.0"].get_element_type())
+        keys = self._caches.get("key_cache.0")
+        self.cache_precision = self.precision if keys is None else _name(keys.get_element_type())
         self.use(Exactness())
 
     @property

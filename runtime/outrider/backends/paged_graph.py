@@ -25,34 +25,35 @@ HIDDEN_IN = "hidden_states"  # the input of a drafter that reads hidden states
 TOP = ("top_token_ids", "top_logits", "logsumexp")  # the outputs that `add_top_logits` adds
 
 
-def read_decoder(core: ov.Core, path: Path) -> ov.Model:
-    """Read a stateful decoder, and replace the cache inside it.
+def read_decoder(core: ov.Core, path: Path, features: Sequence[str] = ()) -> ov.Model:
+    """Read a stateful decoder, replace the cache inside it, and make outputs of these hidden states.
 
     Raises:
-        BundleError: when it cannot be read, or is none.
+        BundleError: when it cannot be read, is none, or has no such hidden states.
     """
     model = read_ir(core, path)
     to_paged_attention(model)
+    tap(model, features)
+    gather_rows(model)
     return model
 
 
-def tap(model: ov.Model, names: Sequence[str]) -> tuple[str, ...]:
-    """Make outputs of hidden states, unless the model has them already. Returns their names.
+def tap(model: ov.Model, names: Sequence[str]) -> None:
+    """Make outputs of hidden states, by their names. Before `gather_rows`.
 
     Raises:
         BundleError: when the graph's form is unknown.
     """
-    has = {name for output in model.outputs for name in output.get_names()}
-    if wanted := [name for name in names if name not in has]:
-        num_layers = sum(node.get_type_name() == "PagedAttentionExtension" for node in model.get_ops())
-        found = hidden_states_of(model, num_layers)
-        if missing := [name for name in wanted if name not in found]:
-            raise BundleError(
-                f"A drafter needs the main model's hidden states {missing[0]!r}, which are not found in its graph. "
-                "Load it with drafter='suffix', or without one."
-            )
-        add_outputs(model, found, wanted)
-    return tuple(names)
+    if not names:
+        return
+    num_layers = sum(node.get_type_name() == "PagedAttentionExtension" for node in model.get_ops())
+    found = hidden_states_of(model, num_layers)
+    if missing := [name for name in names if name not in found]:
+        raise BundleError(
+            f"A drafter needs the main model's hidden states {missing[0]!r}, which are not found in its graph. "
+            "Load it with drafter='suffix', or without one."
+        )
+    add_outputs(model, found, names)
 
 
 def to_paged_attention(model: ov.Model) -> None:

@@ -35,7 +35,7 @@ class Geometry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A model's shape, which the runtime needs before it compiles the model."""
 
     architecture: str  # "llama", "qwen2", … as in config.json's model_type or GGUF's general.architecture
-    num_layers: Positive
+    num_layers: NonNegative  # with a cache; 0 for heads that have none
     num_heads: Positive
     num_kv_heads: Positive
     head_size: Positive

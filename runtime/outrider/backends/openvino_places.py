@@ -1,0 +1,79 @@
+"""OpenVINO for heads without a cache; see `outrider.backends.heads.places`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from outrider.backends.openvino_paged import OpenVINOPaged
+from outrider.backends.paged_graph import HIDDEN_IN
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from collections.abc import Sequence as Seq
+    from pathlib import Path
+
+    import openvino as ov
+    from numpy.typing import NDArray
+
+    from outrider.backends.openvino_paged import PagedPending
+    from outrider.types import Chunk, RowRule
+
+
+class OpenVINOPlaces(OpenVINOPaged):
+    """Heads whose chunks have the hidden states of one token, float32 [1, hidden], and read nothing else.
+
+        Chunk(slot, [newest], num_rows=num_places, hidden_states=row)    # all heads
+        Chunk(slot, [newest, *drafted], num_rows=1, hidden_states=row)   # one after the other, if `others`
+
+    others: build the graphs of the heads behind the first, if each has one of its own. Slots take no memory.
+    """
+
+    def __init__(
+        self,
+        model_path: Path,
+        *,
+        build: Callable[[ov.Core, Path], ov.Model],
+        others: Seq[Callable[[ov.Core, Path], ov.Model]] = (),
+        **options: Any,
+    ) -> None:
+        super().__init__(model_path, build=build, **options)
+        self._others = [OpenVINOPlaces(model_path, build=each, **options) for each in others]
+
+    @property
+    def separate_rules(self) -> tuple[RowRule, ...]:
+        """None: no row reads another."""
+        return ()
+
+    def allocate(self, max_tokens: int) -> None:
+        """Make the pool of slots."""
+        super().allocate(max_tokens)
+        for each in self._others:
+            each.allocate(max_tokens)
+
+    def submit(self, chunks: Seq[Chunk]) -> PagedPending:
+        """Evaluate the heads for several sequences in one call. With `others`, all are at the same place."""
+        place = len(chunks[0].token_ids) - 1
+        if not self._others or not place:
+            return super().submit(chunks)
+        other = self._others[min(place, len(self._others)) - 1]
+        before = other.seconds
+        pending = other.submit(chunks)
+        self.seconds += other.seconds - before
+        return pending
+
+    def _append(self, chunk: Chunk) -> None:
+        """Do nothing: there is no cache."""
+
+    def _inputs_of(self, chunks: Seq[Chunk]) -> tuple[dict[str, NDArray[Any]], dict[int, int]]:
+        empty = np.zeros((1, self._hidden_width), dtype=np.float32)
+        rows = [empty if chunk.hidden_states is None else chunk.hidden_states for chunk in chunks]
+        inputs: dict[str, NDArray[Any]] = {HIDDEN_IN: np.concatenate(rows)}
+        if self._reads_tokens:
+            inputs["input_ids"] = np.array([chunk.token_ids for chunk in chunks], dtype=np.int64)
+        return inputs, {}
+
+    @property
+    def _reads_tokens(self) -> bool:
+        return any("input_ids" in port.get_names() for port in self._compiled.inputs)
