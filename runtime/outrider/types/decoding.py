@@ -174,7 +174,7 @@ class Draft:
     def children(self, i: int) -> list[int]:
         """The indices of the tokens that follow token i, in order; −1: the newest committed token."""
         if self.parents is None:
-            return [i + 1] if i + 1 < len(self) else []
+            return [i + 1] if i + 1 < len(self.token_ids) else []
         return [child for child in range(i + 1, len(self)) if self.parents[child] == i]
 
     def path_to(self, i: int) -> list[int]:

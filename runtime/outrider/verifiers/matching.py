@@ -50,10 +50,12 @@ class Greedy:
         path, at = list[int](), -1
         while True:
             own = self.draw(rows, at + 1, noise, position)[0]
-            at = next((child for child in draft.children(at) if draft.token_ids[child] == own), -1)
-            if at < 0:
+            for i in draft.children(at):
+                if draft.token_ids[i] == own:
+                    path.append(at := i)
+                    break
+            else:
                 return Outcome(path, own)
-            path.append(at)
 
 
 @dataclass(frozen=True)
