@@ -43,7 +43,7 @@ class RequestError(OutriderError, ValueError):
 
 
 class NoTokenLeft(RequestError):
-    """A request's options leave no token to choose. row: draft tokens before that position."""
+    """A request's options leave no token to choose. row: of the draft, where they do; 0: before its first token."""
 
     def __init__(self, message: str, row: int = 0) -> None:
         super().__init__(message)

@@ -48,8 +48,9 @@ def step(main: Backend, requests: Seq[Request], max_num_batched_tokens: int, obs
         begin, path = request.slot.length - len(chunk.token_ids), list[int]()
         try:
             if chunk.num_rows:
-                rows = DraftRows.of(target, row, request.sampler, draft.token_ids)
+                rows = DraftRows.of(target, row, request.sampler, draft)
                 row += chunk.num_rows
+                draft.check_chain(main)  # its tokens were read one behind the other
                 outcome = request.verify(draft, rows)
                 if observer is not None:
                     observer.verified(request, draft, outcome)

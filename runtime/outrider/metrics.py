@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence as Seq
 
 
 @dataclass(slots=True)
@@ -11,6 +15,9 @@ class Stats:
 
     Definitions follow vLLM's `SpecDecodingStats`: a draft is a round in which tokens were proposed. Tokens of a stop
     string are counted. Seconds are wall time; a round that several sequences share counts in full for each of them.
+
+    All tokens of a tree are draft tokens, and only those of one path can be accepted. So its acceptance rate is the
+    useful share of what was verified; tokens per round compare it with a chain. A token's position is that on its path.
     """
 
     num_prompt_tokens: int = 0
@@ -58,8 +65,9 @@ class Stats:
         accepted = f"{self.num_accepted_tokens} of {self.num_draft_tokens} draft tokens accepted"
         return f"{line}, {self.tokens_per_round:.2f} a round; {accepted} ({self.acceptance_rate:.0%})"
 
-    def count_round(self, num_draft_tokens: int, num_accepted_tokens: int) -> None:
-        """Count one target pass and its accepted tokens."""
+    def count_round(self, depths: Seq[int], num_accepted_tokens: int) -> None:
+        """Count one target pass and its accepted tokens. depths: for each draft token how many are before it."""
+        num_draft_tokens = len(depths)
         self.num_rounds += 1
         self.num_draft_tokens_per_round.append(num_draft_tokens)
         self.num_accepted_tokens_per_round.append(num_accepted_tokens)
@@ -69,7 +77,7 @@ class Stats:
         self.num_draft_tokens += num_draft_tokens
         self.num_accepted_tokens += num_accepted_tokens
         positions = self.num_accepted_tokens_per_position
-        positions.extend([0] * (num_draft_tokens - len(positions)))
+        positions.extend([0] * (max(depths) + 1 - len(positions)))
         for i in range(num_accepted_tokens):
             positions[i] += 1
 

@@ -238,10 +238,10 @@ class Request:
                 f"The drafter needs the main model's hidden states {missing[0]!r}, and the main model gives "
                 f"{', '.join(map(repr, found)) or 'none'}. Choose another drafter, or a bundle that has them."
             )
-        if needs.trees:
+        if needs.trees and not self.verifier.trees:
             raise RequestError(
                 f"The drafter needs drafts to be verified as trees, and {type(self.verifier).__name__} verifies "
-                "chains only. Choose another drafter."
+                "chains only. Choose another drafter, or a lossless sampling mode."
             )
         return needs.features
 
@@ -280,6 +280,9 @@ class Request:
         If the options leave no token at a row, the draft is cut there, and only the tokens before it are verified. If
         all of them are accepted, they may end the answer, as in plain decoding. If they do not end it, the next round
         fails, as plain decoding does.
+
+        A tree needs no second try: its rows are read behind accepted tokens only, so the token before such a row was
+        accepted, and all before it. Nor may it have one, as fewer tokens would be judged with other random numbers.
         """
         position = len(self.sequence)
         try:
@@ -287,6 +290,9 @@ class Request:
         except NoTokenLeft as error:
             if not error.row:
                 raise
+            if draft.parents is not None:
+                *path, last = draft.path_to(error.row - 1)
+                return Outcome(path, draft.token_ids[last])
             draft = draft.cut(error.row)
         try:
             return self.verifier.verify(draft, rows, self.noise, position)
@@ -299,17 +305,18 @@ class Request:
             self.first_token_at = time.perf_counter()
             if self.reuse:
                 self.slot.publish(self.sequence.token_ids)  # for requests that begin with the same prompt
-        draft_token_ids = rows.draft_token_ids
+        draft, draft_token_ids = rows.draft, rows.draft.token_ids
         token_ids = self._until_end([*(draft_token_ids[i] for i in outcome.path), outcome.next_token_id])
         if self.logprobs is not None:
-            self.logprobs += [rows.logprobs(i, token_id) for i, token_id in enumerate(token_ids)]
+            self.logprobs += [rows.logprobs(i, token_id) for i, token_id in zip(outcome.rows, token_ids, strict=False)]
         self.sequence.token_ids.extend(token_ids)
         self.sampler.commit(token_ids)
         stats = self.stats
         if stats.num_generated_tokens:  # the first token comes with the prompt
-            ended_inside = len(token_ids) <= outcome.num_accepted
-            num_verified = len(token_ids) if ended_inside else len(draft_token_ids)
-            stats.count_round(num_verified, min(len(token_ids), outcome.num_accepted))
+            verified = draft.depths
+            if len(token_ids) <= outcome.num_accepted:  # the answer ended within the draft
+                verified = [depth for depth in verified if depth < len(token_ids)]
+            stats.count_round(verified, min(len(token_ids), outcome.num_accepted))
         stats.num_generated_tokens += len(token_ids)
         if token_ids[-1] in self.eos_token_ids or self.text.stopped:
             self.finish("stop")

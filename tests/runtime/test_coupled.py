@@ -25,8 +25,14 @@ class OneRow:
     def __init__(self, probs: Distribution) -> None:
         self.probs = probs
 
+    def depth(self, i: int) -> int:
+        return i
+
     def best(self, i: int) -> int:
         raise AssertionError("sampling does not ask for the best token")
+
+    def best_several(self, i: int, count: int) -> list[int]:
+        raise AssertionError("sampling does not ask for the best tokens")
 
     def distribution(self, i: int) -> Distribution:
         return self.probs

@@ -21,7 +21,7 @@ from outrider.sampling import LogitsSampler
 from outrider.testing import FakeBackend, ToyTokenizer
 from outrider.text import TextStream
 from outrider.types import Chunk, Draft, Noise, Requirements, Sequence
-from outrider.verifiers import Greedy
+from outrider.verifiers import Greedy, Threshold
 
 if TYPE_CHECKING:
     from collections.abc import Sequence as Seq
@@ -163,10 +163,13 @@ def test_a_main_model_without_them_refuses_the_request(toy_bundle: Bundle) -> No
     assert engine.generate("abc", max_new_tokens=5, drafter=None).token_ids
 
 
-def test_a_drafter_that_needs_trees_is_refused() -> None:
+def test_a_drafter_that_needs_trees_is_refused_by_a_verifier_of_chains() -> None:
     main = FakeBackend(VOCAB_SIZE)
-    with pytest.raises(RequestError, match="needs drafts to be verified as trees, and Greedy verifies chains only"):
-        make_request([1], Reading(main, Requirements(trees=True))).admit(main)
+    request = make_request([1], Reading(main, Requirements(trees=True)))
+    assert request.admit(main)
+    request.verifier = Threshold()
+    with pytest.raises(RequestError, match="needs drafts to be verified as trees, and Threshold verifies chains only"):
+        request.admit(main)
 
 
 @pytest.mark.parametrize("kind", ["openvino", "onnx"])

@@ -39,8 +39,14 @@ class OneRow:
     def __init__(self, target: Distribution) -> None:
         self.target = target
 
+    def depth(self, i: int) -> int:
+        return i
+
     def best(self, i: int) -> int:
         raise AssertionError("sampling does not ask for the best token")
+
+    def best_several(self, i: int, count: int) -> list[int]:
+        raise AssertionError("sampling does not ask for the best tokens")
 
     def distribution(self, i: int) -> Distribution:
         return self.target

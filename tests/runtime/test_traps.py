@@ -132,7 +132,7 @@ def test_row_i_sees_the_i_draft_tokens_before_it() -> None:
             return super().logprobs(row, prefix, token_id)
 
     step = FakeBackend.Step([np.zeros(VOCAB_SIZE, dtype=np.float32)] * 5)
-    rows = DraftRows.of(step, 1, RecordingSampler(CONFIG, []), [3, 4, 5])
+    rows = DraftRows.of(step, 1, RecordingSampler(CONFIG, []), Draft([3, 4, 5]))
     for i in range(4):
         rows.best(i)
         rows.distribution(i)

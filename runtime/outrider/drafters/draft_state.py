@@ -118,7 +118,7 @@ class DraftState:
 
     def _rows(self, latest: LogitsRow) -> DraftRows:
         """The latest row, which follows all draft tokens so far and, when drafting ahead, those of the guess."""
-        return DraftRows(lambda _: latest, self.request.sampler, self._token_ids, self._behind)
+        return DraftRows(lambda _: latest, self.request.sampler, Draft(self._token_ids), self._behind)
 
     def _draw(self, rows: DraftRows, i: int) -> tuple[int, Distribution | None]:
         request = self.request

@@ -26,12 +26,13 @@ order of its `_get_logits_processor`:
 
 A greedy token is the best one after step 6. Later steps are for sampling. Steps 8 to 11 keep at least one token.
 
-Each step sees the same tokens as in plain decoding: row i of a draft counts the i draft tokens before it, and the state
-holds committed tokens only. A logit of −inf stays −inf.
+Each step sees the same tokens as in plain decoding: a row of a draft counts the draft tokens before it, in a tree those
+on its path, and the state holds committed tokens only. A logit of −inf stays −inf.
 """
 
 from outrider.sampling.rows import DraftRows
 from outrider.sampling.sampler import LogitsSampler
 from outrider.sampling.top import argmax, probability, whole_row, without
+from outrider.sampling.truncate import ranked
 
-__all__ = ["DraftRows", "LogitsSampler", "argmax", "probability", "whole_row", "without"]
+__all__ = ["DraftRows", "LogitsSampler", "argmax", "probability", "ranked", "whole_row", "without"]

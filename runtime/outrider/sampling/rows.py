@@ -1,21 +1,25 @@
-"""A model's rows along a draft, for a verifier."""
+"""A model's rows for a draft, for a verifier."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
+
+from outrider.errors import NoTokenLeft
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from collections.abc import Sequence as Seq
 
-    from outrider.types import Distribution, LogitsRow, Sampler, Step, TokenLogprobs
+    from outrider.types import Distribution, Draft, LogitsRow, Sampler, Step, TokenLogprobs
+
+_Made = TypeVar("_Made")
 
 
 class DraftRows:
-    """A model's rows along one draft, as `Rows`: row i follows i draft tokens, and is processed when it is needed.
+    """A model's rows for one draft, as `Rows`: row 0, and row i + 1 behind token i. Processed when they are needed.
 
-        rows = DraftRows.of(step, first, sampler, draft.token_ids)
-        rows.distribution(2)    # behind the draft's first two tokens
+        rows = DraftRows.of(step, first, sampler, draft)
+        rows.distribution(2)    # behind the draft's second token, and what that one follows
 
     row: returns row i; valid as long as its step. behind: tokens between the committed ones and the draft. found:
     distributions that were computed, by i.
@@ -25,31 +29,44 @@ class DraftRows:
         self,
         row: Callable[[int], LogitsRow],
         sampler: Sampler,
-        draft_token_ids: Seq[int],
+        draft: Draft,
         behind: Seq[int] = (),
     ) -> None:
-        self.draft_token_ids = draft_token_ids
+        self.draft = draft
         self.found: dict[int, Distribution] = {}
         self._row, self._sampler, self._behind = row, sampler, behind
 
     @classmethod
-    def of(cls, step: Step, first: int, sampler: Sampler, draft_token_ids: Seq[int]) -> DraftRows:
+    def of(cls, step: Step, first: int, sampler: Sampler, draft: Draft) -> DraftRows:
         """The rows of a step from row `first` on."""
-        return cls(lambda i: step.row(first + i), sampler, draft_token_ids)
+        return cls(lambda i: step.row(first + i), sampler, draft)
+
+    def depth(self, i: int) -> int:
+        """The number of draft tokens before row i: i in a chain."""
+        return len(self.draft.before(i))
 
     def best(self, i: int) -> int:
         """The token with the highest processed logit at row i."""
-        return self._sampler.best(self._row(i), self._prefix(i))
+        return self._ask(i, self._sampler.best)
+
+    def best_several(self, i: int, count: int) -> list[int]:
+        """Up to `count` tokens with the highest processed logits at row i, `best` first; as many as the row has."""
+        return self._ask(i, lambda row, prefix: self._sampler.best_several(row, prefix, count))
 
     def distribution(self, i: int) -> Distribution:
         """target_probs at row i; draft_probs for a draft model's rows."""
         if i not in self.found:
-            self.found[i] = self._sampler.distribution(self._row(i), self._prefix(i))
+            self.found[i] = self._ask(i, self._sampler.distribution)
         return self.found[i]
 
     def logprobs(self, i: int, token_id: int) -> TokenLogprobs:
         """The log-probabilities for the token that was chosen at row i."""
-        return self._sampler.logprobs(self._row(i), self._prefix(i), token_id)
+        return self._ask(i, lambda row, prefix: self._sampler.logprobs(row, prefix, token_id))
 
-    def _prefix(self, i: int) -> list[int]:
-        return [*self._behind, *self.draft_token_ids[:i]]
+    def _ask(self, i: int, ask: Callable[[LogitsRow, list[int]], _Made]) -> _Made:
+        """What the sampler makes of row i and the tokens before it."""
+        try:
+            return ask(self._row(i), [*self._behind, *self.draft.before(i)])
+        except NoTokenLeft as error:
+            error.row = i  # the sampler knows how many tokens are before the row, in a tree no more than that
+            raise

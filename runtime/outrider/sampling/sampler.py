@@ -11,7 +11,7 @@ from outrider.sampling.bans import BannedTokens, MinNewTokens, NoRepeatNgram
 from outrider.sampling.logprobs import logprobs_of_distribution, logprobs_of_logits
 from outrider.sampling.penalties import LogitBias, Penalties
 from outrider.sampling.top import truncated_softmax_of_top
-from outrider.sampling.truncate import truncated_softmax
+from outrider.sampling.truncate import ranked, truncated_softmax
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -72,6 +72,17 @@ class LogitsSampler:
         logits = row.full()
         token_id = _finite_argmax(logits)
         return int(self._process(logits, prefix).argmax()) if self._processors else token_id
+
+    def best_several(self, row: LogitsRow, prefix: Seq[int], count: int) -> list[int]:
+        """Up to `count` tokens with the highest processed logits, `best` first; as many as the row has."""
+        listed = self._process_top(row, prefix)
+        if row.top is not None and listed is not None:
+            found = ranked(listed, count)
+            if len(found) == count and listed[found[-1]] > row.top.bound:
+                return [int(token_id) for token_id in row.top.token_ids[found]]
+        logits = row.full()
+        _finite_argmax(logits)
+        return [int(token_id) for token_id in ranked(self._process(logits, prefix), count)]
 
     def distribution(self, row: LogitsRow, prefix: Seq[int]) -> Distribution:
         """The probabilities after all processors. The bits do not depend on `row.top`."""

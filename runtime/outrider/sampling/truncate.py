@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -60,7 +60,7 @@ def truncated_softmax(
     return Distribution(token_ids, probs)
 
 
-def k_largest(logits: Logits, k: int) -> NDArray[np.int64]:
+def k_largest(logits: NDArray[np.floating[Any]], k: int) -> NDArray[np.int64]:
     """The indices, ascending, of the k highest logits, and of those equal to the last of them.
 
     The k-th highest of the maxima of disjoint parts is no higher than the k-th highest of all. So lower logits are
@@ -75,9 +75,16 @@ def k_largest(logits: Logits, k: int) -> NDArray[np.int64]:
     return kept if indices is None else indices[kept]
 
 
-def _kth(values: Logits, k: int) -> np.float32:
+def ranked(logits: NDArray[np.floating[Any]], k: int) -> NDArray[np.int64]:
+    """The indices of the k highest logits, in descending order, the lower index first among equals; none of −inf."""
+    kept = k_largest(logits, min(k, len(logits)))
+    kept = kept[logits[kept] > -np.inf]
+    return kept[np.argsort(-logits[kept], kind="stable")][:k]
+
+
+def _kth(values: NDArray[np.floating[Any]], k: int) -> np.floating[Any]:
     """The k-th highest."""
-    highest: np.float32 = np.partition(values, len(values) - k)[len(values) - k]
+    highest: np.floating[Any] = np.partition(values, len(values) - k)[len(values) - k]
     return highest
 
 

@@ -76,6 +76,12 @@ class Distribution:
         at = int(np.searchsorted(cumulative, uniform * cumulative[-1], side="right"))
         return int(self.token_ids[min(at, len(self.token_ids) - 1)])
 
+    def without(self, token_id: int) -> Distribution:
+        """The distribution given that it is another token; empty if there is no other."""
+        others = self.token_ids != token_id
+        probs = self.probs[others]
+        return Distribution(self.token_ids[others], probs / probs.sum())
+
 
 @dataclass(frozen=True, slots=True)
 class Noise:
@@ -121,13 +127,21 @@ _GUMBEL = zlib.crc32(b"gumbel")
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """Tokens that a drafter proposes: a chain, or a tree.
+    """Tokens that a drafter proposes: a chain, or a tree of several candidates.
 
-    token_ids: [n], in a tree parents before children. probs: for each token the distribution it was drawn from, if the
+        Draft([5, 7, 8], parents=[-1, -1, 0])    # 5 or 7, and 8 behind 5
+
+    token_ids: [n], in a tree parents before children, and siblings in the order in which they were drawn. probs: for
+    each token the distribution it was drawn from, of a later sibling without the earlier ones (`draw_several`), if the
     verifier's mode needs it; None if the tokens were chosen without the round's noise (n-gram drafts), or are judged by
     equality (greedy, coupled). confidences: for each token the drafter's estimate of its acceptance, given that those
     before it are accepted; None without estimates. parents: [n], for each token the index of the one that it follows,
     −1 for the newest committed token; None for a chain.
+
+    A model has n + 1 rows for it: row 0 follows the newest committed token, and row i + 1 follows token i.
+
+    Raises:
+        RequestError: when `parents` is no tree.
     """
 
     token_ids: list[int]
@@ -135,11 +149,66 @@ class Draft:
     confidences: list[float] | None = None
     parents: list[int] | None = None
 
+    def __post_init__(self) -> None:
+        if self.parents is None:
+            return
+        if len(self.parents) != len(self.token_ids):
+            raise RequestError(
+                f"A draft of {len(self)} tokens has {len(self.parents)} parents. Give one for each token, or parents="
+                "None for a chain."
+            )
+        for i, parent in enumerate(self.parents):
+            if not -1 <= parent < i:
+                raise RequestError(
+                    f"A draft has parents={self.parents}, where token {i} follows token {parent}. Let each token "
+                    "follow one before it in the list, or −1, the newest committed token."
+                )
+
     def __len__(self) -> int:
         return len(self.token_ids)
 
+    @property
+    def _parents(self) -> Seq[int]:
+        return range(-1, len(self) - 1) if self.parents is None else self.parents
+
+    def children(self, i: int) -> list[int]:
+        """The indices of the tokens that follow token i, in order; −1: the newest committed token."""
+        if self.parents is None:
+            return [i + 1] if i + 1 < len(self.token_ids) else []
+        return [child for child in range(i + 1, len(self)) if self.parents[child] == i]
+
+    def path_to(self, i: int) -> list[int]:
+        """The indices of the tokens from the first one to token i; none for −1."""
+        parents, path = self._parents, list[int]()
+        while i >= 0:
+            path.append(i)
+            i = parents[i]
+        return path[::-1]
+
+    def before(self, row: int) -> list[int]:
+        """The draft tokens between the newest committed token and a row: those on the path to token `row` − 1."""
+        if self.parents is None:
+            return self.token_ids[:row]
+        return [self.token_ids[i] for i in self.path_to(row - 1)]
+
+    @property
+    def depths(self) -> list[int]:
+        """For each token the number of draft tokens before it on its path, 0 for a first one."""
+        if self.parents is None:
+            return [*range(len(self))]
+        depths: list[int] = []
+        for parent in self.parents:
+            depths.append(depths[parent] + 1 if parent >= 0 else 0)
+        return depths
+
+    @property
+    def branches(self) -> list[list[int]]:
+        """The paths to all tokens that nothing follows, in order: the chains that the tree consists of."""
+        inner = {*self._parents}
+        return [self.path_to(i) for i in range(len(self)) if i not in inner]
+
     def cut(self, length: int) -> Draft:
-        """The first `length` tokens."""
+        """The first `length` tokens: of a tree a tree, as parents come before children."""
         probs = None if self.probs is None else self.probs[:length]
         confidences = None if self.confidences is None else self.confidences[:length]
         parents = None if self.parents is None else self.parents[:length]
@@ -161,8 +230,9 @@ NO_DRAFT = Draft([])
 class Outcome:
     """The verifier's decision on a draft.
 
-    path: the indices of the accepted draft tokens, in order. next_token_id: the recovered token in place of the first
-    rejected one, or the bonus token after a draft that was accepted whole.
+    path: the indices of the accepted draft tokens, in order; in a tree each is a child of the one before.
+    next_token_id: the recovered token in place of the first rejected one, or the bonus token after a draft that was
+    accepted whole, of a tree one branch to its end.
     """
 
     path: list[int]
@@ -177,6 +247,11 @@ class Outcome:
     def num_accepted(self) -> int:
         """Accepted draft tokens."""
         return len(self.path)
+
+    @property
+    def rows(self) -> list[int]:
+        """For each committed token the row that it was decided at: the first, and those behind accepted tokens."""
+        return [0, *(i + 1 for i in self.path)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,6 +295,9 @@ class Sampler(Protocol):
     def best(self, row: LogitsRow, prefix: Seq[int]) -> int:
         """The token with the highest processed logit; the lowest id among equals."""
 
+    def best_several(self, row: LogitsRow, prefix: Seq[int], count: int) -> list[int]:
+        """Up to `count` tokens with the highest processed logits, `best` first; as many as the row has."""
+
     def distribution(self, row: LogitsRow, prefix: Seq[int]) -> Distribution:
         """The probabilities after all processors. The bits do not depend on `row.top`."""
 
@@ -231,10 +309,16 @@ class Sampler(Protocol):
 
 
 class Rows(Protocol):
-    """A model's rows along one draft: row i follows i draft tokens. A row is processed when it is needed."""
+    """A model's rows for one draft: row 0, and row i + 1 behind draft token i. A row is processed when it is needed."""
+
+    def depth(self, i: int) -> int:
+        """The number of draft tokens before row i: i in a chain."""
 
     def best(self, i: int) -> int:
         """The token with the highest processed logit at row i."""
+
+    def best_several(self, i: int, count: int) -> list[int]:
+        """Up to `count` tokens with the highest processed logits at row i, `best` first; as many as the row has."""
 
     def distribution(self, i: int) -> Distribution:
         """target_probs at row i; draft_probs for a draft model's rows."""
@@ -247,15 +331,28 @@ class Verifier(Protocol):
     def lossless(self) -> bool:
         """Whether the text has the main model's distribution."""
 
+    @property
+    def trees(self) -> bool:
+        """Whether it verifies drafts with several candidates. The others refuse them."""
+
     def draw(self, rows: Rows, i: int, noise: Noise, position: int) -> tuple[int, Distribution | None]:
         """The draft token at row i of a draft that begins at `position`, and its draft_probs if `verify` needs them.
 
         A drawn token is submitted, whatever it is: dropping one after seeing it would bias the output.
         """
 
+    def draw_several(
+        self, rows: Rows, i: int, noise: Noise, position: int, count: int
+    ) -> Seq[tuple[int, Distribution | None]]:
+        """Up to `count` different tokens for row i, the first as by `draw`; as many as the row has.
+
+        They become siblings in the draft, all of them and in this order. Their number is decided before they are drawn.
+        """
+
     def verify(self, draft: Draft, rows: Rows, noise: Noise, position: int) -> Outcome:
         """Judge a draft that begins at `position`.
 
         Reads rows from left to right: none behind a rejected token, and the last one only if the whole draft is
-        accepted.
+        accepted. Of a tree it reads the first row and those behind accepted tokens, no other: `Request.verify` relies
+        on that.
         """

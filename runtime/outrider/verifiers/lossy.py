@@ -36,6 +36,7 @@ class Threshold(TokenRejection):
     """
 
     lossless: ClassVar[bool] = False
+    trees: ClassVar[bool] = False
     threshold: float = 0.5
 
     def verify(self, draft: Draft, rows: Rows, noise: Noise, position: int) -> Outcome:
@@ -63,6 +64,7 @@ class Typical(TokenRejection):
     """
 
     lossless: ClassVar[bool] = False
+    trees: ClassVar[bool] = False
     threshold: float = 0.09
 
     def verify(self, draft: Draft, rows: Rows, noise: Noise, position: int) -> Outcome:

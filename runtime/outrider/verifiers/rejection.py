@@ -22,24 +22,49 @@ class TokenRejection:
     The first rejected token is replaced by one drawn from `residual`. After a draft that was accepted whole, a bonus
     token is drawn from target_probs. Lossless in distribution (Leviathan et al. 2022, theorem 1 and appendix A.1; Chen
     et al. 2023, algorithm 2). The text depends on where rounds begin, so another draft length gives another text.
+
+    Of several candidates for a position, one after the other is tried, against the residual that the rejection of those
+    before it leaves: target ← norm(max(0, target_probs − draft_probs)). So each stage is the method above for another
+    target, and what it gives has that target's distribution, whatever was rejected (Miao et al. 2024, "SpecInfer",
+    algorithm 2). Siblings are drawn without replacement: draft_probs of each are those without the tokens before it. So
+    one of them is always accepted if they are all that the draft model has, and the main model has no others (Jeon et
+    al. 2024, "Recursive speculative decoding").
     """
 
     lossless: ClassVar[bool] = True
+    trees: ClassVar[bool] = True
 
     def draw(self, rows: Rows, i: int, noise: Noise, position: int) -> tuple[int, Distribution]:
         """A token drawn from draft_probs at row i, with its own random number."""
-        drafted = rows.distribution(i)
-        return drafted.draw(noise.uniforms(position, "draft", i + 1)[i]), drafted
+        return self.draw_several(rows, i, noise, position, 1)[0]
+
+    def draw_several(
+        self, rows: Rows, i: int, noise: Noise, position: int, count: int
+    ) -> list[tuple[int, Distribution]]:
+        """Tokens drawn from draft_probs at row i without replacement, each with its own random number."""
+        drafted, drawn = rows.distribution(i), list[tuple[int, Distribution]]()
+        for sibling in range(min(count, len(drafted.token_ids))):
+            if drawn:
+                drafted = drafted.without(drawn[-1][0])
+            purpose = f"draft, sibling {sibling}" if sibling else "draft"
+            drawn.append((drafted.draw(noise.uniforms(position, purpose, i + 1)[i]), drafted))
+        return drawn
 
     def verify(self, draft: Draft, rows: Rows, noise: Noise, position: int) -> Outcome:
         """Judge a draft that begins at `position`. No row behind a rejection is read."""
-        draft.check_chain(self)
         uniforms = noise.uniforms(position, "accept", len(draft))
-        for i, token_id in enumerate(draft.token_ids):
-            target, drafted = rows.distribution(i), draft_probs(draft, i)
-            if uniforms[i] * drafted.prob(token_id) >= target.prob(token_id):
-                return Outcome.of_chain(i, recovered(residual(target, drafted), noise, position))
-        return Outcome.of_chain(len(draft), bonus(rows.distribution(len(draft)), noise, position))
+        path, at = list[int](), -1
+        while candidates := draft.children(at):
+            target = rows.distribution(at + 1)
+            for i in candidates:
+                token_id, drafted = draft.token_ids[i], draft_probs(draft, i)
+                if uniforms[i] * drafted.prob(token_id) < target.prob(token_id):
+                    path.append(at := i)
+                    break
+                target = residual(target, drafted)
+            else:
+                return Outcome(path, recovered(target, noise, position))
+        return Outcome(path, bonus(rows.distribution(at + 1), noise, position))
 
 
 @dataclass(frozen=True)
@@ -50,12 +75,15 @@ class BlockRejection(TokenRejection):
     in distribution, and on average it accepts at least as many tokens as `TokenRejection` (theorems 1 and 2). A draft
     may end anywhere, as long as that is decided before its next token is drawn. A draft that was chosen without noise
     has no surplus, and both methods are the same for it.
+
+    A tree is judged as by `TokenRejection`. Block verification is made for one path: whether a token is kept depends on
+    those behind it. The residual of a rejection is then not that of its own position, and no sibling can be judged
+    against it.
     """
 
     def verify(self, draft: Draft, rows: Rows, noise: Noise, position: int) -> Outcome:
         """Judge a draft that begins at `position`; no row behind an impossible token is read."""
-        draft.check_chain(self)
-        if not draft.probs:
+        if not draft.probs or draft.parents is not None:
             return super().verify(draft, rows, noise, position)
         targets: list[Distribution] = []
         keep_probs = [1.0]  # keep_probs[n]: the probability that n or more tokens are accepted, given the first n

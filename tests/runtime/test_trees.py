@@ -1,0 +1,591 @@
+"""Drafts with several candidates: exact for every verifier that takes them.
+
+For rejection sampling to 1e-12: each accept test is followed both ways, with its probability. For the others token by
+token against plain decoding.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import defaultdict
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+from unittest import mock
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from outrider.config import GenerationConfig
+from outrider.errors import NoTokenLeft, RequestError
+from outrider.metrics import Stats
+from outrider.request import Request
+from outrider.sampling import DraftRows, LogitsSampler
+from outrider.text import TextStream
+from outrider.types import NO_DRAFT, Distribution, Draft, LogitsRow, Noise, Outcome, Sequence, TopLogits
+from outrider.verifiers import BlockRejection, Coupled, Greedy, TokenRejection
+from outrider.verify.exact import chi_square_p_value
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from collections.abc import Sequence as Seq
+
+Law = dict[tuple[int, ...], float]
+
+# For each token the one that it follows. The last two are not in order of depth.
+SHAPES = [
+    [-1, -1],
+    [-1, -1, -1],
+    [-1, 0, 1],
+    [-1, -1, 0, 0, 1, 1],
+    [-1, 0, 0, 1, 1, 2],
+    [-1, 0, -1, 1, 2, 0],
+    [-1, 0, 1, 0, -1, 4],
+]
+MATCHING = [Greedy(), Coupled()]
+REJECTION = [TokenRejection(), BlockRejection()]
+
+
+def tokens_before(draft: Draft, row: int) -> tuple[int, ...]:
+    """The draft tokens before a row, by definition."""
+    if draft.parents is None:
+        return tuple(draft.token_ids[:row])
+    return () if row == 0 else (*tokens_before(draft, draft.parents[row - 1] + 1), draft.token_ids[row - 1])
+
+
+@dataclass
+class Models:
+    """A main and a draft model (roles 0 and 1), whose logits depend on all tokens before; some are −inf."""
+
+    seed: int
+    sharpness: float = 1.0
+    vocab_size: int = 3
+    options: dict[str, Any] = field(default_factory=dict)
+    rows: dict[Any, LogitsRow] = field(default_factory=dict)
+
+    def rng(self, *key: int) -> np.random.Generator:
+        return np.random.default_rng([self.seed, len(key), *key])
+
+    def row(self, role: int, context: Seq[int]) -> LogitsRow:
+        key = (role, *context)
+        if key not in self.rows:
+            rng = self.rng(*key)
+            logits = self.sharpness * rng.normal(size=self.vocab_size)
+            hidden = rng.random(self.vocab_size) < 0.15
+            hidden[rng.integers(self.vocab_size)] = False
+            self.rows[key] = LogitsRow.of(np.where(hidden, -np.inf, logits).astype(np.float32))
+        return self.rows[key]
+
+    def sampler(self) -> LogitsSampler:
+        return LogitsSampler(GenerationConfig(**{"temperature": 1.0} | self.options), [])
+
+    def rows_of(self, draft: Draft, role: int = 0, context: Seq[int] = (), sampler: Any = None) -> DraftRows:
+        def row(i: int) -> LogitsRow:
+            return self.row(role, (*context, *tokens_before(draft, i)))
+
+        return DraftRows(row, sampler or self.sampler(), draft)
+
+    def distribution(self, role: int, prefix: tuple[int, ...]) -> Distribution | None:
+        """None if the options leave no token."""
+        try:
+            return self.sampler().distribution(self.row(role, prefix), prefix)
+        except NoTokenLeft:
+            return None
+
+    def request(self, verifier: Any, seed: int = 0, **options: Any) -> Request:
+        chosen: dict[str, Any] = {"max_new_tokens": 9, "eos_token_ids": frozenset()}
+        return Request(
+            sequence=Sequence([], 0),
+            sampler=self.sampler(),
+            verifier=verifier,
+            noise=Noise(seed),
+            text=TextStream(lambda _: ""),
+            reuse=False,
+            **chosen | options,
+        )
+
+
+OPTIONS: list[dict[str, Any]] = [
+    {},
+    {"top_k": 2},
+    {"repetition_penalty": 1.5, "presence_penalty": 0.7},
+    {"no_repeat_ngram_size": 1},  # answers end for want of a token
+    {"no_repeat_ngram_size": 2, "temperature": 0.5},
+]
+models = st.builds(
+    Models, st.integers(0, 2**31), st.sampled_from([0.3, 1.0, 3.0]), st.just(3), st.sampled_from(OPTIONS)
+)
+
+
+# Rejection sampling, in closed form
+
+
+def trees(
+    models: Models, shape: list[int], certain: bool, probability: float = 1.0, made: tuple[Any, ...] = ()
+) -> Iterator[tuple[float, Draft]]:
+    """Every tree of this shape that may be drawn, with its probability. A row may have too few tokens for the shape.
+
+    made: for each node so far its token, draft_probs and prefix; None if there was no token for it.
+    """
+    if len(made) == len(shape):
+        kept = [i for i, node in enumerate(made) if node]
+        index = {-1: -1} | {i: n for n, i in enumerate(kept)}
+        parents = [index[shape[i]] for i in kept]
+        probs = None if certain else [made[i][1] for i in kept]
+        yield probability, Draft([made[i][0] for i in kept], probs, parents=parents)
+        return
+    parent = shape[len(made)]
+    above = made[parent] if parent >= 0 else None
+    if parent >= 0 and above is None:
+        yield from trees(models, shape, certain, probability, (*made, None))
+        return
+    prefix: tuple[int, ...] = (*above[2], above[0]) if above else ()
+    siblings = [node[0] for i, node in enumerate(made) if shape[i] == parent and node]
+    if certain:  # in an order that depends on the prefix
+        order = models.rng(2, *prefix).permutation(models.vocab_size).tolist()
+        pairs = [(order[len(siblings)], 1.0)] if len(siblings) < len(order) else []
+    else:
+        row = models.distribution(1, prefix) or Distribution(np.arange(0), np.ones(0))
+        left = {x: p for x, p in zip(row.token_ids.tolist(), row.probs.tolist(), strict=True) if x not in siblings}
+        pairs = [(x, p / sum(left.values())) for x, p in left.items()]
+    drawn = Distribution(np.array([x for x, _ in pairs]), np.array([p for _, p in pairs]))
+    for x, p in pairs:
+        yield from trees(models, shape, certain, probability * p, (*made, (x, drawn, prefix)))
+    if not pairs:
+        yield from trees(models, shape, certain, probability, (*made, None))
+
+
+@dataclass
+class Way:
+    """One way through the accept tests of `verify`: the first as scripted, the others to wherever is possible."""
+
+    script: list[bool]
+    taken: list[bool] = field(default_factory=list)
+    odds: list[float] = field(default_factory=list)
+    used: set[int] = field(default_factory=set)
+    last: Distribution | None = None
+
+    def accepts(self, probability: float) -> bool:
+        n = len(self.taken)
+        self.odds.append(probability)
+        self.taken.append(self.script[n] if n < len(self.script) else probability > 0)
+        return self.taken[-1]
+
+    @property
+    def probability(self) -> float:
+        return float(np.prod([p if taken else 1 - p for p, taken in zip(self.odds, self.taken, strict=True)]))
+
+    def others(self) -> Iterator[list[bool]]:
+        for n in range(len(self.script), len(self.taken)):
+            if 0 < self.odds[n] < 1:
+                yield [*self.taken[:n], not self.taken[n]]
+
+
+@dataclass(frozen=True)
+class Uniform:
+    """A random number, times `scale`: all that it may be asked is whether it is below something, and that once."""
+
+    way: Way
+    i: int
+    scale: float = 1.0
+
+    def __mul__(self, scale: float) -> Uniform:
+        return replace(self, scale=self.scale * scale)
+
+    def __lt__(self, bound: float) -> bool:
+        assert self.i not in self.way.used, "a random number serves two tests"
+        self.way.used.add(self.i)
+        return self.way.accepts(min(1.0, bound / self.scale))
+
+    def __ge__(self, bound: float) -> bool:
+        return not self < bound
+
+
+@dataclass(frozen=True)
+class Open(Noise):
+    """Noise whose numbers are not drawn yet."""
+
+    way: Way = field(default_factory=lambda: Way([]))
+
+    def uniforms(self, position: int, purpose: str, count: int) -> Any:
+        return [Uniform(self.way, i if purpose == "accept" else -1) for i in range(count)]
+
+
+def outcomes(verifier: Any, draft: Draft, models: Models) -> Iterator[tuple[float, Outcome, Distribution | None]]:
+    """Every outcome of a draft with its probability, and what its last token is drawn from; None if it is not drawn."""
+    scripts: list[list[bool]] = [[]]
+    while scripts:
+        way = Way(scripts.pop())
+        request = models.request(verifier)
+        request.noise = Open(0, way=way)
+
+        def draw(left: Distribution, uniform: Any, way: Way = way) -> int:
+            assert way.last is None
+            way.last = left
+            return -1
+
+        with mock.patch.object(Distribution, "draw", draw):
+            outcome = request.verify(draft, models.rows_of(draft))
+        scripts += way.others()
+        yield way.probability, outcome, way.last
+
+
+def output_law(verifier: Any, models: Models, shape: list[int], certain: bool, length: int) -> tuple[Law, float]:
+    """The law of the first tokens after one round and plain sampling, and the accepted tokens on average."""
+    starts: Law = defaultdict(float)
+    accepted = 0.0
+    for p_draft, draft in trees(models, shape, certain):
+        for p, outcome, last in outcomes(verifier, draft, models):
+            accepted += p_draft * p * outcome.num_accepted
+            path = tuple(draft.token_ids[i] for i in outcome.path)
+            pairs = (
+                zip(last.token_ids.tolist(), last.probs.tolist(), strict=True)
+                if last
+                else [(outcome.next_token_id, 1.0)]
+            )
+            for token_id, q in pairs:
+                starts[(*path, token_id)] += p_draft * p * q
+    law: Law = defaultdict(float)
+    for start, p in starts.items():
+        for end, rest in plain_law(models, length, start).items():
+            law[end] += p * rest
+    return law, accepted
+
+
+def plain_law(models: Models, length: int, start: tuple[int, ...] = ()) -> Law:
+    row = models.distribution(0, start) if len(start) < length else None
+    if row is None:
+        return {start: 1.0}
+    law: Law = {}
+    for token_id, p in zip(row.token_ids.tolist(), row.probs.tolist(), strict=True):
+        law |= {end: p * rest for end, rest in plain_law(models, length, (*start, token_id)).items()}
+    return law
+
+
+def largest_difference(a: Law, b: Law) -> float:
+    return max(abs(a.get(cell, 0.0) - b.get(cell, 0.0)) for cell in {*a, *b})
+
+
+@settings(max_examples=60)
+@given(models, st.sampled_from(SHAPES), st.sampled_from(REJECTION), st.booleans())
+def test_rejection_gives_the_main_models_joint_distribution(
+    models: Models, shape: list[int], verifier: Any, certain: bool
+) -> None:
+    """Miao et al. 2024, theorem on multi-step speculative sampling; also where the options leave no token."""
+    length = max(Draft(shape, parents=shape).depths) + 2
+    law, _ = output_law(verifier, models, shape, certain, length)
+    assert largest_difference(law, plain_law(models, length)) < 1e-12
+
+
+@settings(max_examples=10)
+@given(st.integers(0, 2**31), st.sampled_from(REJECTION), st.sampled_from([[-1, -1, 0, 0], [-1, -1, -1, -1]]))
+def test_the_same_with_four_tokens(seed: int, verifier: Any, shape: list[int]) -> None:
+    models = Models(seed, vocab_size=4)
+    law, _ = output_law(verifier, models, shape, False, 3)
+    assert largest_difference(law, plain_law(models, 3)) < 1e-12
+
+
+@settings(max_examples=20)
+@given(models, st.booleans())
+def test_a_sibling_more_accepts_no_less(models: Models, certain: bool) -> None:
+    rates = [output_law(TokenRejection(), models, [-1] * n, certain, 1)[1] for n in (1, 2, 3)]
+    assert rates[0] <= rates[1] + 1e-12 <= rates[2] + 2e-12
+
+
+def test_siblings_that_are_all_tokens_leave_nothing_to_recover() -> None:
+    """Jeon et al. 2024, figure 1: drawn without replacement, two of two tokens are always enough."""
+    two = [Distribution(np.arange(2), np.array(probs)) for probs in ([0.9, 0.1], [0.2, 0.8])]
+    with mock.patch.object(Models, "distribution", lambda self, role, prefix: two[role]):
+        for p, draft in trees(Models(0), [-1, -1], certain=False):
+            assert p == pytest.approx({0: 0.2, 1: 0.8}[draft.token_ids[0]])
+            rows: Any = mock.Mock(distribution=lambda i: two[0])
+            for u in np.linspace(0, 1, 11, endpoint=False):
+                noise = mock.Mock(uniforms=lambda *key, u=u: np.full(key[-1], u))
+                assert TokenRejection().verify(draft, rows, noise, 0).num_accepted == 1
+
+
+@pytest.mark.parametrize("verifier", REJECTION, ids=str)
+def test_sampled_trees_have_the_joint_distribution(verifier: Any) -> None:
+    """With the noise as it is. The seeds are fixed; when they were chosen, a false alarm had a probability of 1e-4."""
+    models, shape, counts = Models(5, vocab_size=4), [-1, -1, 0, 0, 1, 2], dict[tuple[int, ...], int]()
+    for seed in range(3000):
+        noise = Noise(seed)
+        draft = grown(verifier, models, shape, noise)
+        outcome = verifier.verify(draft, models.rows_of(draft), noise, 0)
+        token_ids = [*(draft.token_ids[i] for i in outcome.path), outcome.next_token_id]
+        while len(token_ids) < 3:
+            row = models.distribution(0, tuple(token_ids))
+            assert row
+            token_ids.append(row.draw(np.random.default_rng([seed, len(token_ids)]).random()))
+        counts[tuple(token_ids[:3])] = counts.get(tuple(token_ids[:3]), 0) + 1
+    assert chi_square_p_value(counts, plain_law(models, 3)) > 1e-4
+
+
+def grown(verifier: Any, models: Models, shape: list[int], noise: Noise, position: int = 0) -> Draft:
+    """A tree as a draft model draws it: all children of a token at once."""
+    nodes: dict[int, tuple[int, Any, int]] = {}
+    draft = NO_DRAFT
+    for parent in dict.fromkeys(shape):
+        if parent >= 0 and parent not in nodes:
+            continue
+        row = [*nodes].index(parent) + 1 if parent >= 0 else 0
+        rows, children = models.rows_of(draft, 1), [i for i, each in enumerate(shape) if each == parent]
+        drawn = verifier.draw_several(rows, row, noise, position, len(children))
+        nodes |= {i: (token_id, probs, row - 1) for i, (token_id, probs) in zip(children, drawn, strict=False)}
+        token_ids, probs, parents = (list(each) for each in zip(*nodes.values(), strict=True))
+        draft = Draft(token_ids, probs if probs[0] else None, parents=parents)
+    return draft
+
+
+# Equality
+
+
+@dataclass
+class Planned:
+    """A tree whose tokens follow the plain answer where they may, or are any."""
+
+    parents: list[int]
+    right: list[bool]
+    others: list[list[int]]
+
+    def draft(self, answer: Seq[int]) -> Draft:
+        token_ids: list[int] = []
+        for i, depth in enumerate(Draft(self.parents, parents=self.parents).depths):
+            siblings = [token_ids[k] for k in range(i) if self.parents[k] == self.parents[i]]
+            use = self.right[i] and depth < len(answer) and answer[depth] not in siblings
+            token_ids.append(answer[depth] if use else next(x for x in self.others[i] if x not in siblings))
+        return Draft(token_ids, parents=self.parents)
+
+
+@st.composite
+def plans(draw: st.DrawFn) -> Planned:
+    size = draw(st.integers(0, 7))
+    parents = [draw(st.integers(-1, i - 1)) for i in range(size)]
+    right, others = st.booleans(), st.permutations(range(8))  # some that the model does not even have
+    return Planned(parents, [draw(right) for _ in range(size)], [draw(others) for _ in range(size)])
+
+
+def finish(request: Request, models: Models, plans: Seq[Planned], answer: Seq[int] = ()) -> Any:
+    """All of an answer that must not depend on drafts, with these trees in its rounds, then none."""
+    drafts = iter(plans)
+    error = None
+    while not request.ended:
+        token_ids = request.sequence.token_ids
+        plan = next(drafts, None)
+        draft = plan.draft(answer[len(token_ids) :]) if plan else NO_DRAFT
+        rows = models.rows_of(draft, context=token_ids, sampler=request.sampler)
+        try:
+            outcome = request.verify(draft, rows)
+        except NoTokenLeft:
+            error = len(token_ids)
+            break
+        begin = len(token_ids)
+        request.commit(rows, outcome)
+        if plan:
+            follows = [
+                tokens_before(draft, i) == tuple(answer[begin : begin + len(tokens_before(draft, i))])
+                for i in range(len(draft) + 1)
+            ]
+            longest = max(len(tokens_before(draft, i)) for i, so in enumerate(follows) if so)
+            assert len(token_ids) - begin == min(longest + 1, len(answer) - begin)
+    return request.sequence.token_ids, request.finish_reason, request.logprobs, error
+
+
+@settings(max_examples=300)
+@given(
+    models,
+    st.sampled_from(MATCHING),
+    st.lists(plans(), min_size=1, max_size=4),
+    st.sampled_from(["processed", "unprocessed"]),
+    st.booleans(),
+)
+def test_trees_do_not_show(models: Models, verifier: Any, plans: list[Planned], kind: str, ends: bool) -> None:
+    """The text is that of plain decoding, to the bit of a logprob, and no token that was there is missed."""
+    temperature = {"temperature": 0.0} if isinstance(verifier, Greedy) and not isinstance(verifier, Coupled) else {}
+    asked = {"logprobs": 2, "logprobs_of": kind}
+    models = replace(models, options=models.options | temperature | asked)
+    eos = frozenset({2} if ends else ())
+    plain, drafted = (models.request(verifier, 3, eos_token_ids=eos, logprobs=[]) for _ in range(2))
+    answer = finish(plain, models, [])
+    assert finish(drafted, models, plans, answer[0]) == answer
+    stats = drafted.stats
+    assert stats.num_accepted_tokens == sum(stats.num_accepted_tokens_per_position) <= stats.num_draft_tokens
+    assert stats.num_generated_tokens == len(answer[0])
+
+
+chains = st.lists(st.integers(0, 2), max_size=5)
+
+
+@settings(max_examples=100)
+@given(models, st.sampled_from([*MATCHING, *REJECTION]), chains, st.integers(0, 2**31))
+def test_a_tree_that_is_a_chain_is_judged_as_a_chain(
+    models: Models, verifier: Any, token_ids: list[int], seed: int
+) -> None:
+    chain = Draft(token_ids)
+    tree = replace(chain, parents=[*range(-1, len(token_ids) - 1)])
+    made: list[Any] = []
+    for draft in (chain, tree):
+        try:
+            made.append(models.request(verifier, seed).verify(draft, models.rows_of(draft)))
+        except NoTokenLeft as error:
+            made.append(error.row)
+    assert made[0] == made[1]
+
+
+# Drawing
+
+
+@given(models, st.sampled_from([*MATCHING, *REJECTION]), st.integers(1, 5), st.integers(0, 9), st.integers(0, 2**31))
+def test_the_first_of_several_is_the_one_that_is_drawn_alone(
+    models: Models, verifier: Any, count: int, position: int, seed: int
+) -> None:
+    draft = Draft([1, 0, 2], parents=[-1, 0, -1])
+    for row in range(4):
+        rows, noise = models.rows_of(draft), Noise(seed)
+        left = models.distribution(0, tokens_before(draft, row))
+        if left is None:
+            with pytest.raises(NoTokenLeft) as error:
+                verifier.draw_several(rows, row, noise, position, count)
+            assert error.value.row == row
+            continue
+        drawn = list(verifier.draw_several(rows, row, noise, position, count))
+        assert drawn[0] == verifier.draw(rows, row, noise, position)
+        token_ids = [token_id for token_id, _ in drawn]
+        assert len(set(token_ids)) == len(token_ids)
+        if not isinstance(verifier, Greedy):
+            assert len(token_ids) == min(count, len(left.token_ids))
+            for token_id, probs in drawn:
+                assert probs.token_ids.tolist() == left.token_ids.tolist()
+                np.testing.assert_allclose(probs.probs, left.probs, rtol=1e-12)
+                left = Distribution(left.token_ids, left.probs).without(token_id) if count > 1 else left
+        else:
+            assert [probs for _, probs in drawn] == [None] * len(drawn)
+
+
+def test_siblings_have_random_numbers_of_their_own() -> None:
+    """No two draws or tests of a round share one."""
+    used: list[float] = []
+
+    @dataclass(frozen=True)
+    class Recording(Noise):
+        def uniforms(self, position: int, purpose: str, count: int) -> np.ndarray:
+            made = super().uniforms(position, purpose, count)
+            used.extend(made.tolist() if purpose == "accept" else made[-1:].tolist())
+            return made
+
+    models, noise = Models(1, 0.3, vocab_size=9), Recording(1)
+    draft = grown(TokenRejection(), models, SHAPES[3], noise)
+    TokenRejection().verify(draft, models.rows_of(draft), noise, 0)
+    assert len(used) == 2 * len(draft) + 1 == len(set(used))
+
+
+@pytest.mark.parametrize("verifier", [Coupled(), TokenRejection()], ids=str)
+def test_several_are_drawn_without_replacement(verifier: Any) -> None:
+    """The first two of four tokens have the probabilities p(a) · p(b) / (1 − p(a)). False alarm 1e-4, seeds fixed."""
+    models = Models(8, vocab_size=4)
+    row = models.distribution(0, ())
+    assert row
+    p = dict(zip(row.token_ids.tolist(), row.probs.tolist(), strict=True))
+    assert len(p) > 2
+    exact: Law = {(a, b): p[a] * p[b] / (1 - p[a]) for a, b in itertools.permutations(p, 2)}
+    counts: dict[tuple[int, ...], int] = {}
+    rows = models.rows_of(NO_DRAFT)
+    for seed in range(3000):
+        pair = tuple(token_id for token_id, _ in verifier.draw_several(rows, 0, Noise(seed), 0, 2))
+        counts[pair] = counts.get(pair, 0) + 1
+    assert chi_square_p_value(counts, exact) > 1e-4
+
+
+@given(
+    st.lists(st.sampled_from([-np.inf, -1.0, 0.0, 0.5, 2.0]), min_size=4, max_size=12),
+    st.integers(1, 14),
+    st.integers(1, 12),
+    st.sampled_from([{}, {"banned_token_ids": [0, 2]}, {"logit_bias": {1: 1.0}}]),
+)
+def test_the_best_tokens_in_order(values: list[float], count: int, listed: int, options: dict[str, Any]) -> None:
+    """With the largest logits picked out by the device or not; the lower id first among equals."""
+    logits = np.array([*values, 0.25], dtype=np.float32)
+    sampler = LogitsSampler(GenerationConfig(**options), [])
+    processed = logits.copy()
+    processed[list(options.get("banned_token_ids", ()))] = -np.inf
+    for token_id, bias in options.get("logit_bias", {}).items():
+        processed[token_id] += bias
+    order = sorted((i for i in range(len(logits)) if processed[i] > -np.inf), key=lambda i: (-processed[i], i))
+    whole = LogitsRow.of(logits)
+    largest = np.sort(np.argsort(-logits, kind="stable")[:listed])
+    others = np.delete(logits, largest)
+    total = float(np.log(np.exp(logits.astype(np.float64)).sum()))
+    top = TopLogits(largest, logits[largest], float(others.max(initial=-np.inf)), total, len(logits))
+    for row in (whole, LogitsRow(whole.full, top)):
+        assert sampler.best_several(row, [], count) == order[:count]
+        assert sampler.best_several(row, [], 1) == [sampler.best(row, [])]
+
+
+# The shape of a draft
+
+
+@given(st.integers(0, 9).flatmap(lambda n: st.tuples(*(st.integers(-1, i - 1) for i in range(n)))), st.integers(0, 9))
+def test_the_parts_of_a_tree(parents: tuple[int, ...], length: int) -> None:
+    draft = Draft([10 + i for i in range(len(parents))], parents=list(parents))
+    for i in range(len(draft)):
+        path = draft.path_to(i)
+        assert [draft.token_ids[k] for k in path] == draft.before(i + 1) == list(tokens_before(draft, i + 1))
+        assert draft.depths[i] == len(path) - 1
+        assert i in draft.children(parents[i])
+    assert sum(len(draft.children(i)) for i in range(-1, len(draft))) == len(draft)
+    leaves = [i for i in range(len(draft)) if not draft.children(i)]
+    assert draft.branches == [draft.path_to(i) for i in leaves]
+    assert draft.path_to(-1) == draft.before(0) == []
+    assert draft.cut(length).parents == list(parents[:length])
+
+
+@given(st.integers(0, 9))
+def test_a_chain_has_the_parts_of_its_tree(size: int) -> None:
+    token_ids = [10 + i for i in range(size)]
+    chain, tree = Draft(token_ids), Draft(token_ids, parents=[*range(-1, size - 1)])
+    assert chain.branches == tree.branches == ([[*range(size)]] if size else [])
+    assert chain.depths == tree.depths == [*range(size)]
+    for i in range(-1, size):
+        assert chain.children(i) == tree.children(i)
+        assert chain.path_to(i) == tree.path_to(i)
+        assert chain.before(i + 1) == tree.before(i + 1)
+
+
+@pytest.mark.parametrize(
+    ("parents", "message"),
+    [
+        ([-1], "A draft of 2 tokens has 1 parents. Give one for each token"),
+        ([0, -1], r"parents=\[0, -1\], where token 0 follows token 0. Let each token follow one before it"),
+        ([-1, 2], "where token 1 follows token 2"),
+        ([-2, 0], "where token 0 follows token -2"),
+    ],
+)
+def test_what_is_no_tree_is_refused(parents: list[int], message: str) -> None:
+    with pytest.raises(RequestError, match=message):
+        Draft([1, 2], parents=parents)
+
+
+def test_a_trees_tokens_are_counted_and_its_positions_are_those_on_the_path() -> None:
+    stats = Stats()
+    stats.count_round(Draft([1, 2, 3, 4], parents=[-1, -1, 1, 1]).depths, 2)
+    stats.count_round(Draft([1, 2, 3]).depths, 1)
+    assert (stats.num_draft_tokens, stats.num_accepted_tokens, stats.num_drafts) == (7, 3, 2)
+    assert stats.num_accepted_tokens_per_position == [2, 1, 0]
+    assert stats.num_draft_tokens_per_round == [4, 3]
+    assert stats.mean_acceptance_length == 2.5
+
+
+def test_candidates_past_the_answers_end_are_not_counted() -> None:
+    models = Models(4, vocab_size=5, options={"temperature": 0.0})
+    answer = finish(models.request(Greedy()), models, [])[0]
+    request = models.request(Greedy(), eos_token_ids=frozenset(answer[2:3]))
+    assert answer[2] not in answer[:2]
+    # The first round's token is the prompt's. In the second, the answer ends with the second token of the path.
+    for draft in (NO_DRAFT, Draft([*answer[1:4], 6, 7], parents=[-1, 0, 1, -1, 1])):
+        rows = models.rows_of(draft, context=request.sequence.token_ids, sampler=request.sampler)
+        request.commit(rows, request.verify(draft, rows))
+    assert request.sequence.token_ids == answer[:3]
+    assert request.stats.num_draft_tokens_per_round == [3]
+    assert request.stats.num_accepted_tokens_per_round == [2]
+    assert request.stats.num_accepted_tokens_per_position == [1, 1]
