@@ -49,8 +49,12 @@ def as_drafter(
         "reuse": scheduler.enable_prefix_caching,
         "cost": loaded.cost,
     }
-    if entry.kind in ("eagle", "eagle3", "mtp"):
-        hidden = entry.model.geometry.hidden_size
-        width = hidden * len(entry.features)
-        return HiddenModel(loaded.backend, features=entry.features, width=width, own_width=hidden, **shared)
-    return DraftModel(loaded.backend, vocabulary=vocabulary, **shared)
+    backend, features, num_places = loaded.backend, entry.features, entry.num_places or 1
+    if entry.kind == "draft_model":
+        return DraftModel(backend, vocabulary=vocabulary, **shared)
+    if entry.mask_token_id is not None:
+        return HiddenModel.block(backend, features, [entry.mask_token_id] * num_places, **shared)
+    if entry.num_places:
+        return HiddenModel.places(backend, features, num_places, at_once=entry.kind != "hydra", **shared)
+    hidden = entry.model.geometry.hidden_size
+    return HiddenModel.module(backend, features, hidden * len(features), hidden, **shared)

@@ -87,6 +87,13 @@ class DraftState:
         for row in rows:
             self.choose(row)
 
+    def choose_all(self, rows: Seq[LogitsRow]) -> None:
+        """Take tokens from the rows of a call that drafts several, as many as this round wants."""
+        for i, row in enumerate(rows[: self.request.limit]):
+            if i and not self._is_unfinished:
+                break
+            self.choose(row)
+
     def choose(self, latest: LogitsRow) -> None:
         """Take the next token from its row."""
         request, i = self.request, len(self._token_ids)
@@ -126,6 +133,11 @@ class DraftState:
 
     @property
     def wants_more(self) -> bool:
+        """Whether another call may add a token."""
+        return self._is_unfinished
+
+    @property
+    def _is_unfinished(self) -> bool:
         """Whether another token may follow: not before the prompt is read, nor after an end-of-sequence token."""
         request, token_ids = self.request, self._token_ids
         unfinished = 0 < len(token_ids) < request.limit and bool(self.unread)

@@ -1,0 +1,216 @@
+"""The state of one sequence in a drafter that reads the main model's hidden states."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+
+from outrider.drafters.draft_state import DraftState
+from outrider.measure import SHORT
+from outrider.types import Chunk
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence as Seq
+
+    from numpy.typing import NDArray
+
+    from outrider.types import Committed, DraftRequest, LogitsRow, Sequence, Slot
+
+NEXT_HIDDEN = "next_hidden"  # a module's own hidden states, among its backend's features
+
+
+class HiddenState(DraftState):
+    """Keeps the main model's hidden states until the drafter reads them, at the beginning of the next draft.
+
+    slot: in the drafter's cache. position: of the next hidden states in the text. The slot holds fewer tokens than that
+    if part of the context is missing.
+    """
+
+    can_draft_ahead = False
+    ahead: ClassVar[int] = 0  # how many places the token that is read beside hidden states is behind theirs
+
+    def __init__(self, slot: Slot, room: int, position: int) -> None:
+        super().__init__(slot, room)
+        # The drafter's prefix may end one token before the main model's. That token is read with the hidden states that
+        # come next, which are not quite its own.
+        self._is_behind = slot.length == position - 1
+        self.is_whole = self._is_behind or slot.length == position
+        self.num_read = slot.length  # tokens in the slot whose hidden states are the main model's
+        self._position = position
+        self._kept: list[NDArray[np.float32]] = []
+        self._sequence: Sequence | None = None
+
+    @property
+    def num_unread(self) -> int:
+        """Tokens whose hidden states were not read yet."""
+        return sum(map(len, self._kept))
+
+    @property
+    def has_space(self) -> bool:
+        """Whether these fit in the slot, with a row behind them."""
+        return self.num_read + self.num_unread < self.room
+
+    def observe(self, sequence: Sequence, committed: Committed) -> None:
+        """Drop the draft from the slot, and keep the main model's hidden states."""
+        self._sequence = sequence
+        self.slot.trim(self.num_read)
+        self._clear()
+        if committed.features is not None and len(committed.features):
+            rows = np.array(committed.features)  # theirs are valid until the next call
+            if self._is_behind:
+                rows, self._position, self._is_behind = np.concatenate([rows[:1], rows]), self._position - 1, False
+            self._kept.append(rows)
+
+    def has_room(self, request: DraftRequest) -> bool:
+        """Whether the hidden states and a draft fit in the slot, and are those of the sequence's end."""
+        complete = bool(self._kept) and self._position + self.num_unread == len(request.sequence) - 1
+        return complete and self.num_read + self.num_unread + request.limit <= self.room
+
+    def begin(self, request: DraftRequest) -> bool:
+        """Start a round's draft; False if there is no room."""
+        self.request = request
+        self._clear()
+        self.slot.trim(self.num_read)
+        self.unread = request.sequence.token_ids[-1:] if self.has_room(request) else []
+        return bool(self.unread)
+
+    def kept(self, piece: int) -> tuple[list[int], NDArray[np.float32], bool]:
+        """Up to `piece` tokens with their hidden states, float32 [n, width], and whether these are all."""
+        if self._sequence is None:
+            raise AssertionError("`observe` has given the hidden states")
+        rows = self._kept[0] if len(self._kept) == 1 else np.concatenate(self._kept)
+        self._kept = [rows]
+        count, begin = min(piece, len(rows)), self._position + self.ahead
+        return self._sequence.token_ids[begin : begin + count], rows[:count], count == len(rows)
+
+    def context_chunk(self, piece: int) -> Chunk:
+        """Up to `piece` tokens with their hidden states, and no row of logits."""
+        token_ids, rows, _ = self.kept(piece)
+        return Chunk(self.slot, token_ids, 0, hidden_states=rows)
+
+    def drop_read(self) -> None:
+        """Drop the hidden states that a call has read."""
+        count = self.slot.length - self.num_read
+        self.num_read += count
+        self._position += count
+        left = self._kept[0][count:]
+        self._kept = [left] if len(left) else []
+
+
+class ModuleState(HiddenState):
+    """In a module that drafts token by token, and reads its own hidden states behind the main model's.
+
+    width: numbers of the main model's. own_width: of its own. If both are the same, they take the same place in its
+    input, otherwise its own are behind the main model's.
+    """
+
+    ahead = 1
+
+    def __init__(self, slot: Slot, room: int, position: int, width: int, own_width: int) -> None:
+        super().__init__(slot, room, position)
+        self._width, self._own_width = width, own_width
+        self._own: NDArray[np.float32] | None = None  # [1, own_width], behind the draft's newest token
+
+    def begin(self, request: DraftRequest) -> bool:
+        """Start a round's draft; False if there is no room."""
+        self._own = None
+        return super().begin(request)
+
+    def next_chunk(self, piece: int) -> Chunk:
+        """What was kept, or the draft's newest token with the module's own hidden states."""
+        if self._own is not None:
+            return self._chunk(self.unread, self._pad(self._own, is_own=True), wants_row=True)
+        token_ids, rows, is_last = self.kept(piece)
+        return self._chunk(token_ids, self._pad(rows, is_own=False), wants_row=is_last)
+
+    def context_chunk(self, piece: int) -> Chunk:
+        """Up to `piece` tokens with their hidden states, and no row of logits."""
+        token_ids, rows, _ = self.kept(piece)
+        return self._chunk(token_ids, self._pad(rows, is_own=False), wants_row=False)
+
+    def _chunk(self, token_ids: Seq[int], rows: NDArray[np.float32], *, wants_row: bool) -> Chunk:
+        wanted, is_short = (NEXT_HIDDEN,) if wants_row else (), len(token_ids) <= SHORT
+        return Chunk(self.slot, token_ids, int(wants_row), wanted, generated=is_short, hidden_states=rows)
+
+    def _pad(self, rows: NDArray[np.float32], *, is_own: bool) -> NDArray[np.float32]:
+        """Hidden states in their place of the input."""
+        if self._width == self._own_width:
+            return rows
+        return np.pad(rows, ((0, 0), (self._width, 0) if is_own else (0, self._own_width)))
+
+    def take(self, rows: Seq[LogitsRow], hidden: NDArray[np.float32] | None) -> None:
+        """Take in a call. Its last hidden states are those behind the next draft token."""
+        if self._own is None:
+            self.drop_read()
+        if hidden is not None:
+            self._own = np.array(hidden[-1:])
+        super().take(rows, hidden)
+
+
+class BlockState(HiddenState):
+    """In a drafter that fills in a block of masks. mask_token_ids: the block behind the newest token."""
+
+    def __init__(self, slot: Slot, room: int, position: int, mask_token_ids: Seq[int]) -> None:
+        super().__init__(slot, room, position)
+        self._mask_token_ids = [*mask_token_ids]
+
+    def next_chunk(self, piece: int) -> Chunk:
+        """What was kept, and behind all of it the block."""
+        token_ids, rows, is_last = self.kept(piece)
+        if not is_last:
+            return self.context_chunk(piece)
+        block = [*token_ids, self.request.sequence.token_ids[-1], *self._mask_token_ids]
+        return Chunk(self.slot, block, len(self._mask_token_ids), hidden_states=rows)
+
+    def context_chunk(self, piece: int) -> Chunk:
+        """Up to `piece` tokens with their hidden states, and no row of logits. A block is never empty."""
+        token_ids, rows, _ = self.kept(piece)
+        return Chunk(self.slot, [*token_ids, self._mask_token_ids[0]], 0, hidden_states=rows)
+
+    def take(self, rows: Seq[LogitsRow], hidden: NDArray[np.float32] | None) -> None:  # noqa: ARG002
+        """Take in a call, and with it the whole draft."""
+        self.drop_read()
+        self.choose_all(rows)
+
+    @property
+    def wants_more(self) -> bool:
+        """Never: one call gives the whole draft."""
+        return False
+
+
+class PlacesState(HiddenState):
+    """With heads that read the newest hidden states and nothing else.
+
+    num_places: heads. at_once: whether one call is for all; otherwise each head reads the tokens before it.
+    """
+
+    def __init__(self, slot: Slot, room: int, position: int, num_places: int, *, at_once: bool) -> None:
+        super().__init__(slot, room, position)
+        self._num_places, self._at_once = num_places, at_once
+
+    def observe(self, sequence: Sequence, committed: Committed) -> None:
+        """Keep the newest hidden states."""
+        self._sequence = sequence
+        self._clear()
+        if committed.features is not None and len(committed.features):
+            self._kept = [np.array(committed.features[-1:])]
+
+    def has_room(self, request: DraftRequest) -> bool:
+        """Whether the newest hidden states are those of the sequence's end."""
+        return bool(self._kept) and self._sequence is request.sequence
+
+    def next_chunk(self, piece: int) -> Chunk:  # noqa: ARG002
+        """The newest token and the draft, with the newest hidden states."""
+        token_ids = [self.request.sequence.token_ids[-1], *self._token_ids]
+        num_rows = self._num_places if self._at_once else 1
+        return Chunk(self.slot, token_ids, num_rows, hidden_states=self._kept[0])
+
+    def take(self, rows: Seq[LogitsRow], hidden: NDArray[np.float32] | None) -> None:  # noqa: ARG002
+        """Take in a call."""
+        self.choose_all(rows)
+
+    @property
+    def wants_more(self) -> bool:
+        """Whether another head is asked."""
+        return not self._at_once and len(self._token_ids) < self._num_places and super().wants_more
