@@ -207,6 +207,23 @@ class Draft:
         inner = {*self._parents}
         return [self.path_to(i) for i in range(len(self)) if i not in inner]
 
+    @property
+    def first_chain(self) -> Draft:
+        """The chain of first candidates: of each token the first that follows it."""
+        chain, i = list[int](), -1
+        while following := self.children(i):
+            i = following[0]
+            chain.append(i)
+        probs = None if self.probs is None else [self.probs[i] for i in chain]
+        confidences = None if self.confidences is None else [self.confidences[i] for i in chain]
+        return Draft([self.token_ids[i] for i in chain], probs, confidences)
+
+    def parents_behind(self, count: int) -> list[int] | None:
+        """The parents of `count` tokens in a row and of these, which follow the last of them; None for a chain."""
+        if self.parents is None:
+            return None
+        return [*range(-1, count - 1), *(parent + count for parent in self.parents)]
+
     def cut(self, length: int) -> Draft:
         """The first `length` tokens: of a tree a tree, as parents come before children."""
         probs = None if self.probs is None else self.probs[:length]
