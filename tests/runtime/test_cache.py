@@ -345,12 +345,12 @@ def test_embeds_are_refused_and_trees_without_room(tmp_path: Path, kind: Any) ->
     with pytest.raises(outrider.RequestError, match=message):
         main.open(80, Prompt([1] * 9, embeds=(image(3, 2, b"cat"),)))
     slot = main.open(80)
-    message = {
+    refused = {
         "openvino": r"^A chunk of 3 tokens is a tree of 2 branches .*, and its slot has room for 1. Call the slot's fork",
         "onnx": rf"^A chunk of 3 tokens is a tree \(parents=\[-1, 0, 0\]\), and {name} evaluates chains only. Submit ",
     }.get(kind)
-    if message:
-        with pytest.raises(outrider.RequestError, match=message):
+    if refused:
+        with pytest.raises(outrider.RequestError, match=refused):
             main.submit([Chunk(slot, [1, 2, 3], 3, parents=[-1, 0, 0])])
     assert slot.length == 0
     main.submit([Chunk(slot, [1, 2, 3], 3)]).wait()
