@@ -38,8 +38,8 @@ def _branches(chunk: Chunk) -> Iterator[tuple[Seq[int], NDArray[np.int32]]]:
     branches, blocks = chunk.branches, (chunk.slot.blocks, *chunk.slot.branch_blocks)
     if len(branches) > len(blocks):
         raise RequestError(
-            f"A chunk of {len(chunk.token_ids)} tokens is a tree of {len(branches)} branches (parents={chunk.parents}), "
-            f"and its slot has room for {len(blocks)}. Call the slot's fork before."
+            f"A chunk of {len(chunk.token_ids)} tokens is a tree of {len(branches)} branches (parents={chunk.parents})"
+            f", and its slot has room for {len(blocks)}. Call the slot's fork before."
         )
     yield from zip(branches, blocks, strict=False)
 

@@ -218,6 +218,22 @@ class Draft:
         confidences = None if self.confidences is None else [self.confidences[i] for i in chain]
         return Draft([self.token_ids[i] for i in chain], probs, confidences)
 
+    @property
+    def num_rows(self) -> int:
+        """Rows that the main model calculates: each branch with the newest committed token before it."""
+        if self.parents is None:
+            return len(self.token_ids) + 1
+        return sum(len(branch) + 1 for branch in self.branches)
+
+    def num_first(self, path: Seq[int]) -> int:
+        """How many tokens of a path, from its beginning, are first candidates."""
+        i, count = -1, 0
+        for node in path:
+            if self.children(i)[0] != node:
+                break
+            i, count = node, count + 1
+        return count
+
     def parents_behind(self, count: int) -> list[int] | None:
         """The parents of `count` tokens in a row and of these, which follow the last of them; None for a chain."""
         if self.parents is None:

@@ -63,6 +63,13 @@ class DraftRule(Protocol):
         Called before the token is drawn: dropping one after seeing it would bias sampling.
         """
 
+    @property
+    def wants_seconds(self) -> bool:
+        """Whether second candidates may be wanted, for drafts that may be trees."""
+
+    def places_of_seconds(self, confidences: Seq[float]) -> list[int]:
+        """The places of a chain with these confidences at which a second candidate is wanted."""
+
 
 @dataclass(frozen=True, slots=True)
 class DraftRequest:
