@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from outrider.errors import DeviceError, NoTokenLeft
@@ -243,6 +244,34 @@ class DraftState:
     def _clear(self) -> None:
         self._behind, self._token_ids, self._probs, self._confidences = [], [], [], []
         self._runners_up, self._seconds = [], []
+
+
+class MaskedState(DraftState):
+    """With a draft model that drafts all tokens in one call: masks stand for those behind the first."""
+
+    can_draft_ahead = False
+
+    def __init__(self, slot: Slot, room: int, mask_token_ids: Seq[int]) -> None:
+        super().__init__(slot, room)
+        self._mask_token_ids = [*mask_token_ids]
+
+    def next_chunk(self, piece: int) -> Chunk:
+        """Up to `piece` of the unread tokens; behind all of them the masks. A mask reads those before it."""
+        chunk = super().next_chunk(piece)
+        if not chunk.num_rows:
+            return chunk
+        masks = self._mask_token_ids[: self.request.limit - 1]
+        return replace(chunk, token_ids=[*chunk.token_ids, *masks], num_rows=len(masks) + 1)
+
+    def take(self, rows: Seq[LogitsRow], hidden: NDArray[np.float32] | None) -> None:  # noqa: ARG002
+        """Drop the masks from the slot, and take the draft."""
+        self.slot.trim(len(self.request.sequence))
+        self.choose_all(rows)
+
+    @property
+    def wants_more(self) -> bool:
+        """Never: one call gives the whole draft."""
+        return False
 
 
 def _confidence(latest: LogitsRow, drawn: Distribution | None, token_id: int) -> float:
