@@ -34,6 +34,34 @@ class Mutation:
 
 MUTATIONS = [
     Mutation(
+        "trees: a branch has no copy of the text's last block",
+        "backends/paged_cache.py",
+        "            if begin % size:\n",
+        "            if False:\n",
+        "test_tree_calls.py",
+    ),
+    Mutation(
+        "trees: the accepted branch's blocks are not kept",
+        "backends/paged_cache.py",
+        "        if at:\n            self._taken",
+        "        if False:\n            self._taken",
+        "test_tree_calls.py",
+    ),
+    Mutation(
+        "trees: blocks of branches are not given back",
+        "backends/paged_cache.py",
+        "            self._table.give(numbers)",
+        "            pass",
+        "test_tree_calls.py",
+    ),
+    Mutation(
+        "trees: a branch reads the text's own blocks",
+        "backends/paged_call.py",
+        "(chunk.slot.blocks, *chunk.slot.branch_blocks)",
+        "[chunk.slot.blocks] * (1 + len(chunk.slot.branch_blocks))",
+        "test_tree_calls.py",
+    ),
+    Mutation(
         "suffix automaton: a part that parts from longer ones begins with their count",
         "drafters/suffix_automaton.py",
         "length[at] + 1, self._count[longer])",
@@ -141,8 +169,8 @@ MUTATIONS = [
     Mutation(
         "trim of the draft model's cache: one too few",
         "drafters/draft_state.py",
-        "self.slot.trim(num_context + len(committed.path))",
-        "self.slot.trim(num_context + len(committed.path) + 1)",
+        "self.slot.trim(num_context + self._num_first(committed.path))",
+        "self.slot.trim(num_context + self._num_first(committed.path) + 1)",
         "test_traps.py",
     ),
     Mutation(
@@ -372,8 +400,8 @@ MUTATIONS = [
     Mutation(
         "paged attention: sequences are not padded",
         "backends/paged_call.py",
-        "counts = [rule.sequence(len(chunk.token_ids)) for chunk in chunks]",
-        "counts = [len(chunk.token_ids) for chunk in chunks]",
+        "counts = [rule.sequence(len(chain.branch)) for chain in chains]",
+        "counts = [len(chain.branch) for chain in chains]",
         "test_bit_exact.py",
     ),
     Mutation(
@@ -386,8 +414,8 @@ MUTATIONS = [
     Mutation(
         "paged attention: an answer's rows are one sequence",
         "backends/paged_call.py",
-        "1 if chunk.generated else rule.sequence(len(chunk.token_ids))",
-        "rule.sequence(len(chunk.token_ids))",
+        "1 if chain.chunk.generated else rule.sequence(len(chain.branch))",
+        "rule.sequence(len(chain.branch))",
         "test_bit_exact.py",
     ),
     Mutation(
@@ -456,7 +484,7 @@ MUTATIONS = [
     Mutation(
         "hidden states: those of the round's last tokens, rejected ones among them",
         "loop.py",
-        "target.features(chunk)[: len(read)]",
+        "target.features(chunk)[kept[: len(read)]]",
         "target.features(chunk)[-len(read) :]",
         "test_features.py",
     ),
@@ -575,7 +603,7 @@ MUTATIONS = [
     Mutation(
         "cache: a block that is shared is copied before it is written to",
         "backends/paged_cache.py",
-        "tensor.copy_block(table.copied_block + _NUM_SCRATCH, table.first_own_block + _NUM_SCRATCH)",
+        "self.copy_block(table.copied_block + _NUM_SCRATCH, table.first_own_block + _NUM_SCRATCH)",
         "pass",
         "test_cache.py",
     ),
