@@ -5,8 +5,8 @@
 
     head = load(Path("my-eagle3"), main_embedding, main_lm_head)     # a torch module
 
-Kinds: eagle3, eagle and mtp (`recurrent`), medusa, hydra and blockwise (`heads`), `dflash`, and `masks`. The torch modules
-are also the reference that other implementations are compared with.
+Kinds: eagle3, eagle and mtp (`recurrent`), medusa, hydra and blockwise (`heads`), `dflash`, and `masks`. The torch
+modules are also the reference that other implementations are compared with.
 """
 
 from __future__ import annotations

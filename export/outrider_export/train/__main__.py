@@ -68,8 +68,8 @@ def train(kind: str, main: Path, data_folder: Path, options: dict[str, Any]) -> 
     teacher = Teacher.of(load_main(main, "bfloat16" if kind == "masks" else "float32"))
     if data.hidden_size != teacher.shape.hidden_size:
         raise ExportError(
-            f"{data_folder} has features of size {data.hidden_size}, {main} has hidden size {teacher.shape.hidden_size}: "
-            "make the data with this main model."
+            f"{data_folder} has features of size {data.hidden_size}, the main model {teacher.shape.hidden_size}: "
+            f"make the data with {main}."
         )
     head, config = start_head(kind, teacher, data, mask_token_id=options["mask_token_id"], seed=options["seed"])
     report = fit(

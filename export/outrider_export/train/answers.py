@@ -2,7 +2,8 @@
 
     writer = Writer(bundle_folder)
     prompts = writer.make_prompts(num_prompts=1000, seed=0)
-    answers = writer.write([writer.chat_token_ids(each) for each in prompts], max_new_tokens=192, temperature=0.0, seed=0)
+    token_ids = [writer.chat_token_ids(each) for each in prompts]
+    answers = writer.write(token_ids, max_new_tokens=192, temperature=0.0, seed=0)
 
 Text comes from the bundle's OpenVINO model, as it will run: a drafter learns the answers of the weights that it will
 draft for, and generation in 8 bits is several times as fast as torch on a CPU.
@@ -11,7 +12,6 @@ draft for, and generation in 8 bits is several times as fast as torch on a CPU.
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,6 +20,7 @@ from outrider.errors import ExportError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+    from pathlib import Path
 
     from numpy.typing import NDArray
 
@@ -30,8 +31,9 @@ MIN_PROMPT_WORDS, MAX_PROMPT_TOKENS = 4, 96
 # How requests often begin. Half of the prompts continue one of them: alone, a small model asks for few kinds of things.
 OPENINGS = (
     "Write a Python function that", "Write a short story about", "Explain how", "What is the difference between",
-    "What is", "What are", "How do I", "How can I", "Why does", "Give me", "List", "Write an email to", "Write a poem about",
-    "Who was", "When did", "Where is", "Describe", "Can you explain", "Write a SQL query", "Write a C++ program",
+    "What is", "What are", "How do I", "How can I", "Why does", "Give me", "List", "Write an email to",
+    "Write a poem about", "Who was", "When did", "Where is", "Describe", "Can you explain",
+    "Write a SQL query", "Write a C++ program",
     "Rewrite the following sentence:", "Translate", "Suggest", "Create a", "Compare", "Fix the bug in this code:",
     "Write a JavaScript function", "Is it true that", "Calculate", "A train", "If I have", "Tell me about",
     "What happens if", "Name three", "Write a product description for", "Give step-by-step instructions for",
@@ -160,7 +162,7 @@ class Writer:
 
 
 def choose(logits: NDArray[np.float32], temperature: float, generator: np.random.Generator) -> NDArray[np.int64]:
-    """One token id for each row. logits: float32 [rows, vocab]. Returns int64 [rows]. Temperature 0 takes the largest."""
+    """One token id for each row, int64 [rows]. logits: float32 [rows, vocab]. Temperature 0 takes the largest."""
     if temperature == 0:
         return np.asarray(logits.argmax(-1), dtype=np.int64)
     import torch

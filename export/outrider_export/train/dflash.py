@@ -18,12 +18,21 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.nn import functional
 
-from outrider_export.train.layers import MLP, Attention, Module, RMSNorm, Shape, Teacher, copy_layer, linear
-from outrider_export.train.layers import soft_cross_entropy
-from outrider_export.train.places import Candidates
+from outrider_export.train.layers import (
+    MLP,
+    Attention,
+    Module,
+    RMSNorm,
+    Shape,
+    Teacher,
+    copy_layer,
+    linear,
+    soft_cross_entropy,
+)
 
 if TYPE_CHECKING:
     from outrider_export.train.data import Batch
+    from outrider_export.train.places import Candidates
 
 BLOCKS_IN_TEXT = 16
 DECAY = 4.0  # a wrong token makes those behind it useless: the loss at place j weighs exp(-(j - 1) / DECAY)

@@ -57,7 +57,7 @@ def fit(
 ) -> dict[str, Any]:
     """Train `head` for `minutes` of wall time. Returns what training.json says of it.
 
-    The rate falls to a tenth by the end, over time rather than over steps: how many steps fit is not known before.
+    The rate falls over time rather than over steps: how many steps fit is not known before.
     """
     rate = learning_rate or LEARNING_RATE.get(head.kind, 6e-4)
     tokens_in_batch = TOKENS_IN_BATCH.get(head.kind, 2048)
@@ -85,12 +85,11 @@ def fit(
             optimizer.step()
             num_steps += 1
             num_tokens += int(batch.answer.sum())
-            mean += (float(loss) - mean) * max(0.05, 1 / num_steps)
+            mean += (float(loss.detach()) - mean) * max(0.05, 1 / num_steps)
             if time.monotonic() - told > 20:
                 told = time.monotonic()
-                tell(
-                    f"{head.kind}: {told - began:.0f} s, epoch {epoch}, step {num_steps}, {num_tokens} tokens, loss {mean:.4f}"
-                )
+                done_so_far = f"epoch {epoch}, step {num_steps}, {num_tokens} tokens, loss {mean:.4f}"
+                tell(f"{head.kind}: {told - began:.0f} s, {done_so_far}")
         epoch += 1
     accuracy = evaluate(head, data)
     report = {

@@ -128,6 +128,7 @@ class Medusa(ParallelHeads):
                 self._modules[str(index)][1].weight.copy_(teacher.lm_head[token_map])
 
     def head(self, index: int, last: Any, following: Any) -> Any:
+        """See ParallelHeads."""
         del following
         return self._modules[str(index)](last)
 
@@ -153,6 +154,7 @@ class Hydra(ParallelHeads):
                 self._modules[str(index)]["1"].weight.copy_(teacher.lm_head[token_map])
 
     def head(self, index: int, last: Any, following: Any) -> Any:
+        """See ParallelHeads."""
         parts = self._modules[str(index)]
         embedded = functional.embedding(following, self.embedding).flatten(-2)
         x = last + functional.silu(parts["in"](torch.cat([last, embedded], -1)))
@@ -160,7 +162,7 @@ class Hydra(ParallelHeads):
 
 
 class Blockwise(ParallelHeads):
-    """Blockwise parallel decoding (Stern et al. 2018): each head a two-layer residual MLP before the main's output matrix."""
+    """Blockwise decoding (Stern et al. 2018): each head a residual MLP before the main model's output matrix."""
 
     kind = "blockwise"
 
@@ -183,10 +185,12 @@ class Blockwise(ParallelHeads):
         return last + parts["down"](functional.relu(parts["up"](last)))
 
     def head(self, index: int, last: Any, following: Any) -> Any:
+        """See ParallelHeads."""
         del following
         return functional.linear(self.hidden(index, last), self.main_lm_head)
 
     def to_main(self, token_ids: Any) -> Any:
+        """See ParallelHeads."""
         return token_ids
 
     def _train_logits(self, index: int, last: Any, following: Any, rows: Any) -> Any:

@@ -1,9 +1,9 @@
 """Mask tokens: embeddings that make the main model itself predict several tokens ahead.
 
-    embeddings = head.append(embedded)      # [B, T + num_masks, h], for the main model's inputs_embeds
+    embeddings = head(embedded)     # [B, T + num_masks, h], for the main model's inputs_embeds
 
-The frozen main model reads a text and `num_masks` trained embeddings behind it, at the positions that follow. Its logits
-at the text's last token t predict token t + 1 as ever, those at mask i (from 1) predict token t + 1 + i.
+The frozen main model reads a text and `num_masks` trained embeddings behind it, at the positions that follow. Its
+logits at the text's last token t predict token t + 1 as ever, those at mask i (from 1) predict token t + 1 + i.
 
 Source: PaSS (Monea et al. 2023) and hidden transfer/PPD (Chen et al. 2024): trained embeddings only.
 """
@@ -16,10 +16,10 @@ import torch
 
 from outrider.errors import ExportError
 from outrider_export.train.layers import Module, Shape, Teacher, soft_cross_entropy
-from outrider_export.train.places import Candidates
 
 if TYPE_CHECKING:
     from outrider_export.train.data import Batch
+    from outrider_export.train.places import Candidates
 
 PLACES_IN_TEXT = 24
 

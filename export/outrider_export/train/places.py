@@ -46,7 +46,7 @@ class Accuracy:
         return [round(float(r) / max(int(c), 1), 4) for r, c in zip(self._right, self._count, strict=True)]
 
     def mean_length(self) -> float:
-        """Tokens a round of drafting gives, the main model's own included, if as many are drafted as there are places."""
+        """Tokens per round, the main model's own included, if as many are drafted as there are places."""
         total, alive = 1.0, 1.0
         for accuracy in self.by_place():
             alive *= accuracy

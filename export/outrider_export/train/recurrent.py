@@ -4,9 +4,9 @@
     draft_token_ids = head.to_main(head.logits(out).argmax(-1))
 
 The head's position t reads the embedding of token t + 1 beside the main model's hidden state of token t, and predicts
-token t + 2. To draft on, the next position reads the drafted token's embedding beside `out` of this one. Keys and values
-that were computed from `out` instead of a hidden state of the main model are to be forgotten once the main model has
-read the token. Positions are counted from 0; only their differences matter.
+token t + 2. To draft on, the next position reads the drafted token's embedding beside `out` of this one. Keys and
+values that were computed from `out` instead of a hidden state of the main model are to be forgotten once the main model
+has read the token. Positions are counted from 0; only their differences matter.
 """
 
 from __future__ import annotations
@@ -148,7 +148,7 @@ class RecurrentHead(Module):
         return embedding, self.enter(states[:, :-2]), batch.last[:, 1:-1]
 
     def _valid(self, batch: Batch, step: int) -> Any:
-        """Positions t at which drafting began from an answer's token, step positions before, and token t + 2 is of it."""
+        """Positions t whose token t + 2 is of an answer, as is token t + 1 - step, from which drafting began."""
         valid = batch.answer[:, 2:].clone()
         valid[:, :step] = False
         valid[:, step:] &= batch.answer[:, 1 : batch.answer.shape[1] - 1 - step]
@@ -191,6 +191,7 @@ class Eagle3(RecurrentHead):
 
     @property
     def layer(self) -> Any:
+        """The layer whose tensors are used."""
         return self.midlayer
 
     def start(self, teacher: Teacher, token_map: Any) -> None:
@@ -209,19 +210,24 @@ class Eagle3(RecurrentHead):
             self.lm_head.weight.copy_(teacher.lm_head[token_map])
 
     def enter(self, states: Any) -> Any:
+        """See RecurrentHead."""
         return self.fc(states)
 
     def mix(self, embedding: Any, hidden: Any) -> tuple[Any, Any]:
+        """See RecurrentHead."""
         layer = self.midlayer
         return hidden, torch.cat([layer.input_layernorm(embedding), layer.hidden_norm(hidden)], -1)
 
     def logits(self, out: Any) -> Any:
+        """See RecurrentHead."""
         return self.lm_head(self.norm(out))
 
     def to_main(self, token_ids: Any) -> Any:
+        """See RecurrentHead."""
         return token_ids + self.d2t[token_ids]
 
     def _step_loss(self, out: Any, last: Any, candidates: Candidates) -> Any:
+        del candidates
         rows = self.main_lm_head[self.t2d]
         return mean_over(soft_cross_entropy(self.logits(out), functional.linear(last, rows)))
 
@@ -238,6 +244,7 @@ class Eagle(RecurrentHead):
 
     @property
     def layer(self) -> Any:
+        """The layer whose tensors are used."""
         return self.layers[0]
 
     def start(self, teacher: Teacher) -> None:
@@ -247,6 +254,7 @@ class Eagle(RecurrentHead):
             self.fc.weight[:, -self.shape.hidden_size :] += torch.eye(self.shape.hidden_size)
 
     def mix(self, embedding: Any, hidden: Any) -> tuple[Any, Any]:
+        """See RecurrentHead."""
         x = self.fc(torch.cat([embedding, hidden], -1))
         return x, x
 
@@ -273,6 +281,7 @@ class Mtp(RecurrentHead):
 
     @property
     def layer(self) -> Any:
+        """The layer whose tensors are used."""
         return self.mtp.layers[0]
 
     def start(self, teacher: Teacher) -> None:
@@ -283,11 +292,13 @@ class Mtp(RecurrentHead):
             self.mtp.fc.weight[:, -self.shape.hidden_size :] += torch.eye(self.shape.hidden_size)
 
     def mix(self, embedding: Any, hidden: Any) -> tuple[Any, Any]:
+        """See RecurrentHead."""
         both = [self.mtp.pre_fc_norm_embedding(embedding), self.mtp.pre_fc_norm_hidden(hidden)]
         x = self.mtp.fc(torch.cat(both, -1))
         return x, self.layer.input_layernorm(x)
 
     def leave(self, out: Any) -> Any:
+        """See RecurrentHead."""
         return self.mtp.norm(out)
 
 
