@@ -6,16 +6,15 @@ import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-
-from outrider.errors import ExportError  # noqa: E402
-from outrider_export.train.answers import is_good_prompt, is_loop  # noqa: E402
-from outrider_export.train.data import Data, tapped_layers, write_features  # noqa: E402
-from outrider_export.train.files import KINDS, load, save  # noqa: E402
-from outrider_export.train.fit import fit, schedule, start_head  # noqa: E402
-from outrider_export.train.layers import Teacher  # noqa: E402
-from outrider_export.train.places import Accuracy  # noqa: E402
+from outrider.errors import ExportError
+from outrider_export.train.answers import is_good_prompt, is_loop
+from outrider_export.train.data import Data, tapped_layers, write_features
+from outrider_export.train.files import KINDS, load, save
+from outrider_export.train.fit import fit, schedule, start_head
+from outrider_export.train.layers import Teacher
+from outrider_export.train.places import Accuracy
 
 if TYPE_CHECKING:
     from pathlib import Path

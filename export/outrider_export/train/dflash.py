@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from outrider_export.train.data import Batch
     from outrider_export.train.places import Candidates
 
-BLOCKS_IN_TEXT = 16
+BLOCKS_IN_TEXT = 24
 DECAY = 4.0  # a wrong token makes those behind it useless: the loss at place j weighs exp(-(j - 1) / DECAY)
 
 
