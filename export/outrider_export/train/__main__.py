@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ CONVERSATIONS_AT_ONCE = 512
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="Folder for the head.")
 @click.option("--minutes", default=30.0, show_default=True, help="Training time.")
 @click.option("--learning-rate", type=float, help="Peak learning rate, instead of the kind's own.")
+@click.option("--resume", is_flag=True, help="Go on with the head that is in the output folder.")
 @click.option("--mask-token-id", type=int, help="dflash: a token of the vocabulary that texts do not have.")
 @click.option(
     "--bundle", type=click.Path(exists=True, path_type=Path), help="data: the bundle whose main model writes."
@@ -71,7 +73,13 @@ def train(kind: str, main: Path, data_folder: Path, options: dict[str, Any]) -> 
             f"{data_folder} has features of size {data.hidden_size}, the main model {teacher.shape.hidden_size}: "
             f"make the data with {main}."
         )
-    head, config = start_head(kind, teacher, data, mask_token_id=options["mask_token_id"], seed=options["seed"])
+    head, config, earlier = resume(options["output"], teacher) if options["resume"] else (None, {}, [])
+    if head is None:
+        head, config = start_head(kind, teacher, data, mask_token_id=options["mask_token_id"], seed=options["seed"])
+    elif head.kind != kind:
+        raise ExportError(
+            f"{options['output']} has a head of kind {head.kind}, not {kind}: give another folder with -o."
+        )
     report = fit(
         head,
         data,
@@ -80,7 +88,19 @@ def train(kind: str, main: Path, data_folder: Path, options: dict[str, Any]) -> 
         learning_rate=options["learning_rate"],
         tell=click.echo,
     )
-    save(head, config, options["output"], report)
+    save(head, config, options["output"], report | {"earlier": earlier})
+
+
+def resume(folder: Path, teacher: Any) -> tuple[Any, dict[str, Any], list[Any]]:
+    """A trained head, to train it further; its config.json, and what training.json says of it."""
+    from outrider_export.train.files import load
+
+    head = load(folder, teacher.embedding, teacher.lm_head)
+    if head.kind == "masks":
+        head.teach(teacher)
+    training = json.loads((folder / "training.json").read_text(encoding="utf-8"))
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    return head, config, [*training.pop("earlier", []), training]
 
 
 def load_main(path: Path, dtype: str) -> Any:

@@ -187,6 +187,11 @@ class Data:
             seen += np.bincount(part["tokens"][part["answer"]], minlength=vocab_size)
         return np.sort(np.argsort(-seen, kind="stable")[:count])
 
+    def tap_scales(self) -> list[float]:
+        """The root mean square of each tapped layer: the median of some tokens, as first tokens are far larger."""
+        taps = np.asarray(self._parts[0]["taps"][:4096], dtype=np.float32).reshape(-1, 3, self.hidden_size)
+        return [float(each) for each in np.median(np.sqrt((taps**2).mean(-1)), axis=0)]
+
     def batches(self, tokens_in_batch: int, seed: int) -> list[list[int]]:
         """One epoch of training conversations, in random order, each batch of similar lengths: for `read`."""
         generator = np.random.default_rng(seed)

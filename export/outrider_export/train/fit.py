@@ -1,8 +1,10 @@
 """Training of one head: AdamW for so many minutes, with warm-up and cosine decay, and accuracy on held-out text.
 
-head, config = start_head("eagle3", teacher, data)
-report = fit(head, data, minutes=20, seed=0)
-save(head, config, folder, report)
+    head, config = start_head("eagle3", teacher, data)
+    report = fit(head, data, minutes=20)
+    save(head, config, folder, report)
+
+A head from `load` can be trained further in the same way.
 """
 
 from __future__ import annotations

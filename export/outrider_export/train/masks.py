@@ -25,7 +25,7 @@ PLACES_IN_TEXT = 24
 
 
 class MaskTokens(Module):
-    """The trained embeddings. Training and evaluation need the main model: give its `Teacher`, with `start`."""
+    """The trained embeddings. Training and evaluation need the main model: give its `Teacher`, with `teach`."""
 
     kind = "masks"
 
@@ -39,10 +39,14 @@ class MaskTokens(Module):
 
     def start(self, teacher: Teacher) -> None:
         """Start from the mean of all embeddings, and remember the main model for training."""
-        self._main = [teacher.model]
+        self.teach(teacher)
         with torch.no_grad():
             noise = torch.randn_like(self.embeddings) * teacher.embedding.float().std()
             self.embeddings.copy_(teacher.embedding.float().mean(0) + 0.5 * noise)
+
+    def teach(self, teacher: Teacher) -> None:
+        """Remember the main model, which training and evaluation need."""
+        self._main = [teacher.model]
 
     def forward(self, embedded: Any) -> Any:
         """Embeddings [B, T, h] of texts with the masks behind them: [B, T + num_masks, h]."""
@@ -74,7 +78,7 @@ class MaskTokens(Module):
         those are of the answer. The text is read once, without gradients; then all masks, hidden from each other.
         """
         if not self._main:
-            raise ExportError("Mask tokens are trained in the main model: call start(teacher) first.")
+            raise ExportError("Mask tokens are trained in the main model: call teach(teacher) first.")
         from transformers import DynamicCache
 
         main = self._main[0]

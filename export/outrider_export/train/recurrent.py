@@ -248,8 +248,8 @@ class Eagle(RecurrentHead):
         return self.layers[0]
 
     def start(self, teacher: Teacher) -> None:
-        """Start from the main model's last layer, and from its hidden state passed on."""
-        copy_layer(self.layer, teacher.model.model.layers[-1])
+        """Start from the main model's hidden state passed on; fresh layers add little, so that it stays in scale."""
+        del teacher
         with torch.no_grad():
             self.fc.weight[:, -self.shape.hidden_size :] += torch.eye(self.shape.hidden_size)
 
@@ -285,10 +285,9 @@ class Mtp(RecurrentHead):
         return self.mtp.layers[0]
 
     def start(self, teacher: Teacher) -> None:
-        """Start from the main model's last layer and final norm, and from its hidden state passed on."""
-        copy_layer(self.layer, teacher.model.model.layers[-1])
+        """Start from the main model's hidden state passed on, at its scale."""
         with torch.no_grad():
-            self.mtp.norm.weight.copy_(teacher.model.model.norm.weight)
+            self.mtp.norm.weight.fill_(float(teacher.model.model.norm.weight.float().square().mean().sqrt()))
             self.mtp.fc.weight[:, -self.shape.hidden_size :] += torch.eye(self.shape.hidden_size)
 
     def mix(self, embedding: Any, hidden: Any) -> tuple[Any, Any]:
