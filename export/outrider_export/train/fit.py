@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from outrider_export.train.layers import Teacher
 
 DRAFT_VOCAB_SIZE = 8192
-TOKENS_IN_BATCH = {"masks": 1024}
-LEARNING_RATE = {"masks": 1e-2, "medusa": 1e-3, "hydra": 1e-3, "blockwise": 1e-3}
+TOKENS_IN_BATCH = {"masks": 1024, "dflash": 1024}
+LEARNING_RATE = {"masks": 1e-2, "dflash": 1.5e-3}
 WARM_UP = 0.04  # of the time
 CLIP = 1.0
 HELD_OUT_TOKENS = {"masks": 3000}
@@ -61,7 +61,7 @@ def fit(
 
     The rate falls over time rather than over steps: how many steps fit is not known before.
     """
-    rate = learning_rate or LEARNING_RATE.get(head.kind, 6e-4)
+    rate = learning_rate or LEARNING_RATE.get(head.kind, 1e-3)
     tokens_in_batch = TOKENS_IN_BATCH.get(head.kind, 2048)
     optimizer = torch.optim.AdamW(_groups(head), lr=rate, betas=(0.9, 0.95))
     generator = torch.Generator().manual_seed(seed)
