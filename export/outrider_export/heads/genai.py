@@ -3,16 +3,15 @@
     write_for_genai(read_bundle("my-bundle"), "eagle3", Path("eagle3-genai"))
     openvino_genai.LLMPipeline(main, "CPU", draft_model=openvino_genai.draft_model("eagle3-genai", "CPU"), …)
 
-openvino-genai 2026.4 has EAGLE-3 and DFlash. The graphs are those of `outrider.backends.heads` on the same weights, with
-keys and values in the model's state. Rows are float32 [sequences, tokens, width]. It finds their parts by the names of
-inputs, outputs and nodes, and by `rt_info` (src/cpp/src/speculative_decoding/*_model_transforms.cpp there). The main
-model's embedding is not stored: it takes it from the main model, and DFlash's output matrix, too.
+openvino-genai 2026.4 has EAGLE-3 and DFlash. The graphs are those of `outrider.backends.heads` on the same weights,
+with keys and values in the model's state. It finds their parts by `rt_info` and by the names of inputs, outputs and
+nodes (src/cpp/src/speculative_decoding/*_model_transforms.cpp there). The main model's embedding and, for DFlash, its
+output matrix are not stored, as it takes them from the main model.
 """
 
 from __future__ import annotations
 
 import json
-import shutil
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -77,8 +76,6 @@ def write_for_genai(bundle: Bundle, name: str, folder: Path) -> None:
             ov.save_model(model, target.new / _MODEL, compress_to_fp16=False)
             eos = {"eos_token_id": list(bundle.manifest.tokenizer.eos_token_ids)}
             (target.new / "generation_config.json").write_text(json.dumps(eos), encoding="utf-8")
-            for path in bundle.tokenizer_path.iterdir():
-                shutil.copyfile(path, target.new / path.name)
             target.commit()
     except (OSError, RuntimeError) as error:
         raise ExportError(f"{folder} cannot be written: {error}.") from error
@@ -196,7 +193,7 @@ class _States:
         self._num_sequences, self._beams = num_sequences, beams
 
     def behind_earlier(self, new: ov.Node, name: str) -> ov.Node:
-        """All tokens' keys or values, [sequences, heads, tokens, head_size]. new: [sequences, new tokens, heads, size]"""
+        """All tokens' keys or values, float32 [sequences, heads, tokens, size]. new: [sequences, new, heads, size]."""
         info = ov.op.util.VariableInfo()
         info.data_shape = ov.PartialShape([-1, self._num_kv_heads, -1, self._size])
         info.data_type, info.variable_id = _FLOAT, f"past_key_values.{name}"
