@@ -9,7 +9,7 @@ from outrider.types import NO_DRAFT, Turn
 if TYPE_CHECKING:
     from collections.abc import Sequence as Seq
 
-    from outrider.controller.records import Record
+    from outrider.controller.records import ModelRecord
     from outrider.types import Committed, Drafter, DraftRequest, Pending, Sequence
 
 PROMPTS = (
@@ -23,12 +23,12 @@ NUM_DRAFT_TOKENS = 3  # a round
 class Trial:
     """Lets a draft model draft for one request, whether it pays or not, and updates its record.
 
-    request.policy = Trial(model, records.of(request.verifier))
+    request.policy = Trial(model, records.of_model(request.verifier, "draft"))
     """
 
     goes_ahead = False
 
-    def __init__(self, model: Drafter, record: Record) -> None:
+    def __init__(self, model: Drafter, record: ModelRecord) -> None:
         self.drafters, self._record = (model,), record
         self._turn: Turn | None = None
 
@@ -46,7 +46,7 @@ class Trial:
     def observe(self, sequence: Sequence, committed: Committed) -> None:  # noqa: ARG002
         """Record the outcome of the last draft."""
         turn, self._turn = self._turn, None
-        self._record.observe(turn.draft if turn else NO_DRAFT, len(committed.path))
+        self._record.observe(turn.draft if turn else NO_DRAFT, committed.path)
 
     def release(self, sequence: Sequence) -> None:
         """Do nothing: there is no state."""

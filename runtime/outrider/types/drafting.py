@@ -63,13 +63,20 @@ class DraftRule(Protocol):
         Called before the token is drawn: dropping one after seeing it would bias sampling.
         """
 
+    @property
+    def wants_seconds(self) -> bool:
+        """Whether second candidates may be wanted, for drafts that may be trees."""
+
+    def places_of_seconds(self, confidences: Seq[float]) -> list[int]:
+        """The places of a chain with these confidences at which a second candidate is wanted."""
+
 
 @dataclass(frozen=True, slots=True)
 class DraftRequest:
     """A request for a draft: up to `limit` tokens for one sequence, none behind one of `eos_token_ids`.
 
     rule: may end the draft earlier. num_left: tokens that the answer may still get. ahead: whether `draft_ahead` may be
-    called for the sequence. observer: is told of the model calls for the draft.
+    called for the sequence. trees: whether the draft may be a tree. observer: is told of the model calls for the draft.
     """
 
     sequence: Sequence
@@ -81,6 +88,7 @@ class DraftRequest:
     rule: DraftRule | None = None
     num_left: int = 0
     ahead: bool = False
+    trees: bool = False
     observer: CallObserver | None = None
 
 
@@ -144,10 +152,13 @@ class PricedDrafter(AheadDrafter, Protocol):
     """A drafter that knows what its drafts cost, so that a controller can choose it.
 
     is_priced: whether the cost of its calls is known. is_free: whether its drafts cost nothing and do not depend on the
-    noise. The controller asks such a drafter before it chooses.
+    noise. The controller asks such a drafter before it chooses. at_once: whether one call gives a whole draft, instead
+    of one token. most_tokens: of a draft; None: no limit.
     """
 
     is_free: bool
+    at_once: bool
+    most_tokens: int | None
 
     @property
     def is_priced(self) -> bool:
@@ -159,7 +170,7 @@ class PricedDrafter(AheadDrafter, Protocol):
     def seconds_for(self, num_tokens: Seq[int], context: float, before: int | None = None) -> float:
         """Seconds of one call. num_tokens: tokens to read, for each sequence. context: average length of the sequences.
 
-        A draft takes one call per token. before: rows of the call before, if they matter.
+        A draft takes one call per token, unless `at_once`. before: rows of the call before, if they matter.
         """
 
     def num_unread(self, sequence: Sequence) -> int:
