@@ -129,15 +129,15 @@ def test_no_device_is_called_exact_before_it_was_measured(model: Path) -> None:
 
 @pytest.mark.usefixtures("other_device")
 def test_a_device_that_moves_the_cache_is_refused(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    honest = BufferCache._make
+    honest = BufferCache._bind
 
     def moved(self: BufferCache, *given: Any) -> Any:
-        made = honest(self, *given)
+        binding = honest(self, *given)
         for name in self._pasts:
-            made.binding.bind_output(name.replace("past_key_values", "present"), "cpu")  # where it likes
-        return made
+            binding.bind_output(name.replace("past_key_values", "present"), "cpu")  # where it likes
+        return binding
 
-    monkeypatch.setattr(BufferCache, "_make", moved)
+    monkeypatch.setattr(BufferCache, "_bind", moved)
     with pytest.raises(outrider.DeviceError, match="does not keep this model's cache in place on GPU"):
         load(model, device="GPU")
 
