@@ -34,7 +34,7 @@ class DrafterRegistry:
     loaded: the models by role, including "main". models: the bundle's loaded draft models, by name. bundled: the names
     of all draft models of the bundle. loaded_with: the engine's drafter; other draft models were not loaded. encode:
     tokenizes a text for the main model. store: answers to copy from. contention: of the main model's and a draft
-    model's calls. records: reads the records of a drafter's name; by default they start empty.
+    model's calls. records: reads the drafters' records; by default they start empty.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class DrafterRegistry:
         loaded_with: str | None = None,
         store: AnswerStore | None = None,
         contention: Contention = ALONE,
-        records: Callable[[str], Records] | None = None,
+        records: Callable[[], Records] = Records,
     ) -> None:
         self.bundled = tuple(bundled)
         self._loaded, self._contention = loaded, contention
@@ -55,8 +55,8 @@ class DrafterRegistry:
         self.models = dict(models)
         self._own: dict[str, Drafter] = {}  # the app's own
         self._suffix = Suffix()
-        self._read_records = records or (lambda _name: Records())
-        self._records: dict[str, Records] = {}
+        self._read_records, self._shared = records, list[Records]()
+        self._records: dict[str, Records] = {}  # of the app's own drafters
         self._controllers: dict[tuple[str, int], Controller] = {}
         self._read = _cached_references(encode)
 
@@ -153,23 +153,23 @@ class DrafterRegistry:
         return ()
 
     @property
-    def untried(self) -> list[tuple[DraftModel, Records]]:
-        """The draft models that have no records yet, with their empty records."""
-        return [(model, self._records_of(name)) for name, model in self.models.items() if self._records_of(name).is_new]
+    def untried(self) -> list[tuple[str, DraftModel, Records]]:
+        """The draft models that have no records yet, with their names and the records for them."""
+        records = self._records_of("auto")
+        return [(name, model, records) for name, model in self.models.items() if not records.has_tried(name)]
 
     def _records_of(self, name: str) -> Records:
-        """The records of the drafters that a name stands for."""
-        name = next(iter(self.models), "suffix") if name == "auto" else name
+        """The records of a drafter: an app's own has its own, all others share one, which is saved."""
         if name in self._own:
             return self._records.setdefault(name, Records())  # the name may stand for another drafter tomorrow
-        if name not in self._records:
-            self._records[name] = self._read_records(name)
-            weakref.finalize(self, self._records[name].save, at_once=True)
-        return self._records[name]
+        if not self._shared:
+            self._shared.append(self._read_records())
+            weakref.finalize(self, self._shared[0].save, at_once=True)
+        return self._shared[0]
 
     def close(self) -> None:
         """Save the records, and drop the drafters and their models."""
-        for records in self._records.values():
+        for records in self._shared:
             records.save(at_once=True)
         self.models.clear()
         self._own.clear()
@@ -188,12 +188,13 @@ class DrafterRegistry:
         """
         key = (name, max_ngram_size)
         if key not in self._controllers:
+            priced = {each: model for each, model in self.models.items() if model.is_priced}
             free = drafter if drafter.is_free else None
             made = Controller(
                 self._loaded["main"].backend,
                 self._loaded["main"].cost,
                 copier=self._suffix if name == "auto" else free,
-                model=None if drafter.is_free else drafter,
+                models=priced if name == "auto" else {} if drafter.is_free else {name: drafter},
                 contention=self._contention,
                 records=self._records_of(name),
             )

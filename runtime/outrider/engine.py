@@ -142,11 +142,11 @@ class Engine:
         """Measure the acceptance of draft models before the first answer, once per bundle."""
         if not self.config.scheduler.keep_records or self.loaded["main"].part.size < SMALL:
             return
-        for model, records in self._registry.untried:
-            log.info("Trying the draft model on %d prompts.", len(trial.PROMPTS))
+        for name, model, records in self._registry.untried:
+            log.info("Trying the drafter '%s' on %d prompts.", name, len(trial.PROMPTS))
             for prompt in trial.PROMPTS:
                 request = self.prepare(prompt, GenerationConfig(max_new_tokens=trial.NUM_TOKENS, drafter=None))
-                request.policy = trial.Trial(model, records.of(request.verifier))
+                request.policy = trial.Trial(model, records.of_model(request.verifier, name))
                 request.num_assistant_tokens = trial.NUM_DRAFT_TOKENS
                 request.reuse, request.save = False, None
                 for _ in self._queue.run(request):
@@ -404,9 +404,9 @@ class Engine:
         return request
 
 
-def _records(keep: bool, parts: Seq[Part], drafter: str) -> Records:
-    """The records of the drafters of this name with these models, in a file if `keep`."""
+def _records(keep: bool, parts: Seq[Part]) -> Records:
+    """The records of drafters with these models, in a file if `keep`."""
     if not keep:
         return Records()
-    key = {"drafter": drafter, "files": {part.role: part.files for part in parts}, "outrider": __version__}
+    key = {"files": {part.role: part.files for part in parts}, "outrider": __version__}
     return Records(saved.SavedValue(saved.FOLDER / "records", key, dict[str, Record]))

@@ -242,7 +242,7 @@ def check_room(backends: Iterable[CompiledModel], max_tokens: int) -> None:
         if device != "CPU" and backend.runtime != "OpenVINO":
             continue
         wanted[device] = wanted.get(device, 0.0) + size
-        most, each = largest_tensor(core, device), size / (2 * backend.num_layers)
+        most, each = largest_tensor(core, device), size / max(2 * backend.num_layers, 1)
         if most is not None and each > most:
             raise DeviceError(
                 f"{device} makes no tensor above {most / 1e9:.2f} GB, and the keys of a layer may take "

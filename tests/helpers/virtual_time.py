@@ -106,7 +106,7 @@ class World:
             self.main,
             cost_of(MAIN_MS, change=change),
             copier=(Ngram() if copies else None) if isinstance(copies, bool) else copies,
-            model=self.model if model else None,
+            models={"draft": self.model} if model else {},
         )
 
     def decode(

@@ -100,7 +100,7 @@ def test_in_a_batch_a_draft_is_worth_its_rows_there() -> None:
 
 def test_a_few_copied_tokens_that_were_right_prove_nothing() -> None:
     """An answer that begins by repeating the question rarely repeats all of it."""
-    answer = Answer(Record(), tokens=1.0, seconds=0.01, model=Share(0.7, 6.0, 0.9))
+    answer = Answer(Record(), tokens=1.0, seconds=0.01)
     unknown = answer.copy_chances([0.6] * 4, careful=True)
     for _ in range(3):
         answer.luck.add(0.2, happened=True)
@@ -113,7 +113,7 @@ def test_a_few_copied_tokens_that_were_right_prove_nothing() -> None:
 
 def test_the_first_token_of_a_copy_has_a_record_of_its_own() -> None:
     sequence = Sequence([1, 2, 3], 3)
-    answer = Answer(Record(), tokens=1.0, seconds=0.01, model=Share(0.7, 6.0, 0.9))
+    answer = Answer(Record(), tokens=1.0, seconds=0.01)
     copy, wrong = Draft([4, 5], confidences=[0.9, 0.9]), Draft([9], confidences=[0.9])
     for proposed, goes_on in ((wrong, False), (copy, True), (wrong, False)):
         answer.copy, answer.copied_at = proposed, len(sequence)
@@ -142,19 +142,21 @@ def test_a_number_of_rows_that_changes_has_its_price() -> None:
 def test_what_drafters_have_earned_is_kept(tmp_path: Path) -> None:
     file = SavedValue(tmp_path, {"bundle": "a"}, dict[str, Record])
     records = Records(file)
-    assert records.is_new
+    assert not records.has_tried("draft")
     for _ in range(50):
-        records.of(Greedy()).observe(Draft([1, 2, 3], confidences=[0.8] * 3), 0)
+        records.of_model(Greedy(), "draft").observe(Draft([1, 2, 3], confidences=[0.8] * 3), 0)
     records.save()  # not a moment after the last time
     assert file.read() is None
     records.save(at_once=True)
     known = Records(file)
-    assert not known.is_new
-    assert known.of(Greedy()).model.chance(0.8) == records.of(Greedy()).model.chance(0.8) < 0.2
-    assert known.of(Greedy()).model_share.careful < 0.3
-    sampled = known.of(Coupled()).model_share  # as greedy decoding's, but less sure
-    assert sampled.mean == known.of(Greedy()).model_share.mean
-    assert sampled.weight < known.of(Greedy()).model_share.weight
+    assert known.has_tried("draft")
+    greedy = known.of_model(Greedy(), "draft")
+    assert greedy.by_confidence.chance(0.8) < 0.2
+    assert greedy == records.of_model(Greedy(), "draft")
+    assert greedy.share.careful < 0.3
+    sampled = known.of_model(Coupled(), "draft").share  # as greedy decoding's, but less sure
+    assert sampled.mean == greedy.share.mean
+    assert sampled.weight < greedy.share.weight
 
 
 def test_a_second_answer_profits_from_the_first() -> None:
@@ -165,7 +167,7 @@ def test_a_second_answer_profits_from_the_first() -> None:
 
 def test_a_text_that_becomes_easy_is_noticed_and_one_that_becomes_hard() -> None:
     known = World([(0, 50.0), (200, 0.0)])  # known to be good in other answers: an unknown one is not tried for long
-    known.controller.records.of(Greedy()).model_share = Share(0.8, weight=300.0, memory=0.999)
+    known.controller.records.of_model(Greedy(), "draft").share = Share(0.8, weight=300.0, memory=0.999)
     becomes_easy = speed_up(known, num=400)
     becomes_hard = speed_up(World([(0, 0.0), (200, 50.0)]), num=400)
     always_easy = speed_up(World(0.0), num=200)

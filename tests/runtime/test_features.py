@@ -146,7 +146,7 @@ def test_a_controller_asks_for_what_its_draft_model_needs() -> None:
     cost = PassCost((1, 16), (1.0, 1.1), (1.0, 1.1))
     model = DraftModel(FakeBackend(VOCAB_SIZE), context_length=99, cost=cost)
     request = make_request([1, 2], None)
-    request.policy = Controller(main, cost, copier=Suffix(), model=model)
+    request.policy = Controller(main, cost, copier=Suffix(), models={"draft": model})
     assert request.admit(main)
     assert not request.features
     model.requirements = Requirements(NAMES)  # type: ignore[attr-defined]

@@ -173,7 +173,7 @@ def test_the_text_and_the_rounds_are_those_without_overlap(situation: Situation,
 def test_the_controllers_text_is_plain_text(situation: Situation, sampling: str) -> None:
     main, model = situation.main(), situation.model()
     model.cost = cost(0.1, 0.0)
-    controller = Controller(main, cost(1.0, situation.n / 100), copier=Suffix(), model=model)
+    controller = Controller(main, cost(1.0, situation.n / 100), copier=Suffix(), models={"draft": model})
     plain = situation.request(None, sampling=sampling)
     overlapped = situation.request(model, sampling=sampling, n=15)
     overlapped.policy = controller

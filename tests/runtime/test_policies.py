@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from outrider.config import GenerationConfig
-from outrider.controller import Controller, Fixed, Record
+from outrider.controller import Controller, Fixed, ModelRecord
 from outrider.controller.trial import Trial
 from outrider.drafters import DraftModel, Ngram, Suffix
 from outrider.loop import step
@@ -185,7 +185,7 @@ def test_a_drafter_of_two_policies_is_timed_once() -> None:
     main, drafter = FakeBackend(6), Counting()
     queue = RequestQueue(main, 64)
     first = queue.run(make_request(Fixed(drafter)))
-    second = make_request(Trial(drafter, Record()))
+    second = make_request(Trial(drafter, ModelRecord()))
     next(first)
     for _ in queue.run(second):
         pass
@@ -196,13 +196,13 @@ def test_a_drafter_of_two_policies_is_timed_once() -> None:
 
 
 def test_a_trial_keeps_the_record_of_each_draft_once() -> None:
-    main, record = FakeBackend(6), Record()
+    main, record = FakeBackend(6), ModelRecord()
     drafter = Counting()
     request = make_request(Trial(drafter, record))
     for _ in RequestQueue(main, 64).run(request):
         pass
     # The last round drafts nothing, as the last token is the main model's.
-    assert sum(record.model.seen) == pytest.approx(len(drafter.asked), rel=0.02)
+    assert sum(record.by_confidence.seen) == pytest.approx(len(drafter.asked), rel=0.02)
     assert len(drafter.asked) == request.stats.num_draft_tokens
 
 
@@ -212,7 +212,7 @@ def test_what_a_drafter_can_do_it_says_itself() -> None:
     assert [is_priced(each) for each in (Ngram(), Suffix(), model, unpriced, Counting())] == [True] * 3 + [False] * 2
     assert [goes_ahead(each) for each in (Suffix(), model, Counting())] == [False, True, False]
     assert [Fixed(each).goes_ahead for each in (Suffix(), model, Counting())] == [False, True, False]
-    assert Controller(backend, COST, copier=Suffix(), model=model).goes_ahead
+    assert Controller(backend, COST, copier=Suffix(), models={"draft": model}).goes_ahead
     assert not Controller(backend, COST, copier=Suffix()).goes_ahead
     assert model.seconds_for([1, 1], 256) == COST.together([1, 1])
     copier, request = Suffix(), make_request(None).draft_request

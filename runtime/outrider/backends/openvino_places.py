@@ -27,7 +27,9 @@ class OpenVINOPlaces(OpenVINOPaged):
         Chunk(slot, [newest], num_rows=num_places, hidden_states=row)    # all heads
         Chunk(slot, [newest, *drafted], num_rows=1, hidden_states=row)   # one after the other, if `others`
 
-    others: build the graphs of the heads behind the first, if each has one of its own. Slots take no memory.
+    A chunk without hidden states, of a measurement, stands for as many sequences as it has tokens. Slots take no memory.
+
+    others: build the graphs of the heads behind the first, if each has one of its own.
     """
 
     def __init__(
@@ -54,7 +56,7 @@ class OpenVINOPlaces(OpenVINOPaged):
 
     def submit(self, chunks: Seq[Chunk]) -> PagedPending:
         """Evaluate the heads for several sequences in one call. With `others`, all are at the same place."""
-        place = len(chunks[0].token_ids) - 1
+        place = 0 if chunks[0].hidden_states is None else len(chunks[0].token_ids) - 1
         if not self._others or not place:
             return super().submit(chunks)
         other = self._others[min(place, len(self._others)) - 1]
@@ -67,11 +69,14 @@ class OpenVINOPlaces(OpenVINOPaged):
         """Do nothing: there is no cache."""
 
     def _inputs_of(self, chunks: Seq[Chunk]) -> tuple[dict[str, NDArray[Any]], dict[int, int]]:
-        empty = np.zeros((1, self._hidden_width), dtype=np.float32)
-        rows = [empty if chunk.hidden_states is None else chunk.hidden_states for chunk in chunks]
-        inputs: dict[str, NDArray[Any]] = {HIDDEN_IN: np.concatenate(rows)}
+        known = [chunk.hidden_states for chunk in chunks if chunk.hidden_states is not None]
+        texts = [[*chunk.token_ids] for chunk in chunks]
+        if not known:  # a measurement
+            texts = [[token_id] for text in texts for token_id in text]
+        rows = np.concatenate(known) if known else np.zeros((len(texts), self._hidden_width), dtype=np.float32)
+        inputs: dict[str, NDArray[Any]] = {HIDDEN_IN: rows}
         if self._reads_tokens:
-            inputs["input_ids"] = np.array([chunk.token_ids for chunk in chunks], dtype=np.int64)
+            inputs["input_ids"] = np.array(texts, dtype=np.int64)
         return inputs, {}
 
     @property

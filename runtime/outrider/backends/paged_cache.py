@@ -87,7 +87,7 @@ class PagedCache:
                     f"{self._device} has {name} as {ours} in the cache, and a graph that is to share it as {asked}. "
                     "Compile both with the same cache_precision."
                 )
-        if not found:
+        if not found and self._ports:
             raise DeviceError(
                 f"A graph that is to share a cache on {self._device} has none of its inputs. Export it again."
             )

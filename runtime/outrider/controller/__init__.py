@@ -4,7 +4,7 @@ from outrider.controller import trial
 from outrider.controller.acceptance import Acceptance, Luck, Share
 from outrider.controller.controller import Controller
 from outrider.controller.fixed import Fixed
-from outrider.controller.records import Record, Records
+from outrider.controller.records import ModelRecord, Record, Records
 from outrider.controller.rules import ConfidenceThreshold
 
 __all__ = [
@@ -13,6 +13,7 @@ __all__ = [
     "Controller",
     "Fixed",
     "Luck",
+    "ModelRecord",
     "Record",
     "Records",
     "Share",

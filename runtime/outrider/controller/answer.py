@@ -5,15 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from outrider.controller.acceptance import Luck
+from outrider.controller.acceptance import Luck, Share
 from outrider.controller.records import confidences_of
 from outrider.types import NO_DRAFT, Turn
 
 if TYPE_CHECKING:
     from collections.abc import Sequence as Seq
 
-    from outrider.controller.acceptance import Acceptance, Share
-    from outrider.controller.records import Record
+    from outrider.controller.acceptance import Acceptance
+    from outrider.controller.records import ModelRecord, Record
     from outrider.controller.rules import WorthIt
     from outrider.types import Draft, Sequence
 
@@ -26,38 +26,90 @@ _FIRST_PROBE, _LAST_PROBE = 8, 32  # rounds between tries of a draft model that 
 class PricedTurn(Turn):
     """One answer's current round.
 
-    rule: ends the draft model's draft; None if the draft model is not asked. seconds: expected for drafting and the
-    target pass. plain: seconds of a plain round.
+    model: the name of the model that drafts; None for none. rule: ends its draft. seconds: expected for drafting and
+    the target pass. plain: seconds of a plain round.
     """
 
+    model: str | None = None
     rule: WorthIt | None = None
     seconds: float = 0.0
     plain: float = 0.0
 
 
 @dataclass(slots=True)
+class ModelAnswer:
+    """What one model's drafts have gained in one answer.
+
+    share: the accepted share of its tokens. reading: whether it reads the prompt. regret: seconds that were lost by not
+    reading it. worked: whether a token of its last draft was accepted.
+    """
+
+    record: ModelRecord
+    share: Share
+    reading: bool = False
+    luck: Luck = field(default_factory=lambda: Luck(weight=8.0, memory=0.95))
+    regret: float = 0.0
+    patience: int = _FIRST_PROBE
+    waited: int = 0
+    worked: bool = False
+
+    @classmethod
+    def of(cls, record: ModelRecord) -> ModelAnswer:
+        """At the beginning of an answer, by what is known of others."""
+        return cls(record, Share(record.share.mean, weight=min(record.share.weight, 6.0), memory=0.9))
+
+    def probes(self, value: float, cost: float, budget: float) -> bool:
+        """Whether to try a model that does not seem to pay here.
+
+        cost: seconds of a try; 0 for a model that has paid in other answers. budget: seconds that may be lost.
+        """
+        if not self.reading or value > 0:
+            self.waited, self.patience = 0, _FIRST_PROBE
+            return False
+        self.waited += 1
+        if self.waited < self.patience or (cost and cost > budget and not self.worked):
+            return False
+        self.waited, self.patience = 0, min(2 * self.patience, _LAST_PROBE)
+        return True
+
+    def add(self, draft: Draft, num_accepted: int) -> None:
+        """Take in the outcome of a draft."""
+        for i, confidence in enumerate(confidences_of(draft)[: num_accepted + 1]):  # others were not verified
+            self.luck.add(self.record.by_confidence.chance(confidence), happened=i < num_accepted)
+            self.share.add(i < num_accepted)
+        self.record.observe(draft, num_accepted)
+        self.worked = num_accepted > 0
+        if self.worked:
+            self.waited = self.patience = _FIRST_PROBE  # try again at once
+
+    @property
+    def careful_share(self) -> float:
+        """The accepted share of the model's tokens here, estimated carefully."""
+        known = self.record.share
+        return max(self.share.mean - (known.mean - known.careful), 0.0)
+
+    def chance(self, confidence: float) -> float:
+        """The probability of acceptance of a token of the model."""
+        return min(self.record.by_confidence.chance(confidence) * self.luck.factor, 1.0)
+
+
+@dataclass(slots=True)
 class Answer:
     """What drafts have gained and cost in one answer.
 
-    tokens, seconds: of recent rounds. model: the accepted share of the draft model's tokens. spent: seconds so far.
-    lead: seconds saved against plain decoding.
+    tokens, seconds: of recent rounds. models: by name. spent: seconds so far. lead: seconds saved against plain
+    decoding.
     """
 
     record: Record
     tokens: float
     seconds: float
-    model: Share
+    models: dict[str, ModelAnswer] = field(default_factory=dict)
     turn: PricedTurn | None = None
-    reading: bool = False  # whether the draft model reads the prompt
     luck: Luck = field(default_factory=lambda: Luck(weight=1.0, memory=0.9))  # with copies
-    model_luck: Luck = field(default_factory=lambda: Luck(weight=8.0, memory=0.95))
-    regret: float = 0.0
     copy: Draft = NO_DRAFT
     copied_at: int = 0
     goes_on: bool = False  # whether the last copy was right in all tokens that are committed since
-    patience: int = _FIRST_PROBE
-    waited: int = 0
-    worked: bool = False  # whether a token of the draft model's last draft was accepted
     spent: float = 0.0
     lead: float = 0.0
 
@@ -66,45 +118,14 @@ class Answer:
         """Seconds for drafts that may not pay: a share of the time so far, and the lead."""
         return BUDGET * self.spent + self.lead
 
-    def probes(self, value: float, cost: float) -> bool:
-        """Whether to try a draft model that does not seem to pay here.
-
-        cost: seconds of a try; 0 for a model that has paid in other answers.
-        """
-        if not self.reading or value > 0:
-            self.waited, self.patience = 0, _FIRST_PROBE
-            return False
-        self.waited += 1
-        if self.waited < self.patience or (cost and cost > self.budget and not self.worked):
-            return False
-        self.waited, self.patience = 0, min(2 * self.patience, _LAST_PROBE)
-        return True
-
     def add(self, turn: PricedTurn, num_accepted: int) -> None:
         """Take in the outcome of a round."""
         self.tokens = _MEMORY * self.tokens + num_accepted + 1
         self.seconds = _MEMORY * self.seconds + turn.seconds
         self.spent += turn.seconds
         self.lead += (num_accepted + 1) * turn.plain - turn.seconds
-        if turn.rule is None:
-            return
-        for i, confidence in enumerate(confidences_of(turn.draft)[: num_accepted + 1]):  # others were not verified
-            self.model_luck.add(self.record.model.chance(confidence), happened=i < num_accepted)
-            self.model.add(i < num_accepted)
-        self.record.observe(turn.draft, num_accepted)
-        self.worked = num_accepted > 0
-        if self.worked:
-            self.waited = self.patience = _FIRST_PROBE  # try again at once
-
-    @property
-    def model_share(self) -> float:
-        """The accepted share of the draft model's tokens here, estimated carefully."""
-        known = self.record.model_share
-        return max(self.model.mean - (known.mean - known.careful), 0.0)
-
-    def model_chance(self, confidence: float) -> float:
-        """The probability of acceptance of a token of the draft model."""
-        return min(self.record.model.chance(confidence) * self.model_luck.factor, 1.0)
+        if turn.model is not None:
+            self.models[turn.model].add(turn.draft, num_accepted)
 
     def copy_chances(self, confidences: Seq[float], *, careful: bool = False) -> list[float]:
         """Each copied token's probability of acceptance if those before it are accepted. Some answers repeat more.

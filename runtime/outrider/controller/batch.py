@@ -92,23 +92,41 @@ class Batch:
 class ModelPrice:
     """What drafts of a model cost each of the `share` answers that it drafts for at the same time.
 
-    step: seconds to draft a token. check: seconds that 0, 1, … draft tokens add to the target pass.
+    call: seconds of its call. at_once: whether a draft takes one call; otherwise each token takes one. check: seconds
+    that 0, 1, … draft tokens, as many as it drafts at most, add to the target pass.
     """
 
     share: int
-    step: float
+    call: float
+    at_once: bool
     check: list[float]
 
     @classmethod
     def of(cls, model: PricedDrafter, batch: Batch, share: int) -> ModelPrice:
         """The price if the model drafts for `share` of the batch's answers."""
         others = [0] * (batch.together - share)
-        check = [batch.added([k] * share + others) / share for k in range(LONGEST + 1)]
-        return cls(share, model.seconds_for([1] * share, batch.context) / share, check)
+        most = min(model.most_tokens or LONGEST, LONGEST)
+        check = [batch.added([k] * share + others) / share for k in range(most + 1)]
+        return cls(share, model.seconds_for([1] * share, batch.context) / share, model.at_once, check)
+
+    def check_of(self, count: int) -> float:
+        """Seconds that a draft of so many tokens, the model's or another, adds to the target pass."""
+        return self.check[min(count, len(self.check) - 1)]
+
+    @property
+    def step(self) -> float:
+        """Seconds to draft a token behind the first."""
+        return 0.0 if self.at_once else self.call
+
+    def drafting(self, count: int, num_ahead: int = 0) -> float:
+        """Seconds to draft so many tokens, of which `num_ahead` were drafted ahead."""
+        if not count or (num_ahead and self.at_once):
+            return 0.0
+        return self.step * (count - 1) + (0.0 if num_ahead else self.call)
 
     def pays(self, chance: float, limit: int, rate: float) -> bool:
         """Whether a draft is worth it. chance: of each token, to be accepted. rate: tokens per second."""
-        costs = [rate * (seconds + k * self.step) for k, seconds in enumerate(self.check[: limit + 1])]
+        costs = [rate * (seconds + self.drafting(k)) for k, seconds in enumerate(self.check[: limit + 1])]
         return best_length([chance] * (len(costs) - 1), costs)[1] > 0
 
 

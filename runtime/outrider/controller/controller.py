@@ -13,8 +13,7 @@ from itertools import accumulate
 from operator import mul
 from typing import TYPE_CHECKING
 
-from outrider.controller.acceptance import Share
-from outrider.controller.answer import Answer, PricedTurn
+from outrider.controller.answer import Answer, ModelAnswer, PricedTurn
 from outrider.controller.batch import Batch, ModelPrice, best_length
 from outrider.controller.records import Records, confidences_of
 from outrider.controller.rules import WorthIt
@@ -22,6 +21,7 @@ from outrider.measure import ALONE, LONGEST, NEAR
 from outrider.types import NO_DRAFT
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from collections.abc import Sequence as Seq
 
     from outrider.measure import Contention, PassCost
@@ -31,13 +31,14 @@ _QUICKLY_READ = 1.0  # rounds of plain decoding: a prompt that is read in less i
 
 
 class Controller:
-    """Chooses in each round copies, a draft model, or neither, by which gives the most tokens per second.
+    """Chooses in each round copies, one of several models, or neither, by which gives the most tokens per second.
 
-        Controller(main, main_cost, copier=Suffix())                 # copies only
-        Controller(main, main_cost, copier=Suffix(), model=model)    # both
+        Controller(main, main_cost, copier=Suffix())                              # copies only
+        Controller(main, main_cost, copier=Suffix(), models={"draft": model})     # both
 
-    main_cost: of the main model's calls. copier: a drafter that is free. model: a drafter whose calls have a cost.
-    contention: how much drafting ahead slows the target pass. records: of the drafters' acceptance.
+    main_cost: of the main model's calls. copier: a drafter that is free. models: drafters whose calls have a cost, by
+    their names in the records. contention: how much drafting ahead slows the target pass. records: of the drafters'
+    acceptance.
     """
 
     def __init__(
@@ -46,34 +47,37 @@ class Controller:
         main_cost: PassCost,
         *,
         copier: PricedDrafter | None = None,
-        model: PricedDrafter | None = None,
+        models: Mapping[str, PricedDrafter] | None = None,
         contention: Contention = ALONE,
         records: Records | None = None,
     ) -> None:
         self._main, self._main_cost = main, main_cost
-        self._copier, self._model = copier, model
-        self.drafters = tuple(drafter for drafter in (copier, model) if drafter is not None)
-        self.goes_ahead = model is not None and model.goes_ahead
+        self._copier, self._models = copier, dict(models or {})
+        self.drafters = (*([copier] if copier else []), *self._models.values())
+        self.goes_ahead = any(model.goes_ahead for model in self._models.values())
         self.contention = contention
         self.records = Records() if records is None else records
         self._answers: dict[Sequence, Answer] = {}
         self._round: tuple[Batch, list[PricedTurn]] | None = None  # from `choose` to `drafted`
-        self._drafting_began = self._check_began = self._expected_check = 0.0
+        self._check_began = self._expected_check = 0.0
+        self._drafting_began: dict[str, float] = {}
         self._rows_before = main_cost.rule.num_rows([1])
-        self._num_drafting = self._num_sharing = 1  # answers that the model drafted for in the last round; see `_price`
+        # By model: answers that it drafted for in the last round, and that share its price in this one; see `_price`.
+        self._num_drafting = dict.fromkeys(self._models, 1)
+        self._num_sharing = dict.fromkeys(self._models, 1)
 
     def choose(self, requests: Seq[DraftRequest]) -> list[PricedTurn]:
-        """For each request the turn that is worth most: a copy, a draft of the model, or nothing."""
+        """For each request the turn that is worth most: a copy, a draft of a model, or nothing."""
         batch = self._batch(requests)
         copies = self._copier.propose(requests) if self._copier else [NO_DRAFT] * len(requests)
         lengths = self._copy_lengths(requests, copies, batch)
-        price = self._price(requests, batch)
+        prices = {name: self._price(name, requests, batch) for name in self._models}
         turns = [
-            self._plan(request, copy, length, batch, price)
+            self._plan(request, copy, length, batch, prices)
             for request, copy, length in zip(requests, copies, lengths, strict=True)
         ]
         self._round = batch, turns
-        self._drafting_began = self._model.seconds if self._model else 0.0
+        self._drafting_began = {name: model.seconds for name, model in self._models.items()}
         return turns
 
     def drafted(self) -> None:
@@ -92,30 +96,32 @@ class Controller:
         self._check_began = self._main.seconds
 
     def _price_drafts(self, turns: Seq[PricedTurn]) -> None:
-        """Add the expected seconds of the model's drafts, and adapt its cost to the measured ones."""
-        asked = [(turn, turn.rule) for turn in turns if turn.rule is not None]
-        self._num_drafting = len(asked)
-        if not (self._model and asked):
-            return
-        for turn, rule in asked:
-            turn.seconds += rule.step * max(len(turn.draft) - max(rule.num_ahead, 1), 0)
-        if len(asked) == self._num_sharing == 1 and len(asked[0][0].draft):  # the prompt is read
-            self._model.follow(asked[0][0].seconds, self._model.seconds - self._drafting_began)
+        """Add the expected seconds of the models' drafts, and adapt their costs to the measured ones."""
+        for name, model in self._models.items():
+            asked = [(turn, turn.rule) for turn in turns if turn.model == name and turn.rule is not None]
+            self._num_drafting[name] = len(asked)
+            for turn, rule in asked:
+                turn.seconds += rule.step * max(len(turn.draft) - max(rule.num_ahead, 1), 0)
+            if len(asked) == self._num_sharing[name] == 1 and len(asked[0][0].draft):  # the prompt is read
+                model.follow(asked[0][0].seconds, model.seconds - self._drafting_began[name])
 
     def go_ahead(self, turns: Seq[Turn], check: Pending) -> None:
-        """Let the model draft ahead for its own drafts, if the guess is likely enough."""
-        if self._model is None:
-            return
-        step = self._model.seconds_for([1] * len(turns), NEAR)
+        """Let models draft ahead for their own drafts, if the guess is likely enough."""
+        for name, model in self._models.items():
+            if model.goes_ahead:
+                own = [turn for turn in turns if isinstance(turn, PricedTurn) and turn.model == name]
+                self._go_ahead(name, model, own, check)
+
+    def _go_ahead(self, name: str, model: PricedDrafter, turns: Seq[PricedTurn], check: Pending) -> None:
+        step = model.seconds_for([1] * max(len(turns), 1), NEAR)
         # Calls that would end after the target pass are not begun: the round would wait for them.
         most = int(self._expected_check * self.contention.check / (step * self.contention.draft))
         slower = min(most * step * self.contention.draft, self._expected_check) * (1 - 1 / self.contention.check)
         mine = []
-        for request, draft in ((turn.request, turn.draft) for turn in turns):
-            answer = self._answers[request.sequence]
-            if answer.turn is None or answer.turn.rule is None:
-                continue
-            guess = self._model.guess(request, draft, answer.model_chance, answer.model.mean)
+        for turn in turns:
+            request, draft = turn.request, turn.draft
+            answer = self._answers[request.sequence].models[name]
+            guess = model.guess(request, draft, answer.chance, answer.share.mean)
             if guess is None:
                 continue
             num_calls = most if guess.token_id is not None else most - 1  # the first gives the token that is expected
@@ -123,9 +129,9 @@ class Controller:
                 mine.append((request, draft, guess))
         if mine:
             asked, guessed, guesses = zip(*mine, strict=True)
-            began = self._model.ahead_seconds
-            self._model.draft_ahead(asked, guessed, check, guesses, most)
-            held_up = (self._model.ahead_seconds - began) * (1 - 1 / self.contention.check)
+            began = model.ahead_seconds
+            model.draft_ahead(asked, guessed, check, guesses, most)
+            held_up = (model.ahead_seconds - began) * (1 - 1 / self.contention.check)
             self._expected_check += held_up  # the machine is not slower
 
     def observe(self, sequence: Sequence, committed: Committed) -> None:
@@ -178,75 +184,96 @@ class Controller:
         best, safe = batch.allot(hoped), batch.allot(sure)
         return best if batch.added(best) - batch.added(safe) <= budget else safe
 
-    def _price(self, requests: Seq[DraftRequest], batch: Batch) -> ModelPrice | None:
-        """The model's price in this round. Answers share its calls, so it depends on how many it drafts for.
+    def _price(self, name: str, requests: Seq[DraftRequest], batch: Batch) -> ModelPrice:
+        """A model's price in this round. Answers share its calls, so it depends on how many it drafts for.
 
         That is all of them, if it is worth the shared price to all that have been read by it; else as many as in the
         last round, by the same condition; else one, which pays for a call alone.
         """
-        if self._model is None:
-            return None
-        read = [(self._answers[each.sequence].model_share, each.limit) for each in requests if self._is_read(each)]
-        for share in sorted({len(read), min(self._num_drafting, len(read))} - {0, 1}, reverse=True):
-            price = ModelPrice.of(self._model, batch, share)
+        model, before = self._models[name], self._num_drafting[name]
+        answers = [(self._answers[each.sequence].models[name], each) for each in requests]
+        read = [(answer.careful_share, each.limit) for answer, each in answers if _is_read(model, answer, each)]
+        for share in sorted({len(read), min(before, len(read))} - {0, 1}, reverse=True):
+            price = ModelPrice.of(model, batch, share)
             if sum(price.pays(chance, limit, batch.rate) for chance, limit in read) >= share:
                 break
         else:
-            price = ModelPrice.of(self._model, batch, 1)
-        self._num_sharing = price.share
+            price = ModelPrice.of(model, batch, 1)
+        self._num_sharing[name] = price.share
         return price
 
-    def _is_read(self, request: DraftRequest) -> bool:
-        """Whether the model can draft for an answer without reading its prompt first."""
-        if self._model is None or not self._model.can_draft(request):
-            return False
-        return self._answers[request.sequence].reading or self._model.num_unread(request.sequence) <= 1
-
     def _plan(
-        self, request: DraftRequest, copy: Draft, length: int, batch: Batch, price: ModelPrice | None
+        self, request: DraftRequest, copy: Draft, length: int, batch: Batch, prices: Mapping[str, ModelPrice]
     ) -> PricedTurn:
-        """One answer's turn: `length` tokens of the copy, or a draft of the model with a rule."""
+        """One answer's turn: `length` tokens of the copy, or a draft of the model that is worth most, with a rule."""
         answer = self._answers[request.sequence]
         turn = PricedTurn(request, draft=copy.cut(length))
-        if self._model is None or price is None or not self._model.can_draft(request):
+        able = [name for name, model in self._models.items() if model.can_draft(request)]
+        if not able:
             return turn
-        rate, plain = batch.rate, batch.plain / batch.together
-        longest = min(request.limit, LONGEST)
-        check, step = price.check[: longest + 1], price.step
         chances = answer.copy_chances(confidences_of(copy)[:length])
-        value = sum(accumulate(chances, mul)) - rate * check[length]
-        context = len(request.sequence)
-        generated = context - request.sequence.num_prompt_tokens
-        unread = max(self._model.num_unread(request.sequence), 1)
-        first = self._model.seconds_for([unread] + [1] * (price.share - 1), context, price.share)
-        first -= (price.share - 1) * step  # the others' share of that call
-        num_ahead = self._model.num_ahead(request.sequence)
+        kept = sum(accumulate(chances, mul))
+        best, tried = turn, None
+        best_value = kept - batch.rate * prices[able[0]].check_of(length)
+        by_copy = best_value
+        for name in able:
+            value, worth, asked = self._plan_model(name, request, answer, batch, prices[name], by_copy)
+            if worth and value > best_value:
+                best, best_value = asked, value
+            elif not worth and asked.model is not None and tried is None:
+                tried = asked
+        return tried if best is turn and tried is not None else best
+
+    def _plan_model(
+        self, name: str, request: DraftRequest, answer: Answer, batch: Batch, price: ModelPrice, by_copy: float
+    ) -> tuple[float, bool, PricedTurn]:
+        """The value of a model's draft in tokens, whether it has one, and its turn.
+
+        A turn of a model without a value is a try: it names the model. Otherwise it names none.
+        """
+        model, own, rate = self._models[name], answer.models[name], batch.rate
+        plain, sequence = batch.plain / batch.together, request.sequence
+        check = price.check[: min(request.limit, LONGEST) + 1]
+        longest, context = len(check) - 1, len(sequence)
+        generated = context - sequence.num_prompt_tokens
+        unread = max(model.num_unread(sequence), 1)
+        first = model.seconds_for([unread] + [1] * (price.share - 1), context, price.share)
+        first -= (price.share - 1) * price.call  # the others' share of that call
+        num_ahead = model.num_ahead(sequence)
         if num_ahead:
             first = 0.0  # using them must not depend on how many there are: that may depend on the tokens
-        costs = [rate * (seconds + max(k - bool(num_ahead), 0) * step) for k, seconds in enumerate(check)]
-        by_model, _ = best_length([answer.model_share] * longest, costs)
-        if not answer.reading and unread > 1:
+        costs = [rate * (seconds + price.drafting(k, num_ahead)) for k, seconds in enumerate(check)]
+        value, _ = best_length([own.careful_share] * longest, costs)
+        if not own.reading and unread > 1:
             # Reading the prompt pays later, if the answer goes on (estimated: as long again as so far) and copies do
             # worse. For a long prompt, the estimated loss without the model first has to reach the cost of reading.
-            answer.regret += max(by_model - value, 0.0) / rate
+            own.regret += max(value - by_copy, 0.0) / rate
             left = min(request.num_left, max(generated, answer.record.length.mean))
-            is_missed = answer.regret >= first - _QUICKLY_READ * plain
-            answer.reading = is_missed and by_model * left / (1 + answer.model.mean) > rate * first
-            by_model = by_model if answer.reading else 0.0
-        known, _ = best_length([answer.record.model_share.careful] * longest, costs)
-        least = 0.0 if known > 0 else first + step + check[min(1, longest)]
-        if (answer.reading and by_model > value) or answer.probes(by_model, least):
-            # Cap early drafts at generated + 2 tokens: acceptance is not yet known.
-            rule = WorthIt(answer.model_chance, answer.model.mean, rate, step, check[: generated + 3], num_ahead)
-            asked = dataclasses.replace(request, rule=rule)
-            return PricedTurn(asked, self._model, rule=rule, seconds=first)
-        return turn
+            is_missed = own.regret >= first - _QUICKLY_READ * plain
+            own.reading = is_missed and value * left / (1 + own.share.mean) > rate * first
+            value = value if own.reading else 0.0
+        known, _ = best_length([own.record.share.careful] * longest, costs)
+        least = 0.0 if known > 0 else first + price.step + check[min(1, longest)]
+        is_worth = own.reading and value > by_copy
+        if not is_worth and not own.probes(value, least, answer.budget):
+            return value, False, PricedTurn(request)
+        # Cap early drafts at generated + 2 tokens: acceptance is not yet known.
+        there = longest if price.at_once else num_ahead
+        rule = WorthIt(own.chance, own.share.mean, rate, price.step, check[: generated + 3], there)
+        asked = dataclasses.replace(request, rule=rule)
+        return value, is_worth, PricedTurn(asked, model, model=name, rule=rule, seconds=first)
 
     def _answer(self, request: DraftRequest, plain: float) -> Answer:
         """The state of an answer. plain: seconds of a round without drafts."""
         answer = self._answers.get(request.sequence)
         if answer is None:
-            record = self.records.of(request.verifier)
-            share = Share(record.model_share.mean, weight=min(record.model_share.weight, 6.0), memory=0.9)
-            answer = self._answers[request.sequence] = Answer(record, tokens=1.0, seconds=plain, model=share)
+            verifier = request.verifier
+            models = {name: ModelAnswer.of(self.records.of_model(verifier, name)) for name in self._models}
+            record = self.records.of(verifier)
+            answer = self._answers[request.sequence] = Answer(record, tokens=1.0, seconds=plain, models=models)
         return answer
+
+
+def _is_read(model: PricedDrafter, answer: ModelAnswer, request: DraftRequest) -> bool:
+    """Whether a model can draft for an answer without reading its prompt first."""
+    return model.can_draft(request) and (answer.reading or model.num_unread(request.sequence) <= 1)

@@ -20,25 +20,39 @@ _UNSAID = 0.5  # the confidence of a drafter that gives none
 
 
 @dataclass(slots=True)
-class Record:
-    """The drafters' acceptance over all answers.
+class ModelRecord:
+    """One model's acceptance over all answers.
 
-    copies, model: acceptance by confidence. first_copies: the same for the first token of a copy after a token that was
-    not copied, where most wrong copies go wrong. model_share: the accepted share of the draft model's tokens, whatever
-    their confidence. length: tokens of an answer.
+    by_confidence: of its tokens, by its confidence. share: the accepted share, whatever the confidence.
     """
 
-    copies: Acceptance = field(default_factory=Acceptance)
-    first_copies: Acceptance = field(default_factory=Acceptance)
-    model: Acceptance = field(default_factory=Acceptance)
-    model_share: Share = field(default_factory=lambda: Share(0.7, weight=10.0, memory=0.999))
-    length: Share = field(default_factory=lambda: Share(64.0, weight=1.0, memory=0.9))
+    by_confidence: Acceptance = field(default_factory=Acceptance)
+    share: Share = field(default_factory=lambda: Share(0.7, weight=10.0, memory=0.999))
 
     def observe(self, draft: Draft, num_accepted: int) -> None:
         """Take in the outcome of a draft of the model: its tokens up to the first rejected one."""
         for i, confidence in enumerate(confidences_of(draft)[: num_accepted + 1]):
-            self.model.observe(confidence, accepted=i < num_accepted)
-            self.model_share.add(i < num_accepted)
+            self.by_confidence.observe(confidence, accepted=i < num_accepted)
+            self.share.add(i < num_accepted)
+
+
+@dataclass(slots=True)
+class Record:
+    """The drafters' acceptance over all answers.
+
+    copies: acceptance by confidence. first_copies: the same for the first token of a copy after a token that was not
+    copied, where most wrong copies go wrong. models: by the names of the drafters that call a model. length: tokens of
+    an answer.
+    """
+
+    copies: Acceptance = field(default_factory=Acceptance)
+    first_copies: Acceptance = field(default_factory=Acceptance)
+    models: dict[str, ModelRecord] = field(default_factory=dict)
+    length: Share = field(default_factory=lambda: Share(64.0, weight=1.0, memory=0.9))
+
+    def of_model(self, name: str) -> ModelRecord:
+        """The record of a model, which is empty at first."""
+        return self.models.setdefault(name, ModelRecord())
 
 
 def confidences_of(draft: Draft) -> Seq[float]:
@@ -59,18 +73,26 @@ class Records:
     def __init__(self, file: SavedValue[dict[str, Record]] | None = None) -> None:
         self._file = file
         self.found = (file.read() if file else None) or {}
-        self.is_new = not self.found
         self._saved_at = time.monotonic()
 
     def of(self, verifier: Verifier) -> Record:
         """The record of requests with this kind of verifier."""
         name = type(verifier).__name__
         if name not in self.found:
-            made = self.found[name] = Record()
-            if greedy := self.found.get("Greedy"):
-                known = greedy.model_share
-                made.model_share = replace(known, weight=min(known.weight, _HEARSAY))
+            self.found[name] = Record()
         return self.found[name]
+
+    def of_model(self, verifier: Verifier, model: str) -> ModelRecord:
+        """The record of a model for these requests. In sampling it begins with the share of greedy decoding."""
+        record = self.of(verifier)
+        if model not in record.models and (greedy := self.found.get("Greedy")) and model in greedy.models:
+            known = greedy.models[model].share
+            record.models[model] = ModelRecord(share=replace(known, weight=min(known.weight, _HEARSAY)))
+        return record.of_model(model)
+
+    def has_tried(self, model: str) -> bool:
+        """Whether there is a record of a model, for any kind of request."""
+        return any(model in record.models for record in self.found.values())
 
     def save(self, *, at_once: bool = False) -> None:
         """Write the file, at most once in a few seconds unless `at_once`."""

@@ -9,7 +9,7 @@ from outrider.types import NO_DRAFT, Turn
 if TYPE_CHECKING:
     from collections.abc import Sequence as Seq
 
-    from outrider.controller.records import Record
+    from outrider.controller.records import ModelRecord
     from outrider.types import Committed, Drafter, DraftRequest, Pending, Sequence
 
 PROMPTS = (
@@ -23,12 +23,12 @@ NUM_DRAFT_TOKENS = 3  # a round
 class Trial:
     """Lets a draft model draft for one request, whether it pays or not, and updates its record.
 
-    request.policy = Trial(model, records.of(request.verifier))
+    request.policy = Trial(model, records.of_model(request.verifier, "draft"))
     """
 
     goes_ahead = False
 
-    def __init__(self, model: Drafter, record: Record) -> None:
+    def __init__(self, model: Drafter, record: ModelRecord) -> None:
         self.drafters, self._record = (model,), record
         self._turn: Turn | None = None
 

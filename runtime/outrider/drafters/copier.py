@@ -18,6 +18,8 @@ class Copier:
     """
 
     is_priced, is_free, goes_ahead = True, True, False
+    at_once = True
+    most_tokens: int | None = None
     seconds = ahead_seconds = 0.0  # no model is called
 
     def observe(self, sequence: Sequence, committed: Committed) -> None:

@@ -36,7 +36,8 @@ class DraftModel:
 
     num_assistant_tokens = 3
     takes_rules = goes_ahead = True
-    is_free = False
+    is_free = at_once = False
+    most_tokens: int | None = None
 
     def __init__(
         self,

@@ -11,6 +11,7 @@ from outrider.types import NO_PROMPT, Prompt, Requirements
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from collections.abc import Sequence as Seq
 
     from outrider.types import Backend, Committed, Sequence, Slot
 
@@ -29,7 +30,7 @@ class HiddenModel(DraftModel):
 
     features: the names of the hidden states. new_state: makes a sequence's state from a slot, its room and the position
     of the first hidden states. ahead: see `HiddenState.ahead`. spare: positions of the slot behind the context, for a
-    block.
+    block. at_once, most_tokens: see `PricedDrafter`.
     """
 
     goes_ahead = False
@@ -42,9 +43,12 @@ class HiddenModel(DraftModel):
         *,
         ahead: int = 0,
         spare: int = 0,
+        at_once: bool = False,
+        most_tokens: int | None = None,
         **options: Any,
     ) -> None:
         super().__init__(backend, **options)
+        self.at_once, self.most_tokens = at_once, most_tokens
         self.requirements = Requirements(features)
         self._new_state, self._ahead, self._spare = new_state, ahead, spare
 
@@ -72,7 +76,8 @@ class HiddenModel(DraftModel):
         def state(slot: Slot, room: int, position: int) -> HiddenState:
             return BlockState(slot, room, position, mask_token_ids)
 
-        return cls(backend, features, state, spare=len(mask_token_ids) + 1, **options)
+        count = len(mask_token_ids)
+        return cls(backend, features, state, spare=count + 1, at_once=True, most_tokens=count, **options)
 
     @classmethod
     def places(
@@ -83,7 +88,11 @@ class HiddenModel(DraftModel):
         def state(slot: Slot, room: int, position: int) -> HiddenState:
             return PlacesState(slot, room, position, num_places, at_once=at_once)
 
-        return cls(backend, features, state, **options)
+        return cls(backend, features, state, at_once=at_once, most_tokens=num_places, **options)
+
+    def seconds_for(self, num_tokens: Seq[int], context: float, before: int | None = None) -> float:
+        """Seconds of one call, with the rows of its block. See `PricedDrafter`."""
+        return super().seconds_for([count + self._spare for count in num_tokens], context, before)
 
     def reserve(self, sequence: Sequence, max_tokens: int, num_cached: int = 0) -> bool:
         """Open a slot for a sequence that may grow to `max_tokens`; False while there is no room."""

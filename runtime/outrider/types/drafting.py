@@ -144,10 +144,13 @@ class PricedDrafter(AheadDrafter, Protocol):
     """A drafter that knows what its drafts cost, so that a controller can choose it.
 
     is_priced: whether the cost of its calls is known. is_free: whether its drafts cost nothing and do not depend on the
-    noise. The controller asks such a drafter before it chooses.
+    noise. The controller asks such a drafter before it chooses. at_once: whether one call gives a whole draft, instead
+    of one token. most_tokens: of a draft; None: no limit.
     """
 
     is_free: bool
+    at_once: bool
+    most_tokens: int | None
 
     @property
     def is_priced(self) -> bool:
@@ -159,7 +162,7 @@ class PricedDrafter(AheadDrafter, Protocol):
     def seconds_for(self, num_tokens: Seq[int], context: float, before: int | None = None) -> float:
         """Seconds of one call. num_tokens: tokens to read, for each sequence. context: average length of the sequences.
 
-        A draft takes one call per token. before: rows of the call before, if they matter.
+        A draft takes one call per token, unless `at_once`. before: rows of the call before, if they matter.
         """
 
     def num_unread(self, sequence: Sequence) -> int:
