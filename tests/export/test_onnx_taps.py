@@ -173,7 +173,8 @@ def test_drafts_change_no_text(toy: Bundle, tmp_path: Path, kind: str) -> None:
     assert linked.read_bytes() == before
     engine = outrider.Engine(made, outrider.Config().replace(cache_size=0.005), tokenizer=ToyTokenizer())
     assert engine.main.capabilities.features == made.manifest.drafters[0].features
-    for options in ({"temperature": 0}, {"temperature": 1, "seed": 5}):
+    several: list[dict[str, Any]] = [{"temperature": 0}, {"temperature": 1, "seed": 5}]
+    for options in several:
         options |= {"max_new_tokens": 60, "num_assistant_tokens": 3}
         answers = [engine.generate("abcabc", drafter=name, **options) for name in (None, kind)]
         assert answers[0].token_ids == answers[1].token_ids
@@ -189,7 +190,7 @@ def test_drafters_share_the_matrices_of_a_converted_model(tied: Path, convert: A
     made = add_drafter(tmp_path / "bundle", head, draft_vocab=300)
     assert made.manifest.drafters[0].num_proposed_tokens == 300
     engine = outrider.Engine(made, outrider.Config().replace(cache_size=0.01))
-    options = {"max_new_tokens": 20, "num_assistant_tokens": 3}
+    options: dict[str, Any] = {"max_new_tokens": 20, "num_assistant_tokens": 3}
     answers = [engine.generate("The quick brown fox", drafter=name, **options) for name in (None, kind)]
     assert answers[0].token_ids == answers[1].token_ids
     assert answers[1].stats.num_draft_tokens > 0
