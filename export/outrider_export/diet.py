@@ -23,11 +23,12 @@ from outrider_export.onnx_files import load
 from outrider_export.special_tokens import eos_of
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from pathlib import Path
 
     from numpy.typing import NDArray
 
-    from outrider.bundle.manifest import Format, Manifest
+    from outrider.bundle.manifest import Format
     from outrider_export.pairing import Pairing
     from outrider_export.plan import Plan
     from outrider_export.progress import Progress
@@ -126,7 +127,7 @@ def plan_diet(
 
 def choose_tokens(
     vocabulary: Vocabulary,
-    manifest: Manifest,
+    eos_token_ids: Iterable[int],
     draft_vocab: int | str | None,
     corpus: str | Path | None,
     tokenizer: Path,
@@ -137,12 +138,23 @@ def choose_tokens(
     Raises:
         OptionError: for an invalid option.
     """
-    num_tokens, texts = check_diet(True, draft_vocab, corpus)
+    return choose_from(vocabulary, eos_token_ids, *check_diet(True, draft_vocab, corpus), tokenizer, progress)
+
+
+def choose_from(
+    vocabulary: Vocabulary,
+    eos_token_ids: Iterable[int],
+    num_tokens: int | None,
+    texts: list[str],
+    tokenizer: Path,
+    progress: Progress,
+) -> NDArray[np.int32] | None:
+    """The same, with options that `check_diet` has read."""
     asked = (DEFAULT_WITH_CORPUS if texts else DEFAULT) if num_tokens is None else num_tokens
     if asked == ALL or asked >= len(vocabulary):
         return None
     real = np.flatnonzero([token is not None for token in vocabulary.tokens]).astype(np.int32)
-    special = {*manifest.tokenizer.eos_token_ids, *vocabulary.special_token_ids, *vocabulary.added_token_ids}
+    special = {*eos_token_ids, *vocabulary.special_token_ids, *vocabulary.added_token_ids}
     required = np.intersect1d(real, np.array(sorted(special), dtype=np.int32))
     if asked <= len(required):
         raise OptionError(

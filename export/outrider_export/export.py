@@ -27,15 +27,27 @@ from outrider_export.child import run_child
 from outrider_export.diet import check_diet, plan_diet, put_on_diet
 from outrider_export.geometry import check_ir
 from outrider_export.gguf_tokenizer import write_tokenizer
+from outrider_export.heads.plan import HeadPlan, is_head
 from outrider_export.onnx_check import check_onnx
 from outrider_export.pairing import pair_vocabularies
-from outrider_export.plan import Plan, check_format, check_route, check_weights, make_plan, space_needed
+from outrider_export.plan import (
+    PARALLEL_PLACES,
+    Plan,
+    check_format,
+    check_route,
+    check_weights,
+    make_plan,
+    parallel_mask,
+    space_needed,
+)
 from outrider_export.progress import ForModel, Silent
 from outrider_export.sources import CHAT_TEMPLATES, TOKENIZER_FILES, fetch, locate, read_json
 from outrider_export.special_tokens import eos_of, token_of_config
 from outrider_export.target import Target, check_space
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence as Seq
+
     from outrider.bundle.manifest import Format, Geometry
     from outrider_export.diet import Diet
     from outrider_export.pairing import Pairing
@@ -93,10 +105,16 @@ def export_bundle(
         with Target(Path(output), overwrite) as target:
             for leftover in target.leftovers:
                 progress.note(f"{leftover} was left behind by an export that was killed; it can be deleted.")
-            plans = [
-                make_plan(role, fetch(source, trust_remote_code, ForModel(progress, role)), form, asked)
+            fetched = [
+                (role, fetch(source, trust_remote_code, ForModel(progress, role)), form, asked)
                 for role, source, form, asked in named
             ]
+            head = None
+            if draft is not None and is_head(fetched[1][1]):
+                head = HeadPlan.of(fetched.pop()[1], draft_weights, num_tokens, corpus)
+            plans = [make_plan(role, source, form, asked) for role, source, form, asked in fetched]
+            if head is not None:
+                head.read(plans[0])
             pairings = [pair_vocabularies(plans[0], plan, progress) for plan in plans[1:]]
             diets = [None] + [
                 plan_diet(plan, pairing, num_tokens, corpus, progress)
@@ -109,7 +127,8 @@ def export_bundle(
                 _convert_or_explain(plan, folder, diet, target, trust_remote_code, ForModel(progress, plan.role))
                 for plan, folder, diet in zip(plans, folders, diets, strict=True)
             ]
-            finish(target, plans, entries, pairings, diets, progress)
+            added = [] if head is None else [head.write(target.new, entries[0], progress)]
+            finish(target, plans, entries, pairings, diets, progress, added)
     except OSError as error:
         raise ExportError(f"{output} cannot be written: {error}.") from error
     return read_bundle(target.output)
@@ -122,10 +141,12 @@ def finish(
     pairings: list[Pairing],
     diets: list[Diet | None],
     progress: Progress,
+    added: Seq[DrafterEntry] = (),
 ) -> None:
     """Describe the written models and tokenizers, write the manifest, and commit the bundle.
 
-    plans, entries, diets: the main model's first, then the drafters'. pairings: of the drafters.
+    plans, entries, diets: the main model's first, then the drafters'. pairings: of the drafters. added: drafters that
+    are described already.
     """
     tokenizer = _describe_tokenizer(plans[0], target.new / "tokenizer")
     drafters = [
@@ -140,7 +161,7 @@ def finish(
             minimum_runtime=__version__,
             created_by=f"outrider {__version__}",
             main=entries[0],
-            drafters=tuple(drafters),
+            drafters=(*drafters, *added),
             tokenizer=tokenizer,
             files=list_files(target.new, progress.advance),
         ),
@@ -260,8 +281,14 @@ def _describe_tokenizer(plan: Plan, folder: Path) -> TokenizerEntry:
 
 def _describe_drafter(plan: Plan, entry: ModelEntry, pairing: Pairing, diet: Diet | None, folder: Path) -> DrafterEntry:
     """Describe the draft model in the bundle at `folder`. For another vocabulary, also write its files."""
+    mask = parallel_mask(plan) if pairing.vocabulary == "same" else None
     drafter = DrafterEntry(
-        "draft", "draft_model", entry, num_proposed_tokens=entry.geometry.logits_width if diet else None
+        "draft",
+        "draft_model",
+        entry,
+        num_proposed_tokens=entry.geometry.logits_width if diet else None,
+        num_places=None if mask is None else PARALLEL_PLACES,
+        mask_token_id=mask,
     )
     if pairing.vocabulary == "same":
         return drafter

@@ -54,6 +54,7 @@ _EXTRAS = {
     ),
 }
 _TOKENIZER_BYTES = 40_000_000
+PARALLEL_PLACES = 8  # tokens that one call of a draft model with `parallel_mask` drafts, as in its training
 
 
 @dataclass(frozen=True)
@@ -194,6 +195,15 @@ def check_width(plan: Plan) -> None:
             f"{plan.source.id} has {len(plan.vocabulary):,} tokens and an output matrix for "
             f"{plan.geometry.logits_width:,}: tokenizer and weights do not belong together."
         )
+
+
+def parallel_mask(plan: Plan) -> int | None:
+    """The token that stands for tokens to draft, in a draft model that drafts them all in one call; None in others.
+
+    Source: config.json of AMD's PARD models, `pard_token`.
+    """
+    mask = plan.config.get("pard_token")
+    return mask if isinstance(mask, int) and 0 <= mask < plan.geometry.logits_width else None
 
 
 def space_needed(plans: list[Plan]) -> int:

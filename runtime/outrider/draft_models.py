@@ -51,7 +51,8 @@ def as_drafter(
     }
     backend, features, num_places = loaded.backend, entry.features, entry.num_places or 1
     if entry.kind == "draft_model":
-        return DraftModel(backend, vocabulary=vocabulary, **shared)
+        masks = [] if entry.mask_token_id is None else [entry.mask_token_id] * (num_places - 1)
+        return DraftModel(backend, vocabulary=vocabulary, mask_token_ids=masks, **shared)
     if entry.mask_token_id is not None:
         return HiddenModel.block(backend, features, [entry.mask_token_id] * num_places, **shared)
     if entry.num_places:

@@ -55,7 +55,7 @@ def _draft(requests: Seq[Request], turns: Seq[Turn], vocab_size: int, observer: 
         with _observed(observer, "propose", [requests[i] for i in mine]) as drafts:
             proposed = drafter.propose([turns[i].request for i in mine])
             for i, draft in zip(mine, proposed, strict=True):
-                turns[i].draft = _within(draft, turns[i].request.limit, vocab_size)
+                turns[i].draft = _forked(requests[i], _within(draft, turns[i].request.limit, vocab_size))
                 drafts.append(turns[i].draft)
 
 
@@ -104,6 +104,18 @@ def _fail(requests: Seq[Request], policy: DraftPolicy, error: Exception) -> None
     for request in requests:
         if request.policy == policy:
             request.fail(error)
+
+
+def _forked(request: Request, draft: Draft) -> Draft:
+    """The draft, with room for its branches in the cache; its first candidates if there is too little.
+
+    That depends on the number of candidates, not on which they are, so that it does not bias rejection sampling.
+    """
+    if draft.parents is None:
+        return draft
+    branches = draft.branches
+    count, length = len(branches) - 1, max(map(len, branches)) + 1
+    return draft if count > 0 and request.slot.fork(count, length) == count else draft.first_chain
 
 
 def _within(draft: Draft, limit: int, vocab_size: int) -> Draft:

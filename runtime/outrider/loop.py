@@ -34,32 +34,35 @@ def step(main: Backend, requests: Seq[Request], max_num_batched_tokens: int, obs
     for request, draft in zip(requests, drafts, strict=True):
         begin = request.slot.length
         token_ids, generated = request.sequence.next_piece(begin, piece)
-        if begin + len(token_ids) < len(request.sequence):
-            chunks.append(Chunk(request.slot, token_ids, 0, request.features, generated=generated))
-        else:
-            token_ids += draft.token_ids
-            chunks.append(Chunk(request.slot, token_ids, len(draft) + 1, request.features, generated=generated))
+        num_rows, parents = 0, draft.parents_behind(len(token_ids))
+        if begin + len(token_ids) == len(request.sequence):
+            token_ids, num_rows = token_ids + draft.token_ids, len(draft) + 1
+        chunks.append(Chunk(request.slot, token_ids, num_rows, request.features, parents, generated))
+    begins = [request.slot.length for request in requests]
     target_pass = submit(main, chunks, observer)
     draft_ahead(requests, turns, target_pass, observer)
     target = target_pass.wait()
 
     row = 0
-    for request, draft, chunk in zip(requests, drafts, chunks, strict=True):
-        begin, path = request.slot.length - len(chunk.token_ids), list[int]()
+    for request, draft, chunk, begin in zip(requests, drafts, chunks, begins, strict=True):
+        path, kept = list[int](), [*range(len(chunk.token_ids))]
         try:
             if chunk.num_rows:
                 rows = DraftRows.of(target, row, request.sampler, draft)
                 row += chunk.num_rows
-                draft.check_chain(main)  # its tokens were read one behind the other
                 outcome = request.verify(draft, rows)
                 if observer is not None:
                     observer.verified(request, draft, outcome)
                 request.commit(rows, outcome)
-                request.slot.trim(len(request.sequence) - 1)  # drops the rejected tokens
                 path = outcome.path
+                if chunk.parents is not None:
+                    before = len(chunk.token_ids) - len(draft)
+                    kept = [*range(before), *(before + i for i in path)]
+                    request.slot.keep(kept)
+                request.slot.trim(len(request.sequence) - 1)  # drops the rejected tokens
             if request.policy is not None:
                 read = request.sequence.token_ids[begin : request.slot.length]
-                features = target.features(chunk)[: len(read)] if chunk.features else None
+                features = target.features(chunk)[kept[: len(read)]] if chunk.features else None
                 request.observe(Committed(read, path, features))
             if observer is not None:
                 observer.committed(request)

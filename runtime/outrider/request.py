@@ -78,6 +78,7 @@ class Request:
     abandoned: bool = False  # set by the reader: the answer is not read any more
     # The worker's own
     slot: Slot = field(init=False)  # from `admit` on
+    trees: bool = False  # whether drafts may be trees, from `admit` on
     features: tuple[str, ...] = ()  # the main model's hidden states that the drafter wants, from `admit` on
     finish_reason: str | None = None
     error: BaseException | None = None  # why the request failed
@@ -116,6 +117,7 @@ class Request:
             rule=self.rule,
             num_left=sequence.num_prompt_tokens + self.max_new_tokens - len(sequence),
             ahead=self.ahead,
+            trees=self.trees,
         )
 
     @property
@@ -194,6 +196,7 @@ class Request:
             RequestError: when the main model or the verifier lacks what the drafter requires.
         """
         self.features = self._features_of(main)
+        self.trees = main.capabilities.trees and self.verifier.trees
         max_tokens = self.sequence.num_prompt_tokens + self.max_new_tokens
         prompt = NO_PROMPT
         if self.reuse:

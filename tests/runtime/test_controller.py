@@ -144,7 +144,7 @@ def test_what_drafters_have_earned_is_kept(tmp_path: Path) -> None:
     records = Records(file)
     assert not records.has_tried("draft")
     for _ in range(50):
-        records.of_model(Greedy(), "draft").observe(Draft([1, 2, 3], confidences=[0.8] * 3), 0)
+        records.of_model(Greedy(), "draft").observe(Draft([1, 2, 3], confidences=[0.8] * 3), [])
     records.save()  # not a moment after the last time
     assert file.read() is None
     records.save(at_once=True)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from outrider.backends.features import WithoutFeatures
+from outrider.kv import Unbranched
 from outrider.types import LogitsRow
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ class Windows(Protocol):
         """Wait for the last window of a submit that began at `began`, and return its wanted rows."""
 
 
-class WindowSlot:
+class WindowSlot(Unbranched):
     """A sequence's tokens. The first `num_stored` have keys and values on the device. One slot is open at a time.
 
     The slot remembers its tokens, because a window is always evaluated whole, from its first position on. The prefill

@@ -36,7 +36,7 @@ class OpenVINOBlock(OpenVINOPaged):
     def _append(self, chunk: Chunk) -> None:
         chunk.slot.append(chunk.token_ids[: _num_context(chunk)])
 
-    def _inputs_of(self, chunks: Seq[Chunk]) -> tuple[dict[str, NDArray[Any]], dict[int, int]]:
+    def _inputs_of(self, chunks: Seq[Chunk]) -> tuple[dict[str, NDArray[Any]], dict[int, NDArray[np.int64]]]:
         counts = [(_num_context(chunk), len(chunk.token_ids)) for chunk in chunks]
         num_context = sum(context for context, _ in counts)
         order, in_block, rows, types = list[int](), list[int](), list[int](), list[int]()

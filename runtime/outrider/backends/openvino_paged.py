@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence as Seq
     from pathlib import Path
 
+    import numpy as np
     from numpy.typing import NDArray
 
     from outrider.backends.paged_step import PagedStep
@@ -139,7 +140,7 @@ class OpenVINOPaged:
         self._cache: PagedCache | None = None
         self._bound: dict[str, NDArray[Any]] = {}  # views of the bound tensors
         self._chunks: Seq[Chunk] = ()  # of the running call
-        self._first_rows: dict[int, int] = {}
+        self._places: dict[int, NDArray[np.int64]] = {}
         self.seconds = 0.0
         # The device may use another precision than the option, and properties may set another.
         self.precision = _name(self._compiled.get_property("INFERENCE_PRECISION_HINT"))
@@ -167,7 +168,7 @@ class OpenVINOPaged:
         """Pad calls by this rule from now on, and report this exactness. Not while slots are open."""
         self.exactness = exactness
         self.capabilities = Capabilities(
-            bit_exact_batching=exactness.holds, rows=exactness.rule, features=self.features
+            bit_exact_batching=exactness.holds, rows=exactness.rule, features=self.features, trees=True
         )
 
     @property
@@ -262,9 +263,7 @@ class OpenVINOPaged:
         Calls are padded by the rule of `capabilities.rows`. Padding of a sequence is overwritten by its next tokens.
         Padding of the call goes to a block of its own.
         """
-        for chunk in chunks:
-            chunk.check_chain(self)
-        inputs, first_rows = self._inputs_of(chunks)
+        inputs, places = self._inputs_of(chunks)
         for name, values in inputs.items():
             self._set(name, values)
         began = time.perf_counter()
@@ -274,21 +273,25 @@ class OpenVINOPaged:
             raise DeviceError(f"{self.device} failed: {one_line(error)}") from error
         for chunk in chunks:
             self._append(chunk)
-        self._chunks, self._first_rows = chunks, first_rows
+        self._chunks, self._places = chunks, places
         return PagedPending(self, began)
 
-    def _inputs_of(self, chunks: Seq[Chunk]) -> tuple[dict[str, NDArray[Any]], dict[int, int]]:
-        """The inputs of a call by name, and the first row of each chunk, by the id of its slot."""
+    def _inputs_of(self, chunks: Seq[Chunk]) -> tuple[dict[str, NDArray[Any]], dict[int, NDArray[np.int64]]]:
+        """The inputs of a call by name, and the rows of each chunk's tokens, by the id of its slot."""
         call = PagedCall.of(chunks, self.capabilities.rows, self.block_size)
         inputs = call.inputs()
         if self._hidden_width:
             inputs[HIDDEN_IN] = call.hidden_states(chunks, self._hidden_width)
-        return inputs, call.first_rows
+        return inputs, call.places
 
     def _append(self, chunk: Chunk) -> None:
         """Record the tokens that a call writes to the cache."""
         is_marked = self.capabilities.marks_answers and chunk.generated
-        chunk.slot.append(mark(chunk.token_ids) if is_marked else chunk.token_ids)
+        token_ids = mark(chunk.token_ids) if is_marked else chunk.token_ids
+        if chunk.parents is None:
+            chunk.slot.append(token_ids)
+        else:
+            chunk.slot.append_tree(chunk.branches, token_ids)
 
     def run_in_background(self, wanted: bool) -> None:
         """Count a call's seconds until the device is done, even if `wait` comes later. Calls are asynchronous."""
@@ -308,7 +311,7 @@ class OpenVINOPaged:
                 chunk.slot.skip_to(chunk.slot.length)  # its content is undefined now
             raise DeviceError(f"{self.device} failed: {one_line(error)}") from error
         self.seconds += self._end.seconds_since(began)
-        return self._outputs.step(self._first_rows)
+        return self._outputs.step(self._places)
 
     def _set(self, name: str, values: NDArray[Any]) -> None:
         # Shapes repeat between rounds, and writing to a bound tensor costs a tenth of binding a new one.

@@ -27,7 +27,8 @@ class OpenVINOPlaces(OpenVINOPaged):
         Chunk(slot, [newest], num_rows=num_places, hidden_states=row)    # all heads
         Chunk(slot, [newest, *drafted], num_rows=1, hidden_states=row)   # one after the other, if `others`
 
-    A chunk without hidden states, of a measurement, stands for as many sequences as it has tokens. Slots take no memory.
+    A chunk without hidden states, of a measurement, stands for as many sequences as it has tokens. Slots take no
+    memory.
 
     others: build the graphs of the heads behind the first, if each has one of its own.
     """
@@ -68,7 +69,7 @@ class OpenVINOPlaces(OpenVINOPaged):
     def _append(self, chunk: Chunk) -> None:
         """Do nothing: there is no cache."""
 
-    def _inputs_of(self, chunks: Seq[Chunk]) -> tuple[dict[str, NDArray[Any]], dict[int, int]]:
+    def _inputs_of(self, chunks: Seq[Chunk]) -> tuple[dict[str, NDArray[Any]], dict[int, NDArray[np.int64]]]:
         known = [chunk.hidden_states for chunk in chunks if chunk.hidden_states is not None]
         texts = [[*chunk.token_ids] for chunk in chunks]
         if not known:  # a measurement

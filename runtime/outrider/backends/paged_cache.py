@@ -69,6 +69,7 @@ class PagedCache:
         self.grows = grows
         self._resize(first)
         self._pool = BlockPool(first, block_size, max_blocks=most, grow=self._resize)
+        self.block_size = block_size
         self._counts = PrefixCounts()
 
     def bind(self, request: ov.InferRequest) -> None:
@@ -120,12 +121,23 @@ class PagedCache:
             return None
         if table.copied_block is not None:
             try:
-                for tensor in self._tensors.values():
-                    tensor.copy_block(table.copied_block + _NUM_SCRATCH, table.first_own_block + _NUM_SCRATCH)
-            except RuntimeError as error:
+                self.copy_block(table.copied_block + _NUM_SCRATCH, table.first_own_block + _NUM_SCRATCH)
+            except DeviceError:
                 table.close()
-                raise DeviceError(f"{self._device} cannot copy a block of its cache: {one_line(error)}.") from error
-        return PagedSlot(table, prompt.token_ids, self._counts if prompt.counted else None)
+                raise
+        return PagedSlot(self, table, prompt.token_ids, self._counts if prompt.counted else None)
+
+    def copy_block(self, source: int, target: int) -> None:
+        """Copy a block of all layers. Not during a call.
+
+        Raises:
+            DeviceError: when the device cannot.
+        """
+        try:
+            for tensor in self._tensors.values():
+                tensor.copy_block(source, target)
+        except RuntimeError as error:
+            raise DeviceError(f"{self._device} cannot copy a block of its cache: {one_line(error)}.") from error
 
     def _resize(self, num_blocks: int) -> None:
         """Allocate the tensors, or replace them by larger ones. Not during a call."""
@@ -152,12 +164,62 @@ class PagedCache:
 
 
 class PagedSlot(SlotTokens):
-    """A sequence's blocks in the cache. `length` tokens of them hold keys and values."""
+    """A sequence's blocks in the cache. `length` tokens of them hold keys and values.
 
-    def __init__(self, table: BlockTable, token_ids: Seq[int], counts: PrefixCounts | None) -> None:
+    A branch of a tree has the sequence's blocks up to the last, unfinished one, a copy of that, and blocks of its own
+    behind it. So its rows are calculated as those of any other sequence.
+
+    branch_blocks: the blocks of each branch beside the first.
+    """
+
+    def __init__(self, cache: PagedCache, table: BlockTable, token_ids: Seq[int], counts: PrefixCounts | None) -> None:
         super().__init__(token_ids, table.num_cached, counts)
-        self._table = table
+        self._cache, self._table = cache, table
         self.blocks = _numbers(table)
+        self.branch_blocks: list[NDArray[np.int32]] = []
+        self._taken: list[list[int]] = []  # of each branch
+        self._forked_at = 0
+        self._tree: tuple[list[list[int]], list[int]] = [], []  # the last call's branches and tokens
+
+    def fork(self, count: int, length: int) -> int:
+        """Take room for up to `count` branches of up to `length` tokens. Not during a call."""
+        self._join()
+        begin, size = self.length, self._cache.block_size
+        first, end = begin // size, -(-(begin + length) // size)
+        for _ in range(count):
+            numbers = self._table.take(end - first)
+            if numbers is None:
+                break
+            blocks = self.blocks.copy()
+            blocks[first:end] = np.array(numbers, dtype=np.int32) + np.int32(_NUM_SCRATCH)
+            if begin % size:
+                self._cache.copy_block(int(self.blocks[first]), int(blocks[first]))
+            self._taken.append(numbers)
+            self.branch_blocks.append(blocks)
+        self._forked_at = begin
+        return len(self._taken)
+
+    def append_tree(self, branches: list[list[int]], token_ids: Seq[int]) -> None:
+        """Record the tokens of a call's tree. The slot holds its first branch."""
+        self._tree = branches, [*token_ids]
+        self.append([token_ids[i] for i in branches[0]])
+
+    def keep(self, path: Seq[int]) -> None:
+        """Of the last call's tree keep these tokens. Their blocks become the sequence's."""
+        branches, token_ids = self._tree
+        at = next(i for i, branch in enumerate(branches) if branch[: len(path)] == [*path])
+        if at:
+            self._taken[at - 1] = self._table.exchange(self._forked_at // self._cache.block_size, self._taken[at - 1])
+            self.blocks = _numbers(self._table)
+        super().trim(self._forked_at)
+        self.append([token_ids[i] for i in path])
+        self._join()
+
+    def _join(self) -> None:
+        """Give back the branches' blocks."""
+        for numbers in self._taken:
+            self._table.give(numbers)
+        self._taken, self.branch_blocks = [], []
 
     def trim(self, length: int) -> None:
         """Drop the newest tokens until `length` are left. Their keys and values are overwritten next.
@@ -177,6 +239,7 @@ class PagedSlot(SlotTokens):
 
     def close(self) -> None:
         """Free the blocks. Published ones stay until they are evicted. Closing twice does no harm."""
+        self._join()
         self._table.close(self.published_token_ids)
 
 

@@ -10,8 +10,10 @@ import numpy as np
 
 from outrider.backends.paged_cache import SCRATCH
 from outrider.backends.paged_graph import ROWS
+from outrider.errors import RequestError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from collections.abc import Sequence as Seq
 
     from numpy.typing import NDArray
@@ -19,9 +21,32 @@ if TYPE_CHECKING:
     from outrider.types import Chunk, RowRule
 
 
+@dataclass(frozen=True, slots=True)
+class _Chain:
+    """A chunk's branch, as indices of its tokens, and the blocks that it is read with."""
+
+    chunk: Chunk
+    branch: Seq[int]
+    blocks: NDArray[np.int32]
+
+
+def _branches(chunk: Chunk) -> Iterator[tuple[Seq[int], NDArray[np.int32]]]:
+    """A chunk's branches with their blocks."""
+    if chunk.parents is None:
+        yield range(len(chunk.token_ids)), chunk.slot.blocks
+        return
+    branches, blocks = chunk.branches, (chunk.slot.blocks, *chunk.slot.branch_blocks)
+    if len(branches) > len(blocks):
+        raise RequestError(
+            f"A chunk of {len(chunk.token_ids)} tokens is a tree of {len(branches)} branches (parents={chunk.parents})"
+            f", and its slot has room for {len(blocks)}. Call the slot's fork before."
+        )
+    yield from zip(branches, blocks, strict=False)
+
+
 @dataclass(slots=True)
 class PagedCall:
-    """Chunks of one or several slots, end to end, padded by a rule.
+    """Chunks of one or several slots, end to end, padded by a rule. A tree is read branch by branch.
 
         PagedCall.of(chunks, rule, block_size=32).inputs()    # by name; see `to_paged_attention`
 
@@ -38,23 +63,26 @@ class PagedCall:
     begins: list[int] = field(default_factory=lambda: [0])
     blocks: list[NDArray[np.int32]] = field(default_factory=list)
     longest: int = 0
-    first_rows: dict[int, int] = field(default_factory=dict)  # of each chunk, by the id of its slot
+    places: dict[int, NDArray[np.int64]] = field(default_factory=dict)  # rows of a chunk's tokens, by its slot's id
 
     @classmethod
     def of(cls, chunks: Seq[Chunk], rule: RowRule, block_size: int) -> PagedCall:
         """A call with these chunks and all padding."""
         call = cls(block_size)
+        chains = [_Chain(chunk, branch, blocks) for chunk in chunks for branch, blocks in _branches(chunk)]
         if not rule.separate:
-            counts = [rule.sequence(len(chunk.token_ids)) for chunk in chunks]
+            counts = [rule.sequence(len(chain.branch)) for chain in chains]
             counts[-1] += rule.call(sum(counts)) - sum(counts)
-            for chunk, count in zip(chunks, counts, strict=True):
-                call._add(chunk, count)
+            for chain, count in zip(chains, counts, strict=True):
+                call._add(chain, count)
         else:
-            for chunk in chunks:
-                call._add(chunk, 1 if chunk.generated else rule.sequence(len(chunk.token_ids)))
+            for chain in chains:
+                call._add(chain, 1 if chain.chunk.generated else rule.sequence(len(chain.branch)))
             num_rows = len(call.token_ids)
             num_dummies = 0 if call._has_several_in_one else rule.dummy_rows
             call._add_dummy(rule.call(num_rows + num_dummies) - num_rows)
+        for chunk in chunks:
+            call.rows.extend(call.places[id(chunk.slot)][len(chunk.token_ids) - chunk.num_rows :])
         # Not every device takes a call without rows of logits.
         call.rows.extend([call.rows[-1] if call.rows else 0] * (rule.logits(len(call.rows)) - len(call.rows)))
         return call
@@ -64,8 +92,7 @@ class PagedCall:
         made = np.zeros((len(self.token_ids), width), dtype=np.float32)
         for chunk in chunks:
             if chunk.hidden_states is not None:
-                first = self.first_rows[id(chunk.slot)]
-                made[first : first + len(chunk.token_ids)] = chunk.hidden_states
+                made[self.places[id(chunk.slot)]] = chunk.hidden_states
         return made
 
     def inputs(self) -> dict[str, NDArray[Any]]:
@@ -87,21 +114,24 @@ class PagedCall:
         """Whether a sequence has several rows."""
         return len(self.token_ids) > len(self.past_lens)
 
-    def _add(self, chunk: Chunk, num_rows: int) -> None:
-        """Add a chunk: as one sequence, padded to `num_rows`, or if these are fewer, one sequence for each token."""
-        past, count = chunk.slot.length, len(chunk.token_ids)
-        self.first_rows[id(chunk.slot)] = len(self.token_ids)
-        self.token_ids.extend(chunk.token_ids)
+    def _add(self, chain: _Chain, num_rows: int) -> None:
+        """Add a chain: as one sequence, padded to `num_rows`, or if these are fewer, one sequence for each token."""
+        chunk, branch = chain.chunk, chain.branch
+        past, count, first = chunk.slot.length, len(branch), len(self.token_ids)
+        places = self.places.setdefault(id(chunk.slot), np.full(len(chunk.token_ids), -1, dtype=np.int64))
+        for row, i in enumerate(branch, first):
+            if places[i] < 0:  # a token that branches share is read in each of them, and its first row counts
+                places[i] = row
+        self.token_ids.extend(chunk.token_ids[i] for i in branch)
         self.positions.extend(range(past, past + count))
-        self.rows.extend(range(len(self.token_ids) - chunk.num_rows, len(self.token_ids)))
         if num_rows < count:
             for i in range(count):
-                self._add_sequence(past + i, 1, chunk.slot.blocks)
+                self._add_sequence(past + i, 1, chain.blocks)
             return
         # Padding has the last token's position: the model's context may end there.
         self.token_ids.extend([0] * (num_rows - count))
         self.positions.extend([past + count - 1] * (num_rows - count))
-        self._add_sequence(past, num_rows, chunk.slot.blocks)
+        self._add_sequence(past, num_rows, chain.blocks)
 
     def _add_dummy(self, num_rows: int) -> None:
         """Add rows of no slot, without earlier tokens, so that the attention takes no time for them."""

@@ -27,22 +27,22 @@ class PagedStep(WithoutFeatures):
 
     read: gives row i, float32 [vocab_size]. top: token_ids int32 [rows, k], their logits float32 [rows, k] with the
     largest first, and the rows' log-sum-exp float32 [rows]; None if the graph does not pick them out. hidden: hidden
-    states float32 [n, width] of all tokens of the call, by name. first_rows: of each chunk's tokens among these, by the
-    id of its slot.
+    states float32 [n, width] of all rows of the call, by name. places: the rows of each chunk's tokens among these,
+    int64 [n], by the id of its slot.
     """
 
     read: Callable[[int], Logits]
     vocab_size: int
     top: tuple[NDArray[np.int32], NDArray[np.float32], NDArray[np.float32]] | None
     hidden: Mapping[str, NDArray[np.float32]] = field(default_factory=dict)
-    first_rows: Mapping[int, int] = field(default_factory=dict)
+    places: Mapping[int, NDArray[np.int64]] = field(default_factory=dict)
 
     def features(self, chunk: Chunk) -> NDArray[np.float32]:
         """The hidden states that a chunk asked for, float32 [n, width], concatenated."""
         if not chunk.features or not set(chunk.features) <= self.hidden.keys():
             return WithoutFeatures.features(self, chunk)
-        first = self.first_rows[id(chunk.slot)]
-        parts = [self.hidden[name][first : first + len(chunk.token_ids)] for name in chunk.features]
+        places = self.places[id(chunk.slot)]
+        parts = [self.hidden[name][places] for name in chunk.features]
         return np.concatenate(parts, axis=1)
 
     def row(self, i: int) -> LogitsRow:
@@ -93,16 +93,16 @@ class Outputs:
             self._remote = compiled.get_context().create_tensor(ov.Type.f32, ov.Shape([1, 1, self._width]), {})
             request.set_tensor("logits", self._remote)
 
-    def step(self, first_rows: Mapping[int, int]) -> PagedStep:
-        """The rows of the call that has ended. first_rows: as in `PagedStep`."""
+    def step(self, places: Mapping[int, NDArray[np.int64]]) -> PagedStep:
+        """The rows of the call that has ended. places: as in `PagedStep`."""
         hidden = {name: self._request.get_tensor(name).data for name in self._features}
         read = self._fetch
         if self._remote is None:
             read = self._request.get_tensor("logits").data[:, 0, : self._vocab_size].__getitem__
         if not self.has_top:
-            return PagedStep(read, self._vocab_size, None, hidden, first_rows)
+            return PagedStep(read, self._vocab_size, None, hidden, places)
         token_ids, logits, logsumexp = (self._request.get_tensor(name).data[:, 0] for name in TOP)
-        return PagedStep(read, self._vocab_size, (token_ids, logits, logsumexp[:, 0]), hidden, first_rows)
+        return PagedStep(read, self._vocab_size, (token_ids, logits, logsumexp[:, 0]), hidden, places)
 
     def agrees(self, step: PagedStep, num_rows: int) -> bool:
         """Whether the logits that the device picked out are the largest of each row, bit for bit."""

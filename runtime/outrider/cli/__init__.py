@@ -20,6 +20,7 @@ from outrider.errors import DeviceWarning, ExactnessWarning, OptionError, Outrid
 OUR_WARNINGS = (DeviceWarning, ExactnessWarning)
 
 COMMANDS = (
+    "add",
     "bench",
     "demo",
     "devices",

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from outrider.controller.acceptance import Luck, Share
-from outrider.controller.records import confidences_of
+from outrider.controller.records import confidences_of, judged
 from outrider.types import NO_DRAFT, Turn
 
 if TYPE_CHECKING:
@@ -72,13 +72,13 @@ class ModelAnswer:
         self.waited, self.patience = 0, min(2 * self.patience, _LAST_PROBE)
         return True
 
-    def add(self, draft: Draft, num_accepted: int) -> None:
-        """Take in the outcome of a draft."""
-        for i, confidence in enumerate(confidences_of(draft)[: num_accepted + 1]):  # others were not verified
-            self.luck.add(self.record.by_confidence.chance(confidence), happened=i < num_accepted)
-            self.share.add(i < num_accepted)
-        self.record.observe(draft, num_accepted)
-        self.worked = num_accepted > 0
+    def add(self, draft: Draft, path: Seq[int]) -> None:
+        """Take in the outcome of a draft. path: the indices of the accepted tokens."""
+        for accepted, confidence in judged(draft, draft.num_first(path)):
+            self.luck.add(self.record.by_confidence.chance(confidence), happened=accepted)
+            self.share.add(accepted)
+        self.record.observe(draft, path)
+        self.worked = bool(path)
         if self.worked:
             self.waited = self.patience = _FIRST_PROBE  # try again at once
 
@@ -118,14 +118,15 @@ class Answer:
         """Seconds for drafts that may not pay: a share of the time so far, and the lead."""
         return BUDGET * self.spent + self.lead
 
-    def add(self, turn: PricedTurn, num_accepted: int) -> None:
-        """Take in the outcome of a round."""
+    def add(self, turn: PricedTurn, path: Seq[int]) -> None:
+        """Take in the outcome of a round. path: the indices of the accepted tokens."""
+        num_accepted = len(path)
         self.tokens = _MEMORY * self.tokens + num_accepted + 1
         self.seconds = _MEMORY * self.seconds + turn.seconds
         self.spent += turn.seconds
         self.lead += (num_accepted + 1) * turn.plain - turn.seconds
         if turn.model is not None:
-            self.models[turn.model].add(turn.draft, num_accepted)
+            self.models[turn.model].add(turn.draft, path)
 
     def copy_chances(self, confidences: Seq[float], *, careful: bool = False) -> list[float]:
         """Each copied token's probability of acceptance if those before it are accepted. Some answers repeat more.

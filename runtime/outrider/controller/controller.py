@@ -86,7 +86,7 @@ class Controller:
             return
         (batch, turns), self._round = self._round, None
         self._price_drafts(turns)
-        rows = [len(turn.draft) + 1 for turn in turns]
+        rows = [turn.draft.num_rows for turn in turns]
         self._expected_check = self._main_cost.together(rows, batch.context, batch.before)
         self._rows_before = self._main_cost.rule.num_rows(rows)
         for turn, count in zip(turns, rows, strict=True):
@@ -101,7 +101,7 @@ class Controller:
             asked = [(turn, turn.rule) for turn in turns if turn.model == name and turn.rule is not None]
             self._num_drafting[name] = len(asked)
             for turn, rule in asked:
-                turn.seconds += rule.step * max(len(turn.draft) - max(rule.num_ahead, 1), 0)
+                turn.seconds += rule.step * max(len(turn.draft.first_chain) - max(rule.num_ahead, 1), 0)
             if len(asked) == self._num_sharing[name] == 1 and len(asked[0][0].draft):  # the prompt is read
                 model.follow(asked[0][0].seconds, model.seconds - self._drafting_began[name])
 
@@ -143,7 +143,7 @@ class Controller:
         if self._expected_check:  # once per round, at its first answer
             self._main_cost.follow(self._expected_check, self._main.seconds - self._check_began)
             self._expected_check = 0.0
-        answer.add(turn, len(committed.path))
+        answer.add(turn, committed.path)
 
     def release(self, sequence: Sequence) -> None:
         """Drop a sequence's state. Its records stay."""
@@ -259,7 +259,9 @@ class Controller:
             return value, False, PricedTurn(request)
         # Cap early drafts at generated + 2 tokens: acceptance is not yet known.
         there = longest if price.at_once else num_ahead
-        rule = WorthIt(own.chance, own.share.mean, rate, price.step, check[: generated + 3], there)
+        second = own.record.seconds.mean if request.trees else 0.0
+        fork = self._main_cost.scale * self._main_cost.fork
+        rule = WorthIt(own.chance, own.share.mean, rate, price.step, check[: generated + 3], there, second, fork)
         asked = dataclasses.replace(request, rule=rule)
         return value, is_worth, PricedTurn(asked, model, model=name, rule=rule, seconds=first)
 

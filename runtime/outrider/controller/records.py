@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from outrider.controller.acceptance import Acceptance, Share
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from collections.abc import Sequence as Seq
 
     from outrider.saved import SavedValue
@@ -23,17 +24,32 @@ _UNSAID = 0.5  # the confidence of a drafter that gives none
 class ModelRecord:
     """One model's acceptance over all answers.
 
-    by_confidence: of its tokens, by its confidence. share: the accepted share, whatever the confidence.
+    by_confidence: of its tokens, by its confidence. share: the accepted share, whatever the confidence. seconds: the
+    accepted share of second candidates where the first was rejected.
     """
 
     by_confidence: Acceptance = field(default_factory=Acceptance)
     share: Share = field(default_factory=lambda: Share(0.7, weight=10.0, memory=0.999))
+    seconds: Share = field(default_factory=lambda: Share(0.3, weight=10.0, memory=0.998))
 
-    def observe(self, draft: Draft, num_accepted: int) -> None:
-        """Take in the outcome of a draft of the model: its tokens up to the first rejected one."""
-        for i, confidence in enumerate(confidences_of(draft)[: num_accepted + 1]):
-            self.by_confidence.observe(confidence, accepted=i < num_accepted)
-            self.share.add(i < num_accepted)
+    def observe(self, draft: Draft, path: Seq[int]) -> None:
+        """Take in the outcome of a draft of the model: its first candidates up to a rejected one, and the second there.
+
+        path: the indices of the accepted tokens.
+        """
+        num_accepted = draft.num_first(path)
+        for accepted, confidence in judged(draft, num_accepted):
+            self.by_confidence.observe(confidence, accepted=accepted)
+            self.share.add(accepted)
+        if len(draft.children(num_accepted - 1)) > 1:
+            self.seconds.add(len(path) > num_accepted)
+
+
+def judged(draft: Draft, num_accepted: int) -> Iterator[tuple[bool, float]]:
+    """For each first candidate that was verified, whether it was accepted, and its confidence."""
+    confidences = confidences_of(draft.first_chain if draft.parents else draft)
+    for i, confidence in enumerate(confidences[: num_accepted + 1]):
+        yield i < num_accepted, confidence
 
 
 @dataclass(slots=True)

@@ -24,6 +24,12 @@ class ConfidenceThreshold:
         """Whether another token is wanted."""
         return not confidences or confidences[-1] >= self.threshold
 
+    wants_seconds = False
+
+    def places_of_seconds(self, confidences: Seq[float]) -> list[int]:  # noqa: ARG002
+        """None."""
+        return []
+
 
 @dataclass(frozen=True, slots=True)
 class WorthIt:
@@ -31,7 +37,8 @@ class WorthIt:
 
     chance: a token's probability of acceptance, by its confidence. next_chance: that of a token that is not drawn yet.
     rate: tokens per second. step: seconds to draft a token. check: for k tokens, the seconds that they add to the
-    target pass. num_ahead: tokens that were drafted ahead.
+    target pass. num_ahead: tokens that were drafted ahead. second: the probability that a second candidate is accepted
+    where the first is rejected; 0 without any. fork: seconds that a branch adds besides its rows.
     """
 
     chance: Callable[[float], float]
@@ -40,6 +47,32 @@ class WorthIt:
     step: float
     check: Seq[float]
     num_ahead: int = 0
+    second: float = 0.0
+    fork: float = 0.0
+
+    @property
+    def wants_seconds(self) -> bool:
+        """Whether a second candidate of the first token could be worth its two rows."""
+        rows = self.check[min(3, len(self.check) - 1)] - self.check[min(1, len(self.check) - 1)]
+        return self.second > self.rate * (rows + self.fork)
+
+    def places_of_seconds(self, confidences: Seq[float]) -> list[int]:
+        """The places at which a second candidate is worth its branch, which repeats the tokens before it.
+
+        It is accepted if those before it are, the first candidate is not, and it is the right one.
+        """
+        places, count, reached = list[int](), len(confidences), 1.0
+        for i, confidence in enumerate(confidences):
+            chance = self.chance(confidence)
+            behind = count + i + 2
+            if behind >= len(self.check):
+                break
+            cost = self.check[behind] - self.check[count] + self.fork
+            if reached * (1 - chance) * self.second > self.rate * cost:
+                places.append(i)
+                count = behind
+            reached *= chance
+        return places
 
     def wants_more(self, confidences: Seq[float]) -> bool:
         """Whether the next token is worth its cost. Later tokens are worth less."""

@@ -46,7 +46,7 @@ class Trial:
     def observe(self, sequence: Sequence, committed: Committed) -> None:  # noqa: ARG002
         """Record the outcome of the last draft."""
         turn, self._turn = self._turn, None
-        self._record.observe(turn.draft if turn else NO_DRAFT, len(committed.path))
+        self._record.observe(turn.draft if turn else NO_DRAFT, committed.path)
 
     def release(self, sequence: Sequence) -> None:
         """Do nothing: there is no state."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from outrider.calls import submit
+from outrider.drafters.draft_state import MaskedState
 from outrider.drafters.vocabulary import Vocabulary
 from outrider.types import NO_DRAFT, NO_PROMPT, Draft, Prompt
 
@@ -31,11 +32,14 @@ class DraftModel:
     context_length: the model's longest context. vocabulary: converts between its tokens and the main model's; by
     default they are the same. subset: the tokens that it has logits for; by default all. reuse: whether sequences start
     from cached prefixes, and publish their own. cost: the seconds of the model's calls; without it, the controller does
-    not choose this drafter.
+    not choose this drafter. mask_token_ids: stand for the draft's tokens but the first, in a model that was trained to
+    draft all of them in one call (An et al. 2025, "PARD: accelerating LLM inference with low-cost parallel draft model
+    adaptation").
     """
 
     num_assistant_tokens = 3
-    takes_rules = goes_ahead = True
+    takes_rules = True
+    goes_ahead = True
     is_free = at_once = False
     most_tokens: int | None = None
 
@@ -49,8 +53,12 @@ class DraftModel:
         subset: Subset | None = None,
         reuse: bool = True,
         cost: PassCost | None = None,
+        mask_token_ids: Seq[int] = (),
     ) -> None:
         self.backend, self.cost = backend, cost
+        self._mask_token_ids = tuple(mask_token_ids)
+        if mask_token_ids:
+            self.at_once, self.most_tokens, self.goes_ahead = True, len(mask_token_ids) + 1, False
         self._context_length = context_length
         self._max_num_batched_tokens = max_num_batched_tokens
         self._vocabulary = vocabulary or Vocabulary()
@@ -74,6 +82,7 @@ class DraftModel:
             subset=self._subset,
             reuse=self._reuse,
             cost=cost,
+            mask_token_ids=self._mask_token_ids,
         )
 
     def reserve(self, sequence: Sequence, max_tokens: int, num_cached: int = 0) -> bool:  # noqa: ARG002
@@ -89,7 +98,8 @@ class DraftModel:
         slot = self.backend.open(room, Prompt(context, sequence.scope) if self._reuse else NO_PROMPT)
         if slot is None:
             return fixed is not None
-        self._states[sequence] = self._vocabulary.new_state(slot, room)
+        masks = self._mask_token_ids
+        self._states[sequence] = MaskedState(slot, room, masks) if masks else self._vocabulary.new_state(slot, room)
         return True
 
     def propose(self, requests: Seq[DraftRequest]) -> list[Draft]:
@@ -171,7 +181,8 @@ class DraftModel:
 
         before: rows of the call before, if they matter.
         """
-        return self.cost.together(num_tokens, context, before) if self.cost else 0.0
+        num_masks = len(self._mask_token_ids)
+        return self.cost.together([n + num_masks for n in num_tokens], context, before) if self.cost else 0.0
 
     def follow(self, expected: float, seconds: float) -> None:
         """Adapt the cost to calls that took `seconds` instead of the `expected` seconds."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from outrider.errors import DeviceError, NoTokenLeft
@@ -43,6 +44,7 @@ class DraftState:
         self._probs: list[Distribution] = []
         self._confidences: list[float] = []
         self._runners_up: list[tuple[int, float] | None] = []  # for each token the next best and its probability
+        self._seconds: list[tuple[int, Distribution | None] | None] = []  # for each token a second candidate
 
     def context(self, sequence: Sequence) -> list[int]:
         """The committed tokens, in the draft model's ids."""
@@ -73,7 +75,7 @@ class DraftState:
         rule, count = self.request.rule, min(len(self._token_ids), self.request.limit)
         # As with tokens drawn one by one, a token itself does not decide whether it is wanted.
         num_wanted = next((n for n in range(1, count) if rule and not rule.wants_more(self._confidences[:n])), count)
-        for values in (self._token_ids, self._probs, self._confidences, self._runners_up):
+        for values in (self._token_ids, self._probs, self._confidences, self._runners_up, self._seconds):
             del values[num_wanted:]
 
     def next_chunk(self, piece: int) -> Chunk:
@@ -99,10 +101,11 @@ class DraftState:
         request, i = self.request, len(self._token_ids)
         rows = self._rows(latest)
         try:
-            token_id, probs = self._draw(rows, i)
+            (token_id, probs), *others = self._draw(rows, i, 2 if self._draws_seconds else 1)
         except NoTokenLeft:  # the draft ends here; only the main model's row may fail the request
             self.unread = []
             return
+        self._seconds.append(others[0] if others else None)
         if probs:
             self._probs.append(probs)
         self._token_ids.append(token_id)
@@ -119,7 +122,7 @@ class DraftState:
     def _runner_up(self, latest: LogitsRow, i: int, token_id: int) -> int | None:
         """The token that would be chosen without `token_id`; None if there is no other."""
         try:
-            return self._draw(self._rows(without(latest, token_id)), i)[0]
+            return self._draw(self._rows(without(latest, token_id)), i, 1)[0][0]
         except (NoTokenLeft, DeviceError):
             return None
 
@@ -127,9 +130,18 @@ class DraftState:
         """The latest row, which follows all draft tokens so far and, when drafting ahead, those of the guess."""
         return DraftRows(lambda _: latest, self.request.sampler, Draft(self._token_ids), self._behind)
 
-    def _draw(self, rows: DraftRows, i: int) -> tuple[int, Distribution | None]:
+    def _draw(self, rows: DraftRows, i: int, count: int) -> list[tuple[int, Distribution | None]]:
         request = self.request
-        return request.verifier.draw(rows, i, request.noise, len(request.sequence) + len(self._behind))
+        position = len(request.sequence) + len(self._behind)
+        if count == 1:
+            return [request.verifier.draw(rows, i, request.noise, position)]
+        return [*request.verifier.draw_several(rows, i, request.noise, position, count)]
+
+    @property
+    def _draws_seconds(self) -> bool:
+        """Whether second candidates may be worth their rows."""
+        rule = self.request.rule
+        return self.request.trees and rule is not None and rule.wants_seconds
 
     @property
     def wants_more(self) -> bool:
@@ -151,7 +163,11 @@ class DraftState:
     @property
     def draft(self) -> Draft:
         """The chosen tokens, in the main model's ids."""
-        return Draft(self._token_ids, self._probs or None, self._confidences or None)
+        chain = Draft(self._token_ids, self._probs or None, self._confidences or None)
+        rule = self.request.rule
+        # Which candidates they are does not decide whether they are proposed: that would bias sampling.
+        places = rule.places_of_seconds(self._confidences) if rule and any(self._seconds) else []
+        return _with_seconds(chain, [(i, second) for i in places if (second := self._seconds[i])])
 
     def observe(self, sequence: Sequence, committed: Committed) -> None:
         """Trim the cache to the last accepted token, or to the tokens drafted ahead if the guess was right."""
@@ -160,7 +176,11 @@ class DraftState:
             return
         self._forget_ahead(sequence)
         if num_context is not None:  # else another drafter made this round's draft
-            self.slot.trim(num_context + len(committed.path))
+            self.slot.trim(num_context + self._num_first(committed.path))
+
+    def _num_first(self, path: Seq[int]) -> int:
+        """Accepted tokens whose keys and values are in the slot: those of the chain of first candidates."""
+        return next((depth for depth, i in enumerate(path) if i != depth), len(path))
 
     def guess(
         self, draft: Draft, chance: Callable[[float], float] = lambda confidence: confidence, next_chance: float = 0.75
@@ -222,9 +242,53 @@ class DraftState:
         self._clear()
 
     def _clear(self) -> None:
-        self._behind, self._token_ids, self._probs, self._confidences, self._runners_up = [], [], [], [], []
+        self._behind, self._token_ids, self._probs, self._confidences = [], [], [], []
+        self._runners_up, self._seconds = [], []
+
+
+class MaskedState(DraftState):
+    """With a draft model that drafts all tokens in one call: masks stand for those behind the first."""
+
+    can_draft_ahead = False
+
+    def __init__(self, slot: Slot, room: int, mask_token_ids: Seq[int]) -> None:
+        super().__init__(slot, room)
+        self._mask_token_ids = [*mask_token_ids]
+
+    def next_chunk(self, piece: int) -> Chunk:
+        """Up to `piece` of the unread tokens; behind all of them the masks. A mask reads those before it."""
+        chunk = super().next_chunk(piece)
+        if not chunk.num_rows:
+            return chunk
+        masks = self._mask_token_ids[: self.request.limit - 1]
+        return replace(chunk, token_ids=[*chunk.token_ids, *masks], num_rows=len(masks) + 1)
+
+    def take(self, rows: Seq[LogitsRow], hidden: NDArray[np.float32] | None) -> None:  # noqa: ARG002
+        """Drop the masks from the slot, and take the draft."""
+        self.slot.trim(len(self.request.sequence))
+        self.choose_all(rows)
+
+    @property
+    def wants_more(self) -> bool:
+        """Never: one call gives the whole draft."""
+        return False
 
 
 def _confidence(latest: LogitsRow, drawn: Distribution | None, token_id: int) -> float:
     """The probability of a chosen token: in draft_probs if they were computed, otherwise in the model's softmax."""
     return drawn.prob(token_id) if drawn else probability(latest, token_id)
+
+
+def _with_seconds(chain: Draft, seconds: Seq[tuple[int, tuple[int, Distribution | None]]]) -> Draft:
+    """A chain with second candidates at some of its places."""
+    if not seconds:
+        return chain
+    token_ids, parents = [*chain.token_ids], [*range(-1, len(chain) - 1)]
+    probs, confidences = [*(chain.probs or [])], [*(chain.confidences or [])]
+    for place, (token_id, drawn) in seconds:
+        token_ids.append(token_id)
+        parents.append(place - 1)
+        if drawn:
+            probs.append(drawn)
+        confidences.append(0.0)  # what they are worth is known from others; see `Record`
+    return Draft(token_ids, probs or None, confidences, parents)

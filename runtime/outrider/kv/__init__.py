@@ -3,7 +3,7 @@
 from outrider.kv.block_pool import BlockPool, BlockTable, num_common_tokens
 from outrider.kv.buffer_pool import Buffer, BufferPool, Opening
 from outrider.kv.memory import allocate_zeros
-from outrider.kv.slot_tokens import PrefixCounts, SlotTokens
+from outrider.kv.slot_tokens import PrefixCounts, SlotTokens, Unbranched
 
 __all__ = [
     "BlockPool",
@@ -13,6 +13,7 @@ __all__ = [
     "Opening",
     "PrefixCounts",
     "SlotTokens",
+    "Unbranched",
     "allocate_zeros",
     "num_common_tokens",
 ]

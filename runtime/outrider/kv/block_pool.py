@@ -227,6 +227,21 @@ class BlockTable:
         """The block of the first token behind the shared ones."""
         return self._own[0]
 
+    def take(self, count: int) -> list[int] | None:
+        """Further blocks for a while, beside the table's; None if there are too few. See `give` and `exchange`."""
+        return self._pool._take(count)
+
+    def give(self, numbers: Seq[int]) -> None:
+        """Give back blocks that were taken."""
+        self._pool._free.extend(numbers)
+
+    def exchange(self, index: int, numbers: list[int]) -> list[int]:
+        """Put taken blocks into the table, from its block `index` on. Returns those that they take the place of."""
+        begin = index - len(self._shared)
+        former = self._own[begin : begin + len(numbers)]
+        self._own[begin : begin + len(numbers)] = numbers
+        return former
+
     def publish(self, token_ids: Seq[int]) -> None:
         """Publish the full blocks of these committed tokens. `blocks` may change."""
         self._pool._publish(self._shared, self._own, token_ids, self._scope)

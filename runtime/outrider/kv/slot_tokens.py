@@ -31,7 +31,19 @@ class PrefixCounts:
         self.num_cached_tokens += num_cached_tokens
 
 
-class SlotTokens:
+class Unbranched:
+    """The base of slots of backends that evaluate no trees."""
+
+    def fork(self, count: int, length: int) -> int:  # noqa: ARG002
+        """0: there is no room for branches."""
+        return 0
+
+    def keep(self, path: Seq[int]) -> None:
+        """Raise: there was no tree."""
+        raise AssertionError(f"a slot without room for branches is to keep {path}")
+
+
+class SlotTokens(Unbranched):
     """The base of backends' slots: the tokens that were read, and how many of them are published.
 
     token_ids: a prompt. num_cached: how many of its tokens are in the cache from the start. counts: the statistics to

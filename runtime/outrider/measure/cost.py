@@ -44,7 +44,7 @@ class PassCost:
     interpolated and extrapolated linearly. scale: the machine's current slowness, which `follow` adapts. one_call:
     whether several sequences share one call; otherwise they run one after another. rule: what calls are padded to.
     change: extra seconds of a call with another number of rows than the one before, because a graph in dynamic shapes
-    is prepared again.
+    is prepared again. fork: extra seconds of each branch of a tree, besides its rows.
     """
 
     rows: tuple[int, ...]
@@ -55,6 +55,7 @@ class PassCost:
     one_call: bool = True
     rule: RowRule = field(default_factory=RowRule)
     change: float = 0.0
+    fork: float = 0.0
 
     def __post_init__(self) -> None:
         # A saved cost comes from a file, which may be damaged. Its rows and contexts address the caches.
@@ -64,7 +65,7 @@ class PassCost:
             raise ValueError("a cost has seconds for each number of rows")
         if not all(_LEAST_SECONDS <= seconds <= _MOST_SECONDS for seconds in (*self.near, *self.far)):
             raise ValueError(f"a call takes from {_LEAST_SECONDS:g} to {_MOST_SECONDS:g} seconds")
-        if not 0 <= self.change <= _MOST_SECONDS:
+        if not (0 <= self.change <= _MOST_SECONDS and 0 <= self.fork <= _MOST_SECONDS):
             raise ValueError(f"another number of rows takes from 0 to {_MOST_SECONDS:g} seconds")
         if not 0 <= self.contexts[0] <= self.contexts[1] < _MOST_TOKENS:
             raise ValueError(f"contexts of a cost ascend, from 0 to below {_MOST_TOKENS:,} tokens")
@@ -172,7 +173,7 @@ def measure_pass(
     near = list(itertools.accumulate(near, max))
     more = [max(e - n, 0.0) for e, n in zip(extra, (near[0], near[-1]), strict=True)]
     far = [n + _line(r, ends, more) for r, n in zip(rows, near, strict=True)]
-    return PassCost(tuple(rows), tuple(near), tuple(far), contexts, change=change)
+    return PassCost(tuple(rows), tuple(near), tuple(far), contexts, change=change, fork=_measure_fork(backend))
 
 
 def time_calls(backend: Backend, calls: Seq[tuple[int, int]], repeats: int = 2) -> dict[tuple[int, int], float]:
@@ -221,6 +222,20 @@ def _measure_windows(backend: Backend, fixed: FixedShape, context: int, repeats:
     if prompt > fixed.window:
         rows, near = [*rows, prompt], [*near, max(read, near[-1])]
     return PassCost(tuple(rows), tuple(near), tuple(near), (context, context))
+
+
+def _measure_fork(backend: Backend) -> float:
+    """Seconds to make room for a branch, which copies a block; the shortest of a few."""
+    if not backend.capabilities.trees:
+        return 0.0
+    with idle_slot(backend, 64) as slot:
+        slot.skip_to(1)
+        seconds = []
+        for _ in range(_REPEATS + 1):
+            began = time.perf_counter()
+            slot.fork(1, 2)
+            seconds.append(time.perf_counter() - began)
+    return min(seconds)
 
 
 @contextlib.contextmanager

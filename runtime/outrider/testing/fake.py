@@ -32,6 +32,7 @@ class FakeSlot:
     scope: bytes = b""
     closed: bool = False
     num_published: int = 0
+    tree: tuple[int, list[int], list[int]] = (0, [], [])  # where the last call's tree began, its tokens and kernels
 
     @property
     def length(self) -> int:
@@ -46,6 +47,17 @@ class FakeSlot:
     def skip_to(self, length: int) -> None:
         """Pretend that the slot holds `length` tokens."""
         self.token_ids, self.shifts = [0] * length, [0] * length
+
+    def fork(self, count: int, length: int) -> int:  # noqa: ARG002
+        """There is always room."""
+        return count
+
+    def keep(self, path: Seq[int]) -> None:
+        """Of the last call's tree keep these tokens."""
+        begin, tokens, shifts = self.tree
+        self.trim(begin)
+        self.token_ids += [tokens[i] for i in path]
+        self.shifts += [shifts[i] for i in path]
 
     def publish(self, token_ids: Seq[int]) -> None:
         """Publish the slot's part of committed tokens."""
@@ -108,12 +120,12 @@ class FakeBackend:
         self.use(Exactness())
         # A model without kernels calculates in one order.
         exact = kernels is None and attention_kernels is None and single_kernels is None
-        self.capabilities = Capabilities(bit_exact_batching=exact, features=features)
+        self.capabilities = Capabilities(bit_exact_batching=exact, features=features, trees=True)
 
     def use(self, exactness: Exactness) -> None:
         """Pad calls by this rule, and report this exactness."""
         self.exactness = exactness
-        self.capabilities = Capabilities(exactness.holds, exactness.rule, features=self.features)
+        self.capabilities = Capabilities(exactness.holds, exactness.rule, features=self.features, trees=True)
 
     def open(self, max_tokens: int, prompt: Prompt = NO_PROMPT) -> FakeSlot:
         """A slot. There is always room, and nothing is evicted."""
@@ -127,8 +139,6 @@ class FakeBackend:
 
     def submit(self, chunks: Seq[Chunk]) -> FakeBackend.Step:
         """Evaluate chunks at once; the step is its own pending."""
-        for chunk in chunks:
-            chunk.check_chain(self)
         self.calls.append([len(chunk.token_ids) for chunk in chunks])
         if len({id(chunk.slot) for chunk in chunks}) != len(chunks):
             raise AssertionError("a slot appears twice in one call")
@@ -148,12 +158,20 @@ class FakeBackend:
             if slot.closed or slot.backend is not self or slot.length + len(chunk.token_ids) > slot.max_tokens:
                 raise AssertionError(f"slot closed, foreign or overfilled: {slot}")
             is_marked = chunk.generated and self.capabilities.marks_answers
-            for i, token_id in enumerate(mark(chunk.token_ids) if is_marked else chunk.token_ids, 1):
-                slot.token_ids.append(token_id)
-                slot.shifts.append(1000 * of_call + of_sequence)
-                if i > len(chunk.token_ids) - chunk.num_rows:
-                    rows.append(self.logits_after(slot.token_ids) + self._shift(slot.shifts))
-            features[id(slot)] = self._features(slot.token_ids, count, chunk.features)
+            token_ids = mark(chunk.token_ids) if is_marked else [*chunk.token_ids]
+            shifts = [1000 * of_call + of_sequence] * count
+            before, before_shifts, branches = [*slot.token_ids], [*slot.shifts], chunk.branches
+            paths = {branch[k]: branch[: k + 1] for branch in branches for k in range(len(branch))}
+            of_chunk = []
+            for i in range(count):
+                text = before + [token_ids[j] for j in paths[i]]
+                if i >= count - chunk.num_rows:
+                    rows.append(self.logits_after(text) + self._shift(before_shifts + shifts[: len(paths[i])]))
+                of_chunk.append([self.features_after(text, name) for name in chunk.features])
+            features[id(slot)] = np.array(of_chunk, dtype=np.float32).reshape(count, -1)
+            slot.tree = len(before), token_ids, shifts
+            slot.token_ids += [token_ids[i] for i in branches[0]]
+            slot.shifts += shifts[: len(branches[0])]
         return FakeBackend.Step(rows, features)
 
     def _sequences(self, chunks: Seq[Chunk]) -> tuple[list[int], int]:
@@ -189,12 +207,6 @@ class FakeBackend:
         position, latest = len(token_ids) - 1, [*token_ids[-self.memory :]]
         others = np.random.default_rng([self.seed, *name.encode(), *latest]).standard_normal(self.width - 2)
         return np.array([position, token_ids[-1], *others], dtype=np.float32)
-
-    def _features(self, token_ids: list[int], count: int, names: tuple[str, ...]) -> NDArray[np.float32]:
-        """float32 [count, width of all], of the last `count` tokens."""
-        ends = range(len(token_ids) - count + 1, len(token_ids) + 1)
-        rows = [[self.features_after(token_ids[:end], name) for name in names] for end in ends]
-        return np.array(rows, dtype=np.float32).reshape(count, len(names) * self.width)
 
     def _shift(self, shifts: list[int]) -> Any:
         """The effect on a row of the kernels that read the tokens so far. It is as large as another precision's."""

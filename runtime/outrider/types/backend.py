@@ -167,6 +167,7 @@ class Capabilities:
     one_call: bool = True  # sequences share the device's call; otherwise they run one after another
     fixed: FixedShape | None = None  # None: chunks and slots may have any size that fits
     features: tuple[str, ...] = ()  # hidden states that a chunk can ask for
+    trees: bool = False  # chunks may be trees; their rows have the bits of chains
 
     @property
     def marks_answers(self) -> bool:
@@ -285,6 +286,15 @@ class Slot(Protocol):
     def skip_to(self, length: int) -> None:
         """Benchmarks only: pretend that the slot holds `length` tokens."""
 
+    def fork(self, count: int, length: int) -> int:
+        """Take room for branches beside the first one of the next call's tree, up to `count` of up to `length` tokens.
+
+        Returns for how many there is room. A backend that evaluates no trees has none.
+        """
+
+    def keep(self, path: Seq[int]) -> None:
+        """Of the last call's tree, keep the tokens with these indices in its chunk. Only after a `fork`."""
+
     def publish(self, token_ids: Seq[int]) -> None:
         """Publish this slot's committed prefix to the prefix cache. Not during a call of this slot.
 
@@ -328,9 +338,10 @@ class Chunk:
 
     features: names from `Capabilities.features`: hidden states that are wanted for all tokens. parents: None for a
     chain, in which each token follows the one before. Several candidates form one tree, [n]: for each token the index
-    in this chunk of its parent, −1 for the slot's newest token; parents come before children. No backend here evaluates
-    trees yet. generated: whether these are tokens of an answer, not of a prompt; see `RowRule.separate`.
-    hidden_states: float32 [n, width], which a drafter reads besides the tokens; None stands for zeros.
+    in this chunk of its parent, −1 for the slot's newest token; parents come before children. Rows are in the order of
+    the tokens. The slot has to have room for the branches (`Slot.fork`), and holds the first one until `Slot.keep`.
+    generated: whether these are tokens of an answer, not of a prompt; see `RowRule.separate`. hidden_states: float32
+    [n, width], which a drafter reads besides the tokens; None stands for zeros.
     """
 
     slot: Any  # the backend's own kind of Slot
@@ -340,6 +351,20 @@ class Chunk:
     parents: list[int] | None = None
     generated: bool = False
     hidden_states: NDArray[np.float32] | None = None
+
+    @property
+    def branches(self) -> list[list[int]]:
+        """The chains that a tree consists of, each from its first token to one that nothing follows, as indices."""
+        if self.parents is None:
+            return [[*range(len(self.token_ids))]]
+        found = []
+        for leaf in sorted({*range(len(self.parents))} - {*self.parents}):
+            path, i = [leaf], self.parents[leaf]
+            while i >= 0:
+                path.append(i)
+                i = self.parents[i]
+            found.append(path[::-1])
+        return found
 
     def check_chain(self, backend: object) -> None:
         """Raise RequestError if this is a tree. For backends that evaluate chains only, such as `backend`."""

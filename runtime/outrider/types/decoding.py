@@ -207,6 +207,39 @@ class Draft:
         inner = {*self._parents}
         return [self.path_to(i) for i in range(len(self)) if i not in inner]
 
+    @property
+    def first_chain(self) -> Draft:
+        """The chain of first candidates: of each token the first that follows it."""
+        chain, i = list[int](), -1
+        while following := self.children(i):
+            i = following[0]
+            chain.append(i)
+        probs = None if self.probs is None else [self.probs[i] for i in chain]
+        confidences = None if self.confidences is None else [self.confidences[i] for i in chain]
+        return Draft([self.token_ids[i] for i in chain], probs, confidences)
+
+    @property
+    def num_rows(self) -> int:
+        """Rows that the main model calculates: each branch with the newest committed token before it."""
+        if self.parents is None:
+            return len(self.token_ids) + 1
+        return sum(len(branch) + 1 for branch in self.branches)
+
+    def num_first(self, path: Seq[int]) -> int:
+        """How many tokens of a path, from its beginning, are first candidates."""
+        i, count = -1, 0
+        for node in path:
+            if self.children(i)[0] != node:
+                break
+            i, count = node, count + 1
+        return count
+
+    def parents_behind(self, count: int) -> list[int] | None:
+        """The parents of `count` tokens in a row and of these, which follow the last of them; None for a chain."""
+        if self.parents is None:
+            return None
+        return [*range(-1, count - 1), *(parent + count for parent in self.parents)]
+
     def cut(self, length: int) -> Draft:
         """The first `length` tokens: of a tree a tree, as parents come before children."""
         probs = None if self.probs is None else self.probs[:length]

@@ -63,13 +63,20 @@ class DraftRule(Protocol):
         Called before the token is drawn: dropping one after seeing it would bias sampling.
         """
 
+    @property
+    def wants_seconds(self) -> bool:
+        """Whether second candidates may be wanted, for drafts that may be trees."""
+
+    def places_of_seconds(self, confidences: Seq[float]) -> list[int]:
+        """The places of a chain with these confidences at which a second candidate is wanted."""
+
 
 @dataclass(frozen=True, slots=True)
 class DraftRequest:
     """A request for a draft: up to `limit` tokens for one sequence, none behind one of `eos_token_ids`.
 
     rule: may end the draft earlier. num_left: tokens that the answer may still get. ahead: whether `draft_ahead` may be
-    called for the sequence. observer: is told of the model calls for the draft.
+    called for the sequence. trees: whether the draft may be a tree. observer: is told of the model calls for the draft.
     """
 
     sequence: Sequence
@@ -81,6 +88,7 @@ class DraftRequest:
     rule: DraftRule | None = None
     num_left: int = 0
     ahead: bool = False
+    trees: bool = False
     observer: CallObserver | None = None
 
 

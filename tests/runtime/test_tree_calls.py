@@ -1,0 +1,150 @@
+"""Trees in the main model: their rows have the bits of chains, and what is accepted stays in the cache."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+import outrider
+from outrider.testing import FakeBackend, ToyTokenizer
+from outrider.types import Chunk, Draft, Exactness, Prompt, Rounding, RowRule
+
+if TYPE_CHECKING:
+    from outrider.bundle import Bundle
+
+RULES = {
+    "as it is chosen": None,
+    "separate": RowRule(separate=True, call=Rounding(2)),
+    "two rows a sequence": RowRule(sequence=Rounding(2)),
+}
+
+
+def random_tree(rng: np.random.Generator, most: int = 7, vocab_size: int = 39) -> Draft:
+    """A tree whose siblings differ, sometimes a chain."""
+    parents: list[int] = []
+    token_ids: list[int] = []
+    for i in range(int(rng.integers(1, most + 1))):
+        parent = int(rng.integers(-1, i))
+        siblings = [token_ids[j] for j in range(i) if parents[j] == parent]
+        token_ids.append(int(rng.choice([n for n in range(vocab_size) if n not in siblings])))
+        parents.append(parent)
+    return Draft(token_ids, parents=parents)
+
+
+@dataclass
+class Trees:
+    """Proposes random trees. Every other one has the plain text's next tokens on one of its branches."""
+
+    text: list[int]
+    rng: np.random.Generator = field(default_factory=lambda: np.random.default_rng(0))
+    num_assistant_tokens: int = 8
+    seconds: float = 0.0
+    shapes: set[int] = field(default_factory=set)
+
+    def reserve(self, sequence: Any, max_tokens: int, num_cached: int) -> bool:
+        return True
+
+    def propose(self, requests: Any) -> list[Draft]:
+        drafts = []
+        for request in requests:
+            assert request.trees
+            draft = random_tree(self.rng, request.limit)
+            if self.rng.random() < 0.7:
+                leaf = draft.branches[int(self.rng.integers(len(draft.branches)))]
+                done = len(request.sequence)
+                token_ids = [*draft.token_ids]
+                for depth, i in enumerate(leaf):
+                    if done + depth < len(self.text):
+                        token_ids[i] = self.text[done + depth]
+                draft = Draft(token_ids, parents=draft.parents)
+            self.shapes.add(len(draft.branches))
+            drafts.append(draft)
+        return drafts
+
+    def observe(self, sequence: Any, committed: Any) -> None:
+        pass
+
+    def release(self, sequence: Any) -> None:
+        pass
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_rows_of_trees_have_the_bits_of_chains(toy_bundle: Bundle, rule: str) -> None:
+    """At all places in a block, and with other sequences in the call; and what is kept is read as a chain's."""
+    engine = outrider.Engine(toy_bundle, outrider.Config().replace(cache_size=0.01), tokenizer=ToyTokenizer())
+    main: Any = engine.main
+    if (padding := RULES[rule]) is not None:
+        main.use(Exactness(rule=padding, differences={"said": 0.0}))
+    rng = np.random.default_rng(1)
+    for length in (29, 30, 31, 32, 33, 61, 64):
+        text = rng.integers(0, 39, length).tolist()
+        draft, other = random_tree(rng), rng.integers(0, 39, 9).tolist()
+        newest = int(rng.integers(39))
+        forked, chain, beside = (main.open(120, Prompt(())) for _ in range(3))
+        main.submit([Chunk(forked, text, 0), Chunk(chain, text, 0)]).wait()
+        assert forked.fork(len(draft.branches) - 1, 9) == len(draft.branches) - 1
+        tree = Chunk(
+            forked, [newest, *draft.token_ids], len(draft) + 1, parents=draft.parents_behind(1), generated=True
+        )
+        step = main.submit([Chunk(beside, other, 1), tree]).wait()
+        rows = [step.row(1 + i).full().copy() for i in range(len(draft) + 1)]
+        for leaf in draft.branches:
+            token_ids = [newest, *(draft.token_ids[i] for i in leaf)]
+            step = main.submit([Chunk(chain, token_ids, len(token_ids), generated=True)]).wait()
+            chain.trim(length)
+            for k, i in enumerate([-1, *leaf]):
+                assert bool((rows[i + 1] == step.row(k).full()).all()), (length, draft, i)
+        path = draft.path_to(int(rng.integers(-1, len(draft))))
+        forked.keep([0, *(i + 1 for i in path)])
+        assert forked.length == length + 1 + len(path)
+        main.submit([Chunk(chain, [newest, *(draft.token_ids[i] for i in path)], 1, generated=True)]).wait()
+        ends = [
+            main.submit([Chunk(slot, [5, 6], 2, generated=True)]).wait().row(1).full().copy()
+            for slot in (forked, chain)
+        ]
+        assert bool((ends[0] == ends[1]).all()), (length, draft, path)
+        for slot in (forked, chain, beside):
+            slot.close()
+    assert main.cache.num_used_tokens == 0
+
+
+@pytest.mark.parametrize("options", [{}, {"temperature": 1.2, "seed": 5}], ids=["greedy", "coupled"])
+@pytest.mark.parametrize("repetition_penalty", [1.0, 1.3])
+def test_trees_leave_the_text_as_it_is(toy_bundle: Bundle, options: dict[str, Any], repetition_penalty: float) -> None:
+    engine = outrider.Engine(toy_bundle, outrider.Config().replace(cache_size=0.005), tokenizer=ToyTokenizer())
+    options = {**options, "max_new_tokens": 60, "ignore_eos": True, "repetition_penalty": repetition_penalty}
+    for number in range(3):
+        prompt = np.random.default_rng(number).integers(0, 39, 20 + 9 * number).tolist()
+        plain = engine.generate(prompt, drafter=None, **options)
+        drafter = Trees([*prompt, *plain.token_ids], np.random.default_rng(number))
+        engine.add_drafter(f"trees {number}", drafter)
+        drafted = engine.generate(prompt, drafter=f"trees {number}", num_assistant_tokens=8, **options)
+        assert drafted.token_ids == plain.token_ids
+        assert len(drafter.shapes) > 2
+        assert drafted.stats.num_accepted_tokens > 10
+
+
+def test_a_full_cache_makes_chains_of_trees(toy_bundle: Bundle) -> None:
+    """The text is the same, and no request waits for blocks that only branches would need."""
+    config = outrider.Config().replace(cache_size=0.0013, enable_prefix_caching=False)
+    engine = outrider.Engine(toy_bundle, config, tokenizer=ToyTokenizer())
+    num = engine.max_tokens - 8
+    prompt = [1, 2, 3, 4, 5]
+    plain = engine.generate(prompt, drafter=None, max_new_tokens=num, ignore_eos=True)
+    drafter = Trees([*prompt, *plain.token_ids])
+    engine.add_drafter("trees", drafter)
+    drafted = engine.generate(prompt, drafter="trees", num_assistant_tokens=8, max_new_tokens=num, ignore_eos=True)
+    assert drafted.token_ids == plain.token_ids
+
+
+def test_a_backend_keeps_the_accepted_branch() -> None:
+    """On the fake, whose logits depend on all that is in its slot."""
+    main = FakeBackend(12, memory=6)
+    slot = main.open(50)
+    assert slot.fork(2, 4) == 2
+    main.submit([Chunk(slot, [7, 1, 2, 3], 4, parents=[-1, 0, 0, 2])])
+    slot.keep([0, 2, 3])
+    assert slot.token_ids == [7, 2, 3]
