@@ -111,7 +111,7 @@ def export_bundle(
             ]
             head = None
             if draft is not None and is_head(fetched[1][1]):
-                head = HeadPlan.of(fetched.pop()[1], draft_weights, main_form, num_tokens, corpus)
+                head = HeadPlan.of(fetched.pop()[1], draft_weights, num_tokens, corpus)
             plans = [make_plan(role, source, form, asked) for role, source, form, asked in fetched]
             if head is not None:
                 head.read(plans[0])

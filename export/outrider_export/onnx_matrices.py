@@ -172,6 +172,40 @@ def quantise(matrix: NDArray[np.float32], block: int = BLOCK) -> tuple[NDArray[n
     return values, scales
 
 
+def dequantise(weights: Weights, product: Any, rows: NDArray[np.int32] | None = None) -> NDArray[np.float32]:
+    """Rows of the matrix of a MatMulNBits node, float32 [rows, columns]; all of them, or these.
+
+    Raises:
+        ExportError: if its columns are reordered.
+    """
+    if any(product.input[4:5]):
+        raise ExportError(f"{product.name} reads its weights in another order (g_idx), which is not supported.")
+    attributes = {attribute.name: attribute.i for attribute in product.attribute}
+    count, columns, bits, block = (attributes.get(name, 4) for name in ("N", "K", "bits", "block_size"))
+    blocks = math.ceil(columns / block)
+    rows = np.arange(count, dtype=np.int32) if rows is None else rows
+    codes, scales = (weights.read(name).reshape(count, -1) for name in product.input[1:3])
+    zeros = weights.read(product.input[3]).reshape(count, -1) if any(product.input[3:4]) else None
+    made = np.empty((len(rows), columns), dtype=np.float32)
+    for piece in _pieces(made):
+        steps = _unpack(codes[rows[piece]], bits).reshape(-1, blocks, block).astype(np.float32)
+        if zeros is None:
+            steps -= 1 << (bits - 1)
+        else:
+            zero = zeros[rows[piece]]
+            zero = _unpack(zero, bits) if zero.dtype == np.uint8 else zero
+            steps -= zero[:, :blocks, None].astype(np.float32)
+        steps *= scales[rows[piece], :, None]
+        made[piece] = steps.reshape(len(steps), -1)[:, :columns]
+    return made
+
+
+def _unpack(codes: NDArray[np.uint8], bits: int) -> NDArray[np.uint8]:
+    """Numbers of some bits, uint8 [rows, n · 8 / bits], of bytes [rows, n]; the lowest bits first."""
+    shifts = np.arange(0, 8, bits, dtype=np.uint8)
+    return (codes[..., None] >> shifts & np.uint8((1 << bits) - 1)).reshape(len(codes), -1)
+
+
 def cut_output(weights: Weights, token_ids: NDArray[np.int32]) -> None:
     """Cut the logits to `token_ids`, int32 [n], in this order. The embedding is not cut, even if both are tied.
 

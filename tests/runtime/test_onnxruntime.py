@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -101,6 +102,66 @@ def test_a_lack_of_memory_is_an_error_of_the_device(model: Path) -> None:
         backend.open(10**14)
 
 
+NAMES = ("last_hidden_state", "hidden_states.0")
+
+
+@pytest.fixture(scope="module")
+def tapped(model: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
+    """The model with what its output matrix reads, and the embeddings, as outputs; and the matrix, float32 [16, 48]."""
+    proto = onnx.load(model)
+    graph = proto.graph
+    head = next(node for node in graph.node if node.output[0] == "logits")
+    rows = next(node for node in graph.node if node.output[0] == head.input[0])
+    embedding = next(node for node in graph.node if node.op_type == "Gather" and "input_ids" in node.input)
+    old = dict(zip((rows.input[0], embedding.output[0]), NAMES, strict=True))
+    for node in graph.node:
+        for listed in (node.input, node.output):
+            listed[:] = [old.get(name, name) for name in listed]
+    graph.output.extend(onnx.helper.make_tensor_value_info(name, 1, ["batch", "length", 16]) for name in NAMES)
+    path = tmp_path_factory.mktemp("tapped") / "model.onnx"
+    onnx.save(proto, path)
+    (matrix,) = (value for value in graph.initializer if value.name == head.input[1])
+    return path, onnx.numpy_helper.to_array(matrix)
+
+
+@pytest.mark.parametrize("in_background", [False, True])
+def test_hidden_states_are_given_to_chunks_that_ask(tapped: tuple[Path, Any], in_background: bool) -> None:
+    """Beside chunks that do not, in the same slot at other times, and behind padding."""
+    path, matrix = tapped
+    backend = load(path, features=NAMES)
+    assert backend.capabilities.features == NAMES
+    backend.use(Exactness(rule=RowRule(Rounding(4))))
+    backend.run_in_background(in_background)
+    texts = [[1, 2, 3], [7, 8], [9, 4, 5, 6, 7]]
+    for _ in range(2):  # the second time in buffers that were used before
+        slots: list[Any] = [backend.open(20) for _ in texts]
+        for wanted in (NAMES, NAMES[:1], ()):
+            chunks = [Chunk(slot, text, len(text)) for slot, text in zip(slots, texts, strict=True)]
+            chunks[0] = dataclasses.replace(chunks[0], features=wanted)
+            chunks[2] = dataclasses.replace(chunks[2], features=wanted[::-1])
+            step = backend.submit(chunks).wait()
+            for chunk, first in ((chunks[0], 0), (chunks[2], 5)):
+                if not wanted:
+                    with pytest.raises(outrider.BundleError, match="Hidden states were asked for"):
+                        step.features(chunk)
+                    continue
+                states = step.features(chunk)
+                assert states.shape == (len(chunk.token_ids), 16 * len(wanted))
+                begin = 16 * chunk.features.index(NAMES[0])
+                rows = [step.row(first + i).full() for i in range(len(chunk.token_ids))]
+                np.testing.assert_allclose(states[:, begin : begin + 16] @ matrix[:, :40], rows, atol=1e-4)
+        for slot, text in zip(slots, texts, strict=True):
+            slot.publish(text)
+            slot.close()
+
+
+def test_hidden_states_that_are_missing_are_named(model: Path) -> None:
+    with pytest.raises(
+        outrider.BundleError, match=r"needs the main model's hidden states 'last_hidden_state', which are"
+    ):
+        load(model, features=NAMES)
+
+
 @pytest.mark.parametrize(
     ("device", "found"),
     [("XPU", "Found: CPU"), ("CUDA", "such as onnxruntime-gpu"), ("GPU.1", "no device 'GPU.1'"), ("CPU.1", "CPU.1")],
@@ -129,15 +190,15 @@ def test_no_device_is_called_exact_before_it_was_measured(model: Path) -> None:
 
 @pytest.mark.usefixtures("other_device")
 def test_a_device_that_moves_the_cache_is_refused(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    honest = BufferCache._make
+    honest = BufferCache._bind
 
     def moved(self: BufferCache, *given: Any) -> Any:
-        made = honest(self, *given)
+        binding = honest(self, *given)
         for name in self._pasts:
-            made.binding.bind_output(name.replace("past_key_values", "present"), "cpu")  # where it likes
-        return made
+            binding.bind_output(name.replace("past_key_values", "present"), "cpu")  # where it likes
+        return binding
 
-    monkeypatch.setattr(BufferCache, "_make", moved)
+    monkeypatch.setattr(BufferCache, "_bind", moved)
     with pytest.raises(outrider.DeviceError, match="does not keep this model's cache in place on GPU"):
         load(model, device="GPU")
 

@@ -56,11 +56,9 @@ def add_drafter(
     """
     progress = progress or Silent()
     check_head_weights("weights", weights)
-    check_extra("Adding a drafter", "openvino")
     old = read_bundle(bundle)
     main = old.manifest.main
-    if main.format != "openvino":
-        raise ExportError(f"{old.folder} has its main model in {main.format}, and a drafter needs it in openvino.")
+    check_extra("Adding a drafter", main.format)
     source = fetch(locate(drafter, revision), False, progress)
     if source.path is None or not source.path.is_dir():
         raise ExportError(f"{drafter} is not a checkpoint folder. Name the one with the drafter's config.json.")

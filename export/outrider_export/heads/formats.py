@@ -13,18 +13,19 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from outrider.backends.taps import LAST, after_layers
 from outrider.errors import ExportError
 from outrider_export.sources import read_json
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Container
     from pathlib import Path
 
     from numpy.typing import NDArray
 
     from outrider.bundle.manifest import Geometry
 
-LAST = "last_hidden_state"
+EMBEDDING, MATRIX = "embed_tokens.weight", "lm_head.weight"  # where they are a drafter's own
 # By `architectures` in config.json, or `speculators_model_type`.
 KINDS = {
     "LlamaForCausalLMEagle3": "eagle3",
@@ -38,6 +39,7 @@ KINDS = {
     "BlockwiseHeads": "blockwise",
     "MaskTokens": "masks",
 }
+_WITHOUT_TOKENS = ("medusa", "blockwise")
 _NUM_TAPS = 3
 
 
@@ -67,7 +69,12 @@ class Head:
     @property
     def uses_main_matrix(self) -> bool:
         """Whether it has no output matrix of its own."""
-        return not any("lm_head.weight" in name for name in self.tensors)
+        return not any(MATRIX in name for name in self.tensors)
+
+    @property
+    def uses_main_embedding(self) -> bool:
+        """Whether it reads tokens, and has no embedding of its own."""
+        return self.kind not in _WITHOUT_TOKENS and EMBEDDING not in self.tensors
 
 
 def kind_of(folder: Path) -> str | None:
@@ -98,6 +105,18 @@ def read_head(folder: Path, main: Geometry) -> Head:
             f"{main.hidden_size:,}. Name the main model that it was trained for."
         )
     return head
+
+
+def check_features(head: Head, found: Container[str], num_layers: int) -> None:
+    """Check that the main model has the hidden states that a drafter reads. found: the names of those it has.
+
+    Raises:
+        ExportError: with the first that is missing.
+    """
+    if missing := [each for each in head.features if each not in found]:
+        first, last = after_layers(0), after_layers(num_layers)
+        has = f"{first} to {last}" if first in found else "none in a form that is known"
+        raise ExportError(f"The drafter reads hidden states {missing[0]!r}, and the main model's graph has {has}.")
 
 
 def read_tensors(folder: Path) -> dict[str, NDArray[Any]]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from outrider.errors import OptionError
 from outrider_export.diet import choose_from
 from outrider_export.heads.formats import Head, kind_of, read_head
 from outrider_export.heads.write import check_head_weights, write_head
@@ -14,7 +13,7 @@ from outrider_export.special_tokens import eos_of
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from outrider.bundle.manifest import DrafterEntry, Format, ModelEntry
+    from outrider.bundle.manifest import DrafterEntry, ModelEntry
     from outrider_export.plan import Plan
     from outrider_export.progress import Progress
     from outrider_export.sources import Located
@@ -41,7 +40,6 @@ class HeadPlan:
         cls,
         source: Located,
         weights: str | None,
-        main_format: Format,
         num_tokens: int | None,
         corpus: list[str],
     ) -> HeadPlan:
@@ -51,10 +49,6 @@ class HeadPlan:
             OptionError: when they do not fit.
         """
         check_head_weights("draft_weights", weights or "int8")
-        if main_format != "openvino":
-            raise OptionError(
-                f"{source.id} reads hidden states, which a main model in {main_format} does not give yet."
-            )
         return cls(source, weights or "int8", num_tokens, corpus)
 
     def read(self, main: Plan) -> None:

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 import openvino as ov
 
-from outrider.backends.taps import after_layers, hidden_states_of, output_matrix_of, read_ir
+from outrider.backends.taps import hidden_states_of, output_matrix_of, read_ir
 from outrider.bundle.manifest import MODEL_NAMES, PROPOSED_NAME, DrafterEntry, Geometry, ModelEntry, Source
-from outrider.errors import ExportError, OptionError, nearest
-from outrider_export.heads import container
+from outrider.errors import OptionError, nearest
+from outrider_export.heads import container, onnx_main
+from outrider_export.heads.formats import MATRIX, check_features
 from outrider_export.output_matrix import cut_output
 
 if TYPE_CHECKING:
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     from outrider_export.sources import Located
 
 WEIGHTS = ("int8", "fp16", "fp32")
-_OF_MAIN = "lm_head.weight"  # the main model's output matrix, if it was cut
 
 
 def check_head_weights(option: str, weights: str) -> None:
@@ -52,20 +52,13 @@ def write_head(
         ExportError: when the main model's graph does not have the hidden states.
     """
     path = folder / main.folder / MODEL_NAMES[main.format][0]
-    model = read_ir(ov.Core(), path)
-    found = hidden_states_of(model, main.geometry.num_layers)
-    if missing := [each for each in head.features if each not in found]:
-        has = f"{after_layers(0)} to {after_layers(main.geometry.num_layers)}" if found else "none that are known"
-        raise ExportError(f"The drafter reads hidden states {missing[0]!r}, and the main model's graph has {has}.")
-    shared: dict[str, ov.Output] = {}
-    proposed = tokens if head.uses_main_matrix else head.proposed
-    if tokens is not None:
-        cut_output(model, tokens)
-        matrix = output_matrix_of(model)
-        if matrix is None:
-            raise AssertionError("`cut_output` has found it")
-        shared[_OF_MAIN] = matrix.input_value(1)
     tensors = head.tensors | {key: np.array([value], dtype=np.float32) for key, value in head.numbers.items()}
+    shared: dict[str, ov.Output] = {}
+    if main.format == "onnx":
+        tensors |= onnx_main.share(path, main.geometry, head, tokens)
+    else:
+        shared = _share(path, main.geometry, head, tokens)
+    proposed = tokens if head.uses_main_matrix else head.proposed
     container.write(folder / name / MODEL_NAMES["openvino"][0], tensors, shared, weights)
     if proposed is not None:
         np.save(folder / name / PROPOSED_NAME, proposed)
@@ -96,3 +89,19 @@ def write_head(
         num_places=head.num_places,
         mask_token_id=head.mask_token_id,
     )
+
+
+def _share(path: Path, geometry: Geometry, head: Head, tokens: NDArray[np.int32] | None) -> dict[str, ov.Output]:
+    """Check that an IR has a drafter's hidden states, and return its output matrix if it is cut to `tokens`.
+
+    All else is read from the IR at load.
+    """
+    model = read_ir(ov.Core(), path)
+    check_features(head, hidden_states_of(model, geometry.num_layers), geometry.num_layers)
+    if tokens is None:
+        return {}
+    cut_output(model, tokens)
+    matrix = output_matrix_of(model)
+    if matrix is None:
+        raise AssertionError("`cut_output` has found it")
+    return {MATRIX: matrix.input_value(1)}

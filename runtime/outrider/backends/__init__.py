@@ -87,4 +87,4 @@ def load_model(
             f"The model {path} is in ONNX, and onnxruntime cannot be imported: {error}. "
             'Run: pip install "outrider[onnx]"'
         ) from error
-    return OnnxRuntime(path, **shared)
+    return OnnxRuntime(path, **shared, features=features)

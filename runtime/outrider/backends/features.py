@@ -1,4 +1,4 @@
-"""Hidden states: the error of backends that have none."""
+"""Hidden states: the errors of models that do not give them."""
 
 from __future__ import annotations
 
@@ -7,10 +7,25 @@ from typing import TYPE_CHECKING
 from outrider.errors import BundleError
 
 if TYPE_CHECKING:
+    from collections.abc import Container, Iterable
+
     import numpy as np
     from numpy.typing import NDArray
 
     from outrider.types import Chunk
+
+
+def check_features(names: Iterable[str], found: Container[str]) -> None:
+    """Check that a main model has hidden states of these names.
+
+    Raises:
+        BundleError: with the first that is missing.
+    """
+    if missing := [name for name in names if name not in found]:
+        raise BundleError(
+            f"A drafter needs the main model's hidden states {missing[0]!r}, which are not found in its graph. "
+            "Load it with drafter='suffix', or without one."
+        )
 
 
 class WithoutFeatures:

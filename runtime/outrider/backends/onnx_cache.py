@@ -16,6 +16,7 @@ from outrider.kv import Buffer, BufferPool, PrefixCounts, SlotTokens, allocate_z
 from outrider.types import NO_PROMPT, CacheUse
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from collections.abc import Sequence as Seq
 
     from numpy.typing import NDArray
@@ -28,11 +29,12 @@ if TYPE_CHECKING:
 class _Memory:
     """Keys and values of one text: for each layer and kind a part [1, kv_heads, capacity, head_size].
 
-    The parts are bound to the model's inputs and outputs once, as past and as present. arrays: the parts as arrays on
-    the host; None on other devices. num_written: positions that may have been written to.
+    The parts are bound to the model's inputs and outputs once, as past and as present. bindings: by the other outputs
+    that are bound there. arrays: the parts as arrays on the host; None on other devices. num_written: positions that
+    may have been written to.
     """
 
-    binding: Any
+    bindings: dict[tuple[str, ...], Any]
     parts: list[Any]
     arrays: list[NDArray[Any] | None]
     num_written: int = 0
@@ -41,7 +43,7 @@ class _Memory:
 class BufferSlot(SlotTokens):
     """A sequence's keys and values, in a buffer of its own.
 
-    The first `length` positions hold tokens. Later positions are never read.
+    The first `length` positions hold tokens. Later positions are never read. bind: makes an IO binding of parts.
     """
 
     def __init__(
@@ -52,9 +54,10 @@ class BufferSlot(SlotTokens):
         num_cached: int,
         counts: PrefixCounts,
         num_spare: int,
+        bind: Callable[[list[Any]], Any],
     ) -> None:
         super().__init__(token_ids, num_cached, counts)
-        self._pool, self._num_spare = pool, num_spare
+        self._pool, self._num_spare, self._bind = pool, num_spare, bind
         self._open_buffer: Buffer[_Memory] | None = buffer
 
     @property
@@ -63,10 +66,12 @@ class BufferSlot(SlotTokens):
             raise RuntimeError("the slot is closed")
         return self._open_buffer
 
-    @property
-    def binding(self) -> Any:
-        """The IO binding for a call."""
-        return self._buffer.memory.binding
+    def binding(self, outputs: tuple[str, ...]) -> Any:
+        """The IO binding for calls that bind these outputs, besides the cache. They stay bound."""
+        memory = self._buffer.memory
+        if outputs not in memory.bindings:
+            memory.bindings[outputs] = self._bind(memory.parts)
+        return memory.bindings[outputs]
 
     def has_written(self, length: int) -> None:
         """Record how far a call may have written."""
@@ -156,23 +161,21 @@ class BufferCache:
         self._pool.add(buffer)
         # Unwritten pages take no memory. The pages at each head's beginning and end count as written.
         num_spare = -(-2 * mmap.PAGESIZE // self._bytes_per_head) if self._on_host else capacity
-        return BufferSlot(self._pool, buffer, prompt.token_ids, opening.num_cached, self._counts, num_spare)
+        return BufferSlot(self._pool, buffer, prompt.token_ids, opening.num_cached, self._counts, num_spare, self._bind)
 
     def _make(self, opening: Opening[_Memory]) -> _Memory:
         """Memory as `opening` says, with the cached prefix in it."""
         source = opening.source.memory if opening.source else None
-        made = _Memory(self._session.io_binding(), [], [], opening.num_cached)
+        made = _Memory({}, [], [], opening.num_cached)
         if source and opening.moves:
-            source.binding = None  # it holds the parts
+            source.bindings.clear()  # they hold the parts
         try:
-            for i, name in enumerate(self._pasts):
+            for i in range(len(self._pasts)):
                 array, part = self._make_part(opening.capacity)
                 if source:
                     _copy(source.arrays[i], array, opening.num_cached)
                 if source and opening.moves:
                     source.parts[i] = source.arrays[i] = None
-                made.binding.bind_ortvalue_input(name, part)
-                made.binding.bind_ortvalue_output(name.replace("past_key_values", "present"), part)
                 made.parts.append(part)
                 made.arrays.append(array)
         except Exception as error:
@@ -182,6 +185,13 @@ class BufferCache:
                 "Lower max_new_tokens or cache_size."
             ) from error
         return made
+
+    def _bind(self, parts: list[Any]) -> Any:
+        binding = self._session.io_binding()
+        for name, part in zip(self._pasts, parts, strict=True):
+            binding.bind_ortvalue_input(name, part)
+            binding.bind_ortvalue_output(name.replace("past_key_values", "present"), part)
+        return binding
 
     def _make_part(self, capacity: int) -> tuple[NDArray[Any] | None, Any]:
         shape = [1, self._num_heads, capacity, self._head_size]

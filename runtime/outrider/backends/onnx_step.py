@@ -11,20 +11,35 @@ from outrider.backends.features import WithoutFeatures
 from outrider.types import LogitsRow
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from collections.abc import Sequence as Seq
     from concurrent.futures import Future
 
     from numpy.typing import NDArray
 
+    from outrider.types import Chunk
+
 
 @dataclass(frozen=True, slots=True)
 class BufferStep(WithoutFeatures):
-    """Rows of logits, [rows, logits width], in the backend's memory. Valid until the next call."""
+    """Rows of logits, [rows, logits width], in the backend's memory. Valid until the next call.
+
+    _wanted: which of them were asked for. _hidden: the hidden states that a chunk asked for, float32 [n, width] each,
+    by the id of its slot.
+    """
 
     _logits: NDArray[Any]
-    _wanted: Seq[int]  # which of them were asked for
+    _wanted: Seq[int]
     _vocab_size: int
+    _hidden: Mapping[int, Seq[NDArray[np.float32]]]
     done = True
+
+    def features(self, chunk: Chunk) -> NDArray[np.float32]:
+        """The hidden states that a chunk asked for, float32 [n, width], concatenated."""
+        hidden = self._hidden[id(chunk.slot)]
+        if not hidden or len(hidden) < len(chunk.features):
+            return WithoutFeatures.features(self, chunk)
+        return np.concatenate(hidden, axis=1)
 
     def wait(self) -> BufferStep:
         """The rows are there already."""

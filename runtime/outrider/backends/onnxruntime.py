@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import onnxruntime as ort
 
+from outrider.backends.features import check_features
 from outrider.backends.onnx_cache import BufferCache
 from outrider.backends.onnx_providers import find_provider
 from outrider.backends.onnx_step import BufferPending, BufferStep
@@ -47,11 +48,13 @@ class OnnxRuntime:
     run one after another. Where the system commits memory lazily, a cache takes none before it is written to.
 
     device: "CPU"; "CUDA" or "DML", with a number behind a dot; "GPU" and "NPU" are those of any provider that is here.
-    properties: ONNX Runtime's session configuration, such as {"session.intra_op.allow_spinning": "0"}.
+    properties: ONNX Runtime's session configuration, such as {"session.intra_op.allow_spinning": "0"}. features: the
+    outputs of hidden states that chunks may ask for.
 
     Raises:
         OptionError: for a device that no installed execution provider has, or a precision it does not calculate in.
-        BundleError: when the model cannot be read, or lacks inputs or outputs that `outrider.bundle` describes.
+        BundleError: when the model cannot be read, or lacks inputs or outputs that `outrider.bundle` describes, or
+            these hidden states.
         DeviceError: when the device cannot run the model, or cannot update its cache in place.
     """
 
@@ -68,8 +71,10 @@ class OnnxRuntime:
         cache_precision: str = "auto",
         num_threads: int = 0,
         properties: Mapping[str, Any] | None = None,
+        features: Seq[str] = (),
     ) -> None:
         self.device = device
+        self.features = tuple(features)
         self._provider, self._device_id, provider_options = find_provider(device)
         self._properties = _SESSION | {name: str(value) for name, value in (properties or {}).items()}
         options = _session_options(num_threads, self._properties)
@@ -112,7 +117,9 @@ class OnnxRuntime:
     def use(self, exactness: Exactness) -> None:
         """Pad calls by this rule from now on, and report this exactness. Not while slots are open."""
         self.exactness = exactness
-        self.capabilities = Capabilities(bit_exact_batching=exactness.holds, rows=exactness.rule, one_call=False)
+        self.capabilities = Capabilities(
+            bit_exact_batching=exactness.holds, rows=exactness.rule, one_call=False, features=self.features
+        )
 
     def _read_shape(self, model_path: Path) -> None:
         """Layers, heads and names from the graph's own inputs and outputs."""
@@ -128,6 +135,8 @@ class OnnxRuntime:
         if missing or unknown or not self._pasts:
             what = f"lacks {missing[0]}" if missing else f"asks for {unknown[0]}" if unknown else "has no cache"
             raise BundleError(f"{model_path} {what}, so it cannot be run. Export it again with 'outrider export'.")
+        check_features(self.features, outputs)
+        self._widths: dict[str, int] = {name: outputs[name].shape[2] for name in self.features}
         self._has_positions = "position_ids" in inputs
         past = inputs[self._pasts[0]]
         shape = (past.shape[1], past.shape[3], outputs["logits"].shape[2])
@@ -214,18 +223,22 @@ class OnnxRuntime:
         if len(self._rows) < sum(sizes):
             self._rows = np.empty((sum(sizes), self.logits_width), dtype=self._logits_kind)
         wanted: list[int] = []
+        hidden: dict[int, list[NDArray[np.float32]]] = {}
         at = 0
         for chunk, size in zip(chunks, sizes, strict=True):
             count = len(chunk.token_ids)
             begin = max(count - size, 0)
-            self._run(chunk, begin, self._rows[at : at + size])
+            hidden[id(chunk.slot)] = self._run(chunk, begin, self._rows[at : at + size])
             wanted.extend(range(at + count - chunk.num_rows - begin, at + count - begin))
             at += size
         self.seconds += time.perf_counter() - began
-        return BufferStep(self._rows, wanted, self.vocab_size)
+        return BufferStep(self._rows, wanted, self.vocab_size, hidden)
 
-    def _run(self, chunk: Chunk, begin: int, rows: NDArray[Any]) -> None:
-        """Evaluate one chunk. The logits from token `begin` on go to `rows`, float [rows, logits width]."""
+    def _run(self, chunk: Chunk, begin: int, rows: NDArray[Any]) -> list[NDArray[np.float32]]:
+        """Evaluate one chunk, and return the hidden states that it asks for, float32 [n, width] each.
+
+        The logits from token `begin` on go to `rows`, float [rows, logits width].
+        """
         slot, count = chunk.slot, len(chunk.token_ids)
         rule = self.capabilities.rows
         padded = max(rule.num_rows([count]), len(rows))
@@ -249,15 +262,19 @@ class OnnxRuntime:
             # Padding has the last token's position: the model's context may end there.
             positions = np.arange(slot.length, slot.length + padded, dtype=np.int64)
             inputs["position_ids"] = np.minimum(positions, slot.length + count - 1)[None]
+        names = tuple(name for name in chunk.features if name in self._widths)
+        hidden = [np.empty((padded, self._widths[name]), dtype=np.float32) for name in names]
+        binding = slot.binding(names)
         for name, values in inputs.items():
-            slot.binding.bind_input(name, "cpu", 0, np.int64, values.shape, values.ctypes.data)
-        shape = (1, *rows.shape)
-        slot.binding.bind_output("logits", "cpu", 0, self._logits_kind, shape, rows.ctypes.data)
+            binding.bind_input(name, "cpu", 0, np.int64, values.shape, values.ctypes.data)
+        for name, values in zip(("logits", *names), (rows, *hidden), strict=True):
+            binding.bind_output(name, "cpu", 0, values.dtype, (1, *values.shape), values.ctypes.data)
         try:
-            self._session.run_with_iobinding(slot.binding)
+            self._session.run_with_iobinding(binding)
         except RuntimeError as error:
             raise DeviceError(f"{self.device} failed: {one_line(error)}") from error
         slot.append(chunk.token_ids)
+        return [values[:count] for values in hidden]
 
     def _check_in_place(self, slot: BufferSlot) -> None:
         """Validate, with two small calls, that the device updates the cache in the buffers that were bound.

@@ -13,6 +13,7 @@ import openvino as ov
 from openvino import opset13 as ops
 from openvino._offline_transformations import paged_attention_transformation
 
+from outrider.backends.features import check_features
 from outrider.backends.taps import add_outputs, hidden_states_of, output_matrix_of, read_ir
 from outrider.errors import BundleError, one_line
 
@@ -48,11 +49,7 @@ def tap(model: ov.Model, names: Sequence[str]) -> None:
         return
     num_layers = sum(node.get_type_name() == "PagedAttentionExtension" for node in model.get_ops())
     found = hidden_states_of(model, num_layers)
-    if missing := [name for name in names if name not in found]:
-        raise BundleError(
-            f"A drafter needs the main model's hidden states {missing[0]!r}, which are not found in its graph. "
-            "Load it with drafter='suffix', or without one."
-        )
+    check_features(names, found)
     add_outputs(model, found, names)
 
 

@@ -1,0 +1,108 @@
+"""A main model in ONNX for a drafter: its hidden states as outputs, and its matrices that the drafter shares.
+
+    tensors = share(folder / "model.onnx", head, None)      # model.onnx is written anew; its weights stay as they are
+    tensors["embed_tokens.weight"]
+
+Drafters are run by OpenVINO, which does not read these files. So the matrices are stored with the drafter.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from outrider.backends.taps import after_layers
+from outrider.errors import ExportError, one_line
+from outrider_export.heads.formats import EMBEDDING, MATRIX, check_features
+from outrider_export.onnx_files import load
+from outrider_export.onnx_graph import EXPORT_IT, FLOAT, find_head
+from outrider_export.onnx_matrices import Weights, dequantise
+from outrider_export.onnx_taps import add_outputs, hidden_states_of
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import onnxruntime as ort
+    from numpy.typing import NDArray
+
+    from outrider.bundle.manifest import Geometry
+    from outrider_export.heads.formats import Head
+
+_PIECE = 4096  # tokens whose embeddings are calculated at once
+
+
+def share(
+    path: Path, geometry: Geometry, head: Head, token_ids: NDArray[np.int32] | None
+) -> dict[str, NDArray[np.float32]]:
+    """Make outputs of the hidden states that a drafter reads, and return the matrices that it lacks, float32.
+
+    token_ids: int32 [n], the rows of the output matrix; None for all.
+
+    Raises:
+        ExportError: when the model's form is unknown. Its file is then as it was.
+    """
+    weights = Weights(load(path), path.parent)
+    found = hidden_states_of(weights.model)
+    check_features(head, found, geometry.num_layers)
+    made: dict[str, NDArray[np.float32]] = {}
+    if head.uses_main_embedding:
+        node, i = found[after_layers(0)]
+        made[EMBEDDING] = _embedding(weights, node.output[i], geometry)
+    if head.uses_main_matrix:
+        made[MATRIX] = _output_matrix(weights, token_ids)
+    add_outputs(weights.model, found, head.features, geometry.hidden_size)
+    content = weights.model.SerializeToString()
+    path.unlink()  # it may be a link to the old bundle's
+    path.write_bytes(content)
+    return made
+
+
+def _embedding(weights: Weights, name: str, geometry: Geometry) -> NDArray[np.float32]:
+    """The value `name` of the graph for each token, scaled as the main model does: float32 [logits width, hidden]."""
+    made = np.empty((geometry.logits_width, geometry.hidden_size), dtype=np.float32)
+    part = _part(weights, ["input_ids"], name)
+    for begin in range(0, len(made), _PIECE):
+        token_ids = np.arange(begin, min(begin + _PIECE, len(made)), dtype=np.int64)
+        made[begin : begin + _PIECE] = part.run(None, {"input_ids": token_ids[None]})[0][0]
+    return made
+
+
+def _output_matrix(weights: Weights, token_ids: NDArray[np.int32] | None) -> NDArray[np.float32]:
+    """Rows of the output matrix, float32 [rows, hidden]."""
+    head = find_head(weights.model.graph)
+    if head.op_type == "MatMulNBits":
+        return dequantise(weights, head, token_ids)
+    if head.op_type not in ("MatMul", "FusedMatMul"):
+        raise ExportError(
+            f"The main model's output matrix is read by {head.op_type}, as it cannot be here. {EXPORT_IT}"
+        )
+    name = head.input[1]
+    matrix = weights.read(name) if name in weights else _part(weights, [], name).run(None, {})[0]
+    rows = matrix if any(each.name == "transB" and each.i for each in head.attribute) else matrix.T
+    return np.ascontiguousarray(rows if token_ids is None else rows[token_ids], dtype=np.float32)
+
+
+def _part(weights: Weights, inputs: list[str], output: str) -> ort.InferenceSession:
+    """The part of a model that makes one value, ready to run.
+
+    Raises:
+        ExportError: when it needs other inputs.
+    """
+    import onnxruntime as ort
+    from onnx import helper
+    from onnx.utils import Extractor
+
+    extractor = Extractor(weights.model)
+    extractor.value_infos.setdefault(output, helper.make_tensor_value_info(output, FLOAT, None))
+    options = ort.SessionOptions()
+    options.log_severity_level = 4  # errors are raised instead
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL  # it runs once
+    options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(weights.folder))
+    try:
+        part = extractor.extract_model(inputs, [output]).SerializeToString()
+        return ort.InferenceSession(part, options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # of several classes with no other common base
+        raise ExportError(
+            f"The main model's {output} cannot be calculated alone: {one_line(error)}. {EXPORT_IT}"
+        ) from error

@@ -1,0 +1,242 @@
+"""Main models in ONNX for drafters that read hidden states: outputs of them, and what such drafters share."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import torch
+from onnx import helper, numpy_helper
+from safetensors.numpy import save_file
+from transformers import AutoModelForCausalLM
+
+import outrider
+from onnx_decoder import decoder
+from outrider.bundle.hashes import list_files
+from outrider.bundle.manifest import write_manifest
+from outrider.errors import ExportError
+from outrider.testing import ToyTokenizer, save_toy_bundle
+from outrider_export.heads import onnx_main
+from outrider_export.heads.add import add_drafter
+from outrider_export.heads.formats import EMBEDDING, MATRIX, Head
+from outrider_export.onnx_files import load
+from outrider_export.onnx_matrices import Weights, dequantise
+from outrider_export.onnx_taps import add_outputs, hidden_states_of
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from outrider.bundle import Bundle
+    from outrider.bundle.manifest import Geometry
+
+IDS = np.arange(3, 27)[None]
+
+
+@pytest.fixture(scope="module")
+def toy(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    """A bundle whose main model has the builder's form."""
+    made = save_toy_bundle(tmp_path_factory.mktemp("bundle") / "made", formats=("onnx", "onnx"), draft=False)
+    onnx.save(decoder(made.manifest.main.geometry), made.model_path(made.manifest.main))
+    write_manifest(made.folder, msgspec.structs.replace(made.manifest, files=list_files(made.folder)))
+    return outrider.read_bundle(made.folder)
+
+
+def run(path: Path, names: list[str]) -> list[Any]:
+    """Outputs of a model for `IDS` behind an empty cache, without the batch."""
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads, options.log_severity_level = 1, 3
+    session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+    inputs: dict[str, Any] = {"input_ids": IDS, "attention_mask": np.ones_like(IDS)}
+    for port in session.get_inputs():
+        if port.name.startswith("past_key_values"):
+            inputs[port.name] = np.zeros((1, port.shape[1], 0, port.shape[3]), dtype=np.float32)
+    return [values[0] for values in session.run(names, inputs)]
+
+
+def tap(bundle: Bundle, names: list[str], to: Path) -> Path:
+    """The main model with these hidden states as outputs."""
+    folder, width = bundle.folder / "main", bundle.manifest.main.geometry.hidden_size
+    shutil.copytree(folder, to)
+    model = load(folder / "model.onnx")
+    add_outputs(model, hidden_states_of(model), names[:1], width)
+    add_outputs(model, hidden_states_of(model), names, width)  # what is there stays
+    (to / "model.onnx").write_bytes(model.SerializeToString())
+    return to / "model.onnx"
+
+
+def write_head(folder: Path, main: Geometry, kind: str, *, own_matrix: bool = True) -> Path:
+    """A random drafter's checkpoint."""
+    rng = np.random.default_rng(1)
+    hidden, heads, size, width = main.hidden_size, main.num_heads, main.head_size, main.logits_width
+    shapes: dict[str, tuple[int, ...]] = {"lm_head.weight": (width, hidden)} if own_matrix else {}
+    config: dict[str, Any] = {
+        "hidden_size": hidden, "num_attention_heads": heads, "head_dim": size, "num_hidden_layers": 1,
+        "vocab_size": width,
+    }  # fmt: skip
+    if kind == "medusa":
+        shapes = {f"{i}.0.linear.weight": (hidden, hidden) for i in range(3)}
+        shapes |= {f"{i}.0.linear.bias": (hidden,) for i in range(3)} | {
+            f"{i}.1.weight": (width, hidden) for i in range(3)
+        }
+        config |= {"medusa_num_heads": 3}
+    if kind == "blockwise":
+        shapes = {f"{i}.{name}.weight": (hidden, hidden) for i in range(3) for name in ("up", "down")}
+        config |= {"architectures": ["BlockwiseHeads"], "num_heads": 3}
+    if kind in ("eagle3", "dflash"):
+        layer, read = ("midlayer", 2 * hidden) if kind == "eagle3" else ("layers.0", hidden)
+        shapes |= {f"{layer}.self_attn.{name}_proj.weight": (heads * size, read) for name in "qkv"}
+        shapes |= {f"{layer}.self_attn.o_proj.weight": (hidden, heads * size), "norm.weight": (hidden,)}
+        shapes |= {f"{layer}.mlp.{name}_proj.weight": (2 * hidden, hidden) for name in ("gate", "up")}
+        shapes |= {f"{layer}.mlp.down_proj.weight": (hidden, 2 * hidden), "fc.weight": (hidden, 2 * hidden)}
+        shapes |= {f"{layer}.{name}_layernorm.weight": (hidden,) for name in ("input", "post_attention")}
+        if kind == "eagle3":
+            shapes["midlayer.hidden_norm.weight"] = (hidden,)
+            config |= {"architectures": ["LlamaForCausalLMEagle3"], "eagle_aux_hidden_state_layer_ids": [0, 2]}
+        else:
+            shapes["hidden_norm.weight"] = (hidden,)
+            own = {"mask_token_id": 1, "target_layer_ids": [0, 1]}
+            config |= {"architectures": ["DFlashDraftModel"], "block_size": 4, "dflash_config": own}
+    folder.mkdir()
+    tensors = {
+        name: (rng.standard_normal(shape) * shape[-1] ** -0.5).astype(np.float32) for name, shape in shapes.items()
+    }
+    save_file(tensors, folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    return folder
+
+
+def content(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+# Outputs of hidden states
+
+
+def test_hidden_states_are_found_and_change_no_bits(toy: Bundle, tmp_path: Path) -> None:
+    names = ["hidden_states.0", "hidden_states.1", "hidden_states.2", "last_hidden_state"]
+    path = tap(toy, names, tmp_path / "tapped")
+    first, _, third, last, logits = run(path, [*names, "logits"])
+    np.testing.assert_array_equal(logits, run(toy.folder / "main" / "model.onnx", ["logits"])[0])
+    weights = Weights(load(path), path.parent)
+    np.testing.assert_array_equal(first, weights.read("embedding")[IDS[0]])
+    normed = third / np.sqrt((third**2).mean(-1, keepdims=True) + 1e-6) * weights.read("final_norm.weight")
+    np.testing.assert_allclose(last, normed, atol=1e-5)
+    np.testing.assert_allclose(logits, last @ weights.read("lm_head"), atol=1e-4)
+
+
+@pytest.mark.parametrize("weights", ["fp32", "int8"])
+def test_hidden_states_of_a_converted_model_are_those_of_torch(
+    tied: Path, convert: Any, tmp_path: Path, weights: str
+) -> None:
+    bundle = convert(tied, format="onnx", weights=weights)[0]
+    names = ["hidden_states.0", "hidden_states.1", "last_hidden_state"]
+    path = tap(bundle, names, tmp_path / "tapped")
+    model = AutoModelForCausalLM.from_pretrained(tied, dtype=torch.float32)
+    with torch.no_grad():
+        known = model(torch.from_numpy(IDS), output_hidden_states=True).hidden_states
+    *found, logits = run(path, [*names, "logits"])
+    for here, there in zip(found, known, strict=True):
+        assert np.abs(here - there[0].numpy()).max() < (1e-4 if weights == "fp32" else 0.02) * there.abs().max()
+    np.testing.assert_array_equal(logits, run(bundle.folder / "main" / "model.onnx", ["logits"])[0])
+
+
+def test_another_form_is_refused_and_the_bundle_stays(tmp_path: Path) -> None:
+    bundle = save_toy_bundle(tmp_path / "toy", formats=("onnx", "onnx"), draft=False)
+    before = content(bundle.folder)
+    head = write_head(tmp_path / "head", bundle.manifest.main.geometry, "medusa")
+    with pytest.raises(
+        ExportError, match="'last_hidden_state', and the main model's graph has none in a form that is known"
+    ):
+        add_drafter(bundle.folder, head)
+    assert content(bundle.folder) == before
+    assert {path.name for path in tmp_path.iterdir()} == {"toy", "head"}
+
+
+# Drafters
+
+
+@pytest.mark.parametrize("kind", ["eagle3", "dflash", "medusa"])
+def test_drafts_change_no_text(toy: Bundle, tmp_path: Path, kind: str) -> None:
+    shutil.copytree(toy.folder, tmp_path / "bundle")
+    linked = tmp_path / "before.onnx"
+    linked.hardlink_to(tmp_path / "bundle" / "main" / "model.onnx")
+    before = linked.read_bytes()
+    head = write_head(tmp_path / "head", toy.manifest.main.geometry, kind)
+    made = add_drafter(tmp_path / "bundle", head, weights="fp32")
+    made.check_hashes()
+    assert linked.read_bytes() == before
+    engine = outrider.Engine(made, outrider.Config().replace(cache_size=0.005), tokenizer=ToyTokenizer())
+    assert engine.main.capabilities.features == made.manifest.drafters[0].features
+    several: list[dict[str, Any]] = [{"temperature": 0}, {"temperature": 1, "seed": 5}]
+    for options in several:
+        options |= {"max_new_tokens": 60, "num_assistant_tokens": 3}
+        answers = [engine.generate("abcabc", drafter=name, **options) for name in (None, kind)]
+        assert answers[0].token_ids == answers[1].token_ids
+        assert answers[1].stats.num_draft_tokens > 0
+
+
+@pytest.mark.parametrize("kind", ["eagle3", "blockwise"])
+def test_drafters_share_the_matrices_of_a_converted_model(tied: Path, convert: Any, tmp_path: Path, kind: str) -> None:
+    """A tied matrix in 8 bits; the drafter's own is cut."""
+    shutil.copytree(convert(tied, format="onnx")[0].folder, tmp_path / "bundle")
+    bundle = outrider.read_bundle(tmp_path / "bundle")
+    head = write_head(tmp_path / "head", bundle.manifest.main.geometry, kind, own_matrix=False)
+    made = add_drafter(tmp_path / "bundle", head, draft_vocab=300)
+    assert made.manifest.drafters[0].num_proposed_tokens == 300
+    engine = outrider.Engine(made, outrider.Config().replace(cache_size=0.01))
+    options: dict[str, Any] = {"max_new_tokens": 20, "num_assistant_tokens": 3}
+    answers = [engine.generate("The quick brown fox", drafter=name, **options) for name in (None, kind)]
+    assert answers[0].token_ids == answers[1].token_ids
+    assert answers[1].stats.num_draft_tokens > 0
+
+
+# Matrices
+
+
+def head_of(kind: str) -> Head:
+    return Head(kind, ("last_hidden_state",), {}, 1, 2, 2, 8, 16, 99)
+
+
+def test_what_a_drafter_lacks_is_read_from_the_main_model(toy: Bundle, tmp_path: Path) -> None:
+    shutil.copytree(toy.folder / "main", tmp_path / "main")
+    path, geometry = tmp_path / "main" / "model.onnx", toy.manifest.main.geometry
+    weights = Weights(load(path), path.parent)
+    embedding, matrix = weights.read("embedding"), weights.read("lm_head").T
+    token_ids = np.array([0, 3, 7], dtype=np.int32)
+    made = onnx_main.share(path, geometry, head_of("eagle"), None)
+    np.testing.assert_array_equal(made[EMBEDDING], embedding)
+    np.testing.assert_array_equal(made[MATRIX], matrix)
+    made = onnx_main.share(path, geometry, head_of("blockwise"), token_ids)
+    assert made.keys() == {MATRIX}
+    np.testing.assert_array_equal(made[MATRIX], matrix[token_ids])
+
+
+@pytest.mark.parametrize("bits", [2, 4, 8])
+@pytest.mark.parametrize("has_zeros", [False, True])
+def test_matrices_are_read_as_onnxruntime_does(tmp_path: Path, bits: int, has_zeros: bool) -> None:
+    """The product with a unit matrix is the matrix. 80 columns are two blocks and a half."""
+    rng = np.random.default_rng(bits)
+    count, columns, block = 6, 80, 32
+    shapes = {"codes": (count, 3, block * bits // 8), "zeros": (count * (-(-3 * bits // 8)),)}
+    values = {name: rng.integers(0, 256, shape).astype(np.uint8) for name, shape in shapes.items()}
+    values["scales"] = rng.standard_normal(count * 3).astype(np.float32)
+    names = ["codes", "scales", *(["zeros"] if has_zeros else [])]
+    attributes = {"K": columns, "N": count, "bits": bits, "block_size": block}
+    node = helper.make_node("MatMulNBits", ["x", *names], ["y"], domain="com.microsoft", **attributes)
+    ports = [helper.make_tensor_value_info(name, 1, [None, n]) for name, n in (("x", columns), ("y", count))]
+    tensors = [numpy_helper.from_array(values[name], name) for name in names]
+    opsets = [helper.make_opsetid("", 21), helper.make_opsetid("com.microsoft", 1)]
+    model = helper.make_model(helper.make_graph([node], "g", ports[:1], ports[1:], tensors), opset_imports=opsets)
+    model.ir_version = 10
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    known = session.run(None, {"x": np.eye(columns, dtype=np.float32)})[0].T
+    rows = np.array([1, 4], dtype=np.int32)
+    weights = Weights(model, tmp_path)
+    np.testing.assert_allclose(dequantise(weights, node), known, atol=1e-5)
+    np.testing.assert_allclose(dequantise(weights, node, rows), known[rows], atol=1e-5)
