@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from outrider.backends.openvino_paged import PagedPending
+    from outrider.backends.paged_step import PagedStep
     from outrider.types import Chunk, RowRule
 
 
@@ -39,7 +40,10 @@ class OpenVINOPlaces(OpenVINOPaged):
         **options: Any,
     ) -> None:
         super().__init__(model_path, build=build, **options)
+        self._first: OpenVINOPlaces | None = None
         self._others = [OpenVINOPlaces(model_path, build=each, **options) for each in others]
+        for each in self._others:
+            each._first = self
 
     @property
     def separate_rules(self) -> tuple[RowRule, ...]:
@@ -57,11 +61,15 @@ class OpenVINOPlaces(OpenVINOPaged):
         place = len(chunks[0].token_ids) - 1
         if not self._others or not place:
             return super().submit(chunks)
-        other = self._others[min(place, len(self._others)) - 1]
-        before = other.seconds
-        pending = other.submit(chunks)
-        self.seconds += other.seconds - before
-        return pending
+        return self._others[min(place, len(self._others)) - 1].submit(chunks)
+
+    def finish(self, began: float) -> PagedStep:
+        """Wait for the call that began at `began`. Its seconds are the first head's, too."""
+        before = self.seconds
+        step = super().finish(began)
+        if self._first is not None:
+            self._first.seconds += self.seconds - before
+        return step
 
     def _append(self, chunk: Chunk) -> None:
         """Do nothing: there is no cache."""

@@ -34,7 +34,7 @@ def hidden_states_of(model: ov.Model, num_layers: int) -> dict[str, ov.Output]:
     matrix = output_matrix_of(model)
     if matrix is None:
         return {}
-    last = matrix.input_value(0)
+    last = multiplied_by(matrix)
     stream = _sum_before(last)
     sums: list[ov.Output] = []
     while stream is not None:
@@ -73,6 +73,12 @@ def output_matrix_of(model: ov.Model) -> ov.Node | None:
             return None
         node = node.input_value(0).get_node()
     return node
+
+
+def multiplied_by(matrix: ov.Node) -> ov.Output:
+    """The rows that a matrix is multiplied by, without columns that are made of them (`outrider_export.gguf_minima`)."""
+    rows = matrix.input_value(0)
+    return rows.get_node().input_value(0) if rows.get_node().get_type_name() == "Concat" else rows
 
 
 def add_outputs(model: ov.Model, found: dict[str, ov.Output], names: Iterable[str]) -> None:
