@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from outrider.bundle import Bundle
 
 PROMPT = "def quicksort(items):\n    if len(items) <= 1:\n        return items\n" * 3
 ANSWER: dict[str, Any] = {"max_new_tokens": 24, "ignore_eos": True, "num_assistant_tokens": 4}
@@ -85,8 +84,8 @@ def test_the_controller_prices_them(engine: outrider.Engine) -> None:
 
 
 def test_the_manifest_describes_them(engine: outrider.Engine) -> None:
-    features = {"eagle3": ("hidden_states.0", "hidden_states.1", "hidden_states.2")}
-    features["dflash"] = features["eagle3"][1:]
+    layers = ("hidden_states.0", "hidden_states.1", "hidden_states.2")
+    features = {"eagle3": layers, "dflash": layers[1:]}
     for entry in engine.bundle.manifest.drafters:
         assert entry.features == features.get(entry.kind, ("last_hidden_state",))
         assert entry.num_proposed_tokens == (len(TOKEN_MAP) if entry.kind in ("eagle3", "medusa", "hydra") else None)
@@ -138,19 +137,33 @@ def changed(kind: str, **changes: Any) -> Callable[[], Any]:
 
 
 WRONG: dict[str, tuple[Any, type[OutriderError], str]] = {
-    "no config.json": (no_config, ExportError, "is no drafter of a kind that is known: blockwise, dflash, eagle, .*medusa"),
+    "no config.json": (
+        no_config,
+        ExportError,
+        "is no drafter of a kind that is known: blockwise, dflash, eagle, .*medusa",
+    ),
     "a model": (a_model, ExportError, "is no drafter of a kind that is known"),
     "architectures is null": (writes("eagle", architectures=[]), ExportError, "is no drafter of a kind"),
     "config.json is damaged": (broken_config, ExportError, "config.json cannot be read"),
     "config.json lacks a number": (
-        writes("eagle", num_attention_heads=None), ExportError, "config.json has no 'num_attention_heads', which eagle",
+        writes("eagle", num_attention_heads=None),
+        ExportError,
+        "config.json has no 'num_attention_heads', which eagle",
     ),
     "config.json has no number": (
-        writes("mtp", hidden_size="many"), ExportError, "config.json is not that of a mtp drafter: .*many",
+        writes("mtp", hidden_size="many"),
+        ExportError,
+        "config.json is not that of a mtp drafter: .*many",
     ),
-    "no dflash_config": (writes("dflash", dflash_config=None), ExportError, "has no dflash_config with target_layer_ids"),
+    "no dflash_config": (
+        writes("dflash", dflash_config=None),
+        ExportError,
+        "has no dflash_config with target_layer_ids",
+    ),
     "no mask": (
-        writes("dflash", dflash_config={"target_layer_ids": [0]}), ExportError, "has no dflash_config with .*mask_token_id",
+        writes("dflash", dflash_config={"target_layer_ids": [0]}),
+        ExportError,
+        "has no dflash_config with .*mask_token_id",
     ),
     "no such layer": (
         writes("dflash", dflash_config={"target_layer_ids": [0, 9], "mask_token_id": 1}),
@@ -172,7 +185,9 @@ WRONG: dict[str, tuple[Any, type[OutriderError], str]] = {
         "does not fit as a drafter of kind mtp: .*MatMul",
     ),
     "other hidden size, eagle": (
-        writes("eagle", lambda: tensors_of("eagle", hidden=48), hidden_size=48), ExportError, "with hidden_size 48, and",
+        writes("eagle", lambda: tensors_of("eagle", hidden=48), hidden_size=48),
+        ExportError,
+        "with hidden_size 48, and",
     ),
     "other hidden size, eagle3": (
         writes("eagle3", lambda: tensors_of("eagle3", hidden=48), hidden_size=48),
@@ -181,32 +196,44 @@ WRONG: dict[str, tuple[Any, type[OutriderError], str]] = {
     ),
     **{
         f"other hidden size, {kind}": (
-            writes(kind, lambda kind=kind: tensors_of(kind, hidden=48)), ExportError, "with hidden_size 48, and"
+            writes(kind, lambda kind=kind: tensors_of(kind, hidden=48)),
+            ExportError,
+            "with hidden_size 48, and",
         )
         for kind in ("medusa", "hydra", "blockwise")
     },
     "fewer tokens than logits": (
-        writes("medusa", changed("medusa", token_map=TOKEN_MAP[:9])), ExportError, "has 150 rows, and 9 tokens are listed",
+        writes("medusa", changed("medusa", token_map=TOKEN_MAP[:9])),
+        ExportError,
+        "has 150 rows, and lists 9 tokens",
     ),
     "a token twice": (
-        writes("hydra", changed("hydra", token_map=np.repeat(TOKEN_MAP[:75], 2))), ExportError, "lists a token twice",
+        writes("hydra", changed("hydra", token_map=np.repeat(TOKEN_MAP[:75], 2))),
+        ExportError,
+        "lists a token twice",
     ),
     "an unknown token": (
-        writes("eagle3", changed("eagle3", d2t=np.arange(150) * 4)), ExportError, "proposes tokens from 0 to 745, and the",
+        writes("eagle3", changed("eagle3", d2t=np.arange(150) * 4)),
+        ExportError,
+        "proposes tokens from 0 to 745, and the",
     ),
     "logits of another vocabulary": (
-        writes("medusa", without("medusa", "token_map")), ExportError, "has logits for 150 tokens, and the main model has 404",
+        writes("medusa", without("medusa", "token_map")),
+        ExportError,
+        "has logits for 150 tokens, and the main model has 404",
     ),
     "an unknown format": (writes("eagle", options={"weights": "int9"}), OptionError, "weights='int9' .*int8"),
     "draft_vocab of a head with a matrix": (
-        writes("medusa", options={"draft_vocab": 100}), OptionError, "draft_vocab is for drafters with the main model's",
+        writes("medusa", options={"draft_vocab": 100}),
+        OptionError,
+        "draft_vocab is for drafters with the main model's",
     ),
     "draft_vocab too small": (writes("eagle", options={"draft_vocab": 2}), OptionError, "draft_vocab=2 leaves no room"),
     **{
         f"name {name!r}": (writes("eagle", options={"name": name}), OptionError, f"name='{name}' (is no|has another)")
         for name in ("main", "auto", "tokenizer", "../main", "a/b", "", "-x", "ein Name")
     },
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", WRONG)
@@ -295,7 +322,10 @@ def test_the_main_models_matrix_can_be_cut(folder: Path, tmp_path: Path, kind: s
     main = bundle.model_path(bundle.manifest.main)
     made = []
     for entry in (whole, cut):
-        weights, given = Weights.read(ov.Core(), bundle.model_path(entry.model), main), ov.opset13.parameter([-1, 1, 64])
+        weights, given = (
+            Weights.read(ov.Core(), bundle.model_path(entry.model), main),
+            ov.opset13.parameter([-1, 1, 64]),
+        )
         graph = ov.Model([ov.opset13.result(weights.logits(given))], [given])
         hints = {"INFERENCE_PRECISION_HINT": "f32", "DYNAMIC_QUANTIZATION_GROUP_SIZE": "0"}
         made.append(ov.Core().compile_model(graph, "CPU", hints)([rows])[0][:, 0])
@@ -326,7 +356,12 @@ def test_weights_are_compressed(tmp_path: Path, weights: str, largest: float) ->
     rng = np.random.default_rng(0)
     matrix = rng.normal(0, rng.uniform(0.001, 30, (80, 1)), (80, 96)).astype(np.float32)
     matrix[3], matrix[4], matrix[5] = 0, np.abs(matrix[4]) + 5, 1e-9
-    tensors = {"fc.weight": matrix, "fc.bias": matrix[0], "small.weight": matrix[:8, :8], "rms_norm_eps": np.ones(1, "f4")}
+    tensors = {
+        "fc.weight": matrix,
+        "fc.bias": matrix[0],
+        "small.weight": matrix[:8, :8],
+        "rms_norm_eps": np.ones(1, "f4"),
+    }
     container.write(tmp_path / "openvino_model.xml", tensors, {}, weights)
     read = Weights.read(ov.Core(), tmp_path / "openvino_model.xml", None)
     made: dict[str, Any] = {}

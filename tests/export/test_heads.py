@@ -253,7 +253,9 @@ def test_dflash(bundle: Bundle, dflash: Any) -> None:
     step = backend.submit([chunk(third, 10, 20, blocks[1]), chunk(second, 30, 45, blocks[2])]).wait()
     check(rows_of(step, 3), dflash(hidden[:20], blocks[1]))
     check(rows_of(step, 3, 3), dflash(hidden, blocks[2]))
-    step = backend.submit([chunk(second, 45, 45, blocks[0]), chunk(third, 20, 33, blocks[0]), chunk(first, 9, 9, blocks[1])])
+    step = backend.submit(
+        [chunk(second, 45, 45, blocks[0]), chunk(third, 20, 33, blocks[0]), chunk(first, 9, 9, blocks[1])]
+    )
     step = step.wait()
     for i, (states, block) in enumerate([(hidden, blocks[0]), (hidden[:33], blocks[0]), (hidden, blocks[1])]):
         check(rows_of(step, 3, 3 * i), dflash(states, block))
@@ -266,7 +268,7 @@ def test_dflash(bundle: Bundle, dflash: Any) -> None:
 
 
 def places(kind: str, hidden: Any, token_ids: Seq[int], shared: tuple[Any, Any]) -> Any:
-    """float32 [heads, proposed tokens or vocabulary]. hidden: float32 [1, hidden]. token_ids: the newest, and drafted."""
+    """float32 [heads, proposed or all tokens]. hidden: float32 [1, hidden]. token_ids: the newest, and drafted."""
     weights, (embedding, matrix), logits = weights_of(kind), shared, []
 
     def linear(rows: Any, name: str) -> Any:
@@ -291,16 +293,23 @@ def places(kind: str, hidden: Any, token_ids: Seq[int], shared: tuple[Any, Any])
 def test_places(kind: str, count: int, bundle: Bundle, shared: Any) -> None:
     """For one sequence, and for several in one call."""
     backend, rng = load(bundle, kind), np.random.default_rng(5)
-    hidden, token_ids = rng.standard_normal((count, 64)).astype(np.float32), rng.integers(0, TOKENS, (count, NUM_PLACES))
+    hidden, token_ids = (
+        rng.standard_normal((count, 64)).astype(np.float32),
+        rng.integers(0, TOKENS, (count, NUM_PLACES)),
+    )
     slots = [backend.open(50) for _ in range(count)]
     expected = [places(kind, torch.tensor(hidden[i : i + 1]), token_ids[i].tolist(), shared) for i in range(count)]
     if kind != "hydra":
-        chunks = [Chunk(slot, [1], NUM_PLACES, hidden_states=row[None]) for slot, row in zip(slots, hidden, strict=True)]
+        chunks = [
+            Chunk(slot, [1], NUM_PLACES, hidden_states=row[None]) for slot, row in zip(slots, hidden, strict=True)
+        ]
         check(rows_of(backend.submit(chunks).wait(), count * NUM_PLACES), torch.cat(expected))
         return
     for place in range(NUM_PLACES):
         before = backend.seconds
-        chunks = [Chunk(slots[i], token_ids[i, : place + 1].tolist(), 1, hidden_states=hidden[[i]]) for i in range(count)]
+        chunks = [
+            Chunk(slots[i], token_ids[i, : place + 1].tolist(), 1, hidden_states=hidden[[i]]) for i in range(count)
+        ]
         check(rows_of(backend.submit(chunks).wait(), count), torch.stack([each[place] for each in expected]))
         assert backend.seconds > before
 

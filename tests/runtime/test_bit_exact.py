@@ -251,8 +251,8 @@ def test_calls_are_padded_by_the_rule_and_say_the_same(openvino_bundle: Bundle, 
             step = made.submit(chunks).wait()
             found += [step.row(i).full().copy() for i in range(sum(counts))]
             if made is padded:
-                seen = np.diff(made._inputs["subsequence_begins"]).tolist()
-                assert made._inputs["input_ids"].size == sum(seen) == rule.call(sum(seen))
+                seen = np.diff(made._bound["subsequence_begins"]).tolist()
+                assert made._bound["input_ids"].size == sum(seen) == rule.call(sum(seen))
                 wanted = [count for chunk, count in zip(chunks, counts, strict=True) for count in as_seen(chunk, rule)]
                 assert all(n >= count for n, count in zip(seen, wanted, strict=False))
                 assert not rule.separate or seen[: len(wanted)] == wanted

@@ -271,6 +271,16 @@ def test_drafts_of_all_lengths_are_accepted_and_rejected(kind: str) -> None:
     assert of_position[0] > of_position[1] > of_position[2] > 0
 
 
+def test_each_drafter_gets_its_own_hidden_states() -> None:
+    """All kinds draft for one text in turns. They want hidden states of one, or of two in another order."""
+    main = new_main()
+    drafters = [Checked.of(main, kind, i) for i, kind in enumerate(KINDS)]
+    requests = [make_request([0, i, 1], InTurns(drafters, [1, 2, 3, 4, 5, 0]), max_new_tokens=60) for i in range(2)]
+    run(main, *requests)
+    assert requests[0].features == ("late", "early")
+    assert min(drafter.num_drafts for drafter in drafters) > 4
+
+
 CACHED = [kind for kind in KINDS if "places" not in kind]
 
 

@@ -248,15 +248,15 @@ def _decoder(kind: str, config: dict[str, Any], tensors: dict[str, NDArray[Any]]
 
 def _rotary(config: dict[str, Any], size: int) -> tuple[NDArray[np.float32], float]:
     """The frequencies float32 [size / 2] of rotary embeddings, and the scale of their cosines and sines."""
-    import torch
-    from transformers import LlamaConfig
-    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
-
     scaling = config.get("rope_parameters") or config.get("rope_scaling") or {}
     kind = scaling.get("rope_type") or scaling.get("type") or "default"
     theta = float(scaling.get("rope_theta") or config.get("rope_theta") or 10_000)
     if kind == "default":
         return (1 / theta ** (np.arange(0, size, 2, dtype=np.float64) / size)).astype(np.float32), 1.0
+    import torch  # these take seconds
+    from transformers import LlamaConfig
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
     if kind not in ROPE_INIT_FUNCTIONS:
         raise ExportError(f"config.json has rope_type {kind!r}, which is not supported for drafters.")
     names = ("hidden_size", "num_attention_heads", "max_position_embeddings")
@@ -283,7 +283,7 @@ def _in_order(
         if name.endswith("lm_head.weight"):
             if len(values) != len(order):
                 raise ExportError(
-                    f"The drafter's output matrix {name} has {len(values):,} rows, and {len(order):,} tokens are listed "
+                    f"The drafter's output matrix {name} has {len(values):,} rows, and lists {len(order):,} tokens "
                     "for them. Fetch the checkpoint again."
                 )
             made[name] = values[order]
