@@ -140,7 +140,7 @@ WRONG: dict[str, tuple[Any, type[OutriderError], str]] = {
     "no config.json": (
         no_config,
         ExportError,
-        "is no drafter of a kind that is known: blockwise, dflash, eagle, .*medusa",
+        "is no drafter of a kind that is known: blockwise, dflash, eagle",
     ),
     "a model": (a_model, ExportError, "is no drafter of a kind that is known"),
     "architectures is null": (writes("eagle", architectures=[]), ExportError, "is no drafter of a kind"),
@@ -158,7 +158,7 @@ WRONG: dict[str, tuple[Any, type[OutriderError], str]] = {
     "no dflash_config": (
         writes("dflash", dflash_config=None),
         ExportError,
-        "has no dflash_config with target_layer_ids",
+        "has no dflash_config",
     ),
     "no mask": (
         writes("dflash", dflash_config={"target_layer_ids": [0]}),
@@ -187,7 +187,7 @@ WRONG: dict[str, tuple[Any, type[OutriderError], str]] = {
     "other hidden size, eagle": (
         writes("eagle", lambda: tensors_of("eagle", hidden=48), hidden_size=48),
         ExportError,
-        "with hidden_size 48, and",
+        "with hidden_size 48",
     ),
     "other hidden size, eagle3": (
         writes("eagle3", lambda: tensors_of("eagle3", hidden=48), hidden_size=48),
@@ -198,7 +198,7 @@ WRONG: dict[str, tuple[Any, type[OutriderError], str]] = {
         f"other hidden size, {kind}": (
             writes(kind, lambda kind=kind: tensors_of(kind, hidden=48)),
             ExportError,
-            "with hidden_size 48, and",
+            "with hidden_size 48",
         )
         for kind in ("medusa", "hydra", "blockwise")
     },
@@ -215,18 +215,18 @@ WRONG: dict[str, tuple[Any, type[OutriderError], str]] = {
     "an unknown token": (
         writes("eagle3", changed("eagle3", d2t=np.arange(150) * 4)),
         ExportError,
-        "proposes tokens from 0 to 745, and the",
+        "proposes tokens from 0 to 745",
     ),
     "logits of another vocabulary": (
         writes("medusa", without("medusa", "token_map")),
         ExportError,
-        "has logits for 150 tokens, and the main model has 404",
+        "for 150 tokens, and the main model has 404",
     ),
     "an unknown format": (writes("eagle", options={"weights": "int9"}), OptionError, "weights='int9' .*int8"),
     "draft_vocab of a head with a matrix": (
         writes("medusa", options={"draft_vocab": 100}),
         OptionError,
-        "draft_vocab is for drafters with the main model's",
+        "draft_vocab is for drafters with",
     ),
     "draft_vocab too small": (writes("eagle", options={"draft_vocab": 2}), OptionError, "draft_vocab=2 leaves no room"),
     **{
@@ -337,6 +337,17 @@ def test_the_main_models_matrix_can_be_cut(folder: Path, tmp_path: Path, kind: s
     drafted = engine.generate(PROMPT, drafter="cut", **ANSWER, **SAMPLED)
     assert drafted.token_ids == plain.token_ids
     assert drafted.stats.num_drafts > 10
+
+
+def test_heads_without_matrices_share_the_cut_one(folder: Path, tmp_path: Path) -> None:
+    tensors = {name: values for name, values in tensors_of("medusa").items() if ".linear." in name}
+    head = write_head(tmp_path / "medusa", "medusa", tensors)
+    entry = add_drafter(folder, head, draft_vocab=300).manifest.drafters[0]
+    assert entry.num_proposed_tokens == entry.model.geometry.logits_width == 300
+    engine = outrider.load(folder, cache_size=0.02)
+    plain, drafted = (engine.generate(PROMPT, drafter=name, **ANSWER) for name in (None, "medusa"))
+    assert drafted.token_ids == plain.token_ids
+    assert drafted.stats.num_drafts > 3
 
 
 def test_offsets_that_do_not_ascend_are_sorted(folder: Path, tmp_path: Path) -> None:
