@@ -771,8 +771,8 @@ MUTATIONS = [
     Mutation(
         "hidden states: the first chunk's for all",
         "backends/paged_call.py",
-        "first = self.first_rows[id(chunk.slot)]",
-        "first = 0",
+        "made[self.places[id(chunk.slot)]] = chunk.hidden_states",
+        "made[: len(chunk.token_ids)] = chunk.hidden_states",
         "../export/test_heads.py",
     ),
     Mutation(
@@ -785,8 +785,8 @@ MUTATIONS = [
     Mutation(
         "hidden states: of the first chunk",
         "backends/paged_step.py",
-        "first = self.first_rows[id(chunk.slot)]",
-        "first = 0",
+        "places = self.places[id(chunk.slot)]",
+        "places = np.arange(len(chunk.token_ids))",
         "../export/test_taps.py",
     ),
     Mutation(
@@ -833,7 +833,7 @@ MUTATIONS = [
     ),
     Mutation(
         "added drafter: its graphs are not made",
-        "../../export/outrider_export/heads/add.py",
+        "../../export/outrider_export/heads/write.py",
         "check_head(target, Graphs.of(entry, path))",
         "pass",
         "../export/test_add_drafter.py",

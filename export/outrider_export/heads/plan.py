@@ -36,17 +36,11 @@ class HeadPlan:
     main: Plan | None = None
 
     @classmethod
-    def of(
-        cls,
-        source: Located,
-        weights: str | None,
-        num_tokens: int | None,
-        corpus: list[str],
-    ) -> HeadPlan:
+    def of(cls, source: Located, weights: str | None, num_tokens: int | None, corpus: list[str]) -> HeadPlan:
         """Check the options.
 
         Raises:
-            OptionError: when they do not fit.
+            OptionError: for a weight format that such drafters do not have.
         """
         check_head_weights("draft_weights", weights or "int8")
         return cls(source, weights or "int8", num_tokens, corpus)
