@@ -25,10 +25,13 @@ def check_fit(manifest: Manifest) -> None:
             f"{', '.join(RESERVED_NAMES)}."
         )
     cut = {drafter.name for drafter in manifest.drafters if drafter.num_proposed_tokens}
+    heads = {drafter.name for drafter in manifest.drafters if drafter.num_places}  # which may have no layers
     for role, model in [("main", manifest.main), *((d.name, d.model) for d in manifest.drafters)]:
         for name in MODEL_NAMES[model.format]:
             if f"{model.folder}/{name}" not in listed:
                 raise BundleError(f"{MANIFEST_NAME} lists no {model.folder}/{name} for the {role} model.")
+        if not model.geometry.num_layers and role not in heads:
+            raise BundleError(f"{MANIFEST_NAME} gives the {role} model num_layers=0. Export the bundle again.")
         if model.vocab_size > model.geometry.logits_width and role not in cut:
             raise BundleError(
                 f"The {role} model gives {model.geometry.logits_width:,} logits for {model.vocab_size:,} tokens; "
@@ -37,9 +40,25 @@ def check_fit(manifest: Manifest) -> None:
     for drafter in manifest.drafters:
         _check_vocabulary(manifest, drafter, listed)
         _check_proposed(drafter, listed)
+        _check_kind(drafter)
     for token_id in manifest.tokenizer.eos_token_ids:
         if token_id >= manifest.main.vocab_size:
             raise BundleError(f"eos_token_id {token_id} is outside the vocabulary of {manifest.main.vocab_size:,}.")
+
+
+def _check_kind(drafter: DrafterEntry) -> None:
+    """Check that a drafter that reads hidden states says which, and how many tokens it drafts in a call."""
+    places = drafter.kind in ("dflash", "medusa", "hydra", "blockwise")
+    for name, value, needed in (
+        ("features", drafter.features, drafter.kind != "draft_model"),
+        ("num_places", drafter.num_places, places),
+        ("mask_token_id", drafter.mask_token_id is not None, drafter.kind == "dflash"),
+    ):
+        if bool(value) != needed:
+            raise BundleError(
+                f"{MANIFEST_NAME} is damaged: drafter '{drafter.name}' of kind {drafter.kind} has "
+                f"{'no' if needed else 'a value for'} {name}. Export the bundle again."
+            )
 
 
 def _check_vocabulary(manifest: Manifest, drafter: DrafterEntry, listed: set[str]) -> None:
