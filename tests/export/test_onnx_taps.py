@@ -196,6 +196,15 @@ def test_drafters_share_the_matrices_of_a_converted_model(tied: Path, convert: A
     assert answers[1].stats.num_draft_tokens > 0
 
 
+def test_an_export_takes_a_drafter(tied: Path, convert: Any, tmp_path: Path) -> None:
+    main = convert(tied, format="onnx")[0].manifest.main
+    head = write_head(tmp_path / "head", main.geometry, "medusa")
+    bundle = convert(tied, head, format="onnx")[0]
+    (drafter,) = bundle.manifest.drafters
+    assert (drafter.kind, drafter.model.format, drafter.features) == ("medusa", "openvino", ("last_hidden_state",))
+    assert run(bundle.model_path(bundle.manifest.main), ["last_hidden_state"])[0].shape == (24, 64)
+
+
 # Matrices
 
 
