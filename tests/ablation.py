@@ -218,7 +218,7 @@ PARTS = [
         "model: no share of the answer's own",
         "controller.answer",
         "ModelAnswer.add",
-        "self.share.add(i < num_accepted)",
+        "self.share.add(accepted)",
         "pass",
     ),
     Part(
@@ -254,7 +254,7 @@ PARTS = [
         "sharing: each pays for a call alone",
         "controller.controller",
         "Controller._price",
-        "{len(read), min(self._num_drafting, len(read))} - {0, 1}",
+        "{len(read), min(before, len(read))} - {0, 1}",
         "set()",
     ),
     Part("sharing: always all", "controller.controller", "Controller._price", ">= share", ">= 0"),
@@ -262,7 +262,7 @@ PARTS = [
         "sharing: all or alone",
         "controller.controller",
         "Controller._price",
-        "{len(read), min(self._num_drafting, len(read))}",
+        "{len(read), min(before, len(read))}",
         "{len(read)}",
     ),
     Part(

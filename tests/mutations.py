@@ -34,6 +34,34 @@ class Mutation:
 
 MUTATIONS = [
     Mutation(
+        "trees: a branch has no copy of the text's last block",
+        "backends/paged_cache.py",
+        "            if begin % size:\n",
+        "            if False:\n",
+        "test_tree_calls.py",
+    ),
+    Mutation(
+        "trees: the accepted branch's blocks are not kept",
+        "backends/paged_cache.py",
+        "        if at:\n            self._taken",
+        "        if False:\n            self._taken",
+        "test_tree_calls.py",
+    ),
+    Mutation(
+        "trees: blocks of branches are not given back",
+        "backends/paged_cache.py",
+        "            self._table.give(numbers)",
+        "            pass",
+        "test_tree_calls.py",
+    ),
+    Mutation(
+        "trees: a branch reads the text's own blocks",
+        "backends/paged_call.py",
+        "(chunk.slot.blocks, *chunk.slot.branch_blocks)",
+        "[chunk.slot.blocks] * (1 + len(chunk.slot.branch_blocks))",
+        "test_tree_calls.py",
+    ),
+    Mutation(
         "suffix automaton: a part that parts from longer ones begins with their count",
         "drafters/suffix_automaton.py",
         "length[at] + 1, self._count[longer])",
@@ -141,8 +169,8 @@ MUTATIONS = [
     Mutation(
         "trim of the draft model's cache: one too few",
         "drafters/draft_state.py",
-        "self.slot.trim(num_context + len(committed.path))",
-        "self.slot.trim(num_context + len(committed.path) + 1)",
+        "self.slot.trim(num_context + self._num_first(committed.path))",
+        "self.slot.trim(num_context + self._num_first(committed.path) + 1)",
         "test_traps.py",
     ),
     Mutation(
@@ -372,8 +400,8 @@ MUTATIONS = [
     Mutation(
         "paged attention: sequences are not padded",
         "backends/paged_call.py",
-        "counts = [rule.sequence(len(chunk.token_ids)) for chunk in chunks]",
-        "counts = [len(chunk.token_ids) for chunk in chunks]",
+        "counts = [rule.sequence(len(chain.branch)) for chain in chains]",
+        "counts = [len(chain.branch) for chain in chains]",
         "test_bit_exact.py",
     ),
     Mutation(
@@ -386,8 +414,8 @@ MUTATIONS = [
     Mutation(
         "paged attention: an answer's rows are one sequence",
         "backends/paged_call.py",
-        "1 if chunk.generated else rule.sequence(len(chunk.token_ids))",
-        "rule.sequence(len(chunk.token_ids))",
+        "1 if chain.chunk.generated else rule.sequence(len(chain.branch))",
+        "rule.sequence(len(chain.branch))",
         "test_bit_exact.py",
     ),
     Mutation(
@@ -456,7 +484,7 @@ MUTATIONS = [
     Mutation(
         "hidden states: those of the round's last tokens, rejected ones among them",
         "loop.py",
-        "target.features(chunk)[: len(read)]",
+        "target.features(chunk)[kept[: len(read)]]",
         "target.features(chunk)[-len(read) :]",
         "test_features.py",
     ),
@@ -575,7 +603,7 @@ MUTATIONS = [
     Mutation(
         "cache: a block that is shared is copied before it is written to",
         "backends/paged_cache.py",
-        "tensor.copy_block(table.copied_block + _NUM_SCRATCH, table.first_own_block + _NUM_SCRATCH)",
+        "self.copy_block(table.copied_block + _NUM_SCRATCH, table.first_own_block + _NUM_SCRATCH)",
         "pass",
         "test_cache.py",
     ),
@@ -593,6 +621,223 @@ MUTATIONS = [
         "if False:",
         "test_block_pool.py",
     ),
+    Mutation(
+        "module: a token is read beside its own hidden states",
+        "drafters/hidden_state.py",
+        "    ahead = 1\n",
+        "    ahead = 0\n",
+        "test_hidden_drafters.py",
+    ),
+    Mutation(
+        "module: the first of its own hidden states go on, not the last",
+        "drafters/hidden_state.py",
+        "self._own = np.array(hidden[-1:])",
+        "self._own = np.array(hidden[:1])",
+        "test_hidden_drafters.py",
+    ),
+    Mutation(
+        "module: its own hidden states take the main model's place",
+        "drafters/hidden_state.py",
+        "((0, 0), (self._width, 0) if is_own else (0, self._own_width))",
+        "((0, 0), (0, self._width) if is_own else (0, self._own_width))",
+        "test_hidden_drafters.py",
+    ),
+    Mutation(
+        "hidden states: the draft stays in the slot",
+        "drafters/hidden_state.py",
+        "        self.slot.trim(self.num_read)\n        self._clear()\n        if committed",
+        "        self._clear()\n        if committed",
+        "test_hidden_drafters.py",
+    ),
+    Mutation(
+        "hidden states: the last ones are read, not the next",
+        "drafters/hidden_state.py",
+        "rows[:count], count == len(rows)",
+        "rows[-count:], count == len(rows)",
+        "test_hidden_drafters.py",
+    ),
+    Mutation(
+        "hidden states: the wrong ones are dropped",
+        "drafters/hidden_state.py",
+        "left = self._kept[0][count:]",
+        "left = self._kept[0][: len(self._kept[0]) - count]",
+        "test_hidden_drafters.py",
+    ),
+    Mutation(
+        "hidden states: one behind, and no row is added",
+        "drafters/hidden_state.py",
+        "np.concatenate([rows[:1], rows]), self._position - 1, False",
+        "rows, self._position - 1, False",
+        "test_hidden_drafters.py",
+    ),
+    Mutation(
+        "hidden states: what a part is missing of is published",
+        "drafters/hidden_state.py",
+        "self.is_whole = self._is_behind or slot.length == position",
+        "self.is_whole = True",
+        "test_hidden_drafters.py",
+    ),
+    Mutation(
+        "hidden states: kept though nothing is drafted any more",
+        "drafters/hidden_state.py",
+        "        if not self.has_space:\n",
+        "        if False:\n",
+        "test_hidden_drafters.py",
+    ),
+    Mutation(
+        "hidden states: a prompt is read to its end, and has no draft",
+        "drafters/hidden_model.py",
+        "left=1)  #",
+        "left=0)  #",
+        "test_hidden_drafters.py",
+    ),
+    Mutation(
+        "hidden states: scopes and first tokens are not told apart",
+        "drafters/hidden_model.py",
+        'b"%d " % sequence.token_ids[0] + sequence.scope',
+        "sequence.scope",
+        "test_hidden_drafters.py",
+    ),
+    Mutation(
+        "hidden states: in another order than the drafter wants",
+        "request.py",
+        "[parts[name] for name in wanted]",
+        "[parts[name] for name in self.features if name in wanted]",
+        "test_hidden_drafters.py",
+    ),
+    Mutation(
+        "block: its masks are of the context",
+        "drafters/hidden_state.py",
+        "block = [*token_ids, self.request.sequence.token_ids[-1], *self._mask_token_ids]",
+        "block = [*token_ids, *self._mask_token_ids, self.request.sequence.token_ids[-1]]",
+        "test_hidden_drafters.py",
+    ),
+    Mutation(
+        "places: hidden states of the round's first token",
+        "drafters/hidden_state.py",
+        "np.array(committed.features[-1:])",
+        "np.array(committed.features[:1])",
+        "test_hidden_drafters.py",
+    ),
+    Mutation(
+        "heads: the rotation's sign",
+        "backends/heads/layers.py",
+        "[ops.negative(halves.output(1)), halves.output(0)]",
+        "[halves.output(1), ops.negative(halves.output(0))]",
+        "../export/test_heads.py",
+    ),
+    Mutation(
+        "heads: EAGLE-3 reads its hidden states behind the norm",
+        "backends/heads/recurrent.py",
+        'return graph.model(weights.logits(norm(out, weights, "norm")), out)',
+        'out = norm(out, weights, "norm")\n    return graph.model(weights.logits(out), out)',
+        "../export/test_heads.py",
+    ),
+    Mutation(
+        "heads: no bias",
+        "backends/heads/layers.py",
+        'if f"{name}.bias" in weights else product',
+        "if False else product",
+        "../export/test_heads.py",
+    ),
+    Mutation(
+        "heads: those of one place for all sequences come first",
+        "backends/heads/places.py",
+        "ints(1)) for each in values], 1)",
+        "ints(1)) for each in values], 0)",
+        "../export/test_heads.py",
+    ),
+    Mutation(
+        "block: its rows come before the context's",
+        "backends/openvino_block.py",
+        "order += [*range(at_context, at_context + context), *range(at_block, at_block + size)]",
+        "order += [*range(at_block, at_block + size), *range(at_context, at_context + context)]",
+        "../export/test_heads.py",
+    ),
+    Mutation(
+        "block: its rows do not see those behind",
+        "backends/openvino_block.py",
+        "types += [0] * context + [1] * size",
+        "types += [0] * (context + size)",
+        "../export/test_heads.py",
+    ),
+    Mutation(
+        "block: it stays in the cache",
+        "backends/openvino_block.py",
+        "chunk.slot.append(chunk.token_ids[: _num_context(chunk)])",
+        "chunk.slot.append(chunk.token_ids)",
+        "../export/test_heads.py",
+    ),
+    Mutation(
+        "hidden states: the first chunk's for all",
+        "backends/paged_call.py",
+        "first = self.first_rows[id(chunk.slot)]",
+        "first = 0",
+        "../export/test_heads.py",
+    ),
+    Mutation(
+        "Hydra: the seconds of later heads are not counted",
+        "backends/openvino_places.py",
+        "if self._first is not None:",
+        "if False:",
+        "../export/test_heads.py",
+    ),
+    Mutation(
+        "hidden states: of the first chunk",
+        "backends/paged_step.py",
+        "first = self.first_rows[id(chunk.slot)]",
+        "first = 0",
+        "../export/test_taps.py",
+    ),
+    Mutation(
+        "hidden states: within a layer",
+        "backends/taps.py",
+        "sums[_ADDS * i] for i",
+        "sums[max(_ADDS * i - 1, 0)] for i",
+        "../export/test_taps.py",
+    ),
+    Mutation(
+        "hidden states: with columns that are made of them",
+        "backends/taps.py",
+        '== "Concat" else rows',
+        '== "None" else rows',
+        "../export/test_taps.py",
+    ),
+    Mutation(
+        "hidden states: outputs change the logits' bits, in bf16",
+        "backends/taps.py",
+        "ops.reshape(same, _ints",
+        "ops.reshape(part, _ints",
+        "../export/test_taps.py",
+    ),
+    Mutation(
+        "added drafter: the old bundle's manifest is written to",
+        "../../export/outrider_export/heads/add.py",
+        "if path != old.folder / MANIFEST_NAME:",
+        "if True:",
+        "../export/test_add_drafter.py",
+    ),
+    Mutation(
+        "added drafter: rows of the output matrix in the published order",
+        "../../export/outrider_export/heads/formats.py",
+        "made[name] = values[order]",
+        "made[name] = values",
+        "../export/test_add_drafter.py",
+    ),
+    Mutation(
+        "added drafter: the cut matrix is not used",
+        "backends/heads/weights.py",
+        'for own in (f"{name}.weight", f"{MATRIX}.weight"):',
+        'for own in (f"{name}.weight",):',
+        "../export/test_add_drafter.py",
+    ),
+    Mutation(
+        "added drafter: its graphs are not made",
+        "../../export/outrider_export/heads/add.py",
+        "check_head(target, Graphs.of(entry, path))",
+        "pass",
+        "../export/test_add_drafter.py",
+    ),
 ]
 
 
@@ -604,7 +849,7 @@ def check(tree: Path, mutation: Mutation) -> str | None:
         sys.exit(f"{mutation.name}: {mutation.path} has {text.count(mutation.old)} times {mutation.old!r}; update it.")
     path.write_text(text.replace(mutation.old, mutation.new), encoding="utf-8")
     try:
-        tests = [str(Path("tests/runtime") / test) for test in mutation.tests.split()]
+        tests = [os.path.normpath(Path("tests/runtime") / test) for test in mutation.tests.split()]
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(str(tree / half) for half in ("runtime", "export"))}
         command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *tests]
         done = subprocess.run(command, cwd=tree, env=environment, capture_output=True, text=True, check=False)
@@ -612,7 +857,7 @@ def check(tree: Path, mutation: Mutation) -> str | None:
         path.write_text(text, encoding="utf-8")
     if done.returncode == 0:
         return None
-    failed = re.search(r"^(?:FAILED|ERROR) tests/runtime/(\S+)", done.stdout, re.MULTILINE)
+    failed = re.search(r"^(?:FAILED|ERROR) tests/(?:runtime/)?(\S+)", done.stdout, re.MULTILINE)
     if done.returncode != 1 or failed is None:
         sys.exit(f"{mutation.name}: pytest could not run.\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
     return failed[1]

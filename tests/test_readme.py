@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import outrider
 from outrider.config import Config
 from outrider.config.files import find_presets
+from outrider_export.heads.formats import KINDS
 
 if TYPE_CHECKING:
     import pytest
@@ -37,7 +38,8 @@ def test_the_options_it_names_exist(openvino_engine: outrider.Engine) -> None:
     assert len(named) >= 10
     assert set(named) <= known
     drafters = {row[0].split(",")[0].strip('`"') for row in table("## Which drafter")}
-    assert drafters == {*openvino_engine.drafters, "auto", "None"}
+    assert drafters == {*openvino_engine.drafters, "auto", "None", "eagle3"}
+    assert "eagle3" in KINDS.values()
 
 
 def test_its_program_runs(

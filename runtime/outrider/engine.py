@@ -93,15 +93,16 @@ class Engine:
         # The draft models may be those of another bundle, in another format perhaps.
         draft_bundle = bundle if device.draft_bundle is None else read_bundle(device.draft_bundle)
         bundled = draft_models_of(draft_bundle, bundle)
-        entries = bundled if self.config.generation.drafter not in (None, *COPYING) else ()
+        wanted = self.config.generation.drafter
+        named = [entry for entry in bundled if entry.name == wanted]
+        entries = () if wanted in (None, *COPYING) else named or bundled
         if draft_tokenizer is None:
             check_tokenizers(draft_bundle, entries)
-        main, drafts = parts_of(bundle, draft_bundle)
+        main, drafts = parts_of(bundle, draft_bundle, [entry.name for entry in entries])
         count = self.config.generation.num_assistant_tokens
         if device.npu_window is None and not isinstance(count, str):
             device = dataclasses.replace(device, npu_window=count + 1)
         self._device = device
-        drafts = drafts if entries else []
         backends, self.placement = load_parts(main, drafts, device)
         where = {"main_device": self.placement.main, "draft_device": self.placement.draft or device.draft_device}
         self.config = self.config.replace(**where)  # what "auto" has become
@@ -372,14 +373,15 @@ class Engine:
 
     def _decide_overlap(self, wanted: bool | str) -> bool:
         """Whether draft models draft during target passes. With "auto" this is decided by measured costs."""
-        main, *drafts = self.loaded.values()
-        if not drafts or not wanted:
+        able = [self.loaded[name] for name, model in self._registry.models.items() if model.goes_ahead]
+        if not able or not wanted:
             if wanted is True:
                 raise OptionError("overlap=True needs a draft model, and none is loaded. Leave it at 'auto'.")
             return False
-        contention = contention_of(main.part, main.backend, drafts[0].part, drafts[0].backend)
+        main, draft = self.loaded["main"], able[0]
+        contention = contention_of(main.part, main.backend, draft.part, draft.backend)
         self._registry.expect(contention)
-        return wanted is True or pays(main.cost, drafts[0].cost, contention)
+        return wanted is True or pays(main.cost, draft.cost, contention)
 
     def prepare(
         self,

@@ -239,7 +239,7 @@ def check_room(backends: Iterable[CompiledModel], max_tokens: int) -> None:
     wanted: dict[str, float] = {}
     for backend in backends:
         device, size = backend.device, max_tokens * backend.bytes_per_token
-        if device != "CPU" and backend.runtime != "OpenVINO":
+        if not size or (device != "CPU" and backend.runtime != "OpenVINO"):
             continue
         wanted[device] = wanted.get(device, 0.0) + size
         most, each = largest_tensor(core, device), size / max(2 * backend.num_layers, 1)

@@ -20,6 +20,7 @@ from outrider.bundle.folder import draft_models_of
 from outrider.config.files import user_path
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence as Seq
     from pathlib import Path
 
     from outrider.bundle.folder import Bundle
@@ -117,9 +118,13 @@ class Part:
         return versions
 
 
-def parts_of(bundle: Bundle, draft_bundle: Bundle) -> tuple[Part, list[Part]]:
-    """The main model of a bundle, and its draft models, which may be in another bundle."""
-    drafts = [Part(entry.name, draft_bundle, entry.model, entry) for entry in draft_models_of(draft_bundle, bundle)]
+def parts_of(bundle: Bundle, draft_bundle: Bundle, names: Seq[str] | None = None) -> tuple[Part, list[Part]]:
+    """The main model of a bundle, and its drafters, which may be in another bundle.
+
+    names: of the drafters; by default all. The main model gives the hidden states that they read.
+    """
+    entries = [entry for entry in draft_models_of(draft_bundle, bundle) if names is None or entry.name in names]
+    drafts = [Part(entry.name, draft_bundle, entry.model, entry) for entry in entries]
     features = dict.fromkeys(name for part in drafts if part.drafter for name in part.drafter.features)
     return Part("main", bundle, bundle.manifest.main, features=tuple(features)), drafts
 

@@ -355,6 +355,7 @@ def test_without_a_number_the_default_length_stands(toy_engine: Engine) -> None:
     ("mode", "message"),
     [
         ("genai-draft", "needs a draft model"),
+        ("genai-eagle3:3", "a folder that 'outrider peer-draft' wrote as --peer-model genai-eagle3=PATH"),
         ("transformers", "checkpoint folder or a GGUF file as --peer-model transformers=PATH"),
         ("llamacpp", "not installed. Run: pip install llama-cpp-python"),
         ("ortgenai", r'not installed. Run: pip install "outrider\[bench\]"'),

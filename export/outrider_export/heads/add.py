@@ -8,6 +8,7 @@ The bundle is written anew, with links to the old one's files where the disk all
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from typing import TYPE_CHECKING
 
@@ -16,7 +17,7 @@ import msgspec
 from outrider import __version__
 from outrider.bundle.folder import Bundle, read_bundle
 from outrider.bundle.hashes import list_files
-from outrider.bundle.manifest import write_manifest
+from outrider.bundle.manifest import MANIFEST_NAME, RESERVED_NAMES, write_manifest
 from outrider.errors import ExportError, OptionError
 from outrider_export.diet import choose_tokens
 from outrider_export.heads.formats import read_head
@@ -63,10 +64,14 @@ def add_drafter(
     if source.path is None or not source.path.is_dir():
         raise ExportError(f"{drafter} is not a checkpoint folder. Name the one with the drafter's config.json.")
     head = read_head(source.path, main.geometry)
-    name = name or head.kind
-    if name in (taken := [each.name for each in old.manifest.drafters]):
-        raise OptionError(f"The bundle has a drafter {name!r} already ({', '.join(taken)}). Choose another name.")
+    name = head.kind if name is None else name
+    _check_name(name, old)
     tokens = None
+    if not head.uses_main_matrix and (draft_vocab is not None or draft_vocab_corpus is not None):
+        raise OptionError(
+            f"draft_vocab is for drafters with the main model's output matrix, and this {head.kind} drafter has its "
+            "own. Leave it out."
+        )
     if head.uses_main_matrix:
         vocabulary = Vocabulary.of_folder(old.tokenizer_path)
         eos = old.manifest.tokenizer.eos_token_ids
@@ -75,7 +80,8 @@ def add_drafter(
         with Target(old.folder, overwrite=True) as target:
             progress.phase("convert")
             for path in old.folder.rglob("*"):
-                _link(path, target.new / path.relative_to(old.folder))
+                if path != old.folder / MANIFEST_NAME:  # what is written anew may be no link
+                    _link(path, target.new / path.relative_to(old.folder))
             entry = write_head(target.new, main, head, name, weights, tokens, source)
             manifest = msgspec.structs.replace(
                 old.manifest, drafters=(*old.manifest.drafters, entry), minimum_runtime=__version__
@@ -87,6 +93,17 @@ def add_drafter(
     except OSError as error:
         raise ExportError(f"{old.folder} cannot be written: {error}.") from error
     return read_bundle(old.folder)
+
+
+def _check_name(name: str, bundle: Bundle) -> None:
+    """Raise OptionError unless a drafter of the bundle can be called `name`, and its folder, too."""
+    taken = [each.name for each in bundle.manifest.drafters]
+    if name in taken:
+        raise OptionError(f"The bundle has a drafter {name!r} already ({', '.join(taken)}). Choose another name.")
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
+        raise OptionError(f"name={name!r} is no name: it has to be letters, digits, '.', '_' and '-'. Choose another.")
+    if name in RESERVED_NAMES or (bundle.folder / name).exists():
+        raise OptionError(f"name={name!r} has another meaning, or is a folder of the bundle. Choose another name.")
 
 
 def _link(old: Path, new: Path) -> None:

@@ -37,7 +37,6 @@ KINDS = {
     "DFlashDraftModel": "dflash",
     "HydraHeads": "hydra",
     "BlockwiseHeads": "blockwise",
-    "MaskTokens": "masks",
 }
 _WITHOUT_TOKENS = ("medusa", "blockwise")
 _NUM_TAPS = 3
@@ -82,7 +81,7 @@ def kind_of(folder: Path) -> str | None:
     config = read_json(folder / "config.json")
     if "medusa_num_heads" in config:
         return "medusa"
-    names = [*config.get("architectures", []), str(config.get("speculators_model_type"))]
+    names = [*(config.get("architectures") or []), str(config.get("speculators_model_type"))]
     return next((KINDS[name] for name in names if name in KINDS), "eagle3" if "eagle3" in names else None)
 
 
@@ -94,11 +93,16 @@ def read_head(folder: Path, main: Geometry) -> Head:
     """
     kind = kind_of(folder)
     if kind is None:
-        raise ExportError(f"{folder} is no drafter of a kind that is known: {', '.join(sorted(set(KINDS.values())))}.")
+        raise ExportError(f"{folder} is no drafter of a kind that is known: {', '.join(sorted(_READERS))}.")
     config = read_json(folder / "config.json")
-    config = {**config, **config.get("transformer_layer_config", {})}
+    config = {**config, **(config.get("transformer_layer_config") or {})}
     tensors = read_tensors(folder)
-    head = _READERS[kind](config, tensors, main)
+    try:
+        head = _READERS[kind](config, tensors, main)
+    except KeyError as error:
+        raise ExportError(f"{folder}: config.json has no {error}, which {kind} drafters have. Add it.") from error
+    except (TypeError, ValueError) as error:
+        raise ExportError(f"{folder}: config.json is not that of a {kind} drafter: {error}.") from error
     if head.hidden_size != main.hidden_size:
         raise ExportError(
             f"{folder} is for a main model with hidden_size {head.hidden_size:,}, and this one has "
@@ -151,24 +155,22 @@ def _eagle3(config: dict[str, Any], tensors: dict[str, NDArray[Any]], main: Geom
     )
     n = main.num_layers
     layers = tuple(taps or (2, n // 2, n - 3))
-    width = renamed["fc.weight"].shape[1] if "fc.weight" in renamed else 0
-    if width != len(layers) * main.hidden_size:
+    width = len(layers) * main.hidden_size
+    if "fc.weight" in renamed and renamed["fc.weight"].shape[1] != width:
         raise ExportError(
-            f"The EAGLE-3 drafter reads hidden states of {width:,} numbers, and {len(layers)} layers of this main "
-            f"model have {len(layers) * main.hidden_size:,}. Name the main model that it was trained for."
+            f"The EAGLE-3 drafter reads hidden states of {renamed['fc.weight'].shape[1]:,} numbers, and {len(layers)} "
+            f"layers of this main model have {width:,}. Name the main model that it was trained for."
         )
     proposed = None
     if "d2t" in renamed:
         own = renamed["d2t"].astype(np.int64)
-        proposed = own + np.arange(len(own))
-        order = np.argsort(proposed)
-        proposed, renamed["lm_head.weight"] = proposed[order], renamed["lm_head.weight"][order]
+        proposed, renamed = _in_order(own + np.arange(len(own)), renamed)
     head = _decoder("eagle3", config, renamed, 1)
     width += main.hidden_size
     return dataclasses.replace(
         head,
         features=tuple(f"hidden_states.{i}" for i in layers),
-        proposed=None if proposed is None or len(proposed) == config["vocab_size"] else proposed.astype(np.int32),
+        proposed=None if proposed is None or len(proposed) == config["vocab_size"] else proposed,
         numbers=head.numbers | {"hidden_width": width},
     )
 
@@ -216,9 +218,9 @@ def _places(kind: str, count: int, layers: int, tensors: dict[str, NDArray[Any]]
     """Heads for `count` places, which have no attention."""
     proposed = tensors.get("token_map")
     if proposed is not None:
-        order = np.argsort(proposed)
-        proposed = proposed[order].astype(np.int32)
-        tensors = {name: values[order] if ".lm_head." in name else values for name, values in tensors.items()}
+        proposed, tensors = _in_order(proposed, tensors)
+    names = ("0.0.linear.weight", "0.up.weight", "0.lm_head.weight")
+    hidden = next((tensors[name].shape[-1] for name in names if name in tensors), main.hidden_size)
     floats = {name: values for name, values in tensors.items() if values.dtype == np.float32}
     return Head(
         kind=kind,
@@ -228,11 +230,11 @@ def _places(kind: str, count: int, layers: int, tensors: dict[str, NDArray[Any]]
         num_heads=1,
         num_kv_heads=1,
         head_size=1,
-        hidden_size=main.hidden_size,
+        hidden_size=hidden,
         context_length=main.context_length,
         proposed=proposed,
         num_places=count,
-        numbers={"num_places": count, "num_layers": layers, "hidden_size": main.hidden_size},
+        numbers={"num_places": count, "num_layers": layers, "hidden_size": hidden},
     )
 
 
@@ -267,15 +269,15 @@ def _decoder(kind: str, config: dict[str, Any], tensors: dict[str, NDArray[Any]]
 
 def _rotary(config: dict[str, Any], size: int) -> tuple[NDArray[np.float32], float]:
     """The frequencies float32 [size / 2] of rotary embeddings, and the scale of their cosines and sines."""
-    import torch
-    from transformers import LlamaConfig
-    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
-
     scaling = config.get("rope_parameters") or config.get("rope_scaling") or {}
     kind = scaling.get("rope_type") or scaling.get("type") or "default"
     theta = float(scaling.get("rope_theta") or config.get("rope_theta") or 10_000)
     if kind == "default":
         return (1 / theta ** (np.arange(0, size, 2, dtype=np.float64) / size)).astype(np.float32), 1.0
+    import torch  # these take seconds
+    from transformers import LlamaConfig
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
     if kind not in ROPE_INIT_FUNCTIONS:
         raise ExportError(f"config.json has rope_type {kind!r}, which is not supported for drafters.")
     names = ("hidden_size", "num_attention_heads", "max_position_embeddings")
@@ -286,6 +288,29 @@ def _rotary(config: dict[str, Any], size: int) -> tuple[NDArray[np.float32], flo
     )
     frequencies, scale = ROPE_INIT_FUNCTIONS[kind](own, torch.device("cpu"))
     return frequencies.float().numpy(), float(scale)
+
+
+def _in_order(
+    proposed: NDArray[Any], tensors: dict[str, NDArray[Any]]
+) -> tuple[NDArray[np.int32], dict[str, NDArray[Any]]]:
+    """The main ids of a drafter's logits, ascending, and the tensors with the rows of output matrices in that order.
+
+    Raises:
+        ExportError: when there is not one id for each row, or one twice.
+    """
+    order = np.argsort(proposed)
+    made = dict(tensors)
+    for name, values in tensors.items():
+        if name.endswith("lm_head.weight"):
+            if len(values) != len(order):
+                raise ExportError(
+                    f"The drafter's output matrix {name} has {len(values):,} rows, and lists {len(order):,} tokens "
+                    "for them. Fetch the checkpoint again."
+                )
+            made[name] = values[order]
+    if len(np.unique(proposed)) != len(proposed):
+        raise ExportError("The drafter lists a token twice among those that it proposes. Fetch the checkpoint again.")
+    return proposed[order].astype(np.int32), made
 
 
 def _renamed(tensors: dict[str, NDArray[Any]], changes: dict[str, str]) -> dict[str, NDArray[Any]]:

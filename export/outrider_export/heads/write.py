@@ -6,10 +6,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import openvino as ov
+from openvino import opset13 as ops
 
-from outrider.backends.taps import hidden_states_of, output_matrix_of, read_ir
+from outrider.backends.heads import Head as Graphs
+from outrider.backends.heads import check_head
+from outrider.backends.taps import hidden_states_of, multiplied_by, output_matrix_of, read_ir
 from outrider.bundle.manifest import MODEL_NAMES, PROPOSED_NAME, DrafterEntry, Geometry, ModelEntry, Source
-from outrider.errors import OptionError, nearest
+from outrider.errors import BundleError, ExportError, OptionError, nearest, one_line
 from outrider_export.heads import container, onnx_main
 from outrider_export.heads.formats import MATRIX, check_features
 from outrider_export.output_matrix import cut_output
@@ -23,6 +26,7 @@ if TYPE_CHECKING:
     from outrider_export.sources import Located
 
 WEIGHTS = ("int8", "fp16", "fp32")
+_GROUPS = "DYNAMIC_QUANTIZATION_GROUP_SIZE"
 
 
 def check_head_weights(option: str, weights: str) -> None:
@@ -57,13 +61,14 @@ def write_head(
     if main.format == "onnx":
         tensors |= onnx_main.share(path, main.geometry, head, tokens)
     else:
-        shared = _share(path, main.geometry, head, tokens)
+        shared, own = _share(path, main.geometry, head, tokens)
+        tensors |= own
     proposed = tokens if head.uses_main_matrix else head.proposed
-    container.write(folder / name / MODEL_NAMES["openvino"][0], tensors, shared, weights)
+    target = folder / name / MODEL_NAMES["openvino"][0]
+    container.write(target, tensors, shared, weights)
     if proposed is not None:
         np.save(folder / name / PROPOSED_NAME, proposed)
-    width = len(proposed) if proposed is not None else main.geometry.logits_width
-    return DrafterEntry(
+    entry = DrafterEntry(
         name=name,
         kind=head.kind,  # type: ignore[arg-type]  # one of `KINDS`
         model=ModelEntry(
@@ -78,7 +83,7 @@ def write_head(
                 head_size=head.head_size,
                 hidden_size=head.hidden_size,
                 context_length=head.context_length,
-                logits_width=width,
+                logits_width=_num_logits(main, head, proposed),
             ),
             vocab_size=main.vocab_size,
             vocab_sha256=main.vocab_sha256,
@@ -89,19 +94,61 @@ def write_head(
         num_places=head.num_places,
         mask_token_id=head.mask_token_id,
     )
+    try:
+        check_head(target, Graphs.of(entry, path))
+    except (BundleError, RuntimeError) as error:
+        raise ExportError(f"{source.id} does not fit as a drafter of kind {head.kind}: {one_line(error)}") from error
+    return entry
 
 
-def _share(path: Path, geometry: Geometry, head: Head, tokens: NDArray[np.int32] | None) -> dict[str, ov.Output]:
+def _share(
+    path: Path, geometry: Geometry, head: Head, tokens: NDArray[np.int32] | None
+) -> tuple[dict[str, ov.Output], dict[str, NDArray[np.float32]]]:
     """Check that an IR has a drafter's hidden states, and return its output matrix if it is cut to `tokens`.
 
-    All else is read from the IR at load.
+    As it is in the graph, or if it has further columns there, as a tensor. All else is read from the IR at load.
     """
     model = read_ir(ov.Core(), path)
     check_features(head, hidden_states_of(model, geometry.num_layers), geometry.num_layers)
     if tokens is None:
-        return {}
+        return {}, {}
     cut_output(model, tokens)
     matrix = output_matrix_of(model)
     if matrix is None:
         raise AssertionError("`cut_output` has found it")
-    return {MATRIX: matrix.input_value(1)}
+    if multiplied_by(matrix) == matrix.input_value(0):
+        return {MATRIX: matrix.input_value(1)}, {}
+    return {}, {MATRIX: _without_sums(matrix, head.hidden_size)}
+
+
+def _num_logits(main: ModelEntry, head: Head, proposed: NDArray[np.int32] | None) -> int:
+    """The number of a drafter's logits.
+
+    Raises:
+        ExportError: when they are not for tokens of the main model.
+    """
+    if proposed is not None:
+        if proposed.min() < 0 or proposed.max() >= main.vocab_size:
+            raise ExportError(
+                f"The drafter proposes tokens from {proposed.min():,} to {proposed.max():,}, and the main model has "
+                f"{main.vocab_size:,}. Name the main model that it was trained for."
+            )
+        return len(proposed)
+    own = [len(values) for name, values in head.tensors.items() if name.endswith("lm_head.weight")]
+    width = min(own, default=main.geometry.logits_width)
+    if width < main.vocab_size:
+        raise ExportError(
+            f"The drafter has logits for {width:,} tokens, and the main model has {main.vocab_size:,} tokens. Name the "
+            "main model that it was trained for."
+        )
+    return width
+
+
+def _without_sums(matrix: ov.Node, hidden_size: int) -> NDArray[np.float32]:
+    """An output matrix, float32 [tokens, hidden], that has further columns in the graph: what it makes of ones."""
+    rows = ops.parameter([-1, 1, hidden_size], np.float32)
+    multiplied_by(matrix).replace(rows.output(0))
+    part = ov.Model([ops.result(matrix)], [rows])
+    compiled = ov.Core().compile_model(part, "CPU", {"INFERENCE_PRECISION_HINT": "f32", _GROUPS: "0"})
+    ones = np.eye(hidden_size, dtype=np.float32)[:, None]
+    return np.ascontiguousarray(compiled([ones])[0][:, 0].T)

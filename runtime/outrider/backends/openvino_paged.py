@@ -225,7 +225,8 @@ class OpenVINOPaged:
             device=self.device,
             context=None if self.device.startswith("CPU") else self._compiled.get_context(),
         )
-        self._cache.bind(self._request)
+        if self._caches:  # heads may have none
+            self._cache.bind(self._request)
         if self.num_top:
             self._check_top()
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from outrider.backends.openvino_paged import PagedPending
+    from outrider.backends.paged_step import PagedStep
     from outrider.types import Chunk, RowRule
 
 
@@ -42,7 +43,10 @@ class OpenVINOPlaces(OpenVINOPaged):
         **options: Any,
     ) -> None:
         super().__init__(model_path, build=build, **options)
+        self._first: OpenVINOPlaces | None = None
         self._others = [OpenVINOPlaces(model_path, build=each, **options) for each in others]
+        for each in self._others:
+            each._first = self
 
     @property
     def separate_rules(self) -> tuple[RowRule, ...]:
@@ -60,26 +64,32 @@ class OpenVINOPlaces(OpenVINOPaged):
         place = 0 if chunks[0].hidden_states is None else len(chunks[0].token_ids) - 1
         if not self._others or not place:
             return super().submit(chunks)
-        other = self._others[min(place, len(self._others)) - 1]
-        before = other.seconds
-        pending = other.submit(chunks)
-        self.seconds += other.seconds - before
-        return pending
+        return self._others[min(place, len(self._others)) - 1].submit(chunks)
+
+    def finish(self, began: float) -> PagedStep:
+        """Wait for the call that began at `began`. Its seconds are the first head's, too."""
+        before = self.seconds
+        step = super().finish(began)
+        if self._first is not None:
+            self._first.seconds += self.seconds - before
+        return step
 
     def _append(self, chunk: Chunk) -> None:
         """Do nothing: there is no cache."""
 
     def _inputs_of(self, chunks: Seq[Chunk]) -> tuple[dict[str, NDArray[Any]], dict[int, NDArray[np.int64]]]:
         known = [chunk.hidden_states for chunk in chunks if chunk.hidden_states is not None]
-        texts = [[*chunk.token_ids] for chunk in chunks]
+        texts = [[*chunk.token_ids[: self._num_read]] for chunk in chunks]
         if not known:  # a measurement
-            texts = [[token_id] for text in texts for token_id in text]
+            texts = [[token_id] for chunk in chunks for token_id in chunk.token_ids]
         rows = np.concatenate(known) if known else np.zeros((len(texts), self._hidden_width), dtype=np.float32)
         inputs: dict[str, NDArray[Any]] = {HIDDEN_IN: rows}
-        if self._reads_tokens:
+        if self._num_read:
             inputs["input_ids"] = np.array(texts, dtype=np.int64)
         return inputs, {}
 
     @property
-    def _reads_tokens(self) -> bool:
-        return any("input_ids" in port.get_names() for port in self._compiled.inputs)
+    def _num_read(self) -> int:
+        """Tokens of each sequence that the graph reads."""
+        ports = [port for port in self._compiled.inputs if "input_ids" in port.get_names()]
+        return int(ports[0].partial_shape[1].get_length()) if ports else 0

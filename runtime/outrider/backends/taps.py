@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
 LAST = "last_hidden_state"  # behind the final norm: what the output matrix reads
 _LAYER = "hidden_states."  # behind so many layers, and before any norm; 0 is the embedding
+_IDENTITY = 32  # rows of the matrix behind each output
 _ADDS = 2  # of a layer to the residual stream: of its attention, and of its feed-forward part
 
 
@@ -34,7 +36,7 @@ def hidden_states_of(model: ov.Model, num_layers: int) -> dict[str, ov.Output]:
     matrix = output_matrix_of(model)
     if matrix is None:
         return {}
-    last = matrix.input_value(0)
+    last = multiplied_by(matrix)
     stream = _sum_before(last)
     sums: list[ov.Output] = []
     while stream is not None:
@@ -75,16 +77,33 @@ def output_matrix_of(model: ov.Model) -> ov.Node | None:
     return node
 
 
+def multiplied_by(matrix: ov.Node) -> ov.Output:
+    """The rows that a matrix is multiplied by, without columns that are made of them, as in `gguf_minima`."""
+    rows = matrix.input_value(0)
+    return rows.get_node().input_value(0) if rows.get_node().get_type_name() == "Concat" else rows
+
+
 def add_outputs(model: ov.Model, found: dict[str, ov.Output], names: Iterable[str]) -> None:
-    """Make outputs float32 [n, width] of hidden states [n, 1, width], by their names."""
+    """Make outputs float32 [n, width] of hidden states [n, 1, width], by their names. No bit of the logits changes.
+
+    The CPU plugin (2026.4) calculates in single precision what is between an output and the products before it
+    (`Graph::EnforceInferencePrecision`). In bf16, the sums of the residual stream would get other bits. So each output
+    is behind a product of its own, with an identity matrix.
+    """
     for name in names:
         state = found[name]
         width = state.get_partial_shape()[2].get_length()
-        flat = ops.reshape(state, ops.constant(np.array([-1, width], dtype=np.int64)), special_zero=False)
-        result = ops.result(ops.convert(flat, "f32"))
+        size = math.gcd(width, _IDENTITY)
+        part = ops.reshape(state, _ints(-1, size), special_zero=False)
+        same = ops.matmul(part, ops.constant(np.eye(size, dtype=np.float32)), False, False)
+        result = ops.result(ops.convert(ops.reshape(same, _ints(-1, width), special_zero=False), "f32"))
         result.output(0).set_names({name})
         model.add_results([result])
     model.validate_nodes_and_infer_types()
+
+
+def _ints(*numbers: int) -> ov.Node:
+    return ops.constant(np.array(numbers, dtype=np.int64))
 
 
 def _sum_before(output: ov.Output) -> ov.Output | None:

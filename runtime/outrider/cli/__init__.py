@@ -28,6 +28,7 @@ COMMANDS = (
     "generate",
     "import",
     "inspect",
+    "peer-draft",
     "simulate",
     "trace",
     "tune",
@@ -44,7 +45,7 @@ class _Commands(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command:  # noqa: ARG002
         if cmd_name not in COMMANDS:
             raise OptionError(f"There is no command '{cmd_name}'. {nearest(cmd_name, COMMANDS)}")
-        name = f"{cmd_name}_" if iskeyword(cmd_name) else cmd_name
+        name = f"{cmd_name}_" if iskeyword(cmd_name) else cmd_name.replace("-", "_")
         command: click.Command = getattr(importlib.import_module(f"outrider.cli.{name}"), name)
         return command
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from outrider.calls import submit
 from outrider.drafters.draft_state import MaskedState
@@ -74,16 +74,19 @@ class DraftModel:
 
     def on(self, backend: Backend, cost: PassCost | None = None) -> DraftModel:
         """A drafter of the same model with another backend, and with the cost of its calls."""
-        return DraftModel(
-            backend,
-            context_length=self._context_length,
-            max_num_batched_tokens=self._max_num_batched_tokens,
-            vocabulary=self._vocabulary,
-            subset=self._subset,
-            reuse=self._reuse,
-            cost=cost,
-            mask_token_ids=self._mask_token_ids,
-        )
+        return DraftModel(backend, **self._options, cost=cost)
+
+    @property
+    def _options(self) -> dict[str, Any]:
+        """What it was made with, besides the backend and the cost."""
+        return {
+            "context_length": self._context_length,
+            "max_num_batched_tokens": self._max_num_batched_tokens,
+            "vocabulary": self._vocabulary,
+            "subset": self._subset,
+            "reuse": self._reuse,
+            "mask_token_ids": self._mask_token_ids,
+        }
 
     def reserve(self, sequence: Sequence, max_tokens: int, num_cached: int = 0) -> bool:  # noqa: ARG002
         """Open a slot for a sequence that may grow to `max_tokens`; False while there is no room.

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from collections.abc import Sequence as Seq
 
+    from outrider.measure import PassCost
     from outrider.types import Backend, Committed, Sequence, Slot
 
 _MOST_KEPT = 256  # tokens whose hidden states are kept, before the drafter reads them
@@ -94,12 +95,18 @@ class HiddenModel(DraftModel):
         """Seconds of one call, with the rows of its block. See `PricedDrafter`."""
         return super().seconds_for([count + self._spare for count in num_tokens], context, before)
 
+    def on(self, backend: Backend, cost: PassCost | None = None) -> HiddenModel:
+        """A drafter of the same kind with another backend, and with the cost of its calls."""
+        own: dict[str, Any] = {"ahead": self._ahead, "spare": self._spare}
+        own |= {"at_once": self.at_once, "most_tokens": self.most_tokens}
+        return HiddenModel(backend, self.requirements.features, self._new_state, **own, **self._options, cost=cost)
+
     def reserve(self, sequence: Sequence, max_tokens: int, num_cached: int = 0) -> bool:
         """Open a slot for a sequence that may grow to `max_tokens`; False while there is no room."""
         room = min(max_tokens, self._context_length)
         # Where the first token is not read itself, its hidden states are.
-        scope = sequence.scope + b"%d" % sequence.token_ids[0]
-        known = sequence.token_ids[self._ahead : self._ahead + num_cached + 1]
+        scope = b"%d " % sequence.token_ids[0] + sequence.scope
+        known = [*sequence.token_ids[self._ahead : self._ahead + num_cached], 0]  # the last token is never found
         slot = self.backend.open(room + self._spare, Prompt(known, scope) if self._reuse else NO_PROMPT)
         if slot is None:
             return False
@@ -111,8 +118,8 @@ class HiddenModel(DraftModel):
         state = self._states.get(sequence)
         if isinstance(state, HiddenState):
             state.observe(sequence, committed)
-            if state.num_unread >= _MOST_KEPT and state.has_space:
-                self._read_context(state)
+            if state.num_unread > _MOST_KEPT and state.has_space:
+                self._read_context(state, left=1)  # with which the next draft begins
 
     def num_unread(self, sequence: Sequence) -> int:
         """Committed tokens to read before the next draft; 0 for a sequence without a slot."""
@@ -133,8 +140,8 @@ class HiddenModel(DraftModel):
         finally:
             state.slot.close()
 
-    def _read_context(self, state: HiddenState) -> None:
-        """Read all hidden states that are kept."""
-        while state.num_unread:
-            submit(self.backend, [state.context_chunk(self._max_num_batched_tokens)]).wait()
+    def _read_context(self, state: HiddenState, left: int = 0) -> None:
+        """Read the hidden states that are kept, except for the last `left`."""
+        while (count := state.num_unread - left) > 0:
+            submit(self.backend, [state.context_chunk(min(count, self._max_num_batched_tokens))]).wait()
             state.drop_read()

@@ -36,6 +36,7 @@ class HiddenState(DraftState):
         # come next, which are not quite its own.
         self._is_behind = slot.length == position - 1
         self.is_whole = self._is_behind or slot.length == position
+        self._is_full = False  # the drafter's context is too short: nothing is drafted any more
         self.num_read = slot.length  # tokens in the slot whose hidden states are the main model's
         self._position = position
         self._kept: list[NDArray[np.float32]] = []
@@ -52,15 +53,18 @@ class HiddenState(DraftState):
         return self.num_read + self.num_unread < self.room
 
     def observe(self, sequence: Sequence, committed: Committed) -> None:
-        """Drop the draft from the slot, and keep the main model's hidden states."""
+        """Drop the draft from the slot, and keep the main model's hidden states as long as there is room for them."""
         self._sequence = sequence
         self.slot.trim(self.num_read)
         self._clear()
-        if committed.features is not None and len(committed.features):
-            rows = np.array(committed.features)  # theirs are valid until the next call
-            if self._is_behind:
-                rows, self._position, self._is_behind = np.concatenate([rows[:1], rows]), self._position - 1, False
-            self._kept.append(rows)
+        if committed.features is None or not len(committed.features) or self._is_full:
+            return
+        rows = np.array(committed.features)  # theirs are valid until the next call
+        if self._is_behind:
+            rows, self._position, self._is_behind = np.concatenate([rows[:1], rows]), self._position - 1, False
+        self._kept.append(rows)
+        if not self.has_space:
+            self._kept, self._is_full = [], True
 
     def has_room(self, request: DraftRequest) -> bool:
         """Whether the hidden states and a draft fit in the slot, and are those of the sequence's end."""

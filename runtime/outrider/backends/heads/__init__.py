@@ -10,10 +10,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     import openvino as ov
 
+    from outrider.backends.heads.weights import Weights
     from outrider.backends.openvino_paged import OpenVINOPaged
     from outrider.bundle.manifest import DrafterEntry
 
@@ -32,29 +34,51 @@ class Head:
         return cls(entry.kind, main if main.suffix == ".xml" else None, entry.num_places or 1)
 
 
+def graphs_of(head: Head) -> list[Callable[[Weights], ov.Model]]:
+    """What makes a head's graphs of its weights: one, or for Hydra one for each place."""
+    from outrider.backends.heads import block, places, recurrent
+
+    if head.kind == "hydra":
+        return [functools.partial(places.hydra, place=i) for i in range(head.num_places)]
+    modules = {"eagle": recurrent.eagle, "eagle3": recurrent.eagle3, "mtp": recurrent.mtp}
+    return [{**modules, "dflash": block.dflash, "medusa": places.medusa, "blockwise": places.blockwise}[head.kind]]
+
+
 def load_head(path: Path, head: Head, options: dict[str, Any]) -> OpenVINOPaged:
     """Load a head's weights from the file `path`. options: those of `OpenVINOPaged`."""
-    from outrider.backends.heads import block, places, recurrent
+    from outrider.backends.heads.recurrent import HIDDEN_OUT
     from outrider.backends.heads.weights import Weights
     from outrider.backends.openvino_block import OpenVINOBlock
     from outrider.backends.openvino_paged import OpenVINOPaged
     from outrider.backends.openvino_places import OpenVINOPlaces
     from outrider.backends.paged_graph import gather_rows
 
-    def build(core: ov.Core, path: Path, make: Any, gathers: bool = True) -> ov.Model:
-        model: ov.Model = make(Weights.read(core, path, head.main))
-        if gathers:
+    has_cache = head.kind in ("eagle", "eagle3", "mtp", "dflash")
+
+    def build(core: ov.Core, path: Path, make: Callable[[Weights], ov.Model]) -> ov.Model:
+        model = make(Weights.read(core, path, head.main))
+        if has_cache:
             gather_rows(model)
         return model
 
-    if head.kind in (makers := {"eagle": recurrent.eagle, "eagle3": recurrent.eagle3, "mtp": recurrent.mtp}):
-        made = functools.partial(build, make=makers[head.kind])
-        return OpenVINOPaged(path, **options, build=made, features=(recurrent.HIDDEN_OUT,))
-    if head.kind == "dflash":
-        return OpenVINOBlock(path, **options, build=functools.partial(build, make=block.dflash))
-    if head.kind == "hydra":
-        each = [functools.partial(places.hydra, place=i) for i in range(head.num_places)]
-        first, *others = [functools.partial(build, make=make, gathers=False) for make in each]
+    first, *others = [functools.partial(build, make=make) for make in graphs_of(head)]
+    if not has_cache:
         return OpenVINOPlaces(path, **options, build=first, others=others)
-    make = {"medusa": places.medusa, "blockwise": places.blockwise}[head.kind]
-    return OpenVINOPlaces(path, **options, build=functools.partial(build, make=make, gathers=False))
+    if head.kind == "dflash":
+        return OpenVINOBlock(path, **options, build=first)
+    return OpenVINOPaged(path, **options, build=first, features=(HIDDEN_OUT,))
+
+
+def check_head(path: Path, head: Head) -> None:
+    """Make a head's graphs, without compiling them.
+
+    Raises:
+        BundleError: when weights are missing.
+        RuntimeError: when weights do not fit each other, or the main model.
+    """
+    import openvino as ov
+
+    from outrider.backends.heads.weights import Weights
+
+    for make in graphs_of(head):
+        make(Weights.read(ov.Core(), path, head.main))

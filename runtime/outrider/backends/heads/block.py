@@ -43,7 +43,7 @@ def dflash(weights: Weights) -> ov.Model:
     positions = parameter("position_ids", _INT, (-1,))
     order, in_block = parameter(ORDER, _INT, (-1,)), parameter(IN_BLOCK, _INT, (-1,))
     attention = PagedAttention(weights, both_ways=True)
-    rotation = Rotation.of(positions, weights)
+    rotation = Rotation.of(ops.unsqueeze(positions, ops.constant([1])), weights)
     projected = ops.unsqueeze(linear(context, weights, "fc"), ops.constant([1]))
     projected = norm(projected, weights, "hidden_norm")
     hidden = weights.embed(token_ids)

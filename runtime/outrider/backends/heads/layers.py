@@ -1,4 +1,7 @@
-"""Layers of decoders, as parts of OpenVINO graphs. Rows are float32 [n, 1, width], for n tokens of any sequences."""
+"""Layers of decoders, as parts of OpenVINO graphs. Rows are float32 [n, 1, width], for n tokens of any sequences.
+
+All but `PagedAttention` work on rows float32 [n, tokens, width] of n sequences, too.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,12 @@ from openvino import opset13 as ops
 from openvino.op import _PagedAttentionExtension
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from outrider.backends.heads.weights import Weights
+
+    # Queries float32 [a, b, heads, head_size], keys and values with fewer heads, to float32 [a, b, heads · head_size].
+    Attention = Callable[[ov.Node, ov.Node, ov.Node], ov.Node]
 
 ROW_TYPES = "row_types"
 _INT, _FLOAT, _BYTE = ov.Type.i32, ov.Type.f32, ov.Type.u8
@@ -82,22 +90,22 @@ def feed_forward(rows: ov.Node, weights: Weights, name: str) -> ov.Node:
 
 @dataclass(frozen=True, slots=True)
 class Rotation:
-    """Rotary position embeddings of some positions: cosines and sines float32 [n, 1, 1, head_size]."""
+    """Rotary position embeddings of some positions [a, b]: cosines and sines float32 [a, b, 1, head_size]."""
 
     cos: ov.Node
     sin: ov.Node
 
     @classmethod
     def of(cls, positions: ov.Node, weights: Weights) -> Rotation:
-        """positions: int64 [n]. Frequencies and scale are among the weights."""
-        times = ops.convert(ops.unsqueeze(positions, ints(1)), "f32")
+        """positions: int64 [a, b]. Frequencies and scale are among the weights."""
+        times = ops.convert(ops.unsqueeze(positions, ints(2)), "f32")
         angles = ops.multiply(times, weights["rotary.frequencies"])
-        both = ops.unsqueeze(ops.concat([angles, angles], 1), ints(1, 2))
+        both = ops.unsqueeze(ops.concat([angles, angles], 2), ints(2))
         scale = ops.constant(np.float32(weights.number("rotary.scale")))
         return cls(ops.multiply(ops.cos(both), scale), ops.multiply(ops.sin(both), scale))
 
     def __call__(self, heads: ov.Node) -> ov.Node:
-        """Rotate queries or keys float32 [n, 1, heads, head_size]."""
+        """Rotate queries or keys float32 [a, b, heads, head_size]."""
         halves = ops.split(heads, ops.constant(np.int64(3)), 2)
         turned = ops.concat([ops.negative(halves.output(1)), halves.output(0)], 3)
         return ops.add(ops.multiply(heads, self.cos), ops.multiply(turned, self.sin))
@@ -167,9 +175,18 @@ def heads_of(rows: ov.Node, weights: Weights, name: str, count: str) -> ov.Node:
     return norm(heads, weights, f"{name}_norm") if f"{name}_norm.weight" in weights else heads
 
 
-def attend(rows: ov.Node, weights: Weights, name: str, attention: PagedAttention, rotation: Rotation) -> ov.Node:
+def attend(rows: ov.Node, weights: Weights, name: str, attention: Attention, rotation: Rotation) -> ov.Node:
     """Causal self-attention of rows float32 [n, 1, width], with the output projection."""
     queries = rotation(heads_of(rows, weights, f"{name}.q", "num_heads"))
     keys = rotation(heads_of(rows, weights, f"{name}.k", "num_kv_heads"))
     values = heads_of(rows, weights, f"{name}.v", "num_kv_heads")
     return linear(attention(queries, keys, values), weights, f"{name}.o_proj")
+
+
+def behind_attention(
+    hidden: ov.Node, rows: ov.Node, weights: Weights, layer: str, attention: Attention, rotation: Rotation
+) -> ov.Node:
+    """A decoder layer: attention to `rows`, added to `hidden`, and the feed-forward part."""
+    hidden = ops.add(hidden, attend(rows, weights, f"{layer}.self_attn", attention, rotation))
+    rows = norm(hidden, weights, f"{layer}.post_attention_layernorm")
+    return ops.add(hidden, feed_forward(rows, weights, f"{layer}.mlp"))

@@ -18,8 +18,7 @@ from openvino import opset13 as ops
 from outrider.backends.heads.layers import (
     PagedAttention,
     Rotation,
-    attend,
-    feed_forward,
+    behind_attention,
     ints,
     linear,
     norm,
@@ -50,7 +49,7 @@ def eagle3(weights: Weights) -> ov.Model:
         norm(graph.embeddings, weights, f"{layer}.input_layernorm"),
         norm(hidden, weights, f"{layer}.hidden_norm"),
     ]
-    out = _behind_attention(hidden, ops.concat(both, 2), weights, layer, graph)
+    out = behind_attention(hidden, ops.concat(both, 2), weights, layer, graph.attention, graph.rotation)
     return graph.model(weights.logits(norm(out, weights, "norm")), out)
 
 
@@ -64,7 +63,7 @@ def eagle(weights: Weights) -> ov.Model:
     hidden = linear(ops.concat([graph.embeddings, graph.hidden_states], 2), weights, "fc")
     layer = "layers.0"
     rows = norm(hidden, weights, f"{layer}.input_layernorm") if f"{layer}.input_layernorm.weight" in weights else hidden
-    out = _behind_attention(hidden, rows, weights, layer, graph)
+    out = behind_attention(hidden, rows, weights, layer, graph.attention, graph.rotation)
     return graph.model(weights.logits(out), out)
 
 
@@ -82,7 +81,7 @@ def mtp(weights: Weights) -> ov.Model:
     hidden = linear(ops.concat(both, 2), weights, "fc")
     layer = "layers.0"
     rows = norm(hidden, weights, f"{layer}.input_layernorm")
-    out = norm(_behind_attention(hidden, rows, weights, layer, graph), weights, "norm")
+    out = norm(behind_attention(hidden, rows, weights, layer, graph.attention, graph.rotation), weights, "norm")
     return graph.model(weights.logits(out), out)
 
 
@@ -96,16 +95,9 @@ class _Inputs:
         self.attention = PagedAttention(weights)
         self.embeddings = weights.embed(self._token_ids)
         self.hidden_states = ops.unsqueeze(self._hidden, ints(1))
-        self.rotation = Rotation.of(self._positions, weights)
+        self.rotation = Rotation.of(ops.unsqueeze(self._positions, ints(1)), weights)
 
     def model(self, logits: ov.Node, hidden: ov.Node) -> ov.Model:
         """The whole graph."""
         made = [result("logits", logits), result(HIDDEN_OUT, ops.squeeze(hidden, ints(1)))]
         return ov.Model(made, [self._token_ids, self._positions, self._hidden, *self.attention.parameters])
-
-
-def _behind_attention(hidden: ov.Node, rows: ov.Node, weights: Weights, layer: str, graph: _Inputs) -> ov.Node:
-    """A decoder layer: attention to `rows`, added to `hidden`, and the feed-forward part."""
-    hidden = ops.add(hidden, attend(rows, weights, f"{layer}.self_attn", graph.attention, graph.rotation))
-    rows = norm(hidden, weights, f"{layer}.post_attention_layernorm")
-    return ops.add(hidden, feed_forward(rows, weights, f"{layer}.mlp"))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from openvino import opset13 as ops
 
-from outrider.backends.taps import after_layers, hidden_states_of, output_matrix_of, read_ir
+from outrider.backends.taps import after_layers, hidden_states_of, multiplied_by, output_matrix_of, read_ir
 from outrider.errors import BundleError
 
 if TYPE_CHECKING:
@@ -68,9 +68,10 @@ class Weights:
         return self._shared.embed(token_ids)
 
     def logits(self, rows: ov.Node, name: str = MATRIX) -> ov.Node:
-        """rows · the drafter's own output matrix, or the main model's."""
-        if f"{name}.weight" in self:
-            return ops.matmul(rows, self[f"{name}.weight"], False, True)
+        """rows · the drafter's own output matrix, or the main model's, whole or cut."""
+        for own in (f"{name}.weight", f"{MATRIX}.weight"):
+            if own in self:
+                return ops.matmul(rows, self[own], False, True)
         return self._shared.logits(rows)
 
     @property
@@ -101,4 +102,5 @@ class MainWeights:
         matrix = output_matrix_of(read_ir(self._core, self._path))
         if matrix is None:
             raise BundleError(f"{self._path}: the model's logits are not made by a MatMul. Export the bundle again.")
-        return ops.matmul(rows, matrix.input_value(1), False, matrix.get_attributes()["transpose_b"])
+        multiplied_by(matrix).replace(rows.output(0))
+        return matrix

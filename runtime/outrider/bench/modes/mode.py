@@ -16,7 +16,7 @@ class Run:
     token_ids: list[int]
     first_token_seconds: float
     total_seconds: float
-    stats: dict[str, Any] = field(default_factory=dict)  # of our own modes
+    stats: dict[str, Any] = field(default_factory=dict)  # as `Stats.as_dict`, of modes that have them
 
     @property
     def tokens_per_second(self) -> float:

@@ -42,8 +42,13 @@ class Setup:
 
     @property
     def drafters(self) -> tuple[DrafterEntry, ...]:
-        """The draft models."""
+        """The drafters that have files."""
         return draft_models_of(self.draft_bundle, self.bundle)
+
+    @property
+    def draft_models(self) -> tuple[DrafterEntry, ...]:
+        """The drafters that are models of their own: other runtimes have those."""
+        return tuple(each for each in self.drafters if each.kind == "draft_model")
 
     @property
     def models(self) -> dict[str, ModelEntry]:

@@ -142,7 +142,7 @@ def html(results: Mapping[str, Any]) -> str:
         ),
         _plot(
             "Where the time goes",
-            "Milliseconds of decoding per token, medians over runs; of Outrider's own modes.",
+            "Milliseconds of decoding per token, medians over runs, of modes that report it.",
             plot_time(profile),
             _legend([(label, f"part-{part}") for part, label in PARTS.items()]),
         ),

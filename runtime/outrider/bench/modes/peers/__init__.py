@@ -5,6 +5,8 @@
     genai  genai-ngram:N  genai-draft:N  genai-dynamic:T   openvino-genai on the bundle's own files: plain, prompt
                                                            lookup, a draft model with N tokens a round, or as many as
                                                            its confidence stays above T
+    genai-eagle3:N  genai-dflash:N                         EAGLE-3 and DFlash, which `outrider peer-draft`
+                                                           writes; DFlash decodes greedily only
     transformers  transformers-draft:N                     Transformers with PyTorch, plain and assisted
     llamacpp  llamacpp-ngram:N                             llama.cpp, plain and with prompt lookup, on a GGUF file
     ortgenai  ortgenai-ngram:N  ortgenai-draft:N           onnxruntime-genai on the bundle's own files, or on folders of

@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-from outrider.bench.modes.peers.known import FASTEST, PEERS, PRECISIONS, Peer
+from outrider.bench.modes.peers.known import FASTEST, GENAI_DRAFTS, PEERS, PRECISIONS, Peer
 from outrider.config import LOSSY, GenerationConfig
 from outrider.errors import OptionError
 
@@ -94,7 +94,7 @@ def default_precision(device: DeviceConfig) -> str:
 
 def _devices_of(name: ModeName, setup: Setup) -> list[str]:
     device = setup.config.device
-    drafts = [device.draft_device or device.main_device] if PEERS[name.kind].draft else []
+    drafts = [device.draft_device or device.main_device] if PEERS[name.kind].worker in GENAI_DRAFTS else []
     return list(dict.fromkeys([device.main_device, *drafts]))
 
 
@@ -117,7 +117,7 @@ def _check_format(mode: str, peer: Peer, role: str, key: str, setup: Setup) -> N
         if not (given / file).is_file():
             raise OptionError(f"--peer-model {key}={given} has no {file}. Give a folder that has.")
         return
-    model = setup.bundle.manifest.main if role == "main" else setup.drafters[0].model
+    model = setup.bundle.manifest.main if role == "main" else setup.draft_models[0].model
     if model.format != peer.format:
         instead = f"give a folder with {file} as --peer-model {key}=PATH" if key else "leave the mode out"
         raise OptionError(
@@ -128,9 +128,9 @@ def _check_format(mode: str, peer: Peer, role: str, key: str, setup: Setup) -> N
 
 def _check_draft(mode: str, peer: Peer, setup: Setup) -> None:
     """Check that the bundle has a draft model that the peer can use, or that another one was given."""
-    if not setup.drafters:
+    if not setup.draft_models:
         raise OptionError(f"Mode '{mode}' needs a draft model, and {setup.bundle.folder} has none.")
-    drafter = setup.drafters[0]
+    drafter = setup.draft_models[0]
     if drafter.vocabulary != "same":
         raise OptionError(f"{peer.runtime} cannot run mode '{mode}': the draft model's vocabulary is another.")
     if drafter.num_proposed_tokens and peer.draft not in setup.peer_models:

@@ -1,7 +1,8 @@
 """openvino-genai on the bundle's own files.
 
 Its plain decoding, prompt lookup, and speculative decoding with the bundle's draft model: with a fixed number of draft
-tokens, or as many as the draft model is confident of (`assistant_confidence_threshold`). Each calculates in the
+tokens, or as many as the draft model is confident of (`assistant_confidence_threshold`). EAGLE-3 and DFlash with the
+bundle's drafters, which `outrider peer-draft` writes in its form. Each calculates in the
 device's default, in a precision that the mode names, or in the fastest one of a short trial. Several requests
 at a time go through its ContinuousBatchingPipeline.
 """
@@ -21,11 +22,12 @@ import openvino_genai
 
 from outrider.bench.modes.mode import Batch, Run
 from outrider.bench.modes.peers.check import check_options, default_precision, precisions_of
-from outrider.bench.modes.peers.known import DRAFT, FASTEST, GENAI_FOLLOWED, PEERS
+from outrider.bench.modes.peers.known import DFLASH, DRAFT, EAGLE3, FASTEST, GENAI_DRAFTS, GENAI_FOLLOWED, PEERS
 from outrider.bench.modes.peers.link import link
 from outrider.bench.prompts import read_prompts
 from outrider.config import GenerationConfig
 from outrider.errors import OutriderError, one_line
+from outrider.metrics import Stats
 from outrider.text import Tokenizer
 
 if TYPE_CHECKING:
@@ -36,8 +38,10 @@ if TYPE_CHECKING:
     from outrider.bench.modes.setup import Setup
     from outrider.config import DeviceConfig
 
+_NUM_TOKENS = {DRAFT: 3, EAGLE3: 3}  # draft tokens a round; in other modes 5
 DEFAULT_THRESHOLD = 0.4  # as in its samples
 ALL_TOKENS = 2**64 - 1  # of a prompt in one call
+_MICRO = 1e-6
 TRIAL_TOKENS, TRIAL_RUNS = 24, 2  # of each of two trials per precision, after a warm-up run
 
 
@@ -129,15 +133,20 @@ class _Pipeline:
         scheduler.enable_prefix_caching = False  # as ours: every run reads its whole prompt
         extra: dict[str, Any] = {}
         weights = f"main model {bundle.manifest.main.weights}"
-        if worker == "genai-draft":
-            drafter = setup.drafters[0].model
-            draft_folder = setup.peer_models.get(DRAFT, setup.draft_bundle.folder / drafter.folder)
-            weights += f", draft model {drafter.weights if DRAFT not in setup.peer_models else draft_folder}"
+        if worker in GENAI_DRAFTS:
+            draft_folder = setup.peer_models.get(worker)
+            if draft_folder is None:
+                drafter = setup.draft_models[0].model
+                draft_folder = setup.draft_bundle.folder / drafter.folder
+                weights += f", draft model {drafter.weights}"
+            else:
+                weights += f", draft model {draft_folder}"
             # It expects a tokenizer in the draft model's folder; ours is elsewhere.
             self._draft_folder = tempfile.TemporaryDirectory()
-            for folder in (draft_folder, bundle.tokenizer_path):
-                for path in folder.iterdir():
-                    link(path, Path(self._draft_folder.name) / path.name)
+            # By name, as a second link to the same name would write into the first one's file.
+            paths = {path.name: path for folder in (draft_folder, bundle.tokenizer_path) for path in folder.iterdir()}
+            for name_there, path in paths.items():
+                link(path, Path(self._draft_folder.name) / name_there)
             extra["draft_model"] = openvino_genai.draft_model(
                 self._draft_folder.name,
                 device.draft_device or device.main_device,
@@ -172,7 +181,8 @@ class _Mode:
 
     def _options(self, config: GenerationConfig) -> Any:
         """Our options in its form."""
-        check_options(self.runtime, self.name, config, GENAI_FOLLOWED)
+        followed = set(GENAI_FOLLOWED) - ({"temperature"} if self._mode.kind == DFLASH else set())
+        check_options(self.runtime, self.name, config, followed)
         options = openvino_genai.GenerationConfig()
         options.max_new_tokens = config.max_new_tokens
         options.stop_token_ids = self._pipeline.eos_token_ids | set(config.stop_token_ids)
@@ -192,8 +202,7 @@ class _Mode:
             threshold = self._mode.number
             options.assistant_confidence_threshold = DEFAULT_THRESHOLD if threshold is None else threshold
         elif self._mode.kind != "genai":
-            default = 3 if self._mode.kind == "genai-draft" else 5
-            options.num_assistant_tokens = self._mode.num_assistant_tokens or default
+            options.num_assistant_tokens = self._mode.num_assistant_tokens or _NUM_TOKENS.get(self._mode.kind, 5)
         if self._mode.kind == "genai-ngram":
             options.max_ngram_size = config.max_ngram_size
         return options
@@ -219,7 +228,25 @@ class _Genai(_Mode):
         total = time.perf_counter() - began
         metrics = answer.perf_metrics
         first_token = metrics.get_ttft().mean / 1e3 if metrics.get_ttft().mean > 0 else first[0] - began
-        return Run(list(answer.tokens[0]), first_token, total)
+        return Run(list(answer.tokens[0]), first_token, total, self._stats(answer, options, first_token, total))
+
+    def _stats(self, answer: Any, options: Any, first_token: float, total: float) -> dict[str, Any]:
+        """Rounds and accepted tokens, where it says so and the length of drafts is known; as our own modes'."""
+        metrics = answer.extended_perf_metrics
+        if self._mode.kind not in GENAI_DRAFTS or metrics is None:
+            return {}
+        stats = Stats(num_generated_tokens=len(answer.tokens[0]), time_to_first_token=first_token)
+        main, draft = metrics.main_model_metrics.raw_metrics, metrics.draft_model_metrics.raw_metrics
+        left = options.max_new_tokens - 1
+        for num_tokens in list(main.m_batch_sizes)[1:]:  # the first call reads the prompt
+            num_drafted = max(min(options.num_assistant_tokens, left - 1), num_tokens - 1)
+            stats.count_round(range(num_drafted), num_tokens - 1)
+            left -= num_tokens
+        stats.decode_seconds = total - first_token
+        stats.check_seconds = sum(list(main.m_durations)[1:]) * _MICRO
+        stats.draft_seconds = sum(draft.m_durations) * _MICRO
+        stats.host_seconds = max(stats.decode_seconds - stats.check_seconds - stats.draft_seconds, 0.0)
+        return stats.as_dict()
 
 
 class _Together(_Mode):

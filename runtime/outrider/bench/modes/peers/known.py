@@ -31,11 +31,14 @@ class Peer:
 
 
 DRAFT, ORT_MAIN, ORT_DRAFT = "genai-draft", "ortgenai", "ortgenai-draft"  # keys of peers' models
+EAGLE3, DFLASH = "genai-eagle3", "genai-dflash"
+GENAI_DRAFTS = (DRAFT, EAGLE3, DFLASH)  # workers with a draft model
 
 PRECISIONS = ("f32", "bf16", "f16")
 FASTEST = "fastest"  # of the device's precisions
 
 _GENAI = ("openvino_genai", "openvino-genai", (), "openvino")
+_WRITTEN = "a folder that 'outrider peer-draft' wrote"
 _TRANSFORMERS = ("transformers", "transformers", "transformers", '"outrider[bench]"')
 _CHECKPOINT = ("transformers", "a checkpoint folder or a GGUF file")
 _LLAMACPP = ("llama_cpp", "llama-cpp-python", (("llamacpp", "a GGUF file"),))
@@ -46,6 +49,8 @@ PEERS = {
     "genai-ngram": Peer("genai", "genai-ngram", *_GENAI, precisions=True),
     "genai-draft": Peer("genai", "genai-draft", *_GENAI, draft=DRAFT, precisions=True),
     "genai-dynamic": Peer("genai", "genai-draft", *_GENAI, draft=DRAFT, precisions=True),
+    EAGLE3: Peer("genai", EAGLE3, *_GENAI[:2], ((EAGLE3, _WRITTEN),), _GENAI[3], precisions=True),
+    DFLASH: Peer("genai", DFLASH, *_GENAI[:2], ((DFLASH, _WRITTEN),), _GENAI[3], precisions=True),
     "transformers": Peer(*_TRANSFORMERS, (_CHECKPOINT,)),
     "transformers-draft": Peer(*_TRANSFORMERS, (_CHECKPOINT, ("transformers-draft", "the draft model's"))),
     "llamacpp": Peer("llamacpp", "llamacpp", *_LLAMACPP),

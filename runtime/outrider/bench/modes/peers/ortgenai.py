@@ -51,7 +51,7 @@ def load(names: list[ModeName], setup: Setup) -> list[Mode]:
         config["model"].pop("draft", None)
         config.pop("speculative", None)
         if drafts:
-            own, says_draft = _lay_out(folder / _DRAFT, "draft", setup.draft_bundle, setup.drafters[0].model, setup)
+            own, says_draft = _lay_out(folder / _DRAFT, "draft", setup.draft_bundle, setup.draft_models[0].model, setup)
             draft = own["model"]["decoder"]
             draft["filename"] = f"{_DRAFT}/{draft['filename']}"
             draft.setdefault("session_options", {}).update(options)

@@ -1,0 +1,139 @@
+"""Heads as folders: config.json and model.safetensors, with the names of tensors that others publish.
+
+    save(head, folder, training={"minutes": 20, ...})
+    head = load(folder, main_embedding, main_lm_head)
+
+Embedding and output matrix of the main model are not stored: a head is of use beside its main model only.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from outrider.errors import ExportError, nearest
+from outrider_export.train.dflash import DFlash
+from outrider_export.train.heads import Blockwise, Hydra, Medusa
+from outrider_export.train.layers import Shape
+from outrider_export.train.masks import MaskTokens
+from outrider_export.train.recurrent import Eagle, Eagle3, Mtp
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+KINDS = ("eagle3", "eagle", "mtp", "medusa", "hydra", "blockwise", "dflash", "masks")
+NUM_PLACES = 4  # heads of Medusa and its like, and masks
+_ARCHITECTURES = {
+    "eagle3": "LlamaForCausalLMEagle3", "eagle": "LlamaForCausalLMEagle", "mtp": "LlamaMTP", "medusa": "MedusaHeads",
+    "hydra": "HydraHeads", "blockwise": "BlockwiseHeads", "dflash": "DFlashDraftModel", "masks": "MaskTokens",
+}  # fmt: skip
+
+
+def new_config(kind: str, shape: Shape, *, draft_vocab_size: int, mask_token_id: int | None = None) -> dict[str, Any]:
+    """The config.json of a new head for a main model of this shape."""
+    if kind not in KINDS:
+        raise ExportError(f"Unknown kind of head {kind!r}: {nearest(kind, KINDS)}")
+    config: dict[str, Any] = {"architectures": [_ARCHITECTURES[kind]], "main_num_hidden_layers": shape.num_layers}
+    layer = {"model_type": "llama", **shape.to_config(), "num_hidden_layers": 1}
+    sizes = {"hidden_size": shape.hidden_size, "vocab_size": shape.vocab_size}
+    if kind == "eagle3":
+        return config | layer | {"draft_vocab_size": draft_vocab_size}
+    if kind in ("eagle", "mtp"):
+        return config | layer
+    if kind == "medusa":
+        heads = {"medusa_num_heads": NUM_PLACES, "medusa_num_layers": 1}
+        return config | heads | sizes | {"draft_vocab_size": draft_vocab_size}
+    if kind == "hydra":
+        heads = {"hydra_num_heads": NUM_PLACES, "hydra_num_layers": 1}
+        return config | heads | sizes | {"draft_vocab_size": draft_vocab_size}
+    if kind == "blockwise":
+        return config | {"num_heads": NUM_PLACES, **sizes}
+    if kind == "masks":
+        return config | {"num_masks": NUM_PLACES, **sizes}
+    if mask_token_id is None:
+        raise ExportError("A head of kind dflash needs mask_token_id: a token that texts do not have.")
+    taps = [1, shape.num_layers // 2 - 1, shape.num_layers - 4]
+    block = {"block_size": 8, "dflash_config": {"mask_token_id": mask_token_id, "target_layer_ids": taps}}
+    return config | layer | block | {"model_type": "qwen3", "num_hidden_layers": 2, "attention_bias": False}
+
+
+def build(config: dict[str, Any], embedding: Any, lm_head: Any) -> Any:
+    """A head with fresh weights, as its config.json says. embedding, lm_head: the main model's, [vocab, h]."""
+    name = (config.get("architectures") or ["MedusaHeads" if "medusa_num_heads" in config else "none"])[0]
+    kinds = {architecture: kind for kind, architecture in _ARCHITECTURES.items()}
+    if name not in kinds:
+        raise ExportError(f"config.json has architectures [{name!r}]: {nearest(name, kinds)}")
+    kind = kinds[name]
+    if config["hidden_size"] != embedding.shape[1]:
+        raise ExportError(
+            f"The head is for hidden size {config['hidden_size']}, the main model has {embedding.shape[1]}: "
+            "give the main model that the head was trained for."
+        )
+    if kind in ("medusa", "hydra", "blockwise", "masks"):
+        shape = _bare_shape(config)
+        count = config[
+            {"medusa": "medusa_num_heads", "hydra": "hydra_num_heads", "masks": "num_masks"}.get(kind, "num_heads")
+        ]
+        if kind == "blockwise":
+            return Blockwise(shape, embedding, lm_head, count)
+        if kind == "masks":
+            return MaskTokens(shape, embedding, lm_head, count)
+        draft_vocab_size = config.get("draft_vocab_size") or config["vocab_size"]
+        return (Medusa if kind == "medusa" else Hydra)(shape, embedding, lm_head, count, draft_vocab_size)
+    shape = Shape.of(config)
+    if kind == "eagle3":
+        return Eagle3(shape, embedding, lm_head, config["draft_vocab_size"])
+    if kind == "dflash":
+        mask_token_id = config["dflash_config"]["mask_token_id"]
+        sizes = {"num_layers": config["num_hidden_layers"], "block_size": config["block_size"]}
+        return DFlash(shape, embedding, lm_head, mask_token_id=mask_token_id, **sizes)
+    return (Eagle if kind == "eagle" else Mtp)(shape, embedding, lm_head)
+
+
+def save(head: Any, config: dict[str, Any], folder: Path, training: dict[str, Any]) -> None:
+    """Write a head's folder, whole or not at all: weights in float16, integers as they are."""
+    from safetensors.torch import save_file
+
+    new = folder.with_name(folder.name + ".new")
+    shutil.rmtree(new, ignore_errors=True)
+    new.mkdir(parents=True)
+    tensors = {
+        name: (tensor.to(torch.float16) if tensor.is_floating_point() else tensor).contiguous().clone()
+        for name, tensor in head.state_dict().items()
+    }
+    save_file(tensors, new / "model.safetensors", metadata={"format": "pt"})
+    (new / "config.json").write_text(json.dumps(config | {"dtype": "float16"}, indent=2) + "\n", encoding="utf-8")
+    (new / "training.json").write_text(json.dumps(training, indent=2) + "\n", encoding="utf-8")
+    shutil.rmtree(folder, ignore_errors=True)
+    new.rename(folder)
+
+
+def load(folder: Path, main_embedding: Any, main_lm_head: Any) -> Any:
+    """A head as a torch module, in float32. main_embedding, main_lm_head: the main model's, [vocab, h].
+
+    The module's `forward` is documented at its class; the names of its tensors are those of the file.
+    """
+    from safetensors.torch import load_file
+
+    for name in ("config.json", "model.safetensors"):
+        if not (folder / name).is_file():
+            raise ExportError(f"{folder / name} is missing: give the folder of a trained head.")
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    head = build(config, main_embedding.float(), main_lm_head.float())
+    found = head.load_state_dict(load_file(folder / "model.safetensors"), strict=False)
+    if found.missing_keys or found.unexpected_keys:
+        raise ExportError(
+            f"{folder / 'model.safetensors'} does not fit its config.json: missing {found.missing_keys[:3]}, "
+            f"unexpected {found.unexpected_keys[:3]}. Only heads in the layout that this package writes can be read."
+        )
+    return head.eval()
+
+
+def _bare_shape(config: dict[str, Any]) -> Shape:
+    """The shape for heads without attention, whose config.json says sizes only."""
+    sizes = {"hidden_size": config["hidden_size"], "vocab_size": config["vocab_size"]}
+    return Shape(**sizes, intermediate_size=0, num_heads=0, num_kv_heads=0, head_size=0, num_layers=0,
+                 context_length=0, norm_epsilon=0.0, rope_theta=0.0)  # fmt: skip

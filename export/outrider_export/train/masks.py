@@ -1,0 +1,111 @@
+"""Mask tokens: embeddings that make the main model itself predict several tokens ahead.
+
+    embeddings = head(embedded)     # [B, T + num_masks, h], for the main model's inputs_embeds
+
+The frozen main model reads a text and `num_masks` trained embeddings behind it, at the positions that follow. Its
+logits at the text's last token t predict token t + 1 as ever, those at mask i (from 1) predict token t + 1 + i.
+
+Source: PaSS (Monea et al. 2023) and hidden transfer/PPD (Chen et al. 2024): trained embeddings only.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from outrider.errors import ExportError
+from outrider_export.train.layers import Module, Shape, Teacher, soft_cross_entropy
+
+if TYPE_CHECKING:
+    from outrider_export.train.data import Batch
+    from outrider_export.train.places import Candidates
+
+PLACES_IN_TEXT = 24
+
+
+class MaskTokens(Module):
+    """The trained embeddings. Training and evaluation need the main model: give its `Teacher`, with `teach`."""
+
+    kind = "masks"
+
+    def __init__(self, shape: Shape, embedding: Any, lm_head: Any, num_masks: int) -> None:
+        super().__init__()
+        self.shape, self.num_masks = shape, num_masks
+        self.embeddings = torch.nn.Parameter(torch.zeros(num_masks, shape.hidden_size))
+        self.register_buffer("embedding", embedding, persistent=False)
+        self.register_buffer("main_lm_head", lm_head, persistent=False)
+        self._main: list[Any] = []  # a list, so that the main model is no submodule
+
+    def start(self, teacher: Teacher) -> None:
+        """Start from the mean of all embeddings, and remember the main model for training."""
+        self.teach(teacher)
+        with torch.no_grad():
+            noise = torch.randn_like(self.embeddings) * teacher.embedding.float().std()
+            self.embeddings.copy_(teacher.embedding.float().mean(0) + 0.5 * noise)
+
+    def teach(self, teacher: Teacher) -> None:
+        """Remember the main model, which training and evaluation need."""
+        self._main = [teacher.model]
+
+    def forward(self, embedded: Any) -> Any:
+        """Embeddings [B, T, h] of texts with the masks behind them: [B, T + num_masks, h]."""
+        masks = self.embeddings.to(embedded.dtype).expand(len(embedded), -1, -1)
+        return torch.cat([embedded, masks], 1)
+
+    def loss(self, batch: Batch, candidates: Candidates) -> Any:
+        """A scalar: cross entropy against the main model's distribution, at random places of answers."""
+        out, targets, valid = self._masked(batch, torch.default_generator)
+        rows = self.main_lm_head[candidates.token_ids].float()
+        row = torch.arange(len(targets))[:, None, None].expand_as(targets)
+        teacher = torch.nn.functional.linear(batch.last[row[valid], targets[valid] - 1], rows)
+        losses = soft_cross_entropy(torch.nn.functional.linear(out[valid].float(), rows), teacher)
+        weights = (0.8 ** torch.arange(self.num_masks)).expand(targets.shape)[valid]
+        return (losses * weights).sum() / weights.sum().clamp(min=1)
+
+    def hits(self, batch: Batch) -> tuple[Any, Any]:
+        """Whether drafts are the text's tokens, and which of them count: bool [N, places] each."""
+        out, targets, valid = self._masked(batch, torch.Generator().manual_seed(0))
+        found = torch.zeros_like(targets)
+        found[valid] = torch.nn.functional.linear(out[valid].float(), self.main_lm_head.float()).argmax(-1)
+        row = torch.arange(len(targets))[:, None, None].expand_as(targets)
+        return (found == batch.token_ids[row, targets]).flatten(0, 1), valid.flatten(0, 1)
+
+    def _masked(self, batch: Batch, generator: Any) -> tuple[Any, Any, Any]:
+        """Masks behind random tokens t of answers, P = PLACES_IN_TEXT of them in each text.
+
+        Returns the last hidden states [B, P, masks, h], the tokens that they predict, int64 [B, P, masks], and which of
+        those are of the answer. The text is read once, without gradients; then all masks, hidden from each other.
+        """
+        if not self._main:
+            raise ExportError("Mask tokens are trained in the main model: call teach(teacher) first.")
+        from transformers import DynamicCache
+
+        main = self._main[0]
+        num_texts, num_tokens = batch.token_ids.shape
+        with torch.no_grad():
+            cache = main.model(
+                input_ids=batch.token_ids, past_key_values=DynamicCache(), use_cache=True
+            ).past_key_values
+        weights = batch.answer.float() + 1e-9
+        anchors = torch.multinomial(weights, PLACES_IN_TEXT, replacement=True, generator=generator)  # [B, P]
+        positions = anchors[..., None] + 1 + torch.arange(self.num_masks)  # [B, P, masks]
+        seen = torch.arange(num_tokens) <= anchors[..., None]
+        block = torch.ones(self.num_masks, self.num_masks, dtype=torch.bool).tril()
+        own = torch.block_diag(*[block] * PLACES_IN_TEXT).expand(num_texts, -1, -1)
+        mask = torch.cat([seen.repeat_interleave(self.num_masks, 1), own], -1)[:, None]
+        masks = self.embeddings.repeat(PLACES_IN_TEXT, 1).expand(num_texts, -1, -1)
+        added = torch.zeros(mask.shape, dtype=main.dtype).masked_fill(~mask, torch.finfo(main.dtype).min)
+        out = main.model(
+            inputs_embeds=masks.to(main.dtype),
+            attention_mask=added,
+            position_ids=positions.flatten(1),
+            past_key_values=cache,
+            use_cache=True,
+        ).last_hidden_state.unflatten(1, (PLACES_IN_TEXT, self.num_masks))
+        targets = positions + 1
+        inside = targets < num_tokens
+        targets = targets.clamp(max=num_tokens - 1)
+        row = torch.arange(num_texts)[:, None, None]
+        valid = inside & batch.answer[row, targets] & batch.answer.gather(1, anchors)[..., None]
+        return out, targets, valid

@@ -1,0 +1,34 @@
+"""`outrider peer-draft`."""
+
+from __future__ import annotations
+
+import click
+
+from outrider.bundle.folder import read_bundle
+from outrider.cli.console import out
+from outrider.config.files import user_path
+from outrider.errors import ExportError
+from outrider.files import usable
+
+
+@click.command(name="peer-draft")
+@click.argument("bundle")
+@click.argument("name")
+@click.option("-o", "--output", metavar="FOLDER", required=True, help="Folder to make.")
+def peer_draft(bundle: str, name: str, output: str) -> None:
+    """Write the drafter NAME of BUNDLE, EAGLE-3 or DFlash, for openvino-genai.
+
+    It loads the folder with openvino_genai.draft_model, and outrider bench compares with it.
+    """
+    try:
+        from outrider_export.heads.genai import write_for_genai
+    except ImportError as error:
+        raise ExportError(
+            f'The export half of outrider is not installed ({error}). Run: pip install "outrider[export]"'
+        ) from error
+    opened, folder = read_bundle(bundle), usable(user_path(output))
+    write_for_genai(opened, name, folder)
+    entry = next(entry for entry in opened.manifest.drafters if entry.name == name)
+    mode, number = f"genai-{entry.kind}", entry.num_places or 3
+    modes = f"plain,{name}:{number},genai,{mode}:{number}"
+    out.print(f"Compare with it: outrider bench {bundle} --modes {modes} --peer-model {mode}={output}")

@@ -1,0 +1,388 @@
+"""Drafters that read hidden states are added to bundles, and draft there; what does not fit changes nothing."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import openvino as ov
+import pytest
+
+import outrider
+from heads import KINDS, NUM_PLACES, TOKEN_MAP, TOKENS, tensors_of, write_head
+from outrider.backends.heads.weights import Weights
+from outrider.bundle import read_bundle
+from outrider.errors import BundleError, ExportError, OptionError, OutriderError
+from outrider_export.heads import add, container
+from outrider_export.heads.add import add_drafter
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+
+PROMPT = "def quicksort(items):\n    if len(items) <= 1:\n        return items\n" * 3
+ANSWER: dict[str, Any] = {"max_new_tokens": 24, "ignore_eos": True, "num_assistant_tokens": 4}
+SAMPLED: dict[str, Any] = {"temperature": 1.0, "seed": 5}
+
+
+@pytest.fixture
+def folder(tiny: Path, tmp_path: Path) -> Path:
+    """A bundle to add drafters to."""
+    return shutil.copytree(tiny, tmp_path / "bundle")
+
+
+SOME = ("eagle3", "dflash", "hydra")  # one of each kind of backend; a bundle of all takes ten seconds to load
+
+
+@pytest.fixture(scope="module", params=[SOME, pytest.param(KINDS, marks=pytest.mark.slow)], ids=["some", "all"])
+def engine(request: pytest.FixtureRequest, tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> outrider.Engine:
+    """With several drafters."""
+    root = tmp_path_factory.mktemp("added")
+    shutil.copytree(tiny, root / "bundle")
+    for kind in request.param:
+        add_drafter(root / "bundle", write_head(root / kind, kind))
+    return outrider.load(root / "bundle", cache_size=0.02)
+
+
+def content(folder: Path) -> dict[str, str]:
+    """What each file is."""
+    files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
+    return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+def test_texts_are_those_of_plain_decoding(engine: outrider.Engine) -> None:
+    for options in ({}, SAMPLED):
+        plain = engine.generate(PROMPT, drafter=None, **ANSWER, **options)
+        longer = [*engine.tokenizer.encode(PROMPT), *plain.token_ids, 5]  # begins with what is in the cache
+        plain_longer = engine.generate(longer, drafter=None, **ANSWER, **options)
+        for entry in engine.bundle.manifest.drafters:
+            drafted = engine.generate(PROMPT, drafter=entry.name, **ANSWER, **options)
+            assert drafted.token_ids == plain.token_ids
+            assert drafted.stats.num_draft_tokens >= drafted.stats.num_drafts > 3
+            drafted = engine.generate(longer, drafter=entry.name, **ANSWER, **options)
+            assert drafted.token_ids == plain_longer.token_ids
+            assert drafted.stats.num_cached_tokens > 0
+
+
+def test_several_answers_at_once_are_those_of_plain_decoding(engine: outrider.Engine) -> None:
+    """Each with another drafter, which wants other hidden states, and two with one."""
+    plain = engine.generate(PROMPT, drafter=None, **ANSWER)
+    names = [entry.name for entry in engine.bundle.manifest.drafters]
+    streams = [engine.stream(PROMPT, drafter=name, **ANSWER) for name in (*names, None, names[0])]
+    for stream in streams:
+        assert "".join(chunk.text for chunk in stream) == plain.text
+
+
+def test_the_controller_prices_them(engine: outrider.Engine) -> None:
+    for entry in engine.bundle.manifest.drafters:
+        plain, drafted = (engine.generate(PROMPT, drafter=name, max_new_tokens=20) for name in (None, entry.name))
+        assert drafted.token_ids == plain.token_ids
+
+
+def test_the_manifest_describes_them(engine: outrider.Engine) -> None:
+    layers = ("hidden_states.0", "hidden_states.1", "hidden_states.2")
+    features = {"eagle3": layers, "dflash": layers[1:]}
+    for entry in engine.bundle.manifest.drafters:
+        assert entry.features == features.get(entry.kind, ("last_hidden_state",))
+        assert entry.num_proposed_tokens == (len(TOKEN_MAP) if entry.kind in ("eagle3", "medusa", "hydra") else None)
+        assert entry.num_places == (None if entry.kind in ("eagle", "eagle3", "mtp") else NUM_PLACES)
+    engine.bundle.check_hashes()
+
+
+def no_config(folder: Path) -> dict[str, Any]:
+    write_head(folder, "eagle")
+    (folder / "config.json").unlink()
+    return {}
+
+
+def a_model(folder: Path) -> dict[str, Any]:
+    write_head(folder, "eagle", architectures=["Qwen2ForCausalLM"])
+    return {}
+
+
+def damaged(folder: Path) -> dict[str, Any]:
+    path = write_head(folder, "eagle3") / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-4000])
+    return {}
+
+
+def no_tensors(folder: Path) -> dict[str, Any]:
+    (write_head(folder, "mtp") / "model.safetensors").unlink()
+    return {}
+
+
+def broken_config(folder: Path) -> dict[str, Any]:
+    (write_head(folder, "mtp") / "config.json").write_text("{", encoding="utf-8")
+    return {}
+
+
+def writes(kind: str, tensors: Any = None, options: dict[str, Any] | None = None, **changes: Any) -> Any:
+    def write(folder: Path) -> dict[str, Any]:
+        write_head(folder, kind, tensors() if tensors else None, **changes)
+        return options or {}
+
+    return write
+
+
+def without(kind: str, name: str) -> Callable[[], Any]:
+    return lambda: {key: values for key, values in tensors_of(kind).items() if key != name}
+
+
+def changed(kind: str, **changes: Any) -> Callable[[], Any]:
+    return lambda: tensors_of(kind) | changes
+
+
+WRONG: dict[str, tuple[Any, type[OutriderError], str]] = {
+    "no config.json": (
+        no_config,
+        ExportError,
+        "is no drafter of a kind that is known: blockwise, dflash, eagle",
+    ),
+    "a model": (a_model, ExportError, "is no drafter of a kind that is known"),
+    "architectures is null": (writes("eagle", architectures=[]), ExportError, "is no drafter of a kind"),
+    "config.json is damaged": (broken_config, ExportError, "config.json cannot be read"),
+    "config.json lacks a number": (
+        writes("eagle", num_attention_heads=None),
+        ExportError,
+        "config.json has no 'num_attention_heads', which eagle",
+    ),
+    "config.json has no number": (
+        writes("mtp", hidden_size="many"),
+        ExportError,
+        "config.json is not that of a mtp drafter: .*many",
+    ),
+    "no dflash_config": (
+        writes("dflash", dflash_config=None),
+        ExportError,
+        "has no dflash_config",
+    ),
+    "no mask": (
+        writes("dflash", dflash_config={"target_layer_ids": [0]}),
+        ExportError,
+        "has no dflash_config with .*mask_token_id",
+    ),
+    "no such layer": (
+        writes("dflash", dflash_config={"target_layer_ids": [0, 9], "mask_token_id": 1}),
+        ExportError,
+        "reads hidden states 'hidden_states.10', and the main model's graph has hidden_states.0 to hidden_states.2",
+    ),
+    "damaged tensors": (damaged, ExportError, "model.safetensors cannot be read"),
+    "no tensors": (no_tensors, ExportError, r"has no \*.safetensors"),
+    "a tensor is missing": (
+        writes("eagle", without("eagle", "layers.0.mlp.up_proj.weight")),
+        ExportError,
+        "does not fit as a drafter of kind eagle: The drafter has no weights 'layers.0.mlp.up_proj.weight'",
+    ),
+    "fc is missing": (writes("eagle3", without("eagle3", "fc.weight")), ExportError, "has no weights 'fc.weight'"),
+    "a head is missing": (writes("medusa", medusa_num_heads=5), ExportError, "has no weights '3.0.linear.weight'"),
+    "a tensor of another shape": (
+        writes("mtp", changed("mtp", **{"mtp.fc.weight": np.ones((64, 100), "f4")})),
+        ExportError,
+        "does not fit as a drafter of kind mtp: .*MatMul",
+    ),
+    "other hidden size, eagle": (
+        writes("eagle", lambda: tensors_of("eagle", hidden=48), hidden_size=48),
+        ExportError,
+        "with hidden_size 48",
+    ),
+    "other hidden size, eagle3": (
+        writes("eagle3", lambda: tensors_of("eagle3", hidden=48), hidden_size=48),
+        ExportError,
+        "reads hidden states of 144 numbers, and 3 layers of this main model have 192",
+    ),
+    **{
+        f"other hidden size, {kind}": (
+            writes(kind, lambda kind=kind: tensors_of(kind, hidden=48)),
+            ExportError,
+            "with hidden_size 48",
+        )
+        for kind in ("medusa", "hydra", "blockwise")
+    },
+    "fewer tokens than logits": (
+        writes("medusa", changed("medusa", token_map=TOKEN_MAP[:9])),
+        ExportError,
+        "has 150 rows, and lists 9 tokens",
+    ),
+    "a token twice": (
+        writes("hydra", changed("hydra", token_map=np.repeat(TOKEN_MAP[:75], 2))),
+        ExportError,
+        "lists a token twice",
+    ),
+    "an unknown token": (
+        writes("eagle3", changed("eagle3", d2t=np.arange(150) * 4)),
+        ExportError,
+        "proposes tokens from 0 to 745",
+    ),
+    "logits of another vocabulary": (
+        writes("medusa", without("medusa", "token_map")),
+        ExportError,
+        "for 150 tokens, and the main model has 404",
+    ),
+    "an unknown format": (writes("eagle", options={"weights": "int9"}), OptionError, "weights='int9' .*int8"),
+    "draft_vocab of a head with a matrix": (
+        writes("medusa", options={"draft_vocab": 100}),
+        OptionError,
+        "draft_vocab is for drafters with",
+    ),
+    "draft_vocab too small": (writes("eagle", options={"draft_vocab": 2}), OptionError, "draft_vocab=2 leaves no room"),
+    **{
+        f"name {name!r}": (writes("eagle", options={"name": name}), OptionError, f"name='{name}' (is no|has another)")
+        for name in ("main", "auto", "tokenizer", "../main", "a/b", "", "-x", "ein Name")
+    },
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_what_does_not_fit_changes_nothing(folder: Path, tmp_path: Path, case: str) -> None:
+    write, error, message = WRONG[case]
+    before = content(tmp_path)
+    options = write(tmp_path / "head")
+    with pytest.raises(error, match=message) as raised:
+        add_drafter(folder, tmp_path / "head", **options)
+    assert "Traceback" not in str(raised.value)
+    shutil.rmtree(tmp_path / "head")
+    assert content(tmp_path) == before
+
+
+def test_a_name_is_taken_once(folder: Path, tmp_path: Path) -> None:
+    head = write_head(tmp_path / "head", "blockwise")
+    add_drafter(folder, head)
+    add_drafter(folder, head, name="another")
+    before = content(folder)
+    for name in (None, "blockwise", "another"):
+        with pytest.raises(OptionError, match="The bundle has a drafter .* already"):
+            add_drafter(folder, head, name=name)
+    assert content(folder) == before
+    assert [entry.name for entry in read_bundle(folder).manifest.drafters] == ["blockwise", "another"]
+
+
+@pytest.mark.parametrize("failing", ["write_manifest", "list_files", "read_bundle"])
+def test_what_fails_late_changes_nothing(
+    folder: Path, tmp_path: Path, failing: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The old bundle's files are linked, and are not written to."""
+    head, before, count = write_head(tmp_path / "head", "eagle"), content(folder), 0
+    real = getattr(add, failing)
+
+    def fail(*arguments: Any, **options: Any) -> Any:
+        nonlocal count
+        count += 1
+        if failing == "read_bundle" and count == 1:
+            return real(*arguments, **options)
+        if failing == "write_manifest":
+            real(*arguments, **options)
+        raise OSError("the disk is full")
+
+    monkeypatch.setattr(add, failing, fail)
+    with pytest.raises(ExportError, match="cannot be written: the disk is full"):
+        add_drafter(folder, head)
+    assert content(folder) == before
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["bundle", "head"]
+
+
+def test_other_files_are_linked(folder: Path, tmp_path: Path) -> None:
+    inode = (folder / "main" / "openvino_model.bin").stat().st_ino
+    before = content(folder)
+    after = content(add_drafter(folder, write_head(tmp_path / "head", "eagle")).folder)
+    assert (folder / "main" / "openvino_model.bin").stat().st_ino == inode or os.name == "nt"
+    assert {path for path in {*before, *after} if before.get(path) != after.get(path)} == {
+        "outrider.json", "eagle/openvino_model.xml", "eagle/openvino_model.bin",
+    }  # fmt: skip
+
+
+def test_what_is_no_bundle_is_said(tmp_path: Path) -> None:
+    head = write_head(tmp_path / "head", "eagle")
+    with pytest.raises(BundleError, match="There is no folder"):
+        add_drafter(tmp_path / "none", head)
+
+
+def test_what_is_no_checkpoint_is_said(folder: Path, tmp_path: Path) -> None:
+    before = content(folder)
+    for source in (tmp_path / "none", folder / "outrider.json"):
+        with pytest.raises(OutriderError, match=source.name):
+            add_drafter(folder, source)
+    assert content(folder) == before
+
+
+@pytest.mark.parametrize("kind", ["eagle", "mtp", "dflash", "blockwise"])
+def test_the_main_models_matrix_can_be_cut(folder: Path, tmp_path: Path, kind: str) -> None:
+    """Its rows for the tokens that are proposed most; special tokens are among them."""
+    head = write_head(tmp_path / kind, kind)
+    add_drafter(folder, head, name="whole", weights="fp32", draft_vocab="all")
+    bundle = add_drafter(folder, head, name="cut", weights="fp32", draft_vocab=300)
+    whole, cut = bundle.manifest.drafters
+    assert (whole.num_proposed_tokens, cut.num_proposed_tokens) == (None, 300)
+    proposed = bundle.read_proposed(cut)
+    assert {*bundle.manifest.tokenizer.special_token_ids} <= {*proposed.tolist()}
+    rows = np.random.default_rng(0).standard_normal((9, 1, 64)).astype(np.float32)
+    main = bundle.model_path(bundle.manifest.main)
+    made = []
+    for entry in (whole, cut):
+        weights, given = (
+            Weights.read(ov.Core(), bundle.model_path(entry.model), main),
+            ov.opset13.parameter([-1, 1, 64]),
+        )
+        graph = ov.Model([ov.opset13.result(weights.logits(given))], [given])
+        hints = {"INFERENCE_PRECISION_HINT": "f32", "DYNAMIC_QUANTIZATION_GROUP_SIZE": "0"}
+        made.append(ov.Core().compile_model(graph, "CPU", hints)([rows])[0][:, 0])
+    np.testing.assert_allclose(made[1], made[0][:, proposed], atol=1e-4)
+    if kind != "dflash":
+        return
+    engine = outrider.load(folder, cache_size=0.02)
+    plain = engine.generate(PROMPT, drafter=None, **ANSWER, **SAMPLED)
+    drafted = engine.generate(PROMPT, drafter="cut", **ANSWER, **SAMPLED)
+    assert drafted.token_ids == plain.token_ids
+    assert drafted.stats.num_drafts > 10
+
+
+def test_heads_without_matrices_share_the_cut_one(folder: Path, tmp_path: Path) -> None:
+    tensors = {name: values for name, values in tensors_of("medusa").items() if ".linear." in name}
+    head = write_head(tmp_path / "medusa", "medusa", tensors)
+    entry = add_drafter(folder, head, draft_vocab=300).manifest.drafters[0]
+    assert entry.num_proposed_tokens == entry.model.geometry.logits_width == 300
+    engine = outrider.load(folder, cache_size=0.02)
+    plain, drafted = (engine.generate(PROMPT, drafter=name, **ANSWER) for name in (None, "medusa"))
+    assert drafted.token_ids == plain.token_ids
+    assert drafted.stats.num_drafts > 3
+
+
+def test_offsets_that_do_not_ascend_are_sorted(folder: Path, tmp_path: Path) -> None:
+    bundle = add_drafter(folder, write_head(tmp_path / "head", "eagle3"), weights="fp32")
+    (entry,) = bundle.manifest.drafters
+    assert (np.diff(TOKEN_MAP) < 0).any()
+    assert bundle.read_proposed(entry).tolist() == sorted(TOKEN_MAP.tolist())
+    weights = Weights.read(ov.Core(), bundle.model_path(entry.model), None)
+    own = weights["lm_head.weight"].get_node().data
+    np.testing.assert_array_equal(own, tensors_of("eagle3")["lm_head.weight"][np.argsort(TOKEN_MAP)])
+    assert entry.model.vocab_size == TOKENS
+
+
+@pytest.mark.parametrize(("weights", "largest"), [("fp32", 0.0), ("fp16", 5e-4), ("int8", 0.5 / 255 + 2e-3)])
+def test_weights_are_compressed(tmp_path: Path, weights: str, largest: float) -> None:
+    """largest: error of a weight, of its row's range. A row without negative numbers, and one of zeros, stay near."""
+    rng = np.random.default_rng(0)
+    matrix = rng.normal(0, rng.uniform(0.001, 30, (80, 1)), (80, 96)).astype(np.float32)
+    matrix[3], matrix[4], matrix[5] = 0, np.abs(matrix[4]) + 5, 1e-9
+    tensors = {
+        "fc.weight": matrix,
+        "fc.bias": matrix[0],
+        "small.weight": matrix[:8, :8],
+        "rms_norm_eps": np.ones(1, "f4"),
+    }
+    container.write(tmp_path / "openvino_model.xml", tensors, {}, weights)
+    read = Weights.read(ov.Core(), tmp_path / "openvino_model.xml", None)
+    made: dict[str, Any] = {}
+    for name in tensors:
+        graph = ov.Model([ov.opset13.result(read[name])], [])
+        hints = {"INFERENCE_PRECISION_HINT": "f32"}
+        made[name] = ov.Core().compile_model(graph, "CPU", hints)([])[0]
+    reach = np.maximum(matrix.max(1), 0) - np.minimum(matrix.min(1), 0)
+    assert (np.abs(made["fc.weight"] - matrix).max(1) <= largest * reach + 1e-6).all()
+    np.testing.assert_array_equal(made["fc.bias"], matrix[0])
+    np.testing.assert_array_equal(made["small.weight"], matrix[:8, :8])
+    sizes = {"fp32": 4, "fp16": 2, "int8": 1}
+    assert (tmp_path / "openvino_model.bin").stat().st_size < sizes[weights] * matrix.size + 2000

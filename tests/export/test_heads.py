@@ -1,0 +1,324 @@
+"""The graphs of drafters that read hidden states compute what their PyTorch references do, from published weights."""
+
+from __future__ import annotations
+
+import shutil
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import openvino as ov
+import pytest
+import torch
+from openvino import opset13 as ops
+from transformers import LlamaConfig, Qwen3Config
+from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMSNorm, LlamaRotaryEmbedding
+
+from heads import DECODER, KINDS, MASK, NUM_PLACES, TOKEN_MAP, TOKENS, VOCAB, config_of, tensors_of, write_head
+from outrider.backends.heads import Head, load_head
+from outrider.backends.heads.weights import MainWeights
+from outrider.bundle import Bundle, read_bundle
+from outrider.drafters import Subset
+from outrider.types import Chunk, Exactness, Prompt, Rounding, RowRule
+from outrider_export.heads.add import add_drafter
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from collections.abc import Sequence as Seq
+    from pathlib import Path
+
+MODULES = ("eagle", "eagle3", "mtp")
+PLACES = ("medusa", "hydra", "blockwise")
+RULES = {
+    "any": RowRule(),
+    "eights": RowRule(sequence=Rounding(8, 8), call=Rounding(8, 8)),
+    "separate": RowRule(separate=True, dummy_rows=2),
+}
+F32 = {"INFERENCE_PRECISION_HINT": "f32", "DYNAMIC_QUANTIZATION_GROUP_SIZE": "0"}
+
+
+@pytest.fixture(scope="module")
+def bundle(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    """The tiny bundle with a drafter of each kind, in fp32."""
+    root = tmp_path_factory.mktemp("heads")
+    shutil.copytree(tiny, root / "bundle")
+    for kind in KINDS:
+        add_drafter(root / "bundle", write_head(root / kind, kind), weights="fp32")
+    return read_bundle(root / "bundle")
+
+
+@pytest.fixture(scope="module")
+def shared(bundle: Bundle) -> tuple[Any, Any]:
+    """The main model's embedding and output matrix, both float32 [vocabulary, hidden], as its graph computes them."""
+    core, main = ov.Core(), MainWeights(ov.Core(), bundle.model_path(bundle.manifest.main))
+    token_ids, rows = ops.parameter([-1], np.int64), ops.parameter([-1, 1, 64], np.float32)
+    embed = core.compile_model(ov.Model([ops.result(main.embed(token_ids))], [token_ids]), "CPU", F32)
+    logits = core.compile_model(ov.Model([ops.result(main.logits(rows))], [rows]), "CPU", F32)
+    matrix = logits([np.eye(64, dtype=np.float32)[:, None]])[0][:, 0].T
+    return torch.tensor(embed([np.arange(VOCAB)])[0][:, 0]), torch.tensor(matrix)
+
+
+def load(bundle: Bundle, kind: str, rule: RowRule = RULES["any"]) -> Any:
+    entry = next(each for each in bundle.manifest.drafters if each.name == kind)
+    options: dict[str, Any] = {"properties": {"DYNAMIC_QUANTIZATION_GROUP_SIZE": "0"}, "device": "CPU"}
+    width = min(entry.model.vocab_size, entry.model.geometry.logits_width)
+    head = Head.of(entry, bundle.model_path(bundle.manifest.main))
+    backend = load_head(bundle.model_path(entry.model), head, {**options, "precision": "f32", "vocab_size": width})
+    backend.use(Exactness(rule=rule))
+    backend.allocate(1024)
+    return backend
+
+
+def check(found: Seq[Any] | Any, expected: Any, least: float = 0.9999) -> None:
+    """Each row has the direction and the size of the expected one."""
+    found, expected = np.array(found), expected.numpy() if isinstance(expected, torch.Tensor) else expected
+    assert found.shape == expected.shape
+    sizes = np.linalg.norm(found, axis=-1), np.linalg.norm(expected, axis=-1)
+    assert ((found * expected).sum(-1) / sizes[0] / sizes[1]).min() >= least
+    np.testing.assert_allclose(*sizes, rtol=1e-3)
+
+
+def rows_of(step: Any, count: int, first: int = 0) -> Any:
+    return np.stack([step.row(i).full() for i in range(first, first + count)])
+
+
+def weights_of(kind: str) -> dict[str, Any]:
+    return {name: torch.tensor(values) for name, values in tensors_of(kind).items()}
+
+
+def llama_layer(kind: str, prefix: str) -> Callable[[Any], Any]:
+    """A layer of Llama with a drafter's weights, over hidden states [n, hidden]."""
+    config = LlamaConfig(**{**DECODER, "attention_bias": False})
+    config._attn_implementation = "sdpa"
+    layer, rotation = LlamaDecoderLayer(config, 0).eval(), LlamaRotaryEmbedding(config)
+    weights = {name.removeprefix(prefix): values for name, values in weights_of(kind).items() if prefix in name}
+    if "input_layernorm.weight" not in weights:
+        layer.input_layernorm = torch.nn.Identity()
+    layer.load_state_dict(weights)
+
+    def run(hidden: Any) -> Any:
+        positions = torch.arange(len(hidden))[None]
+        with torch.no_grad():
+            return layer(hidden[None], position_embeddings=rotation(hidden[None], positions), position_ids=positions)[0]
+
+    return run
+
+
+def norm(rows: Any, weight: Any) -> Any:
+    module = LlamaRMSNorm(len(weight), DECODER["rms_norm_eps"])
+    module.load_state_dict({"weight": weight})
+    with torch.no_grad():
+        return module(rows)
+
+
+def eagle(token_ids: Any, hidden: Any, shared: tuple[Any, Any]) -> tuple[Any, Any]:
+    weights, (embedding, matrix) = weights_of("eagle"), shared
+    both = torch.cat([embedding[token_ids], hidden], 1)
+    out = llama_layer("eagle", "layers.0.")(both @ weights["fc.weight"].T + weights["fc.bias"])
+    return (out @ matrix.T)[:, :TOKENS], out
+
+
+def mtp(token_ids: Any, hidden: Any, shared: tuple[Any, Any]) -> tuple[Any, Any]:
+    weights, (embedding, matrix) = weights_of("mtp"), shared
+    both = [
+        norm(embedding[token_ids], weights["mtp.pre_fc_norm_embedding.weight"]),
+        norm(hidden, weights["mtp.pre_fc_norm_hidden.weight"]),
+    ]
+    out = llama_layer("mtp", "mtp.layers.0.")(torch.cat(both, 1) @ weights["mtp.fc.weight"].T)
+    out = norm(out, weights["mtp.norm.weight"])
+    return (out @ matrix.T)[:, :TOKENS], out
+
+
+def eagle3(token_ids: Any, hidden: Any, shared: tuple[Any, Any]) -> tuple[Any, Any]:
+    """hidden: the three of the main model, or behind their projection."""
+    from optimum.exporters.openvino.model_patcher import LlamaEagle3ForCausalLM
+
+    config = LlamaConfig(**{k: v for k, v in config_of("eagle3").items() if k != "architectures"})
+    model = LlamaEagle3ForCausalLM(config).eval()
+    weights = {f"model.{name}": values for name, values in weights_of("eagle3").items()}
+    weights["model.embed_tokens.weight"] = shared[0]
+    assert not model.load_state_dict(weights, strict=False).missing_keys
+    outs: list[Any] = []
+    model.model.midlayer.register_forward_hook(lambda module, inputs, out: outs.append(out))
+    with torch.no_grad():
+        positions = torch.arange(len(token_ids))[None]
+        given: dict[str, Any] = {"hidden_states": hidden[None], "position_ids": positions, "use_cache": False}
+        logits = model(input_ids=token_ids[None], **given).logits[0]
+    order = np.argsort(TOKEN_MAP)  # a bundle's logits are in the order of the main model's ids
+    return logits[:, torch.tensor(order)], outs[0][0]
+
+
+REFERENCES = {"eagle": eagle, "eagle3": eagle3, "mtp": mtp}
+
+
+def module_case(kind: str, num_tokens: int = 45) -> tuple[Any, Any, Any]:
+    """Tokens, the main model's hidden states, and these as the drafter's backend reads them."""
+    rng = np.random.default_rng(3)
+    token_ids = rng.integers(0, TOKENS, num_tokens)
+    hidden = rng.standard_normal((num_tokens, 192 if kind == "eagle3" else 64)).astype(np.float32)
+    return token_ids, hidden, np.pad(hidden, ((0, 0), (0, 64 if kind == "eagle3" else 0)))
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("kind", MODULES)
+def test_modules(kind: str, rule: str, bundle: Bundle, shared: Any) -> None:
+    """Whole, in pieces beside other sequences, and from a cached prefix."""
+    backend, (token_ids, hidden, read) = load(bundle, kind, RULES[rule]), module_case(kind)
+    logits, following = REFERENCES[kind](torch.tensor(token_ids), torch.tensor(hidden), shared)
+    n, ids = len(token_ids), token_ids.tolist()
+
+    def chunk(slot: Any, begin: int, end: int, rows: int, generated: bool = False) -> Chunk:
+        states = read[begin:end]
+        return Chunk(slot, ids[begin:end], rows, ("next_hidden",), generated=generated, hidden_states=states)
+
+    whole = chunk(backend.open(100), 0, n, n)
+    step = backend.submit([whole]).wait()
+    check(rows_of(step, n), logits)
+    check(step.features(whole), following)
+
+    first, second, third = (backend.open(100, Prompt(ids)) for _ in range(3))
+    for parts in (
+        [(first, 0, 12, 3), (second, 0, 31, 1)],
+        [(second, 31, 34, 2), (first, 12, 40, 28), (third, 0, 1, 1)],
+        [(first, 40, 45, 5), (third, 1, 33, 0), (second, 34, 35, 1)],
+    ):
+        chunks = [chunk(*part, generated=part[2] - part[1] < 6) for part in parts]
+        step, row = backend.submit(chunks).wait(), 0
+        for each, (_, begin, end, count) in zip(chunks, parts, strict=True):
+            if count:
+                check(rows_of(step, count, row), logits[end - count : end])
+            check(step.features(each), following[begin:end])
+            row += count
+    first.publish(ids)
+    again = backend.open(100, Prompt([*ids[:40], 1]))
+    assert again.length == 32
+    check(rows_of(backend.submit([chunk(again, 32, 45, 5)]).wait(), 5), logits[40:])
+
+
+@pytest.mark.parametrize("kind", MODULES)
+def test_modules_read_their_own_hidden_states(kind: str, bundle: Bundle, shared: Any) -> None:
+    backend, (token_ids, hidden, read) = load(bundle, kind), module_case(kind)
+    states = torch.tensor(hidden[:20])
+    if kind == "eagle3":
+        states = states @ weights_of(kind)["fc.weight"].T
+    slot, rows = backend.open(100), read[:20]
+    for i in range(20, 24):
+        first = 0 if i == 20 else i - 1
+        chunk = Chunk(slot, token_ids[first:i].tolist(), 1, ("next_hidden",), hidden_states=rows)
+        step = backend.submit([chunk]).wait()
+        logits, following = REFERENCES[kind](torch.tensor(token_ids[:i]), states, shared)
+        check(rows_of(step, 1), logits[-1:])
+        own = step.features(chunk)[-1:].copy()
+        check(own, following[-1:])
+        rows = np.pad(own, ((0, 0), (192 if kind == "eagle3" else 0, 0)))
+        states = torch.cat([states, following[-1:]])
+
+
+@pytest.fixture(scope="module")
+def dflash(shared: tuple[Any, Any]) -> Callable[[Any, Seq[int]], Any]:
+    """float32 [masks, vocabulary] of the reference, for a context's hidden states and a block."""
+    from optimum.exporters.openvino.model_patcher import Qwen3DFlashDraftModel
+
+    config = Qwen3Config(**{k: v for k, v in config_of("dflash").items() if k != "architectures"})
+    model, (embedding, matrix) = Qwen3DFlashDraftModel(config).eval(), shared
+    model.load_state_dict(weights_of("dflash"))
+
+    def run(hidden: Any, block: Seq[int]) -> Any:
+        with torch.no_grad():
+            out = model(
+                position_ids=torch.arange(len(hidden) + len(block))[None],
+                noise_embedding=embedding[torch.tensor(block)][None],
+                hidden_states=torch.tensor(hidden)[None],
+                use_cache=False,
+            ).last_hidden_state[0, 1:]
+        return (out @ matrix.T)[:, :TOKENS]
+
+    return run
+
+
+def test_dflash(bundle: Bundle, dflash: Any) -> None:
+    """Whole, in pieces beside other sequences, with no new context, and from a cached prefix."""
+    backend, rng = load(bundle, "dflash"), np.random.default_rng(4)
+    hidden = rng.standard_normal((45, 128)).astype(np.float32)
+    context, blocks = rng.integers(0, TOKENS, 45).tolist(), [[i, *[MASK] * NUM_PLACES] for i in (100, 101, 102)]
+    first, second, third = (backend.open(60) for _ in range(3))
+
+    def chunk(slot: Any, begin: int, end: int, block: Seq[int], rows: int = NUM_PLACES) -> Chunk:
+        states = hidden[begin:end] if end > begin else None
+        return Chunk(slot, [*context[begin:end], *block], rows, hidden_states=states)
+
+    step = backend.submit([chunk(first, 0, 45, blocks[0])]).wait()
+    assert first.length == 45
+    check(rows_of(step, 3), dflash(hidden, blocks[0]))
+    backend.submit([chunk(second, 0, 30, [MASK], 0), chunk(third, 0, 10, blocks[1], 0)]).wait()
+    step = backend.submit([chunk(third, 10, 20, blocks[1]), chunk(second, 30, 45, blocks[2])]).wait()
+    check(rows_of(step, 3), dflash(hidden[:20], blocks[1]))
+    check(rows_of(step, 3, 3), dflash(hidden, blocks[2]))
+    step = backend.submit(
+        [chunk(second, 45, 45, blocks[0]), chunk(third, 20, 33, blocks[0]), chunk(first, 9, 9, blocks[1])]
+    )
+    step = step.wait()
+    for i, (states, block) in enumerate([(hidden, blocks[0]), (hidden[:33], blocks[0]), (hidden, blocks[1])]):
+        check(rows_of(step, 3, 3 * i), dflash(states, block))
+    second.trim(38)
+    check(rows_of(backend.submit([chunk(second, 38, 41, blocks[1])]).wait(), 3), dflash(hidden[:41], blocks[1]))
+    first.publish(context)
+    again = backend.open(60, Prompt([*context[:40], 0]))
+    assert again.length == 32
+    check(rows_of(backend.submit([chunk(again, 32, 45, blocks[2])]).wait(), 3), dflash(hidden, blocks[2]))
+
+
+def places(kind: str, hidden: Any, token_ids: Seq[int], shared: tuple[Any, Any]) -> Any:
+    """float32 [heads, proposed or all tokens]. hidden: float32 [1, hidden]. token_ids: the newest, and drafted."""
+    weights, (embedding, matrix), logits = weights_of(kind), shared, []
+
+    def linear(rows: Any, name: str) -> Any:
+        return rows @ weights[f"{name}.weight"].T + weights[f"{name}.bias"]
+
+    for i in range(NUM_PLACES):
+        if kind == "blockwise":
+            rows = hidden + linear(torch.relu(linear(hidden, f"{i}.up")), f"{i}.down")
+            logits.append((rows @ matrix.T)[0, :TOKENS])
+            continue
+        rows = hidden
+        if kind == "hydra":
+            before = embedding[torch.tensor(token_ids[: i + 1])].reshape(1, -1)
+            rows = rows + torch.nn.functional.silu(linear(torch.cat([hidden, before], 1), f"{i}.in"))
+        rows = rows + torch.nn.functional.silu(linear(rows, f"{i}.0.linear"))
+        logits.append((rows @ weights[f"{i}.1.weight"].T)[0, np.argsort(TOKEN_MAP)])
+    return torch.stack(logits)
+
+
+@pytest.mark.parametrize("kind", PLACES)
+@pytest.mark.parametrize("count", [1, 3])
+def test_places(kind: str, count: int, bundle: Bundle, shared: Any) -> None:
+    """For one sequence, and for several in one call."""
+    backend, rng = load(bundle, kind), np.random.default_rng(5)
+    hidden, token_ids = (
+        rng.standard_normal((count, 64)).astype(np.float32),
+        rng.integers(0, TOKENS, (count, NUM_PLACES)),
+    )
+    slots = [backend.open(50) for _ in range(count)]
+    expected = [places(kind, torch.tensor(hidden[i : i + 1]), token_ids[i].tolist(), shared) for i in range(count)]
+    if kind != "hydra":
+        chunks = [
+            Chunk(slot, [1], NUM_PLACES, hidden_states=row[None]) for slot, row in zip(slots, hidden, strict=True)
+        ]
+        check(rows_of(backend.submit(chunks).wait(), count * NUM_PLACES), torch.cat(expected))
+        return
+    for place in range(NUM_PLACES):
+        before = backend.seconds
+        chunks = [
+            Chunk(slots[i], token_ids[i, : place + 1].tolist(), 1, hidden_states=hidden[[i]]) for i in range(count)
+        ]
+        check(rows_of(backend.submit(chunks).wait(), count), torch.stack([each[place] for each in expected]))
+        assert backend.seconds > before
+
+
+@pytest.mark.parametrize("kind", ["eagle3", "medusa", "hydra"])
+def test_proposed_tokens_are_in_order(kind: str, bundle: Bundle) -> None:
+    """Those of `d2t`, which has differences, or `token_map`, in whatever order they are published."""
+    entry = next(each for each in bundle.manifest.drafters if each.name == kind)
+    proposed = bundle.read_proposed(entry)
+    assert proposed.tolist() == sorted(TOKEN_MAP.tolist())
+    row = Subset(proposed, TOKENS).widen(np.arange(len(TOKEN_MAP), dtype=np.float32))
+    assert np.isfinite(row).sum() == len(TOKEN_MAP)

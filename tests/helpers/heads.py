@@ -1,0 +1,116 @@
+"""Random drafters that read the main model's hidden states, in their published formats, for `tiny`'s main model."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+HIDDEN, WIDE, HEADS, KV_HEADS, HEAD_SIZE, VOCAB, TOKENS = 64, 96, 4, 2, 16, 448, 404
+NUM_PLACES, MASK = 3, 17
+TOKEN_MAP = np.random.default_rng(7).permutation(TOKENS)[:150]  # in no order
+KINDS = ("eagle", "eagle3", "mtp", "dflash", "medusa", "hydra", "blockwise")
+DECODER: dict[str, Any] = {
+    "hidden_size": HIDDEN, "intermediate_size": WIDE, "num_attention_heads": HEADS, "num_key_value_heads": KV_HEADS,
+    "head_dim": HEAD_SIZE, "vocab_size": VOCAB, "rms_norm_eps": 1e-5, "rope_theta": 10_000.0,
+    "max_position_embeddings": 512, "num_hidden_layers": 1,
+}  # fmt: skip
+
+
+def config_of(kind: str) -> dict[str, Any]:
+    """The content of config.json."""
+    dflash = {"mask_token_id": MASK, "target_layer_ids": [0, 1]}
+    return {
+        "eagle": {**DECODER, "architectures": ["EagleLlamaForCausalLM"]},
+        "eagle3": {
+            **DECODER,
+            "architectures": ["LlamaForCausalLMEagle3"],
+            "draft_vocab_size": len(TOKEN_MAP),
+            "eagle_aux_hidden_state_layer_ids": [0, 1, 2],
+        },
+        "mtp": {**DECODER, "architectures": ["LlamaMTP"]},
+        "dflash": {
+            **DECODER,
+            "architectures": ["DFlashDraftModel"],
+            "num_hidden_layers": 2,
+            "block_size": NUM_PLACES + 1,
+            "dflash_config": dflash,
+        },
+        "medusa": {"medusa_num_heads": NUM_PLACES, "medusa_num_layers": 1, "hidden_size": HIDDEN},
+        "hydra": {"architectures": ["HydraHeads"], "hydra_num_heads": NUM_PLACES, "hydra_num_layers": 1},
+        "blockwise": {"architectures": ["BlockwiseHeads"], "num_heads": NUM_PLACES},
+    }[kind]
+
+
+def tensors_of(kind: str, seed: int = 0, hidden: int = HIDDEN) -> dict[str, NDArray[Any]]:
+    """Random weights, by their published names. Those of norms are not all 1."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    if kind == "eagle":
+        shapes = {"fc.weight": (hidden, 2 * hidden), "fc.bias": (hidden,), **_layer("layers.0", hidden, hidden)}
+        del shapes["layers.0.input_layernorm.weight"]
+    elif kind == "eagle3":
+        shapes = {
+            "fc.weight": (hidden, 3 * hidden),
+            **_layer("midlayer", hidden, 2 * hidden),
+            "midlayer.hidden_norm.weight": (hidden,),
+            "norm.weight": (hidden,),
+            "lm_head.weight": (len(TOKEN_MAP), hidden),
+        }
+    elif kind == "mtp":
+        norms = {f"mtp.{name}.weight": (hidden,) for name in ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm")}
+        shapes = {"mtp.fc.weight": (hidden, 2 * hidden), **norms, **_layer("mtp.layers.0", hidden, hidden)}
+    elif kind == "dflash":
+        norms = {f"{name}.weight": (hidden,) for name in ("hidden_norm", "norm")}
+        shapes = {"fc.weight": (hidden, 2 * hidden), **norms}
+        for i in range(2):
+            shapes |= _layer(f"layers.{i}", hidden, hidden)
+            shapes |= {f"layers.{i}.self_attn.{name}_norm.weight": (HEAD_SIZE,) for name in "qk"}
+    else:
+        for i in range(NUM_PLACES):
+            if kind == "blockwise":
+                shapes |= {f"{i}.up.weight": (WIDE, hidden), f"{i}.up.bias": (WIDE,)}
+                shapes |= {f"{i}.down.weight": (hidden, WIDE), f"{i}.down.bias": (hidden,)}
+                continue
+            if kind == "hydra":
+                shapes |= {f"{i}.in.weight": (hidden, (i + 2) * hidden), f"{i}.in.bias": (hidden,)}
+            shapes |= {f"{i}.0.linear.weight": (hidden, hidden), f"{i}.0.linear.bias": (hidden,)}
+            shapes[f"{i}.1.weight"] = (len(TOKEN_MAP), hidden)
+    rng = np.random.default_rng([seed, KINDS.index(kind)])
+    tensors: dict[str, NDArray[Any]] = {
+        name: (rng.uniform(0.5, 1.5, shape) if "norm" in name else rng.normal(0, shape[-1] ** -0.5, shape)).astype("f4")
+        for name, shape in shapes.items()
+    }
+    if kind == "eagle3":
+        tensors["d2t"] = TOKEN_MAP - np.arange(len(TOKEN_MAP))
+        tensors["t2d"] = np.isin(np.arange(VOCAB), TOKEN_MAP)
+    elif kind in ("medusa", "hydra"):
+        tensors["token_map"] = TOKEN_MAP
+    return tensors
+
+
+def write_head(folder: Path, kind: str, tensors: dict[str, NDArray[Any]] | None = None, **changes: Any) -> Path:
+    """Write a checkpoint folder. changes: of config.json; None leaves a key out."""
+    from safetensors.numpy import save_file
+
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file(tensors_of(kind) if tensors is None else tensors, folder / "model.safetensors")
+    config = {name: value for name, value in (config_of(kind) | changes).items() if value is not None}
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    return folder
+
+
+def _layer(name: str, hidden: int, width: int) -> dict[str, tuple[int, ...]]:
+    """A Llama layer whose attention reads rows of `width` numbers."""
+    shapes: dict[str, tuple[int, ...]] = {
+        "self_attn.q_proj": (HEADS * HEAD_SIZE, width), "self_attn.k_proj": (KV_HEADS * HEAD_SIZE, width),
+        "self_attn.v_proj": (KV_HEADS * HEAD_SIZE, width), "self_attn.o_proj": (hidden, HEADS * HEAD_SIZE),
+        "mlp.gate_proj": (WIDE, hidden), "mlp.up_proj": (WIDE, hidden), "mlp.down_proj": (hidden, WIDE),
+        "input_layernorm": (hidden,), "post_attention_layernorm": (hidden,),
+    }  # fmt: skip
+    return {f"{name}.{part}.weight": shape for part, shape in shapes.items()}

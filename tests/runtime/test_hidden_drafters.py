@@ -1,0 +1,419 @@
+"""Drafters that read hidden states get those of the right tokens, in every call, whatever became of earlier drafts.
+
+The heads are fakes whose drafts change with every row that they have read (`FakeHead`). So each draft is compared with
+one made from scratch, from the committed tokens and the main model's hidden states of these.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from outrider.config import GenerationConfig
+from outrider.controller import Fixed
+from outrider.drafters import HiddenModel, hidden_model
+from outrider.loop import step
+from outrider.request import Request
+from outrider.sampling import LogitsSampler
+from outrider.testing import FakeBackend, FakeHead
+from outrider.text import TextStream
+from outrider.types import Noise, Sequence, Turn
+from outrider.verifiers import Greedy
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence as Seq
+
+    from outrider.testing import FakeSlot
+    from outrider.types import Committed, Draft, DraftRequest, Pending
+
+VOCAB_SIZE = 3  # a third of all draft tokens are right
+WIDTH = FakeBackend.width
+MASKS = [2, 2, 2]
+NUM_PLACES = 3
+KINDS = ("module", "wide module", "block", "places", "places in turn")
+FEATURES = {"wide module": ("early", "late"), "block": ("late", "early")}
+
+
+class Checked(HiddenModel):
+    """Compares each draft with one that is made from scratch."""
+
+    main: FakeBackend
+    kind: str
+
+    @classmethod
+    def of(cls, main: FakeBackend, kind: str, seed: int = 0, **options: Any) -> Checked:
+        features = FEATURES.get(kind, ("late",))
+        width, own = WIDTH * len(features), 3 if kind == "wide module" else WIDTH
+        options = {"context_length": 2000, **options}
+        if "module" in kind:
+            both = width if width == own else width + own
+            backend = FakeHead(VOCAB_SIZE, "module", hidden_width=both, own_width=own, seed=seed)
+            made = cls.module(backend, features, width, own, **options)
+        elif kind == "block":
+            made = cls.block(FakeHead(VOCAB_SIZE, "block", hidden_width=width, seed=seed), features, MASKS, **options)
+        else:
+            backend = FakeHead(VOCAB_SIZE, "places", hidden_width=width, seed=seed)
+            made = cls.places(backend, features, NUM_PLACES, at_once=kind == "places", **options)
+        checked = cast("Checked", made)
+        checked.main, checked.kind = main, kind
+        checked.ids, checked.positions, checked.known = defaultdict(list), {}, {}
+        checked.begun, checked.inexact = Counter(), set()
+        checked.num_drafts = checked.num_empty = 0
+        return checked
+
+    ids: defaultdict[Sequence, list[int]]
+    positions: dict[Sequence, int]  # of the first hidden states that the main model gives
+    known: dict[Sequence, list[tuple[int, int]]]  # a sequence's entries that were in the cache at its begin
+    begun: Counter[str]  # how sequences began
+    inexact: set[int]  # rows that were read beside the token before their own
+    num_drafts: int
+    num_empty: int
+
+    @property
+    def head(self) -> FakeHead:
+        return cast("FakeHead", self.backend)
+
+    @property
+    def shift(self) -> int:
+        return int("module" in self.kind)
+
+    def row_of(self, token_ids: Seq[int], i: int) -> Any:
+        """The main model's hidden states of token i, in their place of the head's input."""
+        row = np.concatenate(
+            [self.main.features_after(token_ids[: i + 1], name) for name in self.requirements.features]
+        )
+        return np.pad(row, (0, self.head.hidden_width - len(row)))
+
+    def id_of(self, sequence: Sequence, i: int) -> int:
+        """What stands for the main model's hidden states of a committed token."""
+        ids = self.ids[sequence]
+        while len(ids) <= i:
+            ids.append(self.head.row_id(self.row_of(sequence.token_ids, len(ids))))
+        return ids[i]
+
+    def entries(self, sequence: Sequence) -> list[tuple[int, int]]:
+        """What the head's slot has to hold before a draft: tokens, and what stands for their hidden states."""
+        token_ids, position = sequence.token_ids, self.positions[sequence]
+        entries = [*self.known[sequence]]
+        rows = [*range(position, len(token_ids) - 1)]
+        first = position
+        if len(entries) == position - 1:  # one behind: that token is read beside the next one's hidden states
+            rows, first = [position, *rows], position - 1
+        return entries + [(token_ids[i + self.shift], self.id_of(sequence, row)) for i, row in enumerate(rows, first)]
+
+    def reserve(self, sequence: Sequence, max_tokens: int, num_cached: int = 0) -> bool:
+        assert super().reserve(sequence, max_tokens, num_cached)
+        slot = self.slot_of(sequence)
+        self.positions[sequence] = num_cached
+        self.known[sequence] = found = [*zip(slot.token_ids, slot.shifts, strict=True)]
+        missing = num_cached - len(found)
+        assert missing >= 0
+        if num_cached:
+            self.begun[("whole", "one behind")[missing] if missing < 2 else "far behind"] += 1
+        for i, (token_id, row_id) in enumerate(found):
+            assert token_id == sequence.token_ids[i + self.shift]
+            assert row_id == self.id_of(sequence, i) or row_id in self.inexact
+        if missing == 1:
+            self.inexact.add(self.id_of(sequence, num_cached))
+        return True
+
+    def slot_of(self, sequence: Sequence) -> FakeSlot:
+        return cast("FakeSlot", self._states[sequence].slot)
+
+    def propose(self, requests: Seq[DraftRequest]) -> list[Draft]:
+        unread = [self.num_unread(request.sequence) for request in requests]
+        drafts = super().propose(requests)
+        piece = max(self._max_num_batched_tokens // len(requests), 2)
+        for request, draft, num_unread in zip(requests, drafts, unread, strict=True):
+            fits = len(self.entries(request.sequence)) + request.limit <= self._context_length or "places" in self.kind
+            is_read = num_unread <= piece or "places" in self.kind
+            expected = self.expected(request) if fits and is_read else []
+            assert draft.token_ids == expected
+            self.num_drafts += bool(expected)
+            self.num_empty += not expected
+        return drafts
+
+    def expected(self, request: DraftRequest) -> list[int]:
+        """A greedy draft, from scratch."""
+        sequence, head, drafted = request.sequence, self.head, list[int]()
+        newest = sequence.token_ids[-1]
+        if "places" in self.kind:
+            row_ids = [self.id_of(sequence, len(sequence) - 2)]
+            for i in range(min(NUM_PLACES, request.limit)):
+                read = [newest] if self.kind == "places" else [newest, *drafted]
+                place = i if self.kind == "places" else 0
+                drafted.append(int(head.logits_for(read, row_ids, place=place).argmax()))
+            return drafted
+        token_ids, shifts = map(list, zip(*self.entries(sequence), strict=True))
+        if self.kind == "block":
+            rows = [head.logits_for(token_ids, shifts, [newest, *MASKS], place=i) for i in range(len(MASKS))]
+            return [int(row.argmax()) for row in rows[: request.limit]]
+        for _ in range(request.limit):
+            drafted.append(int(head.logits_for(token_ids, shifts).argmax()))
+            own = head.next_hidden(token_ids, shifts)
+            token_ids.append(drafted[-1])
+            shifts.append(head.row_id(np.pad(own, (head.hidden_width - len(own), 0))))
+        return drafted
+
+    def observe(self, sequence: Sequence, committed: Committed) -> None:
+        super().observe(sequence, committed)
+        if "places" not in self.kind:  # nothing of a draft is left
+            slot = self.slot_of(sequence)
+            held = [*zip(slot.token_ids, slot.shifts, strict=True)]
+            assert held == self.entries(sequence)[: len(held)]
+
+    def release(self, sequence: Sequence) -> None:
+        slot = self.slot_of(sequence)
+        super().release(sequence)
+        assert slot.closed
+        assert sequence not in self._states
+
+
+@dataclass(eq=False)
+class InTurns:
+    """A policy that lets drafters take turns, as `order` says."""
+
+    drafters: Seq[Checked]
+    order: Seq[int]
+    goes_ahead: bool = False
+    num_rounds: int = 0
+
+    def choose(self, requests: Seq[DraftRequest]) -> list[Turn]:
+        self.num_rounds += 1
+        chosen = self.order[self.num_rounds % len(self.order)] % (len(self.drafters) + 1)
+        return [Turn(each, self.drafters[chosen - 1] if chosen else None) for each in requests]
+
+    def drafted(self) -> None: ...
+    def go_ahead(self, turns: Seq[Turn], check: Pending) -> None: ...
+    def observe(self, sequence: Sequence, committed: Committed) -> None: ...
+    def release(self, sequence: Sequence) -> None: ...
+
+
+def make_request(prompt: Seq[int], policy: Any, max_new_tokens: int = 16, scope: bytes = b"") -> Request:
+    return Request(
+        sequence=Sequence(list(prompt), len(prompt), scope=scope),
+        sampler=LogitsSampler(GenerationConfig(), list(prompt)),
+        verifier=Greedy(),
+        noise=Noise(0),
+        text=TextStream(lambda ids: "".join("abc"[i] for i in ids), ()),
+        max_new_tokens=max_new_tokens,
+        eos_token_ids=frozenset(),
+        policy=policy,
+        num_assistant_tokens=4,
+    )
+
+
+def run(main: FakeBackend, *requests: Request, piece: int = 32) -> None:
+    """Answer requests together; the text is that of plain decoding."""
+    running = list(requests)
+    for request in requests:
+        assert request.admit(main)
+    while running:
+        step(main, running, piece)
+        for request in [request for request in running if request.ended or request.error]:
+            if request.error:
+                raise request.error
+            request.release()
+            running.remove(request)
+    for request in requests:
+        token_ids = request.sequence.token_ids
+        for i in range(request.sequence.num_prompt_tokens, len(token_ids)):
+            assert token_ids[i] == int(main.logits_after(token_ids[:i]).argmax())
+
+
+def new_main(seed: int = 0) -> FakeBackend:
+    return FakeBackend(VOCAB_SIZE, seed=seed, features=("late", "early"))
+
+
+tokens = st.integers(0, VOCAB_SIZE - 1)
+short = st.lists(tokens, min_size=1, max_size=8)
+
+
+@settings(max_examples=60)
+@given(
+    seed=st.integers(0, 2**20),
+    waves=st.lists(st.lists(st.tuples(st.integers(0, 40), short), min_size=1, max_size=3), min_size=1, max_size=3),
+    kinds=st.lists(st.sampled_from(KINDS), min_size=1, max_size=2),
+    order=st.lists(st.integers(0, 2), min_size=1, max_size=5).filter(any),
+    piece=st.sampled_from([2, 7, 64]),
+    most_kept=st.sampled_from([1, 6, 256]),
+)
+def test_every_draft_is_one_of_the_right_hidden_states(
+    seed: int, waves: list[Any], kinds: list[str], order: list[int], piece: int, most_kept: int
+) -> None:
+    """Answers that begin with each other's text, together and one after another, with drafters that take turns."""
+    main = new_main(seed)
+    text: list[int] = np.random.default_rng(seed).integers(0, VOCAB_SIZE, 40).tolist()
+    drafters = [Checked.of(main, kind, i, max_num_batched_tokens=piece) for i, kind in enumerate(kinds)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(hidden_model, "_MOST_KEPT", most_kept)
+        for wave in waves:
+            policy = InTurns(drafters, order)
+            requests = [make_request([*text[:count], *own], policy) for count, own in wave]
+            run(main, *requests, piece=piece)
+            text = requests[0].sequence.token_ids
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_drafts_of_all_lengths_are_accepted_and_rejected(kind: str) -> None:
+    main = new_main()
+    drafter = Checked.of(main, kind)
+    request = make_request([0, 1], InTurns([drafter], [1]), max_new_tokens=400)
+    run(main, request)
+    assert drafter.num_empty <= 1  # none is left out but that of the last token
+    of_position = request.stats.num_accepted_tokens_per_position
+    assert of_position[0] > of_position[1] > of_position[2] > 0
+
+
+def test_each_drafter_gets_its_own_hidden_states() -> None:
+    """All kinds draft for one text in turns. They want hidden states of one, or of two in another order."""
+    main = new_main()
+    drafters = [Checked.of(main, kind, i) for i, kind in enumerate(KINDS)]
+    requests = [make_request([0, i, 1], InTurns(drafters, [1, 2, 3, 4, 5, 0]), max_new_tokens=60) for i in range(2)]
+    run(main, *requests)
+    assert requests[0].features == ("late", "early")
+    assert min(drafter.num_drafts for drafter in drafters) > 4
+
+
+CACHED = [kind for kind in KINDS if "places" not in kind]
+
+
+@pytest.mark.parametrize("kind", CACHED)
+def test_a_text_that_goes_on_finds_all_of_it_in_the_cache(kind: str) -> None:
+    main = new_main()
+    drafter = Checked.of(main, kind)
+    policy = InTurns([drafter], [1])
+    first = make_request([0, 1, 2, 2], policy)
+    run(main, first)
+    second = make_request([*first.sequence.token_ids, 1, 0], policy)
+    run(main, second)
+    assert second.stats.num_cached_tokens == len(first.sequence) - 1
+    assert drafter.begun == {"whole": 1}
+    read = sum(map(sum, drafter.head.calls))
+    again = make_request([*first.sequence.token_ids, 1, 0], policy, max_new_tokens=2)
+    run(main, again)
+    assert sum(map(sum, drafter.head.calls)) - read < 10  # the prompt is not read again
+
+
+def test_a_module_may_be_one_behind() -> None:
+    """What it reads last in a prefix depends on the token behind, which is another."""
+    main = new_main()
+    drafter = Checked.of(main, "module")
+    policy = InTurns([drafter], [1])
+    first = make_request([0, 1, 2, 2], policy)
+    run(main, first)
+    cut = first.sequence.token_ids[:8]
+    second = make_request([*cut, (first.sequence.token_ids[8] + 1) % VOCAB_SIZE, 0], policy)
+    run(main, second)
+    assert second.stats.num_cached_tokens == 8
+    assert drafter.begun == {"one behind": 1}
+    assert drafter.num_empty <= 2
+
+
+@pytest.mark.parametrize("kind", CACHED)
+def test_what_only_the_main_model_has_cached_is_left_out(kind: str) -> None:
+    """The drafter that begins without a part of the text does not pass that on."""
+    main = new_main()
+    text = [0, 1, 2, 2] * 5
+    run(main, make_request(text, None))
+    drafter = Checked.of(main, kind)
+    for i in (1, 2):
+        request = make_request([*text, 1], InTurns([drafter], [1]))
+        run(main, request)
+        assert request.stats.num_cached_tokens > 10
+        assert drafter.begun == {"far behind": i}
+    assert not drafter.head.published
+    assert drafter.num_drafts > 4
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("length", [256, 257, 258, 600])
+def test_of_long_prompts_little_is_kept(kind: str, length: int) -> None:
+    """Their hidden states are read while the main model reads the prompt, and the first round has a draft."""
+    main = new_main()
+    drafter = Checked.of(main, kind, max_num_batched_tokens=100)
+    prompt: list[int] = np.random.default_rng(0).integers(0, VOCAB_SIZE, length).tolist()
+    request = make_request(prompt, InTurns([drafter], [1]))
+    assert request.admit(main)
+    most = 0
+    while not request.ended:
+        step(main, [request], 64)
+        assert request.error is None
+        most = max(most, drafter.num_unread(request.sequence))
+    assert most <= 256
+    if length > 257:
+        assert drafter.num_empty <= 1
+    if "places" not in kind:
+        assert max(sum(call) for call in drafter.head.calls) <= 100 + len(MASKS) + 1
+    request.release()
+
+
+@pytest.mark.parametrize("kind", CACHED)
+def test_behind_the_end_of_its_context_nothing_is_drafted_or_kept(kind: str) -> None:
+    main = new_main()
+    drafter = Checked.of(main, kind, context_length=40)
+    policy = InTurns([drafter], [1])
+    request = make_request([0, 1, 2] * 10, policy, max_new_tokens=60)
+    run(main, request)
+    assert drafter.num_drafts
+    assert drafter.num_empty > 10
+    long = make_request([2, 1, 2] * 200, policy, max_new_tokens=20)
+    assert long.admit(main)
+    while not long.ended:
+        step(main, [long], 32)
+        assert drafter.num_unread(long.sequence) < 40
+    long.release()
+    run(main, make_request(request.sequence.token_ids[:35], policy, max_new_tokens=3))
+    assert drafter.begun["whole"] == 1
+
+
+@pytest.mark.parametrize("kind", CACHED)
+def test_a_text_with_another_first_token_or_scope_begins_anew(kind: str) -> None:
+    main = new_main()
+    drafter = Checked.of(main, kind)
+    policy = InTurns([drafter], [1])
+    text = [1, 2, 2, 1, 0, 1, 2]
+    run(main, make_request([0, *text], policy, scope=b"1"))  # 1 and 0, not 10 or 01
+    for first, scope in ((1, b"0"), (1, b""), (0, b""), (0, b"10"), (1, b"01")):
+        request = make_request([first, *text], policy, scope=scope)
+        run(main, request)
+        assert drafter.known[request.sequence] == []
+    request = make_request([0, *text], policy, scope=b"1")
+    run(main, request)
+    assert len(drafter.known[request.sequence]) == request.stats.num_cached_tokens > 5
+
+
+@pytest.mark.parametrize("kind", CACHED)
+def test_without_reuse_nothing_is_published(kind: str) -> None:
+    main = new_main()
+    drafter = Checked.of(main, kind, reuse=False)
+    for _ in range(2):
+        run(main, make_request([0, 1, 2, 2, 1], InTurns([drafter], [1])))
+    assert drafter.begun == {"far behind": 1}
+    assert not drafter.head.published
+
+
+@pytest.mark.parametrize("kind", CACHED)
+def test_an_answer_that_the_drafter_had_no_part_in_costs_it_no_call(kind: str) -> None:
+    main = new_main()
+    drafter = Checked.of(main, kind)
+    run(main, make_request([0, 1, 2, 2, 1], InTurns([drafter], [0])))
+    assert not drafter.head.calls
+
+
+def test_a_drafter_of_another_backend_is_one_of_its_kind() -> None:
+    main = new_main()
+    for kind in KINDS:
+        drafter = Checked.of(main, kind)
+        other = drafter.on(Checked.of(main, kind).backend)
+        assert isinstance(other, HiddenModel)
+        assert other.requirements == drafter.requirements
+        plain: Any = other
+        run(main, make_request([0, 1, 2], Fixed(plain)))
+        assert other.backend is not drafter.backend
