@@ -13,13 +13,13 @@ import onnxruntime
 import pytest
 import torch
 from onnx import helper, numpy_helper
-from safetensors.numpy import save_file
+from safetensors.numpy import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 import outrider
 from onnx_decoder import decoder
 from outrider.bundle.hashes import list_files
-from outrider.bundle.manifest import write_manifest
+from outrider.bundle.manifest import Geometry, write_manifest
 from outrider.errors import ExportError
 from outrider.testing import ToyTokenizer, save_toy_bundle
 from outrider_export.heads import onnx_main
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from outrider.bundle import Bundle
-    from outrider.bundle.manifest import Geometry
 
 IDS = np.arange(3, 27)[None]
 
@@ -196,6 +195,15 @@ def test_drafters_share_the_matrices_of_a_converted_model(tied: Path, convert: A
     assert answers[1].stats.num_draft_tokens > 0
 
 
+def test_an_export_takes_a_drafter(tied: Path, convert: Any, tmp_path: Path) -> None:
+    main = convert(tied, format="onnx")[0].manifest.main
+    head = write_head(tmp_path / "head", main.geometry, "medusa")
+    bundle = convert(tied, head, format="onnx")[0]
+    (drafter,) = bundle.manifest.drafters
+    assert (drafter.kind, drafter.model.format, drafter.features) == ("medusa", "openvino", ("last_hidden_state",))
+    assert run(bundle.model_path(bundle.manifest.main), ["last_hidden_state"])[0].shape == (24, 64)
+
+
 # Matrices
 
 
@@ -215,6 +223,17 @@ def test_what_a_drafter_lacks_is_read_from_the_main_model(toy: Bundle, tmp_path:
     made = onnx_main.share(path, geometry, head_of("blockwise"), token_ids)
     assert made.keys() == {MATRIX}
     np.testing.assert_array_equal(made[MATRIX], matrix[token_ids])
+
+
+def test_matrices_of_an_imported_model_are_read(tied: Path, build_genai: Any, tmp_path: Path) -> None:
+    """The builder's own 4 bits: the embedding is in a GatherBlockQuantized, and the output matrix in a MatMulNBits."""
+    folder = shutil.copytree(build_genai(tied, "int4"), tmp_path / "int4")
+    geometry = Geometry("qwen2", 2, 4, 2, 16, 64, 512, 448)
+    made = onnx_main.share(folder / "model.onnx", geometry, head_of("eagle"), None)
+    known = load_file(tied / "model.safetensors")["model.embed_tokens.weight"]
+    for name in (EMBEDDING, MATRIX):
+        assert np.abs(made[name] - known).max() < 0.1 * np.abs(known).max()
+    assert "last_hidden_state" in [value.name for value in load(folder / "model.onnx").graph.output]
 
 
 @pytest.mark.parametrize("bits", [2, 4, 8])

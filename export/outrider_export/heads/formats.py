@@ -119,8 +119,10 @@ def check_features(head: Head, found: Container[str], num_layers: int) -> None:
     """
     if missing := [each for each in head.features if each not in found]:
         first, last = after_layers(0), after_layers(num_layers)
-        has = f"{first} to {last}" if first in found else "none in a form that is known"
-        raise ExportError(f"The drafter reads hidden states {missing[0]!r}, and the main model's graph has {has}.")
+        has = f"{first} to {last}. Name the main model that the drafter was trained for."
+        if first not in found:
+            has = "none in a form that is known. Export the main model from its checkpoint."
+        raise ExportError(f"The drafter reads hidden states {missing[0]!r}, and the main model's graph has {has}")
 
 
 def read_tensors(folder: Path) -> dict[str, NDArray[Any]]:
