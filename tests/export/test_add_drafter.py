@@ -7,6 +7,7 @@ import os
 import shutil
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
 import openvino as ov
 import pytest
@@ -18,6 +19,7 @@ from outrider.bundle import read_bundle
 from outrider.errors import BundleError, ExportError, OptionError, OutriderError
 from outrider_export.heads import add, container
 from outrider_export.heads.add import add_drafter
+from outrider_export.heads.formats import read_head
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -359,6 +361,24 @@ def test_offsets_that_do_not_ascend_are_sorted(folder: Path, tmp_path: Path) -> 
     own = weights["lm_head.weight"].get_node().data
     np.testing.assert_array_equal(own, tensors_of("eagle3")["lm_head.weight"][np.argsort(TOKEN_MAP)])
     assert entry.model.vocab_size == TOKENS
+
+
+@pytest.mark.parametrize(
+    ("config", "layers"),
+    [
+        ({"eagle_aux_hidden_state_layer_ids": [0, 1, 2]}, (0, 1, 2)),
+        ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [2, 46, 90]}}, (3, 47, 91)),
+        ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": []}}, (2, 47, 91)),
+        ({}, (2, 47, 91)),
+    ],
+)
+def test_the_layers_of_eagle3_are_numbered_in_two_ways(
+    folder: Path, tmp_path: Path, config: dict[str, Any], layers: tuple[int, ...]
+) -> None:
+    """By layer, from 0, as SpecForge does, or by hidden states, as vLLM does."""
+    geometry = msgspec.structs.replace(read_bundle(folder).manifest.main.geometry, num_layers=94)
+    head = write_head(tmp_path / "head", "eagle3", **{"eagle_aux_hidden_state_layer_ids": None, **config})
+    assert read_head(head, geometry).features == tuple(f"hidden_states.{i}" for i in layers)
 
 
 @pytest.mark.parametrize(("weights", "largest"), [("fp32", 0.0), ("fp16", 5e-4), ("int8", 0.5 / 255 + 2e-3)])

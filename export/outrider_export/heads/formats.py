@@ -150,9 +150,9 @@ def read_tensors(folder: Path) -> dict[str, NDArray[Any]]:
 
 def _eagle3(config: dict[str, Any], tensors: dict[str, NDArray[Any]], main: Geometry) -> Head:
     renamed = _renamed(tensors, {r"^layers\.0\.": "midlayer.", r"^model\.": ""})
-    taps = (config.get("eagle_config") or {}).get("eagle_aux_hidden_state_layer_ids") or config.get(
-        "eagle_aux_hidden_state_layer_ids"
-    )
+    # SpecForge and SGLang number the layers from 0; vLLM numbers the hidden states, of which 0 is the embedding.
+    layer_ids = (config.get("eagle_config") or {}).get("eagle_aux_hidden_state_layer_ids")
+    taps = [i + 1 for i in layer_ids or ()] or config.get("eagle_aux_hidden_state_layer_ids")
     n = main.num_layers
     layers = tuple(taps or (2, n // 2, n - 3))
     width = len(layers) * main.hidden_size
