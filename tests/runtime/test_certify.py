@@ -96,7 +96,7 @@ def test_a_verifier_that_accepts_too_much_is_noticed(
 
     def lenient(self: Any, draft: Any, rows: Any, noise: Any, position: int) -> Outcome:
         outcome = own(self, draft, rows, noise, position)
-        return Outcome.of_chain(min(len(draft), outcome.num_accepted + 1), outcome.next_token_id)
+        return Outcome.of_chain(min(len(draft.first_chain), outcome.num_accepted + 1), outcome.next_token_id)
 
     monkeypatch.setattr(verifier, "verify", lenient)
     check_identity = certify.check_coupled if verifier is Coupled else certify.check_greedy
