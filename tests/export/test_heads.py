@@ -128,8 +128,8 @@ def mtp(token_ids: Any, hidden: Any, shared: tuple[Any, Any]) -> tuple[Any, Any]
     return (out @ matrix.T)[:, :TOKENS], out
 
 
-def eagle3(token_ids: Any, hidden: Any, shared: tuple[Any, Any]) -> tuple[Any, Any]:
-    """hidden: the three of the main model, or behind their projection."""
+def eagle3(token_ids: Any, hidden: Any, shared: tuple[Any, Any], *, norm_first: bool = False) -> tuple[Any, Any]:
+    """hidden: the three of the main model, or behind their projection. norm_first: the residual is normed, too."""
     from optimum.exporters.openvino.model_patcher import LlamaEagle3ForCausalLM
 
     config = LlamaConfig(**{k: v for k, v in config_of("eagle3").items() if k != "architectures"})
@@ -138,6 +138,13 @@ def eagle3(token_ids: Any, hidden: Any, shared: tuple[Any, Any]) -> tuple[Any, A
     weights["model.embed_tokens.weight"] = shared[0]
     assert not model.load_state_dict(weights, strict=False).missing_keys
     outs: list[Any] = []
+    if norm_first:
+        layer, hidden_norm = model.model.midlayer, model.model.midlayer.hidden_norm
+        layer.hidden_norm = torch.nn.Identity()
+        layer.register_forward_pre_hook(
+            lambda module, _, named: ((), {**named, "hidden_states": hidden_norm(named["hidden_states"])}),
+            with_kwargs=True,
+        )
     model.model.midlayer.register_forward_hook(lambda module, inputs, out: outs.append(out))
     with torch.no_grad():
         positions = torch.arange(len(token_ids))[None]
@@ -192,6 +199,17 @@ def test_modules(kind: str, rule: str, bundle: Bundle, shared: Any) -> None:
     again = backend.open(100, Prompt([*ids[:40], 1]))
     assert again.length == 32
     check(rows_of(backend.submit([chunk(again, 32, 45, 5)]).wait(), 5), logits[40:])
+
+
+def test_a_residual_behind_the_norm(tiny: Path, shared: Any, tmp_path: Path) -> None:
+    """As vLLM's speculators may have it."""
+    shutil.copytree(tiny, tmp_path / "bundle")
+    variant = write_head(tmp_path / "variant", "eagle3", norm_before_residual=True)
+    bundle = add_drafter(tmp_path / "bundle", variant, weights="fp32")
+    backend, (token_ids, hidden, read) = load(bundle, "eagle3"), module_case("eagle3")
+    logits, _ = eagle3(torch.tensor(token_ids), torch.tensor(hidden), shared, norm_first=True)
+    step = backend.submit([Chunk(backend.open(100), token_ids.tolist(), len(token_ids), hidden_states=read)]).wait()
+    check(rows_of(step, len(token_ids)), logits)
 
 
 @pytest.mark.parametrize("kind", MODULES)

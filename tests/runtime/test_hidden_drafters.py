@@ -54,7 +54,7 @@ class Checked(HiddenModel):
         if "module" in kind:
             both = width if width == own else width + own
             backend = FakeHead(VOCAB_SIZE, "module", hidden_width=both, own_width=own, seed=seed)
-            made = cls.module(backend, features, width, own, **options)
+            made = cls.module(backend, features, both, **options)
         elif kind == "block":
             made = cls.block(FakeHead(VOCAB_SIZE, "block", hidden_width=width, seed=seed), features, MASKS, **options)
         else:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from outrider.backends.heads.recurrent import NORM_FIRST
 from outrider.backends.taps import LAST, after_layers
 from outrider.errors import ExportError
 from outrider_export.sources import read_json
@@ -171,7 +172,7 @@ def _eagle3(config: dict[str, Any], tensors: dict[str, NDArray[Any]], main: Geom
         head,
         features=tuple(f"hidden_states.{i}" for i in layers),
         proposed=None if proposed is None or len(proposed) == config["vocab_size"] else proposed,
-        numbers=head.numbers | {"hidden_width": width},
+        numbers=head.numbers | {"hidden_width": width} | ({NORM_FIRST: 1.0} if config.get(NORM_FIRST) else {}),
     )
 
 

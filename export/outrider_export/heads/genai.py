@@ -29,6 +29,7 @@ from outrider.backends.heads.layers import (
     parameter,
     result,
 )
+from outrider.backends.heads.recurrent import NORM_FIRST
 from outrider.backends.heads.weights import Weights
 from outrider.backends.taps import LAST, after_layers
 from outrider.bundle.manifest import MODEL_NAMES, PROPOSED_NAME
@@ -88,6 +89,8 @@ def _eagle3(weights: Weights, entry: DrafterEntry, bundle: Bundle) -> ov.Model:
     states takes its place for draft tokens.
     """
     layers = _layers_read(entry, bundle)
+    if NORM_FIRST in weights:
+        raise ExportError(f"Drafter '{entry.name}' has {NORM_FIRST}, which openvino-genai's EAGLE-3 does not know.")
     if len(layers) != _NUM_TAPS:
         raise ExportError(
             f"Drafter '{entry.name}' reads {len(layers)} hidden states, and openvino-genai's EAGLE-3 {_NUM_TAPS}."

@@ -22,7 +22,7 @@ _MOST_KEPT = 256  # tokens whose hidden states are kept, before the drafter read
 class HiddenModel(DraftModel):
     """A drafter that reads the main model's hidden states.
 
-        HiddenModel.module(backend, features, width=1728, own_width=576, context_length=2048)
+        HiddenModel.module(backend, features, input_width=2304, context_length=2048)
         HiddenModel.block(backend, features, [mask] * 7, context_length=2048)
         HiddenModel.places(backend, features, 4, context_length=2048)
 
@@ -54,17 +54,15 @@ class HiddenModel(DraftModel):
         self._new_state, self._ahead, self._spare = new_state, ahead, spare
 
     @classmethod
-    def module(
-        cls, backend: Backend, features: tuple[str, ...], width: int, own_width: int, **options: Any
-    ) -> HiddenModel:
-        """A module that drafts token by token: EAGLE, EAGLE-3 or MTP. Its widths are those of `ModuleState`.
+    def module(cls, backend: Backend, features: tuple[str, ...], input_width: int, **options: Any) -> HiddenModel:
+        """A module that drafts token by token: EAGLE, EAGLE-3 or MTP. input_width: see `ModuleState`.
 
         It reads hidden states together with the token behind, and its logits are for the token behind that (Li et al.
         2024, "EAGLE: speculative sampling requires rethinking feature uncertainty", section 4.1).
         """
 
         def state(slot: Slot, room: int, position: int) -> HiddenState:
-            return ModuleState(slot, room, position, width, own_width)
+            return ModuleState(slot, room, position, input_width)
 
         return cls(backend, features, state, ahead=ModuleState.ahead, **options)
 

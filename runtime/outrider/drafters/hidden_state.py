@@ -105,16 +105,16 @@ class HiddenState(DraftState):
 class ModuleState(HiddenState):
     """In a module that drafts token by token, and reads its own hidden states behind the main model's.
 
-    width: numbers of the main model's. own_width: of its own. If both are the same, they take the same place in its
-    input, otherwise its own are behind the main model's.
+    input_width: numbers that it reads beside a token. The main model's hidden states are at the beginning, its own at
+    the end; if both have this width, they take the same place. The rest is zeros.
     """
 
     ahead = 1
 
-    def __init__(self, slot: Slot, room: int, position: int, width: int, own_width: int) -> None:
+    def __init__(self, slot: Slot, room: int, position: int, input_width: int) -> None:
         super().__init__(slot, room, position)
-        self._width, self._own_width = width, own_width
-        self._own: NDArray[np.float32] | None = None  # [1, own_width], behind the draft's newest token
+        self._input_width = input_width
+        self._own: NDArray[np.float32] | None = None  # [1, its width], behind the draft's newest token
 
     def begin(self, request: DraftRequest) -> bool:
         """Start a round's draft; False if there is no room."""
@@ -139,9 +139,8 @@ class ModuleState(HiddenState):
 
     def _pad(self, rows: NDArray[np.float32], *, is_own: bool) -> NDArray[np.float32]:
         """Hidden states in their place of the input."""
-        if self._width == self._own_width:
-            return rows
-        return np.pad(rows, ((0, 0), (self._width, 0) if is_own else (0, self._own_width)))
+        missing = self._input_width - rows.shape[1]
+        return np.pad(rows, ((0, 0), (missing, 0) if is_own else (0, missing))) if missing else rows
 
     def take(self, rows: Seq[LogitsRow], hidden: NDArray[np.float32] | None) -> None:
         """Take in a call. Its last hidden states are those behind the next draft token."""

@@ -31,11 +31,12 @@ if TYPE_CHECKING:
     from outrider.backends.heads.weights import Weights
 
 HIDDEN_OUT = "next_hidden"
+NORM_FIRST = "norm_before_residual"  # among the weights of EAGLE-3 drafters whose residual is the normed hidden states
 
 
 def eagle3(weights: Weights) -> ov.Model:
     """EAGLE-3 (Li et al. 2025, "EAGLE-3: scaling up inference acceleration of large language models via training-time
-    test"), as `LlamaForCausalLMEagle3` in SpecForge.
+    test"), as `LlamaForCausalLMEagle3` in SpecForge, or as vLLM's speculators with `norm_before_residual`.
 
     hidden_states: the main model's of several layers, or zeros; behind them the drafter's own, or zeros. `fc` has no
     bias, so that its product with zeros adds nothing.
@@ -45,11 +46,10 @@ def eagle3(weights: Weights) -> ov.Model:
     parts = ops.variadic_split(graph.hidden_states, ops.constant(2), ints(width, -1))
     hidden = ops.add(linear(parts.output(0), weights, "fc"), parts.output(1))
     layer = "midlayer"
-    both = [
-        norm(graph.embeddings, weights, f"{layer}.input_layernorm"),
-        norm(hidden, weights, f"{layer}.hidden_norm"),
-    ]
-    out = behind_attention(hidden, ops.concat(both, 2), weights, layer, graph.attention, graph.rotation)
+    normed = norm(hidden, weights, f"{layer}.hidden_norm")
+    both = ops.concat([norm(graph.embeddings, weights, f"{layer}.input_layernorm"), normed], 2)
+    residual = normed if NORM_FIRST in weights else hidden
+    out = behind_attention(residual, both, weights, layer, graph.attention, graph.rotation)
     return graph.model(weights.logits(norm(out, weights, "norm")), out)
 
 
