@@ -55,7 +55,7 @@ class ClockedBackend(FakeBackend):
         self._rows_before: int | None = None
 
     def submit(self, chunks: Seq[Chunk]) -> FakeBackend.Step:
-        rows = [max(len(chunk.token_ids), 1) for chunk in chunks]
+        rows = [max(sum(map(len, chunk.branches)), 1) for chunk in chunks]
         self.seconds += self.cost.together(rows, before=self._rows_before)
         self._rows_before = sum(rows)
         return super().submit(chunks)

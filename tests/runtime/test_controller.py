@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from typing import TYPE_CHECKING, Any
 
@@ -222,11 +223,39 @@ def test_best_length_is_the_best(chances: list[float], extra: list[float]) -> No
 
 
 def test_a_token_is_worth_its_chance_against_its_seconds() -> None:
-    rule = WorthIt(lambda confidence: confidence, next_chance=0.8, rate=25.0, step=0.015, check=[0, 0, 0.001, 0.002])
+    rule = WorthIt(lambda confidence: confidence, 0.8, rate=25.0, step=0.015, check=[0, 0, 0.001, 0.002], longest=3)
     assert rule.wants_more([0.9])  # 0.72 tokens for 25 · 0.016 = 0.4
     assert not rule.wants_more([0.4])  # 0.32
     assert not rule.wants_more([0.9, 0.5])  # 0.36
     assert not rule.wants_more([1.0, 1.0, 1.0])  # there is no room for a fourth
+
+
+def test_a_second_candidate_is_worth_its_chance_against_its_branch() -> None:
+    """A branch repeats the newest token and what is before its own, so that later ones cost more."""
+    steps = [0.0, *itertools.accumulate([0.001] * 15)]
+    rule = WorthIt(lambda confidence: confidence, 0.8, rate=25.0, step=0.0, check=steps, longest=15, second=0.4)
+    assert rule.wants_seconds
+    assert rule.places_of_seconds([0.5, 0.5]) == [0, 1]  # 0.2 and 0.1 tokens, for 25 · 0.002 and 25 · 0.003
+    assert rule.places_of_seconds([0.9, 0.5]) == [1]  # 0.04 and 0.18
+    assert rule.places_of_seconds([0.5] * 13) == [0]  # there is room for one branch, of two rows
+    assert dataclasses.replace(rule, fork=0.004).places_of_seconds([0.5, 0.5]) == [0]
+    assert not dataclasses.replace(rule, fork=0.015).wants_seconds
+    assert not dataclasses.replace(rule, second=0.0).wants_seconds
+
+
+def test_second_candidates_are_drafted_where_rows_are_free() -> None:
+    """The text is that of plain decoding, and rounds yield more than with chains."""
+    rounds, seconds = {}, {}
+    for trees in (True, False):
+        world = World(0.3, copies=False)
+        world.main.capabilities = dataclasses.replace(world.main.capabilities, trees=trees)
+        expected, _, _ = world.decode(drafted=False, num=400)
+        for _ in range(2):  # the second time with records
+            found, seconds[trees], request = world.decode(num=400)
+            assert found == expected
+        rounds[trees] = request.stats.num_rounds
+    assert rounds[True] < 0.96 * rounds[False]
+    assert seconds[True] < 0.97 * seconds[False]
 
 
 def test_confidence_threshold_is_openvino_genais() -> None:

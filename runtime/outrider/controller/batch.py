@@ -93,25 +93,27 @@ class ModelPrice:
     """What drafts of a model cost each of the `share` answers that it drafts for at the same time.
 
     call: seconds of its call. at_once: whether a draft takes one call; otherwise each token takes one. check: seconds
-    that 0, 1, … draft tokens, as many as it drafts at most, add to the target pass.
+    that 0, 1, … draft tokens add to the target pass. most: tokens of its longest draft.
     """
 
     share: int
     call: float
     at_once: bool
     check: list[float]
+    most: int
 
     @classmethod
     def of(cls, model: PricedDrafter, batch: Batch, share: int) -> ModelPrice:
         """The price if the model drafts for `share` of the batch's answers."""
         others = [0] * (batch.together - share)
-        most = min(model.most_tokens or LONGEST, LONGEST)
-        check = [batch.added([k] * share + others) / share for k in range(most + 1)]
-        return cls(share, model.seconds_for([1] * share, batch.context) / share, model.at_once, check)
-
-    def check_of(self, count: int) -> float:
-        """Seconds that a draft of so many tokens, the model's or another, adds to the target pass."""
-        return self.check[min(count, len(self.check) - 1)]
+        check = [batch.added([k] * share + others) / share for k in range(LONGEST + 1)]
+        return cls(
+            share,
+            model.seconds_for([1] * share, batch.context) / share,
+            model.at_once,
+            check,
+            min(model.most_tokens or LONGEST, LONGEST),
+        )
 
     @property
     def step(self) -> float:
@@ -126,7 +128,9 @@ class ModelPrice:
 
     def pays(self, chance: float, limit: int, rate: float) -> bool:
         """Whether a draft is worth it. chance: of each token, to be accepted. rate: tokens per second."""
-        costs = [rate * (seconds + self.drafting(k)) for k, seconds in enumerate(self.check[: limit + 1])]
+        costs = [
+            rate * (seconds + self.drafting(k)) for k, seconds in enumerate(self.check[: min(limit, self.most) + 1])
+        ]
         return best_length([chance] * (len(costs) - 1), costs)[1] > 0
 
 

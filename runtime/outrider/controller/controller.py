@@ -214,7 +214,7 @@ class Controller:
         chances = answer.copy_chances(confidences_of(copy)[:length])
         kept = sum(accumulate(chances, mul))
         best, tried = turn, None
-        best_value = kept - batch.rate * prices[able[0]].check_of(length)
+        best_value = kept - batch.rate * prices[able[0]].check[length]
         by_copy = best_value
         for name in able:
             value, worth, asked = self._plan_model(name, request, answer, batch, prices[name], by_copy)
@@ -233,8 +233,8 @@ class Controller:
         """
         model, own, rate = self._models[name], answer.models[name], batch.rate
         plain, sequence = batch.plain / batch.together, request.sequence
-        check = price.check[: min(request.limit, LONGEST) + 1]
-        longest, context = len(check) - 1, len(sequence)
+        longest, context = min(request.limit, price.most), len(sequence)
+        check = price.check[: longest + 1]
         generated = context - sequence.num_prompt_tokens
         unread = max(model.num_unread(sequence), 1)
         first = model.seconds_for([unread] + [1] * (price.share - 1), context, price.share)
@@ -261,7 +261,8 @@ class Controller:
         there = longest if price.at_once else num_ahead
         second = own.record.seconds.mean if request.trees else 0.0
         fork = self._main_cost.scale * self._main_cost.fork
-        rule = WorthIt(own.chance, own.share.mean, rate, price.step, check[: generated + 3], there, second, fork)
+        longest = min(longest, generated + 2)
+        rule = WorthIt(own.chance, own.share.mean, rate, price.step, price.check, longest, there, second, fork)
         asked = dataclasses.replace(request, rule=rule)
         return value, is_worth, PricedTurn(asked, model, model=name, rule=rule, seconds=first)
 

@@ -37,8 +37,9 @@ class WorthIt:
 
     chance: a token's probability of acceptance, by its confidence. next_chance: that of a token that is not drawn yet.
     rate: tokens per second. step: seconds to draft a token. check: for k tokens, the seconds that they add to the
-    target pass. num_ahead: tokens that were drafted ahead. second: the probability that a second candidate is accepted
-    where the first is rejected; 0 without any. fork: seconds that a branch adds besides its rows.
+    target pass. longest: tokens of the longest chain. num_ahead: tokens that were drafted ahead. second: the chance
+    that a second candidate is accepted where the first is rejected; 0 without any. fork: seconds that a branch adds
+    besides its rows.
     """
 
     chance: Callable[[float], float]
@@ -46,6 +47,7 @@ class WorthIt:
     rate: float
     step: float
     check: Seq[float]
+    longest: int
     num_ahead: int = 0
     second: float = 0.0
     fork: float = 0.0
@@ -77,7 +79,7 @@ class WorthIt:
     def wants_more(self, confidences: Seq[float]) -> bool:
         """Whether the next token is worth its cost. Later tokens are worth less."""
         k = len(confidences)
-        if k + 1 >= len(self.check):
+        if k >= self.longest:
             return False
         kept = prod(self.chance(confidence) for confidence in confidences) * self.next_chance
         step = self.step if k >= self.num_ahead else 0.0
