@@ -258,6 +258,14 @@ def test_second_candidates_are_drafted_where_rows_are_free() -> None:
     assert seconds[True] < 0.97 * seconds[False]
 
 
+def test_a_drafter_that_reads_no_prompt_drafts_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as a head, which reads the newest hidden states alone."""
+    world = World(0.0, copies=False)
+    monkeypatch.setattr(world.model, "num_unread", lambda sequence: 1)
+    _, _, request = world.decode(num=100)
+    assert request.stats.num_accepted_tokens > 40
+
+
 def test_confidence_threshold_is_openvino_genais() -> None:
     rule = ConfidenceThreshold(0.4)
     assert rule.wants_more([])

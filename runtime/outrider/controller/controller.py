@@ -244,7 +244,8 @@ class Controller:
             first = 0.0  # using them must not depend on how many there are: that may depend on the tokens
         costs = [rate * (seconds + price.drafting(k, num_ahead)) for k, seconds in enumerate(check)]
         value, _ = best_length([own.careful_share] * longest, costs)
-        if not own.reading and unread > 1:
+        own.reading = own.reading or unread == 1  # there is nothing to read before
+        if not own.reading:
             # Reading the prompt pays later, if the answer goes on (estimated: as long again as so far) and copies do
             # worse. For a long prompt, the estimated loss without the model first has to reach the cost of reading.
             own.regret += max(value - by_copy, 0.0) / rate
