@@ -638,8 +638,8 @@ MUTATIONS = [
     Mutation(
         "module: its own hidden states take the main model's place",
         "drafters/hidden_state.py",
-        "((0, 0), (missing, 0) if is_own else (0, missing))",
-        "((0, 0), (0, missing))",
+        "self._input_width - width if is_own else 0 :",
+        "0:",
         "test_hidden_drafters.py",
     ),
     Mutation(

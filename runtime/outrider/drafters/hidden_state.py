@@ -139,8 +139,12 @@ class ModuleState(HiddenState):
 
     def _pad(self, rows: NDArray[np.float32], *, is_own: bool) -> NDArray[np.float32]:
         """Hidden states in their place of the input."""
-        missing = self._input_width - rows.shape[1]
-        return np.pad(rows, ((0, 0), (missing, 0) if is_own else (0, missing))) if missing else rows
+        width = rows.shape[1]
+        if width == self._input_width:
+            return rows
+        made = np.zeros((len(rows), self._input_width), dtype=np.float32)  # NumPy's pad takes 0.1 ms
+        made[:, self._input_width - width if is_own else 0 :][:, :width] = rows
+        return made
 
     def take(self, rows: Seq[LogitsRow], hidden: NDArray[np.float32] | None) -> None:
         """Take in a call. Its last hidden states are those behind the next draft token."""
