@@ -806,8 +806,8 @@ MUTATIONS = [
     Mutation(
         "hidden states: outputs change the logits' bits, in bf16",
         "backends/taps.py",
-        "ops.reshape(same, _ints",
-        "ops.reshape(part, _ints",
+        "ops.reshape(same, ints",
+        "ops.reshape(part, ints",
         "../export/test_taps.py",
     ),
     Mutation(

@@ -125,22 +125,6 @@ def plan_diet(
     return Diet(asked, candidates, required, corpus, len(vocabulary))
 
 
-def choose_tokens(
-    vocabulary: Vocabulary,
-    eos_token_ids: Iterable[int],
-    draft_vocab: int | str | None,
-    corpus: str | Path | None,
-    tokenizer: Path,
-    progress: Progress,
-) -> NDArray[np.int32] | None:
-    """The main model's tokens that a drafter with the main model's output matrix proposes, int32 [n]; None for all.
-
-    Raises:
-        OptionError: for an invalid option.
-    """
-    return choose_from(vocabulary, eos_token_ids, *check_diet(True, draft_vocab, corpus), tokenizer, progress)
-
-
 def choose_from(
     vocabulary: Vocabulary,
     eos_token_ids: Iterable[int],
@@ -149,7 +133,13 @@ def choose_from(
     tokenizer: Path,
     progress: Progress,
 ) -> NDArray[np.int32] | None:
-    """The same, with options that `check_diet` has read."""
+    """The main model's tokens that a drafter with the main model's output matrix proposes, int32 [n]; None for all.
+
+    num_tokens, texts: the options, from `check_diet`.
+
+    Raises:
+        OptionError: for fewer tokens than are always proposed.
+    """
     asked = (DEFAULT_WITH_CORPUS if texts else DEFAULT) if num_tokens is None else num_tokens
     if asked == ALL or asked >= len(vocabulary):
         return None

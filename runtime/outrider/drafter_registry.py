@@ -55,7 +55,8 @@ class DrafterRegistry:
         self.models = dict(models)
         self._own: dict[str, Drafter] = {}  # the app's own
         self._suffix = Suffix()
-        self._read_records, self._shared = records, list[Records]()
+        self._read_records = records
+        self._shared: Records | None = None  # of all other drafters, once they are read
         self._records: dict[str, Records] = {}  # of the app's own drafters
         self._controllers: dict[tuple[str, int], Controller] = {}
         self._read = _cached_references(encode)
@@ -162,15 +163,15 @@ class DrafterRegistry:
         """The records of a drafter: an app's own has its own, all others share one, which is saved."""
         if name in self._own:
             return self._records.setdefault(name, Records())  # the name may stand for another drafter tomorrow
-        if not self._shared:
-            self._shared.append(self._read_records())
-            weakref.finalize(self, self._shared[0].save, at_once=True)
-        return self._shared[0]
+        if self._shared is None:
+            self._shared = self._read_records()
+            weakref.finalize(self, self._shared.save, at_once=True)
+        return self._shared
 
     def close(self) -> None:
         """Save the records, and drop the drafters and their models."""
-        for records in self._shared:
-            records.save(at_once=True)
+        if self._shared is not None:
+            self._shared.save(at_once=True)
         self.models.clear()
         self._own.clear()
         self._controllers.clear()

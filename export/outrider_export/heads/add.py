@@ -19,7 +19,7 @@ from outrider.bundle.folder import Bundle, read_bundle
 from outrider.bundle.hashes import list_files
 from outrider.bundle.manifest import MANIFEST_NAME, RESERVED_NAMES, write_manifest
 from outrider.errors import ExportError, OptionError
-from outrider_export.diet import choose_tokens
+from outrider_export.diet import check_diet, choose_from
 from outrider_export.heads.formats import read_head
 from outrider_export.heads.write import check_head_weights, write_head
 from outrider_export.plan import check_extra
@@ -75,7 +75,8 @@ def add_drafter(
     if head.uses_main_matrix:
         vocabulary = Vocabulary.of_folder(old.tokenizer_path)
         eos = old.manifest.tokenizer.eos_token_ids
-        tokens = choose_tokens(vocabulary, eos, draft_vocab, draft_vocab_corpus, old.tokenizer_path, progress)
+        asked = check_diet(True, draft_vocab, draft_vocab_corpus)
+        tokens = choose_from(vocabulary, eos, *asked, old.tokenizer_path, progress)
     try:
         with Target(old.folder, overwrite=True) as target:
             progress.phase("convert")

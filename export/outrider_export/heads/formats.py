@@ -40,7 +40,6 @@ KINDS = {
     "BlockwiseHeads": "blockwise",
 }
 _WITHOUT_TOKENS = ("medusa", "blockwise")
-_NUM_TAPS = 3
 
 
 @dataclass(frozen=True)
@@ -170,19 +169,23 @@ def _eagle3(config: dict[str, Any], tensors: dict[str, NDArray[Any]], main: Geom
     width += main.hidden_size
     return dataclasses.replace(
         head,
-        features=tuple(f"hidden_states.{i}" for i in layers),
+        features=tuple(map(after_layers, layers)),
         proposed=None if proposed is None or len(proposed) == config["vocab_size"] else proposed,
         numbers=head.numbers | {"hidden_width": width} | ({NORM_FIRST: 1.0} if config.get(NORM_FIRST) else {}),
     )
 
 
 def _eagle(config: dict[str, Any], tensors: dict[str, NDArray[Any]], main: Geometry) -> Head:
-    head = _decoder("eagle", config, _renamed(tensors, {r"^model\.": ""}), 1)
-    return dataclasses.replace(head, features=(LAST,), numbers=head.numbers | {"hidden_width": main.hidden_size})
+    return _on_last("eagle", config, _renamed(tensors, {r"^model\.": ""}), main)
 
 
 def _mtp(config: dict[str, Any], tensors: dict[str, NDArray[Any]], main: Geometry) -> Head:
-    head = _decoder("mtp", config, _renamed(tensors, {r"^mtp\.": ""}), 1)
+    return _on_last("mtp", config, _renamed(tensors, {r"^mtp\.": ""}), main)
+
+
+def _on_last(kind: str, config: dict[str, Any], tensors: dict[str, NDArray[Any]], main: Geometry) -> Head:
+    """A module that reads the main model's last hidden states, or its own in their place."""
+    head = _decoder(kind, config, tensors, 1)
     return dataclasses.replace(head, features=(LAST,), numbers=head.numbers | {"hidden_width": main.hidden_size})
 
 
@@ -193,7 +196,7 @@ def _dflash(config: dict[str, Any], tensors: dict[str, NDArray[Any]], main: Geom
     head = _decoder("dflash", config, tensors, int(config["num_hidden_layers"]))
     return dataclasses.replace(
         head,
-        features=tuple(f"hidden_states.{i + 1}" for i in own["target_layer_ids"]),
+        features=tuple(after_layers(i + 1) for i in own["target_layer_ids"]),
         num_places=int(config.get("block_size") or own.get("block_size", 16)) - 1,
         mask_token_id=int(own["mask_token_id"]),
     )

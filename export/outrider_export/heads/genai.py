@@ -21,9 +21,8 @@ from openvino import opset13 as ops
 from outrider.backends.heads.layers import (
     Rotation,
     behind_attention,
-    feed_forward,
+    behind_feed_forward,
     heads_of,
-    ints,
     linear,
     norm,
     parameter,
@@ -31,7 +30,7 @@ from outrider.backends.heads.layers import (
 )
 from outrider.backends.heads.recurrent import NORM_FIRST
 from outrider.backends.heads.weights import Weights
-from outrider.backends.taps import LAST, after_layers
+from outrider.backends.taps import LAST, after_layers, ints
 from outrider.bundle.manifest import MODEL_NAMES, PROPOSED_NAME
 from outrider.errors import ExportError, OptionError, nearest
 from outrider_export.target import Target
@@ -164,8 +163,7 @@ def _dflash(weights: Weights, entry: DrafterEntry, bundle: Bundle) -> ov.Model:
         ]
         read = _attend(queries, seen[0], seen[1], weights)
         hidden = ops.add(hidden, linear(read, weights, f"{layer}.self_attn.o_proj"))
-        rows = norm(hidden, weights, f"{layer}.post_attention_layernorm")
-        hidden = ops.add(hidden, feed_forward(rows, weights, f"{layer}.mlp"))
+        hidden = behind_feed_forward(hidden, weights, layer)
     drafted = ops.slice(norm(hidden, weights, "norm"), ints(1), ints(np.iinfo(np.int64).max), ints(1), ints(1))
     model = ov.Model([result(LAST, drafted)], states.assigned, inputs, "dflash")
     model.set_rt_info("True", ["dflash_mode"])

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from outrider.types import Chunk
 
 
+NEXT_HIDDEN = "next_hidden"  # the hidden states that a module gives, to read them beside its next token
+
+
 def check_features(names: Iterable[str], found: Container[str]) -> None:
     """Check that a main model has hidden states of these names.
 

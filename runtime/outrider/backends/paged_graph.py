@@ -14,7 +14,7 @@ from openvino import opset13 as ops
 from openvino._offline_transformations import paged_attention_transformation
 
 from outrider.backends.features import check_features
-from outrider.backends.taps import add_outputs, hidden_states_of, output_matrix_of, read_ir
+from outrider.backends.taps import add_outputs, hidden_states_of, ints, output_matrix_of, read_ir
 from outrider.errors import BundleError, one_line
 
 if TYPE_CHECKING:
@@ -127,9 +127,6 @@ def _sum_in_parts(values: ov.Node, count: int) -> ov.Node:
     terms are lost beside a large sum. With parts of √count numbers each, n is about √count.
     """
     size = math.isqrt(count) + 1
-
-    def ints(*numbers: int) -> ov.Node:
-        return ops.constant(np.array(numbers, dtype=np.int64))
 
     padded = ops.pad(values, ints(0, 0, 0), ints(0, 0, -count % size), "constant", ops.constant(np.float32(0)))
     parts = ops.reshape(padded, ints(0, -1, size), True)

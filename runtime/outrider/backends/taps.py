@@ -94,15 +94,16 @@ def add_outputs(model: ov.Model, found: dict[str, ov.Output], names: Iterable[st
         state = found[name]
         width = state.get_partial_shape()[2].get_length()
         size = math.gcd(width, _IDENTITY)
-        part = ops.reshape(state, _ints(-1, size), special_zero=False)
+        part = ops.reshape(state, ints(-1, size), special_zero=False)
         same = ops.matmul(part, ops.constant(np.eye(size, dtype=np.float32)), False, False)
-        result = ops.result(ops.convert(ops.reshape(same, _ints(-1, width), special_zero=False), "f32"))
+        result = ops.result(ops.convert(ops.reshape(same, ints(-1, width), special_zero=False), "f32"))
         result.output(0).set_names({name})
         model.add_results([result])
     model.validate_nodes_and_infer_types()
 
 
-def _ints(*numbers: int) -> ov.Node:
+def ints(*numbers: int) -> ov.Node:
+    """A constant, int64 [n]."""
     return ops.constant(np.array(numbers, dtype=np.int64))
 
 

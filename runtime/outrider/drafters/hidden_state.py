@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
+from outrider.backends.features import NEXT_HIDDEN
 from outrider.drafters.draft_state import DraftState
 from outrider.measure import SHORT
 from outrider.types import Chunk
@@ -16,8 +17,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from outrider.types import Committed, DraftRequest, LogitsRow, Sequence, Slot
-
-NEXT_HIDDEN = "next_hidden"  # a module's own hidden states, among its backend's features
 
 
 class HiddenState(DraftState):

@@ -355,16 +355,7 @@ class Chunk:
     @property
     def branches(self) -> list[list[int]]:
         """The chains that a tree consists of, each from its first token to one that nothing follows, as indices."""
-        if self.parents is None:
-            return [[*range(len(self.token_ids))]]
-        found = []
-        for leaf in sorted({*range(len(self.parents))} - {*self.parents}):
-            path, i = [leaf], self.parents[leaf]
-            while i >= 0:
-                path.append(i)
-                i = self.parents[i]
-            found.append(path[::-1])
-        return found
+        return [[*range(len(self.token_ids))]] if self.parents is None else branches_of(self.parents)
 
     def check_chain(self, backend: object) -> None:
         """Raise RequestError if this is a tree. For backends that evaluate chains only, such as `backend`."""
@@ -373,6 +364,21 @@ class Chunk:
                 f"A chunk of {len(self.token_ids)} tokens is a tree (parents={self.parents}), and "
                 f"{type(backend).__name__} evaluates chains only. Submit one of its paths, with parents=None."
             )
+
+
+def path_to(i: int, parents: Seq[int]) -> list[int]:
+    """The indices from the first node of a tree to node i; none for −1. parents: of each node, −1 for a first one."""
+    path: list[int] = []
+    while i >= 0:
+        path.append(i)
+        i = parents[i]
+    return path[::-1]
+
+
+def branches_of(parents: Seq[int]) -> list[list[int]]:
+    """The paths to all nodes of a tree that nothing follows, in order."""
+    inner = {*parents}
+    return [path_to(i, parents) for i in range(len(parents)) if i not in inner]
 
 
 class Step(Protocol):

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from outrider.errors import RequestError
+from outrider.types.backend import branches_of, path_to
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -179,11 +180,7 @@ class Draft:
 
     def path_to(self, i: int) -> list[int]:
         """The indices of the tokens from the first one to token i; none for −1."""
-        parents, path = self._parents, list[int]()
-        while i >= 0:
-            path.append(i)
-            i = parents[i]
-        return path[::-1]
+        return path_to(i, self._parents)
 
     def before(self, row: int) -> list[int]:
         """The draft tokens between the newest committed token and a row: those on the path to token `row` − 1."""
@@ -204,8 +201,7 @@ class Draft:
     @property
     def branches(self) -> list[list[int]]:
         """The paths to all tokens that nothing follows, in order: the chains that the tree consists of."""
-        inner = {*self._parents}
-        return [self.path_to(i) for i in range(len(self)) if i not in inner]
+        return branches_of(self._parents)
 
     @property
     def first_chain(self) -> Draft:

@@ -9,6 +9,8 @@ import functools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from outrider.backends.features import NEXT_HIDDEN
+
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
@@ -46,7 +48,6 @@ def graphs_of(head: Head) -> list[Callable[[Weights], ov.Model]]:
 
 def load_head(path: Path, head: Head, options: dict[str, Any]) -> OpenVINOPaged:
     """Load a head's weights from the file `path`. options: those of `OpenVINOPaged`."""
-    from outrider.backends.heads.recurrent import HIDDEN_OUT
     from outrider.backends.heads.weights import Weights
     from outrider.backends.openvino_block import OpenVINOBlock
     from outrider.backends.openvino_paged import OpenVINOPaged
@@ -66,7 +67,7 @@ def load_head(path: Path, head: Head, options: dict[str, Any]) -> OpenVINOPaged:
         return OpenVINOPlaces(path, **options, build=first, others=others)
     if head.kind == "dflash":
         return OpenVINOBlock(path, **options, build=first)
-    return OpenVINOPaged(path, **options, build=first, features=(HIDDEN_OUT,))
+    return OpenVINOPaged(path, **options, build=first, features=(NEXT_HIDDEN,))
 
 
 def check_head(path: Path, head: Head) -> None:

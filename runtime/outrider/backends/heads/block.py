@@ -20,7 +20,7 @@ from openvino import opset13 as ops
 from outrider.backends.heads.layers import (
     PagedAttention,
     Rotation,
-    feed_forward,
+    behind_feed_forward,
     heads_of,
     linear,
     norm,
@@ -68,8 +68,7 @@ def dflash(weights: Weights) -> ov.Model:
         queries = rotation(_taken(ops.concat([empty, asked], 0), order))
         read = _taken(attention(queries, keys, values), in_block)
         hidden = ops.add(hidden, linear(read, weights, f"{own}.o_proj"))
-        rows = norm(hidden, weights, f"layers.{i}.post_attention_layernorm")
-        hidden = ops.add(hidden, feed_forward(rows, weights, f"layers.{i}.mlp"))
+        hidden = behind_feed_forward(hidden, weights, f"layers.{i}")
     made = result("logits", weights.logits(norm(hidden, weights, "norm")))
     return ov.Model([made], [context, token_ids, positions, order, in_block, *attention.parameters])
 

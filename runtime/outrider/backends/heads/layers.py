@@ -13,6 +13,8 @@ import openvino as ov
 from openvino import opset13 as ops
 from openvino.op import _PagedAttentionExtension
 
+from outrider.backends.taps import ints
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -48,11 +50,6 @@ _OPTIONAL: tuple[tuple[ov.Type, tuple[int, ...]], ...] = (
 _MAX_CONTEXT_LEN, _ROW_TYPES = 12, 25
 
 
-def ints(*numbers: int) -> ov.Node:
-    """A constant, int64 [n]."""
-    return ops.constant(np.array(numbers, dtype=np.int64))
-
-
 def parameter(name: str, kind: ov.Type, shape: tuple[int, ...]) -> Any:
     """An input of the graph."""
     made = ops.parameter(list(shape), dtype=kind)
@@ -82,10 +79,12 @@ def norm(rows: ov.Node, weights: Weights, name: str) -> ov.Node:
     return ops.multiply(scaled, weights[f"{name}.weight"])
 
 
-def feed_forward(rows: ov.Node, weights: Weights, name: str) -> ov.Node:
-    """down(silu(gate) · up)."""
+def behind_feed_forward(hidden: ov.Node, weights: Weights, layer: str) -> ov.Node:
+    """The second half of a decoder layer: down(silu(gate) · up) of the normed rows, added to `hidden`."""
+    rows, name = norm(hidden, weights, f"{layer}.post_attention_layernorm"), f"{layer}.mlp"
     gate = ops.swish(linear(rows, weights, f"{name}.gate_proj"))
-    return linear(ops.multiply(gate, linear(rows, weights, f"{name}.up_proj")), weights, f"{name}.down_proj")
+    wide = ops.multiply(gate, linear(rows, weights, f"{name}.up_proj"))
+    return ops.add(hidden, linear(wide, weights, f"{name}.down_proj"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,5 +187,4 @@ def behind_attention(
 ) -> ov.Node:
     """A decoder layer: attention to `rows`, added to `hidden`, and the feed-forward part."""
     hidden = ops.add(hidden, attend(rows, weights, f"{layer}.self_attn", attention, rotation))
-    rows = norm(hidden, weights, f"{layer}.post_attention_layernorm")
-    return ops.add(hidden, feed_forward(rows, weights, f"{layer}.mlp"))
+    return behind_feed_forward(hidden, weights, layer)

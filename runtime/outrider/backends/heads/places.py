@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 import openvino as ov
 from openvino import opset13 as ops
 
-from outrider.backends.heads.layers import ints, linear, parameter, result
+from outrider.backends.heads.layers import linear, parameter, result
 from outrider.backends.paged_graph import HIDDEN_IN
+from outrider.backends.taps import ints
 
 if TYPE_CHECKING:
     from outrider.backends.heads.weights import Weights

@@ -15,22 +15,22 @@ from typing import TYPE_CHECKING
 import openvino as ov
 from openvino import opset13 as ops
 
+from outrider.backends.features import NEXT_HIDDEN
 from outrider.backends.heads.layers import (
     PagedAttention,
     Rotation,
     behind_attention,
-    ints,
     linear,
     norm,
     parameter,
     result,
 )
 from outrider.backends.paged_graph import HIDDEN_IN
+from outrider.backends.taps import ints
 
 if TYPE_CHECKING:
     from outrider.backends.heads.weights import Weights
 
-HIDDEN_OUT = "next_hidden"
 NORM_FIRST = "norm_before_residual"  # among the weights of EAGLE-3 drafters whose residual is the normed hidden states
 
 
@@ -99,5 +99,5 @@ class _Inputs:
 
     def model(self, logits: ov.Node, hidden: ov.Node) -> ov.Model:
         """The whole graph."""
-        made = [result("logits", logits), result(HIDDEN_OUT, ops.squeeze(hidden, ints(1)))]
+        made = [result("logits", logits), result(NEXT_HIDDEN, ops.squeeze(hidden, ints(1)))]
         return ov.Model(made, [self._token_ids, self._positions, self._hidden, *self.attention.parameters])
