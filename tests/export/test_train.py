@@ -5,21 +5,34 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 import torch
 
 from outrider.errors import ExportError
-from outrider_export.train.answers import is_good_prompt, is_loop
-from outrider_export.train.data import Data, tapped_layers, write_features
+from outrider_export.distill.data import Data
 from outrider_export.train.files import KINDS, load, save
-from outrider_export.train.fit import fit, schedule, start_head
+from outrider_export.train.fit import PATIENCE, Stopped, evaluate, find_device, fit, schedule, start_head
 from outrider_export.train.layers import Teacher
-from outrider_export.train.places import Accuracy
+from outrider_export.train.places import TEXT_WEIGHT, Accuracy, Candidates, Reach, Targets, draft_loss
+from shards import counting, write_shard
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
+    from outrider_export.train.fit import Status
+
 VOCAB_SIZE, HIDDEN_SIZE = 96, 32
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Toys are too small for two."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")
@@ -39,22 +52,23 @@ def teacher(main: Any) -> Teacher:
     return Teacher.of(main)
 
 
-@pytest.fixture(scope="module")
-def folder(main: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Forty conversations that count upwards, which any head can learn."""
-    folder: Path = tmp_path_factory.mktemp("data")
-    with (folder / "conversations.jsonl").open("w", encoding="utf-8") as file:
-        for i in range(40):
-            text = [(i + j) % VOCAB_SIZE for j in range(20 + i % 7)]
-            record = {"prompt": str(i), "temperature": 0.0, "prompt_token_ids": text[:5], "answer_token_ids": text[5:]}
-            file.write(json.dumps(record) + "\n")
-    assert write_features(folder, main) == sum(20 + i % 7 for i in range(40))
-    assert write_features(folder, main) == 0
-    return folder
+def states_of(main: Any) -> Any:
+    """Taps and last hidden states of a conversation, as `write_shard` takes them."""
+
+    def states(token_ids: Any) -> tuple[Any, Any]:
+        found = main.model(input_ids=torch.from_numpy(token_ids)[None], output_hidden_states=True).hidden_states
+        return torch.cat([found[2], found[3], found[3]], -1)[0].numpy(), found[-1][0].numpy()
+
+    return states
 
 
 @pytest.fixture(scope="module")
-def data(folder: Path) -> Data:
+def data(main: Any, tmp_path_factory: pytest.TempPathFactory) -> Data:
+    """Eighty conversations that count upwards, which any head can learn."""
+    folder = tmp_path_factory.mktemp("data")
+    conversations = counting(80, VOCAB_SIZE)
+    write_shard(folder / "shard-00000", conversations[:50], states_of(main))
+    write_shard(folder / "shard-00001", conversations[50:], states_of(main))
     return Data(folder)
 
 
@@ -65,9 +79,9 @@ def make(kind: str, teacher: Teacher, data: Data) -> tuple[Any, dict[str, Any]]:
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_head_trains_and_is_read_back(kind: str, teacher: Teacher, data: Data, tmp_path: Path) -> None:
     head, config = make(kind, teacher, data)
-    report = fit(head, data, minutes=0.02, tell=lambda _: None)
-    assert report["steps"] > 0
-    places = report["held_out_accuracy_by_place"]
+    report = fit(head, data, num_steps=3)
+    assert report["steps"] == 3
+    places = report["held_out_acceptance_by_place"]
     assert len(places) >= 4
     assert all(0 <= each <= 1 for each in places)
     save(head, config, tmp_path / kind, report)
@@ -85,7 +99,7 @@ def test_a_head_trains_and_is_read_back(kind: str, teacher: Teacher, data: Data,
 def test_drafting_token_by_token_is_what_was_trained(kind: str, teacher: Teacher, data: Data) -> None:
     head, _ = make(kind, teacher, data)
     batch = data.read([3])
-    embedding, hidden, _ = head._inputs(batch)
+    embedding, hidden = head._inputs(batch)
     root, num_steps = 9, 4
     with torch.no_grad():
         outs = head.unroll(embedding, hidden, num_steps)
@@ -143,23 +157,6 @@ def test_eagle3_stores_offsets(teacher: Teacher, data: Data) -> None:
     assert not any("embed" in name for name in head.state_dict())
 
 
-def test_features_are_the_main_models(main: Any, data: Data) -> None:
-    batch = data.read([3])
-    states = main.model(input_ids=batch.token_ids, output_hidden_states=True).hidden_states
-    taps = torch.cat([states[2], states[3], states[3]], -1)  # layers 1, 2 and 2 of 6: inputs of 2, 3 and 3
-    assert torch.allclose(batch.taps, taps, rtol=1e-2, atol=1e-3)
-    assert torch.allclose(batch.last, states[-1], rtol=1e-2, atol=1e-3)
-    assert tapped_layers(6) == [1, 2, 2]
-    assert batch.answer[0].tolist() == [False] * 5 + [True] * (batch.answer.shape[1] - 5)
-
-
-def test_held_out_conversations_are_not_trained_on(data: Data) -> None:
-    trained = {i for epoch in range(3) for rows in data.batches(100, epoch) for i in rows}
-    held_out = {i for rows in data.held_out(100, 10**6) for i in rows}
-    assert held_out == {0, 20}
-    assert trained == set(range(40)) - held_out
-
-
 def test_accuracy_counts_a_place_only_behind_right_ones() -> None:
     accuracy = Accuracy()
     right = torch.tensor([[True, True, False], [True, False, True], [False, True, True]])
@@ -169,32 +166,178 @@ def test_accuracy_counts_a_place_only_behind_right_ones() -> None:
 
 
 def test_what_is_no_good_is_said(teacher: Teacher, data: Data, tmp_path: Path) -> None:
-    with pytest.raises(ExportError, match="has no features"):
-        Data(tmp_path)
-    with pytest.raises(ExportError, match="conversations.jsonl is missing"):
-        write_features(tmp_path, None)
     with pytest.raises(ExportError, match="Did you mean 'medusa'"):
         start_head("medussa", teacher, data)
     with pytest.raises(ExportError, match="mask_token_id"):
         start_head("dflash", teacher, data)
     with pytest.raises(ExportError, match="config.json is missing"):
         load(tmp_path, teacher.embedding, teacher.lm_head)
-    with pytest.raises(ExportError, match="at least 6"):
-        tapped_layers(4)
     head, config = make("mtp", teacher, data)
     save(head, config, tmp_path / "mtp", {})
     with pytest.raises(ExportError, match="hidden size 32, the main model has 16"):
         load(tmp_path / "mtp", teacher.embedding[:, :16], teacher.lm_head[:, :16])
 
 
-def test_loops_and_fragments_are_left_out() -> None:
-    assert is_loop([1, 2, 3, 4] * 20)
-    assert not is_loop(list(range(80)))
-    assert is_good_prompt("What is the capital of France?")
-    assert not is_good_prompt("Hi")
-    assert not is_good_prompt("yes yes yes yes yes yes")
-
-
 def test_the_rate_rises_and_falls() -> None:
     assert schedule(0) < schedule(0.04) == 1.0
     assert schedule(1.0) == pytest.approx(0.05)
+
+
+def targets(token_ids: list[int], top_ids: list[list[int]], top_probs: list[list[float]]) -> Targets:
+    return Targets(torch.tensor(token_ids), torch.tensor(top_ids), torch.tensor(top_probs))
+
+
+def test_the_loss_is_kl_mixed_with_cross_entropy() -> None:
+    logits = torch.randn(1, 5, generator=torch.Generator().manual_seed(0))
+    q = logits.softmax(-1)[0]
+    columns = Candidates.of(torch.arange(5), 5).columns
+    found = draft_loss(logits, targets([2], [[2, 4, -1]], [[0.75, 0.25, 0.0]]), columns)
+    kl = 0.75 * torch.log(0.75 / q[2]) + 0.25 * torch.log(0.25 / q[4])
+    assert torch.allclose(found[0], (1 - TEXT_WEIGHT) * kl - TEXT_WEIGHT * torch.log(q[2]))
+    own = draft_loss(q.log()[None], targets([2], [[0, 1, 2, 3, 4]], [q.tolist()]), columns)
+    assert torch.allclose(own[0], -TEXT_WEIGHT * torch.log(q[2]), atol=1e-5)
+
+
+def test_the_loss_leaves_out_tokens_of_another_vocabulary() -> None:
+    """Draft ids 0, 1, 2 are main ids 1, 3, 4: what the main model gives to 0 and 2 counts nowhere."""
+    logits = torch.randn(2, 3, generator=torch.Generator().manual_seed(1))
+    columns = Candidates.of(torch.tensor([1, 3, 4]), 5).columns
+    found = draft_loss(logits, targets([2, 3], [[2, 3], [0, 3]], [[0.5, 0.5], [0.5, 0.5]]), columns)
+    log_q = logits.log_softmax(-1)[:, 1]
+    kl = 0.5 * (np.log(0.5) - log_q)
+    assert torch.allclose(found[0], (1 - TEXT_WEIGHT) * kl[0])
+    assert torch.allclose(found[1], (1 - TEXT_WEIGHT) * kl[1] - TEXT_WEIGHT * log_q[1])
+
+
+def test_a_target_is_what_the_main_model_says_behind_the_token_before(data: Data) -> None:
+    batch = data.read([3])
+    row, column = torch.tensor([0, 0]), torch.tensor([9, 12])
+    found = Targets.at(batch, row, column)
+    assert found.token_ids.tolist() == batch.token_ids[0, [9, 12]].tolist()
+    assert found.top_ids[:, 0].tolist() == found.token_ids.tolist()
+    assert found.top_probs[:, 0].tolist() == pytest.approx([0.8, 0.8], abs=1e-3)
+
+
+def test_places_weigh_as_much_as_they_are_reached() -> None:
+    reach = Reach(3)
+    right = torch.tensor([[True, False, True]] * 10)
+    for _ in range(400):
+        reach.follow(right, torch.ones_like(right))
+    assert reach.acceptance[:2].tolist() == pytest.approx([1.0, 0.0], abs=1e-3)
+    assert float(reach.acceptance[2]) == 0.5  # never reached, so that nothing is known
+    assert reach.weights == pytest.approx([0.5, 0.5, 0.0], abs=1e-3)
+
+
+@pytest.mark.parametrize("kind", ["eagle3", "dflash", "medusa"])
+def test_training_lowers_the_loss_and_raises_acceptance(kind: str, teacher: Teacher, data: Data) -> None:
+    head, _ = make(kind, teacher, data)
+    seen = Remembered()
+    report = fit(head, data, num_steps=50, seed=1, learning_rate=5e-3, watch=seen)
+    before, after = report["curve"][0], report["curve"][-1]
+    assert after["loss"] < 0.93 * seen.losses[0]
+    assert after["tokens_per_round"] > before["tokens_per_round"] + 0.5
+    assert report["held_out_tokens_per_round"] >= max(each["tokens_per_round"] for each in report["curve"]) - 0.01
+
+
+class Remembered:
+    """Keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.losses: list[float] = []
+        self.num_evaluations = 0
+
+    def stepped(self, status: Status) -> None:
+        self.losses.append(status.loss)
+
+    def evaluated(self, status: Status) -> None:
+        self.num_evaluations += 1
+        assert len(status.evaluations) == self.num_evaluations
+
+
+@pytest.mark.parametrize("num_threads", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_killed_ten_times_it_ends_in_the_same_weights(
+    num_threads: int, teacher: Teacher, data: Data, tmp_path: Path
+) -> None:
+    """A block drafter draws random numbers, and has several batches an epoch."""
+    torch.set_num_threads(num_threads)
+    whole, _ = make("dflash", teacher, data)
+    expected = fit(whole, data, num_steps=14, seed=3)
+    path = tmp_path / "checkpoint.pt"
+    for stop in sorted(np.random.default_rng(5).choice(np.arange(1, 14), 10, replace=False).tolist()):
+        head, _ = make("dflash", teacher, data)
+        with pytest.raises(Stopped):
+            fit(head, data, num_steps=14, seed=3, checkpoint=path, stopped=Countdown(stop, path))
+    head, _ = make("dflash", teacher, data)
+    report = fit(head, data, num_steps=14, seed=3, checkpoint=path)
+    weights = whole.state_dict()
+    assert all(torch.equal(each, weights[name]) for name, each in head.state_dict().items())
+    assert {**report, "hours": 0} == {**expected, "hours": 0}
+
+
+class Countdown:
+    """Says to stop at a step, counted over all runs."""
+
+    def __init__(self, stop: int, checkpoint: Path) -> None:
+        done = torch.load(checkpoint, weights_only=True)["counts"][0] if checkpoint.exists() else 0
+        self._left = stop - done
+
+    def __call__(self) -> bool:
+        self._left -= 1
+        return self._left <= 0
+
+
+def test_a_checkpoint_of_another_training_or_a_damaged_one_is_refused(
+    teacher: Teacher, data: Data, tmp_path: Path
+) -> None:
+    path = tmp_path / "checkpoint.pt"
+    head, _ = make("medusa", teacher, data)
+    fit(head, data, num_steps=2, checkpoint=path)
+    with pytest.raises(ExportError, match="another training.*3 steps"):
+        fit(head, data, num_steps=3, checkpoint=path)
+    path.write_bytes(path.read_bytes()[:1000])
+    with pytest.raises(ExportError, match=r"cannot be read.*Delete it"):
+        fit(head, data, num_steps=2, checkpoint=path)
+
+
+def test_a_finished_training_is_not_done_again(teacher: Teacher, data: Data, tmp_path: Path) -> None:
+    first, _ = make("medusa", teacher, data)
+    report = fit(first, data, num_steps=5, checkpoint=tmp_path / "checkpoint.pt")
+    again, _ = make("medusa", teacher, data)
+    seen = Remembered()
+    assert fit(again, data, num_steps=5, checkpoint=tmp_path / "checkpoint.pt", watch=seen) == report
+    assert seen.losses == []
+    assert torch.equal(again.state_dict()["0.1.weight"], first.state_dict()["0.1.weight"])
+
+
+def test_training_ends_when_more_does_not_help(teacher: Teacher, data: Data) -> None:
+    """At a rate of nearly nothing, no evaluation is better than the first."""
+    head, _ = make("medusa", teacher, data)
+    report = fit(head, data, num_steps=100, learning_rate=1e-12)
+    assert report["steps"] == 4 * (PATIENCE + 1)
+    assert report["planned_steps"] == 100
+
+
+def test_the_best_weights_are_kept(teacher: Teacher, data: Data) -> None:
+    """A rate that is far too high has its best evaluation early."""
+    head, _ = make("medusa", teacher, data)
+    report = fit(head, data, num_steps=100, learning_rate=0.3)
+    curve = report["curve"]
+    assert report["held_out_tokens_per_round"] > curve[-1]["tokens_per_round"]
+    with find_device()[1]():
+        assert evaluate(head, data).by_place() == report["held_out_acceptance_by_place"]
+
+
+def test_a_loss_that_is_no_number_is_said(teacher: Teacher, data: Data) -> None:
+    head, _ = make("medusa", teacher, data)
+    with torch.no_grad():
+        head.state_dict()["0.1.weight"].fill_(float("nan"))
+    with pytest.raises(ExportError, match="loss of nan at step 0.*lower"):
+        fit(head, data, num_steps=2)
+
+
+def test_starting_a_head_leaves_the_programs_random_numbers_alone(teacher: Teacher, data: Data) -> None:
+    torch.manual_seed(7)
+    expected = torch.rand(1)
+    torch.manual_seed(7)
+    make("hydra", teacher, data)
+    assert torch.equal(torch.rand(1), expected)

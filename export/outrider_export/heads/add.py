@@ -1,4 +1,4 @@
-"""Adds a drafter that reads the main model's hidden states to a bundle: `outrider add`.
+"""Adds a drafter that is no model of its own to a bundle: `outrider add`.
 
     bundle = add_drafter("my-bundle", "my-eagle3", name="eagle3")
 
@@ -7,9 +7,7 @@ The bundle is written anew, with links to the old one's files where the disk all
 
 from __future__ import annotations
 
-import os
 import re
-import shutil
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -17,11 +15,12 @@ import msgspec
 from outrider import __version__
 from outrider.bundle.folder import Bundle, read_bundle
 from outrider.bundle.hashes import list_files
-from outrider.bundle.manifest import MANIFEST_NAME, RESERVED_NAMES, write_manifest
+from outrider.bundle.manifest import MANIFEST_NAME, NAME, RESERVED_NAMES, write_manifest
 from outrider.errors import ExportError, OptionError
 from outrider_export.diet import check_diet, choose_from
-from outrider_export.heads.formats import read_head
+from outrider_export.heads.formats import check_draft_vocab, check_main, read_head
 from outrider_export.heads.write import check_head_weights, write_head
+from outrider_export.keep import link_or_copy
 from outrider_export.plan import check_extra
 from outrider_export.progress import Silent
 from outrider_export.sources import fetch, locate
@@ -64,14 +63,16 @@ def add_drafter(
     if source.path is None or not source.path.is_dir():
         raise ExportError(f"{drafter} is not a checkpoint folder. Name the one with the drafter's config.json.")
     head = read_head(source.path, main.geometry)
+    check_main(head, main.format)
     name = head.kind if name is None else name
     _check_name(name, old)
-    tokens = None
-    if not head.uses_main_matrix and (draft_vocab is not None or draft_vocab_corpus is not None):
+    if masks := [each.name for each in old.manifest.drafters if each.kind == head.kind == "masks"]:
         raise OptionError(
-            f"draft_vocab is for drafters with the main model's output matrix, and this {head.kind} drafter has its "
-            "own. Leave it out."
+            f"The bundle has mask tokens already, as drafter {masks[0]!r}, and a main model reads one set. Add them to "
+            "a bundle without any."
         )
+    check_draft_vocab(head, draft_vocab, draft_vocab_corpus)
+    tokens = None
     if head.uses_main_matrix:
         vocabulary = Vocabulary.of_folder(old.tokenizer_path)
         eos = old.manifest.tokenizer.eos_token_ids
@@ -101,7 +102,7 @@ def _check_name(name: str, bundle: Bundle) -> None:
     taken = [each.name for each in bundle.manifest.drafters]
     if name in taken:
         raise OptionError(f"The bundle has a drafter {name!r} already ({', '.join(taken)}). Choose another name.")
-    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
+    if not re.fullmatch(NAME, name):
         raise OptionError(f"name={name!r} is no name: it has to be letters, digits, '.', '_' and '-'. Choose another.")
     if name in RESERVED_NAMES or (bundle.folder / name).exists():
         raise OptionError(f"name={name!r} has another meaning, or is a folder of the bundle. Choose another name.")
@@ -113,7 +114,4 @@ def _link(old: Path, new: Path) -> None:
         new.mkdir(parents=True, exist_ok=True)
         return
     new.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        os.link(old, new)
-    except OSError:
-        shutil.copyfile(old, new)
+    link_or_copy(old, new)

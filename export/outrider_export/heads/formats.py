@@ -1,4 +1,4 @@
-"""The published formats of drafters that read the main model's hidden states: what each is, and what its weights are.
+"""The formats of drafters that read the main model's hidden states, and of its mask tokens: what each has as weights.
 
 head = read_head(folder)
 head.kind, head.features, head.tensors
@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from outrider.backends.heads.recurrent import NORM_FIRST
+from outrider.backends.masks import EMBEDDINGS
 from outrider.backends.taps import LAST, after_layers
-from outrider.errors import ExportError
+from outrider.errors import ExportError, OptionError
 from outrider_export.sources import read_json
 
 if TYPE_CHECKING:
@@ -38,8 +39,9 @@ KINDS = {
     "DFlashDraftModel": "dflash",
     "HydraHeads": "hydra",
     "BlockwiseHeads": "blockwise",
+    "MaskTokens": "masks",
 }
-_WITHOUT_TOKENS = ("medusa", "blockwise")
+_WITHOUT_TOKENS = ("medusa", "blockwise", "masks")
 
 
 @dataclass(frozen=True)
@@ -67,8 +69,8 @@ class Head:
 
     @property
     def uses_main_matrix(self) -> bool:
-        """Whether it has no output matrix of its own."""
-        return not any(MATRIX in name for name in self.tensors)
+        """Whether it has no output matrix of its own. Mask tokens have no graph of their own at all."""
+        return self.kind != "masks" and not any(MATRIX in name for name in self.tensors)
 
     @property
     def uses_main_embedding(self) -> bool:
@@ -109,6 +111,32 @@ def read_head(folder: Path, main: Geometry) -> Head:
             f"{main.hidden_size:,}. Name the main model that it was trained for."
         )
     return head
+
+
+def check_main(head: Head, format: str) -> None:  # noqa: A002
+    """Check that a main model in this format can have such a drafter.
+
+    Raises:
+        ExportError: for mask tokens that are read from a graph which is not rewritten at load.
+    """
+    if head.kind == "masks" and format != "openvino":
+        raise ExportError(
+            f"Mask tokens are for main models in OpenVINO's format, and this one is in {format}. Export it with "
+            "--format openvino."
+        )
+
+
+def check_draft_vocab(head: Head, *asked: object) -> None:
+    """Check that a choice of tokens is for a drafter whose output matrix is cut. asked: its options; None without.
+
+    Raises:
+        OptionError: for a drafter without a part of the main model's output matrix.
+    """
+    if not head.uses_main_matrix and any(each is not None for each in asked):
+        raise OptionError(
+            f"draft_vocab is for drafters with a part of the main model's output matrix, and this {head.kind} drafter "
+            "has none. Leave it out."
+        )
 
 
 def check_features(head: Head, found: Container[str], num_layers: int) -> None:
@@ -242,6 +270,19 @@ def _places(kind: str, count: int, layers: int, tensors: dict[str, NDArray[Any]]
     )
 
 
+def _masks(config: dict[str, Any], tensors: dict[str, NDArray[Any]], main: Geometry) -> Head:
+    """Embeddings float32 [masks, hidden] for the main model's own inputs."""
+    found = tensors.get(EMBEDDINGS)
+    if found is None or found.shape != (count := int(config["num_masks"]), int(config["hidden_size"])):
+        has = "none" if found is None else str(list(found.shape))
+        raise ExportError(
+            f"Mask tokens have a tensor {EMBEDDINGS!r} [num_masks, hidden_size], and here it is {has}. Train them "
+            "again."
+        )
+    tensors = {EMBEDDINGS: found.astype(np.float32)}
+    return dataclasses.replace(_places("masks", count, 0, tensors, main), features=(), hidden_size=found.shape[1])
+
+
 def _decoder(kind: str, config: dict[str, Any], tensors: dict[str, NDArray[Any]], num_layers: int) -> Head:
     """A drafter of decoder layers, with the numbers that their graph needs."""
     heads, hidden = int(config["num_attention_heads"]), int(config["hidden_size"])
@@ -334,4 +375,5 @@ _READERS: dict[str, Callable[[dict[str, Any], dict[str, NDArray[Any]], Geometry]
     "medusa": _medusa,
     "hydra": _hydra,
     "blockwise": _blockwise,
+    "masks": _masks,
 }

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from outrider_export.diet import choose_from
-from outrider_export.heads.formats import Head, kind_of, read_head
+from outrider_export.heads.formats import Head, check_draft_vocab, check_main, kind_of, read_head
 from outrider_export.heads.write import check_head_weights, write_head
 from outrider_export.special_tokens import eos_of
 
@@ -50,10 +50,13 @@ class HeadPlan:
 
         Raises:
             ExportError: when it is damaged or does not fit.
+            OptionError: for a number of tokens, where it has an output matrix of its own.
         """
         if self.source.path is None:
             raise AssertionError("it was fetched")
         self.main, self.head = main, read_head(self.source.path, main.geometry)
+        check_main(self.head, main.format)
+        check_draft_vocab(self.head, self.num_tokens, self.corpus or None)
 
     def write(self, folder: Path, main: ModelEntry, progress: Progress) -> DrafterEntry:
         """Write it into the bundle's folder, behind the main model."""

@@ -10,6 +10,8 @@ from openvino import opset13 as ops
 
 from outrider.backends.heads import Head as Graphs
 from outrider.backends.heads import check_head
+from outrider.backends.masks import Masks
+from outrider.backends.paged_graph import read_decoder
 from outrider.backends.taps import hidden_states_of, multiplied_by, output_matrix_of, read_ir
 from outrider.bundle.manifest import MODEL_NAMES, PROPOSED_NAME, DrafterEntry, Geometry, ModelEntry, Source
 from outrider.errors import BundleError, ExportError, OptionError, nearest, one_line
@@ -65,6 +67,7 @@ def write_head(
         tensors |= own
     proposed = tokens if head.uses_main_matrix else head.proposed
     target = folder / name / MODEL_NAMES["openvino"][0]
+    weights = "fp32" if head.kind == "masks" else weights  # a few rows
     container.write(target, tensors, shared, weights)
     if proposed is not None:
         np.save(folder / name / PROPOSED_NAME, proposed)
@@ -95,10 +98,18 @@ def write_head(
         mask_token_id=head.mask_token_id,
     )
     try:
-        check_head(target, Graphs.of(entry, path))
+        _check(target, entry, path)
     except (BundleError, RuntimeError) as error:
         raise ExportError(f"{source.id} does not fit as a drafter of kind {head.kind}: {one_line(error)}") from error
     return entry
+
+
+def _check(target: Path, entry: DrafterEntry, main: Path) -> None:
+    """Make a drafter's graphs, or the main model's with its mask tokens. Raises as `check_head`."""
+    if entry.kind == "masks":
+        read_decoder(ov.Core(), main, masks=Masks(target, range(entry.num_places or 0)))
+    else:
+        check_head(target, Graphs.of(entry, main))
 
 
 def _share(

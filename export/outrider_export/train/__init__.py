@@ -1,9 +1,10 @@
 """Train drafter heads for a frozen main model, in PyTorch, and write them in the formats that others publish.
 
-    python -m outrider_export.train data main.gguf --bundle my-bundle --data data --questions questions.txt
-    python -m outrider_export.train eagle3 main.gguf --data data -o my-eagle3 --minutes 60
-
+    head, config = start_head("eagle3", teacher, data)
+    save(head, config, Path("my-eagle3"), fit(head, data, num_steps=4000))
     head = load(Path("my-eagle3"), main_embedding, main_lm_head)     # a torch module
+
+`outrider distill` makes the data and does all of this; see `outrider_export.distill`.
 
 Kinds: eagle3, eagle and mtp (`recurrent`), medusa, hydra and blockwise (`heads`), `dflash`, and `masks`. The torch
 modules are also the reference that other implementations are compared with.
@@ -15,18 +16,15 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from outrider_export.train.data import Data, add_conversations, write_features
     from outrider_export.train.files import KINDS, load, save
     from outrider_export.train.fit import evaluate, fit, start_head
     from outrider_export.train.layers import Teacher
 
-__all__ = [
-    "KINDS", "Data", "Teacher", "add_conversations", "evaluate", "fit", "load", "save", "start_head", "write_features",
-]  # fmt: skip
+__all__ = ["KINDS", "Teacher", "evaluate", "fit", "load", "save", "start_head"]
 
 _MODULE_OF = {
-    "Data": "data", "add_conversations": "data", "write_features": "data", "KINDS": "files", "load": "files",
-    "save": "files", "evaluate": "fit", "fit": "fit", "start_head": "fit", "Teacher": "layers",
+    "KINDS": "files", "load": "files", "save": "files", "evaluate": "fit", "fit": "fit", "start_head": "fit",
+    "Teacher": "layers",
 }  # fmt: skip
 
 

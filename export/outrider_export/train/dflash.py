@@ -27,15 +27,14 @@ from outrider_export.train.layers import (
     Teacher,
     copy_layer,
     linear,
-    soft_cross_entropy,
 )
+from outrider_export.train.places import Targets, blocks_loss
 
 if TYPE_CHECKING:
-    from outrider_export.train.data import Batch
-    from outrider_export.train.places import Candidates
+    from outrider_export.distill.data import Batch
+    from outrider_export.train.places import Step
 
 BLOCKS_IN_TEXT = 24
-DECAY = 4.0  # a wrong token makes those behind it useless: the loss at place j weighs exp(-(j - 1) / DECAY)
 
 
 class BlockLayer(Module):
@@ -59,6 +58,7 @@ class DFlash(Module):
     ) -> None:
         super().__init__()
         self.shape, self.block_size, self.mask_token_id = shape, block_size, mask_token_id
+        self.num_places, self.vocab_size = block_size - 1, shape.vocab_size
         self.fc = linear(3 * shape.hidden_size, shape.hidden_size)
         self.hidden_norm = RMSNorm(shape.hidden_size, shape.norm_epsilon)
         self.layers = torch.nn.ModuleList([BlockLayer(shape) for _ in range(num_layers)])
@@ -69,11 +69,11 @@ class DFlash(Module):
     def start(self, teacher: Teacher) -> None:
         """Start from the main model's last layers and final norm, on the last tapped layer."""
         with torch.no_grad():
-            for layer, source in zip(self.layers, teacher.model.model.layers[-len(self.layers) :], strict=True):
+            for layer, source in zip(self.layers, teacher.layers[-len(self.layers) :], strict=True):
                 copy_layer(layer, source)
             self.fc.weight.mul_(0.1)
             self.fc.weight[:, -self.shape.hidden_size :] += torch.eye(self.shape.hidden_size)
-            self.norm.weight.copy_(teacher.model.model.norm.weight)
+            self.norm.weight.copy_(teacher.norm)
 
     def context(self, taps: Any, positions: Any) -> list[tuple[Any, Any]]:
         """For each layer, keys and values [B, K, S, d] of taps [B, S, 3h] at positions int64 [S] or [B, S]."""
@@ -98,24 +98,19 @@ class DFlash(Module):
         """[..., h] to [..., vocab]."""
         return functional.linear(out, self.main_lm_head)
 
-    def loss(self, batch: Batch, candidates: Candidates) -> Any:
-        """A scalar: cross entropy against the main model's distribution, from blocks at random places of answers."""
-        out, places, valid = self._blocks(batch, torch.default_generator)
-        rows = self.main_lm_head[candidates.token_ids]
-        # The main model's state at token t - 1 predicts token t.
-        row = torch.arange(len(places))[:, None, None].expand_as(places)
-        last = batch.last[row[valid], places[valid] - 1]
-        losses = soft_cross_entropy(functional.linear(out[valid], rows), functional.linear(last, rows))
-        weights = torch.exp(-torch.arange(self.block_size - 1) / DECAY).expand(places.shape)[valid]
-        return (losses * weights).sum() / weights.sum().clamp(min=1)
+    def loss(self, batch: Batch, step: Step) -> Any:
+        """A scalar: `blocks_loss`, from blocks at random tokens of answers."""
+        out, places, valid = self._blocks(batch, step.generator)
+        row = _rows_of(places)
+        logits = functional.linear(out[valid], self.main_lm_head[step.candidates.token_ids])
+        return blocks_loss(logits, Targets.at(batch, row[valid], places[valid]), valid, step)
 
     def hits(self, batch: Batch) -> tuple[Any, Any]:
         """Whether drafts are the text's tokens, and which of them count: bool [N, places] each."""
         out, places, valid = self._blocks(batch, torch.Generator().manual_seed(0))
-        row = torch.arange(len(places))[:, None, None].expand_as(places)
         found = torch.zeros_like(places)
         found[valid] = self.logits(out[valid]).argmax(-1)
-        right = found == batch.token_ids[row, places]
+        right = found == batch.token_ids[_rows_of(places), places]
         return right.flatten(0, 1), valid.flatten(0, 1)
 
     def _blocks(self, batch: Batch, generator: Any) -> tuple[Any, Any, Any]:
@@ -125,23 +120,27 @@ class DFlash(Module):
         tokens of the answer, bool [B, A, block - 1]. All blocks of a text are read in one pass, hidden from each other.
         """
         num_texts, num_tokens = batch.token_ids.shape
-        size = self.block_size
-        weights = batch.answer.float()
+        size, device = self.block_size, batch.token_ids.device
+        weights = batch.answer.float().cpu()
         weights[:, 0] = 0
         weights = weights + 1e-9 * (weights.sum(-1, keepdim=True) == 0)
-        anchors = torch.multinomial(weights, BLOCKS_IN_TEXT, replacement=True, generator=generator)  # [B, A]
-        positions = anchors[..., None] + torch.arange(size)  # [B, A, block]
+        anchors = torch.multinomial(weights, BLOCKS_IN_TEXT, replacement=True, generator=generator).to(device)  # [B, A]
+        positions = anchors[..., None] + torch.arange(size, device=device)  # [B, A, block]
         token_ids = torch.full_like(positions, self.mask_token_id)
         token_ids[..., 0] = batch.token_ids.gather(1, anchors)
         embedding = functional.embedding(token_ids.flatten(1), self.embedding)
-        before = torch.arange(num_tokens) < anchors[..., None]  # [B, A, T]
-        own = torch.block_diag(*[torch.ones(size, size, dtype=torch.bool)] * BLOCKS_IN_TEXT)
+        before = torch.arange(num_tokens, device=device) < anchors[..., None]  # [B, A, T]
+        own = torch.block_diag(*[torch.ones(size, size, dtype=torch.bool, device=device)] * BLOCKS_IN_TEXT)
         mask = torch.cat([before.repeat_interleave(size, 1), own.expand(num_texts, -1, -1)], -1)
-        context = self.context(batch.taps, torch.arange(num_tokens))
+        context = self.context(batch.taps, torch.arange(num_tokens, device=device))
         out = self(embedding, positions.flatten(1), context, mask[:, None]).unflatten(1, (BLOCKS_IN_TEXT, size))
         places = positions[..., 1:]
         inside = places < num_tokens
         places = places.clamp(max=num_tokens - 1)
-        row = torch.arange(num_texts)[:, None, None]
-        valid = inside & batch.answer[row, places] & batch.answer.gather(1, anchors)[..., None]
+        valid = inside & batch.answer[_rows_of(places), places] & batch.answer.gather(1, anchors)[..., None]
         return out[:, :, 1:], places, valid
+
+
+def _rows_of(places: Any) -> Any:
+    """The text of each of places [B, A, n]."""
+    return torch.arange(len(places), device=places.device)[:, None, None].expand_as(places)

@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.nn import functional
 
-from outrider_export.train.layers import Module, Shape, Teacher, linear, soft_cross_entropy
-from outrider_export.train.places import Candidates, mean_over
+from outrider_export.train.layers import Module, Shape, Teacher, linear
+from outrider_export.train.places import Candidates, Targets, draft_loss, mean_over
 
 if TYPE_CHECKING:
-    from outrider_export.train.data import Batch
+    from outrider_export.distill.data import Batch
+    from outrider_export.train.places import Step
 
 
 class ResBlock(Module):
@@ -41,7 +42,8 @@ class ParallelHeads(Module):
 
     def __init__(self, shape: Shape, embedding: Any, lm_head: Any, num_heads: int) -> None:
         super().__init__()
-        self.shape, self.num_heads = shape, num_heads
+        self.shape, self.vocab_size = shape, shape.vocab_size
+        self.num_heads = self.num_places = num_heads
         self.register_buffer("embedding", embedding, persistent=False)
         self.register_buffer("main_lm_head", lm_head, persistent=False)
 
@@ -61,15 +63,21 @@ class ParallelHeads(Module):
             following = torch.cat([following, drafted[:, None]], -1)
         return following[:, 1:]
 
-    def loss(self, batch: Batch, candidates: Candidates) -> Any:
-        """A scalar: cross entropy against the main model's distribution; heads that look further ahead weigh less."""
-        total = 0.0
-        for index in range(self.num_heads):
-            last, following, at, _ = self._examples(batch, index)
-            rows = self._rows(candidates)
-            teacher = functional.linear(batch.last.flatten(0, 1)[at], self.main_lm_head[rows])
-            logits = self._train_logits(index, last, following, rows)
-            total = total + mean_over(soft_cross_entropy(logits, teacher)) * 0.8**index
+    def loss(self, batch: Batch, step: Step) -> Any:
+        """A scalar: `draft_loss`, the mean of each head, weighted by the chance that its place is reached."""
+        candidates = self._candidates(step)
+        num_tokens = batch.token_ids.shape[1] - 1 - self.num_heads
+        total, right, counted = 0.0, [], []
+        for index, weight in enumerate(step.reach.weights):
+            valid = self._valid(batch, index)
+            last, following, targets = self._examples(batch, index, valid)
+            logits = self._train_logits(index, last, following, candidates)
+            total = total + weight * mean_over(draft_loss(logits, targets, candidates.columns))
+            hits = torch.zeros_like(valid)
+            hits[valid] = logits.argmax(-1) == candidates.columns[targets.token_ids]
+            right.append(hits[:, :num_tokens])
+            counted.append(valid[:, :num_tokens])
+        step.reach.follow(torch.stack(right, -1).flatten(0, 1), torch.stack(counted, -1).flatten(0, 1))
         return total
 
     def hits(self, batch: Batch) -> tuple[Any, Any]:
@@ -78,9 +86,9 @@ class ParallelHeads(Module):
         right, valid = [], []
         for index in range(self.num_heads):
             here = self._valid(batch, index)
-            last, following, _, wanted = self._examples(batch, index)
+            last, following, targets = self._examples(batch, index, here)
             found = torch.zeros_like(here)
-            found[here] = self.to_main(self.head(index, last, following).argmax(-1)) == wanted
+            found[here] = self.to_main(self.head(index, last, following).argmax(-1)) == targets.token_ids
             right.append(found[:, :num_tokens])
             valid.append(here[:, :num_tokens])
         return torch.stack(right, -1).flatten(0, 1), torch.stack(valid, -1).flatten(0, 1)
@@ -89,22 +97,23 @@ class ParallelHeads(Module):
         """bool [B, T - 2 - index]: positions t whose tokens t + 1 and t + 2 + index are of an answer."""
         return batch.answer[:, 2 + index :] & batch.answer[:, 1 : batch.answer.shape[1] - 1 - index]
 
-    def _examples(self, batch: Batch, index: int) -> tuple[Any, Any, Any, Any]:
-        """last [N, h], following int64 [N, index + 1], rows [N] of token t + 1 + index, token ids [N] to predict."""
-        width = batch.token_ids.shape[1]
-        row, column = self._valid(batch, index).nonzero(as_tuple=True)
-        steps = torch.arange(1, index + 2)
+    def _examples(self, batch: Batch, index: int, valid: Any) -> tuple[Any, Any, Targets]:
+        """last [N, h], following int64 [N, index + 1], and what is to be predicted from the N valid positions."""
+        row, column = valid.nonzero(as_tuple=True)
+        steps = torch.arange(1, index + 2, device=row.device)
         following = batch.token_ids[row[:, None], column[:, None] + steps]
-        at = row * width + column + 1 + index
-        return batch.last[row, column], following, at, batch.token_ids.flatten()[at + 1]
+        last: Any = batch.last
+        return last[row, column], following, Targets.at(batch, row, column + 2 + index)
 
-    def _rows(self, candidates: Candidates) -> Any:
-        """The main model's token ids that the loss is over."""
-        return self.token_map if "token_map" in self._buffers else candidates.token_ids
+    def _candidates(self, step: Step) -> Candidates:
+        """The tokens that the loss is over: those of the heads' own output matrices, if they have some."""
+        if "token_map" in self._buffers:
+            return Candidates.of(self.token_map, self.shape.vocab_size)
+        return step.candidates
 
-    def _train_logits(self, index: int, last: Any, following: Any, rows: Any) -> Any:
-        """Logits [N, rows]. rows is `token_map` where a head has an output matrix of its own."""
-        del rows
+    def _train_logits(self, index: int, last: Any, following: Any, candidates: Candidates) -> Any:
+        """Logits [N, candidates]."""
+        del candidates
         return self.head(index, last, following)
 
 
@@ -193,6 +202,6 @@ class Blockwise(ParallelHeads):
         """See ParallelHeads."""
         return token_ids
 
-    def _train_logits(self, index: int, last: Any, following: Any, rows: Any) -> Any:
+    def _train_logits(self, index: int, last: Any, following: Any, candidates: Candidates) -> Any:
         del following
-        return functional.linear(self.hidden(index, last), self.main_lm_head[rows])
+        return functional.linear(self.hidden(index, last), self.main_lm_head[candidates.token_ids])

@@ -1,6 +1,6 @@
 """Parts that drafter heads are made of: norms, rotary attention, gated MLPs; and what they take from the main model.
 
-Shapes: B rows, T tokens, h hidden size, H heads, K key-value heads, d head size. All arrays are float32.
+Shapes: B rows, T tokens, h hidden size, H heads, K key-value heads, d head size. Weights are float32.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ import torch
 from torch.nn import functional
 
 from outrider.errors import ExportError
+
+NUM_LAYERS = 2  # of the main model's last layers, which heads start from
 
 if TYPE_CHECKING:
 
@@ -150,7 +152,7 @@ class Attention(Module):
 def rotate(x: Any, positions: Any, theta: float) -> Any:
     """x [B, heads, T, d] turned by its positions, int64 [T] or [B, T]; halves of d belong together, as in Llama."""
     half = x.shape[-1] // 2
-    frequencies = theta ** (-torch.arange(half, dtype=torch.float32) / half)
+    frequencies = theta ** (-torch.arange(half, dtype=torch.float32, device=x.device) / half)
     angles = positions.unsqueeze(-1).float() * frequencies
     if angles.dim() == 3:
         angles = angles.unsqueeze(1)
@@ -174,7 +176,10 @@ class Teacher(NamedTuple):
     shape: Shape
     embedding: Any  # [vocab, h]
     lm_head: Any  # [vocab, h]
-    model: Any = None  # the torch model; layers to start from, and a whole forward pass for mask tokens
+    norm: Any  # [h]: the final norm's weights
+    layers: list[dict[str, Any]]  # weights by name of the last decoder layers, the very last at the end
+    num_tokens: int  # of the vocabulary; the matrices may have more rows, for tokens that there are not
+    model: Any = None  # the torch model: mask tokens are trained in it
 
     @staticmethod
     def of(model: Any) -> Teacher:
@@ -183,22 +188,19 @@ class Teacher(NamedTuple):
             Shape.of(model.config.to_dict()),
             model.get_input_embeddings().weight.detach(),
             model.get_output_embeddings().weight.detach(),
+            model.model.norm.weight.detach(),
+            [dict(layer.named_parameters()) for layer in model.model.layers[-NUM_LAYERS:]],
+            model.config.vocab_size,
             model,
         )
 
 
-def soft_cross_entropy(logits: Any, teacher_logits: Any) -> Any:
-    """Cross entropy against the main model's distribution over the same tokens: both [N, V]. Returns [N]."""
-    return functional.cross_entropy(logits.float(), teacher_logits.float().softmax(-1), reduction="none")
-
-
-def copy_layer(target: Any, source: Any) -> None:
+def copy_layer(target: Any, weights: dict[str, Any]) -> None:
     """Start a head's layer from one of the main model's, where tensors have the same names.
 
     With little data that is worth much: the layer already lives in the space of the embedding and the output matrix. An
     input twice as wide (embedding beside hidden) gets the weights in its second half.
     """
-    weights = dict(source.named_parameters())
     with torch.no_grad():
         for name, parameter in target.named_parameters():
             weight = weights.get(name)
@@ -210,6 +212,6 @@ def copy_layer(target: Any, source: Any) -> None:
                 parameter[:, weight.shape[1] :] = weight
 
 
-def as_causal_mask(num_queries: int, num_keys: int) -> Any:
+def as_causal_mask(num_queries: int, num_keys: int, device: Any = None) -> Any:
     """bool [num_queries, num_keys]: the last query sees all keys, each before it one less."""
-    return torch.ones(num_queries, num_keys, dtype=torch.bool).tril(num_keys - num_queries)
+    return torch.ones(num_queries, num_keys, dtype=torch.bool, device=device).tril(num_keys - num_queries)

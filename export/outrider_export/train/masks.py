@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from outrider.errors import ExportError
-from outrider_export.train.layers import Module, Shape, Teacher, soft_cross_entropy
+from outrider_export.train.layers import Module, Shape, Teacher
+from outrider_export.train.places import Targets, blocks_loss
 
 if TYPE_CHECKING:
-    from outrider_export.train.data import Batch
-    from outrider_export.train.places import Candidates
+    from outrider_export.distill.data import Batch
+    from outrider_export.train.places import Step
 
 PLACES_IN_TEXT = 24
 
@@ -31,7 +32,8 @@ class MaskTokens(Module):
 
     def __init__(self, shape: Shape, embedding: Any, lm_head: Any, num_masks: int) -> None:
         super().__init__()
-        self.shape, self.num_masks = shape, num_masks
+        self.shape, self.vocab_size = shape, shape.vocab_size
+        self.num_masks = self.num_places = num_masks
         self.embeddings = torch.nn.Parameter(torch.zeros(num_masks, shape.hidden_size))
         self.register_buffer("embedding", embedding, persistent=False)
         self.register_buffer("main_lm_head", lm_head, persistent=False)
@@ -53,22 +55,20 @@ class MaskTokens(Module):
         masks = self.embeddings.to(embedded.dtype).expand(len(embedded), -1, -1)
         return torch.cat([embedded, masks], 1)
 
-    def loss(self, batch: Batch, candidates: Candidates) -> Any:
-        """A scalar: cross entropy against the main model's distribution, at random places of answers."""
-        out, targets, valid = self._masked(batch, torch.default_generator)
-        rows = self.main_lm_head[candidates.token_ids].float()
-        row = torch.arange(len(targets))[:, None, None].expand_as(targets)
-        teacher = torch.nn.functional.linear(batch.last[row[valid], targets[valid] - 1], rows)
-        losses = soft_cross_entropy(torch.nn.functional.linear(out[valid].float(), rows), teacher)
-        weights = (0.8 ** torch.arange(self.num_masks)).expand(targets.shape)[valid]
-        return (losses * weights).sum() / weights.sum().clamp(min=1)
+    def loss(self, batch: Batch, step: Step) -> Any:
+        """A scalar: `blocks_loss`, from masks behind random tokens of answers."""
+        out, places, valid = self._masked(batch, step.generator)
+        rows = self.main_lm_head[step.candidates.token_ids].float()
+        row = torch.arange(len(places), device=places.device)[:, None, None].expand_as(places)
+        logits = torch.nn.functional.linear(out[valid].float(), rows)
+        return blocks_loss(logits, Targets.at(batch, row[valid], places[valid]), valid, step)
 
     def hits(self, batch: Batch) -> tuple[Any, Any]:
         """Whether drafts are the text's tokens, and which of them count: bool [N, places] each."""
         out, targets, valid = self._masked(batch, torch.Generator().manual_seed(0))
         found = torch.zeros_like(targets)
         found[valid] = torch.nn.functional.linear(out[valid].float(), self.main_lm_head.float()).argmax(-1)
-        row = torch.arange(len(targets))[:, None, None].expand_as(targets)
+        row = torch.arange(len(targets), device=targets.device)[:, None, None].expand_as(targets)
         return (found == batch.token_ids[row, targets]).flatten(0, 1), valid.flatten(0, 1)
 
     def _masked(self, batch: Batch, generator: Any) -> tuple[Any, Any, Any]:
@@ -81,21 +81,21 @@ class MaskTokens(Module):
             raise ExportError("Mask tokens are trained in the main model: call teach(teacher) first.")
         from transformers import DynamicCache
 
-        main = self._main[0]
+        main = self._main[0].to(batch.token_ids.device)
         num_texts, num_tokens = batch.token_ids.shape
         with torch.no_grad():
             cache = main.model(
                 input_ids=batch.token_ids, past_key_values=DynamicCache(), use_cache=True
             ).past_key_values
-        weights = batch.answer.float() + 1e-9
-        anchors = torch.multinomial(weights, PLACES_IN_TEXT, replacement=True, generator=generator)  # [B, P]
-        positions = anchors[..., None] + 1 + torch.arange(self.num_masks)  # [B, P, masks]
-        seen = torch.arange(num_tokens) <= anchors[..., None]
-        block = torch.ones(self.num_masks, self.num_masks, dtype=torch.bool).tril()
+        weights, device = batch.answer.float().cpu() + 1e-9, batch.token_ids.device
+        anchors = torch.multinomial(weights, PLACES_IN_TEXT, replacement=True, generator=generator).to(device)  # [B, P]
+        positions = anchors[..., None] + 1 + torch.arange(self.num_masks, device=device)  # [B, P, masks]
+        seen = torch.arange(num_tokens, device=device) <= anchors[..., None]
+        block = torch.ones(self.num_masks, self.num_masks, dtype=torch.bool, device=device).tril()
         own = torch.block_diag(*[block] * PLACES_IN_TEXT).expand(num_texts, -1, -1)
         mask = torch.cat([seen.repeat_interleave(self.num_masks, 1), own], -1)[:, None]
         masks = self.embeddings.repeat(PLACES_IN_TEXT, 1).expand(num_texts, -1, -1)
-        added = torch.zeros(mask.shape, dtype=main.dtype).masked_fill(~mask, torch.finfo(main.dtype).min)
+        added = torch.zeros(mask.shape, dtype=main.dtype, device=device).masked_fill(~mask, torch.finfo(main.dtype).min)
         out = main.model(
             inputs_embeds=masks.to(main.dtype),
             attention_mask=added,
@@ -106,6 +106,6 @@ class MaskTokens(Module):
         targets = positions + 1
         inside = targets < num_tokens
         targets = targets.clamp(max=num_tokens - 1)
-        row = torch.arange(num_texts)[:, None, None]
+        row = torch.arange(num_texts, device=device)[:, None, None]
         valid = inside & batch.answer[row, targets] & batch.answer.gather(1, anchors)[..., None]
         return out, targets, valid

@@ -1,7 +1,11 @@
-"""What losses and held-out accuracies have in common: the tokens that are compared, and accuracy by place."""
+"""What all losses and held-out accuracies have in common: the loss of a place, its weight, and accuracy by place.
+
+A place is how far a draft token is from the text: place 1 is the first draft token of a round.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -9,23 +13,117 @@ import torch
 # Tokens drawn at random beside the frequent ones, for heads that use the main model's whole output matrix: without them
 # nothing would keep rare tokens' logits down.
 NUM_RARE = 2048
+TEXT_WEIGHT = 0.3  # of the cross-entropy on the text's token; the rest is the main model's distribution
+_SWAY = 0.02  # weight of the latest batch in the running acceptance
+_START = 0.5  # acceptance before anything was seen
 
 
 class Candidates(NamedTuple):
     """The tokens over which a loss is taken. All of the vocabulary would cost most of a head's training time."""
 
-    token_ids: Any  # int64 [candidates], each once
+    token_ids: Any  # int64 [candidates], ascending
+    columns: Any  # int64 [vocab]: each token's place among them; -1 for others
+
+    @staticmethod
+    def of(token_ids: Any, vocab_size: int) -> Candidates:
+        """token_ids: int64 [candidates], each once."""
+        columns = torch.full((vocab_size,), -1, device=token_ids.device)
+        columns[token_ids] = torch.arange(len(token_ids), device=token_ids.device)
+        return Candidates(token_ids, columns)
 
     @staticmethod
     def draw(frequent: Any, vocab_size: int, generator: Any) -> Candidates:
-        """frequent: int64 [n], and NUM_RARE others of the vocabulary."""
+        """frequent: int64 [n], and NUM_RARE others of the vocabulary. generator: on the CPU, for any device."""
         rare = torch.randint(vocab_size, (min(NUM_RARE, vocab_size),), generator=generator)
-        return Candidates(torch.cat([frequent, rare]).unique())
+        return Candidates.of(torch.cat([frequent, rare.to(frequent.device)]).unique(), vocab_size)
+
+
+class Targets(NamedTuple):
+    """What N draft tokens are to be, as training data has it."""
+
+    token_ids: Any  # int64 [N]: the text's own
+    top_ids: Any  # int64 [N, k]: the main model's likeliest tokens there; -1 beyond those kept
+    top_probs: Any  # float32 [N, k]
+
+    @staticmethod
+    def at(batch: Any, row: Any, column: Any) -> Targets:
+        """Those of the tokens at row, column: int64 [N] each. The main model predicts a token behind the one before."""
+        before = row, column - 1
+        return Targets(batch.token_ids[row, column], batch.top_ids[before], batch.top_probs[before])
+
+
+def draft_loss(logits: Any, targets: Targets, columns: Any) -> Any:
+    """The loss of N draft tokens, float32 [N], by their logits [N, V] and the columns that tokens have in them.
+
+    (1 - w) * KL(main model's stored top k || draft) + w * cross-entropy on the text's token, w = `TEXT_WEIGHT`. What
+    the main model gives to tokens that are not stored, or not among the V, is left out.
+    """
+    log_probs = logits.float().log_softmax(-1)
+    at = columns[targets.token_ids]
+    text = log_probs.gather(-1, at.clamp(min=0)[:, None])[:, 0] * (at >= 0)
+    return (1 - TEXT_WEIGHT) * kl_of_top(log_probs, targets, columns) - TEXT_WEIGHT * text
+
+
+def kl_of_top(log_probs: Any, targets: Targets, columns: Any) -> Any:
+    """Nats from the main model's stored top k to log_probs [N, V], float32 [N]; see `draft_loss`."""
+    at = columns[targets.top_ids.clamp(min=0)]
+    probs = targets.top_probs * ((targets.top_ids >= 0) & (at >= 0))
+    # The smallest half-precision number is 6e-8, so that no stored probability is cut off here.
+    return (probs * (probs.clamp(min=1e-8).log() - log_probs.gather(-1, at.clamp(min=0)))).sum(-1)
 
 
 def mean_over(losses: Any) -> Any:
     """The mean of losses [N]; zero if there is none, so that a batch without answers does no harm."""
     return losses.sum() / max(len(losses), 1)
+
+
+class Reach:
+    """The chance that a place is reached: the running acceptance of the places before it, multiplied.
+
+    A draft token counts only where all before it were accepted, so a place's loss weighs as much as that is likely
+    (D-PACE; LK losses). What is counted is the training text itself.
+    """
+
+    def __init__(self, num_places: int) -> None:
+        self.acceptance = torch.full((num_places,), _START)  # float32, on the CPU
+
+    @property
+    def weights(self) -> list[float]:
+        """Of the places' losses; they sum up to 1."""
+        reach = torch.cat([torch.ones(1), self.acceptance[:-1].cumprod(0)])
+        return [float(each) for each in reach / reach.sum()]
+
+    def follow(self, right: Any, valid: Any) -> None:
+        """Count a batch. right, valid: bool [N, places], as `Accuracy.add`."""
+        alive = _alive(right, valid)
+        count, hits = alive.sum(0).cpu(), (alive & right).sum(0).cpu()
+        sway = _SWAY * (count > 0)
+        self.acceptance = self.acceptance + sway * (hits / count.clamp(min=1) - self.acceptance)
+
+
+@dataclass
+class Step:
+    """What a loss needs besides the batch. generator: on the CPU, for draws that are the same on every device."""
+
+    candidates: Candidates
+    reach: Reach
+    generator: Any
+
+
+def blocks_loss(logits: Any, targets: Targets, valid: Any, step: Step) -> Any:
+    """A scalar: `draft_loss` of drafts that one call makes, the mean of each place, weighted by its `Reach`.
+
+    logits: [N, candidates] of the N tokens that are in valid, bool [B, drafts, places].
+    """
+    columns = step.candidates.columns
+    losses = torch.zeros(valid.shape, device=logits.device)
+    losses[valid] = draft_loss(logits, targets, columns)
+    means = losses.sum((0, 1)) / valid.sum((0, 1)).clamp(min=1)
+    right = torch.zeros_like(valid)
+    right[valid] = logits.argmax(-1) == columns[targets.token_ids]
+    total = (means * torch.tensor(step.reach.weights, device=logits.device)).sum()
+    step.reach.follow(right.flatten(0, 1), valid.flatten(0, 1))
+    return total
 
 
 class Accuracy:
@@ -37,7 +135,7 @@ class Accuracy:
 
     def add(self, right: Any, valid: Any) -> None:
         """right, valid: bool [N, places]."""
-        alive = valid & torch.cat([torch.ones_like(right[:, :1]), right.cumprod(-1)[:, :-1].bool()], -1)
+        alive = _alive(right, valid)
         self._right = self._right + (alive & right).sum(0)
         self._count = self._count + alive.sum(0)
 
@@ -52,3 +150,8 @@ class Accuracy:
             alive *= accuracy
             total += alive
         return round(total, 3)
+
+
+def _alive(right: Any, valid: Any) -> Any:
+    """bool [N, places]: which tokens count, as all before them are right."""
+    return valid & torch.cat([torch.ones_like(right[:, :1]), right.cumprod(-1)[:, :-1].bool()], -1)

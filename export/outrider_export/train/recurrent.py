@@ -26,14 +26,14 @@ from outrider_export.train.layers import (
     as_causal_mask,
     copy_layer,
     linear,
-    soft_cross_entropy,
 )
-from outrider_export.train.places import Candidates, mean_over
+from outrider_export.train.places import Candidates, Targets, draft_loss, mean_over
 
 if TYPE_CHECKING:
-    from outrider_export.train.data import Batch
+    from outrider_export.distill.data import Batch
+    from outrider_export.train.places import Step
 
-TRAINED_STEPS, EVALUATED_STEPS = 3, 5
+TRAINED_STEPS, EVALUATED_STEPS = 4, 5
 
 
 class RecurrentHead(Module):
@@ -44,10 +44,11 @@ class RecurrentHead(Module):
         False  # the tapped layers' outputs [.., 3h]; otherwise the last hidden state after the final norm [.., h]
     )
     layer: Any
+    num_places = TRAINED_STEPS
 
     def __init__(self, shape: Shape, embedding: Any, lm_head: Any) -> None:
         super().__init__()
-        self.shape = shape
+        self.shape, self.vocab_size = shape, shape.vocab_size
         self.register_buffer("embedding", embedding, persistent=False)
         self.register_buffer("main_lm_head", lm_head, persistent=False)
 
@@ -82,7 +83,7 @@ class RecurrentHead(Module):
         k, v = self.layer.self_attn.keys_values(x, positions)
         if past is not None:
             k, v = torch.cat([past[0], k], 2), torch.cat([past[1], v], 2)
-        mask = as_causal_mask(q.shape[2], k.shape[2])
+        mask = as_causal_mask(q.shape[2], k.shape[2], q.device)
         return self._finish(residual, self.layer.self_attn.attend(q, k, v, mask)), (k, v)
 
     def unroll(self, embedding: Any, hidden: Any, num_steps: int) -> list[Any]:
@@ -94,7 +95,7 @@ class RecurrentHead(Module):
         """
         attention = self.layer.self_attn
         num_tokens = hidden.shape[1]
-        positions = torch.arange(num_tokens)
+        positions = torch.arange(num_tokens, device=hidden.device)
         repeats = self.shape.num_heads // self.shape.num_kv_heads
         keys, values, outs = [], [], []
         for step in range(num_steps):
@@ -104,7 +105,7 @@ class RecurrentHead(Module):
             keys.append(k.repeat_interleave(repeats, 1))
             values.append(v.repeat_interleave(repeats, 1))
             scores = q @ keys[0].transpose(-1, -2)
-            seen = torch.ones(num_tokens, num_tokens, dtype=torch.bool).tril(-step)
+            seen = torch.ones_like(scores[0, 0], dtype=torch.bool).tril(-step)
             parts = [scores.masked_fill(~seen, -torch.inf)]
             lags = [(i, step - i) for i in range(1, step + 1)]
             parts += [(q * _later(keys[i], lag)).sum(-1, keepdim=True) for i, lag in lags]
@@ -117,13 +118,26 @@ class RecurrentHead(Module):
             hidden = _later(out, 1)
         return outs
 
-    def loss(self, batch: Batch, candidates: Candidates) -> Any:
-        """A scalar: cross entropy against the main model's distribution, the mean over the steps."""
-        embedding, hidden, last = self._inputs(batch)
-        total = 0.0
-        for step, out in enumerate(self.unroll(embedding, hidden, TRAINED_STEPS)):
-            valid = self._valid(batch, step)
-            total = total + self._step_loss(out[valid], last[valid], candidates) * 0.9**step
+    def loss(self, batch: Batch, step: Step) -> Any:
+        """A scalar: `draft_loss`, the mean of each unrolled step, weighted by the chance that it is reached."""
+        embedding, hidden = self._inputs(batch)
+        candidates = self._candidates(step)
+        num_roots = max(hidden.shape[1] - TRAINED_STEPS + 1, 0)
+        total, right, counted = 0.0, [], []
+        for place, (out, weight) in enumerate(
+            zip(self.unroll(embedding, hidden, TRAINED_STEPS), step.reach.weights, strict=True)
+        ):
+            valid = self._valid(batch, place)
+            row, column = valid.nonzero(as_tuple=True)
+            targets = Targets.at(batch, row, column + 2)
+            logits = self._train_logits(out[valid], candidates)
+            losses = draft_loss(logits, targets, candidates.columns) + self._state_loss(out, batch, valid)
+            total = total + weight * mean_over(losses)
+            hits = torch.zeros_like(valid)
+            hits[valid] = logits.argmax(-1) == candidates.columns[targets.token_ids]
+            right.append(hits[:, place : place + num_roots])
+            counted.append(valid[:, place : place + num_roots])
+        step.reach.follow(torch.stack(right, -1).flatten(0, 1), torch.stack(counted, -1).flatten(0, 1))
         return total
 
     def hits(self, batch: Batch) -> tuple[Any, Any]:
@@ -131,9 +145,9 @@ class RecurrentHead(Module):
 
         Step by step on the text's own tokens, which are the head's own drafts as long as all before were right.
         """
-        embedding, hidden, _ = self._inputs(batch)
+        embedding, hidden = self._inputs(batch)
         right, valid = [], []
-        num_roots = hidden.shape[1] - EVALUATED_STEPS + 1
+        num_roots = max(hidden.shape[1] - EVALUATED_STEPS + 1, 0)
         for step, out in enumerate(self.unroll(embedding, hidden, EVALUATED_STEPS)):
             here = self._valid(batch, step)
             found = torch.zeros_like(batch.token_ids[:, 2:])
@@ -142,10 +156,10 @@ class RecurrentHead(Module):
             valid.append(here[:, step : step + num_roots])
         return torch.stack(right, -1).flatten(0, 1), torch.stack(valid, -1).flatten(0, 1)
 
-    def _inputs(self, batch: Batch) -> tuple[Any, Any, Any]:
-        states = batch.taps if self.reads_taps else batch.last
+    def _inputs(self, batch: Batch) -> tuple[Any, Any]:
+        states: Any = batch.taps if self.reads_taps else batch.last
         embedding = functional.embedding(batch.token_ids[:, 1:-1], self.embedding)
-        return embedding, self.enter(states[:, :-2]), batch.last[:, 1:-1]
+        return embedding, self.enter(states[:, :-2])
 
     def _valid(self, batch: Batch, step: int) -> Any:
         """Positions t whose token t + 2 is of an answer, as is token t + 1 - step, from which drafting began."""
@@ -154,9 +168,18 @@ class RecurrentHead(Module):
         valid[:, step:] &= batch.answer[:, 1 : batch.answer.shape[1] - 1 - step]
         return valid
 
-    def _step_loss(self, out: Any, last: Any, candidates: Candidates) -> Any:
-        rows = self.main_lm_head[candidates.token_ids]
-        return mean_over(soft_cross_entropy(functional.linear(out, rows), functional.linear(last, rows)))
+    def _candidates(self, step: Step) -> Candidates:
+        """The tokens that the loss is over."""
+        return step.candidates
+
+    def _train_logits(self, out: Any, candidates: Candidates) -> Any:
+        """[N, h] to logits of the candidates."""
+        return functional.linear(out, self.main_lm_head[candidates.token_ids])
+
+    def _state_loss(self, out: Any, batch: Batch, valid: Any) -> Any:
+        """What is learnt besides tokens: a loss for each of the N valid positions."""
+        del out, batch, valid
+        return 0.0
 
     def _finish(self, residual: Any, attended: Any) -> Any:
         x = residual + attended
@@ -198,15 +221,14 @@ class Eagle3(RecurrentHead):
         """Start from the main model's last layer on the last tapped one. token_map: int64 [draft vocab], ascending."""
         self.d2t.copy_(token_map - torch.arange(len(token_map)))
         self.t2d[token_map] = True
-        last_layer = teacher.model.model.layers[-1]
-        copy_layer(self.midlayer, last_layer)
+        copy_layer(self.midlayer, teacher.layers[-1])
         with torch.no_grad():
-            self.midlayer.hidden_norm.weight.copy_(last_layer.input_layernorm.weight)
+            self.midlayer.hidden_norm.weight.copy_(teacher.layers[-1]["input_layernorm.weight"])
             self.midlayer.input_layernorm.weight.fill_(1.0)
             # Outputs of early layers are small beside those of late ones: start from the late ones alone.
             self.fc.weight.mul_(0.1)
             self.fc.weight[:, -self.shape.hidden_size :] += torch.eye(self.shape.hidden_size)
-            self.norm.weight.copy_(teacher.model.model.norm.weight)
+            self.norm.weight.copy_(teacher.norm)
             self.lm_head.weight.copy_(teacher.lm_head[token_map])
 
     def enter(self, states: Any) -> Any:
@@ -226,10 +248,14 @@ class Eagle3(RecurrentHead):
         """See RecurrentHead."""
         return token_ids + self.d2t[token_ids]
 
-    def _step_loss(self, out: Any, last: Any, candidates: Candidates) -> Any:
+    def _candidates(self, step: Step) -> Candidates:
+        del step
+        draft_ids = torch.arange(len(self.d2t), device=self.d2t.device)
+        return Candidates.of(self.to_main(draft_ids), self.shape.vocab_size)
+
+    def _train_logits(self, out: Any, candidates: Candidates) -> Any:
         del candidates
-        rows = self.main_lm_head[self.t2d]
-        return mean_over(soft_cross_entropy(self.logits(out), functional.linear(last, rows)))
+        return self.logits(out)
 
 
 class Eagle(RecurrentHead):
@@ -258,9 +284,9 @@ class Eagle(RecurrentHead):
         x = self.fc(torch.cat([embedding, hidden], -1))
         return x, x
 
-    def _step_loss(self, out: Any, last: Any, candidates: Candidates) -> Any:
-        regression = functional.smooth_l1_loss(out.float(), last)
-        return super()._step_loss(out, last, candidates) + regression
+    def _state_loss(self, out: Any, batch: Batch, valid: Any) -> Any:
+        last: Any = batch.last
+        return functional.smooth_l1_loss(out[valid].float(), last[:, 1:-1][valid], reduction="none").mean(-1)
 
 
 class Mtp(RecurrentHead):
@@ -287,7 +313,7 @@ class Mtp(RecurrentHead):
     def start(self, teacher: Teacher) -> None:
         """Start from the main model's hidden state passed on, at its scale."""
         with torch.no_grad():
-            self.mtp.norm.weight.fill_(float(teacher.model.model.norm.weight.float().square().mean().sqrt()))
+            self.mtp.norm.weight.fill_(float(teacher.norm.float().square().mean().sqrt()))
             self.mtp.fc.weight[:, -self.shape.hidden_size :] += torch.eye(self.shape.hidden_size)
 
     def mix(self, embedding: Any, hidden: Any) -> tuple[Any, Any]:

@@ -1,0 +1,1 @@
+"""Make a drafter for a main model on the user's own machine: `outrider distill`."""

@@ -1,0 +1,292 @@
+"""Writes the training data: what is asked, shard by shard, and which answers are kept.
+
+    recipe = Recipe(num_tokens=2_000_000, needs=frozenset({"taps"}))
+    write_data(folder, bundle, recipe, prompts=read_prompts(path), progress=print)
+    data = Data(folder)
+
+A shard is a function of the recipe, the prompts and the main model: prompts and random numbers depend on the seed, the
+number of the conversation and the position, and shards begin with an empty batch. So what was killed is written again
+as it would have been, from the first shard that is not there.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import json
+import shutil
+import time
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from outrider.errors import ExportError, RequestError
+from outrider.files import reading
+from outrider_export.distill.data import NUM_TAPS, bytes_per_token, feature_names, find_shards
+from outrider_export.distill.loops import is_loop
+from outrider_export.distill.prompts import Filter, Prompt, is_refusal, make_follow_ups, make_prompts
+from outrider_export.distill.recipe import LEAST_ANSWER, Recipe, Stored, read_stored, write_stored
+from outrider_export.distill.shards import Conversation, Shard
+from outrider_export.distill.texts import Task, Text
+from outrider_export.distill.writer import Writer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+    from outrider.bundle import Bundle
+    from outrider.config import DeviceConfig
+    from outrider.text import Tokenizer
+
+TEMPERATURE = 0.7  # of every second answer; the others are greedy
+_FOLLOW_UP_SHARE = 0.1  # of the prompts
+_USUAL_PROMPT = 128  # tokens
+_BEGINNING = 40  # tokens of an answer that are looked at for a refusal
+_TURNS = 4  # least conversations of a shard for each place in the batch, which is not full at the shard's end
+_NUMBERS = 1 << 20  # of texts that one shard may write
+_TELL = 1.0  # seconds
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far the data is.
+
+    num_tokens: of the answers that are kept. tokens_per_second: written in this run, in removed texts and made-up
+    prompts too. removed: how many prompts and answers, by reason.
+    """
+
+    num_tokens: int
+    num_wanted: int
+    num_conversations: int
+    tokens_per_second: float
+    batch_size: int
+    removed: dict[str, int]
+
+
+def write_data(
+    folder: Path,
+    bundle: Bundle,
+    recipe: Recipe,
+    *,
+    prompts: Sequence[Prompt] = (),
+    excluded: Sequence[Prompt] = (),
+    progress: Callable[[Progress], None] = lambda _: None,
+    batch_size: int | None = None,
+    memory: float | None = None,
+    device: DeviceConfig | None = None,
+) -> Progress:
+    """Write shards until there are `recipe.num_tokens`; go on with those that are there.
+
+    prompts: the user's, half of all as long as there are some; the main model makes up the others. excluded: prompts
+    that are never asked. progress: called about once a second; whatever it raises ends the writing, and the shard under
+    way is lost. batch_size, memory, device: see `Writer`.
+
+    Raises:
+        ExportError: when the folder has the data of another recipe, the disk is full, nothing is left to ask or no
+            answer can be kept.
+        BundleError, OptionError, DeviceError: as `outrider.load`.
+    """
+    return _Job(folder, bundle, recipe, (prompts, excluded), batch_size, memory, device, progress).run()
+
+
+class _Job:
+    """Writing one folder's data."""
+
+    def __init__(
+        self,
+        folder: Path,
+        bundle: Bundle,
+        recipe: Recipe,
+        prompts: tuple[Sequence[Prompt], Sequence[Prompt]],
+        batch_size: int | None,
+        memory: float | None,
+        device: DeviceConfig | None,
+        progress: Callable[[Progress], None],
+    ) -> None:
+        self._folder, self._recipe, self._progress = folder, recipe, progress
+        geometry = bundle.manifest.main.geometry
+        self._hidden_size = geometry.hidden_size
+        stored = Stored.of(bundle, recipe, *prompts)
+        before = read_stored(folder)
+        self._stored = before.continued(stored, folder) if before else stored
+        self._writer = Writer(
+            bundle,
+            features=feature_names(self._stored.needs, geometry.num_layers),
+            max_new_tokens=recipe.max_new_tokens,
+            batch_size=batch_size or self._stored.batch_size or None,
+            max_batch_size=self._stored.shard_size // _TURNS,
+            memory=memory,
+            device=device,
+        )
+        self._stored = dataclasses.replace(self._stored, batch_size=self._writer.batch_size)
+        write_stored(folder, self._stored)
+        self._filter = Filter(prompts[1])
+        self._prompts = [each for each in prompts[0] if self._filter.takes(each)]
+        self._removed = Counter(self._filter.removed)
+        self._kept = _Kept()  # of the shard under way
+        self._num_tokens = self._num_conversations = self._num_written = 0
+        self._began = self._told = time.monotonic()
+        for shard in find_shards(folder):
+            self._count(shard)
+
+    def run(self) -> Progress:
+        """Write the shards that are missing."""
+        while self._num_tokens < self._recipe.num_tokens:
+            index = len(find_shards(self._folder))
+            self._check_disk()
+            with Shard(self._folder, index, self._stored.needs, self._hidden_size) as shard:
+                self._fill(shard, index)
+            self._kept = _Kept()
+            self._count(shard.path)
+        return self._state
+
+    @property
+    def _state(self) -> Progress:
+        seconds = max(time.monotonic() - self._began, 1e-9)
+        return Progress(
+            self._num_tokens + self._kept.num_tokens,
+            self._recipe.num_tokens,
+            self._num_conversations + self._kept.num_conversations,
+            self._num_written / seconds,
+            self._writer.batch_size,
+            dict(sorted((self._removed + self._kept.removed).items())),
+        )
+
+    def _count(self, path: Path) -> None:
+        """Take a finished shard into account."""
+        with reading(f"The shard {path}", "Delete it, and it is written again.", ExportError):
+            lines = (path / "prompts.jsonl").read_text(encoding="utf-8").splitlines()
+            asked = [json.loads(line) for line in lines]
+            self._filter.add(Prompt(each["prompt"], each["source"]) for each in asked)
+            self._removed += Counter(json.loads((path / "removed.json").read_text(encoding="utf-8")))
+            self._num_tokens += int(np.load(path / "answer.npy").sum())
+            self._num_conversations += len(asked)
+
+    def _fill(self, shard: Shard, index: int) -> None:
+        """Ask a shard's prompts, and add the answers in the prompts' order."""
+        kept, first = self._kept, index * _NUMBERS
+        asked = self._asked(index)
+        tasks = [Task(first + i, token_ids, TEMPERATURE * (i % 2)) for i, (_, token_ids) in enumerate(asked)]
+        waiting: dict[int, Text] = {}  # for those before them
+        place = 0
+        for text in self._writer.write(tasks, seed=self._recipe.seed, watch=self._watch):
+            waiting[text.number - first] = text
+            while (found := waiting.pop(place, None)) is not None:
+                if kept.takes(found, self._writer.tokenizer):
+                    shard.add(self._conversation(found, asked[place][0], greedy=not tasks[place].temperature))
+                place += 1
+        if not kept.num_tokens:
+            removed = ", ".join(f"{reason}: {count}" for reason, count in sorted(kept.removed.items()))
+            raise ExportError(f"No answer of shard {index} can be kept ({removed}). Give other prompts.")
+        shard.removed = kept.removed
+
+    def _conversation(self, text: Text, prompt: Prompt, *, greedy: bool) -> Conversation:
+        rows: dict[str, NDArray[Any]] = {
+            "tokens": text.token_ids,
+            "answer": np.arange(len(text.token_ids)) >= text.num_prompt_tokens,
+            "top_ids": text.top_ids,
+            "top_probs": text.top_probs,
+        }
+        if text.features is not None:  # taps come before the last hidden state; see `feature_names`
+            width = NUM_TAPS * self._hidden_size if "taps" in self._stored.needs else 0
+            rows |= {"taps": text.features[:, :width], "last": text.features[:, width:]}
+        return Conversation(prompt.content, prompt.source, greedy, rows)
+
+    def _asked(self, index: int) -> list[tuple[Prompt, list[int]]]:
+        """A shard's prompts in the order in which they are asked, with their token ids."""
+        size, seed = self._stored.shard_size, self._recipe.seed
+        generator = np.random.default_rng((seed, index))
+        can_make = self._writer.tokenizer.has_chat_template
+        count = round(size * self._recipe.user_share) if can_make else size
+        prompts = self._shuffled[index * count : (index + 1) * count]
+        fresh = self._filter.copy()
+        if can_make:
+            count = min(round(size * _FOLLOW_UP_SHARE), size - len(prompts))
+            made = make_follow_ups(self._earlier(index), count, generator)
+            prompts += [each for each in made if fresh.takes(each)]
+            first = index * _NUMBERS + size
+            prompts += make_prompts(
+                self._writer, size - len(prompts), seed=seed, first=first, new=fresh, watch=self._watch
+            )
+        self._kept.removed.update(fresh.removed)
+        order = generator.permutation(len(prompts))
+        asked = [(each, token_ids) for each in (prompts[i] for i in order) if (token_ids := self._encode(each))]
+        if not asked:
+            raise ExportError(
+                f"There is nothing left to ask: {len(self._prompts):,} prompts of yours gave {self._num_tokens:,} "
+                f"tokens of {self._recipe.num_tokens:,}. Give more prompts, or ask for fewer tokens."
+            )
+        return asked
+
+    def _encode(self, prompt: Prompt) -> list[int]:
+        """A prompt's token ids; none if it cannot be asked."""
+        try:
+            token_ids = self._writer.tokenizer.encode_prompt(prompt.content)
+        except RequestError:
+            self._kept.removed["prompt that the chat template refuses"] += 1
+            return []
+        if len(token_ids) > (most := self._writer.max_prompt_tokens):
+            self._kept.removed[f"prompt above {most:,} tokens"] += 1
+            return []
+        return token_ids
+
+    @functools.cached_property
+    def _shuffled(self) -> list[Prompt]:
+        """The user's prompts in the order in which they are asked."""
+        order = np.random.default_rng(self._recipe.seed).permutation(len(self._prompts))
+        return [self._prompts[i] for i in order]
+
+    def _earlier(self, index: int) -> list[str]:
+        """The answers of the shard before."""
+        if not index:
+            return []
+        path = find_shards(self._folder)[index - 1]
+        tokens, answer, starts = (np.load(path / f"{name}.npy") for name in ("tokens", "answer", "starts"))
+        spans = [slice(begin, end) for begin, end in itertools.pairwise(starts)]
+        return [self._writer.tokenizer.decode(tokens[span][answer[span]].tolist()) for span in spans]
+
+    def _check_disk(self) -> None:
+        """Raise if the next shard may not fit on the disk."""
+        tokens = self._stored.shard_size * (_USUAL_PROMPT + self._recipe.max_new_tokens)
+        wanted = tokens * bytes_per_token(self._hidden_size, self._stored.needs)
+        if (free := shutil.disk_usage(self._folder).free) < wanted:
+            raise ExportError(
+                f"{self._folder} has {free / 1e9:.2f} GB of disk space left; the next shard may need "
+                f"{wanted / 1e9:.2f} GB. Free some, or ask for fewer tokens than {self._recipe.num_tokens:,}."
+            )
+
+    def _watch(self, num_written: int) -> None:
+        self._num_written += num_written
+        if time.monotonic() - self._told > _TELL:
+            self._told = time.monotonic()
+            self._progress(self._state)
+
+
+class _Kept:
+    """What a shard keeps, and how much it leaves out, by reason."""
+
+    def __init__(self) -> None:
+        self.num_tokens = self.num_conversations = 0
+        self.removed: Counter[str] = Counter()
+
+    def takes(self, text: Text, tokenizer: Tokenizer) -> bool:
+        """Whether a drafter can learn from a text."""
+        answer = text.token_ids[text.num_prompt_tokens :].tolist()
+        reason = ""
+        if text.reason == "loop" or is_loop(answer):
+            reason = "loop in an answer"
+        elif len(answer) < LEAST_ANSWER:
+            reason = f"answer below {LEAST_ANSWER} tokens"
+        elif is_refusal(tokenizer.decode(answer[:_BEGINNING])):
+            reason = "refusal"
+        if reason:
+            self.removed[reason] += 1
+            return False
+        self.num_tokens += len(answer)
+        self.num_conversations += 1
+        return True

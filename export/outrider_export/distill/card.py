@@ -1,0 +1,132 @@
+"""The card of a drafter: README.md beside its weights, for people; training.json has the same for programs."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from outrider import __version__
+from outrider.bundle.manifest import MANIFEST_NAME
+from outrider.config.files import user_path
+from outrider_export.distill.data import find_shards
+from outrider_export.gguf_file import read_header
+from outrider_export.sources import locate
+
+if TYPE_CHECKING:
+    from outrider.bundle import Bundle
+    from outrider_export.distill.plan import Options, Plan
+
+UNKNOWN = "unknown"
+
+
+def describe(
+    options: Options, plan: Plan, bundle: Bundle, report: dict[str, Any], hours: dict[str, float], **more: Any
+) -> dict[str, Any]:
+    """What training.json says. report: of `fit`. hours: by stage. more: the prediction, and trials of kinds."""
+    source = bundle.manifest.main.source
+    asked = Counter(
+        json.loads(line)["source"]
+        for shard in find_shards(options.work / "data")
+        for line in (shard / "prompts.jsonl").read_text(encoding="utf-8").splitlines()
+    )
+    prompts = {
+        "file": None if options.prompts is None else options.prompts.name,
+        "sha256": plan.prompts,
+        "license": options.prompts_license or (UNKNOWN if options.prompts else "none needed: the model's own"),
+        "conversations": dict(asked),
+    }
+    return {
+        "created_by": f"outrider {__version__}",
+        "recipe": command(options),
+        "main_model": {
+            "id": source.id,
+            "revision": source.revision,
+            "sha256": source.sha256,
+            "weights": bundle.manifest.main.weights,
+            "license": options.main_license or find_license(options.main) or UNKNOWN,
+        },
+        "prompts": prompts,
+        "hours_by_stage": {name: round(each, 3) for name, each in hours.items()},
+        **report,
+        **more,
+    }
+
+
+def card(training: dict[str, Any]) -> str:
+    """README.md, from training.json."""
+    main, prompts, expected = training["main_model"], training["prompts"], training["prediction"]
+    acceptance = training["held_out_acceptance_by_place"]
+    places = " | ".join(str(i) for i in range(1, len(acceptance) + 1))
+    shares = " | ".join(f"{each:.0%}" for each in acceptance)
+    written = ", ".join(f"{count:,} from the {who}" for who, count in sorted(prompts["conversations"].items()))
+    stages = ", ".join(f"{name} {each:.2f} h" for name, each in training["hours_by_stage"].items())
+    head = [f"base_model: {json.dumps(main['id'])}", "library_name: outrider", "tags: [speculative-decoding]"]
+    if main["license"] != UNKNOWN:
+        head.insert(0, f"license: {json.dumps(main['license'])}")
+    return "\n".join(
+        [
+            "---", *head, "---", "",
+            f"# A drafter of kind {training['kind']} for {main['id']}",
+            "",
+            "It proposes tokens, which the main model checks: the text is the main model's own.",
+            "",
+            f"- **Main model**: {main['id']} ({main['weights']}), revision {main['revision'] or 'none'}. "
+            f"License: {main['license']}.",
+            f"- **Data**: {training['data_answer_tokens']:,} tokens of the main model's answers to {written} prompts.",
+            f"- **Prompts**: {prompts['file'] or 'made by the main model'}. License: {prompts['license']}.",
+            f"- **Training**: {training['steps']:,} steps, {training['trained_answer_tokens']:,} tokens, "
+            f"{training['hours']:.2f} hours. All stages: {stages}.",
+            f"- **Expected on the machine that trained it**: {expected['speed_up']:.2f} × plain decoding, with "
+            f"{expected['num_draft_tokens']} draft tokens a round.",
+            "",
+            "Acceptance on held-out text, greedy, at each place if all before it are accepted:",
+            "",
+            f"| place | {places} |", f"|---|{'---|' * len(acceptance)}", f"| accepted | {shares} |",
+            "",
+            f"Tokens per round, if {len(acceptance)} are drafted: {training['held_out_tokens_per_round']:.2f}.",
+            "",
+            "Made with:",
+            "", "```bash", training["recipe"], "```", "",
+        ]
+    )  # fmt: skip
+
+
+def command(options: Options) -> str:
+    """The command that makes this drafter, with names of files instead of paths."""
+    words = ["outrider", "distill", _name(options.main), "-o", options.output.name, "--kind", options.kind]
+    words += ["--tokens", str(options.num_tokens), "--hours", f"{options.hours:g}", "--seed", str(options.seed)]
+    if options.source is not None:
+        words += ["--from", _name(options.source), "--layers", str(options.num_layers)]
+    if options.prompts is not None:
+        words += ["--prompts", options.prompts.name]
+    if options.excluded is not None:
+        words += ["--exclude", options.excluded.name]
+    return shlex.join(words)
+
+
+def find_license(main: str) -> str | None:
+    """The licence that a main model's own files name; None if they name none, as those of a bundle."""
+    path = user_path(main)
+    if not path.exists() or (path / MANIFEST_NAME).is_file():
+        return None
+    source = locate(main)
+    if source.kind == "gguf":
+        found = read_header(path).metadata.get("general.license")
+        return None if found is None else str(found)
+    readme = path / "README.md"
+    text = readme.read_text(encoding="utf-8", errors="replace") if readme.is_file() else ""
+    front = re.match(r"---\n(.*?)\n---", text, re.DOTALL)
+    named = re.search(r"^license:\s*(\S.*)$", front[1], re.MULTILINE) if front else None
+    if named:
+        return named[1].strip().strip("\"'")
+    return next((f"see {each.name} of the main model" for each in sorted(path.glob("LICENSE*"))), None)
+
+
+def _name(text: str) -> str:
+    """The last part of a path that exists; a hub id as it is."""
+    path = Path(user_path(text))
+    return path.resolve().name if path.exists() else text

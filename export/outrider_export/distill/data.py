@@ -1,0 +1,241 @@
+"""Training data on disk: conversations of the main model, what it would have said, and its hidden states.
+
+    data = Data(folder)
+    for conversations in data.batches(2048, seed=epoch):
+        batch = data.read(conversations)
+
+A folder holds shards shard-00000, …, which `Shard` writes: of the C conversations of a shard and their T tokens, one
+behind the other,
+
+    tokens.npy     int32   [T]
+    answer.npy     bool    [T]         whether the main model wrote the token
+    starts.npy     int64   [C + 1]     where conversation c begins; the last is T
+    greedy.npy     bool    [C]         whether the answer is greedy; otherwise it was sampled
+    top_ids.npy    int32   [T, 32]     the likeliest tokens behind token t at temperature 1, descending; -1 beyond those
+    top_probs.npy  float16 [T, 32]     their probabilities; 0 where token t + 1 is not of an answer
+    taps.npy       float16 [T, 3 * h]  if needed: the hidden states that EAGLE-3 and block drafters read (`tap_names`)
+    last.npy       float16 [T, h]      if needed: the last hidden state, which the output matrix reads
+    prompts.jsonl  a line for each conversation: {"prompt": text or messages, "source": "user" or "model"}
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from outrider.backends.taps import LAST, after_layers
+from outrider.errors import ExportError, nearest
+from outrider_export.distill.rows import NUM_KEPT
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Sequence
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+HELD_OUT = 20  # every 20th conversation is never trained on
+NUM_TAPS = 3
+_LEAST_LAYERS = 6
+_NEEDS = {
+    "eagle3": {"taps"}, "block": {"taps"}, "dflash": {"taps"}, "medusa": {"last"}, "hydra": {"last"},
+    "blockwise": {"last"}, "eagle": {"last"}, "mtp": {"last"}, "draft": set[str](), "masks": set[str](),
+    "auto": {"taps", "last"},
+}  # fmt: skip
+_SPREAD = 20  # tokens: of the noise by which lengths are sorted
+
+
+def needs_of(kind: str) -> set[str]:
+    """What shards must have for a kind of drafter besides tokens: "taps", "last", both or none.
+
+    Raises:
+        ExportError: for an unknown kind.
+    """
+    if kind not in _NEEDS:
+        raise ExportError(f"There is no drafter of kind {kind!r}. {nearest(kind, _NEEDS)}")
+    return set(_NEEDS[kind])
+
+
+def tap_names(num_layers: int) -> tuple[str, ...]:
+    """The hidden states that EAGLE-3 and block drafters read: the inputs of layers 2, n/2 and n - 3.
+
+    Source: EAGLE-3 (Li et al. 2025), as vLLM and SGLang take them.
+
+    Raises:
+        ExportError: for a model of fewer than 6 layers.
+    """
+    if num_layers < _LEAST_LAYERS:
+        raise ExportError(
+            f"The main model has {num_layers} layers; hidden states of layers 2, n/2 and n - 3 need at least "
+            f"{_LEAST_LAYERS}. Choose a kind that reads none: medusa or draft."
+        )
+    return tuple(map(after_layers, (2, num_layers // 2, num_layers - 3)))
+
+
+def feature_names(needs: Collection[str], num_layers: int) -> tuple[str, ...]:
+    """The main model's hidden states for shards with these needs, in their order: taps before the last one."""
+    return (tap_names(num_layers) if "taps" in needs else ()) + ((LAST,) if "last" in needs else ())
+
+
+def columns(needs: Collection[str], hidden_size: int) -> dict[str, tuple[np.dtype[Any], tuple[int, ...]]]:
+    """The arrays that have a row for each token: their types, and the shapes of a row."""
+    found: dict[str, tuple[Any, tuple[int, ...]]] = {
+        "tokens": (np.int32, ()), "answer": (np.bool_, ()),
+        "top_ids": (np.int32, (NUM_KEPT,)), "top_probs": (np.float16, (NUM_KEPT,)),
+    }  # fmt: skip
+    if "taps" in needs:
+        found["taps"] = np.float16, (NUM_TAPS * hidden_size,)
+    if "last" in needs:
+        found["last"] = np.float16, (hidden_size,)
+    return {name: (np.dtype(kind), shape) for name, (kind, shape) in found.items()}
+
+
+def bytes_per_token(hidden_size: int, needs: Collection[str]) -> int:
+    """Bytes on disk of a token, of a prompt or an answer."""
+    return sum(kind.itemsize * int(np.prod(shape)) for kind, shape in columns(needs, hidden_size).values())
+
+
+class Batch(NamedTuple):
+    """Conversations side by side, as torch tensors, padded on the right. taps and last: None if shards have none."""
+
+    token_ids: Any  # int64 [rows, tokens]
+    answer: Any  # bool [rows, tokens]: whether the main model wrote the token
+    taps: Any  # float32 [rows, tokens, 3 * h]
+    last: Any  # float32 [rows, tokens, h]
+    top_ids: Any  # int64 [rows, tokens, 32]; padding is -1
+    top_probs: Any  # float32 [rows, tokens, 32]
+
+    def to(self, device: Any) -> Batch:
+        """The same on another device."""
+        return Batch(*(None if each is None else each.to(device) for each in self))
+
+
+class Data:
+    """Training data, read from disk as it is needed.
+
+    Raises:
+        ExportError: when the folder has no shards, or a shard lacks an array that the first one has.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        shards = find_shards(folder)
+        if not shards:
+            raise ExportError(f"{folder} has no training data: outrider distill writes it.")
+        names = [name for name in _ARRAYS if (shards[0] / f"{name}.npy").is_file()]
+        self._shards = [_open(shard, names) for shard in shards]
+        # (shard, first token, end, greedy) of every conversation.
+        self._all = [
+            (index, int(shard["starts"][i]), int(shard["starts"][i + 1]), bool(shard["greedy"][i]))
+            for index, shard in enumerate(self._shards)
+            for i in range(len(shard["starts"]) - 1)
+        ]
+        self.num_tokens = sum(len(shard["tokens"]) for shard in self._shards)
+        self.num_answer_tokens = sum(int(shard["answer"].sum()) for shard in self._shards)
+        self.has_taps, self.has_last = "taps" in names, "last" in names
+
+    @property
+    def num_conversations(self) -> int:
+        """Held-out ones included."""
+        return len(self._all)
+
+    @property
+    def hidden_size(self) -> int:
+        """Of the main model; 0 if there are no hidden states."""
+        if self.has_last:
+            return int(self._shards[0]["last"].shape[1])
+        return int(self._shards[0]["taps"].shape[1]) // NUM_TAPS if self.has_taps else 0
+
+    def counts(self, vocab_size: int, *, answers_only: bool = True) -> NDArray[np.int64]:
+        """How often each token is there, int64 [vocab]."""
+        seen = np.zeros(vocab_size, dtype=np.int64)
+        for shard in self._shards:
+            tokens = shard["tokens"][shard["answer"]] if answers_only else shard["tokens"]
+            seen += np.bincount(tokens, minlength=vocab_size)
+        return seen
+
+    def frequent_tokens(self, count: int, vocab_size: int) -> NDArray[np.int64]:
+        """The ids of the tokens that answers have most, in ascending order; of those they lack, the lowest."""
+        return np.sort(np.argsort(-self.counts(vocab_size), kind="stable")[:count])
+
+    def batches(self, tokens_in_batch: int, seed: int, share: float = 1.0) -> list[list[int]]:
+        """One epoch of training conversations in random order, each batch of similar lengths: for `read`.
+
+        share: of the training data, the same conversations whatever the seed.
+        """
+        generator = np.random.default_rng(seed)
+        train = [i for i in range(len(self._all)) if i % HELD_OUT]
+        count = max(round(share * len(train)), min(1, len(train)))
+        train = [train[k * len(train) // count] for k in range(count)]
+        generator.shuffle(train)
+        # Lengths are sorted with some noise, so that each epoch has other batches.
+        lengths = np.array([self._length(i) for i in train]) + generator.normal(0, _SPREAD, len(train))
+        found = self._split([train[i] for i in np.argsort(lengths)], tokens_in_batch)
+        generator.shuffle(found)
+        return found
+
+    def held_out(self, tokens_in_batch: int, max_tokens: int) -> list[list[int]]:
+        """Batches of held-out conversations, `max_tokens` in all or a little more.
+
+        Those with greedy answers; where little data has none of these, those with sampled ones.
+        """
+        picked: list[int] = []
+        num_tokens = 0
+        held_out = range(0, len(self._all), HELD_OUT)
+        for i in [i for i in held_out if self._all[i][-1]] or held_out:
+            if num_tokens < max_tokens:
+                picked.append(i)
+                num_tokens += self._length(i)
+        return self._split(sorted(picked, key=self._length), tokens_in_batch)
+
+    def read(self, conversations: Sequence[int]) -> Batch:
+        """The conversations of one batch."""
+        return Batch(
+            self._stack("tokens", conversations, np.int64),
+            self._stack("answer", conversations, np.bool_),
+            self._stack("taps", conversations, np.float32) if self.has_taps else None,
+            self._stack("last", conversations, np.float32) if self.has_last else None,
+            self._stack("top_ids", conversations, np.int64, padding=-1),
+            self._stack("top_probs", conversations, np.float32),
+        )
+
+    def _stack(self, name: str, conversations: Sequence[int], kind: Any, padding: int = 0) -> Any:
+        import torch
+
+        width = max(map(self._length, conversations))
+        shape = self._shards[0][name].shape[1:]
+        array = np.full((len(conversations), width, *shape), padding, dtype=kind)
+        for row, i in enumerate(conversations):
+            shard, start, end, _ = self._all[i]
+            array[row, : end - start] = self._shards[shard][name][start:end]
+        return torch.from_numpy(array)
+
+    def _length(self, conversation: int) -> int:
+        _, start, end, _ = self._all[conversation]
+        return end - start
+
+    def _split(self, ordered: Sequence[int], tokens_in_batch: int) -> list[list[int]]:
+        """Conversations in their order, in batches of `tokens_in_batch` at most, with their padding."""
+        found: list[list[int]] = []
+        widest = 0
+        for i in ordered:
+            widest = max(widest, self._length(i))
+            if not found or widest * (len(found[-1]) + 1) > tokens_in_batch:
+                found.append([])
+                widest = self._length(i)
+            found[-1].append(i)
+        return found
+
+
+_ARRAYS = ("tokens", "answer", "starts", "greedy", "top_ids", "top_probs", "taps", "last")
+
+
+def find_shards(folder: Path) -> list[Path]:
+    """A folder's finished shards, in their order."""
+    return sorted(folder.glob("shard-[0-9][0-9][0-9][0-9][0-9]"))
+
+
+def _open(shard: Path, names: Sequence[str]) -> dict[str, Any]:
+    try:
+        return {name: np.load(shard / f"{name}.npy", mmap_mode="r") for name in names}
+    except (OSError, ValueError) as error:
+        raise ExportError(f"{shard} is damaged: {error}. Delete it, and it is written again.") from error

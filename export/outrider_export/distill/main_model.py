@@ -1,0 +1,237 @@
+"""The main model as training needs it, read from a bundle's graph: a drafter learns for the weights that will run.
+
+    teacher = read_teacher(read_bundle("my-bundle"))
+
+Weights are found by what the graph does with them, as names differ with the program that wrote it. Compressed ones are
+unpacked to float32. Only the ends of the model are read: embedding, output matrix, final norm, and its last layers.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import openvino as ov
+from openvino import opset13 as ops
+
+from outrider.backends.heads.weights import MainWeights
+from outrider.backends.taps import LAST, after_layers, hidden_states_of, multiplied_by, output_matrix_of, read_ir
+from outrider.errors import ExportError
+from outrider_export.train.layers import NUM_LAYERS, Shape, Teacher
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from numpy.typing import NDArray
+
+    from outrider.bundle import Bundle
+
+_ROWS = 4096  # embeddings that one call reads
+_EXACT = {"INFERENCE_PRECISION_HINT": "f32", "DYNAMIC_QUANTIZATION_GROUP_SIZE": "0"}
+_SMALLEST = {"rms_norm_eps": 1e-6, "rope_theta": 10_000.0}  # where a graph does not show them
+
+
+def read_teacher(bundle: Bundle) -> Teacher:
+    """What heads need of a bundle's main model.
+
+    Raises:
+        ExportError: when the main model is not in OpenVINO's format, or its graph has no known form.
+    """
+    main = bundle.manifest.main
+    if main.format != "openvino":
+        raise ExportError(
+            f"A drafter is trained for a main model in OpenVINO's format, and this one is in {main.format}. Export it "
+            "with --format openvino."
+        )
+    path = bundle.folder / main.folder / "openvino_model.xml"
+    geometry = main.geometry
+    graph = _Graph(read_ir(ov.Core(), path), geometry.num_layers)
+    import torch
+
+    hidden, attended = geometry.hidden_size, geometry.num_heads * geometry.head_size
+    first = max(geometry.num_layers - NUM_LAYERS, 0)
+    layers = [graph.layer(i, hidden, attended) for i in range(first, geometry.num_layers)]
+    shape = Shape(
+        hidden_size=hidden,
+        intermediate_size=len(layers[-1]["mlp.gate_proj.weight"]),
+        num_heads=geometry.num_heads,
+        num_kv_heads=geometry.num_kv_heads,
+        head_size=geometry.head_size,
+        vocab_size=geometry.logits_width,
+        num_layers=geometry.num_layers,
+        context_length=geometry.context_length,
+        norm_epsilon=graph.epsilon(),
+        rope_theta=graph.rope_theta(geometry.head_size),
+    )
+    return Teacher(
+        shape,
+        torch.from_numpy(_embedding(path, shape)),
+        torch.from_numpy(_unpack(graph.output_matrix, hidden)),
+        torch.from_numpy(graph.norm_before(graph.output_matrix)),
+        [{name: torch.from_numpy(each) for name, each in layer.items()} for layer in layers],
+        main.vocab_size,
+    )
+
+
+class _Graph:
+    """A decoder's graph, and where its weights are."""
+
+    def __init__(self, model: ov.Model, num_layers: int) -> None:
+        self._model = model
+        self._states = hidden_states_of(model, num_layers)
+        matrix = output_matrix_of(model)
+        if not self._states or matrix is None:
+            raise ExportError(
+                "The main model's graph is no chain of residual additions as in Llama or Qwen, so no drafter can be "
+                "trained for its hidden states. Train a draft model: --kind draft --from DRAFT."
+            )
+        self.output_matrix: ov.Node = matrix
+
+    def layer(self, index: int, hidden: int, attended: int) -> dict[str, NDArray[np.float32]]:
+        """A decoder layer's weights by the names of Llama's checkpoints; no biases.
+
+        hidden: numbers of a hidden state. attended: of the heads' outputs, side by side.
+        """
+        before, after = (self._states[after_layers(i)].get_node() for i in (index, index + 1))
+        middle = next(each.get_node() for each in after.input_values() if _is_between(each.get_node(), before))
+        down = _product(self._added(after, middle))
+        gate, up = self._gate_and_up(multiplied_by(down))
+        output = _product(self._added(middle, before))
+        scores = _nearest(multiplied_by(output), lambda node: node.get_type_name() == "ScaledDotProductAttention")
+        queries, keys, values = (_product(scores.input_value(i)) for i in range(3))
+        named = {
+            "self_attn.q_proj": queries, "self_attn.k_proj": keys, "self_attn.v_proj": values,
+            "self_attn.o_proj": output, "mlp.gate_proj": gate, "mlp.up_proj": up, "mlp.down_proj": down,
+        }  # fmt: skip
+        norms = {"input_layernorm": queries, "post_attention_layernorm": gate}
+        widths = {output: attended, down: len(_unpack(gate, hidden))}
+        weights = {f"{name}.weight": _unpack(node, widths.get(node, hidden)) for name, node in named.items()}
+        return weights | {f"{name}.weight": self.norm_before(node) for name, node in norms.items()}
+
+    def norm_before(self, product: ov.Node) -> NDArray[np.float32]:
+        """The weights float32 [h] of the norm whose output a product reads."""
+        node = multiplied_by(product).get_node()
+        for value in node.input_values() if node.get_type_name() == "Multiply" else ():
+            if (found := _constant(value)) is not None and found.size > 1:
+                return found.reshape(-1)
+        raise ExportError(
+            "The main model's graph has no RMS norm before its products, as Llama and Qwen have it. Train a draft "
+            "model: --kind draft --from DRAFT."
+        )
+
+    def epsilon(self) -> float:
+        """What the final norm adds to the mean of squares."""
+        for node in _backwards(self._states[LAST]):
+            if node.get_type_name() == "Add":
+                found = next((c for c in map(_constant, node.input_values()) if c is not None and c.size == 1), None)
+                if found is not None:
+                    return _short(found.reshape(-1)[0])
+        return _SMALLEST["rms_norm_eps"]
+
+    def rope_theta(self, head_size: int) -> float:
+        """The base of rotary embeddings: frequency i is theta ** (-i / half). Scaled ones are met at both ends."""
+        half = head_size // 2
+        turned = next((node for node in self._model.get_ordered_ops() if node.get_type_name() == "Cos"), None)
+        for node in () if turned is None else _backwards(turned.output(0)):
+            if node.get_type_name() == "Constant" and np.prod(node.get_output_shape(0)) == half:
+                found = node.get_data().astype(np.float64).reshape(-1)
+                return _short((found[0] / found[-1]) ** (half / (half - 1)))
+        return _SMALLEST["rope_theta"]
+
+    def _added(self, total: ov.Node, stream: ov.Node) -> ov.Output:
+        """What a part of a layer adds to the residual stream."""
+        return next(each for each in total.input_values() if each.get_node() != stream)
+
+    def _gate_and_up(self, rows: ov.Output) -> tuple[ov.Node, ov.Node]:
+        """The two products of a gated MLP, by the input of the third: swish(gate) * up."""
+        node = _nearest(rows, lambda each: each.get_type_name() == "Multiply")
+        sides = list(node.input_values())
+        gated = next((i for i, each in enumerate(sides) if _has_before(each, ("Swish", "Sigmoid", "Gelu"))), 0)
+        return _product(sides[gated]), _product(sides[1 - gated])
+
+
+def _embedding(path: Any, shape: Shape) -> NDArray[np.float32]:
+    """The embeddings of all tokens, float32 [vocab, h], as the first layer gets them."""
+    token_ids = ops.parameter([-1], np.int64)
+    rows = MainWeights(ov.Core(), path).embed(token_ids)
+    compiled = ov.Core().compile_model(ov.Model([ops.result(rows)], [token_ids]), "CPU", _EXACT)
+    pieces = np.array_split(np.arange(shape.vocab_size), -(-shape.vocab_size // _ROWS))
+    return np.concatenate([compiled([each])[0].reshape(len(each), -1).copy() for each in pieces])
+
+
+def _unpack(product: ov.Node, width: int) -> NDArray[np.float32]:
+    """The matrix of a product with rows of `width` numbers, float32 [out, width]: what it makes of an identity."""
+    rows = ops.parameter([-1, 1, width], np.float32)
+    # The graph goes on to be used, so it gets its own rows back.
+    before = multiplied_by(product)
+    targets = list(before.get_target_inputs())
+    for each in targets:
+        each.replace_source_output(rows.output(0))
+    compiled = ov.Core().compile_model(ov.Model([ops.result(product)], [rows]), "CPU", _EXACT)
+    for each in targets:
+        each.replace_source_output(before)
+    return np.ascontiguousarray(compiled([np.eye(width, dtype=np.float32)[:, None]])[0][:, 0].T)
+
+
+def _short(number: Any) -> float:
+    """A number that was stored in single precision, as it was written."""
+    return float(f"{number:.6g}")
+
+
+def _product(value: ov.Output) -> ov.Node:
+    """The nearest product with a matrix of weights, at or before a value."""
+    return _nearest(value, _is_product)
+
+
+def _is_product(node: ov.Node) -> bool:
+    return node.get_type_name() == "MatMul" and _is_weight(node.input_value(1))
+
+
+def _nearest(value: ov.Output, wanted: Callable[[ov.Node], bool]) -> ov.Node:
+    for node in _backwards(value, wanted):
+        if wanted(node):
+            return node
+    raise ExportError(
+        "The main model's layers have another form than Llama's or Qwen's, so no head can start from them. Train a "
+        "draft model: --kind draft --from DRAFT."
+    )
+
+
+def _backwards(value: ov.Output, end: Callable[[ov.Node], bool] | None = None) -> Iterator[ov.Node]:
+    """The nodes that a value depends on, the nearest first; not what is behind a node that is an end."""
+    seen, waiting = set[str](), [value.get_node()]
+    while waiting:
+        node = waiting.pop(0)
+        if node.get_name() in seen:
+            continue
+        seen.add(node.get_name())
+        yield node
+        if end is None or not end(node):
+            waiting += [each.get_node() for each in node.input_values()]
+
+
+def _has_before(value: ov.Output, kinds: tuple[str, ...]) -> bool:
+    return any(node.get_type_name() in kinds for node in _backwards(value, _is_product))
+
+
+def _is_between(node: ov.Node, stream: ov.Node) -> bool:
+    """Whether a node is the sum that continues the residual stream."""
+    return node.get_type_name() == "Add" and any(each.get_node() == stream for each in node.input_values())
+
+
+def _is_weight(value: ov.Output) -> bool:
+    node = value.get_node()
+    if node.get_type_name() in ("Convert", "Multiply", "Reshape", "Subtract", "Transpose"):
+        return all(map(_is_weight, node.input_values()))
+    return bool(node.get_type_name() == "Constant")
+
+
+def _constant(value: ov.Output) -> NDArray[np.float32] | None:
+    """A constant's numbers, past a conversion; None for what depends on the input."""
+    node = value.get_node()
+    if node.get_type_name() == "Convert":
+        return _constant(node.input_value(0))
+    if node.get_type_name() != "Constant":
+        return None
+    found: NDArray[np.float32] = node.get_data().astype(np.float32)
+    return found

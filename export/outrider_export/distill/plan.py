@@ -1,0 +1,287 @@
+"""What a distillation will do, with what it takes, before it begins; and that it goes on with the same options.
+
+    plan = Plan.of(options)
+    plan = freeze(plan, work / "plan.json")
+
+A plan is frozen in the work folder. Going on with other options is refused: half of the work would be of another kind.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from outrider.backends.memory import system_memory
+from outrider.bundle.folder import read_bundle
+from outrider.bundle.hashes import sha256_of
+from outrider.bundle.manifest import MANIFEST_NAME
+from outrider.config.files import user_path
+from outrider.errors import ExportError, OptionError, nearest
+from outrider.files import reading, usable, write_whole
+from outrider_export.distill.data import bytes_per_token, needs_of, tap_names
+from outrider_export.distill.recipe import USUAL_ANSWER
+from outrider_export.plan import DEFAULT_WEIGHTS, make_plan
+from outrider_export.progress import Silent
+from outrider_export.sources import fetch, locate
+
+if TYPE_CHECKING:
+    from outrider.bundle.manifest import Geometry
+    from outrider_export.progress import Progress
+
+KINDS = ("eagle3", "block", "medusa", "draft")
+_USUAL_PROMPT = 128  # tokens
+_ADAM = 16  # bytes a weight in training: itself, its gradient and two moments
+_CHECKPOINT = 16  # the same in a checkpoint: weights, moments, and the best weights so far
+_TRIED = 2_000_000_000  # bytes: activations, and what Python and torch take
+_HEAD_TOKENS = 8192  # rows of a head's output matrix
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the user has asked for. num_tokens: of answers. hours: of data and training together, at most."""
+
+    main: str
+    output: Path
+    kind: str = "auto"
+    source: str | None = None  # the draft model that layers are taken out of
+    num_layers: int | None = None
+    prompts: Path | None = None
+    excluded: Path | None = None
+    num_tokens: int = 2_000_000
+    hours: float = 8.0
+    into: Path | None = None
+    disk_limit: float | None = None  # GB
+    seed: int = 0
+    main_license: str | None = None
+    prompts_license: str | None = None
+    keep_work: bool = False
+
+    @property
+    def work(self) -> Path:
+        """The folder beside the output that has everything until it is done."""
+        return self.output.with_name(self.output.name + ".work")
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """The kinds that are tried."""
+        if self.kind != "auto":
+            return (self.kind,)
+        return tuple(each for each in KINDS if each != "draft" or self.source is not None)
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """What the data must have for them."""
+        return frozenset().union(*map(needs_of, self.kinds))
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What must not change until the work is done (the first part), and what it takes.
+
+    bytes_of_data, bytes_on_disk: the latter with checkpoints and the bundle. bytes_of_memory: at most at any time.
+    """
+
+    main: str
+    kind: str
+    source: str | None
+    num_layers: int | None
+    prompts: str | None  # sha256
+    excluded: str | None
+    num_tokens: int
+    hours: float
+    seed: int
+    bytes_of_data: int
+    bytes_on_disk: int
+    bytes_of_memory: int
+
+    def lines(self) -> list[str]:
+        """The plan for the user."""
+        prompts = "the model's own prompts" if self.prompts is None else "your prompts and the model's own"
+        kind = "the kind that gains most per hour" if self.kind == "auto" else f"a drafter of kind {self.kind}"
+        total = system_memory()[0]
+        has = "" if total is None else f" of {total / 1e9:.0f} GB"
+        return [
+            f"{kind[0].upper()}{kind[1:]} for {Path(self.main).name}, from {self.num_tokens:,} tokens of its answers "
+            f"to {prompts}.",
+            f"Disk: up to {self.bytes_on_disk / 1e9:.1f} GB until it is done, {self.bytes_of_data / 1e9:.1f} GB of "
+            f"them data. Memory: up to {self.bytes_of_memory / 1e9:.1f} GB{has}. Time: up to {self.hours:g} hours.",
+        ]
+
+
+def check_options(options: Options) -> None:
+    """Check what can be checked before anything is read.
+
+    Raises:
+        OptionError: for a wrong value, or options that do not go together.
+        ExportError: when there is something at the output.
+    """
+    if options.kind not in (*KINDS, "auto"):
+        raise OptionError(f"kind={options.kind!r} is not a kind of drafter. {nearest(options.kind, (*KINDS, 'auto'))}")
+    if options.num_tokens < 1000:
+        raise OptionError(f"tokens={options.num_tokens} is too few to learn from: give 1000 at least, such as 2M.")
+    if not 0 < options.hours <= 10_000:
+        raise OptionError(f"hours={options.hours:g} is not above 0 and at most 10,000. Give the hours you have.")
+    if options.disk_limit is not None and options.disk_limit <= 0:
+        raise OptionError(f"disk_limit={options.disk_limit:g} GB is not above 0. Give the GB that may be used.")
+    if options.kind == "draft" and options.source is None:
+        raise OptionError(
+            "kind='draft' takes layers out of a draft model. Name one of the same vocabulary with --from."
+        )
+    if options.kind not in ("draft", "auto") and options.source is not None:
+        raise OptionError(f"--from is for draft models, and kind={options.kind!r} is a head. Leave it out.")
+    if (options.source is None) != (options.num_layers is None):
+        raise OptionError("--from and --layers go together: the draft model, and how many of its layers stay.")
+    if options.num_layers is not None and options.num_layers < 1:
+        raise OptionError(f"layers={options.num_layers} leaves no layer. Give 1 at least.")
+    if options.into is not None and options.source is not None:
+        raise OptionError(
+            "--into is for heads, and a draft model may come of this. Leave it out, and then use outrider export MAIN "
+            "--draft OUTPUT."
+        )
+    if options.into is not None:
+        read_bundle(options.into)
+    if usable(options.output).exists():
+        raise ExportError(f"{options.output} exists. Choose another name with -o.")
+
+
+def make_the_plan(options: Options, progress: Progress | None = None) -> Plan:
+    """The plan for these options, which were checked.
+
+    Raises:
+        ExportError: when the main model or a file of prompts cannot be read, does not fit, or the disk lacks room.
+    """
+    geometry, size, is_bundle = _look_at(options.main, progress or Silent())
+    if "taps" in options.needs:
+        tap_names(geometry.num_layers)
+    per_token = bytes_per_token(geometry.hidden_size, options.needs)
+    data = int(options.num_tokens * (1 + _USUAL_PROMPT / USUAL_ANSWER) * per_token)
+    weights = max(_num_weights(kind, geometry) for kind in options.kinds)
+    disk = data + weights * (_CHECKPOINT + 2) + (0 if is_bundle else 4 * size)
+    matrices = 2 * 4 * geometry.logits_width * geometry.hidden_size
+    memory = _TRIED + max(2 * size, matrices + weights * _ADAM)
+    plan = Plan(
+        main=str(_resolved(options.main)),
+        kind=options.kind,
+        source=None if options.source is None else str(_resolved(options.source)),
+        num_layers=options.num_layers,
+        prompts=_sha256(options.prompts),
+        excluded=_sha256(options.excluded),
+        num_tokens=options.num_tokens,
+        hours=options.hours,
+        seed=options.seed,
+        bytes_of_data=data,
+        bytes_on_disk=disk,
+        bytes_of_memory=memory,
+    )
+    _check_disk(options, plan)
+    return plan
+
+
+def freeze(plan: Plan, path: Path) -> Plan:
+    """The plan in the file `path`, which is written if it is not there.
+
+    Raises:
+        OptionError: when the file has other options.
+        ExportError: when it cannot be read or written.
+    """
+    if not path.exists():
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_whole(path, msgspec.json.format(msgspec.json.encode(plan)))
+        except OSError as error:
+            raise ExportError(f"{path} cannot be written: {error.strerror}. Choose another folder with -o.") from error
+        return plan
+    with reading(str(path), "Delete the work folder to begin again.", ExportError):
+        found = msgspec.json.decode(path.read_bytes(), type=Plan)
+    for name, asked in asdict(plan).items():
+        before = getattr(found, name)
+        if before != asked and not name.startswith("bytes"):
+            option = {"source": "from", "num_layers": "layers", "num_tokens": "tokens"}.get(name, name)
+            raise OptionError(
+                f"{path.parent} was begun with {option}={before}, and this is {asked}. Go on with the same options, or "
+                "delete the folder to begin again."
+            )
+    return found
+
+
+def parse_count(text: str) -> int:
+    """A number of tokens such as 500000, 500k or 2M.
+
+    Raises:
+        OptionError: for anything else.
+    """
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)([kKmM]?)", text.replace(",", "").replace("_", "").strip())
+    if found is None:
+        raise OptionError(f"tokens={text!r} is not a number of tokens. Give one such as 500k or 2M.")
+    return int(float(found[1]) * {"": 1, "k": 1000, "m": 1_000_000}[found[2].lower()])
+
+
+def _look_at(main: str, progress: Progress) -> tuple[Geometry, int, bool]:
+    """A main model's shape, bytes of its files in a bundle, and whether it is one."""
+    if (usable(user_path(main)) / MANIFEST_NAME).is_file():
+        bundle = read_bundle(user_path(main))
+        entry = bundle.manifest.main
+        if entry.format != "openvino":
+            raise ExportError(
+                f"{main} has its main model in {entry.format}, and data is written by one in OpenVINO's format. Export "
+                "it with --format openvino."
+            )
+        files = (each for each in bundle.manifest.files if each.path.startswith(f"{entry.folder}/"))
+        return entry.geometry, sum(each.size for each in files), True
+    source = fetch(locate(main), False, progress)
+    plan = make_plan("main", source, "openvino", DEFAULT_WEIGHTS["main"])
+    return plan.geometry, plan.num_weights, False
+
+
+def _num_weights(kind: str, geometry: Geometry) -> int:
+    """About how many weights of a drafter are trained."""
+    hidden = geometry.hidden_size
+    matrix = min(_HEAD_TOKENS, geometry.logits_width) * hidden
+    layer = 16 * hidden * hidden  # attention, and a gated MLP
+    return {
+        "eagle3": layer + 7 * hidden * hidden + matrix,
+        "block": 2 * layer + 3 * hidden * hidden,
+        "medusa": 4 * (hidden * hidden + matrix),
+        "draft": geometry.num_layers * layer // 2,
+    }[kind]
+
+
+def _check_disk(options: Options, plan: Plan) -> None:
+    """Raise if the disk, or the user's limit, has no room for what is not there yet."""
+    folder = next(each for each in options.work.absolute().parents if each.exists())
+    there = sum(path.stat().st_size for path in options.work.rglob("*") if path.is_file())
+    free = shutil.disk_usage(folder).free + there
+    limit = None if options.disk_limit is None else int(options.disk_limit * 1e9)
+    if limit is not None and plan.bytes_on_disk > limit:
+        room, what = limit, f"--disk-limit allows {limit / 1e9:.1f} GB"
+    elif plan.bytes_on_disk > free:
+        room, what = free, f"{folder} has {free / 1e9:.1f} GB free"
+    else:
+        return
+    per_token = plan.bytes_of_data / plan.num_tokens
+    possible = int((room - plan.bytes_on_disk + plan.bytes_of_data) / per_token) // 1000
+    fewer = f"--tokens {possible}k" if possible > 0 else "another disk with -o"
+    raise ExportError(
+        f"{plan.num_tokens:,} tokens of data, checkpoints and models need {plan.bytes_on_disk / 1e9:.1f} GB, and "
+        f"{what}. Use {fewer}."
+    )
+
+
+def _resolved(name: str) -> str | Path:
+    """A path that exists, so that it is the same from other folders; a hub id as it is."""
+    path = usable(user_path(name))
+    return path.resolve() if path.exists() else name
+
+
+def _sha256(path: Path | None) -> str | None:
+    if path is None:
+        return None
+    try:
+        return sha256_of(path)
+    except OSError as error:
+        raise ExportError(f"{path} cannot be read: {error.strerror}. Name a file of prompts.") from error

@@ -1,0 +1,297 @@
+"""The whole distillation, top to bottom: plan, bundle, data, comparison of kinds, training, result.
+
+    options = Options("my-bundle", Path("my-drafter"), kind="eagle3", num_tokens=500_000, hours=2)
+    print(distill(options, tell=print).folder)
+
+Each stage leaves what it has made in the work folder, and is skipped where that is there. So whatever was stopped or
+killed goes on with the same command.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import msgspec
+
+from outrider.bundle.folder import read_bundle
+from outrider.bundle.manifest import MANIFEST_NAME
+from outrider.config.files import user_path
+from outrider.errors import ExportError
+from outrider.files import reading, write_whole
+from outrider_export.distill.answers import write_data
+from outrider_export.distill.card import card, describe
+from outrider_export.distill.data import Data
+from outrider_export.distill.kinds import SHARE, Trial, choose, table
+from outrider_export.distill.plan import check_options, freeze, make_the_plan
+from outrider_export.distill.prediction import Costs, Prediction, predict, writing_speed
+from outrider_export.distill.progress import Live
+from outrider_export.distill.prompts import read_prompts, texts_in
+from outrider_export.distill.recipe import Recipe
+from outrider_export.distill.start import Drafters
+from outrider_export.distill.stopping import Stopping
+from outrider_export.export import export_bundle
+from outrider_export.heads.add import add_drafter
+from outrider_export.plan import check_extra
+from outrider_export.progress import Silent
+from outrider_export.train.fit import Stopped, Training, fit, num_batches
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from outrider.bundle import Bundle
+    from outrider_export.distill.answers import Progress as Written
+    from outrider_export.distill.plan import Options
+    from outrider_export.progress import Progress
+
+T = TypeVar("T")
+
+EPOCHS = 4
+_DATA_HOURS = 2 / 3  # of all hours, at most
+_TRIAL_HOURS = 0.25  # the same of the comparison of kinds, all together
+_KEPT = 0.6  # of what is written: the rest are prompts that the model makes, and texts that are left out
+_TIMED_STEPS = 4
+
+
+@dataclass(frozen=True)
+class Result:
+    """What was made. folder: of the drafter. report: what training.json says."""
+
+    folder: Path
+    kind: str
+    prediction: Prediction
+    report: dict[str, Any]
+
+
+def distill(
+    options: Options, *, progress: Progress | None = None, tell: Callable[[str], None] = lambda _: None
+) -> Result:
+    """Make a drafter for a main model, at `options.output`; go on where an earlier run ended.
+
+    progress: of the main model's export. tell: is given lines for the user.
+
+    Raises:
+        OptionError: for an invalid option, or another one than the work was begun with.
+        ExportError: when something cannot be read, written or trained, or the disk lacks room.
+        BundleError, DeviceError: as `outrider.load`.
+        Stopped: after Ctrl-C or SIGTERM, with a checkpoint.
+    """
+    check_options(options)
+    check_extra("Distilling a drafter", "openvino")
+    progress = progress or Silent()
+    plan = freeze(make_the_plan(options, progress), options.work / "plan.json")
+    live = Live(options.work, plan.lines(), tell)
+    bundle = _bundle_of(options, live, progress)
+    run = _Run(options, bundle, live, progress)
+    run.write_data()
+    kind = run.choose_kind()
+    head, report = run.train(kind)
+    costs = run.costs
+    prediction = predict(report["held_out_acceptance_by_place"], costs)
+    more = {"prediction": asdict(prediction), "costs": asdict(costs), "trials": [asdict(each) for each in run.trials]}
+    training = describe(options, plan, bundle, report, run.hours, **more)
+    folder = run.finish(head, training)
+    live.finish(
+        f"{options.output}: {report['held_out_tokens_per_round']:.2f} tokens a round on held-out text, "
+        f"{prediction.speed_up:.2f} × plain decoding expected here."
+    )
+    _publish(options, folder, live)
+    return Result(options.output, kind, prediction, training)
+
+
+def _bundle_of(options: Options, live: Live, progress: Progress) -> Bundle:
+    """The main model as a bundle: as it was given, or made in the work folder."""
+    if (user_path(options.main) / MANIFEST_NAME).is_file():
+        return read_bundle(user_path(options.main))
+    folder = options.work / "bundle"
+    if not folder.exists():
+        live.stage("Exporting the main model")
+        export_bundle(options.main, output=folder, progress=progress)
+    return read_bundle(folder)
+
+
+def _publish(options: Options, folder: Path, live: Live) -> None:
+    """Give the result its name, add it to a bundle if that is asked, and remove the work folder."""
+    (options.work / "progress.html").replace(folder / "progress.html")
+    folder.rename(options.output)
+    if options.into is not None:
+        add_drafter(options.into, options.output)
+        live.tell(f"{options.into} has this drafter now.")
+    if not options.keep_work:
+        shutil.rmtree(options.work, ignore_errors=True)
+
+
+class _Run:
+    """The stages that share the main model, the data and the drafters."""
+
+    def __init__(self, options: Options, bundle: Bundle, live: Live, progress: Progress) -> None:
+        self._options, self._work = options, options.work
+        self._bundle, self._live, self._progress = bundle, live, progress
+        self._data: Data | None = None
+        self._drafters: Drafters | None = None
+        self.trials: list[Trial] = []
+        self.hours: dict[str, float] = self._stored("hours", dict[str, float], dict)
+
+    def write_data(self) -> None:
+        """Write the data that is not there yet."""
+        options = self._options
+        num_tokens = self._stored("num_tokens", int, self._num_tokens)
+        recipe = Recipe(num_tokens, options.needs, options.seed)
+        prompts = [] if options.prompts is None else read_prompts(options.prompts)
+        excluded = [] if options.excluded is None else texts_in(options.excluded)
+        self._live.stage("Writing data")
+        with Stopping() as stopped, _Clock(self, "data") as clock:
+
+            def wrote(state: Written) -> None:
+                clock.tick()
+                self._live.wrote(state)
+                if stopped():
+                    raise Stopped
+
+            state = write_data(
+                self._work / "data", self._bundle, recipe, prompts=prompts, excluded=excluded, progress=wrote
+            )
+        self._live.wrote(state)
+        self._data = Data(self._work / "data")
+        self._drafters = Drafters(self._bundle, self._data, options, self._work, self._progress)
+
+    def choose_kind(self) -> str:
+        """The kind to train: the only one, or the best of a comparison."""
+        kinds = self._options.kinds
+        if len(kinds) == 1:
+            return kinds[0]
+        budget = _TRIAL_HOURS * self._options.hours / len(kinds)
+        self.trials = [self._stored(f"trial-{kind}", Trial, partial(self._try, kind, budget)) for kind in kinds]
+        self._live.table(table(self.trials))
+        return choose(self.trials).kind
+
+    def train(self, kind: str) -> tuple[Any, dict[str, Any]]:
+        """The trained drafter, and what training.json says of it."""
+        left = self._options.hours - sum(self.hours.get(stage, 0.0) for stage in ("data", "trials"))
+        self._live.stage(f"Training {kind}")
+        return self._fit(kind, 1.0, left, "training")
+
+    @property
+    def costs(self) -> Costs:
+        """What drafting with the kind costs here that was trained last."""
+        if self._live.costs is None:
+            raise AssertionError("training comes first")
+        return self._live.costs
+
+    def finish(self, head: Any, training: dict[str, Any]) -> Path:
+        """The result's folder, still in the work folder, with its card."""
+        folder = self._work / "result"
+        self._made.save(head, folder, training)
+        (folder / "README.md").write_text(card(training), encoding="utf-8")
+        return folder
+
+    @property
+    def _made(self) -> Drafters:
+        if self._drafters is None:
+            raise AssertionError("data comes first")
+        return self._drafters
+
+    def _num_tokens(self) -> int:
+        """As many tokens as were asked for, or as the hours allow."""
+        speed = _KEPT * writing_speed(self._bundle)
+        wanted, possible = self._options.num_tokens, int(speed * 3600 * self._options.hours * _DATA_HOURS)
+        self._live.tell(f"Data: about {min(wanted, possible) / speed / 3600:.2f} hours, {speed:.0f} tokens per second.")
+        if possible < wanted:
+            self._live.tell(f"{self._options.hours:g} hours are for {possible:,} tokens of data, not {wanted:,}.")
+        return max(min(wanted, possible), 1)
+
+    def _try(self, kind: str, hours: float) -> Trial:
+        """Train a kind on a part of the data."""
+        self._live.stage(f"Trying {kind} on {SHARE:.0%} of the data")
+        _, report = self._fit(kind, SHARE, hours, "trials")
+        acceptance = report["held_out_acceptance_by_place"]
+        return Trial(kind, acceptance, predict(acceptance, self.costs), report["hours"])
+
+    def _fit(self, kind: str, share: float, hours: float, stage: str) -> tuple[Any, dict[str, Any]]:
+        """Train a drafter on a share of the data for these hours at most."""
+        if self._data is None:
+            raise AssertionError("data comes first")
+        data, head = self._data, self._made.start(kind)
+        name = kind if share == 1 else f"{kind}-trial"
+        self._live.costs = self._stored(f"costs-{kind}", Costs, lambda: self._made.measure(head))
+        steps = self._stored(f"steps-{name}", int, lambda: _num_steps(head, data, share, hours))
+        if (planned := EPOCHS * num_batches(head.kind, data, share)) > steps:
+            self._live.tell(f"{hours:.2f} hours are for {steps:,} steps, not {planned:,}.")
+        with Stopping() as stopped, _Clock(self, stage) as clock:
+
+            def stops() -> bool:
+                clock.tick()
+                return stopped()
+
+            report = fit(
+                head,
+                data,
+                num_steps=steps,
+                seed=self._options.seed,
+                share=share,
+                checkpoint=self._work / "checkpoint" / f"{name}.pt",
+                stopped=stops,
+                watch=self._live,
+            )
+        return head, report
+
+    def _stored(self, name: str, kind: type[T], make: Callable[[], T]) -> T:
+        """What was measured or decided before, or is now: the work goes on with the same numbers."""
+        path = self._work / f"{name}.json"
+        if path.exists():
+            with reading(str(path), "Delete it.", ExportError):
+                return msgspec.json.decode(path.read_bytes(), type=kind)
+        made = make()
+        self.store(name, made)
+        return made
+
+    def store(self, name: str, value: Any) -> None:
+        """Write a file of the work folder, whole or not at all."""
+        path = self._work / f"{name}.json"
+        try:
+            write_whole(path, msgspec.json.encode(value))
+        except OSError as error:
+            raise ExportError(f"{path} cannot be written: {error.strerror}. Make room.") from error
+
+
+class _Clock:
+    """Counts a stage's hours over all runs."""
+
+    def __init__(self, run: _Run, stage: str) -> None:
+        self._run, self._stage = run, stage
+        self._before = run.hours.get(stage, 0.0)
+        self._began = self._stored = time.monotonic()
+
+    def __enter__(self) -> _Clock:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._store()
+
+    def tick(self) -> None:
+        """Store the hours now and then, so that a kill loses few."""
+        if time.monotonic() - self._stored > 20:
+            self._store()
+
+    def _store(self) -> None:
+        self._stored = time.monotonic()
+        self._run.hours[self._stage] = self._before + (self._stored - self._began) / 3600
+        self._run.store("hours", self._run.hours)
+
+
+def _num_steps(head: Any, data: Data, share: float, hours: float) -> int:
+    """Steps of `EPOCHS` epochs, or as many as the hours allow: a few are timed on the head, which is then as before."""
+    planned = EPOCHS * num_batches(head.kind, data, share)
+    before = {name: each.detach().clone() for name, each in head.named_parameters() if each.requires_grad}
+    training = Training(head, data, planned, 0, share, None)
+    training.train_batch()
+    began = time.monotonic()
+    for _ in range(_TIMED_STEPS):
+        training.train_batch()
+    seconds = (time.monotonic() - began) / _TIMED_STEPS
+    head.to("cpu").load_state_dict(before, strict=False)
+    return max(min(planned, int(3600 * hours / seconds)), 1)

@@ -1,0 +1,107 @@
+"""Starts and writes drafters of each kind: heads on the main model's hidden states, and cut draft models.
+
+drafters = Drafters(bundle, data, options, work, progress)
+head = drafters.start("eagle3")
+drafters.save(head, folder, training)
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from typing import TYPE_CHECKING, Any
+
+from outrider.files import reading, write_whole
+from outrider_export.distill.draft.files import open_source, save_draft
+from outrider_export.distill.draft.start import restore_draft, start_draft
+from outrider_export.distill.main_model import read_teacher
+from outrider_export.distill.prediction import Costs, measure_draft, measure_head
+from outrider_export.train.files import save
+from outrider_export.train.fit import start_head
+from outrider_export.vocabulary import Vocabulary
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from outrider.bundle import Bundle
+    from outrider_export.distill.data import Data
+    from outrider_export.distill.plan import Options
+    from outrider_export.plan import Plan as Source
+    from outrider_export.progress import Progress
+    from outrider_export.train.layers import Teacher
+
+_LAYER_TOKENS = 8000  # of the main model's answers, to choose layers by
+_FORMATS = {"block": "dflash"}  # what a kind is called where it is published
+
+
+class Drafters:
+    """For one main model and its data. What was chosen for a cut draft model is kept in the work folder."""
+
+    def __init__(self, bundle: Bundle, data: Data, options: Options, work: Path, progress: Progress) -> None:
+        self._bundle, self._data, self._options = bundle, data, options
+        self._work, self._progress = work, progress
+        self._configs: dict[str, dict[str, Any]] = {}
+
+    def start(self, kind: str) -> Any:
+        """A drafter with its starting weights, the same each time."""
+        if kind == "draft":
+            return self._start_draft()
+        kind = _FORMATS.get(kind, kind)
+        mask = self._unused_token() if kind == "dflash" else None
+        head, config = start_head(kind, self._teacher, self._data, mask_token_id=mask, seed=self._options.seed)
+        self._configs[kind] = config
+        return head
+
+    def save(self, head: Any, folder: Path, training: dict[str, Any]) -> None:
+        """Write a drafter's folder, in its published format."""
+        if head.kind == "draft":
+            save_draft(head, self._source, folder, training)
+        else:
+            save(head, self._configs[head.kind], folder, training)
+
+    def measure(self, head: Any) -> Costs:
+        """What drafting and verifying cost on this machine."""
+        folder = self._work / f"unpriced-{head.kind}"
+        self.save(head, folder, {})
+        if head.kind == "draft":
+            return measure_draft(self._bundle, folder, self._work, self._progress)
+        return measure_head(self._bundle, folder, self._work)
+
+    @functools.cached_property
+    def _teacher(self) -> Teacher:
+        return read_teacher(self._bundle)
+
+    @functools.cached_property
+    def _source(self) -> Source:
+        if self._options.source is None:
+            raise AssertionError("the options were checked")
+        main = Vocabulary.of_folder(self._bundle.tokenizer_path)
+        return open_source(self._options.source, main, self._bundle.manifest.main.source.id, progress=self._progress)
+
+    def _start_draft(self) -> Any:
+        path = self._work / "draft.json"
+        if path.exists():
+            with reading(str(path), "Delete it to choose layers again."):
+                chosen = json.loads(path.read_text(encoding="utf-8"))
+            return restore_draft(self._source, chosen["layers"], chosen["token_ids"])
+        counts = self._data.counts(self._bundle.manifest.main.geometry.logits_width)
+        batches = [self._data.read(each) for each in self._data.held_out(2048, _LAYER_TOKENS)]
+        head, cut = start_draft(
+            self._source,
+            counts,
+            batches,
+            num_layers=self._options.num_layers or 0,
+            num_tokens=None,
+            progress=self._progress,
+        )
+        token_ids = None if head.token_ids is None else head.token_ids.tolist()
+        write_whole(path, json.dumps({"layers": cut.kept, "token_ids": token_ids}).encode())
+        return head
+
+    def _unused_token(self) -> int:
+        """A token to stand for those that are not known yet: a special one that the data lacks, or has least."""
+        tokenizer = self._bundle.manifest.tokenizer
+        counts = self._data.counts(self._bundle.manifest.main.geometry.logits_width, answers_only=False)
+        used = {*tokenizer.eos_token_ids, tokenizer.bos_token_id}
+        special = [each for each in tokenizer.special_token_ids if each not in used]
+        return min(special or range(self._bundle.manifest.main.vocab_size), key=lambda each: (int(counts[each]), each))

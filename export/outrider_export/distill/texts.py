@@ -1,0 +1,107 @@
+"""A text of the main model, while it is written and when it is finished."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from outrider.types import Noise
+from outrider_export.distill.loops import is_loop
+from outrider_export.distill.rows import NUM_KEPT, draw, likeliest, near_best
+
+if TYPE_CHECKING:
+    from collections.abc import Container, Sequence
+
+    from numpy.typing import NDArray
+
+_LOOK = 16  # tokens between two looks for loops
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """A text to write. token_ids: of the prompt, up to where the answer begins. temperature: 0 is greedy.
+
+    number: with the seed and the position, it determines the random numbers of the text.
+    """
+
+    number: int
+    token_ids: Sequence[int]
+    temperature: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """A prompt of n tokens with its answer, T tokens in all.
+
+    token_ids: int32 [T], with the token that ended it. reason: "stop", "length" or "loop". top_ids int32 and top_probs
+    float16 [T, 32]: behind each token the likeliest next ones at temperature 1, descending, -1 and 0 beyond those kept,
+    and in rows whose next token is none of the answer. features: float16 [T, width], side by side in the order of
+    `Writer.features`; None if there are none.
+    """
+
+    number: int
+    num_prompt_tokens: int
+    token_ids: NDArray[np.int32]
+    reason: str
+    top_ids: NDArray[np.int32]
+    top_probs: NDArray[np.float16]
+    features: NDArray[np.float16] | None
+
+
+class Running:
+    """A text that is being written, in its slot of the cache."""
+
+    def __init__(self, task: Task, slot: Any, max_new_tokens: int, seed: int) -> None:
+        self.task, self.slot, self._max_new_tokens = task, slot, max_new_tokens
+        self.unread: Sequence[int] = task.token_ids  # tokens that the model has to read yet
+        self.answer: list[int] = []
+        self.reason = ""
+        self._states: NDArray[np.float16] | None = None
+        self._num_states = 0
+        self._top_ids = np.full((max_new_tokens, NUM_KEPT), -1, dtype=np.int32)
+        self._top_probs = np.zeros((max_new_tokens, NUM_KEPT), dtype=np.float16)
+        self._uniforms = Noise(seed, task.number).uniforms(0, "answer", max_new_tokens) if task.temperature else None
+
+    @property
+    def is_read(self) -> bool:
+        """Whether the text has ended and the model has read it, so that its hidden states are there."""
+        return bool(self.reason) and (self._states is None or not self.unread)
+
+    def keep(self, states: NDArray[np.float16]) -> None:
+        """Store the hidden states of the next tokens, float16 [n, width]."""
+        if self._states is None:
+            length = len(self.task.token_ids) + self._max_new_tokens
+            self._states = np.empty((length, states.shape[1]), dtype=np.float16)
+        self._states[self._num_states : self._num_states + len(states)] = states
+        self._num_states += len(states)
+
+    def go_on(self, logits: NDArray[np.float32], ends: Container[int]) -> None:
+        """Choose the next token from a row, float32 [vocab]."""
+        near, count = near_best(logits), len(self.answer)
+        token_ids, probs = likeliest(near)
+        self._top_ids[count, : len(token_ids)] = token_ids
+        self._top_probs[count, : len(token_ids)] = probs
+        token_id = near.best
+        if self._uniforms is not None:
+            token_id = draw(near, self.task.temperature, float(self._uniforms[count]))
+        self.answer.append(token_id)
+        self.unread = [token_id]
+        if token_id in ends:
+            self.reason = "stop"
+        elif (count + 1) % _LOOK == 0 and is_loop(self.answer):
+            self.reason = "loop"
+        elif count + 1 == self._max_new_tokens:
+            self.reason = "length"
+
+    def text(self) -> Text:
+        """The finished text."""
+        before, count = len(self.task.token_ids), len(self.answer)
+        # The row behind token t is of token t + 1: the first stands behind the prompt's last token.
+        top_ids = np.full((before + count, NUM_KEPT), -1, dtype=np.int32)
+        top_probs = np.zeros((before + count, NUM_KEPT), dtype=np.float16)
+        top_ids[before - 1 : -1], top_probs[before - 1 : -1] = self._top_ids[:count], self._top_probs[:count]
+        token_ids = np.array([*self.task.token_ids, *self.answer], dtype=np.int32)
+        states = None if self._states is None else self._states[: len(token_ids)]
+        return Text(self.task.number, before, token_ids, self.reason, top_ids, top_probs, states)

@@ -1,0 +1,79 @@
+"""`outrider distill`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from outrider.cli.console import err, out, print_json
+from outrider.cli.export import Bars, terminable
+from outrider.cli.options import json_option
+from outrider.config.files import user_path
+from outrider.errors import ExportError
+
+_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+
+
+@click.command()
+@click.argument("main")
+@click.option("-o", "--output", metavar="FOLDER", required=True, help="Folder to make, with the drafter.")
+@click.option(
+    "--kind",
+    metavar="KIND",
+    default="auto",
+    show_default=True,
+    help="eagle3, block, medusa, draft, or auto: what gains most per hour of training.",
+)
+@click.option("--from", "source", metavar="DRAFT", help="Draft model to take layers out of, for draft and auto.")
+@click.option("--layers", "num_layers", type=int, metavar="N", help="How many of its layers stay.")
+@click.option("--prompts", type=_FILE, help="Your prompts: .txt, one a line, or .jsonl. Half of all.")
+@click.option("--exclude", "excluded", type=_FILE, help="Prompts that are never asked, such as those of your tests.")
+@click.option(
+    "--tokens", "num_tokens", metavar="N", default="2M", show_default=True, help="Tokens of answers to learn from."
+)
+@click.option("--hours", type=float, default=8.0, show_default=True, help="For data and training together, at most.")
+@click.option("--into", metavar="BUNDLE", help="Add the drafter to this bundle, too.")
+@click.option("--disk-limit", type=float, metavar="GB", help="Use this much of the disk at most.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Of prompts, answers and training.")
+@click.option("--main-license", metavar="NAME", help="For the card, if the main model's files name none.")
+@click.option("--prompts-license", metavar="NAME", help="For the card: the licence of your prompts.")
+@click.option("--keep-work", is_flag=True, help="Keep the work folder with data and checkpoints when all is done.")
+@json_option
+def distill(main: str, output: str, num_tokens: str, into: str | None, as_json: bool, **options: Any) -> None:
+    """Make a drafter for MAIN from MAIN's own answers.
+
+    MAIN is a bundle, a checkpoint folder, a .gguf file or a hub id. It answers prompts, yours and such as it makes
+    itself, and the drafter learns to say what it says. All of it is in the folder OUTPUT.work until it is done, with
+    progress.html to look at. The same command goes on after Ctrl-C or a kill.
+    """
+    try:
+        from outrider_export.distill.plan import Options, parse_count
+        from outrider_export.distill.run import distill as run
+        from outrider_export.train.fit import Stopped
+    except ImportError as error:
+        raise ExportError(
+            f'Training needs packages that are not installed ({error}). Run: pip install "outrider[distill]"'
+        ) from error
+    asked = Options(
+        main,
+        user_path(output).absolute(),
+        num_tokens=parse_count(num_tokens),
+        into=None if into is None else user_path(into),
+        **options,
+    )
+    with terminable(), Bars(quiet=as_json) as bars:
+        try:
+            found = run(asked, progress=bars, tell=bars.note)
+        except Stopped:
+            err.print("Stopped. The same command goes on from here.")
+            raise KeyboardInterrupt from None
+    if as_json:
+        print_json({"drafter": output, "kind": found.kind, "training": found.report, "notes": bars.notes})
+        return
+    if into is None:
+        add = "outrider export MAIN --draft" if found.kind == "draft" else "outrider add BUNDLE"
+        out.print(f"Use it: {add} {output}")
+    else:
+        out.print(f"Try it: outrider generate {into} 'Write a haiku about sledges' --compare")

@@ -1,0 +1,362 @@
+"""`outrider distill`: what is refused before it begins, what is chosen, shown and written, on a tiny main model."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import time
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+import outrider
+from outrider.bundle import read_bundle
+from outrider.errors import ExportError, OptionError
+from outrider_export.distill.card import card, command, find_license
+from outrider_export.distill.kinds import Trial, choose, table
+from outrider_export.distill.plan import Options, check_options, freeze, make_the_plan, parse_count
+from outrider_export.distill.prediction import Costs, Prediction, predict
+from outrider_export.distill.progress import Live
+from outrider_export.distill.run import distill
+from outrider_export.distill.stopping import Stopping
+from outrider_export.train.fit import Evaluation, Status, Stopped
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+OPTIONS = Options("main", Path("drafter"), kind="medusa", num_tokens=2000, hours=1.0)
+
+
+@pytest.fixture
+def options(tied: Path, tmp_path: Path) -> Options:
+    """For a tiny checkpoint, with an output that is not there."""
+    return replace(OPTIONS, main=str(tied), output=tmp_path / "drafter")
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"kind": "medussa"}, "Did you mean 'medusa'"),
+        ({"num_tokens": 10}, "tokens=10 is too few"),
+        ({"hours": 0.0}, "hours=0 is not above 0"),
+        ({"disk_limit": -1.0}, "disk_limit=-1 GB is not above 0"),
+        ({"kind": "draft"}, "of the same vocabulary with --from"),
+        ({"source": "small", "num_layers": 2}, "kind='medusa' is a head"),
+        ({"kind": "auto", "source": "small"}, "--from and --layers go together"),
+        ({"kind": "draft", "source": "small", "num_layers": 0}, "layers=0 leaves no layer"),
+        ({"kind": "draft", "source": "small", "num_layers": 2, "into": Path("pair")}, "--into is for heads"),
+    ],
+)
+def test_wrong_options_are_refused(changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(OptionError, match=re.escape(said)):
+        check_options(replace(OPTIONS, **changes))
+
+
+def test_an_output_that_exists_is_not_replaced(tmp_path: Path) -> None:
+    with pytest.raises(ExportError, match="exists. Choose another name"):
+        check_options(replace(OPTIONS, output=tmp_path))
+
+
+def test_tokens_are_read_as_people_write_them() -> None:
+    assert [parse_count(each) for each in ("2M", "500k", "1,000", "0.5m")] == [2_000_000, 500_000, 1000, 500_000]
+    with pytest.raises(OptionError, match="'many' is not a number of tokens"):
+        parse_count("many")
+
+
+def test_a_plan_says_what_it_takes(options: Options) -> None:
+    check_options(options)
+    said = " ".join(make_the_plan(options).lines())
+    assert re.search(r"kind medusa .* 2,000 tokens .*Disk: .* GB.*Memory: .* GB.*Time: up to 1 hours", said)
+    taps = make_the_plan(replace(options, kind="medusa", num_tokens=4000))
+    assert taps.bytes_of_data == 2 * make_the_plan(options).bytes_of_data
+
+
+def test_a_plan_is_refused_where_the_disk_lacks_room(options: Options, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ExportError, match=r"--disk-limit allows 0\.0 GB. Use"):
+        make_the_plan(replace(options, disk_limit=1e-4))
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: type("Usage", (), {"free": 1000}))
+    with pytest.raises(ExportError, match=r"has 0\.0 GB free. Use"):
+        make_the_plan(options)
+
+
+def test_the_tokens_that_are_proposed_instead_do_fit(options: Options) -> None:
+    large = replace(options, num_tokens=50_000_000)
+    limit = make_the_plan(large).bytes_on_disk / 2e9
+    with pytest.raises(ExportError) as refused:
+        make_the_plan(replace(large, disk_limit=limit))
+    found = re.search(r"--tokens (\d+k)", str(refused.value))
+    assert found
+    make_the_plan(replace(large, disk_limit=limit, num_tokens=parse_count(found[1])))
+
+
+def test_too_few_layers_are_said_before_anything_is_written(options: Options) -> None:
+    with pytest.raises(ExportError, match="The main model has 2 layers"):
+        make_the_plan(replace(options, kind="eagle3"))
+
+
+def test_a_frozen_plan_goes_on_with_the_same_options_only(options: Options) -> None:
+    path = options.work / "plan.json"
+    first = freeze(make_the_plan(options), path)
+    assert freeze(make_the_plan(options), path) == first
+    with pytest.raises(OptionError, match=r"was begun with tokens=2000, and this is 3000"):
+        freeze(make_the_plan(replace(options, num_tokens=3000)), path)
+    with pytest.raises(OptionError, match=r"seed=0, and this is 1"):
+        freeze(make_the_plan(replace(options, seed=1)), path)
+    path.write_text("{", encoding="utf-8")
+    with pytest.raises(ExportError, match="Delete the work folder"):
+        freeze(first, path)
+
+
+def test_other_prompts_are_another_plan(options: Options, tmp_path: Path) -> None:
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("Why is the sky blue?\n", encoding="utf-8")
+    asked = replace(options, prompts=prompts)
+    freeze(make_the_plan(asked), asked.work / "plan.json")
+    prompts.write_text("Why is the grass green?\n", encoding="utf-8")
+    with pytest.raises(OptionError, match="was begun with prompts="):
+        freeze(make_the_plan(asked), asked.work / "plan.json")
+
+
+def test_the_best_draft_length_is_found_by_the_costs() -> None:
+    """Tokens per round by hand: 1 + 0.8 = 1.8; + 0.8 · 0.5 = 2.2; + 0.8 · 0.5 · 0.5 = 2.4."""
+    costs = Costs(check=[10.0, 10.0, 11.0, 12.0], draft=[1.0, 2.0, 6.0])
+    found = predict([0.8, 0.5, 0.5], costs)
+    assert found.num_draft_tokens == 2
+    assert found.tokens_per_round == pytest.approx(2.2)
+    assert found.speed_up == pytest.approx(2.2 * 10 / 13)
+    assert predict([0.1, 0.1], Costs([10.0, 11.0, 12.0], [5.0, 6.0])) == Prediction(0, 1.0, 1.0)
+
+
+def trial(kind: str, speed_up: float, hours: float, acceptance: float = 0.5) -> Trial:
+    return Trial(kind, [acceptance] * 4, Prediction(2, 2.0, speed_up), hours)
+
+
+def test_the_kind_that_gains_most_per_hour_is_taken() -> None:
+    trials = [trial("eagle3", 1.5, 1.0), trial("medusa", 1.2, 0.2), trial("block", 1.3, 1.0)]
+    assert choose(trials).kind == "medusa"  # 1.0 an hour, against 0.5 and 0.3
+    rows = table(trials)
+    assert [row[0] for row in rows if row[-1] == "taken"] == ["medusa"]
+    assert rows[1] == ["eagle3", "50% 50% 50% 50%", "2", "1.50×", "1.00", "0.50", ""]
+
+
+def test_where_nothing_gains_yet_acceptance_decides() -> None:
+    trials = [trial("eagle3", 1.0, 1.0, 0.3), trial("medusa", 1.0, 0.1, 0.2)]
+    assert choose(trials).kind == "eagle3"
+
+
+class Page(HTMLParser):
+    """Collects the text, and the points of curves."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.text, self.curves, self.refreshes = "", list[str](), False
+
+    def handle_data(self, data: str) -> None:
+        self.text += data + " "
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        found = dict(attrs)
+        if tag == "polyline":
+            self.curves.append(found["points"] or "")
+        self.refreshes |= found.get("http-equiv") == "refresh"
+        assert not {"src", "href"} & {*found}, "the page has all it needs"
+
+
+def status(num_evaluations: int) -> Status:
+    evaluations = [
+        Evaluation(10 * i, 1000 * i, 4.0 / i, [0.5, 0.1 * i], 1.5 + 0.1 * i) for i in range(1, num_evaluations + 1)
+    ]
+    return Status("medusa", 30, 60, 1, 3000, 1.25, 90.0, evaluations)
+
+
+def read_page(folder: Path) -> Page:
+    page = Page()
+    page.feed((folder / "progress.html").read_text(encoding="utf-8"))
+    return page
+
+
+def test_the_page_shows_acceptance_time_left_and_what_to_expect(tmp_path: Path) -> None:
+    lines: list[str] = []
+    live = Live(tmp_path, ["A plan with <angles>."], lines.append)
+    live.costs = Costs(check=[10.0, 10.0, 10.0], draft=[1.0, 2.0])
+    live.stage("Training medusa")
+    assert read_page(tmp_path).curves == []
+    live.stepped(status(3))
+    live.evaluated(status(3))
+    page = read_page(tmp_path)
+    for part in ("<angles>", "Training medusa", "30 of 60", "0:01:30", "50% 30%", "1.250", "1.38× with 2 draft tokens"):
+        assert part in page.text
+    assert page.refreshes
+    assert len(page.curves) == 2
+    assert all(len(points.split()) == 3 for points in page.curves)
+    assert any("acceptance by place 50% 30%" in line for line in lines)
+    live.finish("Done.")
+    assert not read_page(tmp_path).refreshes
+    assert [each.name for each in tmp_path.iterdir() if each.is_file()] == ["progress.html"]
+
+
+def test_without_tensorboard_one_line_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "torch.utils.tensorboard", None)
+    lines: list[str] = []
+    live = Live(tmp_path, [], lines.append)
+    live.evaluated(status(1))
+    live.evaluated(status(2))
+    assert sum('pip install "outrider[distill]"' in line for line in lines) == 1
+
+
+def test_ctrl_c_waits_for_the_step_and_a_second_one_does_not() -> None:
+    before = signal.getsignal(signal.SIGINT)
+    with Stopping() as stopped:
+        assert not stopped()
+        press_ctrl_c()
+        assert stopped()
+        with pytest.raises(KeyboardInterrupt):
+            press_ctrl_c()
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+@pytest.mark.skipif(not hasattr(signal, "pthread_sigmask"), reason="signals of POSIX")
+def test_signals_do_not_go_to_the_thread_that_has_models() -> None:
+    with Stopping():
+        assert signal.SIGTERM in signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    assert signal.SIGTERM not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
+
+
+def press_ctrl_c() -> None:
+    """To the process, as a terminal does: another thread than this one receives it."""
+    os.kill(os.getpid(), signal.SIGINT)
+    time.sleep(0.2)
+
+
+TRAINING: dict[str, Any] = {
+    "recipe": "outrider distill main -o drafter", "kind": "medusa", "steps": 100, "hours": 0.5,
+    "main_model": {"id": "org/main", "revision": "abc", "weights": "int8", "license": "apache-2.0"},
+    "prompts": {"file": "mine.txt", "license": "mit", "conversations": {"model": 30, "user": 10}},
+    "hours_by_stage": {"data": 1.5, "training": 0.5}, "data_answer_tokens": 12_345, "trained_answer_tokens": 40_000,
+    "held_out_acceptance_by_place": [0.61, 0.42], "held_out_tokens_per_round": 1.87,
+    "prediction": {"num_draft_tokens": 2, "tokens_per_round": 1.87, "speed_up": 1.34},
+}  # fmt: skip
+
+
+def test_the_card_is_complete() -> None:
+    text = card(TRAINING)
+    front = text.split("---")[1]
+    assert 'license: "apache-2.0"' in front
+    assert 'base_model: "org/main"' in front
+    for part in (
+        "kind medusa for org/main", "revision abc", "License: apache-2.0", "12,345 tokens", "30 from the model",
+        "10 from the user", "mine.txt. License: mit", "100 steps", "0.50 hours", "data 1.50 h", "1.34 × plain decoding",
+        "| 61% | 42% |", "1.87", "outrider distill main -o drafter",
+    ):  # fmt: skip
+        assert part in text, part
+
+
+def test_the_recipe_has_names_and_no_paths(tied: Path, tmp_path: Path) -> None:
+    asked = replace(OPTIONS, main=str(tied), output=tmp_path / "my drafter", prompts=tmp_path / "p.txt")
+    found = command(asked)
+    assert str(tmp_path) not in found
+    assert found.startswith("outrider distill tied -o 'my drafter' --kind medusa --tokens 2000 --hours 1 --seed 0")
+    assert found.endswith("--prompts p.txt")
+
+
+def test_a_main_models_licence_is_found_in_its_files(tied: Path, make_gguf: Any, tmp_path: Path) -> None:
+    assert find_license(str(tied)) is None
+    named = make_gguf("licensed", tied, metadata={"general.license": "apache-2.0"})
+    assert find_license(str(named)) == "apache-2.0"
+    folder = tmp_path / "checkpoint"
+    folder.mkdir()
+    (folder / "LICENSE").write_text("Some licence\n", encoding="utf-8")
+    assert find_license(str(folder)) == "see LICENSE of the main model"
+    (folder / "README.md").write_text("---\nlicense: mit\n---\n# Model\n", encoding="utf-8")
+    assert find_license(str(folder)) == "mit"
+
+
+@pytest.fixture
+def main_model(convert: Any, make_checkpoint: Any, tmp_path: Path) -> Path:
+    """A bundle of a tiny main model with six layers, in a folder of its own."""
+    bundle, _ = convert(make_checkpoint("six", num_hidden_layers=6, seed=3), weights="fp32")
+    folder: Path = shutil.copytree(bundle.folder, tmp_path / "main")
+    return folder
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+class StopAt:
+    """Raises the signal of Ctrl-C once, when a line of these words is told."""
+
+    def __init__(self, *words: str) -> None:
+        self._words, self.lines = list(words), list[str]()
+
+    def __call__(self, line: str) -> None:
+        self.lines.append(line)
+        if self._words and self._words[0] in line:
+            self._words.pop(0)
+            press_ctrl_c()
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("one_thread")
+def test_a_drafter_is_made_stopped_and_gone_on_with_and_drafts_losslessly(main_model: Path, tmp_path: Path) -> None:
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("".join(f"Count from {i} to {i + 9}, please.\n" for i in range(400)), encoding="utf-8")
+    asked = Options(
+        str(main_model), tmp_path / "drafter", num_tokens=3000, hours=0.2, prompts=prompts, into=main_model,
+        main_license="mit", keep_work=True,
+    )  # fmt: skip
+    # Lines of evaluations come between Ctrl-C's handlers of two stages.
+    tell = StopAt("acceptance by place", "acceptance by place")
+    for _ in range(2):
+        with pytest.raises(Stopped):
+            distill(asked, tell=tell)
+        assert not asked.output.exists()
+    found = distill(asked, tell=tell)
+    assert found.kind in ("eagle3", "block", "medusa")
+    assert {path.name for path in asked.output.iterdir()} == {
+        "README.md", "config.json", "model.safetensors", "progress.html", "training.json"
+    }  # fmt: skip
+    training = json.loads((asked.output / "training.json").read_text(encoding="utf-8"))
+    assert [each["kind"] for each in training["trials"]] == ["eagle3", "block", "medusa"]
+    assert training["main_model"]["license"] == "mit"
+    assert training["held_out_acceptance_by_place"]
+    assert (tmp_path / "drafter.work").is_dir()
+    name = read_bundle(main_model).manifest.drafters[0].name
+    with outrider.load(main_model, drafter=name) as engine:
+        for prompt in ("Count from 3 to 12, please.", "Hello"):
+            plain = engine.generate(prompt, max_new_tokens=24, drafter=None)
+            drafted = engine.generate(prompt, max_new_tokens=24, drafter=name, num_assistant_tokens=3)
+            assert drafted.token_ids == plain.token_ids
+            assert drafted.stats.num_draft_tokens > 0
+
+
+@pytest.mark.slow
+def test_the_main_model_is_read_from_its_graph_as_it_is_in_the_checkpoint(
+    main_model: Path, make_checkpoint: Any
+) -> None:
+    from transformers import AutoModelForCausalLM
+
+    from outrider_export.distill.main_model import read_teacher
+    from outrider_export.train.layers import Teacher
+
+    expected = Teacher.of(AutoModelForCausalLM.from_pretrained(make_checkpoint("six", num_hidden_layers=6, seed=3)))
+    found = read_teacher(read_bundle(main_model))
+    assert found.shape._replace(context_length=0) == expected.shape._replace(context_length=0)
+    for name in ("embedding", "lm_head", "norm"):
+        assert np.allclose(getattr(found, name), getattr(expected, name).detach(), atol=1e-3), name
+    for own, other in zip(found.layers, expected.layers, strict=True):
+        assert {*own} == {name for name in other if not name.endswith("bias")}
+        assert all(np.allclose(each, other[name].detach(), atol=1e-3) for name, each in own.items())
