@@ -1,0 +1,146 @@
+"""What all addresses have in common: how answers become bodies of responses."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
+
+from msgspec import UNSET
+
+from outrider.server.protocol.requests import Asked, Generation
+from outrider.server.protocol.responses import Token
+from outrider.server.usage import timings_of, usage_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from collections.abc import Sequence as Seq
+
+    import msgspec
+
+    from outrider.results import AnswerToken, Result, TextChunk
+    from outrider.server.conversations import Conversations
+    from outrider.server.errors import ApiError
+    from outrider.server.logprobs import TokenTexts
+    from outrider.server.options import Choice
+    from outrider.server.protocol.responses import FinishReason
+    from outrider.tools import ToolFormat
+
+Kind = TypeVar("Kind", bound=Asked)
+Many = TypeVar("Many", bound=Generation)
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """What all bodies of one answer begin with. created: in seconds since 1970. texts: of tokens.
+
+    conversations: where the answer may be stored.
+    """
+
+    id: str
+    created: int
+    model: str
+    system_fingerprint: str
+    texts: TokenTexts
+    tool_format: ToolFormat | None
+    conversations: Conversations
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """The fields of a body."""
+        return {
+            "id": self.id,
+            "created": self.created,
+            "model": self.model,
+            "system_fingerprint": self.system_fingerprint,
+        }
+
+
+class Answer(ABC, Generic[Kind]):
+    """One request's answer, whole or as events of a stream.
+
+    kind: of the request. prefix: of the answer's id. last: the data of a stream's last event; empty: there is none.
+    """
+
+    kind: ClassVar[type[Asked]]
+    prefix: ClassVar[str]
+    last: ClassVar[str] = "[DONE]"
+
+    def __init__(self, request: Kind, head: Head, choices: Seq[Choice]) -> None:  # noqa: ARG002
+        self.request, self.head = request, head
+
+    @staticmethod
+    @abstractmethod
+    def choices(request: Any, conversations: Conversations) -> list[Choice]:
+        """The answers to generate. Raises ApiError for fields that contradict each other."""
+
+    @abstractmethod
+    def whole(self, results: Seq[Result]) -> msgspec.Struct:
+        """The body of a response that is not streamed."""
+
+    @abstractmethod
+    def begin(self) -> Iterator[msgspec.Struct]:
+        """The events before the first piece."""
+
+    @abstractmethod
+    def events(self, number: int, chunk: TextChunk) -> Iterator[msgspec.Struct]:
+        """The events for a piece of the answer `number`."""
+
+    def failure(self, error: ApiError) -> msgspec.Struct:
+        """The event that ends a stream which fails."""
+        return error.body
+
+
+class Choices(Answer[Many]):
+    """n choices for each prompt."""
+
+    def __init__(self, request: Many, head: Head, choices: Seq[Choice]) -> None:
+        super().__init__(request, head, choices)
+        self._results: list[Result | None] = [None] * len(choices)
+
+    @abstractmethod
+    def _piece(self, number: int, chunk: TextChunk, **last: Any) -> Iterator[msgspec.Struct]:
+        """The events of a piece of a choice. last: fields of the last of them."""
+
+    @abstractmethod
+    def _event(self, choices: Seq[Any], **fields: Any) -> msgspec.Struct:
+        """An event of a stream."""
+
+    def events(self, number: int, chunk: TextChunk) -> Iterator[msgspec.Struct]:
+        """The events for a piece of a choice. The last piece of all is followed by the usage, if it was asked for."""
+        self._results[number] = chunk.result
+        ended = [result for result in self._results if result]
+        is_last = len(ended) == len(self._results)
+        timings = {"timings": timings_of([result.stats for result in ended])} if is_last else {}
+        if not self._wants_usage:
+            yield from self._piece(number, chunk, **timings)
+            return
+        yield from self._piece(number, chunk)
+        if is_last:
+            yield self._event([], **self._totals(ended))
+
+    def _tokens(self, tokens: Seq[AnswerToken]) -> dict[str, Any]:
+        """The field `tokens` of a choice, if it was asked for."""
+        if not self.request.return_tokens:
+            return {}
+        return {"tokens": [Token(t.token_id, self.head.texts[t.token_id], t.source, t.drafter) for t in tokens]}
+
+    def _totals(self, results: Seq[Result]) -> dict[str, Any]:
+        """Usage and timings of all choices."""
+        stats = [result.stats for result in results]
+        return {"usage": usage_of(stats, self.request.n or 1), "timings": timings_of(stats)}
+
+    @property
+    def _wants_usage(self) -> bool:
+        options = self.request.stream_options
+        return bool(options and options.include_usage)
+
+    @property
+    def _no_usage_yet(self) -> Any:
+        """OpenAI sends null with every event before the usage, and nothing if it was not asked for."""
+        return None if self._wants_usage else UNSET
+
+
+def finish_reason(result: Result) -> FinishReason:
+    """Why an answer ended, as OpenAI's API says it."""
+    return "length" if result.finish_reason == "length" else "stop"

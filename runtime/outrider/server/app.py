@@ -1,0 +1,123 @@
+"""Routes and wiring."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager, suppress
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.responses import Response
+from starlette.routing import Route
+
+from outrider.config import Config
+from outrider.errors import OutriderError
+from outrider.server.chat import Chat
+from outrider.server.completions import Completions
+from outrider.server.conversations import Conversations
+from outrider.server.endpoint import Endpoint, Service
+from outrider.server.errors import ApiError, as_api_error
+from outrider.server.limits import Queue
+from outrider.server.metrics import Metrics
+from outrider.server.models import Models
+from outrider.server.openapi import describe
+from outrider.server.page import page_routes
+from outrider.server.protocol.responses import Health, ModelList
+from outrider.server.responses import Responses
+from outrider.server.security import Guard
+from outrider.server.settings import Settings
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Mapping
+    from pathlib import Path
+
+    from starlette.requests import Request
+
+_METRICS_TYPE = "text/plain; version=1.0.0; charset=utf-8"
+
+
+def make_app(
+    bundles: Mapping[str, str | Path], settings: Settings | None = None, config: Config | None = None
+) -> Starlette:
+    """An ASGI app that serves bundles by name.
+
+        uvicorn.run(make_app({"qwen": "qwen-coder-pair"}), port=8000)
+
+    config: of all engines. Its generation options are the defaults of requests. `app.state.service` is the `Service`.
+
+    Raises:
+        BundleError: when a bundle is missing or damaged.
+        OptionError: when there is none.
+    """
+    settings = settings or Settings()
+    models = Models(bundles, config or Config())
+    queue = Queue(settings.max_running, settings.max_waiting)
+    metrics = Metrics([model.name for model in models.all])
+    service = Service(settings, models, queue, metrics, Conversations(settings.max_stored))
+    app = Starlette(
+        routes=[
+            Route("/health", partial(_health, service)),
+            Route("/metrics", partial(_metrics, service)),
+            Route("/openapi.json", partial(_openapi, service)),
+            Route("/v1/models", partial(_list_models, service)),
+            Route("/v1/models/{name:path}", partial(_model, service)),
+            Route("/v1/chat/completions", Endpoint(service, Chat), methods=["POST"]),
+            Route("/v1/responses", Endpoint(service, Responses), methods=["POST"]),
+            Route("/v1/completions", Endpoint(service, Completions), methods=["POST"]),
+            *page_routes(),
+        ],
+        middleware=[Middleware(Guard, settings=settings)],
+        exception_handlers=dict.fromkeys((ApiError, OutriderError, HTTPException, Exception), _failed),
+        lifespan=partial(_lifespan, service),
+    )
+    app.state.service = service
+    return app
+
+
+@asynccontextmanager
+async def _lifespan(service: Service, _: Starlette) -> AsyncIterator[None]:
+    seconds = service.settings.idle_seconds
+    watch = None if seconds is None else asyncio.create_task(service.models.watch(seconds))
+    try:
+        yield
+    finally:
+        if watch is not None:
+            watch.cancel()
+            with suppress(asyncio.CancelledError):
+                await watch
+        await service.models.close()
+
+
+async def _failed(_: Request, error: Exception) -> Response:
+    return as_api_error(error).response()
+
+
+async def _health(service: Service, _: Request) -> Response:
+    """As llama-server: 503 while the first model is loaded."""
+    if service.models.is_starting:
+        raise ApiError(503, "Loading model", type="unavailable_error")
+    return _json(Health())
+
+
+async def _metrics(service: Service, _: Request) -> Response:
+    return Response(service.metrics.text(), media_type=_METRICS_TYPE)
+
+
+async def _openapi(service: Service, _: Request) -> Response:
+    return _json(describe([model.name for model in service.models.all], needs_key=service.settings.api_key is not None))
+
+
+async def _list_models(service: Service, _: Request) -> Response:
+    return _json(ModelList([model.info for model in service.models.all]))
+
+
+async def _model(service: Service, request: Request) -> Response:
+    return _json(service.models.find(request.path_params["name"]).info)
+
+
+def _json(body: Any) -> Response:
+    return Response(msgspec.json.encode(body), media_type="application/json")

@@ -1,0 +1,121 @@
+"""/v1/chat/completions."""
+
+from __future__ import annotations
+
+import secrets
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from outrider.server.answers import Choices, finish_reason
+from outrider.server.logprobs import chat_logprobs
+from outrider.server.options import choices_of_chat
+from outrider.server.protocol.requests import ChatRequest
+from outrider.server.protocol.responses import (
+    ChatChoice,
+    ChatChunk,
+    ChatChunkChoice,
+    ChatCompletion,
+    Delta,
+    FunctionCall,
+    FunctionPart,
+    Message,
+    ToolCall,
+    ToolCallPart,
+)
+from outrider.tools import ToolCallDelta
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from collections.abc import Sequence as Seq
+
+    from outrider.results import Result, TextChunk
+    from outrider.server.answers import Head
+    from outrider.server.conversations import Conversations
+    from outrider.server.options import Choice
+    from outrider.server.protocol.responses import ChatLogprobs, FinishReason
+    from outrider.types import TokenLogprobs
+
+
+class Chat(Choices[ChatRequest]):
+    """The answer to a chat."""
+
+    kind = ChatRequest
+    prefix = "chatcmpl-"
+
+    def __init__(self, request: ChatRequest, head: Head, choices: Seq[Choice]) -> None:
+        super().__init__(request, head, choices)
+        self._form = head.tool_format if request.tools and request.tool_choice != "none" else None
+        self._max_calls = 1 if request.parallel_tool_calls is False else None
+        self._tools = msgspec.to_builtins(request.tools or [])
+        self._streams = [self._form.stream(self._max_calls, self._tools) if self._form else None for _ in choices]
+        self._has_called: set[int] = set()  # choices that call functions
+
+    @staticmethod
+    def choices(request: ChatRequest, conversations: Conversations) -> list[Choice]:  # noqa: ARG004
+        """The n answers."""
+        return choices_of_chat(request)
+
+    def whole(self, results: Seq[Result]) -> ChatCompletion:
+        """All choices in one body."""
+        choices = [self._choice(i, result) for i, result in enumerate(results)]
+        return ChatCompletion(choices=choices, **self.head.fields, **self._totals(results))
+
+    def begin(self) -> Iterator[ChatChunk]:
+        """Each choice's first event says whose turn it is."""
+        for i in range(len(self._results)):
+            yield self._event([ChatChunkChoice(i, Delta(role="assistant", content=""))])
+
+    def _choice(self, number: int, result: Result) -> ChatChoice:
+        message = Message(result.text)
+        if self._form is not None:
+            content, calls = self._form.parse(result.text, self._max_calls, self._tools)
+            if calls:
+                made = [ToolCall(_new_id(), FunctionCall(call.name, call.arguments)) for call in calls]
+                message = Message(content or None, tool_calls=made)
+                self._has_called.add(number)
+        reason = self._finish_reason(number, result)
+        tokens, logprobs = self._tokens(result.tokens), self._logprobs(result.logprobs)
+        return ChatChoice(number, message, reason, logprobs, result.seed, **tokens)
+
+    def _piece(self, number: int, chunk: TextChunk, **last: Any) -> Iterator[ChatChunk]:
+        logprobs, tokens = self._logprobs(chunk.logprobs), self._tokens(chunk.tokens)
+        for delta in self._deltas(number, chunk) or ([Delta(content="")] if chunk.tokens else []):
+            yield self._event([ChatChunkChoice(number, delta, logprobs=logprobs, **tokens)])
+            logprobs, tokens = None, {}  # they come with the first of these events
+        if result := chunk.result:
+            reason = self._finish_reason(number, result)
+            yield self._event([ChatChunkChoice(number, Delta(), reason, seed=result.seed)], **last)
+
+    def _deltas(self, number: int, chunk: TextChunk) -> list[Delta]:
+        """What a piece of text adds to the message: text, and calls of functions."""
+        stream = self._streams[number]
+        if stream is None:
+            return [Delta(content=chunk.text)] if chunk.text else []
+        pieces = stream.push(chunk.text) + (stream.finish() if chunk.result else [])
+        if any(isinstance(piece, ToolCallDelta) for piece in pieces):
+            self._has_called.add(number)
+        return [_delta(piece) for piece in pieces]
+
+    def _event(self, choices: Seq[ChatChunkChoice], **fields: Any) -> ChatChunk:
+        return ChatChunk(choices=list(choices), **{"usage": self._no_usage_yet} | self.head.fields | fields)
+
+    def _finish_reason(self, number: int, result: Result) -> FinishReason:
+        reason = finish_reason(result)
+        return "tool_calls" if reason == "stop" and number in self._has_called else reason
+
+    def _logprobs(self, tokens: Seq[TokenLogprobs] | None) -> ChatLogprobs | None:
+        return None if tokens is None else chat_logprobs(tokens, self.head.texts)
+
+
+def _delta(piece: str | ToolCallDelta) -> Delta:
+    if isinstance(piece, str):
+        return Delta(content=piece)
+    if piece.name is None:
+        return Delta(tool_calls=[ToolCallPart(piece.index, FunctionPart(piece.arguments))])
+    begun = ToolCallPart(piece.index, FunctionPart(piece.arguments, piece.name), _new_id(), "function")
+    return Delta(tool_calls=[begun])
+
+
+def _new_id() -> str:
+    return f"call_{secrets.token_hex(12)}"

@@ -1,0 +1,69 @@
+"""/v1/completions."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from outrider.server.answers import Choices, finish_reason
+from outrider.server.logprobs import completion_logprobs
+from outrider.server.options import choices_of_completion
+from outrider.server.protocol.requests import CompletionRequest
+from outrider.server.protocol.responses import Completion, CompletionChoice
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from collections.abc import Sequence as Seq
+
+    from outrider.results import Result, TextChunk
+    from outrider.server.answers import Head
+    from outrider.server.conversations import Conversations
+    from outrider.server.options import Choice
+    from outrider.server.protocol.responses import CompletionLogprobs
+    from outrider.types import TokenLogprobs
+
+
+class Completions(Choices[CompletionRequest]):
+    """The answers to one or several texts."""
+
+    kind = CompletionRequest
+    prefix = "cmpl-"
+
+    def __init__(self, request: CompletionRequest, head: Head, choices: Seq[Choice]) -> None:
+        super().__init__(request, head, choices)
+        self._offsets = [0] * len(choices)  # characters of each choice's tokens so far
+
+    @staticmethod
+    def choices(request: CompletionRequest, conversations: Conversations) -> list[Choice]:  # noqa: ARG004
+        """The n answers of each prompt."""
+        return choices_of_completion(request)
+
+    def whole(self, results: Seq[Result]) -> Completion:
+        """All choices in one body."""
+        choices = [self._choice(i, result) for i, result in enumerate(results)]
+        return Completion(choices=choices, **self.head.fields, **self._totals(results))
+
+    def begin(self) -> Iterator[Completion]:
+        """Nothing comes before the text."""
+        yield from ()
+
+    def _choice(self, number: int, result: Result) -> CompletionChoice:
+        logprobs, tokens = self._logprobs(result.logprobs, number), self._tokens(result.tokens)
+        return CompletionChoice(number, result.text, finish_reason(result), logprobs, result.seed, **tokens)
+
+    def _piece(self, number: int, chunk: TextChunk, **last: Any) -> Iterator[Completion]:
+        logprobs, tokens = self._logprobs(chunk.logprobs, number), self._tokens(chunk.tokens)
+        if result := chunk.result:
+            choice = CompletionChoice(number, chunk.text, finish_reason(result), logprobs, result.seed, **tokens)
+            yield self._event([choice], **last)
+        else:
+            yield self._event([CompletionChoice(number, chunk.text, logprobs=logprobs, **tokens)])
+
+    def _event(self, choices: Seq[CompletionChoice], **fields: Any) -> Completion:
+        return Completion(choices=list(choices), **{"usage": self._no_usage_yet} | self.head.fields | fields)
+
+    def _logprobs(self, tokens: Seq[TokenLogprobs] | None, number: int) -> CompletionLogprobs | None:
+        if tokens is None:
+            return None
+        made = completion_logprobs(tokens, self.head.texts, self._offsets[number])
+        self._offsets[number] += sum(map(len, made.tokens))
+        return made

@@ -1,0 +1,217 @@
+"""Requests for text, from their arrival to the end of their answer."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import time
+from contextlib import AsyncExitStack, aclosing
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from sse_starlette import EventSourceResponse
+from sse_starlette.sse import SendTimeoutError
+from starlette.responses import Response
+
+from outrider.server.answers import Answer, Head
+from outrider.server.errors import as_api_error, out_of_time
+from outrider.server.limits import Gone, read_body
+from outrider.server.merging import merge
+from outrider.server.protocol.items import ResponseEvent
+from outrider.server.protocol.reading import read_request
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, AsyncIterator, Coroutine
+
+    from starlette.types import Message, Receive, Scope, Send
+
+    from outrider.engine import Engine
+    from outrider.results import Result, TextChunk
+    from outrider.server.conversations import Conversations
+    from outrider.server.limits import Queue
+    from outrider.server.metrics import Metrics
+    from outrider.server.models import Model, Models
+    from outrider.server.options import Choice
+    from outrider.server.protocol.requests import Asked
+    from outrider.server.settings import Settings
+
+log = logging.getLogger("outrider.server")
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """What all requests of one server share."""
+
+    settings: Settings
+    models: Models
+    queue: Queue
+    metrics: Metrics
+    conversations: Conversations
+
+
+class Endpoint:
+    """An address that answers prompts: an ASGI app. A client that leaves ends its answer at once."""
+
+    def __init__(self, service: Service, answer: type[Answer[Any]]) -> None:
+        self._service, self._answer = service, answer
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Read the request, generate, and send the answer."""
+        began, settings = time.monotonic(), self._service.settings
+        try:
+            body = await read_body(scope, receive, settings.max_body, settings.body_seconds)
+            request = read_request(body, self._answer.kind)
+            job = _Job(self._service, self._answer, request, began)
+            await _unless_gone(job.run(scope, send), receive)
+        except Gone:
+            log.info("A client has left.")
+
+
+class _Job:
+    """One request: its places in the queue, its engine, its answer."""
+
+    def __init__(self, service: Service, answer: type[Answer[Any]], request: Asked, began: float) -> None:
+        self._service, self._kind, self._request, self._began = service, answer, request, began
+        self._choices: list[Choice] = answer.choices(request, service.conversations)
+        self._model: Model = service.models.find(request.model)
+        self._deadline = asyncio.get_running_loop().time() + service.settings.request_seconds
+
+    async def run(self, scope: Scope, send: Send) -> None:
+        """Wait for a place, generate, and send the response.
+
+        Raises:
+            ApiError, OutriderError: before anything was sent.
+        """
+        async with AsyncExitStack() as stack:
+            try:
+                async with asyncio.timeout_at(self._deadline):
+                    engine = await self._enter(stack)
+                    pieces = await stack.enter_async_context(aclosing(self._pieces(engine)))
+                    first = await anext(pieces)
+                    answer = self._kind(self._request, self._head(engine), self._choices)
+                    if not self._request.stream:
+                        response: Response = _json(answer.whole(await _results(first, pieces, len(self._choices))))
+            except TimeoutError as error:
+                raise out_of_time(self._service.settings.request_seconds) from error
+            if self._request.stream:
+                response = EventSourceResponse(
+                    self._events(answer, first, pieces), sep="\n", send_timeout=self._service.settings.send_seconds
+                )
+            try:
+                await response(scope, _never, send)
+            except SendTimeoutError:
+                log.warning("A client does not read its answer, which is cancelled.")
+
+    async def _enter(self, stack: AsyncExitStack) -> Engine:
+        """Wait in the queue, then for the model."""
+        metrics, name, count = self._service.metrics, self._model.name, len(self._choices)
+        waiting = metrics.waiting.labels(name)
+        waiting.inc(count)
+        try:
+            await stack.enter_async_context(self._service.queue.places(count))
+        finally:
+            waiting.dec(count)
+        metrics.queued.labels(name).observe(time.monotonic() - self._began)
+        return await stack.enter_async_context(self._service.models.use(self._model))
+
+    async def _pieces(self, engine: Engine) -> AsyncGenerator[tuple[int, TextChunk], None]:
+        """The pieces of all choices as they come, with the choice's number; the whole ones if they are not streamed.
+
+        Pieces that nobody waits for would wake this thread while the main model needs all cores.
+        """
+        meters = [self._service.metrics.meter(self._model.name, self._began) for _ in self._choices]
+        try:
+            whole = not self._request.stream
+            streams = [engine.astream(choice.prompt, at_once=whole, **choice.options) for choice in self._choices]
+            async with aclosing(merge(streams)) as pieces:
+                async for number, chunk in pieces:
+                    meters[number].read(chunk)
+                    yield number, chunk
+        finally:
+            for meter in meters:
+                meter.close()
+
+    async def _events(
+        self, answer: Answer[Any], first: tuple[int, TextChunk], pieces: AsyncGenerator[tuple[int, TextChunk], None]
+    ) -> AsyncIterator[dict[str, str]]:
+        """The events of a stream. A failure is its last event."""
+        try:
+            for body in answer.begin():
+                yield _event(body)
+            piece: tuple[int, TextChunk] | None = first
+            while piece is not None:
+                for body in answer.events(*piece):
+                    yield _event(body)
+                async with asyncio.timeout_at(self._deadline):
+                    piece = await anext(pieces, None)
+            if answer.last:
+                yield {"data": answer.last}
+        except TimeoutError:
+            yield _event(answer.failure(out_of_time(self._service.settings.request_seconds)))
+        except Exception as error:
+            yield _event(answer.failure(as_api_error(error)))
+
+    def _head(self, engine: Engine) -> Head:
+        model = self._model
+        return Head(
+            id=f"{self._kind.prefix}{secrets.token_hex(12)}",
+            created=int(time.time()),
+            model=model.name,
+            system_fingerprint=model.fingerprint,
+            texts=model.texts,
+            tool_format=engine.tool_format,
+            conversations=self._service.conversations,
+        )
+
+
+async def _results(
+    first: tuple[int, TextChunk], pieces: AsyncGenerator[tuple[int, TextChunk], None], count: int
+) -> list[Result]:
+    """The choices' results, in their order."""
+    found: dict[int, Result] = {}
+    piece: tuple[int, TextChunk] | None = first
+    while piece is not None:
+        if piece[1].result:
+            found[piece[0]] = piece[1].result
+        piece = await anext(pieces, None)
+    return [found[number] for number in range(count)]
+
+
+async def _unless_gone(work: Coroutine[Any, Any, None], receive: Receive) -> None:
+    """Do the work, until it is done or the client has left.
+
+    Raises:
+        Gone: when the client has left.
+    """
+    tasks = working, _ = asyncio.ensure_future(work), asyncio.ensure_future(_disconnected(receive))
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise Gone
+        working.result()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _never() -> Message:
+    """For a response: somebody else listens for the client's leaving."""
+    await asyncio.get_running_loop().create_future()
+    raise AssertionError("unreachable")
+
+
+def _json(body: msgspec.Struct) -> Response:
+    return Response(msgspec.json.encode(body), media_type="application/json")
+
+
+def _event(body: msgspec.Struct) -> dict[str, str]:
+    name = {"event": body.type} if isinstance(body, ResponseEvent) else {}
+    return name | {"data": msgspec.json.encode(body).decode()}

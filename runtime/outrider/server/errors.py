@@ -1,0 +1,100 @@
+"""Failures as clients see them: a status and OpenAI's error object.
+
+ApiError
+├── status 400   a bad request: `param` names the field
+├── status 401   no API key, or a wrong one
+├── status 404   no such model or address
+├── status 408, 413, 415   a body that comes too slowly, is too large, or is not JSON
+├── status 429   the queue is full
+└── status 500, 503, 504   a failure of the server, its shutdown, its time limit
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+
+import msgspec
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+
+from outrider.errors import OptionError, OutriderError, RequestError, TooLong, one_line
+from outrider.server.protocol.responses import ErrorBody, ErrorResponse
+
+log = logging.getLogger("outrider.server")
+
+_OPTION = re.compile(r"[a-z_]+(?==)")  # our messages about options begin with the option's name
+_PLACE = re.compile(r"`\$\.([^`]+)`")  # where msgspec found something wrong
+_NAME = ("max_new_tokens", "max_tokens")  # the engine's name of an option, and the API's
+
+
+class ApiError(Exception):
+    """A failure that ends a request with an HTTP status and an error object."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        type: str = "invalid_request_error",  # noqa: A002 - as OpenAI calls it
+        param: str | None = None,
+        code: str | None = None,
+        headers: dict[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status, self.headers = status, headers or {}
+        self.body = ErrorResponse(ErrorBody(message, type, param, code))
+
+    def response(self) -> Response:
+        """The HTTP response."""
+        body = msgspec.json.encode(self.body)
+        return Response(body, self.status, self.headers, media_type="application/json")
+
+
+def as_api_error(error: BaseException) -> ApiError:
+    """What a client is told of an error. Unexpected ones are logged, and their text stays here."""
+    if isinstance(error, ApiError):
+        return error
+    if isinstance(error, OptionError | RequestError):
+        message = str(error)
+        message = message.replace(*_NAME)
+        found = _OPTION.match(message)
+        kind = "context_length_exceeded" if isinstance(error, TooLong) else "invalid_value"
+        return ApiError(400, message, param=found and found[0], code=kind)
+    if isinstance(error, HTTPException):
+        code = {404: "unknown_url", 405: "method_not_allowed"}.get(error.status_code, "http_error")
+        return ApiError(error.status_code, f"{error.detail}.", code=code, headers=dict(error.headers or {}))
+    if isinstance(error, OutriderError):  # of the model or its device
+        log.error("%s", one_line(error))
+        return ApiError(500, str(error), type="server_error")
+    log.error("A request failed.", exc_info=error)
+    return ApiError(500, "The server failed; its log says why.", type="server_error")
+
+
+def bad_field(error: msgspec.ValidationError) -> ApiError:
+    """A body that does not follow the description: the field is named."""
+    message = str(error)
+    place = _PLACE.search(message)
+    return ApiError(400, f"{message}.", param=place and place[1], code="invalid_type")
+
+
+def overloaded(seconds: int) -> ApiError:
+    """The queue is full: come back after so many seconds."""
+    return ApiError(
+        429,
+        f"All places are taken, and the queue is full. Try again in {seconds} s.",
+        type="rate_limit_error",
+        code="queue_full",
+        headers={"Retry-After": str(seconds)},
+    )
+
+
+def out_of_time(seconds: float) -> ApiError:
+    """The time limit of a request has passed."""
+    return ApiError(
+        504,
+        f"The answer was not complete after {seconds:g} s, the limit of this server. Lower max_tokens.",
+        type="timeout_error",
+        code="timeout",
+        headers={"x-should-retry": "false"},  # OpenAI's clients would run into the same limit again
+    )

@@ -1,0 +1,165 @@
+"""The models that are served: loaded when a request asks for them, unloaded when nobody does."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import time
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from outrider import __version__
+from outrider.bundle.folder import read_bundle
+from outrider.bundle.manifest import MANIFEST_NAME
+from outrider.config import COPYING, Config
+from outrider.engine import Engine
+from outrider.errors import OptionError, nearest
+from outrider.server.errors import ApiError
+from outrider.server.logprobs import TokenTexts
+from outrider.server.protocol.responses import ModelInfo
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Mapping
+    from pathlib import Path
+
+    from outrider.bundle import Bundle
+
+log = logging.getLogger("outrider.server")
+
+
+@dataclass(eq=False)
+class Model:
+    """A bundle that is served under a name. engine: while it is loaded."""
+
+    name: str
+    bundle: Bundle
+    config: Config
+    engine: Engine | None = None
+    texts: TokenTexts = field(init=False)  # the engine's
+    loading: asyncio.Task[None] | None = None
+    num_users: int = 0
+    last_used: float = 0.0  # time.monotonic
+
+    def load(self) -> None:
+        """Load the engine. Takes seconds."""
+        engine = Engine(self.bundle, self.config)
+        self.texts = TokenTexts(engine.tokenizer)
+        self.engine = engine
+        self.last_used = time.monotonic()
+        log.info("Loaded %s.", self.name)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Says of two answers whether the same program with the same files made them."""
+        files = msgspec.json.encode((__version__, self.bundle.manifest.files))
+        return f"outrider-{hashlib.sha256(files).hexdigest()[:12]}"
+
+    @property
+    def info(self) -> ModelInfo:
+        """What is known of it without loading."""
+        manifest = self.bundle.manifest
+        drafters = self.engine.drafters if self.engine else (*(d.name for d in manifest.drafters), *COPYING)
+        return ModelInfo(
+            id=self.name,
+            created=int((self.bundle.folder / MANIFEST_NAME).stat().st_mtime),
+            loaded=self.engine is not None,
+            drafters=list(drafters),
+            max_model_len=manifest.main.geometry.context_length,
+        )
+
+
+class Models:
+    """The models by name.
+
+        models = Models({"qwen": "qwen-coder-pair"}, Config())
+        async with models.use("qwen") as engine:
+            ...
+
+    Belongs to one event loop.
+
+    Raises:
+        BundleError: when a bundle is missing or damaged.
+    """
+
+    def __init__(self, bundles: Mapping[str, str | Path], config: Config) -> None:
+        if not bundles:
+            raise OptionError("No model is served. Name at least one bundle.")
+        self._models = {name: Model(name, read_bundle(path), config) for name, path in bundles.items()}
+
+    @property
+    def all(self) -> list[Model]:
+        """The models, in the order they were named in."""
+        return list(self._models.values())
+
+    def find(self, name: str) -> Model:
+        """The model of this name.
+
+        Raises:
+            ApiError: with status 404.
+        """
+        if name not in self._models:
+            shown = name[:100]
+            message = f"There is no model '{shown}'. {nearest(shown, self._models)}"
+            raise ApiError(404, message, param="model", code="model_not_found")
+        return self._models[name]
+
+    @property
+    def is_starting(self) -> bool:
+        """Whether the first model is being loaded."""
+        return any(m.loading for m in self.all) and not any(m.engine for m in self.all)
+
+    @asynccontextmanager
+    async def use(self, model: Model) -> AsyncIterator[Engine]:
+        """The model's engine, which is loaded if it is not, and stays while the block runs.
+
+        Raises:
+            OutriderError: when it cannot be loaded.
+        """
+        model.num_users += 1
+        try:
+            while model.engine is None:
+                if model.loading is None:
+                    model.loading = asyncio.create_task(self._load(model))
+                await asyncio.shield(model.loading)  # the client may leave: others wait for the model too
+            yield model.engine
+        finally:
+            model.num_users -= 1
+            model.last_used = time.monotonic()
+
+    async def _load(self, model: Model) -> None:
+        try:
+            await asyncio.to_thread(model.load)
+        finally:
+            model.loading = None
+
+    async def unload_idle(self, idle_seconds: float) -> None:
+        """Unload the models that nobody has used for so long."""
+        now = time.monotonic()
+        for model in self.all:
+            if model.engine and not model.num_users and now - model.last_used >= idle_seconds:
+                await self._unload(model)
+
+    async def watch(self, idle_seconds: float) -> None:
+        """Unload idle models, for ever."""
+        while True:
+            await asyncio.sleep(min(max(idle_seconds / 4, 0.01), 30.0))
+            await self.unload_idle(idle_seconds)
+
+    async def close(self) -> None:
+        """Unload all models. Requests that still run end with an error."""
+        for model in self.all:
+            if model.loading:
+                await asyncio.gather(model.loading, return_exceptions=True)
+            if model.engine:
+                await self._unload(model)
+
+    async def _unload(self, model: Model) -> None:
+        engine, model.engine = model.engine, None
+        if engine is not None:
+            await asyncio.to_thread(engine.close)  # waits for the engine's thread
+            log.info("Unloaded %s.", model.name)

@@ -1,0 +1,122 @@
+"""The description of the API at /openapi.json, made of the structs that read and write the bodies."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from outrider import __version__
+from outrider.server.protocol.items import ResponseEvent, ResponseObject, ResponseRequest
+from outrider.server.protocol.reading import HARMLESS, NEUTRAL
+from outrider.server.protocol.requests import ChatRequest, CompletionRequest
+from outrider.server.protocol.responses import (
+    ChatChunk,
+    ChatCompletion,
+    Completion,
+    ErrorResponse,
+    Health,
+    ModelInfo,
+    ModelList,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence as Seq
+
+    from outrider.server.protocol.requests import Asked
+
+_STRUCTS = (
+    ChatRequest, ChatCompletion, ChatChunk, CompletionRequest, Completion, ErrorResponse, Health, ModelInfo, ModelList,
+    ResponseRequest, ResponseObject, ResponseEvent,
+)  # fmt: skip
+_ERRORS = {
+    400: "The request is wrong; `param` names the field.",
+    401: "The API key is missing or wrong.",
+    403: "The Host header has a name that this server does not answer to.",
+    404: "There is no such model.",
+    408: "The body came too slowly.",
+    413: "The body is too large.",
+    415: "The body is not declared as JSON.",
+    429: "The queue is full; Retry-After says when to come back.",
+    500: "A model failed.",
+    504: "The answer took longer than this server allows.",
+}
+
+
+def describe(models: Seq[str], *, needs_key: bool) -> dict[str, Any]:
+    """The description as OpenAPI 3.1. models: the names that requests may ask for."""
+    _, schemas = msgspec.json.schema_components(_STRUCTS, ref_template="#/components/schemas/{name}")
+    for kind in (ChatRequest, CompletionRequest, ResponseRequest):
+        _complete(schemas[kind.__name__], kind, models)
+    described: dict[str, Any] = {
+        "openapi": "3.1.0",
+        "info": {"title": "Outrider", "version": __version__, "description": "OpenAI's API, on this machine."},
+        "paths": {
+            "/health": {"get": _get("Whether the server is ready", "Health", 503)},
+            "/metrics": {"get": _plain("Metrics for Prometheus, with vLLM's names")},
+            "/v1/models": {"get": _get("The models", "ModelList")},
+            "/v1/models/{model}": {
+                "get": _get("One model", "ModelInfo", 404),
+                "parameters": [
+                    {"name": "model", "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
+                ],
+            },
+            "/v1/chat/completions": {"post": _post("Answer a chat", ChatRequest, ChatCompletion, ChatChunk)},
+            "/v1/completions": {"post": _post("Continue a text", CompletionRequest, Completion, Completion)},
+            "/v1/responses": {"post": _post("Answer items", ResponseRequest, ResponseObject, ResponseEvent)},
+        },
+        "components": {"schemas": schemas},
+    }
+    if needs_key:
+        described["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+        described["security"] = [{"key": []}]
+    return described
+
+
+def _complete(schema: dict[str, Any], kind: type[Asked], models: Seq[str]) -> None:
+    """Add the fields that are accepted and have no effect, and the models' names."""
+    schema["properties"]["model"] = {"enum": list(models)}
+    for name in set(HARMLESS) - set(kind.__struct_fields__):
+        schema["properties"][name] = {"description": "Accepted, and without effect."}
+    for name, values in NEUTRAL[kind].items():
+        schema["properties"][name] = {"enum": list(values), "description": "Not supported with other values."}
+
+
+def _get(summary: str, name: str, *errors: int) -> dict[str, Any]:
+    return {"summary": summary, "responses": {"200": _response(summary, name)} | _failures(401, 403, *errors)}
+
+
+def _plain(summary: str) -> dict[str, Any]:
+    content = {"text/plain": {"schema": {"type": "string"}}}
+    return {
+        "summary": summary,
+        "responses": {"200": {"description": summary, "content": content}} | _failures(401, 403),
+    }
+
+
+def _post(summary: str, request: type, response: type, event: type) -> dict[str, Any]:
+    done = _response(f"The answer; with stream, events whose data is a {event.__name__}.", response.__name__)
+    done["content"]["text/event-stream"] = {"schema": _event(event.__name__)}
+    body = {"required": True, "content": {"application/json": {"schema": _ref(request.__name__)}}}
+    return {"summary": summary, "requestBody": body, "responses": {"200": done} | _failures(*_ERRORS)}
+
+
+def _event(name: str) -> dict[str, Any]:
+    """The schema of one event of a stream: a body, an error that ends it, or its regular end."""
+    bodies = {"anyOf": [_ref(name), _ref("ErrorResponse")]}
+    body = {"type": "string", "contentMediaType": "application/json", "contentSchema": bodies}
+    return {"type": "object", "properties": {"data": {"anyOf": [{"const": "[DONE]"}, body]}}, "required": ["data"]}
+
+
+def _failures(*codes: int) -> dict[str, Any]:
+    return {
+        str(code): _response(_ERRORS.get(code, "The first model is being loaded."), "ErrorResponse") for code in codes
+    }
+
+
+def _response(description: str, name: str) -> dict[str, Any]:
+    return {"description": description, "content": {"application/json": {"schema": _ref(name)}}}
+
+
+def _ref(name: str) -> dict[str, str]:
+    return {"$ref": f"#/components/schemas/{name}"}

@@ -1,0 +1,114 @@
+// One answer on the page: its text, as Markdown or as tokens with their sources, its calls of functions, its figures.
+
+import { element } from "./dom.js";
+import { showMarkdown } from "./markdown.js";
+import { SOURCES, countSources, tokenNodes } from "./tokens.js";
+
+/** An answer that grows. text, tokens, calls: so far. timings: the server's, once it is complete. */
+export class Answer {
+  text = "";
+  tokens = [];
+  calls = []; // {name, written}: the arguments as they are written, in JSON
+  timings = null;
+  seed = null;
+  #pieces = []; // of the stream: [text, tokens]
+  #numShown = 0; // pieces
+  #began = 0;
+  #showsDrafts;
+  #text = element("div", { className: "text" });
+  #calls = element("div", { className: "calls" });
+  #figures = element("p", { className: "figures" });
+
+  constructor(showsDrafts) {
+    this.actions = element("div", { className: "actions" });
+    const properties = { className: "answer", "aria-label": "Answer", "aria-busy": "true" };
+    this.node = element("article", properties, this.#text, this.#calls, this.#figures, this.actions);
+    this.showDrafts(showsDrafts);
+  }
+
+  /** Add an event of the stream. */
+  read(event) {
+    const [choice] = event.choices;
+    if (event.timings) this.timings = event.timings;
+    if (!choice) return;
+    if (choice.seed !== undefined) this.seed = choice.seed;
+    for (const part of choice.delta.tool_calls ?? []) this.#readCall(part);
+    const text = choice.delta.content ?? "", tokens = choice.tokens ?? [];
+    if (!text && !tokens.length) return;
+    this.#began ||= performance.now();
+    this.#pieces.push([text, tokens]);
+    this.text += text;
+    this.tokens.push(...tokens);
+  }
+
+  /** All that was answered, as text. */
+  get whole() {
+    return [this.text, ...this.calls.map(({ name, written }) => `${name}(${written})`)].filter(Boolean).join("\n");
+  }
+
+  #readCall({ index, function: { name, arguments: written } }) {
+    const call = (this.calls[index] ??= { name: "", written: "" });
+    call.name += name ?? "";
+    call.written += written ?? "";
+  }
+
+  /** Show text, calls and figures as they are now. */
+  refresh() {
+    this.#showText();
+    this.#calls.replaceChildren(...this.calls.map(callNode));
+    this.#figures.textContent = this.#line();
+  }
+
+  /** Nothing more comes. note: why, if the answer is not complete. */
+  end(note = "") {
+    this.node.setAttribute("aria-busy", "false");
+    this.refresh();
+    if (note) this.#figures.prepend(element("strong", {}, note), " ");
+  }
+
+  /** Show tokens with their sources, or Markdown. */
+  showDrafts(shows) {
+    this.#showsDrafts = shows;
+    this.#text.classList.toggle("drafts", shows);
+    this.#text.replaceChildren();
+    this.#numShown = 0;
+    this.#showText();
+  }
+
+  /** Show what has come since the last time. */
+  #showText() {
+    if (!this.#showsDrafts) {
+      showMarkdown(this.#text, this.text);
+      return;
+    }
+    this.#text.append(...this.#pieces.slice(this.#numShown).flatMap((piece) => tokenNodes(...piece)));
+    this.#numShown = this.#pieces.length;
+  }
+
+  #line() {
+    const count = this.tokens.length, seconds = (performance.now() - this.#began) / 1e3;
+    if (!count) return "Waiting …";
+    const counts = countSources(this.tokens);
+    const speed = this.timings?.predicted_per_second ?? (count > 1 && seconds ? (count - 1) / seconds : 0);
+    return [
+      `${count} token${count > 1 ? "s" : ""}`,
+      speed && `${speed.toFixed(1)} a second`,
+      this.timings && `${tokensPerRound(this.timings).toFixed(2)} a round`,
+      ...SOURCES.map((source) => counts[source] && `${counts[source]} ${source}`),
+      this.seed !== null && `seed ${this.seed}`,
+    ].filter(Boolean).join(" · ");
+  }
+}
+
+/** A call of a function: its name, and its arguments in lines of their own once they are complete. */
+function callNode({ name, written }) {
+  let shown = written;
+  try {
+    shown = JSON.stringify(JSON.parse(written), null, 2);
+  } catch {} // they are still being written, or were cut
+  const label = element("strong", {}, `Calls ${name}`);
+  return element("section", { "aria-label": `Call of ${name}` }, label, element("pre", {}, shown));
+}
+
+/** Tokens that a call of the main model gave, on average. The first token comes from reading the prompt. */
+export const tokensPerRound = (timings) => (timings.rounds_n ? (timings.predicted_n - 1) / timings.rounds_n : 1);

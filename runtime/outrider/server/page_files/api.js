@@ -1,0 +1,67 @@
+// The server's API. A failure of any kind is an `ApiError` whose message is one readable line.
+
+const ROOT = new URL("../v1/", import.meta.url);
+
+/** A failure. status: of HTTP; 0 when the server did not answer, or broke off. */
+export class ApiError extends Error {
+  constructor(message, status = 0) {
+    super(message.replace(/\s+/g, " ").trim());
+    this.status = status;
+  }
+}
+
+/** The models that are served. */
+export async function listModels(key) {
+  const response = await request("models", { headers: headersOf(key) });
+  return (await response.json()).data;
+}
+
+/** The events of a chat's answer as they come. body: of the request. The signal ends it with an AbortError. */
+export async function* streamChat(body, key, signal) {
+  const headers = { ...headersOf(key), "Content-Type": "application/json" };
+  const asked = JSON.stringify({ ...body, stream: true, return_tokens: true });
+  const response = await request("chat/completions", { method: "POST", headers, body: asked, signal });
+  for await (const data of eventsOf(response.body)) {
+    if (data === "[DONE]") return;
+    const event = JSON.parse(data);
+    if (event.error) throw new ApiError(event.error.message, response.status);
+    yield event;
+  }
+  throw new ApiError("The server broke off its answer.");
+}
+
+const headersOf = (key) => (key ? { Authorization: `Bearer ${key}` } : {});
+
+async function request(path, options) {
+  const response = await reached(fetch(new URL(path, ROOT), { cache: "no-store", ...options }));
+  if (response.ok) return response;
+  const said = await response.json().catch(() => null);
+  throw new ApiError(said?.error?.message ?? `The server answered with status ${response.status}.`, response.status);
+}
+
+/** The result, or what a failed connection means. */
+async function reached(promise) {
+  try {
+    return await promise;
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    throw new ApiError("The server cannot be reached. Is it still running?");
+  }
+}
+
+/** The data of server-sent events. */
+async function* eventsOf(body) {
+  const reader = body.pipeThrough(new TextDecoderStream()).getReader();
+  let rest = "";
+  try {
+    for (;;) {
+      const { done, value } = await reached(reader.read());
+      if (done) return;
+      const lines = (rest + value).split(/\r?\n/);
+      rest = lines.pop();
+      for (const line of lines) if (line.startsWith("data:")) yield line.slice(5).trimStart();
+    }
+  } finally {
+    reader.cancel().catch(() => {}); // nobody reads on: the connection closes, and the server ends its answer
+  }
+}

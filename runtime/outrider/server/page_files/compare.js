@@ -1,0 +1,32 @@
+// A drafted answer beside the same one without drafts.
+
+import { tokensPerRound } from "./answer.js";
+import { element } from "./dom.js";
+
+/** A table of two answers' speeds, and whether their texts are the same. drafter: of the first. */
+export function comparison(drafter, drafted, plain) {
+  const rows = [
+    ["Tokens a second", (timings) => timings.predicted_per_second.toFixed(1)],
+    ["Tokens a round", (timings) => tokensPerRound(timings).toFixed(2)],
+    ["Tokens", (timings) => timings.predicted_n],
+    ["Draft tokens accepted", (timings) => `${timings.draft_n_accepted} of ${timings.draft_n}`],
+  ];
+  const heads = ["", `Drafter ${drafter}`, "No drafts"].map((text) => element("th", { scope: "col" }, text));
+  const lines = rows.map(([name, value]) => {
+    const cells = [drafted, plain].map((each) => element("td", {}, `${value(each.timings)}`));
+    return element("tr", {}, element("th", { scope: "row" }, name), ...cells);
+  });
+  const table = element("table", {}, element("thead", {}, element("tr", {}, ...heads)), element("tbody", {}, ...lines));
+  const text = element("p", {}, verdict(drafted, plain));
+  return element("section", { className: "comparison", "aria-label": "Comparison" }, table, text);
+}
+
+/** The result in words. */
+export function verdict(drafted, plain) {
+  const times = drafted.timings.predicted_per_second / plain.timings.predicted_per_second;
+  const speed = Number.isFinite(times) && times ? `${times.toFixed(2)} times as fast as plain decoding. ` : "";
+  if (drafted.text === plain.text) return `${speed}The texts are the same.`;
+  let i = 0;
+  while (drafted.text[i] === plain.text[i]) i += 1;
+  return `${speed}The texts differ from character ${i + 1} on.`;
+}

@@ -1,0 +1,224 @@
+"""Bodies of /v1/responses: requests, and what answers them."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from outrider.server.protocol.requests import Asked, AtLeastOne, FunctionName, JsonObject, PlainText
+from outrider.server.protocol.responses import Count, Timings  # noqa: TC001 - msgspec reads annotations
+
+Status = Literal["in_progress", "completed", "incomplete"]
+
+
+class InputPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A part of a message. This server reads text only. annotations, logprobs: of an earlier answer; ignored."""
+
+    type: Literal["input_text", "output_text"]
+    text: str
+    annotations: list[Any] | None = None
+    logprobs: list[Any] | None = None
+
+
+Parts = Annotated[list[InputPart], msgspec.Meta(min_length=1)]
+
+
+class InputItem(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A message, with role and content; a function_call that was made, with call_id, name and arguments; or its
+    function_call_output, with call_id and output. What earlier answers have besides is ignored.
+    """
+
+    type: Literal["message", "function_call", "function_call_output"] = "message"
+    role: Literal["system", "developer", "user", "assistant"] | None = None
+    content: str | Parts | None = None
+    call_id: str | None = None
+    name: str | None = None
+    arguments: str | None = None
+    output: str | Parts | None = None
+    id: str | None = None
+    status: Status | None = None
+    phase: Literal["commentary", "final_answer"] | None = None
+    caller: None = None
+    namespace: None = None
+
+
+class ResponseTool(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A function that the model may call. parameters: a JSON schema. strict: calls follow the tools' schemas."""
+
+    type: Literal["function"]
+    name: Annotated[str, msgspec.Meta(pattern="^[a-zA-Z0-9_.-]{1,64}$")]
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class ResponseToolChoice(FunctionName, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The function that the model has to call."""
+
+    type: Literal["function"]
+
+
+class SchemaFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", tag="json_schema"):
+    """JSON by a schema, which answers always follow. name, description, strict: without effect."""
+
+    schema: dict[str, Any]
+    name: str | None = None
+    description: str | None = None
+    strict: bool | None = None
+
+
+class TextOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The form of the answer's text."""
+
+    format: PlainText | JsonObject | SchemaFormat | None = None
+    verbosity: Literal["medium"] | None = None
+
+
+class ResponseStreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """include_obfuscation: ignored."""
+
+    include_obfuscation: bool | None = None
+
+
+class ResponseRequest(Asked, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A text or items to answer. previous_response_id: of a stored answer, which these follow.
+
+    instructions: a system message for this answer alone. store: keep the conversation for previous_response_id, while
+    there is room; true unless set. parallel_tool_calls: false ends the answer with its first call.
+    """
+
+    input: str | Annotated[list[InputItem], msgspec.Meta(min_length=1)]
+    instructions: str | None = None
+    previous_response_id: str | None = None
+    store: bool | None = None
+    max_output_tokens: AtLeastOne | None = None
+    text: TextOptions | None = None
+    tools: list[ResponseTool] | None = None
+    tool_choice: Literal["auto", "none", "required"] | ResponseToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    stream_options: ResponseStreamOptions | None = None
+
+
+class OutputText(msgspec.Struct, frozen=True):
+    """The text of a message."""
+
+    text: str
+    type: Literal["output_text"] = "output_text"
+    annotations: list[Any] = []
+    logprobs: list[Any] = []
+
+
+class OutputMessage(msgspec.Struct, frozen=True):
+    """Text that the model has written."""
+
+    id: str
+    status: Status
+    content: list[OutputText]
+    type: Literal["message"] = "message"
+    role: Literal["assistant"] = "assistant"
+
+
+class OutputCall(msgspec.Struct, frozen=True):
+    """A call that the model asks for. arguments: JSON."""
+
+    id: str
+    status: Status
+    call_id: str
+    name: str
+    arguments: str
+    type: Literal["function_call"] = "function_call"
+
+
+class InputTokensDetails(msgspec.Struct, frozen=True):
+    """cached_tokens: input tokens that were taken from the prefix cache."""
+
+    cached_tokens: Count
+    cache_write_tokens: Count = 0
+
+
+class OutputTokensDetails(msgspec.Struct, frozen=True):
+    """Reasoning is not told from other text here."""
+
+    reasoning_tokens: Count = 0
+
+
+class ResponseUsage(msgspec.Struct, frozen=True):
+    """Tokens of the prompt, of the answer, and both."""
+
+    input_tokens: Count
+    input_tokens_details: InputTokensDetails
+    output_tokens: Count
+    total_tokens: Count
+    output_tokens_details: OutputTokensDetails = OutputTokensDetails()
+
+
+class IncompleteDetails(msgspec.Struct, frozen=True):
+    """Why an answer is not complete."""
+
+    reason: Literal["max_output_tokens"] = "max_output_tokens"
+
+
+class ResponseObject(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer. seed, timings: as with chats. Other fields are the request's."""
+
+    id: str
+    created_at: Count
+    status: Status
+    model: str
+    output: list[Any]
+    instructions: str | None
+    max_output_tokens: int | None
+    parallel_tool_calls: bool
+    previous_response_id: str | None
+    store: bool
+    temperature: float | None
+    top_p: float | None
+    text: Any
+    tool_choice: Any
+    tools: list[Any]
+    usage: ResponseUsage | None = None
+    incomplete_details: IncompleteDetails | None = None
+    seed: int | None = None
+    timings: Timings | UnsetType = UNSET
+    error: None = None
+    metadata: None = None
+    background: Literal[False] = False
+    truncation: Literal["disabled"] = "disabled"
+    object: Literal["response"] = "response"
+
+
+class ResponseEvent(msgspec.Struct, frozen=True, kw_only=True):
+    """An event of a stream; which fields it has depends on its type."""
+
+    type: Literal[
+        "response.created",
+        "response.in_progress",
+        "response.output_item.added",
+        "response.content_part.added",
+        "response.output_text.delta",
+        "response.output_text.done",
+        "response.content_part.done",
+        "response.function_call_arguments.delta",
+        "response.function_call_arguments.done",
+        "response.output_item.done",
+        "response.completed",
+        "response.incomplete",
+        "error",
+    ]
+    sequence_number: Count
+    response: ResponseObject | UnsetType = UNSET
+    output_index: Count | UnsetType = UNSET
+    item_id: str | UnsetType = UNSET
+    item: Any | UnsetType = UNSET
+    content_index: Count | UnsetType = UNSET
+    part: OutputText | UnsetType = UNSET
+    delta: str | UnsetType = UNSET
+    text: str | UnsetType = UNSET
+    logprobs: list[Any] | UnsetType = UNSET
+    name: str | UnsetType = UNSET
+    arguments: str | UnsetType = UNSET
+    code: str | UnsetType | None = UNSET
+    message: str | UnsetType = UNSET
+    param: str | UnsetType | None = UNSET

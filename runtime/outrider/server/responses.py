@@ -1,0 +1,218 @@
+"""/v1/responses."""
+
+from __future__ import annotations
+
+import secrets
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from outrider.server.answers import Answer
+from outrider.server.options import Choice, options_of
+from outrider.server.protocol.items import (
+    IncompleteDetails,
+    OutputCall,
+    OutputMessage,
+    OutputText,
+    ResponseEvent,
+    ResponseObject,
+    ResponseRequest,
+    SchemaFormat,
+)
+from outrider.server.protocol.requests import Function, JsonObject
+from outrider.server.turns import turn_of_output, turns_of_input
+from outrider.server.usage import response_usage_of, timings_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from collections.abc import Sequence as Seq
+
+    from outrider.results import Result, TextChunk
+    from outrider.server.answers import Head
+    from outrider.server.conversations import Conversations
+    from outrider.server.errors import ApiError
+    from outrider.server.protocol.items import Status
+    from outrider.tools import ToolCallDelta
+
+
+class Responses(Answer[ResponseRequest]):
+    """The answer to a text or to items: a message, and calls of functions."""
+
+    kind = ResponseRequest
+    prefix = "resp_"
+    last = ""
+
+    def __init__(self, request: ResponseRequest, head: Head, choices: Seq[Choice]) -> None:
+        super().__init__(request, head, choices)
+        self._tools = _tools(request)
+        form = head.tool_format if self._tools and request.tool_choice != "none" else None
+        max_calls = 1 if request.parallel_tool_calls is False else None
+        self._calls = form.stream(max_calls, self._tools) if form else None
+        self._output: list[OutputMessage | OutputCall] = []  # the last one may grow still
+        self._num_events = 0
+        self._turns = choices[0].prompt[request.instructions is not None :]
+
+    @staticmethod
+    def choices(request: ResponseRequest, conversations: Conversations) -> list[Choice]:
+        """The one answer."""
+        options = options_of(request) | {"chat_template": True}
+        if request.max_output_tokens is not None:
+            options["max_new_tokens"] = request.max_output_tokens
+        form = request.text.format if request.text else None
+        if isinstance(form, SchemaFormat):
+            options["json_schema"] = form.schema
+        elif isinstance(form, JsonObject):
+            options["json_schema"] = True
+        if tools := _tools(request):
+            choice = request.tool_choice or "auto"
+            options |= {"tools": tools, "tool_choice": choice if isinstance(choice, str) else choice.name}
+            options["parallel_tool_calls"] = request.parallel_tool_calls is not False
+        system = [] if request.instructions is None else [{"role": "system", "content": request.instructions}]
+        return [Choice([*system, *_turns(request, conversations)], options)]
+
+    def whole(self, results: Seq[Result]) -> ResponseObject:
+        """The answer in one body."""
+        (result,) = results
+        for _ in self._read(result.text, result):
+            pass
+        return self._ended(result)
+
+    def begin(self) -> Iterator[ResponseEvent]:
+        """That the answer has begun."""
+        yield self._event("response.created", response=self._response("in_progress"))
+        yield self._event("response.in_progress", response=self._response("in_progress"))
+
+    def events(self, number: int, chunk: TextChunk) -> Iterator[ResponseEvent]:  # noqa: ARG002
+        """What a piece adds."""
+        yield from self._read(chunk.text, chunk.result)
+        if chunk.result:
+            response = self._ended(chunk.result)
+            kind = "response.incomplete" if response.status == "incomplete" else "response.completed"
+            yield self._event(kind, response=response)
+
+    def failure(self, error: ApiError) -> ResponseEvent:
+        """The event that ends a stream which fails."""
+        body = error.body.error
+        return self._event("error", code=body.code, message=body.message, param=body.param)
+
+    def _read(self, text: str, result: Result | None) -> Iterator[ResponseEvent]:
+        """Add text to the output. result: with the last of it."""
+        pieces: list[str | ToolCallDelta] = [text] if text else []
+        if self._calls is not None:
+            pieces = self._calls.push(text) + (self._calls.finish() if result else [])
+        for piece in pieces:
+            if isinstance(piece, str):
+                yield from self._add_text(piece)
+            else:
+                if piece.name is not None:
+                    yield from self._begin_call(piece.name)
+                if piece.arguments:
+                    yield from self._add_arguments(piece.arguments)
+        if result:
+            if not self._output:
+                yield from self._add_text("")
+            yield from self._end_item(_status(result))
+
+    def _add_text(self, text: str) -> Iterator[ResponseEvent]:
+        item = self._output[-1] if self._output else None
+        if not isinstance(item, OutputMessage):
+            yield from self._end_item("completed")
+            item = OutputMessage(_new_id("msg_"), "in_progress", [])
+            self._output.append(item)
+            yield self._of_item("response.output_item.added", item=item)
+            item.content.append(OutputText(""))
+            yield self._of_part("response.content_part.added", part=item.content[0])
+        if text:
+            item.content[0] = OutputText(item.content[0].text + text)
+            yield self._of_part("response.output_text.delta", delta=text, logprobs=[])
+
+    def _begin_call(self, name: str) -> Iterator[ResponseEvent]:
+        yield from self._end_item("completed")
+        item = OutputCall(_new_id("fc_"), "in_progress", _new_id("call_"), name, "")
+        self._output.append(item)
+        yield self._of_item("response.output_item.added", item=item)
+
+    def _add_arguments(self, text: str) -> Iterator[ResponseEvent]:
+        item: Any = self._output[-1]
+        self._output[-1] = msgspec.structs.replace(item, arguments=item.arguments + text)
+        yield self._of_item("response.function_call_arguments.delta", item_id=item.id, delta=text)
+
+    def _end_item(self, status: Status) -> Iterator[ResponseEvent]:
+        """Complete the item that grows, if there is one."""
+        if not self._output:
+            return
+        item = self._output[-1] = msgspec.structs.replace(self._output[-1], status=status)
+        if isinstance(item, OutputMessage):
+            (part,) = item.content
+            yield self._of_part("response.output_text.done", text=part.text, logprobs=[])
+            yield self._of_part("response.content_part.done", part=part)
+        else:
+            of_call = {"item_id": item.id, "name": item.name, "arguments": item.arguments}
+            yield self._of_item("response.function_call_arguments.done", **of_call)
+        yield self._of_item("response.output_item.done", item=item)
+
+    def _ended(self, result: Result) -> ResponseObject:
+        """The complete answer, which is stored."""
+        if self.request.store is not False:
+            self.head.conversations.add(self.head.id, [*self._turns, turn_of_output(self._output)])
+        status = _status(result)
+        return self._response(
+            status,
+            output=[*self._output],
+            usage=response_usage_of(result.stats),
+            timings=timings_of([result.stats]),
+            seed=result.seed,
+            incomplete_details=IncompleteDetails() if status == "incomplete" else None,
+        )
+
+    def _response(self, status: Status, output: Seq[Any] = (), **more: Any) -> ResponseObject:
+        asked, head = self.request, self.head
+        return ResponseObject(
+            id=head.id,
+            created_at=head.created,
+            status=status,
+            model=head.model,
+            output=[*output],
+            instructions=asked.instructions,
+            max_output_tokens=asked.max_output_tokens,
+            parallel_tool_calls=asked.parallel_tool_calls is not False,
+            previous_response_id=asked.previous_response_id,
+            store=asked.store is not False,
+            temperature=asked.temperature,
+            top_p=asked.top_p,
+            text={"format": (asked.text and asked.text.format) or {"type": "text"}},
+            tool_choice=asked.tool_choice or "auto",
+            tools=list(asked.tools or ()),
+            **more,
+        )
+
+    def _of_part(self, kind: Any, **fields: Any) -> ResponseEvent:
+        return self._of_item(kind, item_id=self._output[-1].id, content_index=0, **fields)
+
+    def _of_item(self, kind: Any, **fields: Any) -> ResponseEvent:
+        return self._event(kind, output_index=len(self._output) - 1, **fields)
+
+    def _event(self, kind: Any, **fields: Any) -> ResponseEvent:
+        self._num_events += 1
+        return ResponseEvent(type=kind, sequence_number=self._num_events - 1, **fields)
+
+
+def _turns(request: ResponseRequest, conversations: Conversations) -> list[Mapping[str, Any]]:
+    """The conversation up to the answer, without instructions."""
+    previous = request.previous_response_id
+    before = [] if previous is None else conversations.turns(previous)
+    return [*before, *turns_of_input(request.input, before)]
+
+
+def _tools(request: ResponseRequest) -> list[dict[str, Any]]:
+    """The functions as the engine has them."""
+    functions = [Function(tool.name, tool.description, tool.parameters, tool.strict) for tool in request.tools or ()]
+    return [{"type": "function", "function": msgspec.to_builtins(function)} for function in functions]
+
+
+def _status(result: Result) -> Status:
+    return "incomplete" if result.finish_reason == "length" else "completed"
+
+
+def _new_id(prefix: str) -> str:
+    return f"{prefix}{secrets.token_hex(12)}"

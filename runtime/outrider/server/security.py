@@ -1,0 +1,101 @@
+"""Who may use the server, and what browsers may do with its responses."""
+
+from __future__ import annotations
+
+import hmac
+import ipaddress
+from typing import TYPE_CHECKING
+
+from starlette.datastructures import MutableHeaders
+
+from outrider.server.errors import ApiError
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+    from outrider.server.settings import Settings
+
+# Of all responses but a page's own: a browser that shows one runs nothing in it.
+_HEADERS = {
+    "X-Content-Type-Options": "nosniff",
+    "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'",
+    "Referrer-Policy": "no-referrer",
+}
+_GUARDED = ("/v1/", "/metrics", "/openapi.json")  # a health check and the page need no key
+
+
+class Guard:
+    """Lets requests through that have the API key and a Host that is ours.
+
+    A page from elsewhere can have its name resolve to 127.0.0.1 (DNS rebinding), and its scripts then count as ours to
+    a browser. Their Host header has that name still. So a name must be one of the settings'; localhost and IP addresses
+    cannot be made to resolve to anything else. With an API key all names are allowed, unless some are set.
+    """
+
+    def __init__(self, app: ASGIApp, settings: Settings) -> None:
+        self._app, self._settings = app, settings
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Check a request before the app sees it."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+
+        async def send_with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                for name, value in _HEADERS.items():
+                    headers.setdefault(name, value)
+            await send(message)
+
+        try:
+            headers = dict(scope["headers"])
+            self._check_host(headers.get(b"host", b"").decode("latin-1"))
+            if scope["path"].startswith(_GUARDED):
+                self._check_key(headers.get(b"authorization", b""))
+        except ApiError as error:
+            await error.response()(scope, receive, send_with_headers)
+            return
+        await self._app(scope, receive, send_with_headers)
+
+    def _check_key(self, authorization: bytes) -> None:
+        key = self._settings.api_key
+        if key is None:
+            return
+        scheme, _, given = authorization.partition(b" ")
+        if scheme.lower() != b"bearer" or not hmac.compare_digest(given.strip(), key.encode()):
+            raise ApiError(
+                401,
+                "The API key is missing or wrong. Send it as 'Authorization: Bearer KEY'.",
+                code="invalid_api_key",
+                headers={"WWW-Authenticate": "Bearer"},
+            )
+
+    def _check_host(self, host: str) -> None:
+        allowed = self._settings.allowed_hosts
+        if "*" in allowed or (self._settings.api_key is not None and not allowed):
+            return
+        name = _name_of(host)
+        if name == "localhost" or name in (each.lower() for each in allowed) or _is_address(name):
+            return
+        raise ApiError(
+            403,
+            f"This server does not answer to the name '{name[:100]}'. Use localhost or its IP address, or start it "
+            "with --allowed-host.",
+            code="host_not_allowed",
+        )
+
+
+def _name_of(host: str) -> str:
+    """A Host header's name or address, without the port."""
+    if host.startswith("["):
+        return host[1:].partition("]")[0]
+    return host.partition(":")[0].rstrip(".").lower()
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True

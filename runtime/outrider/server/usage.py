@@ -1,0 +1,62 @@
+"""Counts and times of a request, as OpenAI's API and llama-server give them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from outrider.server.protocol.items import InputTokensDetails, ResponseUsage
+from outrider.server.protocol.responses import PromptTokensDetails, Timings, Usage
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence as Seq
+
+    from outrider.metrics import Stats
+
+
+def usage_of(stats: Seq[Stats], n: int) -> Usage:
+    """The tokens of all choices; a prompt's, which n choices in a row share, are counted once."""
+    prompts = stats[::n]
+    num_prompt_tokens = sum(each.num_prompt_tokens for each in prompts)
+    num_generated_tokens = sum(each.num_generated_tokens for each in stats)
+    return Usage(
+        prompt_tokens=num_prompt_tokens,
+        completion_tokens=num_generated_tokens,
+        total_tokens=num_prompt_tokens + num_generated_tokens,
+        prompt_tokens_details=PromptTokensDetails(sum(each.num_cached_tokens for each in prompts)),
+    )
+
+
+def response_usage_of(stats: Stats) -> ResponseUsage:
+    """The same for one answer, as /v1/responses has it."""
+    return ResponseUsage(
+        input_tokens=stats.num_prompt_tokens,
+        input_tokens_details=InputTokensDetails(stats.num_cached_tokens),
+        output_tokens=stats.num_generated_tokens,
+        total_tokens=stats.num_prompt_tokens + stats.num_generated_tokens,
+    )
+
+
+def timings_of(stats: Seq[Stats]) -> Timings:
+    """The sums of all choices' counts, and the longest of their times."""
+    num_read = sum(each.num_prompt_tokens - each.num_cached_tokens for each in stats)
+    num_predicted = sum(each.num_generated_tokens for each in stats)
+    prompt_ms = max(each.time_to_first_token for each in stats) * 1e3
+    predicted_ms = max(each.decode_seconds for each in stats) * 1e3
+    return Timings(
+        cache_n=sum(each.num_cached_tokens for each in stats),
+        prompt_n=num_read,
+        prompt_ms=prompt_ms,
+        prompt_per_token_ms=_ratio(prompt_ms, num_read),
+        prompt_per_second=_ratio(num_read * 1e3, prompt_ms),
+        predicted_n=num_predicted,
+        predicted_ms=predicted_ms,
+        predicted_per_token_ms=_ratio(predicted_ms, num_predicted),
+        predicted_per_second=_ratio(num_predicted * 1e3, predicted_ms),
+        draft_n=sum(each.num_draft_tokens for each in stats),
+        draft_n_accepted=sum(each.num_accepted_tokens for each in stats),
+        rounds_n=sum(each.num_rounds for each in stats),
+    )
+
+
+def _ratio(one: float, other: float) -> float:
+    return one / other if other else 0.0

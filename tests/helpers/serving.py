@@ -1,0 +1,129 @@
+"""Live servers for tests, in a thread and as a process."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import openai
+import uvicorn
+
+import outrider
+from outrider.server import Settings, make_app
+from outrider.server.run import listen
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from starlette.applications import Starlette
+
+SERVE = [sys.executable, "-c", "from outrider.cli import main; main()", "serve"]
+CONFIG = outrider.Config().replace(cache_size=0.02, max_new_tokens=40, keep_records=False)
+MESSAGES: list[Any] = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Why is the sky blue?"}]
+
+# What the tests of calls have models told of, and ask for.
+TEMPLATE = (
+    "{% if tools %}<|im_start|>system\n{% for tool in tools %}{{ tool | tojson }}\n{% endfor %}"
+    "Answer with <tool_call></tool_call>.<|im_end|>\n{% endif %}{% for message in messages %}<|im_start|>"
+    "{{ message.role }}\n{{ message.content }}{% for call in message.tool_calls %}<tool_call>"
+    "{{ call.function.arguments.place }}</tool_call>{% endfor %}<|im_end|>\n{% endfor %}<|im_start|>assistant\n"
+)
+SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {"open": {"type": "boolean"}, "kind": {"enum": ["sea", "land"]}},
+    "required": ["open", "kind"],
+    "additionalProperties": False,
+}
+
+
+class Live:
+    """A server in a thread, on a port of its own."""
+
+    def __init__(self, app: Starlette, grace: int = 20) -> None:
+        self.service = app.state.service
+        self._socket = listen("127.0.0.1", 0)
+        self.port = self._socket.getsockname()[1]
+        self.url = f"http://127.0.0.1:{self.port}"
+        config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=grace, lifespan="on")
+        self._server = uvicorn.Server(config)
+        self._thread = threading.Thread(target=self._server.run, kwargs={"sockets": [self._socket]}, daemon=True)
+
+    @classmethod
+    def of(
+        cls,
+        bundles: dict[str, Path],
+        settings: Settings | None = None,
+        config: outrider.Config = CONFIG,
+        grace: int = 20,
+    ) -> Live:
+        return cls(make_app(bundles, settings, config), grace)
+
+    def start(self) -> None:
+        self._thread.start()
+        wait_until(lambda: self._server.started)
+
+    def leave(self) -> None:
+        """Ask the server to end, as a signal does."""
+        self._server.should_exit = True
+
+    def stop(self) -> None:
+        self.leave()
+        self._thread.join(30)
+        assert not self._thread.is_alive()
+
+    def client(self, **options: Any) -> Any:
+        """OpenAI's; untyped, as its types know neither our fields nor our models."""
+        defaults: dict[str, Any] = {"api_key": "none", "max_retries": 0, "timeout": 60}
+        return openai.OpenAI(base_url=f"{self.url}/v1", **(defaults | options))
+
+    def engine(self, name: str = "tiny") -> outrider.Engine:
+        engine: outrider.Engine | None = self.service.models.find(name).engine
+        assert engine is not None
+        return engine
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing runs or waits, in the server and in the engines."""
+        busy = any(m.engine and m.engine.cache["main"].num_used_tokens for m in self.service.models.all)
+        return not (busy or self.service.queue.running or self.service.queue.waiting)
+
+
+def wait_until(true: Callable[[], bool], seconds: float = 30.0) -> None:
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end, "this took too long"
+        time.sleep(0.005)
+
+
+@contextmanager
+def serving(
+    bundles: dict[str, Path], settings: Settings | None = None, config: outrider.Config = CONFIG
+) -> Iterator[Live]:
+    live = Live.of(bundles, settings, config)
+    live.start()
+    try:
+        yield live
+    finally:
+        live.stop()
+
+
+@contextmanager
+def served(*arguments: object, **environment: str) -> Iterator[tuple[subprocess.Popen[str], dict[str, Any]]]:
+    """A server, and what it prints when it is ready."""
+    command = [*SERVE, *map(str, arguments), "--port", "0", "--cache-size", "0.02", "--json"]
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ | environment
+    )
+    assert process.stdout
+    try:
+        yield process, json.loads(process.stdout.readline() or process.communicate()[1])
+    finally:
+        process.kill()
+        process.communicate()

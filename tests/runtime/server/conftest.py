@@ -1,0 +1,46 @@
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+pytest.importorskip("starlette", reason="the extra [server]")
+pytest.importorskip("openai", reason="the client that the server is tested with")
+
+from serving import TEMPLATE, serving
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    import outrider
+    from serving import Live
+
+
+@pytest.fixture(scope="package")
+def live(tiny: Path) -> Iterator[Live]:
+    """A server of the tiny bundle, with the default limits, loaded."""
+    with serving({"tiny": tiny}) as live:
+        live.client().completions.create(model="tiny", prompt="Hi", max_tokens=1)
+        yield live
+
+
+@pytest.fixture
+def client(live: Live) -> Any:
+    return live.client()
+
+
+@pytest.fixture
+def engine(live: Live) -> outrider.Engine:
+    """The server's own."""
+    return live.engine()
+
+
+@pytest.fixture(scope="package")
+def caller(tiny: Path) -> Iterator[Any]:
+    """A client of a model that was told how to call functions."""
+    with serving({"tiny": tiny}) as live:
+        live.service.models.find("tiny").load()
+        tokenizer: Any = live.engine().tokenizer
+        tokenizer._tokenizer.set_chat_template(TEMPLATE)
+        yield live.client()

@@ -1,0 +1,475 @@
+"""The page in Chromium: what it sends and shows, and who can use it."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from browsing import answer_with, ask, asked, chromium, opened, send, set_options
+from outrider.server import Settings
+from serving import CONFIG, serving, wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from playwright.sync_api import Browser, Page, Route
+
+    from serving import Live
+
+REPEATED = "abc abc abc abc abc abc abc abc"
+HOSTILE = "<img src=x onerror=console.error('hit')><script>console.error('hit')</script>"
+TEXT, FIGURES = ".answer .text", ".answer .figures"
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with chromium() as browser:
+        yield browser
+
+
+@pytest.fixture(scope="module")
+def endless(tiny: Path) -> Iterator[Live]:
+    """A server whose answers end at their limit alone."""
+    with serving({"tiny": tiny}, config=CONFIG.replace(ignore_eos=True)) as live:
+        live.client().completions.create(model="tiny", prompt="Hi", max_tokens=1)
+        yield live
+
+
+@pytest.fixture
+def page(browser: Browser, endless: Live) -> Iterator[Page]:
+    with opened(browser, endless.url) as page:
+        yield page
+
+
+@pytest.mark.parametrize("options", [{}, {"temperature": 1.0, "seed": 7}], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("drafter", ["auto", "suffix", "none"])
+def test_the_answer_is_the_engines(page: Page, endless: Live, drafter: str, options: dict[str, Any]) -> None:
+    turns = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": REPEATED}]
+    first = endless.engine().generate(turns, drafter=None, max_new_tokens=50, **options).text
+    turns += [{"role": "assistant", "content": first}, {"role": "user", "content": "And?"}]
+    second = endless.engine().generate(turns, drafter=None, max_new_tokens=50, **options).text
+    set_options(page, system="Be brief.", max_tokens=50, **options)
+    page.select_option("#drafter", drafter)
+    page.get_by_role("switch", name="Show drafts").check()
+    ask(page, REPEATED)
+    send(page, "And?")
+    page.get_by_text("50 tokens").nth(1).wait_for()
+    page.get_by_role("button", name="Retry").wait_for()
+    assert page.locator(TEXT).all_text_contents() == [first, second]
+    assert ("seed 7" in page.locator(FIGURES).first.inner_text()) == bool(options)
+
+
+def test_drafts_are_shown_as_the_server_says(page: Page) -> None:
+    set_options(page, max_tokens=60)
+    page.select_option("#drafter", "suffix")
+    switch = page.get_by_role("switch", name="Show drafts")
+    switch.check()
+    events = ask(page, REPEATED)
+    sources = [token["source"] for event in events for token in event["choices"][0].get("tokens", [])]
+    assert len(sources) == 60
+    assert "accepted" in sources
+
+    def shown() -> list[str]:
+        return [name.removeprefix("token ") for name in page.locator(f"{TEXT} .token").evaluate_all(
+            "(nodes) => nodes.map((node) => node.className)")]  # fmt: skip
+
+    assert shown() == sources
+    line, timings = page.locator(FIGURES).inner_text(), events[-1]["timings"]
+    for source in set(sources):
+        assert f"{sources.count(source)} {source}" in line
+    assert f"{59 / timings['rounds_n']:.2f} a round" in line
+    assert f"{timings['predicted_per_second']:.1f} a second" in line
+    assert page.get_by_role("region", name="Where tokens come from").is_visible()
+    lines = page.locator("#legend .token").evaluate_all(
+        "(nodes) => nodes.map((node) => getComputedStyle(node).textDecorationStyle)"
+    )
+    assert len(set(lines)) == 4  # they differ without colours
+    switch.uncheck()
+    assert shown() == []
+    assert page.get_by_role("region", name="Where tokens come from").count() == 0
+    switch.check()
+    assert shown() == sources
+
+
+def test_tokens_are_coloured_while_they_come(page: Page) -> None:
+    set_options(page, max_tokens=4000)
+    page.get_by_role("switch", name="Show drafts").check()
+    send(page, REPEATED)
+    page.wait_for_selector(".answer[aria-busy=true] .token.plain ~ .token")
+    page.keyboard.press("Escape")
+    page.get_by_text("Stopped.").and_(page.locator(f"{FIGURES} strong")).wait_for()
+
+
+@pytest.mark.parametrize("by", ["button", "key"])
+def test_stop_ends_the_answer_at_the_server(page: Page, endless: Live, by: str) -> None:
+    set_options(page, max_tokens=6000)
+    send(page, "Go on")
+    page.locator(TEXT).filter(has_text=re.compile(r"\S")).wait_for()
+    assert not endless.is_idle
+    if by == "button":
+        page.get_by_role("button", name="Stop").click()
+    else:
+        page.keyboard.press("Escape")
+    page.get_by_role("button", name="Retry").wait_for()
+    wait_until(lambda: endless.is_idle)
+    text = page.locator(TEXT).text_content()
+    assert text
+    assert page.get_by_role("button", name="Send").is_visible()
+    assert page.evaluate("document.activeElement.id") == "message"
+    assert page.get_by_role("button", name="Compare").count() == 0  # the answer has no figures of its own
+    set_options(page, max_tokens=5)
+    with page.expect_request("**/v1/chat/completions") as request:
+        send(page, "Again")
+    turns = asked(request.value)["messages"]
+    assert [turn["role"] for turn in turns] == ["user", "assistant", "user"]
+    page.get_by_text("5 tokens").wait_for()
+
+
+@pytest.mark.parametrize("options", [{}, {"temperature": 1}], ids=["greedy", "sampled"])
+def test_compare_shows_both_speeds_and_the_same_text(page: Page, options: dict[str, Any]) -> None:
+    set_options(page, max_tokens=60, **options)
+    page.select_option("#drafter", "suffix")
+    drafted = ask(page, REPEATED)[-1]["timings"]
+    with page.expect_request("**/v1/chat/completions") as request:
+        page.get_by_role("button", name="Compare").click()
+    region = page.get_by_role("region", name="Comparison")
+    region.wait_for()
+    assert asked(request.value)["drafter"] == "none"
+    assert "The texts are the same." in region.inner_text()
+    rows = [row.inner_text().split("\t") for row in region.get_by_role("row").all()]
+    assert rows[0] == ["", "Drafter suffix", "No drafts"]
+    assert rows[1][1] == f"{drafted['predicted_per_second']:.1f}"
+    assert rows[2][1:] == [f"{59 / drafted['rounds_n']:.2f}", "1.00"]
+    assert rows[3][1:] == ["60", "60"]
+    assert rows[4][1:] == [f"{drafted['draft_n_accepted']} of {drafted['draft_n']}", "0 of 0"]
+    assert page.locator(".answer").count() == 1
+
+
+def test_compare_says_where_texts_differ(page: Page) -> None:
+    answer_with(page, "One", " two")
+    ask(page, "Count")
+    page.unroute("**/v1/chat/completions")
+    answer_with(page, "One", " Two")
+    page.get_by_role("button", name="Compare").click()
+    region = page.get_by_role("region", name="Comparison")
+    assert "differ from character 5 on" in region.inner_text()
+
+
+def test_retry_and_new_chat(page: Page) -> None:
+    set_options(page, max_tokens=30, temperature=1, seed=3)
+    ask(page, "Hi")
+    first = page.locator(TEXT).text_content()
+    with page.expect_request("**/v1/chat/completions") as request:
+        page.get_by_role("button", name="Retry").click()
+    page.get_by_role("button", name="Retry").wait_for()
+    assert len(asked(request.value)["messages"]) == 1
+    assert page.locator(TEXT).all_text_contents() == [first]
+    set_options(page, max_tokens=6000)
+    send(page, "More")
+    page.locator(".answer[aria-busy=true]").wait_for()
+    page.get_by_role("button", name="New chat").click()
+    assert page.locator(".answer").count() == 0
+    set_options(page, max_tokens=3)
+    page.get_by_role("button", name="Send").wait_for()
+    with page.expect_request("**/v1/chat/completions") as request:
+        send(page, "Anew")
+    assert [turn["content"] for turn in asked(request.value)["messages"]] == ["Anew"]
+
+
+def test_wrong_settings_are_not_sent(page: Page) -> None:
+    set_options(page, temperature=-1)
+    page.get_by_text("Settings").click()
+    page.on("request", lambda request: pytest.fail(f"{request.url} was asked for"))
+    send(page, "Hi")
+    assert page.evaluate("document.activeElement.id") == "temperature"  # the settings are open again
+    assert page.locator("#message").input_value() == "Hi"
+
+
+@pytest.mark.parametrize("drafts", [True, False])
+def test_html_of_a_model_stays_text(page: Page, drafts: bool) -> None:
+    page.get_by_role("switch", name="Show drafts").set_checked(drafts)
+    text = f"{HOSTILE}\n\n- {HOSTILE}\n\n[a](javascript:console.error) [b](data:text/html,x)\n\n```{HOSTILE}\n{HOSTILE}"
+    answer_with(page, *text.partition("src"))
+    ask(page, HOSTILE)
+    assert page.locator("#log :is(img, script, iframe, a)").count() == 0
+    assert page.locator(".question").text_content() == HOSTILE
+    assert str(page.locator(TEXT).text_content()).count(HOSTILE) == 3 + drafts
+
+
+def test_calls_are_shown(page: Page) -> None:
+    calls = [
+        {"index": 0, "id": "call_1", "type": "function", "function": {"name": "look", "arguments": ""}},
+        {"index": 0, "function": {"arguments": '{"place": {"kind'}},
+        {"index": 0, "function": {"arguments": '": "sea"}}'}},
+        {"index": 1, "function": {"name": HOSTILE, "arguments": f'{{"{HOSTILE}'}},
+    ]
+    answer_with(page, "Let me see.", calls=calls)
+    ask(page, "Where?")
+    assert page.locator(TEXT).inner_text() == "Let me see."
+    shown = page.get_by_role("region", name="Call of look")
+    assert shown.locator("strong").inner_text() == "Calls look"
+    assert shown.locator("pre").text_content() == '{\n  "place": {\n    "kind": "sea"\n  }\n}'
+    assert page.locator(".calls pre").all_text_contents()[1:] == [f'{{"{HOSTILE}']
+    assert page.locator("#log :is(img, script)").count() == 0
+    assert 'look({"place": {"kind": "sea"}})' in str(page.locator("#status").text_content())
+    answer_with(page, "No call.")
+    ask(page, "And?")
+    assert page.locator(".calls").all_text_contents()[1] == ""
+
+
+def test_scripts_cannot_make_html_or_scripts(browser: Browser, endless: Live) -> None:
+    """What the browser forbids, whatever a bug in the page's own code tries."""
+    expected = ["TrustedHTML", "TrustedScript", "policy", "Content Security Policy"]
+    with opened(browser, endless.url, expected) as page:
+        for code in ("document.body.innerHTML = '<b>x</b>'", "document.body.setAttribute('onclick', 'x')"):
+            with pytest.raises(Exception, match=r"TrustedHTML|TrustedScript|Content Security Policy"):
+                page.evaluate(f"() => {{ {code}; }}")
+        with pytest.raises(Exception, match="Failed to fetch"):
+            page.evaluate("() => fetch('http://127.0.0.1:9/')")
+
+
+def test_markdown_becomes_nodes(page: Page) -> None:
+    text = (
+        "# Title\n\nSome **bold**, *italic*, `a*b*c`, snake_case_name, 2 * 3 * 4, \\*plain\\* and [a *link*]"
+        "(https://example.org/a?b=c).\nSecond line\n\n1. one\n2. two\n   - inner `x`\n   - more\n3. three\n\n"
+        "> quoted\n> text\n\n---\n\n```python\nif a < b:\n    **c**\n```\n\nEnd"
+    )
+    answer_with(page, *(text[i : i + 3] for i in range(0, len(text), 3)))
+    ask(page, "Show me")
+    node = page.locator(TEXT)
+    tags = node.evaluate("(node) => [...node.children].map((child) => child.tagName).join(' ')")
+    assert tags == "H3 P OL BLOCKQUOTE HR PRE P"
+    assert node.locator("strong").all_text_contents() == ["bold"]
+    assert node.locator("em").all_text_contents() == ["italic", "link"]
+    assert node.locator("p > code, li code").all_text_contents() == ["a*b*c", "x"]
+    assert "snake_case_name, 2 * 3 * 4, *plain*" in str(node.text_content())
+    link = node.get_by_role("link", name="a link")
+    assert link.get_attribute("href") == "https://example.org/a?b=c"
+    assert link.get_attribute("rel") == "noopener noreferrer"
+    assert node.locator("ol > li").count() == 3
+    assert node.locator("ol > li > ul > li").all_text_contents() == ["inner x", "more"]
+    assert node.locator("pre").text_content() == "if a < b:\n    **c**"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [*(sign * 5000 for sign in ("*", ">", "- ", "[", "`", "_a")), "# ", "```", "1.", "**", "\n\n\n", "> - > - x"],
+)
+def test_odd_markdown_is_shown(page: Page, text: str) -> None:
+    answer_with(page, "a\n\n", text)
+    ask(page, "Hi")
+    assert str(page.locator(TEXT).text_content()).startswith("a")
+
+
+def test_tokens_share_their_pieces_text(page: Page) -> None:
+    cases = [
+        ("Hello world", ["Hello", " world"], ["Hello", " world"]),
+        ("Hello world", ["Hello", "world"], ["Hello", " world"]),  # a tokenizer that drops a space at the start
+        ("a😀b", ["a", "\ufffd", "\ufffd", "b"], ["a", "", "😀", "b"]),
+        ("é", ["\ufffd", ""], ["", "é"]),
+        ("end", ["end", "<|im_end|>"], ["end", ""]),
+        ("", ["<|im_end|>"], [""]),
+        ("x  y", ["x", " ", " y"], ["x", " ", " y"]),
+        ("ab", ["abc"], ["ab"]),
+        ("abXYcd", ["ab", "cd"], ["abXY", "cd"]),
+        ("XYcd", ["cd"], ["XYcd"]),
+    ]
+    for text, tokens, expected in cases:
+        made = page.evaluate(
+            """async ([text, tokens]) => {
+                const { tokenNodes } = await import("/page/tokens.js");
+                return tokenNodes(text, tokens.map((text) => ({ text, source: "plain" }))).map((n) => n.textContent);
+            }""",
+            [text, tokens],
+        )
+        assert made == expected
+        assert "".join(made) == text
+
+
+@pytest.fixture
+def failing(browser: Browser, endless: Live) -> Iterator[Page]:
+    with opened(browser, endless.url, ["status of 400"]) as page:
+        yield page
+
+
+def test_errors_are_one_line(failing: Page) -> None:
+    page, alert = failing, failing.get_by_role("alert")
+    set_options(page, max_tokens=100_000)
+    send(page, "Hi")
+    page.get_by_role("button", name="Retry").wait_for()
+    assert "max_tokens" in alert.inner_text()
+    assert "\n" not in alert.inner_text()
+    assert page.locator(f"{FIGURES} strong").inner_text() == "Not complete."
+    set_options(page, max_tokens=3)
+    answer_with(page, "Half an", error="The device\nfailed.")
+    page.get_by_role("button", name="Retry").click()
+    page.get_by_text("The device failed.").wait_for()
+    assert page.locator(TEXT).text_content() == "Half an"
+    page.unroute("**/v1/chat/completions")
+    page.get_by_role("button", name="Retry").click()
+    page.get_by_text("3 tokens").wait_for()
+    assert alert.inner_text() == ""
+
+
+def test_a_server_that_is_gone(browser: Browser, tiny: Path) -> None:
+    with serving({"tiny": tiny}) as live, opened(browser, live.url, ["ERR_CONNECTION_REFUSED"]) as page:
+        live.stop()
+        send(page, "Hi")
+        page.get_by_text("The server cannot be reached. Is it still running?").wait_for()
+
+
+def test_a_key_is_asked_for_and_kept_for_the_session(browser: Browser, tiny: Path) -> None:
+    with (
+        serving({"tiny": tiny}, Settings(api_key="secret")) as live,
+        opened(browser, live.url, ["status of 401"]) as page,
+    ):
+        field = page.get_by_label("This server wants an API key")
+        for key in ("wrong", "secret"):
+            assert "The API key is missing or wrong" in page.get_by_role("alert").inner_text()
+            assert page.evaluate("document.activeElement.id") == "key"
+            with page.expect_response("**/v1/models"):
+                field.fill(key)
+                page.keyboard.press("Enter")
+            page.wait_for_load_state("networkidle")
+        field.wait_for(state="hidden")
+        assert page.get_by_role("alert").inner_text() == ""
+        page.reload()
+        ask(page, "Hi")
+        kept = "[sessionStorage.length, localStorage.length, document.cookie, location.search]"
+        assert page.evaluate(kept) == [1, 0, "", ""]
+
+
+def test_a_message_waits_for_the_list_of_models(browser: Browser, endless: Live) -> None:
+    with opened(browser, "about:blank") as page:
+        waiting: list[Route] = []
+        page.route("**/v1/models", lambda route: waiting.append(route))
+        page.goto(endless.url)
+        set_options(page, max_tokens=3)
+        send(page, "Hi")
+        assert page.get_by_label("Message", exact=True).input_value() == "Hi"
+        assert len(waiting) == 1
+        waiting[0].continue_()
+        page.get_by_text("3 tokens").wait_for()
+        assert page.get_by_role("alert").inner_text() == ""
+
+
+def test_drafters_are_those_of_the_model(browser: Browser, endless: Live) -> None:
+    served = [{"id": "one", "drafters": ["ngram"]}, {"id": "two", "drafters": ["eagle3", "ngram"]}]
+    with opened(browser, "about:blank") as page:
+        page.route("**/v1/models", lambda route: route.fulfill(json={"data": served}))
+        page.goto(endless.url)
+        options = page.locator("#drafter option")
+        assert options.evaluate_all("(o) => o.map((each) => each.value)") == ["auto", "ngram", "none"]
+        page.select_option("#drafter", "ngram")
+        page.select_option("#model", "two")
+        assert options.evaluate_all("(o) => o.map((each) => each.value)") == ["auto", "eagle3", "ngram", "none"]
+        assert page.locator("#drafter").input_value() == "ngram"
+        page.select_option("#drafter", "eagle3")
+        page.select_option("#model", "one")
+        assert page.locator("#drafter").input_value() == "auto"
+
+
+def test_tab_reaches_all_controls_in_order(page: Page) -> None:
+    set_options(page, max_tokens=5)
+    ask(page, "Hi")
+    page.evaluate("document.activeElement.blur(); document.querySelector('#model').focus()")
+    order = []
+    for _ in range(15):
+        order.append(page.evaluate("document.activeElement.id || document.activeElement.textContent.trim()"))
+        page.keyboard.press("Tab")
+    assert order[:14] == [
+        "model", "drafter", "drafts", "new", "log", "Retry", "Compare with plain decoding", "Settings", "system",
+        "temperature", "seed", "max_tokens", "message", "send",
+    ]  # fmt: skip
+
+
+def test_everything_has_a_role_and_a_name(page: Page) -> None:
+    set_options(page, max_tokens=60)
+    page.get_by_role("switch", name="Show drafts").check()
+    page.locator("#unlock").evaluate("(node) => { node.hidden = false; }")
+    ask(page, REPEATED)
+    page.get_by_role("button", name="Compare").click()
+    page.get_by_role("region", name="Comparison").wait_for()
+    tree = page.context.new_cdp_session(page).send("Accessibility.getFullAXTree")["nodes"]
+    named = {"button", "textbox", "combobox", "switch", "checkbox", "spinbutton", "link", "region", "log", "article",
+             "DisclosureTriangle", "form", "RootWebArea"}  # fmt: skip
+    found = [
+        (node["role"]["value"], node.get("name", {}).get("value", ""))
+        for node in tree
+        if not node["ignored"] and node["role"]["value"] in named
+    ]
+    assert {role for role, _ in found} >= named - {"checkbox", "link"}
+    assert [role for role, name in found if not name.strip()] == []
+    assert ("switch", "Show drafts") in found
+    assert ("combobox", "Model") in found
+
+
+def test_announcements_are_few(page: Page) -> None:
+    """A screen reader hears that an answer begins, and the whole answer, and none of its pieces."""
+    page.evaluate(
+        "window.said = []; new MutationObserver(() => said.push(document.querySelector('#status').textContent))"
+        ".observe(document.querySelector('#status'), { childList: true })"
+    )
+    set_options(page, max_tokens=60)
+    ask(page, REPEATED)
+    text = json.dumps(page.locator("#status").text_content())
+    assert page.evaluate(f"said.join('|') === 'Answering.|' + {text}")
+    assert text.startswith('"Answer: ')
+    live = page.locator("[aria-live]:not([aria-live=off]), [role=status], [role=alert]")
+    assert live.evaluate_all("(nodes) => nodes.map((node) => node.id)") == ["error", "status"]
+    assert page.get_by_role("log").get_attribute("aria-live") == "off"
+
+
+CONTRASTS = """() => {
+    const rgb = (text) => text.match(/[\\d.]+/g).map(Number);
+    const light = (color) => color.slice(0, 3).map((c) => c / 255)
+        .map((c) => (c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4))
+        .reduce((sum, c, i) => sum + c * [0.2126, 0.7152, 0.0722][i], 0);
+    const behind = (node) => {
+        for (; node; node = node.parentElement) {
+            const color = rgb(getComputedStyle(node).backgroundColor);
+            if (color.length === 3 || color[3] === 1) return color;
+        }
+    };
+    const low = [];
+    for (const node of document.querySelectorAll("body *")) {
+        const own = [...node.childNodes].some((child) => child.nodeType === 3 && child.data.trim());
+        if (!node.checkVisibility() || node.disabled || !(own || node.placeholder)) continue;
+        const color = getComputedStyle(node, own ? null : "::placeholder").color;
+        const [a, b] = [rgb(color), behind(node)].map(light).sort((x, y) => y - x);
+        if ((a + 0.05) / (b + 0.05) < 4.5) low.push(`${node.tagName} ${node.className} ${color}`);
+    }
+    return low;
+}"""
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_texts_have_contrast(browser: Browser, endless: Live, scheme: Any) -> None:
+    with opened(browser, endless.url, color_scheme=scheme, reduced_motion="reduce") as page:
+        assert page.evaluate(CONTRASTS) == []
+        set_options(page, max_tokens=60)
+        page.get_by_role("switch", name="Show drafts").check()
+        ask(page, REPEATED)
+        page.locator("#error").evaluate("(node) => { node.textContent = 'An error.'; }")
+        assert page.evaluate(CONTRASTS) == []
+        backs = page.evaluate("getComputedStyle(document.body).backgroundColor")
+        assert (backs == "rgb(20, 21, 29)") == (scheme == "dark")
+
+
+def test_narrow_screens_and_reduced_motion(browser: Browser, endless: Live) -> None:
+    with opened(browser, endless.url, viewport={"width": 320, "height": 640}, reduced_motion="reduce") as page:
+        page.get_by_role("switch", name="Show drafts").check()
+        answer_with(page, "x" * 300, "\n\n```\n" + "y" * 300 + "\n```")
+        ask(page, "z" * 300)
+        assert page.evaluate("document.documentElement.scrollWidth") == 320
+        assert page.evaluate("document.documentElement.scrollHeight") <= 640
+        page.get_by_role("switch", name="Show drafts").uncheck()
+        assert page.locator("#log").evaluate("(node) => node.scrollWidth <= node.clientWidth")
+        page.get_by_text("Settings").click()
+        assert page.get_by_role("button", name="Send").is_visible()
+        moving = "document.getAnimations().length"
+        assert page.evaluate(moving) == 0

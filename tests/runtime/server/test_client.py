@@ -1,0 +1,304 @@
+"""The official client: what it gets is what the engine gives for the same options."""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import TYPE_CHECKING, Any
+
+import openai
+import pytest
+
+from serving import MESSAGES
+
+if TYPE_CHECKING:
+    import outrider
+    from serving import Live
+
+SAMPLED: dict[str, Any] = {"temperature": 1, "seed": 2}
+
+
+def test_a_chat_is_answered_as_by_the_engine(client: Any, engine: outrider.Engine) -> None:
+    answer = client.chat.completions.create(model="tiny", messages=MESSAGES, max_tokens=30)
+    result = engine.generate(MESSAGES, max_new_tokens=30)
+    assert answer.choices[0].message.content == result.text
+    assert answer.choices[0].finish_reason == result.finish_reason
+    assert answer.usage
+    assert answer.usage.prompt_tokens == result.stats.num_prompt_tokens
+    assert answer.usage.completion_tokens == len(result.token_ids)
+    assert answer.usage.total_tokens == result.stats.num_prompt_tokens + len(result.token_ids)
+
+
+OPTIONS: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    ({"max_completion_tokens": 7}, {"max_new_tokens": 7}),
+    ({"temperature": 0.9, "seed": 5, "top_p": 0.8}, {"temperature": 0.9, "seed": 5, "top_p": 0.8}),
+    ({"temperature": 1.2, "seed": -3}, {"temperature": 1.2, "seed": 2**64 - 3}),
+    (
+        {"presence_penalty": 1.5, "frequency_penalty": 0.5, "logit_bias": {"300": 5, "301": -100}},
+        {"presence_penalty": 1.5, "frequency_penalty": 0.5, "logit_bias": {300: 5, 301: -100}},
+    ),
+    (
+        {"temperature": 0.8, "seed": 1, "extra_body": {"top_k": 5, "min_p": 0.01, "repetition_penalty": 1.2}},
+        {"temperature": 0.8, "seed": 1, "top_k": 5, "min_p": 0.01, "repetition_penalty": 1.2},
+    ),
+    (
+        {"temperature": 1, "seed": 1, "extra_body": {"sampling": "rejection", "drafter": "ngram"}},
+        {"temperature": 1, "seed": 1, "sampling": "rejection", "drafter": "ngram"},
+    ),
+    (
+        {"extra_body": {"no_repeat_ngram_size": 2, "ignore_eos": True, "banned_token_ids": [300], "typical_p": 0.9}},
+        {"no_repeat_ngram_size": 2, "ignore_eos": True, "banned_token_ids": [300], "typical_p": 0.9},
+    ),
+]
+
+
+@pytest.mark.parametrize(("asked", "options"), OPTIONS, ids=lambda given: next(iter(given)))
+def test_options_reach_the_engine(
+    client: Any, engine: outrider.Engine, asked: dict[str, Any], options: dict[str, Any]
+) -> None:
+    answer = client.chat.completions.create(model="tiny", messages=MESSAGES, **asked)
+    assert answer.choices[0].message.content == engine.generate(MESSAGES, **options).text
+
+
+def test_a_stream_adds_up_to_the_answer(client: Any, engine: outrider.Engine) -> None:
+    stream = client.chat.completions.create(
+        model="tiny", messages=MESSAGES, stream=True, stream_options={"include_usage": True}, **SAMPLED
+    )
+    chunks = list(stream)
+    result = engine.generate(MESSAGES, **SAMPLED)
+    assert chunks[0].choices[0].delta.role == "assistant"
+    assert "".join(c.choices[0].delta.content or "" for c in chunks if c.choices) == result.text
+    assert [c.choices[0].finish_reason for c in chunks[:-1]] == [None] * (len(chunks) - 2) + [result.finish_reason]
+    assert all(c.usage is None for c in chunks[:-1])
+    assert len({c.id for c in chunks}) == 1
+    assert len(chunks) > 4
+    usage = chunks[-1].usage
+    assert usage
+    assert not chunks[-1].choices
+    assert usage.completion_tokens == len(result.token_ids)
+    timings: dict[str, Any] = chunks[-1].timings
+    assert timings["predicted_n"] == usage.completion_tokens
+
+
+def test_a_stream_without_usage_ends_with_its_finish_reason(client: Any) -> None:
+    *_, last = client.chat.completions.create(model="tiny", messages=MESSAGES, stream=True)
+    assert last.choices[0].finish_reason
+    assert "usage" not in last.model_fields_set
+    assert last.timings["predicted_n"] > 0
+
+
+def test_n_answers_have_seeds_in_a_row(client: Any, engine: outrider.Engine) -> None:
+    answer = client.chat.completions.create(model="tiny", messages=MESSAGES, n=3, temperature=1, seed=7)
+    expected = [engine.generate(MESSAGES, temperature=1, seed=7 + i) for i in range(3)]
+    assert [choice.message.content for choice in answer.choices] == [result.text for result in expected]
+    assert [choice.index for choice in answer.choices] == [0, 1, 2]
+    assert [choice.seed for choice in answer.choices] == [7, 8, 9]
+    assert answer.usage
+    assert answer.usage.prompt_tokens == expected[0].stats.num_prompt_tokens
+    assert answer.usage.completion_tokens == sum(len(result.token_ids) for result in expected)
+    texts = ["", "", ""]
+    for chunk in client.chat.completions.create(
+        model="tiny", messages=MESSAGES, n=3, temperature=1, seed=7, stream=True
+    ):
+        texts[chunk.choices[0].index] += chunk.choices[0].delta.content or ""
+    assert texts == [result.text for result in expected]
+
+
+def test_an_answer_without_a_seed_says_which_one_it_had(client: Any, engine: outrider.Engine) -> None:
+    answer = client.chat.completions.create(model="tiny", messages=MESSAGES, temperature=1)
+    seed: int = answer.choices[0].seed
+    assert answer.choices[0].message.content == engine.generate(MESSAGES, temperature=1, seed=seed).text
+    greedy = client.chat.completions.create(model="tiny", messages=MESSAGES)
+    assert greedy.choices[0].seed is None
+
+
+def test_stop_strings_end_the_answer_and_are_cut(client: Any, engine: outrider.Engine) -> None:
+    whole = engine.generate(MESSAGES, **SAMPLED).text
+    stop = re.findall("[a-z]{2}", whole)[1]
+    for given in (stop, ["never there", stop]):
+        answer = client.chat.completions.create(model="tiny", messages=MESSAGES, stop=given, **SAMPLED)
+        assert answer.choices[0].message.content == whole[: whole.index(stop)]
+        assert answer.choices[0].finish_reason == "stop"
+    pieces = client.chat.completions.create(model="tiny", messages=MESSAGES, stop=stop, stream=True, **SAMPLED)
+    assert "".join(p.choices[0].delta.content or "" for p in pieces) == whole[: whole.index(stop)]
+
+
+def test_logprobs_are_the_engine_s(client: Any, engine: outrider.Engine) -> None:
+    answer = client.chat.completions.create(model="tiny", messages=MESSAGES, logprobs=True, top_logprobs=3, **SAMPLED)
+    result = engine.generate(MESSAGES, logprobs=3, **SAMPLED)
+    assert result.logprobs
+    given = answer.choices[0].logprobs
+    assert given
+    assert given.content
+    assert [token.logprob for token in given.content] == [token.logprob for token in result.logprobs]
+    for token, expected in zip(given.content, result.logprobs, strict=True):
+        text = engine.tokenizer.decode([expected.token_id])
+        assert token.token == text
+        assert token.bytes in (list(text.encode()), None)
+        assert [top.logprob for top in token.top_logprobs] == [logprob for _, logprob in expected.top]
+    stream = client.chat.completions.create(
+        model="tiny", messages=MESSAGES, logprobs=True, top_logprobs=3, **SAMPLED, stream=True
+    )
+    pieces = [chunk.choices[0].logprobs for chunk in stream]
+    streamed = [token for piece in pieces if piece for token in piece.content or ()]
+    assert streamed == given.content
+    assert sum(bool(piece) for piece in pieces) > 3
+
+
+def test_completions_take_texts_and_token_ids(client: Any, engine: outrider.Engine) -> None:
+    result = engine.generate("The quick", chat_template=False)
+    token_ids = engine.tokenizer.encode_prompt("The quick", chat_template=False)
+    for prompt in ("The quick", ["The quick"], token_ids, [token_ids]):
+        answer = client.completions.create(model="tiny", prompt=prompt)
+        assert [choice.text for choice in answer.choices] == [result.text]
+    other = engine.generate("It's 2024", chat_template=False, temperature=1, seed=4)
+    again = engine.generate("The quick", chat_template=False, temperature=1, seed=4)
+    answer = client.completions.create(model="tiny", prompt=["The quick", "It's 2024"], temperature=1, seed=4, n=2)
+    assert [answer.choices[i].text for i in (0, 2)] == [again.text, other.text]
+    assert answer.usage
+    assert answer.usage.prompt_tokens == other.stats.num_prompt_tokens + again.stats.num_prompt_tokens
+    pieces = client.completions.create(model="tiny", prompt="The quick", stream=True, logprobs=2)
+    chunks = list(pieces)
+    assert "".join(chunk.choices[0].text for chunk in chunks) == result.text
+    assert chunks[-1].choices[0].finish_reason == result.finish_reason
+
+
+def test_logprobs_of_completions_are_lists(client: Any, engine: outrider.Engine) -> None:
+    answer = client.completions.create(model="tiny", prompt="The quick", logprobs=2, max_tokens=10)
+    result = engine.generate("The quick", chat_template=False, logprobs=2, max_new_tokens=10)
+    assert result.logprobs
+    given = answer.choices[0].logprobs
+    assert given
+    assert given.token_logprobs == [token.logprob for token in result.logprobs]
+    assert given.tokens
+    assert given.top_logprobs
+    assert given.text_offset
+    assert [max(top.values()) for top in given.top_logprobs] == [token.top[0][1] for token in result.logprobs]
+    assert given.text_offset == [len("".join(given.tokens[:i])) for i in range(len(given.tokens))]
+
+
+@pytest.mark.parametrize("drafter", ["none", "suffix", "ngram", "auto"])
+def test_drafters_are_chosen_by_request(client: Any, engine: outrider.Engine, drafter: str) -> None:
+    repeated: list[Any] = [{"role": "user", "content": "abc abc abc abc abc abc abc abc"}]
+    expected = engine.generate(repeated, drafter=None, max_new_tokens=60, ignore_eos=True)
+    for body in ({"draft_model": drafter}, {"drafter": drafter}):
+        answer = client.chat.completions.create(
+            model="tiny", messages=repeated, max_tokens=60, extra_body={**body, "ignore_eos": True}
+        )
+        assert answer.choices[0].message.content == expected.text
+    timings: dict[str, Any] = answer.timings
+    assert timings["predicted_n"] == 60
+    assert timings["rounds_n"] == 59 if drafter == "none" else 0 < timings["rounds_n"] < 59
+    assert timings["cache_n"] + timings["prompt_n"] == expected.stats.num_prompt_tokens
+    assert 0 <= timings["draft_n_accepted"] <= timings["draft_n"]
+    if drafter == "none":
+        assert timings["draft_n"] == 0
+
+
+def test_a_prediction_is_a_reference(client: Any, engine: outrider.Engine) -> None:
+    text = engine.generate(MESSAGES, drafter=None, **SAMPLED).text
+    prediction = {"type": "content", "content": [{"type": "text", "text": text}]}
+    asked: dict[str, Any] = {"model": "tiny", "messages": MESSAGES, "prediction": prediction, **SAMPLED}
+    answer = client.chat.completions.create(**asked, extra_body={"drafter": "suffix", "num_assistant_tokens": 4})
+    assert answer.choices[0].message.content == text
+    assert answer.timings["draft_n_accepted"] > 0
+    with pytest.raises(openai.BadRequestError, match="references"):
+        client.chat.completions.create(**asked, extra_body={"drafter": "ngram"})
+
+
+def test_parts_of_a_message_are_one_text(client: Any, engine: outrider.Engine) -> None:
+    parts: Any = [
+        {"role": "developer", "content": "Be brief."},
+        {"role": "user", "content": [{"type": "text", "text": "Why is "}, {"type": "text", "text": "the sky blue?"}]},
+    ]
+    answer = client.chat.completions.create(model="tiny", messages=parts)
+    assert answer.choices[0].message.content == engine.generate(MESSAGES).text
+
+
+def test_models_are_listed(client: Any, engine: outrider.Engine) -> None:
+    (listed,) = client.models.list()
+    assert client.models.retrieve("tiny") == listed
+    assert listed.id == "tiny"
+    assert listed.drafters == list(engine.drafters)
+    assert listed.loaded is True
+
+
+WRONG: list[tuple[dict[str, Any], int, str | None, str, str]] = [
+    ({"model": "tinny"}, 404, "model", "model_not_found", "Did you mean 'tiny'?"),
+    ({"max_tokens": 100_000}, 400, None, "context_length_exceeded", "context of 8,192 tokens"),
+    ({"temperature": -1}, 400, "temperature", "invalid_type", ">= 0"),
+    ({"temperature": 0.0001}, 400, "temperature", "invalid_value", "0.001"),
+    ({"seed": "x"}, 400, "seed", "invalid_type", "Expected `int | null`"),
+    ({"extra_body": {"temprature": 1}}, 400, "temprature", "unknown_field", "Did you mean 'temperature'?"),
+    ({"extra_body": {"drafter": "nobody"}}, 400, None, "invalid_value", "There is no drafter 'nobody'"),
+    ({"extra_body": {"draft_model": "suffix", "drafter": "ngram"}}, 400, "draft_model", "invalid_value", "two names"),
+    ({"extra_body": {"web_search_options": {}}}, 400, "web_search_options", "unsupported_field", "not supported"),
+    ({"logit_bias": {"999": 1}}, 400, None, "invalid_value", "vocabulary ends at"),
+    ({"logit_bias": {"x": 1}}, 400, "logit_bias", "invalid_type", "regex"),
+    ({"top_logprobs": 3}, 400, "top_logprobs", "invalid_value", "set it to true"),
+    ({"n": 33}, 400, "n", "invalid_value", "Lower n"),
+    ({"n": 2**31 - 1}, 400, "n", "invalid_type", "<= 128"),
+    ({"messages": []}, 400, "messages", "invalid_type", "length >= 1"),
+    ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 400, "messages[0].content[0].type",
+     "invalid_type", "image_url"),
+    ({"max_tokens": 5, "max_completion_tokens": 6}, 400, "max_completion_tokens", "invalid_value", "two names"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("asked", "status", "param", "code", "says"), WRONG, ids=lambda given: str(given)[:40])
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+def test_errors_name_the_field(
+    client: Any, asked: dict[str, Any], status: int, param: str | None, code: str, says: str, stream: bool
+) -> None:
+    with pytest.raises(openai.APIStatusError) as raised:
+        client.chat.completions.create(**{"model": "tiny", "messages": MESSAGES, "stream": stream} | asked)
+    error = raised.value
+    assert error.status_code == status
+    assert isinstance(error.body, dict)
+    assert {**error.body, "message": ""} == {
+        "message": "", "type": "invalid_request_error", "param": param, "code": code,
+    }  # fmt: skip
+    assert says in error.body["message"]
+
+
+def test_fields_without_effect_are_accepted(client: Any, engine: outrider.Engine) -> None:
+    answer = client.chat.completions.create(
+        model="tiny",
+        messages=MESSAGES,
+        user="me",
+        metadata={"a": "b"},
+        store=False,
+        service_tier="auto",
+        modalities=["text"],
+        safety_identifier="x",
+        extra_body={"stop": None, "seed": None, "n": 1},
+    )
+    assert answer.choices[0].message.content == engine.generate(MESSAGES).text
+    legacy = client.completions.create(model="tiny", prompt="Hi", best_of=1, echo=False, suffix=None)
+    assert legacy.choices[0].text == engine.generate("Hi", chat_template=False).text
+
+
+def test_a_prompt_that_is_too_long_says_so(client: Any) -> None:
+    with pytest.raises(openai.BadRequestError, match="exceed the model's context") as raised:
+        client.completions.create(model="tiny", prompt=[300] * 9000)
+    assert raised.value.code == "context_length_exceeded"
+
+
+def test_a_request_may_not_have_very_many_prompts(client: Any) -> None:
+    with pytest.raises(openai.BadRequestError, match="200 prompts are more than"):
+        client.completions.create(model="tiny", prompt=["Hi"] * 200)
+
+
+def test_an_option_that_leaves_no_token_fails_alone(client: Any, live: Live) -> None:
+    everything = {"extra_body": {"banned_token_ids": list(range(404))}}
+    with pytest.raises(openai.BadRequestError, match="no token"):
+        client.completions.create(model="tiny", prompt="Hi", **everything)
+    assert client.completions.create(model="tiny", prompt="Hi").choices[0].text
+    assert live.service.queue.running == 0
+
+
+def test_timings_are_finite(client: Any) -> None:
+    answer = client.completions.create(model="tiny", prompt="Hi", max_tokens=1)
+    timings: dict[str, float] = answer.timings
+    assert set(timings) >= {"prompt_n", "prompt_ms", "prompt_per_second", "predicted_n", "predicted_ms"}
+    assert all(math.isfinite(value) and value >= 0 for value in timings.values())

@@ -1,0 +1,144 @@
+"""/openapi.json, /metrics and the form of streams."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import TYPE_CHECKING, Any
+
+import httpx
+import jsonschema
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, given, settings
+from hypothesis.errors import Unsatisfiable
+from prometheus_client.parser import text_string_to_metric_families
+from schemathesis.checks import CHECKS, load_all_checks
+from schemathesis.generation import GenerationMode
+
+from outrider.server import Settings
+from serving import CONFIG, MESSAGES, serving
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    import outrider
+    from serving import Live
+
+# A body that follows the schema may be refused: no schema says that a prompt fits, or which fields go together.
+NUM_EXAMPLES = int(os.environ.get("OUTRIDER_EXAMPLES", "40"))
+REFUSED = {"positive_data_acceptance"}
+
+
+POSTS = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
+OPERATIONS = (*POSTS, "/v1/models", "/v1/models/{model}", "/health", "/metrics")
+
+
+@pytest.fixture(scope="module")
+def described(tiny: Path) -> Iterator[Any]:
+    with serving({"tiny": tiny}, Settings(max_running=4), CONFIG.replace(max_new_tokens=4)) as live:
+        yield schemathesis.openapi.from_url(f"{live.url}/openapi.json")
+        assert live.is_idle
+
+
+@pytest.mark.parametrize("mode", list(GenerationMode), ids=lambda mode: mode.name.lower())
+@pytest.mark.parametrize("path", OPERATIONS)
+def test_the_description_is_true(described: Any, path: str, mode: GenerationMode) -> None:
+    """Whatever is sent: no status that is not described, no failure of the server, no body that is not described."""
+    operation = described[path]["POST" if path in POSTS else "GET"]
+    load_all_checks()
+    checks = [check for check in CHECKS.get_all() if check.__name__ not in REFUSED]
+    assert len(checks) > 5
+
+    @settings(max_examples=NUM_EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck))
+    @given(case=operation.as_strategy(generation_mode=mode))
+    def check(case: Any) -> None:
+        for name in ("max_tokens", "max_output_tokens"):
+            if isinstance(case.body, dict) and isinstance(case.body.get(name), int):
+                case.body[name] = min(case.body[name], 8)  # answers that take no time
+        case.call_and_validate(checks=checks)
+
+    try:
+        check()
+    except Unsatisfiable:
+        assert mode == GenerationMode.NEGATIVE  # nothing in such a request could be wrong
+        assert path not in POSTS
+
+
+def test_the_description_has_all_fields(live: Live) -> None:
+    schemas = httpx.get(f"{live.url}/openapi.json").json()["components"]["schemas"]
+    fields = schemas["ChatRequest"]["properties"]
+    assert fields["model"] == {"enum": ["tiny"]}
+    assert {"messages", "temperature", "tools", "drafter", "user", "parallel_tool_calls"} <= set(fields)
+    assert "echo" not in fields
+    assert schemas["CompletionRequest"]["properties"]["echo"]["enum"] == [None, False]
+    fields = schemas["ResponseRequest"]["properties"]
+    assert fields["background"]["enum"] == [None, False]
+    assert "anyOf" in fields["store"]
+    assert not {"n", "max_tokens", "response_format"} & set(fields)
+
+
+def test_the_description_asks_for_a_key_where_one_is_needed(tiny: Path) -> None:
+    headers = {"Authorization": "Bearer k"}
+    with serving({"tiny": tiny}, Settings(api_key="k")) as live:
+        described = httpx.get(f"{live.url}/openapi.json", headers=headers).json()
+    assert described["security"] == [{"key": []}]
+
+
+def samples(text: str) -> dict[tuple[str, ...], float]:
+    """Values by the sample's name and its labels' values, in the labels' order."""
+    found = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            found[sample.name, *(value for _, value in sorted(sample.labels.items()))] = sample.value
+    return found
+
+
+def test_metrics_count_what_was_answered(tiny: Path, engine: outrider.Engine) -> None:
+    with serving({"tiny": tiny}) as live:
+        before = samples(httpx.get(f"{live.url}/metrics").text)
+        assert before["vllm:num_requests_running", "tiny"] == 0
+        assert before["vllm:generation_tokens_total", "tiny"] == 0
+        asked: dict[str, Any] = {"model": "tiny", "messages": MESSAGES, "max_tokens": 30}
+        extra = {"drafter": "suffix", "ignore_eos": True}
+        answers = [live.client().chat.completions.create(**asked, extra_body=extra, n=2) for _ in range(2)]
+        list(live.client().chat.completions.create(**asked, stream=True, extra_body=extra))
+        answer = httpx.get(f"{live.url}/metrics")
+    assert answer.headers["content-type"].startswith("text/plain; version=")
+    after = samples(answer.text)
+    assert after["vllm:generation_tokens_total", "tiny"] == 150
+    assert after["vllm:prompt_tokens_total", "tiny"] == 5 * answers[0].usage.prompt_tokens
+    assert after["vllm:request_success_total", "length", "tiny"] == 5
+    assert after["vllm:time_to_first_token_seconds_count", "tiny"] == 5
+    assert after["vllm:e2e_request_latency_seconds_count", "tiny"] == 5
+    assert after["vllm:request_generation_tokens_sum", "tiny"] == 150
+    assert after["vllm:num_requests_running", "tiny"] == after["vllm:num_requests_waiting", "tiny"] == 0
+    timings = [each.timings for each in answers]
+    drafted = sum(each["draft_n"] for each in timings) * 5 / 4
+    assert after["vllm:spec_decode_num_draft_tokens_total", "tiny"] == pytest.approx(drafted, rel=0.3)
+    accepted = after["vllm:spec_decode_num_accepted_tokens_total", "tiny"]
+    places = [value for key, value in after.items() if key[0] == "vllm:spec_decode_num_accepted_tokens_per_pos_total"]
+    assert accepted == sum(places) > 0
+    assert after["vllm:spec_decode_num_drafts_total", "tiny"] >= max(places)
+    assert after["vllm:prefix_cache_hits_total", "tiny"] <= after["vllm:prefix_cache_queries_total", "tiny"]
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+def test_streams_are_of_described_events(live: Live, path: str) -> None:
+    described = httpx.get(f"{live.url}/openapi.json").json()
+    content = described["paths"][path]["post"]["responses"]["200"]["content"]["text/event-stream"]
+    event = content["schema"]["properties"]["data"]["anyOf"][1]["contentSchema"]["anyOf"][0]
+    check = jsonschema.Draft202012Validator(event | {"components": described["components"]})
+    body: dict[str, Any] = {"model": "tiny", "stream": True, "return_tokens": True, "temperature": 1, "seed": 1}
+    body |= {"messages": MESSAGES, "logprobs": True} if "chat" in path else {"prompt": "Hi", "logprobs": 2}
+    for usage in (True, False):
+        asked = body | {"stream_options": {"include_usage": usage}}
+        with httpx.stream("POST", f"{live.url}{path}", json=asked) as answer:
+            assert answer.headers["content-type"].startswith("text/event-stream")
+            assert answer.headers["cache-control"] == "no-store"
+            *events, done, empty = answer.read().decode().split("\n\n")
+        assert (done, empty) == ("data: [DONE]", "")
+        assert len(events) > 3
+        for each in events:
+            check.validate(json.loads(each.removeprefix("data: ")))

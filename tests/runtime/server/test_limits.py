@@ -1,0 +1,332 @@
+"""Limits, keys, hosts, and clients that leave."""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+import httpx
+import openai
+import pytest
+
+import outrider
+from outrider.server import Settings
+from serving import CONFIG, MESSAGES, Live, serving, wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+EXTRA: dict[str, Any] = {"ignore_eos": True, "drafter": "none"}
+ASKED: dict[str, Any] = {"model": "tiny", "prompt": "The quick", "max_tokens": 6000}
+LONG = ASKED | EXTRA  # takes seconds
+BUSY = LONG | {"stream": True}
+
+
+@pytest.fixture(scope="module")
+def narrow(tiny: Path) -> Iterator[Live]:
+    """Two places, and two in the queue."""
+    with serving({"tiny": tiny}, Settings(max_running=2, max_waiting=2)) as live:
+        live.client().completions.create(model="tiny", prompt="Hi", max_tokens=1)
+        yield live
+
+
+def begin(live: Live, body: dict[str, Any]) -> socket.socket:
+    """Send a request and read nothing of its answer."""
+    text = json.dumps(body)
+    made = socket.create_connection(("127.0.0.1", live.port))
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(text)}\r\n"
+    made.sendall(f"{head}Content-Type: application/json\r\n\r\n{text}".encode())
+    return made
+
+
+def successes(live: Live) -> list[str]:
+    """The metrics that count answers that came to their end."""
+    return re.findall("vllm:request_success_total.*", httpx.get(f"{live.url}/metrics").text)
+
+
+def read(connection: socket.socket) -> bytes:
+    """All that comes, until the answer ends."""
+    got = b""
+    while not got.endswith(b"0\r\n\r\n"):
+        got += (piece := connection.recv(4096))
+        assert piece, got
+    connection.close()
+    return got
+
+
+@pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])
+def test_a_client_that_leaves_cancels_its_answer(live: Live, stream: bool) -> None:
+    before, ended = live.engine().generate(MESSAGES).token_ids, successes(live)
+    connection = begin(live, LONG | {"stream": stream})
+    wait_until(lambda: live.engine().cache["main"].num_used_tokens > 0)
+    if stream:
+        assert b"200 OK" in connection.recv(100)
+    connection.close()
+    wait_until(lambda: live.is_idle)
+    assert successes(live) == ended
+    assert live.engine().generate(MESSAGES).token_ids == before
+    text = httpx.get(f"{live.url}/metrics").text
+    assert 'vllm:num_requests_running{model_name="tiny"} 0.0' in text
+
+
+def test_a_client_that_leaves_the_queue_gives_its_place_to_the_next(narrow: Live) -> None:
+    running = [begin(narrow, BUSY) for _ in range(2)]
+    wait_until(lambda: narrow.service.queue.running == 2)
+    waiting = [begin(narrow, BUSY | {"max_tokens": 2}) for _ in range(2)]
+    wait_until(lambda: narrow.service.queue.waiting == 2)
+    waiting[0].close()
+    wait_until(lambda: narrow.service.queue.waiting == 1)
+    running[0].close()
+    assert b"[DONE]" in read(waiting[1])
+    running[1].close()
+    wait_until(lambda: narrow.is_idle)
+
+
+def test_a_full_queue_refuses_with_the_time_to_come_back(narrow: Live) -> None:
+    connections = [begin(narrow, BUSY) for _ in range(2)]
+    wait_until(lambda: narrow.service.queue.running == 2)
+    connections += [begin(narrow, BUSY | {"max_tokens": 2}) for _ in range(2)]
+    wait_until(lambda: narrow.service.queue.waiting == 2)
+    assert 'vllm:num_requests_waiting{model_name="tiny"} 2.0' in httpx.get(f"{narrow.url}/metrics").text
+    with pytest.raises(openai.RateLimitError) as refused:
+        narrow.client().completions.create(model="tiny", prompt="Hi", max_tokens=1)
+    assert refused.value.code == "queue_full"
+    assert 1 <= int(refused.value.response.headers["retry-after"]) <= 60
+    for connection in connections:
+        connection.close()
+    wait_until(lambda: narrow.is_idle)
+    assert narrow.client().completions.create(model="tiny", prompt="Hi", max_tokens=1).choices
+
+
+def test_a_request_needs_a_place_for_each_of_its_answers(narrow: Live) -> None:
+    connection = begin(narrow, BUSY | {"n": 2, "max_tokens": 3000})
+    wait_until(lambda: narrow.service.queue.running == 2)
+    later = begin(narrow, BUSY | {"max_tokens": 2})
+    wait_until(lambda: narrow.service.queue.waiting == 1)
+    connection.close()
+    later.close()
+    wait_until(lambda: narrow.is_idle)
+    with pytest.raises(openai.BadRequestError, match="more than this server generates at a time, 2"):
+        narrow.client().completions.create(model="tiny", prompt="Hi", n=3)
+
+
+def test_queued_requests_are_all_answered(narrow: Live) -> None:
+    expected = narrow.engine().generate("The quick", chat_template=False).text
+    with ThreadPoolExecutor(4) as pool:
+        made = [pool.submit(narrow.client().completions.create, model="tiny", prompt="The quick") for _ in range(20)]
+    answered = [each.result() for each in made if not isinstance(each.exception(), openai.RateLimitError)]
+    texts = [answer.choices[0].text for answer in answered]
+    assert set(texts) == {expected}
+    assert len(texts) >= 4
+
+
+def test_a_body_may_not_be_too_large(tiny: Path) -> None:
+    with serving({"tiny": tiny}, Settings(max_body=1000, body_seconds=0.3)) as live:
+        url = f"{live.url}/v1/chat/completions"
+        body = json.dumps({"model": "tiny", "messages": [{"role": "user", "content": "x" * 1000}]}).encode()
+        headers = {"Content-Type": "application/json"}
+        declared = httpx.post(url, content=body, headers=headers)
+        chunked = httpx.post(url, content=iter([body[:600], body[600:]]), headers=headers)
+        for refused in (declared, chunked):
+            assert refused.status_code == 413
+            assert refused.json()["error"]["code"] == "too_large"
+        connection = socket.create_connection(("127.0.0.1", live.port))
+        head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n"
+        connection.sendall(head + b"Content-Type: application/json\r\n\r\n{")
+        assert b"408 Request Timeout" in connection.recv(4096)
+        connection.close()
+
+
+def test_bodies_that_are_not_json_are_refused(live: Live) -> None:
+    url = f"{live.url}/v1/completions"
+    plain = httpx.post(url, content=b"{}", headers={"Content-Type": "text/plain"})
+    assert (plain.status_code, plain.json()["error"]["code"]) == (415, "not_json")
+    for body in (b"{", b"[]", b"\xff", b"[" * 100_000, b'{"model": "tiny", "prompt": "\\ud800"}'):
+        refused = httpx.post(url, content=body, headers={"Content-Type": "application/json"})
+        assert refused.status_code == 400
+        assert refused.json()["error"]["code"] in ("invalid_json", "invalid_type")
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+def test_answers_have_a_time_limit(tiny: Path, stream: bool) -> None:
+    with serving({"tiny": tiny}, Settings(request_seconds=0.5)) as live:
+        live.service.models.find("tiny").load()
+        with pytest.raises(openai.APIError, match="not complete after 0.5 s") as late:
+            for _ in live.client().completions.create(**ASKED, extra_body=EXTRA, stream=stream):
+                pass
+        assert stream or late.value.status_code == 504  # type: ignore[attr-defined]
+        wait_until(lambda: live.is_idle)
+
+
+def test_a_reader_that_stops_reading_is_given_up(tiny: Path) -> None:
+    with serving({"tiny": tiny}, Settings(send_seconds=0.3)) as live:
+        live.service.models.find("tiny").load()
+        connection = socket.socket()
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
+        connection.connect(("127.0.0.1", live.port))
+        text = json.dumps(LONG | {"stream": True, "n": 8, "logprobs": 20, "temperature": 1})
+        head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(text)}\r\n"
+        connection.sendall(f"{head}Content-Type: application/json\r\n\r\n{text}".encode())
+        wait_until(lambda: live.service.queue.running == 8)
+        wait_until(lambda: live.is_idle, 60)
+        connection.close()
+
+
+def test_an_api_key_is_needed_where_there_is_one(tiny: Path) -> None:
+    with serving({"tiny": tiny}, Settings(api_key="Schlüssel")) as live:
+        for path in ("/v1/models", "/metrics", "/openapi.json"):
+            refused = httpx.get(f"{live.url}{path}")
+            assert (refused.status_code, refused.json()["error"]["code"]) == (401, "invalid_api_key")
+            assert refused.headers["www-authenticate"] == "Bearer"
+            given = {"Authorization": "Bearer Schlüssel".encode()}
+            assert httpx.get(f"{live.url}{path}", headers=given).status_code == 200  # type: ignore[arg-type]
+        assert httpx.get(f"{live.url}/health").json() == {"status": "ok"}
+        for wrong in ("Schlüsse", "Schlüssel2", "x"):
+            headers = {"Authorization": f"Bearer {wrong}".encode()}
+            assert httpx.get(f"{live.url}/v1/models", headers=headers).status_code == 401  # type: ignore[arg-type]
+        with pytest.raises(openai.AuthenticationError):
+            live.client(api_key="Schluessel").models.list()
+        assert not live.service.models.find("tiny").engine
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("localhost", 200),
+        ("LOCALHOST:8000", 200),
+        ("127.0.0.1:1", 200),
+        ("[::1]:8000", 200),
+        ("192.168.1.7:8000", 200),
+        ("evil.example", 403),
+        ("127.0.0.1.evil.example", 403),
+        ("localhost.evil.example:8000", 403),
+        ("", 403),
+    ],
+)
+def test_a_name_that_is_not_ours_is_refused(live: Live, host: str, status: int) -> None:
+    answer = httpx.get(f"{live.url}/v1/models", headers={"Host": host})
+    assert answer.status_code == status
+    assert status == 200 or answer.json()["error"]["code"] == "host_not_allowed"
+
+
+def test_names_can_be_allowed(tiny: Path) -> None:
+    with serving({"tiny": tiny}, Settings(allowed_hosts=("Box.lan",))) as live:
+        assert httpx.get(f"{live.url}/health", headers={"Host": "box.lan:80"}).status_code == 200
+        assert httpx.get(f"{live.url}/health", headers={"Host": "other.lan"}).status_code == 403
+    with serving({"tiny": tiny}, Settings(api_key="k")) as live:  # which such a page does not have
+        assert httpx.get(f"{live.url}/health", headers={"Host": "other.lan"}).status_code == 200
+
+
+def test_browsers_may_neither_read_nor_run_responses(live: Live) -> None:
+    answer = httpx.get(f"{live.url}/v1/models", headers={"Origin": "https://evil.example"})
+    assert "access-control-allow-origin" not in answer.headers
+    assert answer.headers["x-content-type-options"] == "nosniff"
+    assert "default-src 'none'" in answer.headers["content-security-policy"]
+    asked = httpx.options(f"{live.url}/v1/chat/completions", headers={"Origin": "https://evil.example"})
+    assert asked.status_code == 405
+    assert "access-control-allow-origin" not in asked.headers
+
+
+def test_other_addresses_fail_as_the_api_does(live: Live) -> None:
+    missing = httpx.get(f"{live.url}/v1/nothing")
+    assert (missing.status_code, missing.json()["error"]["code"]) == (404, "unknown_url")
+    wrong = httpx.get(f"{live.url}/v1/completions")
+    assert (wrong.status_code, wrong.json()["error"]["code"]) == (405, "method_not_allowed")
+    assert wrong.headers["allow"] == "POST"
+
+
+def refuses(url: str) -> bool:
+    """Whether nobody listens there any more."""
+    try:
+        httpx.get(f"{url}/health")
+    except httpx.TransportError:
+        return True
+    return False
+
+
+def test_shutdown_finishes_a_stream(tiny: Path) -> None:
+    live = Live.of({"tiny": tiny})
+    live.start()
+    live.service.models.find("tiny").load()
+    expected = live.engine().generate("The quick", chat_template=False, max_new_tokens=1500, ignore_eos=True).text
+    stream = live.client().completions.create(
+        model="tiny", prompt="The quick", max_tokens=1500, stream=True, extra_body={"ignore_eos": True}
+    )
+    chunks = [next(stream)]
+    live.leave()
+    wait_until(lambda: refuses(live.url))
+    chunks += stream
+    assert "".join(chunk.choices[0].text for chunk in chunks) == expected
+    live.stop()
+    assert not live.service.models.find("tiny").engine
+
+
+def test_the_grace_time_ends(tiny: Path) -> None:
+    live = Live.of({"tiny": tiny}, grace=1)
+    live.start()
+    live.service.models.find("tiny").load()
+    connection = begin(live, BUSY | {"temperature": 1})
+    wait_until(lambda: live.service.queue.running == 1)
+    live.stop()
+    connection.close()
+
+
+def test_models_are_loaded_when_asked_for_and_unloaded_when_idle(tiny: Path, engine: outrider.Engine) -> None:
+    with serving({"one": tiny, "two": tiny}, Settings(idle_seconds=0.2)) as live:
+        assert [model.engine for model in live.service.models.all] == [None, None]
+        with ThreadPoolExecutor(4) as pool:
+            ask = live.client().chat.completions.create
+            made = [pool.submit(ask, model="two", messages=MESSAGES, max_tokens=20) for _ in range(4)]
+        texts = {each.result().choices[0].message.content for each in made}
+        assert texts == {engine.generate(MESSAGES, max_new_tokens=20).text}
+        assert [bool(model.loaded) for model in live.client().models.list()] in ([False, True], [False, False])
+        wait_until(lambda: not live.service.models.find("two").engine)
+        assert ask(model="two", messages=MESSAGES, max_tokens=20).choices[0].message.content in texts
+
+
+def test_a_model_in_use_is_not_unloaded(tiny: Path) -> None:
+    with serving({"tiny": tiny}, Settings(idle_seconds=0.01)) as live:
+        stream = live.client().completions.create(
+            model="tiny", prompt="The quick", max_tokens=2000, stream=True, extra_body={"ignore_eos": True}
+        )
+        next(stream)
+        used = live.engine()
+        assert len(list(stream)) > 1
+        wait_until(lambda: not live.service.models.find("tiny").engine)
+        with pytest.raises(outrider.RequestError, match="closed"):
+            used.generate("Hi")
+
+
+def test_a_model_that_cannot_be_loaded_says_why(tiny: Path) -> None:
+    with serving({"tiny": tiny}, config=CONFIG.replace(cache_size=1e-7)) as live:
+        for _ in range(2):
+            with pytest.raises(openai.BadRequestError, match="cache_size"):
+                live.client().completions.create(model="tiny", prompt="Hi")
+        assert live.is_idle
+
+
+def test_health_waits_for_the_first_model(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with serving({"tiny": tiny}) as live:
+        model = live.service.models.find("tiny")
+        load, loading, go_on = type(model).load, threading.Event(), threading.Event()
+
+        def wait(self: Any) -> None:
+            loading.set()
+            assert go_on.wait(30)
+            load(self)
+
+        monkeypatch.setattr(type(model), "load", wait)
+        with ThreadPoolExecutor(1) as pool:
+            asked = pool.submit(live.client().completions.create, model="tiny", prompt="Hi")
+            assert loading.wait(30)
+            busy = httpx.get(f"{live.url}/health")
+            go_on.set()
+            assert asked.result().choices
+        assert busy.status_code == 503
+        assert busy.json()["error"]["message"] == "Loading model"
+        assert httpx.get(f"{live.url}/health").json() == {"status": "ok"}

@@ -1,0 +1,37 @@
+"""What the server counts of an answer."""
+
+from __future__ import annotations
+
+import re
+import time
+
+from outrider.metrics import Stats
+from outrider.results import TextChunk
+from outrider.server.metrics import Metrics
+
+
+def value(metrics: Metrics, name: str) -> float:
+    found = re.search(rf'^vllm:{name}{{model_name="m"}} (\S+)$', metrics.text().decode(), re.MULTILINE)
+    assert found
+    return float(found[1])
+
+
+def test_tokens_of_a_stream_that_was_left_are_counted() -> None:
+    metrics = Metrics(["m"])
+    meter = metrics.meter("m", 0.0)
+    stats = Stats(num_prompt_tokens=5)
+    for _ in range(3):  # too fast for each to be counted at once
+        stats.num_generated_tokens += 2
+        meter.read(TextChunk("a", stats))
+    assert value(metrics, "num_requests_running") == 1
+    meter.close()
+    assert value(metrics, "generation_tokens_total") == 6
+    assert value(metrics, "prompt_tokens_total") == 5
+    assert value(metrics, "num_requests_running") == 0
+
+
+def test_the_time_to_the_first_token_is_that_without_the_others() -> None:
+    """An answer that is not streamed comes as one piece, at its end."""
+    metrics = Metrics(["m"])
+    metrics.meter("m", time.monotonic() - 10).read(TextChunk("a", Stats(num_prompt_tokens=1, decode_seconds=9.0)))
+    assert 0.9 < value(metrics, "time_to_first_token_seconds_sum") < 2

@@ -1,0 +1,291 @@
+"""/v1/responses through the official client."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import httpx
+import jsonschema
+import openai
+import pytest
+
+from outrider.metrics import Stats
+from outrider.results import Result, TextChunk
+from outrider.server import Settings
+from outrider.server.answers import Head
+from outrider.server.conversations import Conversations
+from outrider.server.errors import ApiError
+from outrider.server.logprobs import TokenTexts
+from outrider.server.options import Choice
+from outrider.server.protocol.reading import read_request
+from outrider.server.responses import Responses
+from outrider.testing import ToyTokenizer
+from outrider.tools.formats import HERMES
+from serving import MESSAGES, SCHEMA, serving
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import outrider
+    from serving import Live
+
+SAMPLED: dict[str, Any] = {"temperature": 1, "extra_body": {"seed": 3}}
+FUNCTIONS: list[Any] = [
+    {"type": "function", "name": "look", "description": "Look.", "parameters": SCHEMA, "strict": True},
+    {"type": "function", "name": "stop", "parameters": None, "strict": False},
+]
+
+
+def test_a_text_is_answered_as_by_the_engine(client: Any, engine: outrider.Engine) -> None:
+    answer = client.responses.create(
+        model="tiny", input="Why is the sky blue?", instructions="Be brief.", max_output_tokens=30, temperature=0
+    )
+    result = engine.generate(MESSAGES, max_new_tokens=30)
+    assert answer.output_text == result.text
+    assert answer.status == ("incomplete" if result.finish_reason == "length" else "completed")
+    assert (answer.object, answer.instructions, answer.max_output_tokens) == ("response", "Be brief.", 30)
+    assert answer.output[0].content[0].annotations == []
+    assert answer.usage.input_tokens == result.stats.num_prompt_tokens
+    assert answer.usage.output_tokens == len(result.token_ids)
+    assert answer.usage.total_tokens == answer.usage.input_tokens + answer.usage.output_tokens
+    assert answer.timings["predicted_n"] == len(result.token_ids)
+
+
+def test_items_and_options_reach_the_engine(client: Any, engine: outrider.Engine) -> None:
+    items: list[Any] = [
+        {"role": "developer", "content": "Be brief."},
+        {"role": "user", "content": [{"type": "input_text", "text": "Why is "}, {"type": "input_text", "text": "it?"}]},
+        {
+            "type": "message",
+            "role": "assistant",
+            "content": [{"type": "output_text", "text": "So.", "annotations": []}],
+        },
+        {"role": "user", "content": "Why?"},
+    ]
+    turns = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "Why is it?"},
+        {"role": "assistant", "content": "So."},
+        {"role": "user", "content": "Why?"},
+    ]
+    more = {"seed": -2, "drafter": "suffix", "top_k": 9, "stop": "e"}
+    answer = client.responses.create(model="tiny", input=items, temperature=0.9, top_p=0.8, extra_body=more)
+    options: dict[str, Any] = {"temperature": 0.9, "top_p": 0.8, "seed": 2**64 - 2, "top_k": 9, "stop": "e"}
+    assert answer.output_text == engine.generate(turns, **options).text
+    assert answer.seed == 2**64 - 2
+
+
+def test_a_stream_has_the_official_events(client: Any, live: Live) -> None:
+    asked: dict[str, Any] = {"model": "tiny", "input": "Why?", "temperature": 1, "extra_body": {"seed": 3}}
+    whole = client.responses.create(**asked)
+    events = list(client.responses.create(**asked, stream=True))
+    kinds = [event.type for event in events]
+    deltas = [event.delta for event in events if event.type == "response.output_text.delta"]
+    assert len(deltas) > 4
+    assert kinds == [
+        "response.created",
+        "response.in_progress",
+        "response.output_item.added",
+        "response.content_part.added",
+        *["response.output_text.delta"] * len(deltas),
+        "response.output_text.done",
+        "response.content_part.done",
+        "response.output_item.done",
+        f"response.{whole.status}",
+    ]
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    assert "".join(deltas) == whole.output_text == events[-4].text == events[-1].response.output_text
+    assert events[-1].response.usage == whole.usage or events[-1].response.usage.output_tokens
+    assert events[0].response.id == events[-1].response.id
+    with client.responses.stream(**asked) as stream:  # the client's own accumulation of events
+        for _ in stream:
+            pass
+        if whole.status == "completed":
+            assert stream.get_final_response().output_text == whole.output_text
+    described = httpx.get(f"{live.url}/openapi.json").json()
+    content = described["paths"]["/v1/responses"]["post"]["responses"]["200"]["content"]["text/event-stream"]
+    schema = content["schema"]["properties"]["data"]["anyOf"][1]["contentSchema"]["anyOf"][0]
+    check = jsonschema.Draft202012Validator(schema | {"components": described["components"]})
+    body = {"model": "tiny", "input": "Why?", "stream": True}
+    text = httpx.post(f"{live.url}/v1/responses", json=body).text
+    for name, data in (each.split("\n") for each in text.strip().split("\n\n")):
+        check.validate(json.loads(data.removeprefix("data: ")))
+        assert name == f"event: {json.loads(data.removeprefix('data: '))['type']}"
+    assert "[DONE]" not in text
+
+
+def test_a_conversation_goes_on(client: Any, engine: outrider.Engine) -> None:
+    first = client.responses.create(model="tiny", input="Hi", instructions="Be brief.", max_output_tokens=9)
+    second = client.responses.create(
+        model="tiny", input="And?", instructions="Be kind.", previous_response_id=first.id, max_output_tokens=9
+    )
+    *_, last = client.responses.create(
+        model="tiny", input="So?", previous_response_id=second.id, max_output_tokens=9, stream=True
+    )
+    aside = client.responses.create(model="tiny", input="Or?", previous_response_id=first.id, max_output_tokens=9)
+    talk = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": first.output_text}]
+    kind = {"role": "system", "content": "Be kind."}
+    expected = engine.generate([kind, *talk, {"role": "user", "content": "And?"}], max_new_tokens=9)
+    assert second.output_text == expected.text
+    more = [{"role": "user", "content": "And?"}, {"role": "assistant", "content": second.output_text}]
+    expected = engine.generate([*talk, *more, {"role": "user", "content": "So?"}], max_new_tokens=9)
+    assert last.response.output_text == expected.text
+    assert last.response.previous_response_id == second.id
+    expected = engine.generate([*talk, {"role": "user", "content": "Or?"}], max_new_tokens=9)
+    assert aside.output_text == expected.text
+    again = client.responses.create(model="tiny", input="X", previous_response_id=last.response.id)
+    assert again.usage.input_tokens > last.response.usage.input_tokens
+
+
+def test_what_is_not_stored_is_refused(client: Any, tiny: Path) -> None:
+    hidden = client.responses.create(model="tiny", input="Hi", store=False, max_output_tokens=2)
+    assert hidden.store is False
+    for name in (hidden.id, "resp_nothing"):
+        with pytest.raises(openai.BadRequestError, match="not stored any more") as raised:
+            client.responses.create(model="tiny", input="Hi", previous_response_id=name)
+        assert (raised.value.param, raised.value.code) == ("previous_response_id", "previous_response_not_found")
+    with serving({"tiny": tiny}, Settings(max_stored=700)) as live:
+        asked: dict[str, Any] = {"model": "tiny", "input": "Hi" * 100, "max_output_tokens": 2}
+        one, two = (live.client().responses.create(**asked) for _ in range(2))
+        live.client().responses.create(**asked, previous_response_id=one.id)  # one is newer than two now
+        with pytest.raises(openai.BadRequestError, match="not stored any more"):
+            live.client().responses.create(**asked, previous_response_id=two.id)
+
+
+def test_stored_conversations_are_bounded() -> None:
+    conversations = Conversations(100)
+    turns = [{"role": "user", "content": "x" * 10}]
+    for i in range(9):
+        conversations.add(f"resp_{i}", turns)
+        conversations.turns("resp_0")
+    with pytest.raises(ApiError):
+        conversations.turns("resp_6")
+    assert conversations.turns("resp_8") == conversations.turns("resp_0") == turns
+    conversations.add("large", turns * 20)
+    with pytest.raises(ApiError):
+        conversations.turns("large")
+
+
+def test_texts_follow_a_schema(client: Any) -> None:
+    form = {"type": "json_schema", "name": "place", "schema": SCHEMA, "strict": True}
+    answer = client.responses.create(model="tiny", input="Where?", text={"format": form}, **SAMPLED)
+    jsonschema.validate(json.loads(answer.output_text), SCHEMA)
+    assert answer.text.format.type == "json_schema"
+    assert answer.text.format.name == "place"
+    some = client.responses.create(model="tiny", input="Where?", text={"format": {"type": "json_object"}}, **SAMPLED)
+    assert some.output_text.startswith("{")
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "name": "look"}], ids=["any", "one"])
+def test_functions_are_called(caller: Any, choice: Any) -> None:
+    asked: dict[str, Any] = {
+        "model": "tiny", "input": "Look.", "tools": FUNCTIONS, "tool_choice": choice, "max_output_tokens": 300,
+        "parallel_tool_calls": False, **SAMPLED,
+    }  # fmt: skip
+    answer = caller.responses.create(**asked)
+    (call,) = answer.output
+    assert (call.type, call.status, answer.status) == ("function_call", "completed", "completed")
+    assert call.name in ("look", "stop") if choice == "required" else call.name == "look"
+    if call.name == "look":
+        jsonschema.validate(json.loads(call.arguments), SCHEMA)
+    events = list(caller.responses.create(**asked, stream=True))
+    deltas = [event.delta for event in events if event.type == "response.function_call_arguments.delta"]
+    assert [event.type for event in events] == [
+        "response.created",
+        "response.in_progress",
+        "response.output_item.added",
+        *["response.function_call_arguments.delta"] * len(deltas),
+        "response.function_call_arguments.done",
+        "response.output_item.done",
+        "response.completed",
+    ]
+    assert "".join(deltas) == events[-3].arguments == call.arguments
+    assert events[2].item.arguments == ""
+    assert events[-2].item.call_id == events[2].item.call_id
+    output = {"type": "function_call_output", "call_id": call.call_id, "output": "A sea."}
+    stored = caller.responses.create(model="tiny", input=[output], previous_response_id=answer.id, max_output_tokens=3)
+    sent = caller.responses.create(
+        model="tiny", input=[{"role": "user", "content": "Look."}, *answer.output, output], max_output_tokens=3
+    )
+    assert stored.output_text == sent.output_text
+    assert stored.usage.input_tokens == sent.usage.input_tokens
+
+
+def test_text_and_calls_are_items_in_their_order() -> None:
+    call = '<tool_call>{"name": "look", "arguments": {"a": [1]}}</tool_call>'
+    text = f"Let me see.\n{call}\n{call} Done."
+    body = json.dumps({"model": "m", "input": "Hi", "tools": FUNCTIONS})
+    conversations = Conversations(10_000)
+    head = Head("resp_1", 0, "m", "f", TokenTexts(ToyTokenizer()), HERMES, conversations)
+    result = Result(text, [], "stop", Stats(), None, lossless=True)
+    asked = read_request(body.encode(), Responses.kind)
+    choices = Responses.choices(asked, conversations)
+    whole = Responses(asked, head, choices).whole([result])
+    assert [item.type for item in whole.output] == ["message", "function_call", "function_call", "message"]
+    assert [item.status for item in whole.output] == ["completed"] * 4
+    first, last = conversations.turns("resp_1")
+    assert first == {"role": "user", "content": "Hi"}
+    assert last["content"] == "Let me see.Done."
+    assert [made["function"] for made in last["tool_calls"]] == [{"name": "look", "arguments": {"a": [1]}}] * 2
+    streamed = Responses(asked, head, choices)
+    pieces = [TextChunk(text[i : i + 3], Stats()) for i in range(0, len(text), 3)]
+    events = [e for piece in [*pieces, TextChunk("", Stats(), result)] for e in streamed.events(0, piece)]
+    ended = [event.item for event in events if event.type == "response.output_item.done"]
+    assert ended == events[-1].response.output  # type: ignore[union-attr]
+    assert [item.type for item in ended] == [item.type for item in whole.output]  # type: ignore[union-attr]
+    assert [event.output_index for event in events if event.type == "response.output_item.added"] == [0, 1, 2, 3]
+
+
+def test_an_answer_without_text_is_an_empty_message() -> None:
+    asked = read_request(b'{"model": "m", "input": "Hi"}', Responses.kind)
+    head = Head("resp_1", 0, "m", "f", TokenTexts(ToyTokenizer()), None, Conversations(0))
+    whole = Responses(asked, head, [Choice([], {})]).whole([Result("", [], "length", Stats(), None, lossless=True)])
+    assert [(item.content[0].text, item.status) for item in whole.output] == [("", "incomplete")]
+    assert whole.incomplete_details
+    assert whole.incomplete_details.reason == "max_output_tokens"
+
+
+WRONG: list[tuple[dict[str, Any], int, str | None, str, str]] = [
+    ({"model": "tinny"}, 404, "model", "model_not_found", "Did you mean 'tiny'?"),
+    ({"max_output_tokens": 100_000}, 400, None, "context_length_exceeded", "context of 8,192 tokens"),
+    ({"input": []}, 400, "input", "invalid_type", "length >= 1"),
+    ({"background": True}, 400, "background", "unsupported_field", "not supported"),
+    ({"reasoning": {"effort": "low"}}, 400, "reasoning", "unsupported_field", "not supported"),
+    ({"include": ["reasoning.encrypted_content"]}, 400, "include", "unsupported_field", "not supported"),
+    ({"extra_body": {"max_tokens": 5}}, 400, "max_tokens", "unknown_field", "There is no field"),
+    ({"extra_body": {"echo": False}}, 400, "echo", "unknown_field", "There is no field"),
+    ({"tools": [{"type": "web_search"}]}, 400, "tools[0].type", "invalid_type", "web_search"),
+    ({"input": [{"type": "reasoning", "summary": []}]}, 400, "input[0].type", "invalid_type", "reasoning"),
+    ({"input": [{"role": "user"}]}, 400, "input[0].content", "invalid_type", "A message needs content"),
+    ({"input": [{"role": "user", "content": "a", "output": "b"}]}, 400, "input[0].output", "unknown_field", "has no"),
+    ({"input": [{"type": "function_call_output", "call_id": "x", "output": "y"}]}, 400, "input[0].call_id",
+     "invalid_value", "No call before this output"),
+    ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, 400, "input[0].content[0].type",
+     "invalid_type", "input_image"),
+    ({"text": {"format": {"type": "json_schema", "schema": {"type": "nothing"}}}}, 400, "json_schema", "invalid_value",
+     "cannot be followed"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("asked", "status", "param", "code", "says"), WRONG, ids=lambda given: str(given)[:40])
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+def test_errors_name_the_field(
+    client: Any, asked: dict[str, Any], status: int, param: str | None, code: str, says: str, stream: bool
+) -> None:
+    with pytest.raises(openai.APIStatusError) as raised:
+        client.responses.create(**{"model": "tiny", "input": "Hi", "stream": stream} | asked)
+    error = raised.value
+    assert (error.status_code, error.param, error.code) == (status, param, code)
+    assert says in str(error)
+
+
+def test_a_stream_that_fails_says_so(live: Live) -> None:
+    body = {"model": "tiny", "input": "Hi", "stream": True, "max_output_tokens": 6000, "ignore_eos": True}
+    service = live.service
+    with serving({"tiny": service.models.find("tiny").bundle.folder}, Settings(request_seconds=0.3)) as short:
+        short.service.models.find("tiny").load()
+        events = list(short.client().responses.create(model="tiny", input="Hi", stream=True, extra_body=body))
+    assert events[-1].type == "error"
+    assert events[-1].code == "timeout"
+    assert events[-1].sequence_number == len(events) - 1

@@ -1,0 +1,187 @@
+"""Answers with a form, and calls of functions, through the official client."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import msgspec
+import openai
+import pytest
+
+from outrider.metrics import Stats
+from outrider.results import Result, TextChunk
+from outrider.server.answers import Head
+from outrider.server.chat import Chat
+from outrider.server.conversations import Conversations
+from outrider.server.logprobs import TokenTexts
+from outrider.server.options import Choice
+from outrider.server.protocol.requests import ChatRequest
+from outrider.testing import ToyTokenizer
+from outrider.tools import ToolFormat
+from serving import MESSAGES, SCHEMA, TEMPLATE
+
+pytest.importorskip("llguidance", reason="the extra [structured]")
+
+SAMPLED: dict[str, Any] = {"temperature": 1, "seed": 3}
+TOOLS: list[Any] = [
+    {"type": "function", "function": {"name": "look", "description": "Look.", "parameters": SCHEMA}},
+    {"type": "function", "function": {"name": "stop"}},
+]
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+def test_answers_follow_a_schema(client: Any, stream: bool) -> None:
+    form = {"type": "json_schema", "json_schema": {"name": "place", "schema": SCHEMA, "strict": True}}
+    asked: dict[str, Any] = {
+        "model": "tiny",
+        "messages": MESSAGES,
+        "response_format": form,
+        "temperature": 1,
+        "seed": 3,
+    }
+    texts = []
+    for drafter in ("none", "suffix"):
+        answer = client.chat.completions.create(**asked, extra_body={"drafter": drafter}, stream=stream)
+        if stream:
+            texts.append("".join(chunk.choices[0].delta.content or "" for chunk in answer))
+        else:
+            texts.append(answer.choices[0].message.content)
+            assert answer.choices[0].finish_reason == "stop"
+    assert set(json.loads(texts[0])) == {"open", "kind"}
+    assert texts[0] == texts[1]
+
+
+def test_any_object_and_expressions(client: Any) -> None:
+    asked: dict[str, Any] = {"model": "tiny", "messages": MESSAGES, "temperature": 1, "seed": 1, "max_tokens": 30}
+    answer = client.chat.completions.create(**asked, response_format={"type": "json_object"})
+    assert answer.choices[0].message.content.lstrip().startswith("{")
+    answer = client.chat.completions.create(**asked, extra_body={"regex": "(ab){3,5}"})
+    assert re.fullmatch("(ab){3,5}", answer.choices[0].message.content)
+    answer = client.completions.create(model="tiny", prompt="Hi", extra_body={"grammar": 'start: "yes" | "no"'})
+    assert answer.choices[0].text in ("yes", "no")
+    assert client.chat.completions.create(**asked, response_format={"type": "text"}).choices[0].message.content
+    with pytest.raises(openai.BadRequestError, match="both set"):
+        client.chat.completions.create(**asked, extra_body={"regex": "a", "grammar": 'start: "b"'})
+    wrong = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "nothing"}}}
+    with pytest.raises(openai.BadRequestError, match="json_schema"):
+        client.chat.completions.create(**asked, response_format=wrong)
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "look"}}], ids=["any", "one"])
+def test_functions_are_called(caller: Any, choice: Any) -> None:
+    asked: dict[str, Any] = {
+        "model": "tiny", "messages": MESSAGES, "tools": TOOLS, "tool_choice": choice, "temperature": 1, "seed": 2,
+        "max_tokens": 300,
+    }  # fmt: skip
+    answer = caller.chat.completions.create(**asked)
+    calls = answer.choices[0].message.tool_calls
+    assert answer.choices[0].finish_reason == "tool_calls"
+    assert answer.choices[0].message.content is None
+    assert {call.function.name for call in calls} <= {"look", "stop"}
+    assert choice == "required" or [call.function.name for call in calls] == ["look"]
+    for call in calls:
+        arguments = json.loads(call.function.arguments)
+        assert call.function.name == "stop" or set(arguments) == {"open", "kind"}
+    names, written, ids = [], [""] * len(calls), set()
+    for chunk in caller.chat.completions.create(**asked, stream=True):
+        for part in chunk.choices[0].delta.tool_calls or ():
+            written[part.index] += part.function.arguments
+            if part.id:
+                names.append(part.function.name)
+                ids.add(part.id)
+        last = chunk.choices[0].finish_reason
+    assert last == "tool_calls"
+    assert names == [call.function.name for call in calls]
+    assert written == [call.function.arguments for call in calls]
+    assert len(ids) == len(calls)
+
+
+def test_calls_one_at_a_time(caller: Any) -> None:
+    """As LangChain's and LlamaIndex's structured output ask for it."""
+    asked: dict[str, Any] = {
+        "model": "tiny", "messages": MESSAGES, "tools": TOOLS, "tool_choice": "required", "temperature": 1, "seed": 2,
+        "max_tokens": 1500,
+    }  # fmt: skip
+    answers = [caller.chat.completions.create(**asked | {"seed": seed}) for seed in range(8)]
+    answer = max(answers, key=lambda answer: len(answer.choices[0].message.tool_calls))
+    several = answer.choices[0]
+    assert len(several.message.tool_calls) > 1
+    asked |= {"seed": several.seed, "parallel_tool_calls": False}
+    one = caller.chat.completions.create(**asked)
+    assert one.usage.completion_tokens < answer.usage.completion_tokens
+    (call,) = one.choices[0].message.tool_calls
+    assert call.function == several.message.tool_calls[0].function
+    chunks = list(caller.chat.completions.create(**asked, stream=True))
+    parts = [part for chunk in chunks for part in chunk.choices[0].delta.tool_calls or ()]
+    assert "".join(part.function.arguments for part in parts) == call.function.arguments
+    assert not any(chunk.choices[0].delta.content for chunk in chunks)
+
+
+def test_turns_with_calls_reach_the_template(caller: Any) -> None:
+    call = {"id": "call_1", "type": "function", "function": {"name": "look", "arguments": '{"place": "Oslo"}'}}
+    history: list[Any] = [
+        *MESSAGES,
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "call_1", "content": "open"},
+    ]
+    used = [
+        caller.chat.completions.create(model="tiny", messages=messages, max_tokens=1).usage.prompt_tokens
+        for messages in (history, [*history[:-2], {**history[-2], "tool_calls": [call, call]}, history[-1]])
+    ]
+    assert used[1] > used[0]
+    with pytest.raises(openai.BadRequestError) as raised:
+        caller.chat.completions.create(model="tiny", messages=[{"role": "assistant", "content": None}])
+    assert raised.value.param == "messages[0].content"
+
+
+def test_a_model_without_a_format_for_calls_says_so(client: Any, caller: Any) -> None:
+    with pytest.raises(openai.BadRequestError, match="known format"):
+        client.chat.completions.create(model="tiny", messages=MESSAGES, tools=TOOLS)
+    client.chat.completions.create(model="tiny", messages=MESSAGES, tools=TOOLS, tool_choice="none")
+    strict = [{"type": "function", "function": {**TOOLS[0]["function"], "strict": True}}]
+    assert caller.chat.completions.create(model="tiny", messages=MESSAGES, tools=strict).choices
+    wrong = {"type": "function", "function": {"name": "nothing"}}
+    with pytest.raises(openai.BadRequestError, match="tool_choice"):
+        caller.chat.completions.create(model="tiny", messages=MESSAGES, tools=TOOLS, tool_choice=wrong)
+
+
+def test_text_before_a_call_is_content() -> None:
+    """Of an answer whose model decides for itself."""
+    text = 'Let me see.\n<tool_call>\n{"name": "look", "arguments": {"a": [1, 2]}}\n</tool_call>'
+    form = ToolFormat.of_template(TEMPLATE)
+    for offered, content in ((TOOLS, "Let me see."), ([], text)):
+        asked = msgspec.convert({"model": "m", "messages": MESSAGES, "tools": offered}, ChatRequest)
+        head = Head("chatcmpl-1", 0, "m", "f", TokenTexts(ToyTokenizer()), form, Conversations(0))
+        answer = Chat(asked, head, [Choice([], {})])
+        result = Result(text, [], "stop", Stats(), None, lossless=True)
+        whole = answer.whole([result]).choices[0]
+        assert whole.message.content == content
+        assert whole.finish_reason == ("tool_calls" if offered else "stop")
+        pieces = [TextChunk(text[i : i + 3], Stats()) for i in range(0, len(text), 3)]
+        pieces.append(TextChunk("", Stats(), result))
+        events: list[Any] = [event for piece in pieces for event in answer.events(0, piece)]
+        deltas = [event.choices[0].delta for event in events]
+        assert "".join(delta.content for delta in deltas if delta.content) == content
+        calls = [part for delta in deltas if delta.tool_calls for part in delta.tool_calls]
+        assert "".join(part.function.arguments for part in calls) == ('{"a": [1, 2]}' if offered else "")
+        assert events[-1].choices[0].finish_reason == whole.finish_reason
+
+
+def test_tokens_say_where_they_come_from(client: Any) -> None:
+    repeated: list[Any] = [{"role": "user", "content": "abc abc abc abc abc abc abc abc"}]
+    asked: dict[str, Any] = {"model": "tiny", "max_tokens": 40}
+    extra = {"drafter": "suffix", "ignore_eos": True, "return_tokens": True}
+    answer = client.chat.completions.create(messages=repeated, **asked, extra_body=extra)
+    tokens = answer.choices[0].tokens
+    assert len(tokens) == 40
+    sources = [token["source"] for token in tokens]
+    assert sources.count("accepted") == answer.timings["draft_n_accepted"] > 0
+    assert {token["drafter"] for token in tokens} == {"suffix", None}
+    streamed = client.chat.completions.create(messages=repeated, **asked, extra_body=extra, stream=True)
+    pieces = [token for chunk in streamed for token in getattr(chunk.choices[0], "tokens", ())]
+    assert [token["id"] for token in pieces] == [token["id"] for token in tokens]
+    texts = client.completions.create(prompt="abc abc abc", **asked, extra_body=extra)
+    assert len(texts.choices[0].tokens) == 40
+    assert "tokens" not in client.completions.create(prompt="abc", **asked).choices[0].model_fields_set
