@@ -1,0 +1,85 @@
+"""JSON values of arguments that a model writes as plain text."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+_KINDS = {bool: ("boolean",), int: ("integer", "number"), float: ("number",), str: ("string",), type(None): ("null",),
+          list: ("array",), dict: ("object",)}  # fmt: skip
+_PYTHON = {"True": "true", "False": "false", "None": "null"}  # as templates write these values in earlier calls
+
+
+_DEEPEST = 8  # schemas that refer to others; one may refer to itself
+
+
+def resolved(schema: Any, root: Mapping[str, Any]) -> Any:
+    """A schema, or the definition of the root that it refers to."""
+    place = schema.get("$ref") if isinstance(schema, Mapping) else None
+    parts = place.split("/") if isinstance(place, str) else []
+    if len(parts) != 3 or parts[0] != "#" or parts[1] not in ("$defs", "definitions"):
+        return schema
+    return table_of(root, parts[1]).get(parts[2])
+
+
+def branches(schema: Any, root: Mapping[str, Any], depth: int = 0) -> list[Mapping[str, Any]]:
+    """The schemas of which a value follows one, each with one type at most. One that is not understood says nothing."""
+    found = resolved(schema, root)
+    if not isinstance(found, Mapping) or depth == _DEEPEST:
+        return [{}]
+    if found is not schema:
+        return branches(found, root, depth + 1)
+    for key in ("anyOf", "oneOf"):
+        if isinstance(found.get(key), list) and found[key]:
+            return [branch for each in found[key] for branch in branches(each, root, depth + 1)]
+    if isinstance(found.get("type"), list) and found["type"] and values_of(found) is None:
+        return [{**found, "type": name} for name in found["type"]]
+    return [found]
+
+
+def values_of(branch: Mapping[str, Any]) -> list[Any] | None:
+    """The only values that a schema allows; None for others too."""
+    if "const" in branch:
+        return [branch["const"]]
+    return branch["enum"] if isinstance(branch.get("enum"), list) and branch["enum"] else None
+
+
+def table_of(schema: Any, key: str) -> Mapping[str, Any]:
+    """The table at a key of a schema; an empty one if there is none."""
+    found = schema.get(key) if isinstance(schema, Mapping) else None
+    return found if isinstance(found, Mapping) else {}
+
+
+def types_of(schema: Any, root: Mapping[str, Any]) -> set[str] | None:
+    """The JSON types that a schema allows; None if it does not say."""
+    types = set[str]()
+    for branch in branches(schema, root):
+        values = values_of(branch)
+        if values is not None:
+            types.update(kind for value in values for kind in _KINDS.get(type(value), ()))
+        elif isinstance(branch.get("type"), str):
+            types.add(branch["type"])
+        else:
+            return None
+    return types
+
+
+def as_json(text: str, types: set[str] | None) -> str:
+    """The JSON of a value that was written as text.
+
+    It is JSON already if it can be read so, and one of the types; else it is a string. types: None for any.
+    """
+    if types == {"string"}:
+        return json.dumps(text, ensure_ascii=False)
+    written = _PYTHON.get(text.strip(), text.strip())
+    try:
+        value = json.loads(written, parse_constant=_refuse)
+    except (ValueError, RecursionError):
+        return json.dumps(text, ensure_ascii=False)
+    kinds = {*_KINDS[type(value)]} | ({"integer"} if isinstance(value, float) and value.is_integer() else set())
+    return written if types is None or kinds & types else json.dumps(text, ensure_ascii=False)
+
+
+def _refuse(name: str) -> None:
+    raise ValueError(name)

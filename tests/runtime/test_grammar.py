@@ -1,0 +1,324 @@
+"""The state of an answer in its grammar: masks, forced tokens, and what becomes of rejected ones."""
+
+from __future__ import annotations
+
+import calendar
+import dataclasses
+import json
+import sys
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from grammars import EOS, SCHEMAS, VOCAB_SIZE, new_grammars
+from outrider.config import GenerationConfig
+from outrider.errors import BundleError, NoTokenLeft, OptionError
+from outrider.grammar import Grammars, GrammarState, Source, fill_masks, with_real_dates
+from outrider.sampling import LogitsSampler, whole_row
+from outrider.types import Draft, LogitsRow
+from tiny import train_tokenizer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from collections.abc import Sequence as Seq
+    from pathlib import Path
+
+TOKENIZER = train_tokenizer()
+LONG_KEYS = json.dumps(SCHEMAS["object"])
+SOURCES = [
+    *(Source("json_schema", json.dumps(schema)) for schema in SCHEMAS.values()),
+    Source("regex", "(a|ab|abc)*d{2,3}"),
+    Source("grammar", 'start: "the " noun ("," " " noun)*\nnoun: /fo[xg]/ | "dog" | %json {"type": "boolean"}'),
+]
+
+
+@pytest.fixture(scope="module")
+def grammars(tmp_path_factory: pytest.TempPathFactory) -> Grammars:
+    return new_grammars(tmp_path_factory.mktemp("tokenizer"))
+
+
+def allowed(state: GrammarState, prefix: Seq[int] = ()) -> list[int]:
+    logits = np.zeros(VOCAB_SIZE, dtype=np.float32)
+    state.apply(logits, prefix)
+    return np.flatnonzero(logits == 0).tolist()
+
+
+def walk(state: GrammarState, choose: Callable[[Seq[int]], int], count: int, prefix: Seq[int] = ()) -> list[int]:
+    """Up to `count` tokens that a grammar allows behind `prefix`; none that ends the answer."""
+    token_ids: list[int] = []
+    while len(token_ids) < count:
+        others = [token_id for token_id in allowed(state, [*prefix, *token_ids]) if token_id not in EOS]
+        if not others:
+            break
+        token_ids.append(choose(others))
+    return token_ids
+
+
+def encode(text: str) -> list[int]:
+    token_ids: list[int] = TOKENIZER.encode(text).ids
+    return token_ids
+
+
+@settings(max_examples=60)
+@given(st.data(), st.sampled_from(SOURCES))
+def test_rejected_tokens_leave_no_trace(grammars: Grammars, data: Any, source: Source) -> None:
+    """Masks, forced tokens and ends are those of a state that has only seen the committed tokens."""
+
+    def choose(token_ids: Seq[int]) -> int:
+        return int(data.draw(st.sampled_from(token_ids)))
+
+    state, committed = grammars.new_state(source), list[int]()
+    for _ in range(4):
+        draft = walk(state, choose, data.draw(st.integers(0, 5)))
+        if data.draw(st.booleans()):
+            draft.append(data.draw(st.integers(0, VOCAB_SIZE - 1)))  # as a bad drafter proposes
+        if data.draw(st.booleans()):
+            fill_masks([(state, Draft(draft))])
+        if data.draw(st.booleans()):
+            state.forced([], 8)
+        draft = draft[: state.num_allowed(draft)]
+        accepted = draft[: data.draw(st.integers(0, len(draft)))]
+        if len(accepted) < len(draft):  # another branch
+            walk(state, choose, data.draw(st.integers(0, 3)), accepted)
+        if EOS[0] in accepted or EOS[1] in accepted:
+            break
+        state.commit(accepted)
+        committed += accepted
+        fresh = grammars.new_state(source)
+        fresh.commit(committed)
+        assert allowed(state) == allowed(fresh)
+        assert state.forced([], 8) == fresh.forced([], 8)
+        assert state.is_complete() == fresh.is_complete()
+
+
+@settings(max_examples=40)
+@given(st.data(), st.lists(st.sampled_from(SOURCES), min_size=1, max_size=3))
+def test_masks_of_one_call_are_those_of_single_rows(grammars: Grammars, data: Any, sources: list[Source]) -> None:
+    states = [grammars.new_state(source) for source in sources]
+    drafts = []
+    for source in sources:
+        begun = walk(
+            grammars.new_state(source), lambda ids: data.draw(st.sampled_from(ids)), data.draw(st.integers(0, 6))
+        )
+        ends = data.draw(st.sampled_from([[], [EOS[1]], [5, 5]]))
+        drafts.append(Draft([*begun, *ends]))
+    fill_masks([*zip(states, drafts, strict=True)])
+    for state, draft, source in zip(states, drafts, sources, strict=True):
+        known = {**state._masks}
+        assert known
+        for prefix, mask in known.items():
+            assert tuple(draft.token_ids[: len(prefix)]) == prefix
+            assert mask.tolist() == grammars.new_state(source)._mask(prefix).tolist()
+        assert state.missing(draft) is None
+
+
+@settings(max_examples=30)
+@given(st.data(), st.sampled_from(SOURCES))
+def test_forced_tokens_are_the_only_ones_allowed(grammars: Grammars, data: Any, source: Source) -> None:
+    state = grammars.new_state(source)
+    for _ in range(12):
+        for i, token_id in enumerate(forced := state.forced([], 20)):
+            assert allowed(state, forced[:i]) == [token_id]
+        assert forced or len(allowed(state)) > 1 or state.is_complete()
+        token_ids = walk(state, lambda ids: data.draw(st.sampled_from(ids)), 1)
+        assert state.forced(token_ids, 1) == grammar_behind(grammars, source, state, token_ids).forced([], 1)
+        state.commit(token_ids)
+
+
+def grammar_behind(grammars: Grammars, source: Source, state: GrammarState, token_ids: list[int]) -> GrammarState:
+    fresh = grammars.new_state(source)
+    fresh.commit([*state._committed, *token_ids])
+    return fresh
+
+
+def test_long_keys_are_forced(grammars: Grammars) -> None:
+    state = grammars.new_state(Source("json_schema", LONG_KEYS))
+    assert TOKENIZER.decode(state.forced([], 64)).startswith('{"description_of_the_place"')
+    assert len(state.forced([], 3)) == 3
+
+
+def test_an_answer_ends_where_nothing_may_follow(grammars: Grammars) -> None:
+    state = grammars.new_state(Source("regex", "ab|abc?d"))
+    token_ids = [*encode("a"), *encode("b"), *encode("d"), *encode("x")]
+    assert not state.is_complete(token_ids[:2])  # it may go on
+    assert state.is_complete(token_ids[:3])
+    assert state.num_until_complete(token_ids) == 3
+    assert state.num_until_complete(token_ids[:2]) == 2
+    assert not state.is_complete(encode("x"))  # what is not allowed completes nothing
+    assert {*EOS} < {*allowed(state, token_ids[:2])}
+    state.commit(token_ids[:3])
+    assert allowed(state) == [*EOS]
+
+
+def test_ends_are_allowed_only_where_the_grammar_accepts(grammars: Grammars) -> None:
+    state = grammars.new_state(Source("regex", "a+"))
+    assert not {*EOS} & {*allowed(state)}
+    state.commit(encode("a"))
+    assert {*EOS} < {*allowed(state)}
+    assert not allowed(state, [EOS[0], *encode("a")])
+
+
+def test_rows_wider_and_narrower_than_the_vocabulary(grammars: Grammars) -> None:
+    whole = allowed(state := grammars.new_state(Source("regex", "a+")))
+    for width in (VOCAB_SIZE - 50, VOCAB_SIZE + 30):
+        logits = np.zeros(width, dtype=np.float32)
+        state.apply(logits, [])
+        assert np.flatnonzero(logits == 0).tolist() == [token_id for token_id in whole if token_id < width]
+
+
+def test_with_a_devices_largest_logits(grammars: Grammars) -> None:
+    """The largest allowed logit counts, whether the device has picked it out or not."""
+    config = GenerationConfig(temperature=1.0)
+    rng = np.random.default_rng(3)
+    logits = rng.normal(size=VOCAB_SIZE).astype(np.float32)
+    for listed in ([*range(30)], [*range(300)], [*range(VOCAB_SIZE)]):
+        sampler = LogitsSampler(config, [], grammar=grammars.new_state(Source("regex", "[a-z]+")))
+        order = np.argsort(-logits)[: len(listed)]
+        top = whole_row(np.sort(order), logits[np.sort(order)], VOCAB_SIZE)
+        bound = float(np.sort(logits)[::-1][len(listed)]) if len(listed) < VOCAB_SIZE else -np.inf
+        row = LogitsRow(lambda: logits, dataclasses.replace(top, bound=bound))
+        plain = LogitsRow.of(logits)
+        assert sampler.best(row, []) == sampler.best(plain, [])
+        assert sampler.distribution(row, []).probs.tolist() == sampler.distribution(plain, []).probs.tolist()
+
+
+def test_a_grammar_that_leaves_no_token(grammars: Grammars) -> None:
+    config = GenerationConfig(banned_token_ids=tuple(encode("a")))
+    sampler = LogitsSampler(config, [], grammar=grammars.new_state(Source("regex", "a")))
+    with pytest.raises(NoTokenLeft, match="or a grammar"):
+        sampler.best(LogitsRow.of(np.zeros(VOCAB_SIZE, dtype=np.float32)), [])
+
+
+def test_a_draft_that_breaks_the_matcher_does_not_break_the_answer(grammars: Grammars) -> None:
+    """llguidance's matcher stays in an error for good; the answer goes on with another."""
+    state = grammars.new_state(Source("regex", "a(b|c)d+"))
+    state.commit(encode("a"))
+    state.matcher.consume_token(encode("x")[0])
+    assert state.matcher.is_error()
+    assert state.num_allowed([*encode("b"), *encode("d")]) == 2
+    assert sorted(allowed(state)) == sorted([*encode("b"), *encode("c")])
+
+
+def test_a_grammar_that_is_too_complex_to_be_followed(grammars: Grammars) -> None:
+    import llguidance
+
+    tokenizer, executor = grammars._load("regex")
+    limits = llguidance.LLParserLimits(step_lexer_fuel=2, step_max_items=2)
+    pattern = llguidance.LLMatcher.grammar_from_regex("(a|b|[c-z]+)*foo.{1,100}bar")
+    base = llguidance.LLMatcher(tokenizer, pattern, log_level=0, limits=limits)
+    state = GrammarState(base, executor, VOCAB_SIZE, EOS, "regex")
+    fill_masks([(state, Draft([5, 6])), (other := grammars.new_state(Source("regex", "a")), Draft([]))])
+    with pytest.raises(NoTokenLeft, match=r"^regex is too complex to be followed here: \w[^\n]*\. Simplify it\.$"):
+        allowed(state)
+    assert allowed(other) == encode("a")
+
+
+@pytest.mark.parametrize(
+    ("source", "says"),
+    [
+        (Source("json_schema", '{"not":' * 200 + "{}" + "}" * 200), "cannot be followed: recursion limit exceeded"),
+        (Source("regex", "("), r"regex=\( cannot be followed: .*unclosed group"),
+        (Source("grammar", "start: foo"), 'grammar=start: foo cannot be followed: unknown name: "foo"'),
+        (Source("json_schema", '{"not": {}}'), 'Unimplemented keys: \\["not"\\]'),
+        (Source("json_schema", '{"type": "strin"}'), "Invalid type: strin"),
+        (Source("json_schema", json.dumps({"enum": ["x" * 200], "not": {}})), "xxx…"),
+    ],
+)
+def test_grammars_that_cannot_be_followed(grammars: Grammars, source: Source, says: str) -> None:
+    with pytest.raises(OptionError, match=says) as raised:
+        grammars.new_state(source)
+    assert "\n" not in str(raised.value)
+    assert len(str(raised.value)) < 400
+
+
+@pytest.mark.parametrize("depth", [200, 500, 900])
+def test_schemas_that_are_nested_deeply(grammars: Grammars, depth: int) -> None:
+    for text in (json.dumps(nested(depth)), json.dumps(nested(5))[:-1] + ',"not":' * depth + "{}" + "}"):
+        with pytest.raises(OptionError, match="cannot be followed"):
+            grammars.new_state(Source("json_schema", text))
+    assert with_real_dates(nested(depth))
+
+
+def nested(depth: int) -> dict[str, Any]:
+    schema: dict[str, Any] = {}
+    for _ in range(depth):
+        schema = {"items": schema}
+    return schema
+
+
+@pytest.mark.parametrize("depth", [1, 40])
+def test_dates_that_do_not_exist(grammars: Grammars, depth: int) -> None:
+    """At any depth that llguidance reads. Of years, those that leap are found by the calendar's own rule."""
+    schema: dict[str, Any] = {"type": "string", "format": "date"}
+    for _ in range(depth):
+        schema = {"type": "array", "items": schema}
+    for year in (0, 4, 100, 400, 1900, 1996, 2000, 2019, 2020, 2022, 2024, 2100, 9996):
+        for day in (28, 29):
+            state = grammars.new_state(Source("json_schema", json.dumps(schema)))
+            token_ids = encode("[" * depth + f'"{year:04}-02-{day}"' + "]" * depth)
+            exists = day == 28 or calendar.isleap(year)
+            assert (state.num_allowed(token_ids) == len(token_ids)) == exists
+
+
+def test_without_llguidance(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "llguidance", None)
+    with pytest.raises(OptionError, match=r'regex needs the package llguidance .*pip install "outrider\[structured\]"'):
+        new_grammars(tmp_path).new_state(Source("regex", "a"))
+
+
+def test_tokenizers_that_cannot_be_used(tmp_path: Path) -> None:
+    grammars = Grammars(tmp_path, VOCAB_SIZE, EOS)
+    with pytest.raises(
+        BundleError, match=r"regex needs the tokenizer as .*tokenizer\.json, and the bundle has no such"
+    ):
+        grammars.new_state(Source("regex", "a"))
+    (tmp_path / "tokenizer.json").write_text('{"a": 1}', encoding="utf-8")
+    with pytest.raises(BundleError, match=r"cannot be used with the tokenizer .*tokenizer\.json"):
+        grammars.new_state(Source("regex", "a"))
+    train_tokenizer().save(str(tmp_path / "tokenizer.json"))
+    with pytest.raises(BundleError, match="vocab size too small"):
+        Grammars(tmp_path, 50, EOS).new_state(Source("regex", "a"))
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"json_schema": False}, "json_schema=False is not a JSON schema"),
+        ({"json_schema": 3}, "json_schema=3 is not a JSON schema"),
+        ({"json_schema": "[]"}, r"json_schema=\[\] is not a JSON schema"),
+        ({"json_schema": '{"type"'}, "is not JSON: Expecting ':'"),
+        ({"json_schema": {"a": object()}}, "is not JSON"),
+        ({"json_schema": nested(5000)}, "json_schema=<dict> is not JSON: maximum recursion"),
+        ({"regex": ""}, "regex='' is not a text"),
+        ({"grammar": 1}, "grammar=1 is not a text"),
+        ({"regex": "a", "grammar": "b"}, "regex and grammar are both set"),
+        ({"regex": "a", "ignore_eos": True}, "ignore_eos=True goes past the end"),
+        ({"tools": [{}]}, "is not a list of functions"),
+        ({"tools": [{"function": {"name": "f"}}] * 2}, "each with a name of its own"),
+        ({"tools": [{"function": {"name": "auto"}}]}, "is not a list of functions"),
+        ({"tools": [{"function": {"name": "f", "parameters": 3}}]}, "is not a list of functions"),
+        ({"tools": [{"function": {"name": "f", "x": {1}}}]}, "is not a list of functions"),
+        ({"tool_choice": "f"}, "tool_choice='f' is not one of auto, none, required"),
+        ({"tool_choice": "required"}, "needs tools, and there are none"),
+        ({"tools": [{"function": {"name": "f"}}], "regex": "a"}, "regex leaves no room for calls of tools"),
+        ({"tools": [{"function": {"name": "f"}}], "tool_choice": "f", "ignore_eos": True}, "ignore_eos=True goes past"),
+    ],
+)
+def test_options_that_do_not_fit(options: dict[str, Any], says: str) -> None:
+    with pytest.raises(OptionError, match=says):
+        GenerationConfig(**options)
+
+
+def test_options_that_fit() -> None:
+    assert GenerationConfig(json_schema='{"type": "object"}').json_schema == {"type": "object"}
+    assert Source.of(GenerationConfig(json_schema=True)) == Source("json_schema", '{"type": "object"}')
+    assert Source.of(GenerationConfig(json_schema={})) == Source("json_schema", "{}")
+    assert Source.of(GenerationConfig()) is None
+    choice = {"type": "function", "function": {"name": "f"}}
+    config = GenerationConfig(tools=(choice,), tool_choice=choice)
+    assert config.tool_choice == "f"
+    assert config.offered_tools == (choice,)
+    assert GenerationConfig(tools=(choice,), tool_choice="none", regex="a").offered_tools == ()

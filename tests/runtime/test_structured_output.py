@@ -1,0 +1,331 @@
+"""Answers that follow a grammar: the same text with any drafter, valid to the last character, in fewer rounds."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+import jsonschema
+import numpy as np
+import pytest
+
+import outrider
+from grammars import EOS, SCHEMAS, VOCAB_SIZE, new_grammars, save_pair
+from outrider.config import GenerationConfig
+from outrider.controller import Fixed
+from outrider.drafters import DraftModel, HiddenModel
+from outrider.drafting import _allowed
+from outrider.grammar import Grammars, Source
+from outrider.loop import step
+from outrider.request import Request
+from outrider.sampling import LogitsSampler
+from outrider.testing import FakeBackend, FakeHead
+from outrider.text import TextStream
+from outrider.types import Distribution, Draft, LogitsRow, Noise, Sequence
+from outrider.verifiers import BlockRejection, Coupled, Greedy, TokenRejection
+from outrider.verify.exact import chi_square_p_value
+from tiny import train_tokenizer
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence as Seq
+    from pathlib import Path
+
+    from outrider.types import Drafter, Verifier
+
+TOKENIZER = train_tokenizer()
+LARK = 'start: "the " noun ("," " " noun)~1..3\nnoun: /fo[xg]/ | "dog" | %json {"type": "boolean"}'
+MODES: list[dict[str, Any]] = [{}, {"temperature": 1.0, "seed": 5}, {"temperature": 1.0, "seed": 6, "top_k": 40}]
+
+
+@pytest.fixture(scope="module")
+def engine(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> outrider.Engine:
+    bundle = save_pair(tmp_path_factory.mktemp("pair") / "bundle", tiny / "tokenizer")
+    return outrider.Engine(bundle, outrider.Config().replace(cache_size=0.01))
+
+
+def token_of(character: str) -> int:
+    (token_id,) = TOKENIZER.encode(character).ids
+    return int(token_id)
+
+
+def text_of(engine: outrider.Engine, **options: Any) -> outrider.Result:
+    return engine.generate([1, 2, 3], **{"max_new_tokens": 400, **options})
+
+
+@pytest.mark.parametrize("schema", SCHEMAS.values(), ids=SCHEMAS.keys())
+def test_random_models_write_valid_json(engine: outrider.Engine, schema: dict[str, Any]) -> None:
+    for mode in MODES:
+        plain = text_of(engine, json_schema=schema, drafter=None, **mode)
+        assert plain.finish_reason == "stop"
+        jsonschema.Draft202012Validator(schema, format_checker=jsonschema.FormatChecker()).validate(
+            json.loads(plain.text)
+        )
+        assert not {*EOS} & {*plain.token_ids}  # nothing but the end may follow, so it is not asked for
+        for drafter in ("ngram", "draft", "auto"):
+            drafted = text_of(engine, json_schema=schema, drafter=drafter, num_assistant_tokens=4, **mode)
+            assert drafted.token_ids == plain.token_ids
+            assert drafted.finish_reason == "stop"
+
+
+@pytest.mark.parametrize("sampling", ["rejection", "token-rejection", "threshold", "typical"])
+def test_modes_whose_text_depends_on_drafts_are_valid_too(engine: outrider.Engine, sampling: str) -> None:
+    for seed, drafter in itertools.product(range(3), (None, "suffix", "draft")):
+        options = {"temperature": 1.0, "sampling": sampling, "seed": seed, "num_assistant_tokens": 4}
+        result = text_of(engine, json_schema=SCHEMAS["object"], drafter=drafter, **options)
+        jsonschema.validate(json.loads(result.text), SCHEMAS["object"])
+
+
+def test_regular_expressions_and_lark(engine: outrider.Engine) -> None:
+    for mode in MODES:
+        for options, pattern in (
+            ({"regex": r"[a-f]{3}-\d{2,4}"}, r"[a-f]{3}-\d{2,4}"),
+            ({"grammar": LARK}, r"the (fo[xg]|dog|true|false)(, (fo[xg]|dog|true|false)){1,3}"),
+        ):
+            results = [text_of(engine, drafter=drafter, **options, **mode) for drafter in (None, "suffix", "draft")]
+            texts = [re.sub(r"<\|.*", "", result.text) for result in results]
+            assert re.fullmatch(pattern, texts[0]), texts[0]
+            assert len({result.text for result in results}) == 1
+
+
+def test_an_answer_may_go_on_or_end(engine: outrider.Engine) -> None:
+    """Where the grammar accepts and may go on, the model decides; the end is a token as elsewhere."""
+    results = [text_of(engine, regex="[ab]{1,9}", temperature=1.0, seed=seed) for seed in range(12)]
+    assert {result.finish_reason for result in results} == {"stop"}
+    assert {len(result.text) for result in results} > {1, 2}
+    for result in results:
+        assert (result.token_ids[-1] in EOS) == (len(result.text) < 9)
+
+
+def test_an_answer_that_is_cut(engine: outrider.Engine) -> None:
+    result = text_of(engine, json_schema=SCHEMAS["const"], max_new_tokens=7)
+    assert result.finish_reason == "length"
+    assert '{"version": "2.0"'.startswith(result.text)
+
+
+def test_forced_tokens_are_drafted(engine: outrider.Engine) -> None:
+    schema = SCHEMAS["const"]
+    plain = text_of(engine, json_schema=schema, drafter=None)
+    assert plain.stats.tokens_per_round == 1
+    for drafter in ("ngram", "draft", "auto"):
+        stats = text_of(engine, json_schema=schema, drafter=drafter).stats
+        assert stats.num_generated_tokens == plain.stats.num_generated_tokens
+        assert stats.num_rounds <= 8  # of 39 tokens
+        assert stats.acceptance_rate == 1  # and the last round has no bonus token to offer
+
+
+def test_the_draft_model_is_not_asked_for_forced_tokens(engine: outrider.Engine) -> None:
+    before = engine.draft_models["draft"].seconds
+    text_of(engine, json_schema=SCHEMAS["const"], drafter="draft")
+    assert engine.draft_models["draft"].seconds == before
+
+
+def test_drafting_ahead_changes_no_text(engine: outrider.Engine) -> None:
+    """The guess of a round's outcome is a branch of the grammar that may not come true."""
+    config = outrider.Config().replace(cache_size=0.01, overlap=True, keep_records=False)
+    with outrider.Engine(engine.bundle, config) as ahead:
+        assert ahead.overlaps
+        for mode, schema in itertools.product(MODES, SCHEMAS.values()):
+            plain = text_of(engine, json_schema=schema, drafter=None, **mode)
+            drafted = text_of(ahead, json_schema=schema, drafter="draft", num_assistant_tokens=3, **mode)
+            assert drafted.token_ids == plain.token_ids
+
+
+def test_several_answers_with_grammars_of_their_own(engine: outrider.Engine) -> None:
+    schemas = [*SCHEMAS.values()] * 2
+    alone = [text_of(engine, json_schema=schema, temperature=1.0, seed=i) for i, schema in enumerate(schemas)]
+    free = text_of(engine, temperature=1.0, seed=0, max_new_tokens=60)
+    with ThreadPoolExecutor(8) as pool:
+        together = pool.map(
+            lambda i: text_of(engine, json_schema=schemas[i], temperature=1.0, seed=i), range(len(schemas))
+        )
+        beside = [pool.submit(text_of, engine, temperature=1.0, seed=0, max_new_tokens=60) for _ in range(3)]
+        for one, other in zip(alone, together, strict=True):
+            assert one.token_ids == other.token_ids
+        assert all(each.result().token_ids == free.token_ids for each in beside)
+
+
+def test_an_error_in_one_grammar_is_that_requests_own(engine: outrider.Engine) -> None:
+    vocabulary = [*range(VOCAB_SIZE)]
+    with pytest.raises(outrider.NoTokenLeft, match="or a grammar"):
+        text_of(engine, regex="[a-z]{9}", banned_token_ids=vocabulary[:-1], drafter="draft")
+    assert text_of(engine, regex="[a-z]{9}").finish_reason == "stop"
+
+
+# In the loop, with fakes
+
+
+class Proposes:
+    """A drafter that proposes these tokens, whatever they are."""
+
+    num_assistant_tokens = 8
+    seconds = 0.0
+
+    def __init__(self, drafts: Seq[Draft]) -> None:
+        self.drafts = [*drafts]
+
+    def reserve(self, sequence: Sequence, max_tokens: int, num_cached: int) -> bool:
+        return True
+
+    def propose(self, requests: Seq[Any]) -> list[Draft]:
+        return [self.drafts.pop(0) if self.drafts else Draft([]) for _ in requests]
+
+    def observe(self, sequence: Sequence, committed: Any) -> None: ...
+    def release(self, sequence: Sequence) -> None: ...
+
+
+@pytest.fixture(scope="module")
+def grammars(tmp_path_factory: pytest.TempPathFactory) -> Grammars:
+    return new_grammars(tmp_path_factory.mktemp("tokenizer"))
+
+
+def make_request(
+    grammars: Grammars, source: Source, drafter: Drafter | None = None, verifier: Verifier | None = None, seed: int = 0
+) -> Request:
+    state = grammars.new_state(source)
+    config = GenerationConfig(temperature=1.0)
+    return Request(
+        sequence=Sequence([7, 8], 2),
+        sampler=LogitsSampler(config, [7, 8], grammar=state),
+        verifier=verifier or Coupled(),
+        noise=Noise(seed),
+        text=TextStream(lambda ids: "." * len(ids)),
+        max_new_tokens=200,
+        eos_token_ids=frozenset(EOS),
+        grammar=state,
+        policy=None if drafter is None else Fixed(drafter),
+        num_assistant_tokens=4,
+        reuse=False,
+    )
+
+
+def answer(main: FakeBackend, *requests: Request) -> list[list[int]]:
+    running = [*requests]
+    for request in requests:
+        assert request.admit(main)
+    while running:
+        step(main, running, 64)
+        for request in [request for request in running if request.ended]:
+            if request.error:
+                raise request.error
+            request.release()
+            running.remove(request)
+    return [request.sequence.generated_token_ids for request in requests]
+
+
+@pytest.mark.parametrize("kind", ["module", "block", "places"])
+def test_heads_see_the_masks(grammars: Grammars, kind: Any) -> None:
+    main = FakeBackend(VOCAB_SIZE, seed=1, features=("late",))
+    width = FakeBackend.width
+    head = FakeHead(VOCAB_SIZE, kind, hidden_width=width, own_width=width)
+    made: Any = {
+        "module": lambda: HiddenModel.module(head, ("late",), width, context_length=2000),
+        "block": lambda: HiddenModel.block(head, ("late",), [3, 3, 3], context_length=2000),
+        "places": lambda: HiddenModel.places(head, ("late",), 3, context_length=2000),
+    }
+    for verifier in (Greedy(), Coupled()):
+        for schema in SCHEMAS.values():
+            source = Source("json_schema", json.dumps(schema))
+            (plain,) = answer(main, make_request(grammars, source, verifier=verifier))
+            drafted = make_request(grammars, source, made[kind](), verifier)
+            assert answer(main, drafted) == [plain]
+            grammar = grammars.new_state(source)
+            assert grammar.num_until_complete(plain) == len(plain)
+            assert grammar.is_complete(plain)
+
+
+def test_copies_are_cut_where_the_grammar_forbids_them(grammars: Grammars) -> None:
+    """And go on with what it forces there, up to the round's limit."""
+    a, b, c = (token_of(each) for each in "abc")
+    request = make_request(grammars, Source("regex", "c(abXYZ|c)+!"), Proposes([]))
+    request.sequence.token_ids.append(c)
+    request.sampler.commit([c])
+    draft = Draft([a, b, a, b], confidences=[0.5, 0.4, 0.3, 0.2])
+    assert _allowed(request, draft, goes_on=False) == Draft([a, b], confidences=[0.5, 0.4])
+    longer = _allowed(request, draft, goes_on=True)
+    assert longer == Draft([a, b, token_of("X"), token_of("Y")], confidences=[0.5, 0.4, 1.0, 1.0])
+    assert _allowed(request, Draft([b]), goes_on=True) == Draft([])
+    assert _allowed(request, Draft([]), goes_on=True) == Draft([])
+
+
+def test_drafters_that_know_no_grammar(grammars: Grammars) -> None:
+    """An app's own drafter may propose anything."""
+    main, rng = FakeBackend(VOCAB_SIZE, seed=2), np.random.default_rng(1)
+    for source in (Source("regex", "(aXb|bYc|c){3,9}!wwwww"), Source("json_schema", json.dumps(SCHEMAS["nested"]))):
+        (plain,) = answer(main, make_request(grammars, source))
+        drafts = [Draft(rng.integers(0, VOCAB_SIZE, 4).tolist()) for _ in range(50)]
+        drafts += [Draft([*plain[i : i + 2], 5, 5]) for i in range(len(plain))]
+        rng.shuffle(drafts)
+        drafted = make_request(grammars, source, Proposes(drafts))
+        assert answer(main, drafted) == [plain]
+
+
+def test_sampled_drafts_are_never_cut(grammars: Grammars) -> None:
+    """To drop a drawn token after seeing it would bias the text: it is rejected, and another one is recovered."""
+    request = make_request(grammars, Source("regex", "[ab]{8}"))
+    certain = Distribution(np.array([token_of("x")]), np.array([1.0]))
+    drawn = Draft([token_of("x")], probs=[certain])
+    assert _allowed(request, drawn, goes_on=True) is drawn
+    assert len(_allowed(request, Draft(drawn.token_ids), goes_on=True)) == 0
+    tree = Draft([token_of("x"), token_of("a")], parents=[-1, -1])
+    assert _allowed(request, tree, goes_on=True) is tree
+
+
+@pytest.mark.parametrize("verifier", [TokenRejection(), BlockRejection()], ids=lambda each: type(each).__name__)
+def test_rejection_samples_the_masked_distribution(grammars: Grammars, verifier: Any) -> None:
+    """Every text that the grammar allows, with its probability. False alarms: one in a million runs."""
+    source = Source("regex", "[abc]X[ab]{2}")
+    main = FakeBackend(VOCAB_SIZE, seed=3)
+    draft = FakeBackend(VOCAB_SIZE, seed=3, noise=0.7)
+    config = GenerationConfig(temperature=1.0)
+    expected: dict[tuple[int, ...], float] = {}
+
+    def grow(token_ids: tuple[int, ...], probability: float) -> None:
+        state = grammars.new_state(source)
+        state.commit(token_ids)
+        if state.is_complete():
+            expected[token_ids] = probability
+            return
+        row = LogitsRow.of(main.logits_after([7, 8, *token_ids]))
+        found = LogitsSampler(config, [], grammar=state).distribution(row, [])
+        for token_id, prob in zip(found.token_ids.tolist(), found.probs.tolist(), strict=True):
+            grow((*token_ids, token_id), probability * prob)
+
+    grow((), 1.0)
+    assert sum(expected.values()) == pytest.approx(1)
+    assert len(expected) >= 12
+    model = DraftModel(draft, context_length=2000, reuse=False)
+    counts: Counter[tuple[int, ...]] = Counter()
+    for seed in range(50):
+        many = [make_request(grammars, source, model, verifier, seed * 50 + i) for i in range(50)]
+        counts.update(map(tuple, answer(main, *many)))
+    assert chi_square_p_value(counts, expected) > 1e-6
+
+
+@pytest.mark.slow
+def test_a_real_model_in_fewer_rounds(smollm2: Path) -> None:
+    schema = {
+        "type": "object",
+        "properties": {
+            "name_of_the_city": {"type": "string", "maxLength": 20},
+            "temperature_in_celsius": {"type": "integer", "minimum": -50, "maximum": 60},
+            "kind_of_weather": {"enum": ["sunny", "rainy", "cloudy"]},
+            "wind_direction": {"enum": ["north", "east", "south", "west"]},
+        },
+        "required": ["name_of_the_city", "temperature_in_celsius", "kind_of_weather", "wind_direction"],
+        "additionalProperties": False,
+    }
+    with outrider.load(smollm2, cache_size=0.3) as engine:
+        for mode in MODES[:2]:
+            prompt = "How is the weather in Paris? Answer in JSON."
+            plain, *drafted = (
+                engine.generate(prompt, json_schema=schema, drafter=drafter, max_new_tokens=200, **mode)
+                for drafter in (None, "ngram", "suffix", "auto")
+            )
+            jsonschema.validate(json.loads(plain.text), schema)
+            for result in drafted:
+                assert result.token_ids == plain.token_ids
+                assert result.stats.tokens_per_round > 2

@@ -1,0 +1,572 @@
+"""Calls of functions: in the format of the chat template, from text in any pieces, and required by a grammar."""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+import jsonschema
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import AddedToken
+
+import outrider
+from grammars import EOS, VOCAB_SIZE, new_grammars
+from outrider.grammar import Grammars, GrammarState, Source
+from outrider.text import Tokenizer
+from outrider.tools import ToolCall, ToolCallDelta, ToolFormat, keep_markers, source_of_calls
+from outrider.tools.formats import GLM, GLM_IN_LINE, HERMES, LLAMA, MISTRAL, MISTRAL_ARGS, QWEN_CODER
+from outrider.tools.stream import joined
+from tiny import train_tokenizer
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence as Seq
+    from pathlib import Path
+
+FORMS = [HERMES, LLAMA, MISTRAL, MISTRAL_ARGS, QWEN_CODER, GLM, GLM_IN_LINE]
+WEATHER = {
+    "type": "object",
+    "properties": {"city": {"enum": ["Paris", "Rome"]}, "days": {"type": "integer", "minimum": 1, "maximum": 9}},
+    "required": ["city", "days"],
+    "additionalProperties": False,
+}
+TOOLS: list[dict[str, Any]] = [
+    {"type": "function", "function": {"name": "get_weather", "description": "The weather.", "parameters": WEATHER}},
+    {"type": "function", "function": {"name": "stop"}},
+]
+TRAINED = train_tokenizer()
+CALLS = [ToolCall("get_weather", '{"city": "Paris", "days": 3}'), ToolCall("stop", "{}")]
+TEMPLATE = (
+    "{%- if tools %}Tools:{% for tool in tools %} {{ tool | tojson }}{% endfor %}, in "
+    "<tool_call></tool_call>\n{% endif %}"
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}"
+    "{% for call in message.tool_calls %}<tool_call>{{ call.function.name }} {{ call.function.arguments | tojson }}"
+    "</tool_call>{% endfor %}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+TEXTS = [
+    (HERMES, "Hello.\nHow are you?", "Hello.\nHow are you?", []),
+    (
+        HERMES,
+        'I look.\n<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris", "days": 3}}\n</tool_call>\n'
+        '<tool_call>\n{"name": "stop", "arguments": {}}\n</tool_call>',
+        "I look.",
+        CALLS,
+    ),
+    (HERMES, '<tool_call>{"name":"f","arguments":{"a":"}\\"]{"}}</tool_call>', "", [ToolCall("f", '{"a":"}\\"]{"}')]),
+    (HERMES, '<tool_call>{"name": "f", "arguments": {"a": [1, {"b', "", [ToolCall("f", '{"a": [1, {"b')]),
+    (HERMES, '<tool_call>\n{"name": "f', '<tool_call>\n{"name": "f', []),
+    (HERMES, "Write <tool_call> there.", "Write <tool_call> there.", []),
+    (HERMES, 'No <tool_call> <tool_call>{"name":"f","arguments":{}}', "No <tool_call>", [ToolCall("f", "{}")]),
+    (
+        HERMES,
+        '<tool_call>{"name":"f","arguments":{}}\n<tool_call>{"name":"g","arguments":{}}</tool_call> Done. ',
+        "Done. ",
+        [ToolCall("f", "{}"), ToolCall("g", "{}")],
+    ),
+    (LLAMA, '{"name": "get_weather", "parameters": {"city": "Paris", "days": 3}}', "", CALLS[:1]),
+    (LLAMA, '<|python_tag|>{"name": "stop", "parameters": {}}', "", CALLS[1:]),
+    (
+        LLAMA,
+        ' {"name": "get_weather", "parameters": {"city": "Paris", "days": 3}}; {"name": "stop", "parameters": {}}',
+        "",
+        CALLS,
+    ),
+    (LLAMA, '{"name": "Ann", "age": 3}', '{"name": "Ann", "age": 3}', []),
+    (LLAMA, "  Hello {", "  Hello {", []),
+    (
+        MISTRAL,
+        '[TOOL_CALLS] [{"name": "get_weather", "arguments": {"city": "Paris", "days": 3}}, {"name": "stop", '
+        '"arguments": {}, "id": "VvvODy9mT"}]',
+        "",
+        CALLS,
+    ),
+    (MISTRAL, "[TOOL_CALL] is no marker [", "[TOOL_CALL] is no marker [", []),
+    (MISTRAL, "[TOOL_CALLS] nothing", "[TOOL_CALLS] nothing", []),
+    (MISTRAL, '[TOOL_CALLS][{"name":"\\u00e9","arguments":{}}]', "", [ToolCall("é", "{}")]),
+    (
+        MISTRAL_ARGS,
+        'So.[TOOL_CALLS]get_weather[ARGS]{"city": "Paris", "days": 3}[TOOL_CALLS]stop[CALL_ID]VvvODy9mT[ARGS]{}',
+        "So.",
+        CALLS,
+    ),
+    (MISTRAL_ARGS, "[TOOL_CALLS]f[ARGS]none", "[TOOL_CALLS]f[ARGS]none", []),
+    (
+        QWEN_CODER,
+        "I look.\n<tool_call>\n<function=get_weather>\n<parameter=city>\nParis\n</parameter>\n<parameter=days>\n3\n"
+        "</parameter>\n</function>\n</tool_call>\n<tool_call>\n<function=stop>\n</function>\n</tool_call>",
+        "I look.",
+        CALLS,
+    ),
+    (
+        QWEN_CODER,
+        '<tool_call><function=f><parameter=a>\n\n"é"\n\n</parameter> <parameter=b>True</parameter>and</tool_call>.',
+        ".",
+        [ToolCall("f", '{"a": "é", "b": true}')],
+    ),
+    (QWEN_CODER, "<tool_call>\n<function=f>\n<parameter=a>\nx\n</para", "", [ToolCall("f", '{"a": ')]),
+    (QWEN_CODER, "<tool_call>\n<function>", "<tool_call>\n<function>", []),
+    (
+        GLM,
+        "<tool_call>get_weather\n<arg_key>city</arg_key>\n<arg_value>Paris</arg_value>\n<arg_key>days</arg_key>\n"
+        "<arg_value>3</arg_value>\n</tool_call>\n<tool_call>stop\n</tool_call>\nDone.",
+        "Done.",
+        CALLS,
+    ),
+    (
+        GLM_IN_LINE,
+        "Hm.<tool_call>get_weather<arg_key>city</arg_key><arg_value>Paris</arg_value><arg_key>days</arg_key><arg_value>3"
+        "</arg_value></tool_call><tool_call>stop</tool_call>",
+        "Hm.",
+        CALLS,
+    ),
+    (GLM, "Write <tool_call> there <arg", "Write <tool_call> there <arg", []),
+]
+
+
+@pytest.mark.parametrize(("form", "text", "content", "calls"), TEXTS)
+def test_texts_with_calls(form: ToolFormat, text: str, content: str, calls: list[ToolCall]) -> None:
+    assert form.parse(text) == (content, calls)
+
+
+def add_up(pieces: Seq[str | ToolCallDelta]) -> tuple[str, list[tuple[int, str, str]]]:
+    content, calls = "", list[tuple[int, str, str]]()
+    for piece in pieces:
+        if isinstance(piece, str):
+            content += piece
+        elif piece.name is not None:
+            assert piece.index == len(calls)
+            calls.append((piece.index, piece.name, piece.arguments))
+        else:
+            index, name, arguments = calls.pop()
+            assert piece.index == index
+            calls.append((index, name, arguments + piece.arguments))
+    return content, calls
+
+
+PARTS = [
+    *("<tool_call>", "</tool_call>", "[TOOL_CALLS]", "<|python_tag|>", "<tool", "}", "]", "[", ";", ",", " ", "\n"),
+    *("f", "[ARGS]", "[CALL_ID]", "<function=", ">", "<parameter=", "\n</parameter>", "</function>", "<arg_key>"),
+    *("</arg_key>", "<arg_value>", "</arg_value>", "</"),
+    *('{"name": "f", "arguments": {', '{"name": "g", "parameters": {"a": "b"}}', "{", '"', "\\", "x"),
+]
+
+
+@given(
+    form=st.sampled_from(FORMS),
+    tools=st.sampled_from([(), [{"function": {"name": "f", "parameters": {"properties": {"f": {"type": "string"}}}}}]]),
+    text=st.one_of(st.sampled_from([text for _, text, _, _ in TEXTS]), st.lists(st.sampled_from(PARTS)).map("".join)),
+    cuts=st.lists(st.integers(0, 200), max_size=8),
+)
+def test_pieces_add_up_to_the_same(form: ToolFormat, tools: Any, text: str, cuts: list[int]) -> None:
+    stream, pieces = form.stream(tools=tools), []
+    for begin, end in zip([0, *sorted(cuts)], [*sorted(cuts), len(text)], strict=True):
+        pieces += stream.push(text[begin:end])
+    pieces += stream.finish()
+    content, calls = form.parse(text, tools=tools)
+    assert add_up(pieces) == (content, [(i, call.name, call.arguments) for i, call in enumerate(calls)])
+    if not calls:
+        assert content == text
+    assert stream.finish() == []
+
+
+@pytest.mark.parametrize("cut", [1, 7, 1000])
+def test_calls_beyond_the_last_that_is_wanted_are_dropped(cut: int) -> None:
+    text = "So: " + '<tool_call>\n{"name": "f", "arguments": {"a": {}}}\n</tool_call>\n' * 3 + "And more."
+    stream = HERMES.stream(2)
+    pieces = [piece for i in range(0, len(text), cut) for piece in stream.push(text[i : i + cut])]
+    assert joined([*pieces, *stream.finish()]) == ("So:", [ToolCall("f", '{"a": {}}')] * 2)
+    assert HERMES.parse(text, 1) == ("So:", [ToolCall("f", '{"a": {}}')])
+    assert HERMES.parse(text)[0] != "So:"
+
+
+def test_nothing_is_held_back_that_is_certain() -> None:
+    stream = HERMES.stream()
+    assert stream.push("Let me see. <tool") == ["Let me see."]
+    assert stream.push("_calls") == [" <tool_calls"]
+    assert stream.push('\n<tool_call>{"name": "f", "argu') == []
+    assert stream.push('ments": {"city": "Pa') == [ToolCallDelta(0, "f", ""), ToolCallDelta(0, None, '{"city": "Pa')]
+    assert stream.push('ris"}}') == [ToolCallDelta(0, None, 'ris"}')]
+    assert stream.push("</tool_call>\nBye") == ["Bye"]
+
+
+@pytest.mark.parametrize(
+    ("template", "form"),
+    [
+        (TEMPLATE, HERMES),
+        ("{{ '[TOOL_CALLS] [' }}", MISTRAL),
+        ("Environment: ipython {{ '<|python_tag|>' }}", LLAMA),
+        (
+            'Respond in the format {"name": function name, "parameters": dictionary of argument name and its value}.',
+            LLAMA,
+        ),
+        ("<tool_call>\n<function=name>\n<parameter=key>", QWEN_CODER),
+        ("<tool_call>\n<function=name>", None),
+        ("<tool_call>{name}\n<arg_key>{key}</arg_key>\n<arg_value>", GLM),
+        ("<tool_call>{name}<arg_key>{key}</arg_key><arg_value>", GLM_IN_LINE),
+        ("{{ '[TOOL_CALLS]' + name + '[ARGS]' }}", MISTRAL_ARGS),
+        ("{{ message['content'] }}", None),
+        ("", None),
+    ],
+)
+def test_the_format_of_a_template(template: str, form: ToolFormat | None) -> None:
+    assert ToolFormat.of_template(template) is form
+
+
+class Fast:
+    """A tokenizer of Hugging Face's kind, which leaves special tokens out of texts as ours does."""
+
+    chat_template, prefix = "", ()
+
+    def __init__(self, tokenizer: Any) -> None:
+        self.tokenizer = tokenizer
+
+    def encode(self, text: str) -> list[int]:
+        token_ids: list[int] = self.tokenizer.encode(text).ids
+        return token_ids
+
+    def encode_prompt(self, prompt: Any, *, chat_template: bool = True, tools: Any = ()) -> list[int]:
+        return self.encode(prompt)
+
+    def decode(self, token_ids: Seq[int]) -> str:
+        text: str = self.tokenizer.decode(list(token_ids))
+        return text
+
+
+def made_with(form: ToolFormat, folder: Path, *, special: bool | None) -> tuple[Fast, Grammars]:
+    """A tokenizer, for which the form's markers are tokens of their own, special or (None) not, or text."""
+    markers = [name for name in form.markers if len(name) > 1]
+    made = train_tokenizer(special=["<|endoftext|>", "<|im_start|>", "<|im_end|>", *(markers if special else ())])
+    if special is None:
+        made.add_tokens([AddedToken(name, special=False) for name in ("<think>", "</think>", *markers)])
+    made.save(str(folder / "tokenizer.json"))
+    return Fast(made), Grammars(folder, made.get_vocab_size(), EOS)
+
+
+def walk(state: GrammarState, tokenizer: Fast, step: int = 7) -> list[int]:
+    """Tokens that the grammar allows, chosen without sense, up to an end of the answer."""
+    token_ids: list[int] = []
+    while not state.is_complete(token_ids) and len(token_ids) < 400:
+        vocab_size = tokenizer.tokenizer.get_vocab_size()
+        choices = [i for i in range(vocab_size) if state.num_allowed([*token_ids, i]) > len(token_ids)]
+        if {*EOS} & {*choices} and len(token_ids) > 150:
+            break
+        others = [i for i in choices if i not in EOS]
+        token_ids.append(others[(step * len(token_ids)) % len(others)])
+    return token_ids
+
+
+@pytest.mark.parametrize("form", FORMS, ids=lambda form: form.name)
+@pytest.mark.parametrize("special", [True, False, None])
+@pytest.mark.parametrize("only", [None, "get_weather", "stop"])
+def test_a_grammar_gives_calls_and_nothing_else(
+    tmp_path: Path, form: ToolFormat, special: bool | None, only: str | None
+) -> None:
+    """With markers that are tokens of their own, and with markers that are text."""
+    tokenizer, grammars = made_with(form, tmp_path, special=special)
+    state = grammars.new_state(source_of_calls(form, TOOLS, only, tokenizer))
+    token_ids = walk(state, tokenizer)
+    text = keep_markers(form, tokenizer)(token_ids)
+    content, calls = form.parse(text, tools=TOOLS)
+    assert content == ""
+    assert calls
+    for call in calls:
+        assert call.name in (("get_weather", "stop") if only is None else (only,))
+        jsonschema.validate(json.loads(call.arguments), WEATHER if call.name == "get_weather" else {"const": {}})
+    assert len(calls) == 1 or only is None
+    if special and form.end and len(form.begin) > 1 and not form.bare:
+        assert token_ids[0] == tokenizer.encode(form.begin)[0]
+
+
+def test_dates_in_arguments_exist(tmp_path: Path) -> None:
+    parameters = {"type": "object", "properties": {"day": {"type": "string", "format": "date"}}, "required": ["day"]}
+    tools = [{"type": "function", "function": {"name": "look_up", "parameters": parameters}}]
+    grammars, tokenizer = new_grammars(tmp_path), Fast(train_tokenizer())
+    state = grammars.new_state(source_of_calls(HERMES, tools, None, tokenizer))
+    for day, exists in (("2024-02-29", True), ("2023-02-29", False)):
+        call = f'<tool_call>\n{{"name": "look_up", "arguments": {{"day": "{day}"}}}}\n</tool_call>'
+        token_ids = tokenizer.encode(call)
+        assert (state.num_allowed(token_ids) == len(token_ids)) == exists
+
+
+@pytest.mark.parametrize("form", FORMS, ids=lambda form: form.name)
+@pytest.mark.parametrize("special", [True, False, None])
+@pytest.mark.parametrize("once", [True, False])
+def test_a_free_answer_follows_the_schemas_once_it_calls(
+    tmp_path: Path, form: ToolFormat, special: bool | None, once: bool
+) -> None:
+    tokenizer, grammars = made_with(form, tmp_path, special=special)
+    source = source_of_calls(form, TOOLS, None, tokenizer, once=once, free=True)
+    text, call = "The weather? {", call_in(form, "get_weather", city="Paris", days="3")
+
+    def allowed(text: str, *, spelled: bool = False) -> bool:
+        token_ids = [tokenizer.encode(each)[0] for each in text] if spelled else tokenizer.encode(text)
+        return grammars.new_state(source).num_allowed(token_ids) == len(token_ids)
+
+    assert allowed(f"{text} Sunny.")
+    assert form.bare or allowed(f"<think>Hm.</think>{text}{call}")
+    assert allowed(f"{form.begin}{call}" if form.bare else f"{text}{call}")
+    assert allowed(call)
+    assert not allowed(call.replace("Paris", "Oslo"))
+    assert not allowed(call.replace("Paris", "Oslo"), spelled=True)
+    assert not allowed(call.replace("get_weather", "get_whether"))
+    assert allowed(f"{call} So.") == (not once and not form.bare)
+    content, calls = form.parse(f"{text}{call}" if not form.bare else call, tools=TOOLS)
+    assert (content, calls) == ("" if form.bare else text, CALLS[:1])
+    state = grammars.new_state(source)
+    assert state.is_complete(tokenizer.encode(call)) == once
+
+
+def call_in(form: ToolFormat, name: str, **arguments: str) -> str:
+    """A call as the template writes it. arguments: texts of enums and numbers."""
+    values = {key: int(value) if value.isdigit() else value for key, value in arguments.items()}
+    if form.tags:
+        tags = form.tags
+        shown = "".join(
+            f"{tags.key[0]}{key}{tags.key[1]}{tags.value[0]}{value}{tags.value[1]}{tags.line}"
+            for key, value in arguments.items()
+        )
+        body = f"{tags.name[0]}{name}{tags.name[1]}{tags.line}{shown}{tags.end}"
+    elif form.named:
+        body = f"{name}{form.named}{json.dumps(values)}"
+    else:
+        body = json.dumps({"name": name, form.key: values})
+    begin = "" if form.bare else f"{form.begin}{form.blank}{form.opener}"
+    return f"{begin}{body}{'' if form.separator else form.blank}{form.end}"
+
+
+ODD_SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "text": {"type": "string", "description": "Any."},
+        "short": {"anyOf": [{"type": "string", "maxLength": 4}, {"type": "null"}]},
+        "color": {"$ref": "#/$defs/Color"},
+        "flags": {"type": ["array", "null"], "items": {"type": "boolean"}, "maxItems": 2},
+        "any": {},
+        "place": {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"]},
+    },
+    "required": ["text", "color", "flags", "more"],
+    "$defs": {"Color": {"enum": ["red", 3, None, "x y"]}},
+}
+
+
+@pytest.mark.parametrize("form", [QWEN_CODER, GLM, GLM_IN_LINE], ids=lambda form: form.name)
+@pytest.mark.parametrize("special", [True, False, None])
+def test_arguments_between_tags_follow_their_schema(tmp_path: Path, form: ToolFormat, special: bool | None) -> None:
+    tools = [function_of(ODD_SCHEMA)]
+    tokenizer, grammars = made_with(form, tmp_path, special=special)
+    state = grammars.new_state(source_of_calls(form, tools, "f", tokenizer))
+    tags = form.tags
+    assert tags
+    assert not state.is_complete()
+    written = {"text": "1\n\n 2", "color": "red", "flags": "[true]", "any": "3", "more": "[1", "place": '{"x": 5}'}
+    order = ["text", "color", "flags", "any", "place", "more"]
+    shown = call_in(form, "f", **{key: written[key] for key in order})
+    token_ids = tokenizer.encode(shown)
+    assert state.num_allowed(token_ids) == len(token_ids)
+    expected = {"text": "1\n\n 2", "color": "red", "flags": [True], "any": 3, "place": {"x": 5}, "more": "[1"}
+    ((name, arguments),) = [(call.name, call.arguments) for call in form.parse(shown, tools=tools)[1]]
+    assert (name, json.loads(arguments)) == ("f", expected)
+    for wrong in ({"color": "green"}, {"flags": "true"}, {"place": "{}"}, {"color": ""}):
+        token_ids = tokenizer.encode(call_in(form, "f", **{key: (written | wrong)[key] for key in order}))
+        assert state.num_allowed(token_ids) < len(token_ids)
+
+
+@pytest.mark.parametrize(
+    ("schema", "says"),
+    [
+        ({"properties": {"day": {"type": "string", "format": "date"}}}, "'day' of 'f' has 'format'"),
+        ({"anyOf": []}, "the parameters of 'f' have 'anyOf'"),
+    ],
+)
+def test_schemas_that_plain_text_cannot_be_held_to(schema: Any, says: str) -> None:
+    tools = [function_of(schema)]
+    with pytest.raises(outrider.OptionError, match=says):
+        source_of_calls(QWEN_CODER, tools, "f", Fast(train_tokenizer()))
+
+
+WORDS = st.sampled_from(["type", "string", "enum", "const", "anyOf", "$ref", "#/$defs/a", "$defs", "a", "properties",
+                         "required", "integer", "maxLength", "items"])  # fmt: skip
+JSON = st.recursive(
+    st.one_of(WORDS, st.integers(-2, 9), st.none(), st.booleans()),
+    lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(WORDS, inner, max_size=4)),
+)
+
+
+@given(schema=st.dictionaries(WORDS, JSON), value=st.one_of(JSON.map(json.dumps), st.text()))
+def test_odd_schemas_are_read_or_refused(schema: Any, value: str) -> None:
+    tools = [function_of(schema)]
+    ((call,), text) = QWEN_CODER.parse(call_in(QWEN_CODER, "f", a=value), tools=tools)[::-1]
+    assert text == "" or "</" in value
+    assert call.name == "f"
+    assert isinstance(json.loads(call.arguments), dict)
+    with suppress(outrider.OptionError):
+        source_of_calls(QWEN_CODER, tools, "f", Fast(TRAINED))
+
+
+def test_a_schema_may_refer_to_itself() -> None:
+    schema = {"properties": {"a": {"$ref": "#/$defs/a"}}, "$defs": {"a": {"anyOf": [{"$ref": "#/$defs/a"}]}}}
+    assert QWEN_CODER.parse(call_in(QWEN_CODER, "f", a="1"), tools=[function_of(schema)])[1][0].arguments == '{"a": 1}'
+
+
+def test_arguments_are_what_their_schema_says() -> None:
+    shown = call_in(QWEN_CODER, "f", text="1", short="null", color="3", flags="None", any="2", place="5.0")
+    ((_, calls), (_, unknown)) = QWEN_CODER.parse(shown, tools=[function_of(ODD_SCHEMA)]), QWEN_CODER.parse(shown)
+    expected = {"text": "1", "short": None, "color": 3, "flags": None, "any": 2, "place": "5.0"}
+    assert json.loads(calls[0].arguments) == expected
+    assert json.loads(unknown[0].arguments) == expected | {"text": 1, "place": 5.0}
+
+
+def function_of(schema: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": "f", "parameters": schema}}
+
+
+def test_strings_between_tags_come_piece_by_piece() -> None:
+    tools = [{"function": {"name": "f", "parameters": {"properties": {"a": {"type": "string"}}}}}]
+    stream = QWEN_CODER.stream(tools=tools)
+    stream.push("<tool_call>\n<function=f>\n<parameter=a>\n")
+    assert stream.push("1 2\n") == [ToolCallDelta(0, None, "1 2")]
+    assert stream.push("</par") == []
+    assert stream.push('t"') == [ToolCallDelta(0, None, '\\n</part\\"')]
+    assert stream.push("\n</parameter>") == [ToolCallDelta(0, None, '"')]
+    number = QWEN_CODER.stream()
+    assert not number.push("<tool_call>\n<function=f>\n<parameter=a>\n12")[2:]
+    assert number.push("3</parameter>") == [ToolCallDelta(0, None, "123")]
+
+
+def test_markers_that_are_special_tokens_are_kept() -> None:
+    tokenizer = Fast(train_tokenizer(special=["<|im_end|>", "[TOOL_CALLS]"]))
+    token_ids = tokenizer.encode('Well. [TOOL_CALLS] [{"name"<|im_end|>')
+    assert "[TOOL_CALLS]" not in tokenizer.decode(token_ids)
+    assert keep_markers(MISTRAL, tokenizer)(token_ids) == 'Well. [TOOL_CALLS] [{"name"'
+    assert keep_markers(HERMES, tokenizer)(token_ids) == tokenizer.decode(token_ids)
+    tokenizer = Fast(train_tokenizer(special=["<|im_end|>", "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"]))
+    call = '[TOOL_CALLS]f[CALL_ID]a1[ARGS]{"a": 1}'
+    assert keep_markers(MISTRAL_ARGS, tokenizer)(tokenizer.encode(call)) == call
+
+
+# With the tokenizer and template of a bundle
+
+
+@pytest.fixture(scope="module")
+def engine(tiny: Path) -> outrider.Engine:
+    engine = outrider.load(tiny, cache_size=0.05)
+    assert isinstance(engine.tokenizer, Tokenizer)
+    engine.tokenizer._tokenizer.set_chat_template(TEMPLATE)
+    return engine
+
+
+MESSAGES: list[Any] = [{"role": "user", "content": "How is the weather in Paris?"}]
+
+
+def test_templates_are_given_tools(engine: outrider.Engine) -> None:
+    tokenizer = engine.tokenizer
+    call = {"id": "1", "type": "function", "function": {"name": "get_weather", "arguments": {"city": "Rome"}}}
+    history = [
+        *MESSAGES,
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "1", "content": "Sunny."},
+    ]
+    text = tokenizer.decode(tokenizer.encode_prompt(history, tools=TOOLS))
+    assert text.startswith("Tools: ")
+    assert '"get_weather"' in text
+    assert 'get_weather {"city": "Rome"}' in text
+    assert text.count("Sunny.") == 1
+    plain = tokenizer.decode(tokenizer.encode_prompt(MESSAGES))
+    assert "Tools" not in plain
+    assert tokenizer.encode_prompt(MESSAGES[0]["content"], tools=TOOLS) == tokenizer.encode_prompt(
+        MESSAGES, tools=TOOLS
+    )
+
+
+@pytest.mark.parametrize("choice", ["required", "stop", {"type": "function", "function": {"name": "get_weather"}}])
+def test_a_random_model_calls_functions(engine: outrider.Engine, choice: Any) -> None:
+    form = engine.tool_format
+    assert form is HERMES
+    for options in ({}, {"temperature": 1.0, "seed": 4}):
+        given: dict[str, Any] = {"tools": TOOLS, "tool_choice": choice, "max_new_tokens": 300, **options}
+        plain = engine.generate(MESSAGES, drafter=None, **given)
+        drafted = engine.generate(MESSAGES, drafter="suffix", **given)
+        assert plain.token_ids == drafted.token_ids
+        content, calls = form.parse(plain.text)
+        assert calls
+        for call in calls if plain.finish_reason == "stop" else calls[:-1]:
+            assert call.name in ("get_weather", "stop")
+            jsonschema.validate(json.loads(call.arguments), WEATHER if call.name == "get_weather" else {"const": {}})
+        if choice != "required":
+            assert (content, len(calls), plain.finish_reason) == ("", 1, "stop")
+
+
+def test_strict_functions_are_free_to_call(engine: outrider.Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Any] = []
+
+    def recorded(*given: Any, **more: Any) -> Source:
+        made.append(more)
+        return source_of_calls(*given, **more)
+
+    monkeypatch.setattr("outrider.preparation.source_of_calls", recorded)
+    strict = [{"type": "function", "function": {**tool["function"], "strict": True}} for tool in TOOLS]
+    for options in ({}, {"temperature": 1.0, "seed": 4}):
+        given: dict[str, Any] = {"max_new_tokens": 60, **options}
+        plain = engine.generate(MESSAGES, drafter=None, tools=strict, **given)
+        drafted = engine.generate(MESSAGES, drafter="suffix", tools=strict, **given)
+        assert plain.token_ids == drafted.token_ids
+    engine.generate(MESSAGES, tools=strict, parallel_tool_calls=False, max_new_tokens=2)
+    engine.generate(MESSAGES, tools=TOOLS, max_new_tokens=2)
+    assert made == [{"once": False, "free": True}] * 4 + [{"once": True, "free": True}]
+    with pytest.raises(outrider.OptionError, match="ignore_eos=True goes past the end, and tools says"):
+        engine.generate(MESSAGES, tools=strict, ignore_eos=True)
+
+
+@pytest.mark.parametrize("by_grammar", [True, False])
+def test_the_answer_ends_with_its_first_call(
+    engine: outrider.Engine, by_grammar: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not by_grammar:
+        monkeypatch.setattr(
+            "outrider.preparation.source_of_calls", lambda *given, once, **more: source_of_calls(*given, **more)
+        )
+    given: dict[str, Any] = {"tools": TOOLS, "tool_choice": "required", "max_new_tokens": 300, "temperature": 1.0}
+    results = [engine.generate(MESSAGES, seed=seed, **given) for seed in range(12)]
+    several = max(results, key=lambda result: len(HERMES.parse(result.text)[1]))
+    plain, drafted = (
+        engine.generate(MESSAGES, seed=several.seed, drafter=drafter, parallel_tool_calls=False, **given)
+        for drafter in (None, "suffix")
+    )
+    assert plain.token_ids == drafted.token_ids
+    assert (plain.text, plain.finish_reason) == (drafted.text, "stop")
+    assert len(plain.token_ids) < len(several.token_ids)
+    assert plain.token_ids == several.token_ids[: len(plain.token_ids)]
+    assert plain.text.endswith("</tool_call>")
+    assert HERMES.parse(plain.text) == HERMES.parse(several.text, 1)
+    assert len(HERMES.parse(several.text)[1]) > 1 == len(HERMES.parse(plain.text)[1])
+
+
+def test_tools_that_are_not_offered(engine: outrider.Engine) -> None:
+    options: dict[str, Any] = {"max_new_tokens": 8, "tools": TOOLS}
+    plain = engine.generate(MESSAGES, max_new_tokens=8)
+    none = engine.generate(MESSAGES, tool_choice="none", **options)
+    auto = engine.generate(MESSAGES, **options)
+    assert none.stats.num_prompt_tokens == plain.stats.num_prompt_tokens
+    assert none.token_ids == plain.token_ids
+    assert auto.stats.num_prompt_tokens > plain.stats.num_prompt_tokens
+
+
+def test_prompts_that_cannot_have_tools(engine: outrider.Engine, tiny: Path) -> None:
+    with pytest.raises(outrider.OptionError, match="tools need a chat template, and this prompt is used as it is"):
+        engine.generate("Hello", chat_template=False, tools=TOOLS)
+    with pytest.raises(outrider.OptionError, match="messages are not JSON"):
+        engine.generate([{"role": "user", "content": "a", "x": {1}}], tools=TOOLS)
+    with pytest.raises(outrider.RequestError, match="lone surrogates"):
+        engine.generate([{"role": "user", "content": "a", "tool_calls": ["\ud800"]}])
+    with outrider.load(tiny, cache_size=0.05) as other:
+        assert other.tool_format is None
+        with pytest.raises(outrider.OptionError, match="tools need a chat template that has a known format"):
+            other.generate(MESSAGES, tools=TOOLS)
+
+
+def test_vocabulary() -> None:
+    assert train_tokenizer().get_vocab_size() == VOCAB_SIZE
