@@ -1,0 +1,44 @@
+"""Does what a line says, and shows what comes of it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from outrider.cli.chat.commands import remarks, reply_to
+from outrider.cli.chat.interrupts import interruptible
+from outrider.cli.chat.views import show, view_of
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from outrider.cli.chat.session import Session
+
+
+def do(session: Session, line: str, console: Console, notes: Console, *, ends_answers: bool) -> bool:
+    """Do what a line says. Returns whether the program goes on.
+
+    console: for answers and tables. notes: for sentences about what was done. ends_answers: whether Ctrl-C ends the
+    answer instead of the program.
+
+    Raises:
+        OutriderError: when it fails. The conversation is as before.
+    """
+    is_retry, before = line.strip() == "/retry", session.last
+    reply = reply_to(session, line)
+    _note(notes, reply.note)
+    if reply.shown is not None and reply.shown.row_count:
+        console.print(reply.shown)
+    if reply.chunks is not None:
+        view = view_of(session, console)
+        if ends_answers:
+            with interruptible(reply.chunks, session.cancel) as chunks:
+                show(chunks, view)
+        else:
+            show(reply.chunks, view)
+        _note(notes, remarks(session, before if is_retry else None))
+    return not reply.ends
+
+
+def _note(notes: Console, text: str) -> None:
+    if text:
+        notes.print(text, style="dim", soft_wrap=not notes.is_terminal)

@@ -1,0 +1,250 @@
+"""What can be typed besides messages: /help and the like."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from outrider.cli.chat.sources import LOOKS, drafters_of
+from outrider.cli.console import table
+from outrider.config.files import user_path
+from outrider.errors import OptionError, RequestError, nearest
+from outrider.files import shown
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from rich.table import Table
+
+    from outrider.cli.chat.session import Session
+    from outrider.results import Result, TextChunk
+
+SWITCH = {"on": True, "off": False}
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What a line leads to.
+
+    note: a sentence about what was done. shown: a table that was asked for. chunks: an answer, to be shown. ends:
+    whether the program ends.
+    """
+
+    note: str = ""
+    shown: Table | None = None
+    chunks: Iterator[TextChunk] | None = None
+    ends: bool = False
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command. argument: as in its help; in brackets if it can be left out, empty if it takes none."""
+
+    argument: str
+    help: str
+    run: Callable[[Session, str], Reply]
+
+
+def reply_to(session: Session, line: str) -> Reply:
+    """What a line leads to: a command if it begins with a slash, otherwise a message.
+
+    Raises:
+        OutriderError: for an unknown command or a bad argument. The conversation is as before.
+    """
+    if not line.startswith("/"):
+        return Reply(chunks=session.send(line))
+    name, _, argument = line[1:].strip().partition(" ")
+    command = COMMANDS.get(name)
+    if command is None:
+        raise OptionError(
+            f"There is no command /{shown(name)}. {nearest(name, COMMANDS)} To send a line with a slash, put a space "
+            "before it."
+        )
+    argument = argument.strip()
+    if argument and not command.argument:
+        raise OptionError(f"/{name} takes no argument, and got '{shown(argument)}'. Type /{name} alone.")
+    if not argument and command.argument and not command.argument.startswith("["):
+        raise OptionError(f"/{name} needs an argument: /{name} {command.argument}.")
+    return command.run(session, argument)
+
+
+def _named(title: str) -> Table:
+    """A table of names and what there is to say about each, in as many lines as that takes."""
+    made = table(title, "")
+    made.columns[1].justify, made.columns[1].no_wrap = "left", False
+    return made
+
+
+def _help(_session: Session, _argument: str) -> Reply:
+    made = _named("command")
+    for name, command in COMMANDS.items():
+        made.add_row(f"/{name} {command.argument}", command.help)
+    made.add_row("Alt-Enter, or \\ at the end", "Go on in a new line.")
+    made.add_row("Ctrl-C", "End the answer.")
+    return Reply(shown=made)
+
+
+def _stats(session: Session, _argument: str) -> Reply:
+    result = session.last
+    if result is None:
+        raise RequestError("There are no figures yet. Send a message first.")
+    stats = result.stats
+    accepted = f"{stats.num_accepted_tokens} of {stats.num_draft_tokens} draft tokens"
+    drafters = drafters_of(result.tokens)
+    rows = {
+        "tokens": f"{stats.num_generated_tokens}, ended by {result.finish_reason}",
+        "tokens per second": f"{stats.tokens_per_second:.1f}",
+        "tokens per round": f"{stats.tokens_per_round:.2f}",
+        "accepted": f"{accepted}, {stats.acceptance_rate:.0%}" if stats.num_draft_tokens else "nothing was drafted",
+        "drafter": ", ".join(f"{name}, {count} accepted" for name, count in drafters.items()) or "none",
+        "time to first token": f"{stats.time_to_first_token * 1e3:.0f} ms",
+        "cached tokens": f"{stats.num_cached_tokens} of {stats.num_prompt_tokens} prompt tokens",
+        "seed": "none, as it is greedy" if result.seed is None else str(result.seed),
+        "text": _promise(result.lossless, result.exact),
+    }
+    made = _named("last answer")
+    for label, value in rows.items():
+        made.add_row(label, value)
+    return Reply(shown=made)
+
+
+def _promise(lossless: bool, exact: bool) -> str:
+    if not lossless:
+        return "LOSSY: not the main model's distribution"
+    return "the same with any drafter or none" if exact else "the main model's distribution"
+
+
+def _drafts(session: Session, argument: str) -> Reply:
+    session.drafts = _switched("drafts", argument, session.drafts)
+    if not session.drafts:
+        return Reply("Answers are shown as Markdown.")
+    made = _named("tokens")
+    for source, look in LOOKS.items():
+        made.add_row(f"{look.mark} {source}", look.meaning, style=look.style)
+    return Reply("Answers are shown as they are, with the source of each token.", made)
+
+
+def _plain(session: Session, argument: str) -> Reply:
+    session.plain = _switched("plain", argument, session.plain)
+    if session.plain:
+        return Reply("Nothing is drafted now. /retry answers again, to compare: see /stats.")
+    return Reply(f"Drafts are made again, by drafter {session.config.drafter or 'none'}.")
+
+
+def _switched(name: str, argument: str, now: bool) -> bool:
+    if argument and argument not in SWITCH:
+        raise OptionError(f"/{name} {shown(argument)} is neither on nor off. {nearest(argument, SWITCH)}")
+    return SWITCH.get(argument, not now)
+
+
+def _seed(session: Session, argument: str) -> Reply:
+    session.set("seed", argument)
+    if session.config.seed is None:
+        return Reply("Each answer has a seed of its own, which /stats shows.")
+    if not session.config.temperature:
+        return Reply("It has no effect at temperature 0, which is greedy: /set temperature 0.7")
+    return Reply(f"The same messages have the same answers now, by seed {session.config.seed}, whatever drafts.")
+
+
+def _set(session: Session, argument: str) -> Reply:
+    name, _, value = argument.partition(" ")
+    if not argument:
+        made = _named("option")
+        for key, each in session.options.items():
+            made.add_row(key, repr(each))
+        return Reply("" if session.options else "No option was set here. As in: /set temperature 0.7", made)
+    if value:
+        session.set(name, value.strip())
+    else:
+        session.config.replace(**{name: getattr(session.config, name, None)})  # fails if there is none
+    return Reply(f"{name}={getattr(session.config, name)!r}")
+
+
+def _retry(session: Session, _argument: str) -> Reply:
+    return Reply(chunks=session.retry())
+
+
+def _rewind(session: Session, argument: str) -> Reply:
+    if argument and not argument.isdecimal():
+        raise OptionError(f"/rewind {shown(argument)} is not a number of turns. As in: /rewind 2")
+    session.rewind(int(argument or 1))
+    return Reply(f"{_turns(session)} left. /undo takes it back.")
+
+
+def _undo(session: Session, _argument: str) -> Reply:
+    session.undo()
+    return Reply(f"As before: {_turns(session)}.")
+
+
+def _new(session: Session, _argument: str) -> Reply:
+    session.begin(session.system)
+    return Reply("A new conversation. /undo takes it back.")
+
+
+def _system(session: Session, argument: str) -> Reply:
+    if not argument:
+        return Reply(f"The system message: {session.system}" if session.system else "There is no system message.")
+    session.begin(None if argument == "off" else argument)
+    how = "without a system message" if argument == "off" else "with this system message"
+    return Reply(f"A new conversation, {how}. /undo takes it back.")
+
+
+def _save(session: Session, argument: str) -> Reply:
+    path = user_path(argument)
+    if path.exists():
+        try:
+            session.engine.load_chat(path, same_model=False)
+        except OptionError as error:
+            raise OptionError(
+                f"{shown(path)} is there already, and is no conversation of this model. Name another file."
+            ) from error
+    session.chat.save(path)
+    return Reply(f"Saved {_turns(session)} to {path}, unencrypted.")
+
+
+def _load(session: Session, argument: str) -> Reply:
+    session.load(argument)
+    return Reply(f"Loaded {_turns(session)}. /undo takes it back.")
+
+
+def _quit(_session: Session, _argument: str) -> Reply:
+    return Reply(ends=True)
+
+
+def _turns(session: Session) -> str:
+    count = len(session.chat.turns)
+    return f"{count} turn" if count == 1 else f"{count} turns"
+
+
+_SWITCH = "[on|off]"
+COMMANDS: dict[str, Command] = {
+    "help": Command("", "Show this.", _help),
+    "stats": Command("", "Show the last answer's speed, drafts and cached tokens.", _stats),
+    "drafts": Command(_SWITCH, "Show which tokens were drafted, and what became of the drafts.", _drafts),
+    "plain": Command(_SWITCH, "Answer without drafts, to compare.", _plain),
+    "retry": Command("", "Answer the last message again.", _retry),
+    "rewind": Command("[N]", "Forget the last turn or N turns, and edit the message.", _rewind),
+    "undo": Command("", "Take back the last change of the conversation.", _undo),
+    "new": Command("", "Begin a new conversation.", _new),
+    "system": Command("[TEXT|off]", "Begin a new conversation with this system message; alone, show it.", _system),
+    "seed": Command("N|off", "Sample with this seed: one text a seed.", _seed),
+    "set": Command("[OPTION [VALUE]]", "Set a generation option, as temperature 0.7; default resets it.", _set),
+    "save": Command("FILE", "Save the conversation.", _save),
+    "load": Command("FILE", "Go on with a saved conversation.", _load),
+    "quit": Command("", "Quit; so do Ctrl-D, and Ctrl-C twice.", _quit),
+}
+
+
+def remarks(session: Session, before: Result | None) -> str:
+    """What there is to say about the last answer, which is not seen in its text. before: the answer it replaces."""
+    result = session.last
+    if result is None:
+        return ""
+    if result.finish_reason == "cancelled":
+        return "Ended. What there is of it stays: /retry, /undo, or go on."
+    if before is not None and before.token_ids == result.token_ids:
+        slow, fast = before.stats.tokens_per_second, result.stats.tokens_per_second
+        return f"The same tokens, at {fast:.1f} a second after {slow:.1f}."
+    if result.finish_reason == "length":
+        return f"Ended after {len(result.token_ids)} tokens. For longer answers: /set max_new_tokens 2000"
+    return ""

@@ -1,0 +1,132 @@
+"""The chat in a terminal: editing, history and completion, by prompt_toolkit."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from prompt_toolkit import PromptSession
+from prompt_toolkit.application import get_app
+from prompt_toolkit.completion import Completer, Completion
+from prompt_toolkit.filters import Condition
+from prompt_toolkit.history import FileHistory, InMemoryHistory
+from prompt_toolkit.key_binding import KeyBindings
+
+from outrider.cli.chat.answering import do
+from outrider.cli.chat.completion import completions
+from outrider.cli.chat.interrupts import on_interrupt
+from outrider.errors import OutriderError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from prompt_toolkit.completion import CompleteEvent
+    from prompt_toolkit.document import Document
+    from prompt_toolkit.history import History
+    from prompt_toolkit.key_binding import KeyPressEvent
+    from rich.console import Console
+
+    from outrider.cli.chat.session import Session
+
+
+def run_terminal(session: Session, console: Console, history: Path | None = None) -> None:
+    """Read lines and do what they say, until /quit, Ctrl-D, or Ctrl-C twice at an empty prompt.
+
+    history: a file for what is typed; see `open_history`.
+    """
+    prompts: PromptSession[str] = PromptSession(
+        history=open_history(history),
+        completer=_Completer(session),
+        complete_while_typing=Condition(lambda: get_app().current_buffer.text.startswith("/")),
+        key_bindings=_bindings(),
+        multiline=True,
+        prompt_continuation="  ",
+        bottom_toolbar=lambda: status(session),
+    )
+    console.print(session.engine.bundle.folder.resolve().name, style="bold")
+    console.print("/help shows what there is besides messages. Ctrl-D quits.", style="dim")
+    with on_interrupt(lambda *_: None):  # one that comes between an answer and the prompt
+        while (line := _read(prompts, session, console)) is not None:
+            try:
+                if line.strip() and not do(session, line, console, console, ends_answers=True):
+                    return
+            except OutriderError as error:
+                console.print(" ".join(str(error).split()), style="red")
+            console.print()
+
+
+def _read(prompts: PromptSession[str], session: Session, console: Console) -> str | None:
+    """What is typed next. None: nothing any more."""
+    is_second = False  # whether Ctrl-C now quits
+    while True:
+        unsent, session.unsent = session.unsent, ""
+        try:
+            return prompts.prompt("› ", default=unsent)
+        except EOFError:
+            return None
+        except KeyboardInterrupt:
+            is_empty = not prompts.default_buffer.text
+            if is_empty and is_second:
+                return None
+            if is_empty:
+                console.print("Ctrl-C again quits.", style="dim")
+            is_second = is_empty
+
+
+def status(session: Session) -> str:
+    """One line: what is drafted, how tokens are chosen, what the conversation has, and the last answer's speed."""
+    config, tokens = session.config, len(session.chat.token_ids)
+    parts = [
+        f"drafter {config.drafter or 'none'}",
+        f"temperature {config.temperature:g}" if config.temperature else "greedy",
+        f"{tokens:,} of {session.engine.max_tokens:,} tokens",
+    ]
+    if config.temperature and config.seed is not None:
+        parts.append(f"seed {config.seed}")
+    if session.last is not None:
+        parts.append(f"{session.last.stats.tokens_per_second:.1f} tokens/s")
+    return " | ".join(parts)
+
+
+class _Completer(Completer):
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    def get_completions(self, document: Document, complete_event: CompleteEvent) -> Iterator[Completion]:  # noqa: ARG002
+        """What the text before the cursor can go on with."""
+        for each in completions(self._session, document.text_before_cursor):
+            yield Completion(each.text, -each.length, display_meta=each.help)
+
+
+def _bindings() -> KeyBindings:
+    bindings = KeyBindings()
+
+    @bindings.add("enter")
+    def _enter(event: KeyPressEvent) -> None:
+        """Take the completion that was chosen, go on in a new line behind a backslash, or send."""
+        buffer = event.current_buffer
+        if buffer.complete_state is not None and buffer.complete_state.current_completion is not None:
+            buffer.complete_state = None
+        elif buffer.document.text_before_cursor.endswith("\\"):
+            buffer.delete_before_cursor()
+            buffer.newline(copy_margin=False)
+        else:
+            buffer.validate_and_handle()
+
+    @bindings.add("escape", "enter")
+    def _new_line(event: KeyPressEvent) -> None:
+        event.current_buffer.newline(copy_margin=False)
+
+    return bindings
+
+
+def open_history(path: Path | None) -> History:
+    """What was typed, in a file that only the user can read. None, or one that cannot be written: in memory."""
+    if path is not None:
+        with suppress(OSError):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.touch(mode=0o600)
+            path.open("ab").close()
+            return FileHistory(str(path))
+    return InMemoryHistory()

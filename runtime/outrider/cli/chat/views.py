@@ -1,0 +1,135 @@
+"""Ways to show an answer while it comes: as it is, as Markdown, or with the source of each token."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Protocol
+
+from rich.live import Live
+from rich.text import Text
+
+from outrider.cli.chat.blocks import Block, Blocks, Rendered, visible
+from outrider.cli.chat.sources import LOOKS, Pieces, count_sources
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from rich.console import Console
+
+    from outrider.cli.chat.session import Session
+    from outrider.results import Source, TextChunk
+
+_SECONDS = 0.05  # between two drawings of the block under way
+
+
+class View(Protocol):
+    """Shows one answer."""
+
+    def add(self, chunk: TextChunk) -> None:
+        """Show the next piece."""
+
+    def close(self) -> None:
+        """Show what is left. No piece follows."""
+
+
+class PlainView:
+    """The text as it is."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+
+    def add(self, chunk: TextChunk) -> None:
+        """Write it, unchanged."""
+        self._console.file.write(chunk.text)
+        self._console.file.flush()
+
+    def close(self) -> None:
+        """End the last line."""
+        self._console.file.write("\n")
+        self._console.file.flush()
+
+
+class DraftsView:
+    """The text with the source of each token: in colours, or with marks where there are none. Ends with a legend."""
+
+    def __init__(self, console: Console, pieces: Pieces) -> None:
+        self._console, self._pieces = console, pieces
+        self._marks = not shows_colours(console)
+        self._latest: Source | None = None
+        self._counts: dict[Source, int] = dict.fromkeys(LOOKS, 0)
+
+    def add(self, chunk: TextChunk) -> None:
+        """Write the pieces of all tokens."""
+        for text, source in self._pieces.push(chunk):
+            mark = LOOKS[source].mark if self._marks and source != self._latest else ""
+            style = None if self._marks else LOOKS[source].style
+            self._console.out(mark + visible(text), style=style, end="", highlight=False)
+            self._latest = source
+        for source, count in count_sources(chunk.tokens).items():
+            self._counts[source] += count
+        self._console.file.flush()
+
+    def close(self) -> None:
+        """Write how many tokens there were of each kind."""
+        self._console.out("\n")
+        legend = Text()
+        for source, count in self._counts.items():
+            look = LOOKS[source]
+            legend.append("  " if legend else "")
+            legend.append(f"{look.mark if self._marks else ''}{source}", style="" if self._marks else look.style)
+            legend.append(f" {count}")
+        self._console.print(legend)
+
+
+class MarkdownView:
+    """The text as Markdown: finished blocks are printed, and the last lines of the block under way are drawn anew."""
+
+    def __init__(self, console: Console) -> None:
+        self._console, self._blocks = console, Blocks()
+        self._live = Live(Rendered(Block("…", apart=False)), console=console, auto_refresh=False, transient=True)
+        self._drawn = 0.0  # when
+        self._live.start(refresh=True)
+
+    def add(self, chunk: TextChunk) -> None:
+        """Print the blocks that are finished, and draw the one under way."""
+        finished = self._blocks.push(chunk.text)
+        now = time.monotonic()
+        if not finished and now - self._drawn < _SECONDS:
+            return
+        self._drawn = now
+        tail = Rendered(self._blocks.rest, max(self._console.size.height - 1, 1))
+        self._live.update(tail)  # before printing: that draws the tail again, below
+        self._print(finished)
+        self._live.refresh()
+
+    def close(self) -> None:
+        """Print the last block in place of its drawing."""
+        last = self._blocks.finish()
+        self._live.update("")
+        self._live.stop()
+        self._print(last)
+
+    def _print(self, blocks: Iterable[Block]) -> None:
+        for block in blocks:
+            self._console.print(Rendered(block), end="")
+
+
+def shows_colours(console: Console) -> bool:
+    """Whether text can have colours there: it is a terminal, and NO_COLOR is not set."""
+    return console.color_system is not None and not console.no_color
+
+
+def view_of(session: Session, console: Console) -> View:
+    """The view for the next answer."""
+    if session.drafts:
+        return DraftsView(console, Pieces(session.engine.tokenizer.decode))
+    return MarkdownView(console) if console.is_terminal else PlainView(console)
+
+
+def show(chunks: Iterable[TextChunk], view: View) -> None:
+    """Show an answer to its end. What was given out before an error is shown, too."""
+    try:
+        for chunk in chunks:
+            view.add(chunk)
+    finally:
+        view.close()

@@ -1,0 +1,100 @@
+"""Several conversations share an engine: who gets rounds and room, counted."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+from watching import Watcher, chat_engine, watched
+
+if TYPE_CHECKING:
+    from outrider.bundle import Bundle
+
+
+class Rounds(Watcher):
+    """Counts the rounds of each request from the moment when all are there until the first one leaves."""
+
+    def __init__(self, together: int) -> None:
+        self._together, self._there = together, 0
+        self.rounds: Counter[Any] = Counter()
+        self.tokens: Counter[Any] = Counter()
+        self.widest = 0
+
+    def admitted(self, request: Any) -> None:
+        self._there += 1
+
+    def left(self, request: Any) -> None:
+        self._together = 1000
+
+    def committed(self, request: Any) -> None:
+        if self._there >= self._together:
+            self.rounds[request] += 1
+            self.tokens[request] = request.stats.num_generated_tokens
+            counts = [self.rounds[each] for each in self.rounds]
+            self.widest = max(self.widest, max(counts) - min(counts))
+
+
+def test_running_conversations_get_equal_rounds(openvino_bundle: Bundle) -> None:
+    """Whether they draft well, badly or not, and though one of them has a long prompt to read."""
+    with chat_engine(openvino_bundle) as engine, watched(engine, watcher := Rounds(6)):
+        chats = [engine.chat(drafter=d, max_new_tokens=300, ignore_eos=True) for d in (None, "auto", "suffix") * 2]
+        # One reader for all: nobody is paused for a thread that does not run.
+        streams = [chat.stream("abc " * (100 if i == 0 else 1)) for i, chat in enumerate(chats)]
+        while streams:
+            streams = [stream for stream in streams if next(stream, None) is not None]
+    assert len(watcher.rounds) == 6
+    assert min(watcher.rounds.values()) > 20
+    assert watcher.widest <= 1
+
+
+def test_conversations_that_wait_for_room_take_turns(openvino_bundle: Bundle) -> None:
+    """Room for two of six: none gets a third answer ahead of the others, however soon it asks again."""
+    num_chats, num_turns = 6, 4
+    order: list[int] = []
+    entered = threading.Semaphore(0)
+
+    class Order(Watcher):
+        def entered(self, request: Any, drafter: str | None) -> None:
+            entered.release()
+
+        def admitted(self, request: Any) -> None:
+            if not order:
+                for _ in range(num_chats - 1):
+                    assert entered.acquire(timeout=30)
+            order.append(request.max_new_tokens - 200)
+
+    # A token takes 2 layers x 2 (keys, values) x 16 numbers x 4 bytes; prompt and answer take up to 300 tokens.
+    with chat_engine(openvino_bundle, cache_size=0.0002, drafter=None) as engine:
+        assert 500 < engine.max_tokens < 900
+
+        def talk(i: int) -> None:
+            chat = engine.chat(max_new_tokens=200 + i)
+            for turn in range(num_turns):
+                chat.send(f"{i} {turn}")
+                chat.rewind()
+
+        with watched(engine, Order()):
+            threads = [threading.Thread(target=talk, args=(i,)) for i in range(num_chats)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+    assert len(order) == num_chats * num_turns
+    counts = [Counter(order[:i]) for i in range(len(order))]
+    assert max(max(c.values(), default=0) - min(c[i] for i in range(num_chats)) for c in counts) <= 2
+
+
+def test_a_reader_that_stops_reading_stalls_nobody(openvino_bundle: Bundle) -> None:
+    options: dict[str, Any] = {"max_new_tokens": 200, "ignore_eos": True}
+    with chat_engine(openvino_bundle) as engine:
+        slow = engine.chat(**options).stream("hello")
+        begun = [next(slow)]
+        chats = [engine.chat(**options) for _ in range(3)]
+        answers = [chat.send(f"number {i}") for i, chat in enumerate(chats)]
+        whole = [*begun, *slow]
+        for i, answer in enumerate(answers):
+            assert answer.token_ids == engine.chat(**options, drafter=None).send(f"number {i}").token_ids
+        assert whole[-1].result
+        assert whole[-1].result.token_ids == engine.chat(**options, drafter=None).send("hello").token_ids
+        assert [token for chunk in whole for token in chunk.tokens] == whole[-1].result.tokens
