@@ -1,0 +1,50 @@
+"""A tiny main model of six layers with a tokenizer, as a bundle and in PyTorch: its answers are training data."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tiny import SHAPE, gguf_name_of, write_checkpoint, write_gguf
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from outrider.bundle import Bundle
+
+NUM_LAYERS, HIDDEN_SIZE = 6, SHAPE["hidden_size"]
+_THINGS = ("fox", "dog", "pivot", "item", "deich", "quick sort", "boxer", "river", "lamp", "train")
+_ASKED = ("Describe the", "Sort every", "Who jagt the", "Return one", "Where is my", "Count each", "Why has the")
+PROMPTS = [f"{asked} {thing} number {i % 97}?" for i, (asked, thing) in enumerate(
+    (asked, thing) for thing in _THINGS for asked in _ASKED for _ in range(3)
+)]  # fmt: skip
+
+
+def make_bundle(root: Path) -> tuple[Bundle, Any]:
+    """The bundle, which is calculated in f32 as all small models are, and the same model in PyTorch."""
+    import gguf
+    import torch
+    from safetensors.numpy import load_file, save_file
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    from outrider_export import export_bundle
+
+    write_checkpoint(root / "checkpoint", num_layers=NUM_LAYERS)
+    # With embeddings that outweigh the layers, and an output matrix of its own, so that texts have many tokens.
+    file = root / "checkpoint" / "model.safetensors"
+    matrix = np.random.default_rng(1).normal(0, 0.1, (SHAPE["vocab_size"], HIDDEN_SIZE)).astype(np.float32)
+    weights = load_file(file) | {"lm_head.weight": matrix}
+    weights["model.embed_tokens.weight"] *= 5
+    save_file(weights, file)
+    write_gguf(root / "answering.gguf", root / "checkpoint", "Q8_0", "qwen2", {})
+    bundle = export_bundle(root / "answering.gguf", output=root / "bundle", weights="keep")
+    tensors = {
+        tensor.name: gguf.dequantize(tensor.data, tensor.tensor_type)
+        for tensor in gguf.GGUFReader(root / "answering.gguf").tensors
+    }
+    model = Qwen2ForCausalLM(
+        Qwen2Config(**SHAPE | {"num_hidden_layers": NUM_LAYERS, "tie_word_embeddings": False})
+    ).eval()
+    model.load_state_dict({name: torch.tensor(tensors[gguf_name_of(name) or ""]) for name in model.state_dict()})
+    return bundle, model

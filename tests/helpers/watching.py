@@ -1,0 +1,50 @@
+"""An observer that does nothing, to inherit from, and chats with toys."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import outrider
+from outrider.testing import ToyTokenizer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from outrider.bundle import Bundle
+
+
+def chat_engine(bundle: Bundle, **options: Any) -> outrider.Engine:
+    """An engine for toy conversations, with short pieces of prompts."""
+    options = {"cache_size": 0.02, "max_num_batched_tokens": 32, **options}
+    return outrider.Engine(bundle, outrider.Config().replace(**options), tokenizer=ToyTokenizer(chat=True))
+
+
+class Watcher:
+    """An observer that does nothing."""
+
+    def entered(self, request: Any, drafter: str | None) -> None: ...
+
+    def admitted(self, request: Any) -> None: ...
+
+    def drafting(self, stage: Any, requests: Any) -> None: ...
+
+    def drafted(self, drafts: Any, error: BaseException | None = None) -> None: ...
+
+    def called(self, call: Any) -> None: ...
+
+    def verified(self, request: Any, draft: Any, outcome: Any) -> None: ...
+
+    def committed(self, request: Any) -> None: ...
+
+    def left(self, request: Any) -> None: ...
+
+
+@contextmanager
+def watched(engine: outrider.Engine, watcher: Watcher) -> Iterator[None]:
+    """Let `watcher` observe the engine during the block."""
+    engine._queue.observer = watcher
+    try:
+        yield
+    finally:
+        engine._queue.observer = None

@@ -1,0 +1,247 @@
+"""The desktop sample, without a screen: `samples/desktop_chat.py`."""
+
+from __future__ import annotations
+
+import gc
+import importlib.util
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+from threading import Event
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import outrider
+
+# Without a display server's libraries, importing the widgets fails, too.
+QtWidgets = pytest.importorskip("PySide6.QtWidgets", reason="PySide6-Essentials is not installed", exc_type=ImportError)
+QtCore = pytest.importorskip("PySide6.QtCore")
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from types import ModuleType
+
+SAMPLE = Path(__file__).parents[1] / "samples" / "desktop_chat.py"
+OPTIONS: dict[str, Any] = {"max_new_tokens": 48, "cache_size": 0.05, "ignore_eos": True}
+QUESTION, NEXT = "Say a word.", "And another?"
+NUM_TURNS = 20  # of the event loop, while an answer waits for them
+
+
+@pytest.fixture(scope="module")
+def sample() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("desktop_chat", SAMPLE)
+    assert spec
+    assert spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def app() -> Any:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("QT_QPA_PLATFORM", "offscreen")
+        yield QtWidgets.QApplication.instance() or QtWidgets.QApplication(["test"])
+        gc.collect()  # here, in Qt's thread: of what is left of windows, none is to be freed in an engine's
+
+
+def wait(app: Any, until: Callable[[], object]) -> None:
+    """Let the window's events happen until something is so."""
+    end = time.monotonic() + 120
+    while not until():
+        assert time.monotonic() < end, "the window never got there"
+        app.processEvents()
+        time.sleep(0.001)
+
+
+@pytest.fixture
+def window(app: Any, sample: ModuleType, tiny: Path) -> Iterator[Any]:
+    made = sample.Window(str(tiny), **OPTIONS)
+    made.show()
+    wait(app, lambda: not made.busy)
+    yield made
+    made.close()
+    made.deleteLater()  # in this thread; the garbage collector may run in an engine's
+    app.sendPostedEvents(made, QtCore.QEvent.Type.DeferredDelete)
+
+
+@pytest.fixture(scope="module")
+def expected(tiny: Path) -> list[str]:
+    """The answers of two turns."""
+    with outrider.load(tiny, **OPTIONS) as engine:
+        chat = engine.chat()
+        return [chat.send(message).text for message in (QUESTION, NEXT)]
+
+
+def ask(app: Any, window: Any, text: str) -> None:
+    window.input.setText(text)
+    window.input.returnPressed.emit()
+    assert window.busy
+    wait(app, lambda: not window.busy)
+
+
+def shown(window: Any) -> list[tuple[str, str]]:
+    """The bubbles, from top to bottom."""
+    labels = (window.talk.itemAt(i).widget().findChild(QtWidgets.QLabel) for i in range(window.talk.count() - 1))
+    return [(label.property("role"), label.text()) for label in labels]
+
+
+def wait_between_pieces(window: Any, event: Event, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the next answer wait for an event of the window's after each piece."""
+    stream = window.chat.stream
+
+    def slow(*args: Any, **options: Any) -> Iterator[outrider.TextChunk]:
+        for chunk in stream(*args, **options):
+            yield chunk
+            assert event.wait(20), "the window's thread is blocked"
+
+    monkeypatch.setattr(window.chat, "stream", slow)
+
+
+def test_answers_are_those_of_a_chat(app: Any, window: Any, expected: list[str]) -> None:
+    ask(app, window, QUESTION)
+    assert not window.error.isVisible()
+    ask(app, window, NEXT)
+    assert shown(window) == [("user", QUESTION), ("assistant", expected[0]), ("user", NEXT), ("assistant", expected[1])]
+    assert "a second" in window.status.text()
+
+
+def test_the_window_lives_while_an_answer_comes(
+    app: Any, window: Any, expected: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The answer waits for some turns of the event loop, which would never come if the window waited for the answer."""
+    turned, turns = Event(), 0
+
+    def turn() -> None:
+        nonlocal turns
+        turns += 1
+        if turns > NUM_TURNS:
+            turned.set()
+
+    timer = QtCore.QTimer(interval=1)
+    timer.timeout.connect(turn)
+    timer.start()
+    wait_between_pieces(window, turned, monkeypatch)
+    ask(app, window, QUESTION)
+    timer.stop()
+    assert turns > NUM_TURNS
+    assert shown(window)[-1] == ("assistant", expected[0])
+
+
+def test_cancel_and_the_next_answer(
+    app: Any, window: Any, expected: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cancelled = Event()
+    wait_between_pieces(window, cancelled, monkeypatch)
+    window.input.setText(QUESTION)
+    window.send_button.click()
+    wait(app, lambda: window.growing.text())
+    assert window.cancel_button.isEnabled()
+    window.cancel_button.click()
+    cancelled.set()
+    wait(app, lambda: not window.busy)
+    monkeypatch.undo()
+    text = shown(window)[-1][1]
+    assert expected[0].startswith(text)
+    assert 0 < len(text) < len(expected[0])
+    assert "Cancelled." in window.status.text()
+    window.retry_button.click()
+    wait(app, lambda: not window.busy)
+    assert shown(window) == [("user", QUESTION), ("assistant", expected[0])]
+    ask(app, window, NEXT)
+    assert shown(window)[-1] == ("assistant", expected[1])
+
+
+def test_a_cancel_before_the_answer_began(app: Any, window: Any, expected: list[str]) -> None:
+    cancelled = Event()
+    window.background.start(cancelled.wait, lambda _: None)  # keeps its thread
+    window.input.setText(QUESTION)
+    window.send_button.click()
+    window.cancel_button.click()
+    cancelled.set()
+    wait(app, lambda: not window.busy)
+    assert "Cancelled." in window.status.text()
+    assert len(shown(window)[-1][1]) < len(expected[0])
+
+
+def test_comparing_leaves_the_conversation_alone(app: Any, window: Any, expected: list[str]) -> None:
+    results: list[Any] = []
+    window.compared.connect(results.extend)
+    window.temperature.setValue(0.8)
+    ask(app, window, QUESTION)
+    before = shown(window)
+    window.compare_button.click()
+    wait(app, lambda: not window.busy)
+    assert [result.text for result in results] == [before[-1][1]] * 2  # the same seed
+    assert not results[0].stats.num_draft_tokens
+    assert window.status.text().endswith("the same text")
+    assert shown(window) == before
+    window.temperature.setValue(0)
+    window.drafting.setChecked(False)
+    window.retry_button.click()
+    wait(app, lambda: not window.busy)
+    assert shown(window)[-1] == ("assistant", expected[0])
+    assert "nothing drafted" in window.status.text()
+
+
+def test_another_device_goes_on_with_the_conversation(app: Any, window: Any, expected: list[str]) -> None:
+    ask(app, window, QUESTION)
+    token_ids, engine = window.chat.token_ids, window.engine
+    assert window.main_device.currentText() == "CPU"
+    missing = window.main_device.findText("NPU")
+    assert not window.main_device.model().item(missing).isEnabled()
+    window.main_device.activated.emit(0)
+    assert window.busy
+    assert window.progress.isVisible()
+    wait(app, lambda: not window.busy)
+    assert window.engine is not engine
+    assert window.chat.token_ids == token_ids
+    ask(app, window, NEXT)
+    assert shown(window)[-1] == ("assistant", expected[1])
+
+
+def test_errors_are_a_line_in_the_window(app: Any, window: Any, tiny: Path, tmp_path: Path) -> None:
+    window.input.setText("Typed")
+    window.load(str(tmp_path / "nothing"))
+    wait(app, lambda: not window.busy)
+    assert window.error.isVisible()
+    assert window.error.text().startswith("There is no folder")
+    assert window.input.text() == "Typed"
+    ask(app, window, "word " * 5000)  # too long for the cache
+    assert window.error.isVisible()
+    assert "\n" not in window.error.text()
+    assert window.input.text().startswith("word word")  # to be changed
+    assert not shown(window)
+    ask(app, window, QUESTION)
+    assert not window.error.isVisible()
+    broken = shutil.copytree(tiny, tmp_path / "broken")
+    (broken / "outrider.json").write_text("{", encoding="utf-8")
+    window.load(str(broken))
+    wait(app, lambda: not window.busy)
+    assert "outrider.json cannot be read" in window.error.text()
+    ask(app, window, NEXT)  # the engine is as it was
+
+
+def test_what_can_be_used_has_a_name(window: Any) -> None:
+    kinds = (QtWidgets.QPushButton, QtWidgets.QComboBox, QtWidgets.QLineEdit, QtWidgets.QDoubleSpinBox)
+    inner = window.temperature.lineEdit()  # the spin box speaks for it
+    for kind in kinds:
+        for widget in window.findChildren(kind):
+            assert widget is inner or widget.accessibleName()
+            assert widget is inner or widget.focusPolicy() & QtCore.Qt.FocusPolicy.TabFocus
+
+
+def test_it_starts_as_users_start_it(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("QT_QPA_PLATFORM", "offscreen")
+    command = [sys.executable, str(SAMPLE), str(tiny), "--once", QUESTION]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, encoding="utf-8")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip()
+    command[2] = str(tiny / "nothing")
+    done = subprocess.run(command, capture_output=True, text=True, check=False, encoding="utf-8")
+    assert done.returncode == 1
+    assert "There is no folder" in done.stderr
+    assert "Traceback" not in done.stderr
