@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import given
@@ -10,10 +11,15 @@ from hypothesis import strategies as st
 
 from outrider.config import GenerationConfig
 from outrider.drafters import References, Suffix
+from outrider.drafters.next_tokens import NextTokens
 from outrider.drafters.suffix_automaton import Followers, SuffixAutomaton
 from outrider.sampling import LogitsSampler
 from outrider.types import Draft, DraftRequest, Noise, Sequence
-from outrider.verifiers import Greedy
+from outrider.verifiers import Coupled, Greedy
+from virtual_time import World
+
+if TYPE_CHECKING:
+    from outrider.types import Verifier
 
 SAMPLER = LogitsSampler(GenerationConfig(), [])
 
@@ -141,9 +147,15 @@ def propose(drafter: Suffix, sequence: Sequence, limit: int, eos: frozenset[int]
     return draft
 
 
-def draft_of(context: list[int], limit: int, drafter: Suffix | None = None, eos: frozenset[int] = frozenset()) -> Draft:
+def draft_of(
+    context: list[int],
+    limit: int,
+    drafter: Suffix | None = None,
+    eos: frozenset[int] = frozenset(),
+    num_prompt_tokens: int | None = None,
+) -> Draft:
     drafter = drafter or Suffix()
-    sequence = Sequence(context, len(context))
+    sequence = Sequence(context, len(context) if num_prompt_tokens is None else num_prompt_tokens)
     drafter.reserve(sequence, 1000)
     return propose(drafter, sequence, limit, eos)
 
@@ -160,7 +172,8 @@ def test_drafts_keep_to_their_rules(
     for committed in [[], *rounds]:
         sequence.token_ids += committed
         draft = propose(drafter, sequence, limit, frozenset({2}))
-        assert draft == draft_of(list(sequence.token_ids), limit, Suffix(references, min_chance), frozenset({2}))
+        new = Suffix(references, min_chance)
+        assert draft == draft_of(list(sequence.token_ids), limit, new, frozenset({2}), len(prompt))
         assert draft.confidences is not None
         assert len(draft.token_ids) == len(draft.confidences) <= limit
         assert 2 not in draft.token_ids[:-1]
@@ -218,6 +231,69 @@ def test_longer_and_surer_matches_have_higher_confidence() -> None:
     assert once[-1] == 0.95
     assert first([1, 2, 1, 2, 1, 2, 1]) > first([9, 2, 1, 2, 1]) > first([1, 2, 8, 1])
     assert first([1, 2, 1, 3, 1]) < first([1, 2, 1])
+
+
+@given(st.lists(st.tuples(st.lists(st.integers(0, 2), max_size=5), st.integers(0, 3)), max_size=40))
+def test_the_latest_token_behind_the_longest_known_context_is_guessed(said: list[tuple[list[int], int]]) -> None:
+    table, known = NextTokens(), dict[tuple[int, ...], list[int]]()
+    for context, token_id in said:
+        table.add(context, token_id)
+        for length in range(1, min(len(context), 3) + 1):
+            known.setdefault(tuple(context[-length:]), []).append(token_id)
+    for context, _ in said:
+        ends = [tuple(context[-length:]) for length in range(min(len(context), 3), 0, -1)]
+        end = next((end for end in ends if end in known), None)
+        if end is None:
+            assert table.guess(context) == (0, 0.0)
+            continue
+        *_, latest = following = known[end]
+        times = next((i for i, token_id in enumerate(reversed(following)) if token_id != latest), len(following))
+        token_id, chance = table.guess(context)
+        assert token_id == latest
+        assert chance == pytest.approx(times / (times + 12 / len(end)))
+
+
+def test_contexts_in_the_same_place_are_told_apart_and_the_newer_one_stays() -> None:
+    table, num_places = NextTokens(), 1 << 16
+    assert table.guess([]) == table.guess([1]) == (0, 0.0)
+    other = next(i for i in range(2, 1 << 22) if (hash((i,)) - hash((1,))) % num_places == 0)
+    table.add([], 5)
+    table.add([1], 5)
+    assert table.guess([1])[0] == 5
+    assert table.guess([other]) == (0, 0.0)
+    table.add([other], 5)
+    assert table.guess([other])[0] == 5
+    assert table.guess([1]) == (0, 0.0)
+
+
+def test_what_an_answer_said_is_proposed_in_the_next_one_and_what_a_prompt_said_is_not() -> None:
+    drafter = Suffix(min_chance=0)
+    first = Sequence([1, 2, 3], 2)  # 3 is the answer's
+    drafter.reserve(first, 100)
+    propose(drafter, first, 5)
+    first.token_ids += [4, 5]  # the end of an answer has no proposal behind it
+    drafter.release(first)
+    draft = draft_of([8, 2], 5, drafter)
+    assert draft.token_ids == [3, 4, 5]
+    assert draft.confidences == pytest.approx([1 / 13, 1 / 7, 1 / 5])
+    assert draft_of([8, 1], 5, drafter).token_ids == []
+    # Where the context itself goes on, it is copied; where the copy cannot go on, what was said follows.
+    assert draft_of([2, 6, 9, 2], 1, drafter).token_ids == [6]
+    assert draft_of([8, 2], 1, Suffix(min_chance=0)).token_ids == []
+
+
+@pytest.mark.parametrize(("verifier", "options"), [(Greedy(), {}), (Coupled(), {"temperature": 1.0, "seed": 3})])
+def test_answers_are_those_of_plain_decoding_whatever_earlier_ones_said(
+    verifier: Verifier, options: dict[str, Any]
+) -> None:
+    world = World(copies=Suffix(), model=False, periods=[(0, -9)])
+    num_accepted = 0
+    for prompt in ([1, 2, 3], [3, 2], [1, 2, 3], [5, 1, 2, 3]):
+        plain, _, _ = world.decode(prompt, drafted=False, num=60, verifier=verifier, **options)
+        drafted, _, request = world.decode(prompt, num=60, verifier=verifier, **options)
+        assert drafted == plain
+        num_accepted += request.stats.num_accepted_tokens
+    assert num_accepted
 
 
 def test_a_draft_is_cut_with_its_confidences() -> None:

@@ -9,10 +9,12 @@ from outrider.config import format_of_property, is_npu_property
 from outrider.errors import BundleError, DeviceError
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
     from collections.abc import Sequence as Seq
     from pathlib import Path
 
     from outrider.backends.heads import Head
+    from outrider.backends.masks import Masks
     from outrider.bundle.manifest import ModelEntry
     from outrider.config import DeviceConfig
     from outrider.types import CompiledModel
@@ -32,11 +34,14 @@ def load_model(
     is_main: bool = True,
     features: Seq[str] = (),
     head: Head | None = None,
+    masks: Masks | None = None,
+    cuts: Collection[int] = (),
 ) -> CompiledModel:
     """Load the model at `path`, which a bundle describes as `model`, on a device.
 
     is_main: whether the model verifies drafts, so that its calls have many rows. features: hidden states that it has to
-    give. head: of a drafter that is no decoder.
+    give. head: of a drafter that is no decoder. masks: mask tokens that it is to read; a model in ONNX or on an NPU
+    reads none. cuts: the layers before which it is cut, for drafters that are made of its layers.
 
     Raises:
         OptionError, BundleError, DeviceError: as the backends say.
@@ -78,8 +83,16 @@ def load_model(
 
         if head is not None:
             return load_head(path, head, shared)
-        build = functools.partial(read_decoder, features=features)
-        return OpenVINOPaged(path, **shared, top_logits=options.top_logits, features=features, build=build)
+        build = functools.partial(read_decoder, features=features, masks=masks)
+        return OpenVINOPaged(
+            path,
+            **shared,
+            top_logits=options.top_logits,
+            features=features,
+            mask_token_ids=masks.token_ids if masks else (),
+            build=build,
+            cuts=cuts,
+        )
     try:
         from outrider.backends.onnxruntime import OnnxRuntime
     except ImportError as error:

@@ -16,12 +16,13 @@ from outrider.backends.paged_cache import PagedCache, PagedSlot, blocks_to_alloc
 from outrider.backends.paged_call import PagedCall
 from outrider.backends.paged_graph import HIDDEN_IN, add_top_logits, read_decoder
 from outrider.backends.paged_step import Outputs
+from outrider.backends.segments import Segments
 from outrider.config import PRECISIONS
 from outrider.errors import DeviceError, OptionError, one_line
 from outrider.types import NO_PROMPT, Capabilities, Chunk, Exactness, Rounding, RowRule, mark
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Collection, Mapping
     from collections.abc import Sequence as Seq
     from pathlib import Path
 
@@ -70,8 +71,9 @@ class OpenVINOPaged:
 
     Several sequences of any lengths go in one call. Calls do not overlap: a step is read before the next `submit`.
 
-    features: the outputs of hidden states that chunks may ask for. build: reads the model's file and makes its graph
-    with a paged cache.
+    features: the outputs of hidden states that chunks may ask for. mask_token_ids: see `Capabilities`. build: reads the
+    model's file and makes its graph with a paged cache. cuts: the layers before which it is cut into segments; see
+    `OpenVINOLayers`.
 
     Raises:
         OptionError: for a device that is not there.
@@ -93,16 +95,13 @@ class OpenVINOPaged:
         properties: Mapping[str, Any] | None = None,
         top_logits: int | str = "auto",
         features: Seq[str] = (),
+        mask_token_ids: Seq[int] = (),
         build: Callable[[ov.Core, Path], ov.Model] = read_decoder,
+        cuts: Collection[int] = (),
     ) -> None:
-        core = self._core = ov.Core()
+        core = ov.Core()
         check_device(core, device)
         model = build(core, model_path)
-        self.features = tuple(features)
-        self.can_pad_apart = False
-        self.logits_width: int = model.output("logits").get_partial_shape()[2].get_length()
-        self.device = device
-        self.vocab_size = vocab_size
         # On CPU the rows are in host memory already, where the largest logits are found faster than in the graph.
         on_cpu = device.startswith("CPU")
         self._chooses_top = isinstance(top_logits, str)
@@ -117,25 +116,44 @@ class OpenVINOPaged:
         }
         if num_threads and device.startswith("CPU"):
             hints["INFERENCE_NUM_THREADS"] = num_threads
+        hints |= properties or {}
         try:
-            self._compiled = core.compile_model(model, device, {**hints, **(properties or {})})
+            compiled = (
+                Segments.compile(core, model, cuts, device, hints) if cuts else core.compile_model(model, device, hints)
+            )
         except (RuntimeError, TypeError) as error:
             raise DeviceError(f"{device} cannot compile {model_path.parent.name}: {one_line(error)}") from error
-        self._request = self._compiled.create_infer_request()
+        self._begin(core, compiled, device, vocab_size, tuple(features), tuple(mask_token_ids))
+
+    def _begin(
+        self,
+        core: ov.Core,
+        compiled: Any,
+        device: str,
+        vocab_size: int,
+        features: tuple[str, ...] = (),
+        mask_token_ids: tuple[int, ...] = (),
+    ) -> None:
+        """Make a request of a compiled model."""
+        self.core, self._compiled = core, compiled
+        self.device, self.vocab_size, self.features = device, vocab_size, features
+        self.mask_token_ids, self.can_pad_apart = mask_token_ids, False
+        self.logits_width: int = compiled.output("logits").get_partial_shape()[2].get_length()
+        self._request = compiled.create_infer_request()
         self._end = CallEnd(self._request)
         self._outputs = Outputs(
-            self._compiled,
+            compiled,
             self._request,
             vocab_size,
             has_top=self.num_top > 0,
-            on_device=self.num_top > 0 and not on_cpu,
-            features=self.features,
+            on_device=self.num_top > 0 and not device.startswith("CPU"),
+            features=features,
         )
-        widths = [port.partial_shape[1].get_length() for port in self._compiled.inputs if HIDDEN_IN in port.get_names()]
+        widths = [port.partial_shape[1].get_length() for port in compiled.inputs if HIDDEN_IN in port.get_names()]
         self._hidden_width: int = widths[0] if widths else 0  # of the hidden states that it reads
-        self._caches = {port.get_any_name(): port for port in self._compiled.inputs if "_cache." in port.get_any_name()}
+        self._caches = {port.get_any_name(): port for port in compiled.inputs if "_cache." in port.get_any_name()}
         # Tokens per block: 32 on CPU, 16 on GPU. Only the values have one shape on both: [blocks, heads, size, head].
-        values = self._caches.get("value_cache.0")
+        values = next((port for name, port in self._caches.items() if name.startswith("value_cache.")), None)
         self.block_size: int = _ANY_SIZE if values is None else values.partial_shape[2].get_length()
         self._cache: PagedCache | None = None
         self._bound: dict[str, NDArray[Any]] = {}  # views of the bound tensors
@@ -143,8 +161,8 @@ class OpenVINOPaged:
         self._places: dict[int, NDArray[np.int64]] = {}
         self.seconds = 0.0
         # The device may use another precision than the option, and properties may set another.
-        self.precision = _name(self._compiled.get_property("INFERENCE_PRECISION_HINT"))
-        keys = self._caches.get("key_cache.0")
+        self.precision = _name(compiled.get_property("INFERENCE_PRECISION_HINT"))
+        keys = next((port for name, port in self._caches.items() if name.startswith("key_cache.")), None)
         self.cache_precision = self.precision if keys is None else _name(keys.get_element_type())
         self.use(Exactness())
 
@@ -168,7 +186,11 @@ class OpenVINOPaged:
         """Pad calls by this rule from now on, and report this exactness. Not while slots are open."""
         self.exactness = exactness
         self.capabilities = Capabilities(
-            bit_exact_batching=exactness.holds, rows=exactness.rule, features=self.features, trees=True
+            bit_exact_batching=exactness.holds,
+            rows=exactness.rule,
+            features=self.features,
+            trees=True,
+            mask_token_ids=self.mask_token_ids,
         )
 
     @property
@@ -177,10 +199,22 @@ class OpenVINOPaged:
         asked = ("INFERENCE_NUM_THREADS", "INFERENCE_PRECISION_HINT", "DYNAMIC_QUANTIZATION_GROUP_SIZE")
         supported = self._compiled.get_property("SUPPORTED_PROPERTIES")
         found = {name: str(self._compiled.get_property(name)) for name in asked if name in supported}
-        of_device = [n for n in self._core.get_property(self.device, "SUPPORTED_PROPERTIES") if "DRIVER_VERSION" in n]
-        found |= {n: str(self._core.get_property(self.device, n)) for n in ("FULL_DEVICE_NAME", *of_device)}
+        of_device = [n for n in self.core.get_property(self.device, "SUPPORTED_PROPERTIES") if "DRIVER_VERSION" in n]
+        found |= {n: str(self.core.get_property(self.device, n)) for n in ("FULL_DEVICE_NAME", *of_device)}
         top = {"top_logits": str(self.num_top)} if self.num_top else {}
-        return found | top | {"cache": self.cache_precision, "openvino": ov.get_version()}
+        cuts = {"cuts": ",".join(map(str, self._compiled.cuts))} if isinstance(self._compiled, Segments) else {}
+        return found | top | cuts | {"cache": self.cache_precision, "openvino": ov.get_version()}
+
+    @property
+    def segments(self) -> Segments:
+        """What it was compiled to, if it was cut.
+
+        Raises:
+            ValueError: when it was not.
+        """
+        if not isinstance(self._compiled, Segments):
+            raise ValueError("the model is not cut into segments")
+        return self._compiled
 
     @property
     def num_layers(self) -> int:
@@ -200,10 +234,11 @@ class OpenVINOPaged:
     @property
     def cache(self) -> CacheUse:
         """Prefix-cache occupancy and hit statistics."""
-        return self._made_cache.use
+        return self.paged_cache.use
 
     @property
-    def _made_cache(self) -> PagedCache:
+    def paged_cache(self) -> PagedCache:
+        """The cache, once it is allocated."""
         if self._cache is None:
             raise RuntimeError("call `allocate` first: it makes the cache")
         return self._cache
@@ -249,14 +284,14 @@ class OpenVINOPaged:
     def tokens_for(self, max_tokens: int) -> int:
         """The argument for `allocate` with which one slot can have `max_tokens`: whole blocks, and room to grow."""
         num_blocks = -(-(max_tokens + self._num_spare) // self.block_size)
-        return blocks_to_allocate(num_blocks, len(self._caches), grows=self._made_cache.grows) * self.block_size
+        return blocks_to_allocate(num_blocks, len(self._caches), grows=self.paged_cache.grows) * self.block_size
 
     def open(self, max_tokens: int, prompt: Prompt = NO_PROMPT) -> PagedSlot | None:
         """A slot with room for `max_tokens`, started from the prompt's longest cached prefix; None if it is full."""
         prompt.check_tokens(self)
         if self.capabilities.marks_answers:
             prompt = prompt.with_marked_answers()
-        return self._made_cache.open(max_tokens + self._num_spare, prompt)
+        return self.paged_cache.open(max_tokens + self._num_spare, prompt)
 
     def submit(self, chunks: Seq[Chunk]) -> PagedPending:
         """Evaluate chunks of one or several sequences in one call. A slot appears once at most.

@@ -14,26 +14,33 @@ from openvino import opset13 as ops
 from openvino._offline_transformations import paged_attention_transformation
 
 from outrider.backends.features import check_features
-from outrider.backends.taps import add_outputs, hidden_states_of, ints, output_matrix_of, read_ir
+from outrider.backends.masks import add_masks
+from outrider.backends.taps import add_outputs, hidden_states_of, ints, num_paged_layers, output_matrix_of, read_ir
 from outrider.errors import BundleError, one_line
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+    from outrider.backends.masks import Masks
+
 ROWS = "rows"  # the input that `gather_rows` adds
 HIDDEN_IN = "hidden_states"  # the input of a drafter that reads hidden states
 TOP = ("top_token_ids", "top_logits", "logsumexp")  # the outputs that `add_top_logits` adds
 
 
-def read_decoder(core: ov.Core, path: Path, features: Sequence[str] = ()) -> ov.Model:
+def read_decoder(core: ov.Core, path: Path, features: Sequence[str] = (), masks: Masks | None = None) -> ov.Model:
     """Read a stateful decoder, replace the cache inside it, and make outputs of these hidden states.
+
+    masks: mask tokens that it is to read, too.
 
     Raises:
         BundleError: when it cannot be read, is none, or has no such hidden states.
     """
     model = read_ir(core, path)
     to_paged_attention(model)
+    if masks is not None:
+        add_masks(core, model, masks)
     tap(model, features)
     gather_rows(model)
     return model
@@ -47,8 +54,7 @@ def tap(model: ov.Model, names: Sequence[str]) -> None:
     """
     if not names:
         return
-    num_layers = sum(node.get_type_name() == "PagedAttentionExtension" for node in model.get_ops())
-    found = hidden_states_of(model, num_layers)
+    found = hidden_states_of(model, num_paged_layers(model))
     check_features(names, found)
     add_outputs(model, found, names)
 

@@ -55,6 +55,11 @@ def hidden_states_of(model: ov.Model, num_layers: int) -> dict[str, ov.Output]:
     return {after_layers(i): sums[_ADDS * i] for i in range(num_layers + 1)} | {LAST: last}
 
 
+def num_paged_layers(model: ov.Model) -> int:
+    """How many layers a decoder with a paged cache has."""
+    return sum(node.get_type_name() == "PagedAttentionExtension" for node in model.get_ops())
+
+
 def read_ir(core: ov.Core, path: Path) -> ov.Model:
     """Read a file in OpenVINO's format.
 
@@ -84,22 +89,26 @@ def multiplied_by(matrix: ov.Node) -> ov.Output:
 
 
 def add_outputs(model: ov.Model, found: dict[str, ov.Output], names: Iterable[str]) -> None:
-    """Make outputs float32 [n, width] of hidden states [n, 1, width], by their names. No bit of the logits changes.
-
-    The CPU plugin (2026.4) calculates in single precision what is between an output and the products before it
-    (`Graph::EnforceInferencePrecision`). In bf16, the sums of the residual stream would get other bits. So each output
-    is behind a product of its own, with an identity matrix.
-    """
+    """Make outputs float32 [n, width] of hidden states [n, 1, width], by their names. No bit of the logits changes."""
     for name in names:
-        state = found[name]
-        width = state.get_partial_shape()[2].get_length()
-        size = math.gcd(width, _IDENTITY)
-        part = ops.reshape(state, ints(-1, size), special_zero=False)
-        same = ops.matmul(part, ops.constant(np.eye(size, dtype=np.float32)), False, False)
-        result = ops.result(ops.convert(ops.reshape(same, ints(-1, width), special_zero=False), "f32"))
+        result = ops.result(rows_of(found[name]))
         result.output(0).set_names({name})
         model.add_results([result])
     model.validate_nodes_and_infer_types()
+
+
+def rows_of(state: ov.Output) -> ov.Node:
+    """Hidden states [n, 1, width] as float32 [n, width], for an output.
+
+    The CPU plugin (2026.4) calculates in single precision what is between an output and the products before it
+    (`Graph::EnforceInferencePrecision`). In bf16, the sums of the residual stream would get other bits. So they are
+    behind a product of their own, with an identity matrix.
+    """
+    width = state.get_partial_shape()[2].get_length()
+    size = math.gcd(width, _IDENTITY)
+    part = ops.reshape(state, ints(-1, size), special_zero=False)
+    same = ops.matmul(part, ops.constant(np.eye(size, dtype=np.float32)), False, False)
+    return ops.convert(ops.reshape(same, ints(-1, width), special_zero=False), "f32")
 
 
 def ints(*numbers: int) -> ov.Node:
@@ -126,6 +135,6 @@ def _is_sum(output: ov.Output) -> bool:
 def _is_constant(output: ov.Output) -> bool:
     """Whether a value is a weight, compressed or not."""
     node = output.get_node()
-    while node.get_type_name() in ("Convert", "Multiply", "Reshape", "Subtract"):
-        node = node.input_value(0).get_node()
+    if node.get_type_name() in ("Convert", "Multiply", "Reshape", "Subtract"):
+        return all(map(_is_constant, node.input_values()))
     return bool(node.get_type_name() == "Constant")

@@ -3,8 +3,9 @@
     results = run(setup, prompts, ["plain", "auto", "genai"], levels=[1, 4, 8], repeats=3)
 
 A level is a number of requests. They run at the same time through one engine: ours has a thread for each,
-openvino-genai's `ContinuousBatchingPipeline` gets all at once. All read their whole prompts, and continue past the end
-of the answer, so that every request has the same number of tokens in every mode.
+openvino-genai's `ContinuousBatchingPipeline` gets all at once, llama.cpp's server one from each client. All read their
+whole prompts, and continue past the end of the answer, so that every request has the same number of tokens in every
+mode.
 
 Each batch runs twice: for one new token, which reads the prompts, and for all new tokens. Decoding is the difference.
 """
@@ -264,10 +265,10 @@ def _check(setup: Setup, names: list[str]) -> GenerationConfig:
         OptionError: for a mode or an option that cannot be compared.
     """
     for name in map(ModeName.parse, names):
-        if name.kind in PEERS and PEERS[name.kind].module != "genai":
+        if name.kind in PEERS and not PEERS[name.kind].together:
             raise OptionError(
                 f"Mode '{name.text}' decodes one request at a time here. Leave it out: several at a time are compared "
-                "in our own modes and in openvino-genai's."
+                "in our own modes, openvino-genai's and llama-server's."
             )
         if name.precision == FASTEST:
             kind = name.text.removesuffix(f"/{FASTEST}")

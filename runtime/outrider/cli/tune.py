@@ -10,6 +10,7 @@ import click
 from outrider.cli.bench import describe
 from outrider.cli.console import out, print_json, progress_bar, table
 from outrider.cli.options import generation_options, json_option, load_options, read_options
+from outrider.cli.tune_layers import tune_layers
 from outrider.errors import OptionError, nearest
 
 if TYPE_CHECKING:
@@ -23,14 +24,29 @@ REPEATS = 15  # of every timed call
 @click.argument("bundle")
 @click.option("--prompts", metavar="FILE", help="JSON Lines with 'turns' or 'prompt'.  [default: six of our own]")
 @click.option("--per-category", type=click.IntRange(1), help="Use the first N prompts of each category.")
+@click.option("--layers", is_flag=True, help="Find layers of the main model to draft with, and add that drafter.")
+@click.option("--name", metavar="NAME", help="What requests call the drafter that --layers adds.  [default: self]")
+@click.option("--dry-run", is_flag=True, help="With --layers: leave BUNDLE as it is.")
 @load_options
 @generation_options
 @json_option
-def tune(bundle: str, prompts: str | None, per_category: int | None, as_json: bool, **options: Any) -> None:
+def tune(
+    bundle: str,
+    prompts: str | None,
+    per_category: int | None,
+    layers: bool,
+    name: str | None,
+    dry_run: bool,
+    as_json: bool,
+    **options: Any,
+) -> None:
     """Measure the cost of calls and the gain of drafting on this machine.
 
     The costs are saved, and num_assistant_tokens=auto decides by them. It is compared with fixed numbers of draft
     tokens of one drafter: the one that --drafter names, the bundle's own, or the suffix drafter.
+
+    With --layers, a drafter is looked for that is made of the main model's own layers. It is added to BUNDLE as a list
+    of these layers; there are no more weights.
     """
     from outrider.bench.modes.make import make_modes
     from outrider.bench.prompts import encode_prompts, read_prompts
@@ -41,6 +57,11 @@ def tune(bundle: str, prompts: str | None, per_category: int | None, as_json: bo
     if options.get("num_assistant_tokens") is not None:
         raise OptionError(f"--num-assistant-tokens is what tune varies, from 1 to {LONGEST}: leave it out.")
     config = read_options(options, max_new_tokens=64)
+    if layers:
+        tune_layers(bundle, config, prompts, per_category, name or "self", dry_run=dry_run, as_json=as_json)
+        return
+    if name is not None or dry_run:
+        raise OptionError(f"{'--dry-run' if dry_run else '--name'} is for --layers. Add that, or leave it out.")
     if config.generation.drafter is None:
         raise OptionError("--drafter none leaves nothing to tune. Name a drafter, or leave the option out.")
     chosen = read_prompts(prompts, per_category)
@@ -51,7 +72,7 @@ def tune(bundle: str, prompts: str | None, per_category: int | None, as_json: bo
     if drafter not in engine.drafters:
         raise OptionError(f"There is no drafter '{drafter}' here. {nearest(drafter, engine.drafters)}")
     lengths = list(range(1, LONGEST + 1))
-    modes = make_modes(["plain", auto, *(f"{drafter}:{n}" for n in lengths)], engine)
+    modes = make_modes(["plain", auto, *(f"{drafter}:{n}" for n in lengths)], engine, forgets=True)
     tasks = encode_prompts(chosen, engine.tokenizer)
     with progress_bar("measuring", len(chosen) * len(modes), quiet=as_json) as advance:
         warm_up(modes, tasks, config.generation)

@@ -41,7 +41,7 @@ class ModelAnswer:
     """What one model's drafts have gained in one answer.
 
     share: the accepted share of its tokens. reading: whether it reads the prompt. regret: seconds that were lost by not
-    reading it. worked: whether a token of its last draft was accepted.
+    reading it. worked: whether a token of its last draft was accepted, or the next one will show.
     """
 
     record: ModelRecord
@@ -78,9 +78,12 @@ class ModelAnswer:
             self.luck.add(self.record.by_confidence.chance(confidence), happened=accepted)
             self.share.add(accepted)
         self.record.observe(draft, path)
-        self.worked = bool(path)
-        if self.worked:
+        is_half = bool(draft.num_masks) and not len(draft)  # of a try: what its masks are good for shows in the next
+        self.worked = bool(path) or is_half
+        if path:
             self.waited = self.patience = _FIRST_PROBE  # try again at once
+        elif is_half:
+            self.waited = self.patience
 
     @property
     def careful_share(self) -> float:

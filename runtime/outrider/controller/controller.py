@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING
 
 from outrider.controller.answer import Answer, ModelAnswer, PricedTurn
 from outrider.controller.batch import Batch, ModelPrice, best_length
+from outrider.controller.lookahead import Lookahead
 from outrider.controller.records import Records, confidences_of
 from outrider.controller.rules import WorthIt
 from outrider.measure import ALONE, LONGEST, NEAR
-from outrider.types import NO_DRAFT
+from outrider.types import NO_DRAFT, Requirements
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -207,7 +208,7 @@ class Controller:
     ) -> PricedTurn:
         """One answer's turn: `length` tokens of the copy, or a draft of the model that is worth most, with a rule."""
         answer = self._answers[request.sequence]
-        turn = PricedTurn(request, draft=copy.cut(length))
+        turn = PricedTurn(request, draft=copy.cut(length), copier=self._copier)
         able = [name for name, model in self._models.items() if model.can_draft(request)]
         if not able:
             return turn
@@ -244,6 +245,11 @@ class Controller:
             first = 0.0  # using them must not depend on how many there are: that may depend on the tokens
         costs = [rate * (seconds + price.drafting(k, num_ahead)) for k, seconds in enumerate(check)]
         value, _ = best_length([own.careful_share] * longest, costs)
+        ahead = None
+        if Requirements.of(model).num_masks:  # it has no other tokens than those that were paid for in the round before
+            ahead = Lookahead.of(own.careful_share, longest, rate, price.check, self._fork)
+            longest = min(longest, num_ahead)
+            value = ahead.best([own.careful_share] * longest)
         own.reading = own.reading or unread == 1  # there is nothing to read before
         if not own.reading:
             # Reading the prompt pays later, if the answer goes on (estimated: as long again as so far) and copies do
@@ -253,19 +259,25 @@ class Controller:
             is_missed = own.regret >= first - _QUICKLY_READ * plain
             own.reading = is_missed and value * left / (1 + own.share.mean) > rate * first
             value = value if own.reading else 0.0
-        known, _ = best_length([own.record.share.careful] * longest, costs)
-        least = 0.0 if known > 0 else first + price.step + check[min(1, longest)]
+        known, _ = best_length([own.record.share.careful] * (len(costs) - 1), costs)
+        least = 0.0 if known > 0 else first + price.step + check[min(1, len(check) - 1)]
         is_worth = own.reading and value > by_copy
-        if not is_worth and not own.probes(value, least, answer.budget):
+        if not is_worth and ((ahead and ahead.is_vain) or not own.probes(value, least, answer.budget)):
             return value, False, PricedTurn(request)
         # Cap early drafts at generated + 2 tokens: acceptance is not yet known.
         there = longest if price.at_once else num_ahead
-        second = own.record.seconds.mean if request.trees else 0.0
-        fork = self._main_cost.scale * self._main_cost.fork
+        second = own.record.seconds.mean if request.trees and ahead is None else 0.0
         longest = min(longest, generated + 2)
-        rule = WorthIt(own.chance, own.share.mean, rate, price.step, price.check, longest, there, second, fork)
+        rule = WorthIt(
+            own.chance, own.share.mean, rate, price.step, price.check, longest, there, second, self._fork, ahead
+        )
         asked = dataclasses.replace(request, rule=rule)
         return value, is_worth, PricedTurn(asked, model, model=name, rule=rule, seconds=first)
+
+    @property
+    def _fork(self) -> float:
+        """Seconds of a branch besides its rows."""
+        return self._main_cost.scale * self._main_cost.fork
 
     def _answer(self, request: DraftRequest, plain: float) -> Answer:
         """The state of an answer. plain: seconds of a round without drafts."""

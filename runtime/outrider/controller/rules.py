@@ -10,6 +10,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from collections.abc import Sequence as Seq
 
+    from outrider.controller.lookahead import Lookahead
+
 
 @dataclass(frozen=True, slots=True)
 class ConfidenceThreshold:
@@ -30,6 +32,10 @@ class ConfidenceThreshold:
         """None."""
         return []
 
+    def num_masks(self, confidences: Seq[float], most: int) -> list[int]:
+        """All of them behind each row."""
+        return [most] * (len(confidences) + 1)
+
 
 @dataclass(frozen=True, slots=True)
 class WorthIt:
@@ -39,7 +45,7 @@ class WorthIt:
     rate: tokens per second. step: seconds to draft a token. check: for k tokens, the seconds that they add to the
     target pass. longest: tokens of the longest chain. num_ahead: tokens that were drafted ahead. second: the chance
     that a second candidate is accepted where the first is rejected; 0 without any. fork: seconds that a branch adds
-    besides its rows.
+    besides its rows. ahead: prices mask tokens; None without any.
     """
 
     chance: Callable[[float], float]
@@ -51,6 +57,7 @@ class WorthIt:
     num_ahead: int = 0
     second: float = 0.0
     fork: float = 0.0
+    ahead: Lookahead | None = None
 
     @property
     def wants_seconds(self) -> bool:
@@ -84,3 +91,13 @@ class WorthIt:
         kept = prod(self.chance(confidence) for confidence in confidences) * self.next_chance
         step = self.step if k >= self.num_ahead else 0.0
         return kept > self.rate * (step + self.check[k + 1] - self.check[k])
+
+    def num_masks(self, confidences: Seq[float], most: int) -> list[int]:
+        """For each row of a chain the masks that are worth it. One in a round that has no token to draft: it is a try.
+
+        If they are worth nothing, such a round is there to find out how good the next draft is.
+        """
+        if self.ahead is None:
+            return [0] * (len(confidences) + 1)
+        wanted = [min(count, most) for count in self.ahead.num_masks([self.chance(each) for each in confidences])]
+        return wanted if confidences or any(wanted) else [min(1, most)]

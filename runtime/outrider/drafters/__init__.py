@@ -2,8 +2,10 @@
 
 from outrider.drafters.draft_model import DraftModel
 from outrider.drafters.hidden_model import HiddenModel
+from outrider.drafters.mask_tokens import MaskTokens
 from outrider.drafters.ngram import Ngram
 from outrider.drafters.references import References
+from outrider.drafters.self_model import SelfModel
 from outrider.drafters.store import AnswerStore
 from outrider.drafters.suffix import Suffix
 from outrider.drafters.translation import TokenMap
@@ -14,8 +16,10 @@ __all__ = [
     "DraftModel",
     "HiddenModel",
     "Intersection",
+    "MaskTokens",
     "Ngram",
     "References",
+    "SelfModel",
     "Subset",
     "Suffix",
     "Text",

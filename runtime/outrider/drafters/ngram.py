@@ -23,6 +23,7 @@ class Ngram(Copier):
     `PromptLookupCandidateGenerator`. The context is indexed once, not scanned every round.
     """
 
+    name = "ngram"
     num_assistant_tokens = 5
 
     def __init__(self, max_ngram_size: int = 3) -> None:

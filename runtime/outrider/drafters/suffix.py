@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from outrider.drafters.copier import Copier
+from outrider.drafters.next_tokens import LONGEST_CONTEXT, NextTokens
 from outrider.drafters.references import MAX_TOKENS
 from outrider.drafters.suffix_automaton import SuffixAutomaton
 from outrider.types import Draft
@@ -27,19 +28,23 @@ class Suffix(Copier):
 
     Searches the context, `references` and the sequence's references, token by token, and takes the likeliest
     continuation; among equals the context's. A copy that reaches the end of the context continues with its own
-    beginning. A draft ends where the chance that all of it is accepted falls to `min_chance`. No model is called.
+    beginning. Where there is little to copy, it proposes what the main model last said behind the same tokens, in this
+    answer or an earlier one. A draft ends where the chance that all of it is accepted falls to `min_chance`. No model
+    is called.
 
     Source: Oliaro et al. 2024, "SuffixDecoding" (frequencies decide how far to draft); Hu et al. 2024, "SAM Decoding"
     (a suffix automaton of the context beside one of other texts; here, these have a suffix array). A token's chance is
     blended from contexts of several lengths, as in prediction by partial matching (Cleary and Witten 1984).
     """
 
+    name = "suffix"
     num_assistant_tokens = 10
 
     def __init__(self, references: Seq[References] = (), min_chance: float = 0.02) -> None:
         self.references = tuple(references)
         self.min_chance = min_chance
         self._indexes: dict[Sequence, SuffixAutomaton] = {}
+        self._next_tokens = NextTokens()
 
     def reserve(self, sequence: Sequence, max_tokens: int, num_cached: int = 0) -> bool:  # noqa: ARG002
         """Start an index. There is always room for one."""
@@ -52,14 +57,37 @@ class Suffix(Copier):
 
     def release(self, sequence: Sequence) -> None:
         """Drop a sequence's index."""
-        self._indexes.pop(sequence, None)
+        if index := self._indexes.pop(sequence, None):
+            self._learn(sequence, index.num_tokens)
+
+    def forget(self) -> None:
+        """Forget what earlier answers said. For measurements, which repeat prompts."""
+        self._next_tokens.forget()
+
+    def _read(self, sequence: Sequence) -> SuffixAutomaton:
+        """The sequence's index, with its new tokens."""
+        index = self._indexes[sequence]
+        self._learn(sequence, index.num_tokens)
+        for token_id in sequence.token_ids[index.num_tokens :]:
+            index.append(token_id)
+        return index
+
+    def _learn(self, sequence: Sequence, begin: int) -> None:
+        """Take in what the main model has said from position `begin` on."""
+        token_ids = sequence.token_ids
+        for i in range(max(begin, sequence.num_prompt_tokens), len(token_ids)):
+            self._next_tokens.add(token_ids[max(i - LONGEST_CONTEXT, 0) : i], token_ids[i])
+
+    def _sources(self, request: DraftRequest) -> list[_Source]:
+        """Where the next draft tokens may come from; of equals the first wins."""
+        index, context = self._read(request.sequence), request.sequence.token_ids
+        references = (*self.references, *request.sequence.references)
+        others = [_Other(each, context) for each in references]
+        return [_Own(index), *others, _Said(self._next_tokens, context)]
 
     def _propose_one(self, request: DraftRequest) -> Draft:
-        index, context = self._indexes[request.sequence], request.sequence.token_ids
-        for token_id in context[index.num_tokens :]:
-            index.append(token_id)
-        references = (*self.references, *request.sequence.references)
-        sources: list[_Own | _Other] = [_Own(index), *(_Other(each, context) for each in references)]
+        """Tokens that are each the likeliest of the sources'."""
+        sources = self._sources(request)
         token_ids: list[int] = []
         confidences: list[float] = []
         all_accepted = 1.0
@@ -75,6 +103,16 @@ class Suffix(Copier):
             for source in sources:
                 source.take(token_id)
         return Draft(token_ids, confidences=confidences)
+
+
+class _Source(Protocol):
+    """Candidates for the next draft token."""
+
+    def guess(self) -> tuple[int, float]:
+        """A candidate and its chance of acceptance; chance 0 if there is none."""
+
+    def take(self, token_id: int) -> None:
+        """Append a token of the draft."""
 
 
 class _Own:
@@ -122,6 +160,22 @@ class _Other:
         self._context.append(token_id)
         longer = self._references.extend(self._match, token_id) if self._match else None
         self._match = longer or self._references.find(self._context)
+
+
+class _Said:
+    """What the main model has said behind the same tokens as a source of candidates."""
+
+    def __init__(self, next_tokens: NextTokens, context: Seq[int]) -> None:
+        self._next_tokens, self._context = next_tokens, list(context[-LONGEST_CONTEXT:])
+
+    def guess(self) -> tuple[int, float]:
+        """A candidate and its chance of acceptance; chance 0 if nothing is known."""
+        token_id, chance = self._next_tokens.guess(self._context)
+        return token_id, min(chance, _SURE)
+
+    def take(self, token_id: int) -> None:
+        """Append a token of the draft."""
+        self._context.append(token_id)
 
 
 def _escape(followers: Followers, num_lengths: int) -> float:

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from outrider.engine import Engine
 
 
-def make_modes(names: list[str], engine: Engine) -> list[Mode]:
-    """The modes of these names in this process, on the engine's bundle, device and precision.
+def make_modes(names: list[str], engine: Engine, *, forgets: bool = False) -> list[Mode]:
+    """The modes of these names in this process, on the engine's bundle, device and precision. forgets: see `Ours`.
 
     Raises:
         OptionError: for a name that is not of the form above, names a drafter that the bundle does not have, or a peer
@@ -33,7 +33,7 @@ def make_modes(names: list[str], engine: Engine) -> list[Mode]:
     made: dict[str, Mode] = {}
     for worker in dict.fromkeys(name.worker for name in parsed):
         mine = [name for name in parsed if name.worker == worker]
-        modes = _ours(mine, engine) if worker == "outrider" else _peers(mine, setup)
+        modes = _ours(mine, engine, forgets=forgets) if worker == "outrider" else _peers(mine, setup)
         made |= {mode.name: mode for mode in modes}
     return [made[name] for name in names]
 
@@ -55,7 +55,7 @@ def our_modes(names: list[ModeName], setup: Setup) -> tuple[list[Mode], Engine]:
     setup = setup.on(names[0])
     config = setup.config.replace(enable_prefix_caching=False)  # every run reads its whole prompt
     engine = Engine(setup.bundle, config, tokenizer=setup.tokenizer)
-    return _ours(names, engine), engine
+    return _ours(names, engine, forgets=True), engine
 
 
 def default_modes(setup: Setup) -> list[str]:
@@ -76,14 +76,14 @@ def default_peers(setup: Setup) -> list[str]:
     return [default.text, fastest.text] if len(precisions_of(fastest, setup)) > 1 else [default.text]
 
 
-def _ours(names: list[ModeName], engine: Engine) -> list[Mode]:
+def _ours(names: list[ModeName], engine: Engine, *, forgets: bool) -> list[Mode]:
     for name in names:
         if name.kind == "draft" and not engine.bundled_drafters:
             raise OptionError(f"Mode '{name.text}' needs a draft model, and {engine.bundle.folder} has none.")
         if name.kind not in ("plain", "auto", "shuffled", *engine.drafters):
             known = ["plain", "auto", "shuffled", *engine.drafters, *PEERS]
             raise OptionError(f"There is no mode '{name.text}': write KIND or KIND:N. {nearest(name.kind, known)}")
-    return [Ours(name, engine) for name in names]
+    return [Ours(name, engine, forgets=forgets) for name in names]
 
 
 def _peers(names: list[ModeName], setup: Setup) -> list[Mode]:

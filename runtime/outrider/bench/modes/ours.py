@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from outrider.bench.modes.mode import Run
 from outrider.bench.modes.shuffled import Shuffled
@@ -13,20 +13,25 @@ from outrider.config import COPYING
 if TYPE_CHECKING:
     from outrider.bench.modes.name import ModeName
     from outrider.config import GenerationConfig
+    from outrider.drafters import Suffix
     from outrider.engine import Engine
 
 
 class Ours:
-    """The engine, with a drafter and its number of draft tokens."""
+    """The engine, with a drafter and its number of draft tokens.
+
+    forgets: whether each run begins without what earlier answers said: to a prompt that comes back, all of the answer.
+    """
 
     runtime, num_parallel = "outrider", 8
 
-    def __init__(self, name: ModeName, engine: Engine) -> None:
+    def __init__(self, name: ModeName, engine: Engine, *, forgets: bool = False) -> None:
         self.name = name.text
         self.description = _describe(engine, name.kind)
         self._drafter = None if name.kind == "plain" else name.kind
         self._num_assistant_tokens = name.num_assistant_tokens
         self._engine = engine
+        self._copier = cast("Suffix", engine.find_drafter("suffix")) if forgets else None
         if any(model.backend.capabilities.fixed for model in engine.draft_models.values()):
             self.num_parallel = 1  # its draft model has one slot, and all requests need drafts
         if name.kind == "shuffled" and name.kind not in engine.drafters:
@@ -34,6 +39,8 @@ class Ours:
 
     def run(self, prompt_token_ids: list[int], config: GenerationConfig) -> Run:
         """Decode one prompt."""
+        if self._copier:
+            self._copier.forget()
         began = time.perf_counter()
         config = config.replace(drafter=self._drafter)
         if self._num_assistant_tokens is not None:

@@ -50,10 +50,11 @@ def draft_model_of(engine: Engine) -> tuple[str, DraftModel]:
     Raises:
         OptionError: when it has none, or it was not loaded.
     """
-    if not engine.bundled_drafters:
+    name = next(iter([*engine.draft_models, *engine.bundled_drafters]), None)
+    if name is not None:
+        engine.find_drafter(name)
+    if name not in engine.draft_models:
         raise OptionError(f"{engine.bundle.folder} has no draft model, and two models are what is simulated.")
-    name = engine.bundled_drafters[0]
-    engine.find_drafter(name)
     return name, engine.draft_models[name]
 
 

@@ -9,6 +9,7 @@
                                                            writes; DFlash decodes greedily only
     transformers  transformers-draft:N                     Transformers with PyTorch, plain and assisted
     llamacpp  llamacpp-ngram:N                             llama.cpp, plain and with prompt lookup, on a GGUF file
+    llamaserver  llamaserver-ngram:N                       llama-server, several requests at a time
     ortgenai  ortgenai-ngram:N  ortgenai-draft:N           onnxruntime-genai on the bundle's own files, or on folders of
                                                            its own: plain, prompt lookup, a draft model
 

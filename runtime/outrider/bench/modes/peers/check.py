@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
@@ -48,7 +49,9 @@ def check_peer(name: ModeName, setup: Setup) -> None:
             the peer does not draft that many tokens.
     """
     mode, peer = name.text, PEERS[name.kind]
-    if find_spec(peer.package) is None:
+    if peer.program and shutil.which(peer.program) is None:
+        raise OptionError(f"Mode '{mode}' needs the program {peer.program} on the PATH, and there is none. Install it.")
+    if peer.package and find_spec(peer.package) is None:
         raise OptionError(f"Mode '{mode}' needs a package that is not installed. Run: pip install {peer.install}")
     number = name.num_assistant_tokens
     if peer.most_tokens and number is not None and not 1 <= number <= peer.most_tokens:

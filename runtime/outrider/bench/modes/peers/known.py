@@ -23,11 +23,14 @@ class Peer:
     draft: str = ""  # only for a kind with a draft model
     most_tokens: int | None = None  # draft tokens per round
     precisions: bool = False  # whether a mode's name may have a precision
+    program: str = ""  # to start, instead of a package to import
+    together: bool = False  # whether several requests at a time are compared
+    alone: bool = True  # whether one request at a time is compared
 
     @property
     def runtime(self) -> str:
         """The runtime's name."""
-        return self.package.replace("_", "-")
+        return self.program or self.package.replace("_", "-")
 
 
 DRAFT, ORT_MAIN, ORT_DRAFT = "genai-draft", "ortgenai", "ortgenai-draft"  # keys of peers' models
@@ -42,19 +45,22 @@ _WRITTEN = "a folder that 'outrider peer-draft' wrote"
 _TRANSFORMERS = ("transformers", "transformers", "transformers", '"outrider[bench]"')
 _CHECKPOINT = ("transformers", "a checkpoint folder or a GGUF file")
 _LLAMACPP = ("llama_cpp", "llama-cpp-python", (("llamacpp", "a GGUF file"),))
+_LLAMASERVER = ("llamaserver", "llamaserver", "", "", (("llamaserver", "a GGUF file"),))
 _ORTGENAI = ("onnxruntime_genai", '"outrider[bench]"', (), "onnx", ORT_MAIN)
 
 PEERS = {
-    "genai": Peer("genai", "genai", *_GENAI, precisions=True),
-    "genai-ngram": Peer("genai", "genai-ngram", *_GENAI, precisions=True),
-    "genai-draft": Peer("genai", "genai-draft", *_GENAI, draft=DRAFT, precisions=True),
-    "genai-dynamic": Peer("genai", "genai-draft", *_GENAI, draft=DRAFT, precisions=True),
-    EAGLE3: Peer("genai", EAGLE3, *_GENAI[:2], ((EAGLE3, _WRITTEN),), _GENAI[3], precisions=True),
-    DFLASH: Peer("genai", DFLASH, *_GENAI[:2], ((DFLASH, _WRITTEN),), _GENAI[3], precisions=True),
+    "genai": Peer("genai", "genai", *_GENAI, precisions=True, together=True),
+    "genai-ngram": Peer("genai", "genai-ngram", *_GENAI, precisions=True, together=True),
+    "genai-draft": Peer("genai", "genai-draft", *_GENAI, draft=DRAFT, precisions=True, together=True),
+    "genai-dynamic": Peer("genai", "genai-draft", *_GENAI, draft=DRAFT, precisions=True, together=True),
+    EAGLE3: Peer("genai", EAGLE3, *_GENAI[:2], ((EAGLE3, _WRITTEN),), _GENAI[3], precisions=True, together=True),
+    DFLASH: Peer("genai", DFLASH, *_GENAI[:2], ((DFLASH, _WRITTEN),), _GENAI[3], precisions=True, together=True),
     "transformers": Peer(*_TRANSFORMERS, (_CHECKPOINT,)),
     "transformers-draft": Peer(*_TRANSFORMERS, (_CHECKPOINT, ("transformers-draft", "the draft model's"))),
     "llamacpp": Peer("llamacpp", "llamacpp", *_LLAMACPP),
     "llamacpp-ngram": Peer("llamacpp", "llamacpp-ngram", *_LLAMACPP),
+    "llamaserver": Peer(*_LLAMASERVER, program="llama-server", together=True, alone=False),
+    "llamaserver-ngram": Peer(*_LLAMASERVER, program="llama-server", together=True, alone=False),
     "ortgenai": Peer("ortgenai", "ortgenai", *_ORTGENAI),
     "ortgenai-ngram": Peer("ortgenai", "ortgenai", *_ORTGENAI, most_tokens=16),
     "ortgenai-draft": Peer("ortgenai", "ortgenai-draft", *_ORTGENAI, draft=ORT_DRAFT, most_tokens=16),

@@ -1,0 +1,136 @@
+"""A draft model with a mask token drafts all of its tokens in one call (An et al. 2025, "PARD")."""
+
+from __future__ import annotations
+
+import shutil
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import numpy as np
+import pytest
+
+import outrider
+from outrider.bundle import read_bundle
+from outrider.bundle.manifest import write_manifest
+from outrider.config import GenerationConfig
+from outrider.controller import Fixed
+from outrider.drafters import DraftModel
+from outrider.loop import step
+from outrider.request import Request
+from outrider.sampling import DraftRows, LogitsSampler
+from outrider.testing import FakeBackend, ToyTokenizer
+from outrider.text import TextStream
+from outrider.types import Chunk, Draft, LogitsRow, Noise, Sequence
+from outrider.verifiers import Coupled, Greedy
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence as Seq
+    from pathlib import Path
+
+    from outrider.bundle import Bundle
+    from outrider.types import DraftRequest, Sampler, Verifier
+
+VOCAB_SIZE, MASK, NUM_PLACES = 3, 2, 4
+
+
+def expected(rows: Seq[Any], request: DraftRequest) -> list[int]:
+    """What is drawn at the rows of one call, float32 [vocab_size] each: none depends on another token of the draft."""
+    drafted: list[int] = []
+    for i in range(len(rows)):
+        found = DraftRows(lambda i: LogitsRow.of(rows[i]), request.sampler, Draft(drafted))
+        drafted.append(request.verifier.draw(found, i, request.noise, len(request.sequence))[0])
+    return drafted
+
+
+class Checked(DraftModel):
+    """Compares each draft with one made from scratch: rows behind the text, and behind the masks that follow it."""
+
+    lengths: Seq[int] = ()
+
+    def propose(self, requests: Seq[DraftRequest]) -> list[Draft]:
+        drafts = super().propose(requests)
+        backend: Any = self.backend
+        for request, draft in zip(requests, drafts, strict=True):
+            count, text = min(request.limit, NUM_PLACES), request.sequence.token_ids
+            rows = [backend.logits_after([*text, *[MASK] * i]) for i in range(count)]
+            assert draft.token_ids == expected(rows, request)
+            self.lengths = [*self.lengths, len(draft)]
+        return drafts
+
+
+def answer(main: FakeBackend, drafter: Any, verifier: Verifier, most: int, num: int = 40) -> Request:
+    prompt, sampled = [0, 1, 2, 1], type(verifier) is not Greedy
+    sampler: Sampler = LogitsSampler(GenerationConfig(temperature=float(sampled)), prompt)
+    request = Request(
+        sequence=Sequence([*prompt], len(prompt)),
+        sampler=sampler,
+        verifier=verifier,
+        noise=Noise(3),
+        text=TextStream(lambda ids: "".join("abc"[i] for i in ids), ()),
+        max_new_tokens=num,
+        eos_token_ids=frozenset(),
+        policy=Fixed(drafter) if drafter else None,
+        num_assistant_tokens=most,
+    )
+    assert request.admit(main)
+    while not request.ended:
+        step(main, [request], 32)
+        if request.error:
+            raise request.error
+    return request
+
+
+@pytest.mark.parametrize("verifier", [Greedy(), Coupled()], ids=str)
+@pytest.mark.parametrize("most", [1, 3, 9])
+def test_a_block_is_drafted_in_one_call(verifier: Any, most: int) -> None:
+    main, draft = FakeBackend(VOCAB_SIZE), FakeBackend(VOCAB_SIZE, noise=0.2)
+    drafter = Checked(draft, context_length=200, mask_token_ids=[MASK] * (NUM_PLACES - 1))
+    plain, drafted = (answer(main, each, verifier, most) for each in (None, drafter))
+    assert drafted.sequence.token_ids == plain.sequence.token_ids
+    stats = drafted.stats
+    assert len(draft.calls) == stats.num_drafts
+    assert {*drafter.lengths[:-NUM_PLACES]} == {min(most, NUM_PLACES)}
+    # Each call reads what was committed, and masks: nothing of an earlier draft is left in its cache.
+    committed = [1 + accepted for accepted in stats.num_accepted_tokens_per_round]
+    masks = [length - 1 for length in drafter.lengths]
+    read = [count for (count,) in draft.calls]
+    assert read[1:] == [k + m for k, m in zip(committed, masks[1:], strict=False)]
+    assert stats.num_accepted_tokens_per_position[0] > 5
+
+
+def test_a_bundle_says_which_token_is_the_mask(toy_bundle: Bundle, tmp_path: Path) -> None:
+    """On real backends, compared with one call that reads the whole text and the masks."""
+    folder = shutil.copytree(toy_bundle.folder, tmp_path / "toy")
+    entry = msgspec.structs.replace(toy_bundle.manifest.drafters[0], mask_token_id=7, num_places=NUM_PLACES)
+    write_manifest(folder, msgspec.structs.replace(toy_bundle.manifest, drafters=(entry,)))
+    config = outrider.Config().replace(cache_size=0.01)
+    engine = outrider.Engine(read_bundle(folder), config, tokenizer=ToyTokenizer())
+    model, checked = engine.draft_models["draft"], 0
+    assert (model.at_once, model.most_tokens) == (True, NUM_PLACES)
+    propose = model.propose
+
+    def compare(requests: Seq[DraftRequest]) -> list[Draft]:
+        nonlocal checked
+        drafts = propose(requests)
+        for request, draft in zip(requests, drafts, strict=True):
+            slot = model.backend.open(200)
+            assert slot is not None
+            count = min(request.limit, NUM_PLACES)
+            text = [*request.sequence.token_ids, *[7] * (count - 1)]
+            found = model.backend.submit([Chunk(slot, text, count)]).wait()
+            rows = [np.array(found.row(i).full()) for i in range(count)]
+            slot.close()
+            *whole, last = expected(rows, request)
+            assert draft.token_ids == [*whole, last][: len(draft)]
+            assert len(draft) == count or draft.token_ids[-1] in request.eos_token_ids
+            checked += 1
+        return drafts
+
+    model.propose = compare  # type: ignore[method-assign]
+    for options in ({}, {"temperature": 1.0, "seed": 4}):
+        asked: dict[str, Any] = {"max_new_tokens": 40, "ignore_eos": True, **options}
+        plain = engine.generate("hello there", drafter=None, **asked)
+        for most in (2, 6):
+            drafted = engine.generate("hello there", drafter="draft", num_assistant_tokens=most, **asked)
+            assert drafted.token_ids == plain.token_ids
+    assert checked > 40
