@@ -74,8 +74,8 @@ COMMANDS_HEAD = """\
 
 <!-- Made by docs/generate.py from the commands' own help. Change it there, and run the script. -->
 
-Every command has `--help`, and `--json` for one machine-readable object. Errors are one line. The exit code is 0 for
-success, 1 for a failure, 2 for wrong usage and 130 for Ctrl-C.
+Every command has `--help`, and all but `chat` have `--json` for one machine-readable object. Errors are one line. The
+exit code is 0 for success, 1 for a failure, 2 for wrong usage and 130 for Ctrl-C.
 """
 
 
@@ -110,7 +110,8 @@ def commands_page() -> str:
         command = cli.root.get_command(click.Context(cli.root), name)
         if command is None:
             raise RuntimeError(f"there is no command {name}")
-        own = [parameter for parameter in command.params if parameter.name not in shared]
+        takes_config = any(parameter.name == "config" for parameter in command.params)  # others have own of these names
+        own = [each for each in command.params if not (takes_config and each.name in shared)]
         all_of_them, left_out = command.params, len(command.params) - len(own)
         command.params = own
         try:

@@ -179,6 +179,6 @@ def test_names_of_openvino_genai_exist() -> None:
 
 @pytest.mark.parametrize("heading", ["From OpenVINO GenAI", "From Transformers' assisted generation"])
 def test_our_names_in_the_tables_exist(heading: str) -> None:
-    known = OPTIONS | {"chat_template", "cancel", "generate", "stream", "load", "outrider", "auto"}
+    known = OPTIONS | {"chat_template", "cancel", "chat", "generate", "stream", "load", "outrider", "auto"}
     known |= {*outrider.Result.__dataclass_fields__, *dir(outrider.Stats)}
     assert names_in(heading, 1) - {"", "0"} <= known

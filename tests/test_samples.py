@@ -1,4 +1,4 @@
-"""Every sample, run as a user runs it."""
+"""Every sample, run as a user runs it; ray_serve.py in test_ray_serve.py."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ def run(name: str, *arguments: str) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize("name", ["generate.py", "stream.py", "prompt_lookup.py", "compare_plain.py", "sampling.py"])
+@pytest.mark.parametrize(
+    "name", ["generate.py", "stream.py", "prompt_lookup.py", "compare_plain.py", "sampling.py", "json_schema.py"]
+)
 def test_samples_on_a_real_model(name: str, smollm2: Path) -> None:
     output = run(name, str(smollm2), PROMPT)
     assert "tokens/s" in output
@@ -32,6 +34,22 @@ def test_the_pair_sample(smollm2_pair: Path) -> None:
     assert "draft tokens accepted" in output
 
 
-def test_every_sample_is_run_here() -> None:
-    tested = Path(__file__).read_text(encoding="utf-8")
+def test_the_chat_sample(smollm2: Path, tmp_path: Path) -> None:
+    output = run("chat_session.py", str(smollm2), str(tmp_path / "chat.json"))
+    assert "Another answer: " in output
+    assert "tokens/s" in output
+    assert "\n(0 of " in output  # the first turn reads its prompt
+    assert output.count("(0 of ") == 1
+
+
+def test_the_client_sample(smollm2: Path) -> None:
+    serving = pytest.importorskip("serving", reason="needs the extra [server] and openai")
+    with serving.served(f"smollm2={smollm2}") as (_, printed):
+        output = run("openai_client.py", printed["url"], PROMPT)
+    assert "draft tokens accepted" in output
+    assert len(output.split()) > 10
+
+
+def test_every_sample_is_run() -> None:
+    tested = "".join(path.read_text(encoding="utf-8") for path in Path(__file__).parent.glob("test_*.py"))
     assert all(path.name in tested for path in SAMPLES.glob("*.py"))

@@ -11,7 +11,8 @@ without torch and in seconds, if openvino-genai's reader knows its quantisation.
 Runtime (`pip install "outrider[onnx-export]"`; int8, int4, fp32). `draft_format` gives the draft model another format.
 With `draft_vocab` the draft model proposes only its most useful tokens; see `outrider_export.diet`. `import_bundle`
 takes models that are in ONNX already; see `outrider_export.take_in`. `add_drafter` adds a drafter that reads the main
-model's hidden states to a bundle; see `outrider_export.heads`.
+model's hidden states to a bundle; see `outrider_export.heads`. `write_for_ovms` writes a bundle's models for
+OpenVINO Model Server; see `outrider_export.ovms`.
 """
 
 from __future__ import annotations
@@ -22,19 +23,31 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from outrider_export.export import export_bundle
     from outrider_export.heads.add import add_drafter
+    from outrider_export.ovms import Serving, write_for_ovms
     from outrider_export.progress import Progress, Silent
     from outrider_export.sources import default_output
     from outrider_export.take_in import import_bundle
 
-__all__ = ["Progress", "Silent", "add_drafter", "default_output", "export_bundle", "import_bundle"]
+__all__ = [
+    "Progress",
+    "Serving",
+    "Silent",
+    "add_drafter",
+    "default_output",
+    "export_bundle",
+    "import_bundle",
+    "write_for_ovms",
+]
 
 _MODULE_OF = {
     "Progress": "progress",
     "add_drafter": "heads.add",
+    "Serving": "ovms",
     "Silent": "progress",
     "default_output": "sources",
     "export_bundle": "export",
     "import_bundle": "take_in",
+    "write_for_ovms": "ovms",
 }
 
 

@@ -3,6 +3,8 @@
 The model still reads all tokens. A third of the weights that a small draft model reads per token can be its output
 matrix, and most rows are hardly ever the answer. So the matrix is cut to the useful rows (Zhao et al. 2025,
 "FR-Spec: accelerating large-vocabulary language models via frequency-ranked speculative sampling").
+
+A draft model that was trained to propose some tokens only says so in a file draft_vocab.json beside its weights.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from outrider.files import reading
 from outrider.text import Tokenizer
 from outrider_export import onnx_matrices, output_matrix
 from outrider_export.onnx_files import load
+from outrider_export.sources import read_json
 from outrider_export.special_tokens import eos_of
 
 if TYPE_CHECKING:
@@ -42,6 +45,7 @@ DEFAULT = ALL
 DEFAULT_WITH_CORPUS = 32_768
 # By default, vocabularies that are less than this many times as large are not cut: the gain would be small.
 LEAST_RATIO = 2
+TRAINED_NAME = "draft_vocab.json"  # {"token_ids": [...]}
 _PIECE = 100_000  # characters per tokeniser call
 
 
@@ -61,14 +65,17 @@ class Diet:
 
     def choose(self, tokenizer: Path, progress: Progress) -> NDArray[np.int32]:
         """Choose the proposed draft ids, int32 [num_tokens], ascending. tokenizer: the draft model's folder."""
-        counts = _count(self.corpus, tokenizer, self.size, progress)
+        return self.choose_by(_count(self.corpus, tokenizer, self.size, progress), progress)
+
+    def choose_by(self, counts: NDArray[np.int64], progress: Progress) -> NDArray[np.int32]:
+        """The same, by how often each token occurs, int64 [size]."""
         useful = _usefulness(counts)
         useful[self.required] = np.inf
         best_first = np.lexsort((self.candidates, -useful[self.candidates]))
         chosen: NDArray[np.int32] = np.sort(self.candidates[best_first[: self.num_tokens]])
         note = f"draft vocabulary: {len(chosen):,} of {self.size:,} tokens"
-        if self.corpus:
-            note += f"; {counts[chosen].sum() / max(counts.sum(), 1):.1%} of the corpus's tokens are among them"
+        if counts.any():
+            note += f"; {counts[chosen].sum() / counts.sum():.1%} of the corpus's tokens are among them"
         progress.note(f"{note}.")
         return chosen
 
@@ -98,12 +105,15 @@ def plan_diet(
 ) -> Diet | None:
     """Plan the tokens that a draft model proposes; None for all.
 
-    num_tokens: the option, `ALL`, or None for the default.
+    num_tokens: the option, `ALL`, or None for the default: those that it was trained to propose, if it says so.
 
     Raises:
+        ExportError: if its draft_vocab.json is damaged.
         OptionError: if it is less than the number of special tokens.
     """
-    vocabulary = plan.vocabulary
+    vocabulary, trained = plan.vocabulary, _read_trained(plan)
+    if num_tokens is None and trained is not None:
+        num_tokens = len(trained)
     asked = (DEFAULT_WITH_CORPUS if corpus else DEFAULT) if num_tokens is None else num_tokens
     if asked == ALL:
         return None
@@ -112,17 +122,12 @@ def plan_diet(
             progress.note(f"draft vocabulary: all {len(vocabulary):,} tokens.")
         return None
     real = np.array([token is not None for token in vocabulary.tokens])
+    if trained is not None:
+        real &= np.isin(np.arange(len(real)), trained)
     if pairing.vocabulary == "intersection":
         real &= pairing.to_main >= 0  # the others are never proposed
     candidates = np.flatnonzero(real).astype(np.int32)
-    always = sorted({*eos_of(plan), *vocabulary.special_token_ids, *vocabulary.added_token_ids})
-    required = np.intersect1d(candidates, np.array(always, dtype=np.int32))
-    if asked <= len(required):
-        raise OptionError(
-            f"draft_vocab={asked:,} leaves no room for text: {len(required):,} special tokens of {plan.source.id} are "
-            f"always proposed. Ask for more, or for 'all'."
-        )
-    return Diet(asked, candidates, required, corpus, len(vocabulary))
+    return _diet(vocabulary, eos_of(plan), candidates, asked, corpus)
 
 
 def choose_from(
@@ -144,14 +149,63 @@ def choose_from(
     if asked == ALL or asked >= len(vocabulary):
         return None
     real = np.flatnonzero([token is not None for token in vocabulary.tokens]).astype(np.int32)
+    return _diet(vocabulary, eos_token_ids, real, asked, texts).choose(tokenizer, progress)
+
+
+def choose_by_counts(
+    vocabulary: Vocabulary,
+    eos_token_ids: Iterable[int],
+    num_tokens: int | None,
+    counts: NDArray[np.int64],
+    progress: Progress,
+) -> NDArray[np.int32] | None:
+    """The tokens to train a draft model for, int32 [n], ascending; None for all.
+
+    num_tokens: as in `plan_diet`. counts: int64 [vocab], how often the main model says each token.
+
+    Raises:
+        OptionError: for fewer tokens than are always proposed.
+    """
+    size = len(vocabulary)
+    asked = DEFAULT_WITH_CORPUS if num_tokens is None else num_tokens
+    if asked == ALL or asked >= size or (num_tokens is None and LEAST_RATIO * asked > size):
+        return None
+    real = np.flatnonzero([token is not None for token in vocabulary.tokens]).astype(np.int32)
+    return _diet(vocabulary, eos_token_ids, real, asked, []).choose_by(counts[:size], progress)
+
+
+def _read_trained(plan: Plan) -> NDArray[np.int32] | None:
+    """The ids that a checkpoint was trained to propose, int32 [n], ascending; None if it does not say.
+
+    Raises:
+        ExportError: if they are no ids of its vocabulary.
+    """
+    path = plan.path / TRAINED_NAME
+    if not path.is_file():
+        return None
+    token_ids = read_json(path).get("token_ids")
+    size = len(plan.vocabulary)
+    if not isinstance(token_ids, list) or not all(isinstance(i, int) and 0 <= i < size for i in token_ids):
+        raise ExportError(f"{path} has no 'token_ids' from 0 to {size - 1:,}. Delete it to propose all tokens.")
+    return np.unique(np.array(token_ids, dtype=np.int32))
+
+
+def _diet(
+    vocabulary: Vocabulary, eos_token_ids: Iterable[int], candidates: NDArray[np.int32], asked: int, texts: list[str]
+) -> Diet:
+    """The plan for `asked` of the candidates, int32 [n], which ascend. Special tokens among these are always proposed.
+
+    Raises:
+        OptionError: for fewer tokens than are always proposed.
+    """
     special = {*eos_token_ids, *vocabulary.special_token_ids, *vocabulary.added_token_ids}
-    required = np.intersect1d(real, np.array(sorted(special), dtype=np.int32))
+    required = np.intersect1d(candidates, np.array(sorted(special), dtype=np.int32))
     if asked <= len(required):
         raise OptionError(
             f"draft_vocab={asked:,} leaves no room for text: {len(required):,} special tokens are always proposed. "
             "Ask for more, or for 'all'."
         )
-    return Diet(asked, real, required, texts, len(vocabulary)).choose(tokenizer, progress)
+    return Diet(asked, candidates, required, texts, len(vocabulary))
 
 
 def put_on_diet(format: Format, whole: Path, target: Path, token_ids: NDArray[np.int32]) -> None:  # noqa: A002

@@ -61,10 +61,10 @@ def move_model(source: Path, target: Path) -> None:
         (source / name).rename(target / name)
 
 
-def link_or_copy(source: Path, target: Path) -> None:
+def link_or_copy(source: str | Path, target: str | Path) -> None:
     """Make a hard link, or a copy if the file system has no links. A symbolic link would be resolved to the source."""
     try:
-        os.link(source.resolve(), target)
+        os.link(Path(source).resolve(), target)
     except OSError:
         shutil.copyfile(source, target)
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from outrider.bundle.folder import read_bundle
+    from outrider.chat import Chat, ChatTurn
     from outrider.config import Config, DeviceConfig, GenerationConfig, SchedulerConfig
     from outrider.engine import Engine, load
     from outrider.errors import (
@@ -29,17 +30,21 @@ if TYPE_CHECKING:
         OptionError,
         OutriderError,
         RequestError,
+        TooLong,
         VocabularyMismatch,
     )
     from outrider.metrics import Stats
-    from outrider.results import Result, TextChunk
+    from outrider.results import AnswerToken, Result, TextChunk
     from outrider.types import CacheUse, Prompt, TokenLogprobs
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "AnswerToken",
     "BundleError",
     "CacheUse",
+    "Chat",
+    "ChatTurn",
     "Config",
     "DeviceConfig",
     "DeviceError",
@@ -58,6 +63,7 @@ __all__ = [
     "Stats",
     "TextChunk",
     "TokenLogprobs",
+    "TooLong",
     "VocabularyMismatch",
     "load",
     "read_bundle",
@@ -65,6 +71,7 @@ __all__ = [
 
 _MODULES = {
     "bundle": ("read_bundle",),
+    "chat": ("Chat", "ChatTurn"),
     "config": ("Config", "DeviceConfig", "GenerationConfig", "SchedulerConfig"),
     "engine": ("Engine", "load"),
     "errors": (
@@ -77,10 +84,11 @@ _MODULES = {
         "OptionError",
         "OutriderError",
         "RequestError",
+        "TooLong",
         "VocabularyMismatch",
     ),
     "metrics": ("Stats",),
-    "results": ("Result", "TextChunk"),
+    "results": ("AnswerToken", "Result", "TextChunk"),
     "types": ("CacheUse", "Prompt", "TokenLogprobs"),
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}

@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING
 
 from outrider.config import DEFAULT_MAX_NEW_TOKENS
-from outrider.errors import OptionError, RequestError
+from outrider.errors import OptionError, RequestError, TooLong
 from outrider.loading import check_room, least_tokens
 
 if TYPE_CHECKING:
@@ -84,11 +84,11 @@ class Admission:
         wanted = num_prompt_tokens + (max_new_tokens or 1)
         asked = f"{num_prompt_tokens:,} prompt tokens and max_new_tokens={max_new_tokens or 1:,}"
         if wanted > context:
-            raise RequestError(f"{asked} exceed the model's context of {context:,} tokens. Shorten one of them.")
+            raise TooLong(f"{asked} exceed the model's context of {context:,} tokens. Shorten one of them.")
         self._check_fixed(num_prompt_tokens, wanted)
         if wanted > cache:
             most = max(backend.tokens_for(wanted) for backend in self._limiting)
-            raise RequestError(f"{self._cache_holds(cache)}; {asked} need more. {self._raise_cache_size(most)}")
+            raise TooLong(f"{self._cache_holds(cache)}; {asked} need more. {self._raise_cache_size(most)}")
         return max_new_tokens or min(DEFAULT_MAX_NEW_TOKENS, min(context, cache) - num_prompt_tokens)
 
     def _check_fixed(self, num_prompt_tokens: int, num_tokens: int) -> None:
@@ -96,13 +96,13 @@ class Admission:
         main = self.backends["main"]
         fixed, device = main.capabilities.fixed, main.device
         if fixed and num_prompt_tokens > fixed.max_prompt_tokens:
-            raise RequestError(
+            raise TooLong(
                 f"main_device={device!r} was compiled for prompts of up to {fixed.max_prompt_tokens:,} tokens; "
                 f"this one has {num_prompt_tokens:,}. Load with npu_max_prompt_tokens={num_prompt_tokens}."
             )
         if fixed and num_tokens > fixed.max_tokens:
             wanted = num_tokens - fixed.max_prompt_tokens
-            raise RequestError(
+            raise TooLong(
                 f"main_device={device!r} was compiled for {fixed.max_tokens:,} tokens of prompt and answer; "
                 f"this request needs {num_tokens:,}. Lower max_new_tokens, or load with "
                 f"npu_max_new_tokens={wanted}."

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from outrider.drafters import DraftModel, HiddenModel, Subset, load_vocabulary
+from outrider.drafters import DraftModel, HiddenModel, MaskTokens, SelfModel, Subset, load_vocabulary
 from outrider.text import Tokenizer, check_tokenizer
 
 if TYPE_CHECKING:
@@ -31,11 +31,14 @@ def as_drafter(
     scheduler: SchedulerConfig,
     tokenizer: TextTokenizer,
     own: TextTokenizer | None = None,
-) -> DraftModel:
+) -> DraftModel | MaskTokens:
     """Make a drafter of a bundle's draft model. Its cache must be allocated.
 
-    tokenizer: the main model's. own: the draft model's own tokenizer; by default the bundle's.
+    loaded: the draft model, or for mask tokens the main model. tokenizer: the main model's. own: the draft model's own
+    tokenizer; by default the bundle's.
     """
+    if entry.kind == "masks":
+        return MaskTokens(entry.num_places or 1)
     vocabulary = subset = None
     if entry.vocabulary != "same" and entry.tokenizer:
         own = own or Tokenizer(bundle.folder / entry.tokenizer.folder)
@@ -53,6 +56,8 @@ def as_drafter(
     if entry.kind == "draft_model":
         masks = [] if entry.mask_token_id is None else [entry.mask_token_id] * (num_places - 1)
         return DraftModel(backend, vocabulary=vocabulary, mask_token_ids=masks, **shared)
+    if entry.kind == "self":
+        return SelfModel(backend, **shared)
     if entry.mask_token_id is not None:
         return HiddenModel.block(backend, features, [entry.mask_token_id] * num_places, **shared)
     if entry.num_places:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence as Seq
 
     from outrider.config import GenerationConfig
-    from outrider.drafters import AnswerStore, DraftModel
+    from outrider.drafters import AnswerStore
     from outrider.loading import LoadedModel
     from outrider.measure import Contention
     from outrider.types import Drafter, DraftPolicy, PricedDrafter
@@ -40,7 +40,7 @@ class DrafterRegistry:
     def __init__(
         self,
         loaded: Mapping[str, LoadedModel],
-        models: Mapping[str, DraftModel],
+        models: Mapping[str, PricedDrafter],
         bundled: Seq[str],
         *,
         encode: Callable[[str], list[int]],
@@ -103,6 +103,13 @@ class DrafterRegistry:
             )
         raise OptionError(f"There is no drafter '{name}' here. {nearest(name, ['auto', *self.names])}")
 
+    def name_of(self, drafter: Drafter) -> str:
+        """The name that requests have for a drafter."""
+        named = {**self.models, **self._own}
+        return next((name for name, each in named.items() if each is drafter), None) or str(
+            getattr(drafter, "name", type(drafter).__name__)
+        )
+
     def policy_for(self, config: GenerationConfig) -> tuple[DraftPolicy | None, int]:
         """A request's policy, and the most draft tokens of a round.
 
@@ -154,7 +161,7 @@ class DrafterRegistry:
         return ()
 
     @property
-    def untried(self) -> list[tuple[str, DraftModel, Records]]:
+    def untried(self) -> list[tuple[str, PricedDrafter, Records]]:
         """The draft models that have no records yet, with their names and the records for them."""
         records = self._records_of("auto")
         return [(name, model, records) for name, model in self.models.items() if not records.has_tried(name)]

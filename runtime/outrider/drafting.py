@@ -6,24 +6,33 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from outrider.types import Draft, Turn
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from collections.abc import Sequence as Seq
 
     from outrider.observer import DraftStage, Observer
     from outrider.request import Request
-    from outrider.types import Draft, DraftPolicy, DraftRequest, Pending, Turn
+    from outrider.types import DraftPolicy, DraftRequest, Pending
 
 
 def propose(requests: Seq[Request], vocab_size: int, observer: Observer | None = None) -> list[Turn | None]:
     """A turn with a draft for every request, as its policy chooses; None if nothing may be drafted.
+
+    Where a request's grammar allows only one next token, the draft is that token and those forced behind it. Nothing
+    can draft them better or at a lower cost, so the policy is not asked, and learns nothing from them.
 
     An error in a policy or a drafter ends the requests of that policy.
     """
     turns: list[Turn | None] = [None] * len(requests)
     groups: dict[DraftPolicy, list[int]] = {}
     for i, request in enumerate(requests):
-        if request.policy is not None and request.limit > 0:
+        if request.policy is None or request.limit <= 0:
+            continue
+        if request.grammar and (forced := request.grammar.forced([], request.limit)):
+            turns[i] = Turn(request.draft_request, draft=Draft(forced))
+        else:
             groups.setdefault(request.policy, []).append(i)
     for policy, indices in groups.items():
         mine = [requests[i] for i in indices]
@@ -42,8 +51,8 @@ def _choose(policy: DraftPolicy, requests: Seq[Request], vocab_size: int, observ
     """The policy's turns, one for each request."""
     with _observed(observer, "choose", requests) as drafts:
         chosen = policy.choose([_draft_request(request, observer) for request in requests])
-        for _, turn in zip(requests, chosen, strict=True):
-            turn.draft = _within(turn.draft, turn.request.limit, vocab_size)
+        for request, turn in zip(requests, chosen, strict=True):
+            turn.draft = _allowed(request, _within(turn.draft, turn.request.limit, vocab_size), goes_on=True)
             drafts.append(turn.draft)
     return chosen
 
@@ -55,7 +64,10 @@ def _draft(requests: Seq[Request], turns: Seq[Turn], vocab_size: int, observer: 
         with _observed(observer, "propose", [requests[i] for i in mine]) as drafts:
             proposed = drafter.propose([turns[i].request for i in mine])
             for i, draft in zip(mine, proposed, strict=True):
-                turns[i].draft = _forked(requests[i], _within(draft, turns[i].request.limit, vocab_size))
+                asked = turns[i].request
+                draft = _within(draft, asked.limit, vocab_size)
+                draft = _allowed(requests[i], draft, goes_on=getattr(drafter, "is_free", False))
+                turns[i].draft = _readable(requests[i], draft, asked.num_left)
                 drafts.append(turns[i].draft)
 
 
@@ -68,7 +80,7 @@ def draft_ahead(
     """
     groups: dict[DraftPolicy, list[tuple[Request, Turn]]] = {}
     for request, turn in zip(requests, turns, strict=True):
-        if request.ahead and request.policy is not None and turn is not None and len(turn.draft):
+        if request.ahead and request.policy is not None and turn is not None and turn.drafter and len(turn.draft):
             groups.setdefault(request.policy, []).append((request, turn))
     for policy, mine in groups.items():
         try:
@@ -95,8 +107,8 @@ def _observed(observer: Observer | None, stage: DraftStage, requests: Seq[Reques
 
 
 def _draft_request(request: Request, observer: Observer | None) -> DraftRequest:
-    """The request for a drafter, with the observer of its calls."""
-    return request.draft_request if observer is None else replace(request.draft_request, observer=observer)
+    """The request for a drafter, with the sequence's slot and the observer of the drafter's calls."""
+    return replace(request.draft_request, slot=request.slot, observer=observer)
 
 
 def _fail(requests: Seq[Request], policy: DraftPolicy, error: Exception) -> None:
@@ -106,19 +118,68 @@ def _fail(requests: Seq[Request], policy: DraftPolicy, error: Exception) -> None
             request.fail(error)
 
 
-def _forked(request: Request, draft: Draft) -> Draft:
+def _readable(request: Request, draft: Draft, num_left: int) -> Draft:
     """The draft, with room for its branches in the cache; its first candidates if there is too little.
 
-    That depends on the number of candidates, not on which they are, so that it does not bias rejection sampling.
+    Mask tokens that are too many, or behind the answer's end, are dropped; without room, all but those at the end.
+    All that depends on the number of candidates, not on which they are, so that it does not bias rejection sampling.
     """
-    if draft.parents is None:
+    draft = _with_useful_masks(draft, len(request.mask_token_ids), num_left)
+    if _fork(request, draft):
         return draft
-    branches = draft.branches
+    if draft.num_masks is not None and _fork(request, last := _with_last_masks(draft)):
+        return last
+    return draft.first_chain
+
+
+def _fork(request: Request, draft: Draft) -> bool:
+    """Take room for a draft's branches in the cache. Returns whether there is room for all of them."""
+    reading = draft.with_masks(request.mask_token_ids)
+    if reading.parents is None:
+        return True
+    branches = reading.branches
     count, length = len(branches) - 1, max(map(len, branches)) + 1
-    return draft if count > 0 and request.slot.fork(count, length) == count else draft.first_chain
+    return count > 0 and request.slot.fork(count, length) == count
+
+
+def _with_useful_masks(draft: Draft, most: int, num_left: int) -> Draft:
+    """The draft with up to `most` masks behind each row, and none that would stand for the answer's last token.
+
+    That one is never drafted. num_left: tokens that the answer may still get.
+    """
+    if draft.num_masks is None:
+        return draft
+    depths = [0, *(depth + 1 for depth in draft.depths)]
+    asked = zip(draft.num_masks, depths, strict=False)
+    num_masks = [max(min(count, most, num_left - 2 - depth), 0) for count, depth in asked]
+    num_masks += [0] * (len(depths) - len(num_masks))
+    return replace(draft, num_masks=num_masks if any(num_masks) else None)
+
+
+def _with_last_masks(draft: Draft) -> Draft:
+    """The draft with the masks behind its last token alone."""
+    num_masks = [0] * len(draft) + (draft.num_masks or [0])[-1:]
+    return replace(draft, num_masks=num_masks if any(num_masks) else None)
 
 
 def _within(draft: Draft, limit: int, vocab_size: int) -> Draft:
     """The draft, cut to `limit` tokens and before any unknown id: these would be read beyond the device's arrays."""
     known = next((i for i, token_id in enumerate(draft.token_ids) if not 0 <= token_id < vocab_size), limit)
     return draft if len(draft) <= min(known, limit) else draft.cut(min(known, limit))
+
+
+def _allowed(request: Request, draft: Draft, *, goes_on: bool) -> Draft:
+    """The draft, cut before the first token that the request's grammar does not allow.
+
+    Sampled tokens stay: to drop one after seeing it would bias the output. Those of a draft model are allowed anyway.
+    goes_on: add the tokens that the grammar forces behind the others. A draft model's record and price are for its own.
+    """
+    grammar = request.grammar
+    if grammar is None or not len(draft) or draft.probs is not None or draft.parents is not None:
+        return draft
+    draft = draft.cut(grammar.num_allowed(draft.token_ids))
+    forced = grammar.forced(draft.token_ids, request.limit - len(draft)) if goes_on else []
+    if not forced:
+        return draft
+    confidences = None if draft.confidences is None else [*draft.confidences, *(1.0 for _ in forced)]
+    return replace(draft, token_ids=[*draft.token_ids, *forced], confidences=confidences)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import functools
-from contextlib import contextmanager
+from contextlib import aclosing, contextmanager
 from threading import Lock
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
-from outrider import __version__, saved
+from outrider import __version__, event_loop, saved
 from outrider.admission import Admission
 from outrider.bundle.folder import Bundle, draft_models_of, read_bundle
+from outrider.chat import Chat
 from outrider.config import COPYING, Config, GenerationConfig
 from outrider.config.files import load_config, user_path
 from outrider.controller import Record, Records, trial
@@ -19,24 +21,25 @@ from outrider.drafter_registry import DrafterRegistry
 from outrider.drafters import AnswerStore
 from outrider.errors import OptionError
 from outrider.forks import spare
+from outrider.grammar import Grammars
 from outrider.loading import LoadedModel, contention_of, cost_of, load_parts
 from outrider.measure import Contention, PassCost, measure_contention, pays
-from outrider.part import parts_of
+from outrider.part import Part, parts_of
 from outrider.preparation import Preparation
 from outrider.request_queue import RequestQueue, Submitted
 from outrider.setting import SMALL, choice_of, log
 from outrider.text import Tokenizer
+from outrider.tools import ToolFormat
 from outrider.trace import Trace
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterator
+    from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Mapping
     from collections.abc import Sequence as Seq
     from pathlib import Path
     from threading import Event
 
     from outrider.bundle.manifest import ModelEntry
     from outrider.drafters import DraftModel
-    from outrider.part import Part
     from outrider.preparation import AnyPrompt
     from outrider.request import Request
     from outrider.results import Result, TextChunk
@@ -99,6 +102,7 @@ class Engine:
         if draft_tokenizer is None:
             check_tokenizers(draft_bundle, entries)
         main, drafts = parts_of(bundle, draft_bundle, [entry.name for entry in entries])
+        masks = [Part(entry.name, draft_bundle, entry.model, entry) for entry in entries if entry.kind == "masks"]
         count = self.config.generation.num_assistant_tokens
         if device.npu_window is None and not isinstance(count, str):
             device = dataclasses.replace(device, npu_window=count + 1)
@@ -114,12 +118,17 @@ class Engine:
         make = functools.partial(as_drafter, bundle=draft_bundle, scheduler=self.config.scheduler)
         self._registry = DrafterRegistry(
             self.loaded,
-            {e.name: make(e, self.loaded[e.name], tokenizer=self.tokenizer, own=draft_tokenizer) for e in entries},
+            {
+                e.name: make(
+                    e, self.loaded.get(e.name, self.loaded["main"]), tokenizer=self.tokenizer, own=draft_tokenizer
+                )
+                for e in entries
+            },
             [entry.name for entry in bundled],
             encode=self.tokenizer.encode,
             loaded_with=self.config.generation.drafter,
             store=self._store,
-            records=functools.partial(_records, self.config.scheduler.keep_records, (main, *drafts)),
+            records=functools.partial(_records, self.config.scheduler.keep_records, (main, *drafts, *masks)),
         )
         self._preparation = Preparation(
             self.loaded,
@@ -127,6 +136,7 @@ class Engine:
             bundle.manifest.tokenizer,
             self._admission,
             self._registry,
+            Grammars(bundle.tokenizer_path, bundle.manifest.main.vocab_size, bundle.manifest.tokenizer.eos_token_ids),
             store=self._store,
             reuse=self.config.scheduler.enable_prefix_caching,
         )
@@ -187,9 +197,18 @@ class Engine:
         return self._registry.reads_references(config)
 
     @property
+    def tool_format(self) -> ToolFormat | None:
+        """How the model writes calls of functions; None if its chat template has no known format.
+
+        content, calls = engine.tool_format.parse(result.text)
+        """
+        return ToolFormat.of_template(self.tokenizer.chat_template)
+
+    @property
     def draft_models(self) -> dict[str, DraftModel]:
-        """The bundle's draft models that are loaded, by name."""
-        return self._registry.models
+        """The bundle's draft models that are loaded, by name; heads and modules among them, but no mask tokens."""
+        own = {name: model for name, model in self._registry.models.items() if name in self.loaded}
+        return cast("dict[str, DraftModel]", own)
 
     @property
     def models(self) -> dict[str, ModelEntry]:
@@ -300,6 +319,68 @@ class Engine:
         submitted = Submitted(self._queue, request, sink)
         self._queue.submit(request)
         return submitted
+
+    async def astream(
+        self,
+        prompt: AnyPrompt,
+        config: GenerationConfig | None = None,
+        *,
+        chat_template: bool = True,
+        cancel: Event | None = None,
+        **options: Any,
+    ) -> AsyncGenerator[TextChunk, None]:
+        """Answer a prompt piece by piece, in an event loop of asyncio; as `stream`.
+
+            async for chunk in engine.astream("Why is the sky blue?"):
+                print(chunk.text, end="", flush=True)
+
+        Closing the generator, or cancelling the task that reads it, ends the answer.
+        """
+        make = functools.partial(self.prepare, chat_template=chat_template, cancel=cancel, **options)
+        request = await asyncio.to_thread(make, prompt, config)  # a long prompt takes a while to tokenize
+        async with aclosing(event_loop.run(self._queue, request)) as chunks:
+            async for chunk in chunks:
+                yield chunk
+
+    async def agenerate(self, prompt: AnyPrompt, config: GenerationConfig | None = None, **options: Any) -> Result:
+        """Answer a prompt, in an event loop of asyncio; as `generate`. Cancelling the task ends the answer."""
+        request = await asyncio.to_thread(functools.partial(self.prepare, at_once=True, **options), prompt, config)
+        async with aclosing(event_loop.run(self._queue, request)) as chunks:
+            *_, last = [chunk async for chunk in chunks]
+        return last.result or request.result()
+
+    def chat(
+        self,
+        system: str | None = None,
+        *,
+        messages: Seq[Mapping[str, Any]] = (),
+        tools: Seq[Mapping[str, Any]] = (),
+        **options: Any,
+    ) -> Chat:
+        """Begin a conversation.
+
+            chat = engine.chat(system="You are terse.", temperature=0.7)
+            chat.send("Why is the sky blue?").text
+
+        messages: what was said before, such as examples. tools: functions that the model may call, as JSON schemas, for
+        the chat template. options: of every turn.
+
+        Raises:
+            OptionError: for an unknown option or a bad value, or when the bundle has no chat template.
+        """
+        self.config.generation.replace(**options)
+        return Chat(self, system, messages=messages, tools=tools, **options)
+
+    def load_chat(self, path: str | Path, *, same_model: bool = True, **options: Any) -> Chat:
+        """Go on with a conversation that `Chat.save` wrote. options: of every turn from now on.
+
+        same_model: False to go on with another main model that has the same tokenizer.
+
+        Raises:
+            OptionError: when the file is missing, damaged, or of another model; otherwise as `chat`.
+        """
+        self.config.generation.replace(**options)
+        return Chat.load(self, path, same_model=same_model, **options)
 
     def settle(self) -> None:
         """Wait for work that is done while no request runs: ended answers are read again for the next turns.

@@ -5,7 +5,8 @@
     OutriderError                exit code 1
     ├── OptionError              exit code 2   an invalid option, name or value
     ├── RequestError             1             a request that cannot be run: its prompt is empty, or does not fit
-    │   └── NoTokenLeft          1             a request's options leave no token to choose
+    │   ├── NoTokenLeft          1             a request's options leave no token to choose
+    │   └── TooLong              1             prompt and answer do not fit in the context or the cache
     ├── BundleError              1             a bundle is missing, damaged, too new, or its parts do not fit
     ├── ExportError              1             a checkpoint cannot be turned into a bundle
     │   └── VocabularyMismatch   1             main and draft model have no token in common
@@ -48,6 +49,10 @@ class NoTokenLeft(RequestError):
     def __init__(self, message: str, row: int = 0) -> None:
         super().__init__(message)
         self.row = row
+
+
+class TooLong(RequestError):
+    """A request's prompt and answer exceed the model's context, the cache, or what a device was compiled for."""
 
 
 class BundleError(OutriderError):

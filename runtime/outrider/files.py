@@ -6,7 +6,10 @@ with reading(f"Config {shown(path)}"):
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import threading
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -52,6 +55,22 @@ def why(error: BaseException) -> str:
     if "integer string conversion" in str(error):  # Python's own message has advice for programmers
         return "a number in it has too many digits"
     return one_line(error)
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Write a file whole or not at all: readers see the one before or this one, also after a kill.
+
+    Raises:
+        OSError: when it cannot be written; nothing is left behind then.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}")
+    try:
+        temporary.write_bytes(content)
+        temporary.replace(path)
+    except BaseException:  # Ctrl-C, too
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise
 
 
 def usable(path: Path) -> Path:

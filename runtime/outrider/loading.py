@@ -84,19 +84,22 @@ def load_parts(main: Part, drafts: Seq[Part], options: DeviceConfig) -> tuple[di
         DeviceError: when the device that was named for the main model, or the CPU, cannot run a model.
     """
     _check_properties(main, drafts, options)
-    placement = choose_devices(main, drafts[0] if drafts else None, options)
+    own = [part for part in drafts if not part.layers]
+    placement = choose_devices(main, own[0] if own else None, options)
+    _check_layers(main, placement.main, drafts)
     is_chosen = options.main_device == "auto"
     failures = OutriderError if is_chosen else DeviceError  # the user did not say that the model fits the device
     loaded = {"main": _load_first(main, [placement.main, *(["CPU"] if is_chosen else [])], options, failures)}
     beside = loaded["main"][1]
     follows = is_chosen and options.draft_device is None
     failures = OutriderError if follows or options.draft_device == "auto" else DeviceError
-    for part in drafts:
+    for part in own:
         device = _beside(beside, part) if follows else placement.draft or beside
         instead = ["CPU"] if device == "CPU" or not find_device(beside, part.model.format) else [beside, "CPU"]
         loaded[part.role] = _load_first(part, [device, *instead], options, failures)
     backends = {role: backend for role, (backend, _) in loaded.items()}
-    found = beside, loaded[drafts[0].role][1] if drafts else None
+    backends |= {part.role: _layers_of(backends["main"], part) for part in drafts if part.layers}
+    found = beside, loaded[own[0].role][1] if own else None
     if found != (placement.main, placement.draft):
         wanted = " and ".join(filter(None, (placement.main, placement.draft)))
         placement = Placement(*found, why=f"{wanted} could not be had, as was warned")
@@ -168,7 +171,8 @@ def choose_devices(main: Part, draft: Part | None, options: DeviceConfig) -> Pla
 def settle(bundle: Bundle, draft_bundle: Bundle, options: DeviceConfig) -> DeviceConfig:
     """The options with "auto" and "AUTO" replaced by devices, for callers that need names."""
     main, drafts = parts_of(bundle, draft_bundle)
-    placement = choose_devices(main, drafts[0] if drafts else None, options)
+    own = [part for part in drafts if not part.layers]
+    placement = choose_devices(main, own[0] if own else None, options)
     draft_device = placement.draft or options.draft_device
     return dataclasses.replace(options, main_device=placement.main, draft_device=draft_device)
 
@@ -294,6 +298,25 @@ def _resolved(part: Part, name: str, options: DeviceConfig) -> str:
 def _beside(main_device: str, draft: Part) -> str:
     """A draft model's device where "auto" chose the main model's: that one if it runs the draft's format."""
     return main_device if find_device(main_device, draft.model.format) else "CPU"
+
+
+def _check_layers(main: Part, device: str, drafts: Seq[Part]) -> None:
+    """Raise DeviceError for a drafter of the main model's layers on a device that runs that model as a whole."""
+    if on_npu(main.model, device) and (made := [part.role for part in drafts if part.layers]):
+        raise DeviceError(
+            f"The drafter '{made[0]}' is made of some of the main model's layers, which NPUW compiles as a whole. "
+            "Load with main_device='CPU' or 'GPU', or with another drafter, such as drafter='suffix'."
+        )
+
+
+def _layers_of(main: CompiledModel, part: Part) -> CompiledModel:
+    """The model of a drafter that is made of the main model's layers."""
+    from outrider.backends.openvino_layers import OpenVINOLayers
+    from outrider.backends.openvino_paged import OpenVINOPaged
+
+    if not isinstance(main, OpenVINOPaged):
+        raise AssertionError("the manifest and the device were checked")
+    return OpenVINOLayers(main, part.layers)
 
 
 def _check_properties(main: Part, drafts: Seq[Part], options: DeviceConfig) -> None:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from outrider.calls import submit
 from outrider.drafting import draft_ahead, propose
+from outrider.grammar import fill_masks
 from outrider.sampling import DraftRows
 from outrider.types import NO_DRAFT, Chunk, Committed
 
@@ -28,42 +29,46 @@ def step(main: Backend, requests: Seq[Request], max_num_batched_tokens: int, obs
     """
     turns = propose(requests, main.vocab_size, observer)
     drafts = [turn.draft if turn else NO_DRAFT for turn in turns]
+    readings = [draft.with_masks(main.capabilities.mask_token_ids) for draft in drafts]
 
     piece = max(max_num_batched_tokens // len(requests), 2)
     chunks = []
-    for request, draft in zip(requests, drafts, strict=True):
+    for request, reading in zip(requests, readings, strict=True):
         begin = request.slot.length
         token_ids, generated = request.sequence.next_piece(begin, piece)
-        num_rows, parents = 0, draft.parents_behind(len(token_ids))
+        num_rows, parents = 0, reading.parents_behind(len(token_ids))
         if begin + len(token_ids) == len(request.sequence):
-            token_ids, num_rows = token_ids + draft.token_ids, len(draft) + 1
+            token_ids, num_rows = token_ids + reading.token_ids, len(reading) + 1
         chunks.append(Chunk(request.slot, token_ids, num_rows, request.features, parents, generated))
     begins = [request.slot.length for request in requests]
     target_pass = submit(main, chunks, observer)
+    every = zip(requests, drafts, chunks, strict=True)
+    fill_masks([(request.grammar, draft) for request, draft, chunk in every if request.grammar and chunk.num_rows])
     draft_ahead(requests, turns, target_pass, observer)
     target = target_pass.wait()
 
     row = 0
-    for request, draft, chunk, begin in zip(requests, drafts, chunks, begins, strict=True):
+    for request, turn, draft, chunk, begin in zip(requests, turns, drafts, chunks, begins, strict=True):
         path, kept = list[int](), [*range(len(chunk.token_ids))]
+        first, row = row, row + chunk.num_rows
         try:
             if chunk.num_rows:
-                rows = DraftRows.of(target, row, request.sampler, draft)
-                row += chunk.num_rows
+                rows = DraftRows.of(target, first, request.sampler, draft)
                 outcome = request.verify(draft, rows)
                 if observer is not None:
                     observer.verified(request, draft, outcome)
-                request.commit(rows, outcome)
+                request.commit(rows, outcome, turn.author if turn else None)
                 path = outcome.path
                 if chunk.parents is not None:
-                    before = len(chunk.token_ids) - len(draft)
+                    before = len(chunk.token_ids) - chunk.num_rows + 1
                     kept = [*range(before), *(before + i for i in path)]
                     request.slot.keep(kept)
-                request.slot.trim(len(request.sequence) - 1)  # drops the rejected tokens
+                request.slot.trim(len(request.sequence) - 1)  # drops the rejected tokens, and masks
             if request.policy is not None:
                 read = request.sequence.token_ids[begin : request.slot.length]
                 features = target.features(chunk)[kept[: len(read)]] if chunk.features else None
-                request.observe(Committed(read, path, features))
+                masks = [target.row(first + i + 1) for i in draft.masks_behind(path)]
+                request.observe(Committed(read, path, features, masks))
             if observer is not None:
                 observer.committed(request)
         except Exception as error:  # isolate failures per request

@@ -15,11 +15,13 @@ import openvino as ov
 from outrider import __version__, saved
 from outrider.backends import load_model, on_npu
 from outrider.backends.heads import Head
+from outrider.backends.masks import Masks
 from outrider.backends.processor import find_processor
 from outrider.bundle.folder import draft_models_of
 from outrider.config.files import user_path
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from collections.abc import Sequence as Seq
     from pathlib import Path
 
@@ -40,6 +42,8 @@ class Part:
     model: ModelEntry
     drafter: DrafterEntry | None = None  # None for the main model
     features: tuple[str, ...] = ()  # the main model's hidden states that drafters read
+    masks: Masks | None = None  # the main model's mask tokens
+    cuts: tuple[int, ...] = ()  # the main model's layers before which a drafter's calls part from its own
 
     def __str__(self) -> str:
         return "The main model" if self.role == "main" else f"The draft model '{self.role}'"
@@ -63,6 +67,11 @@ class Part:
     def path(self) -> Path:
         """The model file."""
         return self.bundle.model_path(self.model)
+
+    @property
+    def layers(self) -> tuple[int, ...]:
+        """The main model's layers that it is made of; none for a model with files of its own."""
+        return self.drafter.layers if self.drafter else ()
 
     @property
     def is_main(self) -> bool:
@@ -102,7 +111,9 @@ class Part:
             own,
             is_main=self.is_main,
             features=self.features,
+            cuts=self.cuts,
             head=None if self.drafter is None or self.drafter.kind == "draft_model" else Head.of(self.drafter, main),
+            masks=self.masks,
         )
 
     @property
@@ -121,12 +132,31 @@ class Part:
 def parts_of(bundle: Bundle, draft_bundle: Bundle, names: Seq[str] | None = None) -> tuple[Part, list[Part]]:
     """The main model of a bundle, and its drafters, which may be in another bundle.
 
-    names: of the drafters; by default all. The main model gives the hidden states that they read.
+    names: of the drafters; by default all. The main model gives the hidden states that they read, and is cut for those
+    that are made of its layers. Mask tokens are no model of their own: the main model reads them.
     """
     entries = [entry for entry in draft_models_of(draft_bundle, bundle) if names is None or entry.name in names]
-    drafts = [Part(entry.name, draft_bundle, entry.model, entry) for entry in entries]
+    drafts = [Part(entry.name, draft_bundle, entry.model, entry) for entry in entries if entry.kind != "masks"]
     features = dict.fromkeys(name for part in drafts if part.drafter for name in part.drafter.features)
-    return Part("main", bundle, bundle.manifest.main, features=tuple(features)), drafts
+    first = bundle.manifest.main.vocab_size
+    masks = [
+        Masks(draft_bundle.model_path(entry.model), range(first, first + (entry.num_places or 0)))
+        for entry in entries
+        if entry.kind == "masks"
+    ]
+    num_layers = bundle.manifest.main.geometry.num_layers
+    cuts = sorted({cut for part in drafts if part.layers for cut in cuts_for(part.layers, num_layers)})
+    main = bundle.manifest.main
+    return Part("main", bundle, main, None, tuple(features), next(iter(masks), None), tuple(cuts)), drafts
+
+
+def cuts_for(kept: Iterable[int], num_layers: int) -> set[int]:
+    """Where a model has to be cut so that calls can do with the layers `kept`: before these layers.
+
+    The embedding and what is behind the last layer, which `num_layers` stands for, are in every call.
+    """
+    known = {-1, *kept, num_layers}
+    return {i for i in range(num_layers + 1) if (i in known) != (i - 1 in known)}
 
 
 def describe(part: Part, backend: CompiledModel) -> dict[str, Any]:

@@ -9,14 +9,16 @@ from typing import TYPE_CHECKING
 
 from outrider.controller import ConfidenceThreshold
 from outrider.errors import OptionError
+from outrider.grammar import Source
 from outrider.request import Request
 from outrider.sampling import LogitsSampler
 from outrider.text import TextStream
+from outrider.tools import ToolFormat, keep_markers, source_of_calls
 from outrider.types import NO_PROMPT, Noise, Prompt, Sequence
 from outrider.verifiers import SAMPLING_VERIFIERS, Greedy
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
     from collections.abc import Sequence as Seq
     from threading import Event
     from typing import Any, TypeAlias
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
     from outrider.config import GenerationConfig
     from outrider.drafter_registry import DrafterRegistry
     from outrider.drafters import AnswerStore
+    from outrider.grammar import Grammars
     from outrider.loading import LoadedModel
     from outrider.types import TextTokenizer, Verifier
 
@@ -38,8 +41,8 @@ class Preparation:
 
         request = preparation.request("Why is the sky blue?", config)
 
-    loaded: the models by role, including "main". special: the bundle's special tokens. store: where answers are stored.
-    reuse: whether requests start from cached prefixes and publish their own.
+    loaded: the models by role, including "main". special: the bundle's special tokens. grammars: compiles those of
+    requests. store: where answers are stored. reuse: whether requests start from cached prefixes and publish their own.
     """
 
     loaded: Mapping[str, LoadedModel]
@@ -47,6 +50,7 @@ class Preparation:
     special: TokenizerEntry
     admission: Admission
     registry: DrafterRegistry
+    grammars: Grammars
     store: AnswerStore | None = None
     reuse: bool = True
 
@@ -72,13 +76,18 @@ class Preparation:
         whole = prompt if isinstance(prompt, Prompt) else NO_PROMPT
         whole.check_tokens(self.loaded["main"].backend)
         text = prompt.token_ids if isinstance(prompt, Prompt) else prompt
-        token_ids = list(map(int, self.tokenizer.encode_prompt(text, chat_template=chat_template)))
+        form = self._tool_format(config)
+        given = {"tools": config.offered_tools} if form else {}
+        token_ids = list(map(int, self.tokenizer.encode_prompt(text, chat_template=chat_template, **given)))
         max_new_tokens = self.admission.check(token_ids, config)
         policy, num_assistant_tokens = self.registry.policy_for(config)
         threshold = config.assistant_confidence_threshold
         seed = secrets.randbits(63) if config.seed is None else config.seed
         eos_token_ids = () if config.ignore_eos else self.special.eos_token_ids
         end_token_ids = frozenset(config.stop_token_ids).union(eos_token_ids)
+        source = self._source(config, form)
+        grammar = None if source is None else self.grammars.new_state(source)
+        decode = keep_markers(form, self.tokenizer) if form else self.tokenizer.decode
         request = Request(
             sequence=Sequence(
                 token_ids,
@@ -87,12 +96,13 @@ class Preparation:
                 scope=whole.scope,
                 answers=whole.answers,
             ),
-            sampler=LogitsSampler(config, token_ids, end_token_ids=end_token_ids),
+            sampler=LogitsSampler(config, token_ids, end_token_ids=end_token_ids, grammar=grammar),
             verifier=_verifier(config),
             noise=Noise(seed),
-            text=TextStream(self.tokenizer.decode, config.stop, at_once=at_once),
+            text=TextStream(decode, config.stop, until=_end_of_calls(config, form), at_once=at_once),
             max_new_tokens=max_new_tokens,
             eos_token_ids=end_token_ids,
+            grammar=grammar,
             policy=policy,
             sampled=config.temperature > 0,
             exact=self.loaded["main"].backend.capabilities.bit_exact_batching and config.sampling_is_invariant,
@@ -103,10 +113,45 @@ class Preparation:
             cancel=cancel,
             save=self.store.add if self.store else None,
             reuse=self.reuse,
+            name_of=self.registry.name_of,
             created=created,
         )
         request.stats.num_prompt_tokens = len(token_ids)
         return request
+
+    def _source(self, config: GenerationConfig, form: ToolFormat | None) -> Source | None:
+        """The grammar that the answer follows; None for any text."""
+        free = config.tool_choice == "auto"
+        if form is None or (free and not config.has_strict_tools):
+            return Source.of(config)
+        only = None if free or config.tool_choice == "required" else str(config.tool_choice)
+        once = not config.parallel_tool_calls
+        return source_of_calls(form, config.tools, only, self.tokenizer, once=once, free=free)
+
+    def _tool_format(self, config: GenerationConfig) -> ToolFormat | None:
+        """How the model writes calls of the request's tools; None if it has none."""
+        if not config.offered_tools:
+            return None
+        form = ToolFormat.of_template(self.tokenizer.chat_template)
+        if form is None:
+            raise OptionError(
+                "tools need a chat template that has a known format for them, and this bundle's has none. Use a model "
+                "that was trained to call functions, or describe them in the prompt."
+            )
+        return form
+
+
+def _end_of_calls(config: GenerationConfig, form: ToolFormat | None) -> Callable[[str], bool] | None:
+    """Is given each new text, and says whether the one call that is wanted is complete."""
+    if form is None or config.parallel_tool_calls:
+        return None
+    calls = form.stream(max_calls=1)
+
+    def is_over(text: str) -> bool:
+        calls.push(text)
+        return calls.is_over
+
+    return is_over
 
 
 def _verifier(config: GenerationConfig) -> Verifier:

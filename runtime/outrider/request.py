@@ -12,7 +12,7 @@ import numpy as np
 
 from outrider.errors import NoTokenLeft, RequestError, one_line
 from outrider.metrics import Stats
-from outrider.results import Result, TextChunk
+from outrider.results import AnswerToken, Result, TextChunk, tokens_of_round
 from outrider.types import NO_PROMPT, DraftRequest, Outcome, Prompt, Requirements
 
 if TYPE_CHECKING:
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence as Seq
     from threading import Event
 
+    from outrider.grammar import GrammarState
     from outrider.sampling import DraftRows
     from outrider.text import TextStream
     from outrider.types import (
@@ -62,6 +63,7 @@ class Request:
     text: TextStream
     max_new_tokens: int
     eos_token_ids: frozenset[int]
+    grammar: GrammarState | None = None  # that the answer follows, as its sampler does
     policy: DraftPolicy | None = None  # chooses the drafter of each round; None: plain decoding
     num_assistant_tokens: int = 0  # most draft tokens per round
     ahead: bool = False  # whether drafters draft ahead for it
@@ -72,6 +74,7 @@ class Request:
     cancel: Event | None = None  # set from any thread to end the answer here
     save: Callable[[list[int]], None] | None = None  # called with the answer's tokens, unless it was cancelled
     reuse: bool = True  # starts from cached prefixes, and publishes its own
+    name_of: Callable[[Drafter], str] = lambda drafter: type(drafter).__name__
     created: float = field(default_factory=time.perf_counter)
     stats: Stats = field(default_factory=Stats)
     sink: Sink = field(default_factory=SimpleQueue[TextChunk | BaseException])
@@ -80,10 +83,13 @@ class Request:
     slot: Slot = field(init=False)  # from `admit` on
     trees: bool = False  # whether drafts may be trees, from `admit` on
     features: tuple[str, ...] = ()  # the main model's hidden states that the drafter wants, from `admit` on
+    mask_token_ids: tuple[int, ...] = ()  # the main model's, from `admit` on
     finish_reason: str | None = None
     error: BaseException | None = None  # why the request failed
     done: bool = False  # the result or the error was sent
+    tokens: list[AnswerToken] = field(default_factory=list)  # the committed tokens, with their sources
     num_published: int = 0  # characters of the text that were sent
+    num_published_tokens: int = 0
     first_token_at: float = 0.0
 
     @property
@@ -165,11 +171,15 @@ class Request:
 
     def _publish_text(self) -> None:
         text = self.text.text[self.num_published :]
+        is_last = bool(self.finish_reason and not self.error)
+        if not (text or is_last):
+            return
+        num_tokens = self.text.num_tokens if is_last else self.text.num_certain_tokens
+        new = slice(self.num_published_tokens, num_tokens)
+        logprobs = None if self.logprobs is None else self.logprobs[new]
         self.num_published += len(text)
-        if self.finish_reason and not self.error:
-            self.sink.put(TextChunk(text, self.stats, self.result()))
-        elif text:
-            self.sink.put(TextChunk(text, self.stats))
+        self.num_published_tokens = num_tokens
+        self.sink.put(TextChunk(text, self.stats, self.result() if is_last else None, self.tokens[new], logprobs))
 
     def fail(self, error: BaseException) -> None:
         """End the request with an error, which is sent to its reader."""
@@ -187,6 +197,7 @@ class Request:
             lossless=self.verifier.lossless,
             exact=self.exact,
             logprobs=None if self.logprobs is None else self.logprobs[:num_tokens],
+            tokens=self.tokens[:num_tokens],
         )
 
     def admit(self, main: Backend) -> bool:
@@ -197,6 +208,7 @@ class Request:
         """
         self.features = self._features_of(main)
         self.trees = main.capabilities.trees and self.verifier.trees
+        self.mask_token_ids = main.capabilities.mask_token_ids
         max_tokens = self.sequence.num_prompt_tokens + self.max_new_tokens
         prompt = NO_PROMPT
         if self.reuse:
@@ -240,6 +252,12 @@ class Request:
             raise RequestError(
                 f"The drafter needs the main model's hidden states {missing[0]!r}, and the main model gives "
                 f"{', '.join(map(repr, found)) or 'none'}. Choose another drafter, or a bundle that has them."
+            )
+        if needs.num_masks > len(main.capabilities.mask_token_ids):
+            raise RequestError(
+                f"The drafter needs {needs.num_masks} mask tokens, and the main model reads "
+                f"{len(main.capabilities.mask_token_ids)} here. They are for main models in OpenVINO's format, on a "
+                "processor or GPU. Choose another drafter."
             )
         if needs.trees and not self.verifier.trees:
             raise RequestError(
@@ -302,8 +320,11 @@ class Request:
         except NoTokenLeft:  # at the row behind the last token, which is read if all are accepted
             return Outcome.of_chain(len(draft) - 1, draft.token_ids[-1])
 
-    def commit(self, rows: DraftRows, outcome: Outcome) -> None:
-        """Commit a round's tokens, up to the end of the answer. Tokens past the end are not counted."""
+    def commit(self, rows: DraftRows, outcome: Outcome, drafter: Drafter | None = None) -> None:
+        """Commit a round's tokens, up to the end of the answer. Tokens past the end are not counted.
+
+        drafter: made the draft.
+        """
         if not self.first_token_at:
             self.first_token_at = time.perf_counter()
             if self.reuse:
@@ -313,6 +334,8 @@ class Request:
         if self.logprobs is not None:
             self.logprobs += [rows.logprobs(i, token_id) for i, token_id in zip(outcome.rows, token_ids, strict=False)]
         self.sequence.token_ids.extend(token_ids)
+        name = self.name_of(drafter) if drafter is not None and len(draft) else None
+        self.tokens += tokens_of_round(token_ids, draft, outcome, name)
         self.sampler.commit(token_ids)
         stats = self.stats
         if stats.num_generated_tokens:  # the first token comes with the prompt
@@ -321,7 +344,8 @@ class Request:
                 verified = [depth for depth in verified if depth < len(token_ids)]
             stats.count_round(verified, min(len(token_ids), outcome.num_accepted))
         stats.num_generated_tokens += len(token_ids)
-        if token_ids[-1] in self.eos_token_ids or self.text.stopped:
+        is_complete = self.grammar is not None and self.grammar.is_complete()
+        if token_ids[-1] in self.eos_token_ids or self.text.is_over or is_complete:
             self.finish("stop")
         elif stats.num_generated_tokens == self.max_new_tokens:
             self.finish("length")
@@ -331,12 +355,14 @@ class Request:
         left = self.max_new_tokens - self.stats.num_generated_tokens
         eos = next((i for i, token_id in enumerate(token_ids) if token_id in self.eos_token_ids), len(token_ids))
         token_ids = token_ids[: min(left, eos + 1)]
-        # To find the token that completes a stop string, decode one at a time; otherwise the round at once.
-        for i in range(len(token_ids)) if self.text.stop else ():
+        if self.grammar is not None:
+            token_ids = token_ids[: self.grammar.num_until_complete(token_ids)]
+        # To find the token that ends the answer by its text, decode one at a time; otherwise the round at once.
+        for i in range(len(token_ids)) if self.text.stepwise else ():
             self.text.push(token_ids[i : i + 1])
-            if self.text.stopped:
+            if self.text.is_over:
                 return token_ids[: i + 1]
-        if not self.text.stop:
+        if not self.text.stepwise:
             self.text.push(token_ids)
         return token_ids
 

@@ -104,6 +104,10 @@ class RequestQueue:
     def cancel(self, request: Request) -> None:
         """End a request that is not read any more, after the running round. From any thread."""
         request.abandoned = True
+        self.wake()
+
+    def wake(self) -> None:
+        """Let the worker look at readers and cancelled requests again. From any thread."""
         self._inbox.put(None)
 
     def run(self, request: Request) -> Generator[TextChunk, None, None]:
@@ -120,7 +124,7 @@ class RequestQueue:
             while True:
                 check_process(self._pid)  # it may have been forked since
                 if news_of_it.empty():
-                    self._inbox.put(None)  # the worker may be waiting for a reader
+                    self.wake()  # the worker may be waiting for a reader
                 news = news_of_it.get()
                 if isinstance(news, BaseException):
                     raise news

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 import msgspec
 import platformdirs
 
-from outrider.files import FAULTS
+from outrider.files import FAULTS, write_whole
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -65,10 +65,8 @@ class SavedValue(Generic[T]):
         """Save a value. If the folder is not writable, nothing is saved, and the value is found again next time."""
         with contextlib.suppress(OSError):
             self.folder.mkdir(parents=True, exist_ok=True)
-            temporary = self.path.with_suffix(f".{os.getpid()}")
             record = _Record(self._key, msgspec.Raw(msgspec.json.encode(value)))
-            temporary.write_bytes(msgspec.json.format(msgspec.json.encode(record)))
-            temporary.replace(self.path)
+            write_whole(self.path, msgspec.json.format(msgspec.json.encode(record)))
 
 
 def forget(*names: str) -> None:

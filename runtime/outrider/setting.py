@@ -16,7 +16,7 @@ import gc
 import logging
 import warnings
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import openvino as ov
 
@@ -163,8 +163,10 @@ def choice_of(part: Part, device: str, options: DeviceConfig) -> Choice:
 
 def _choice_of(part: Part, device: str, own: DeviceConfig) -> tuple[Choice, CompiledModel | None]:
     """The same, with the model if it was just compiled in that setting."""
-    key = {"role": part.role if part.is_main else "draft", "files": part.files, "device": device}
+    key: dict[str, Any] = {"role": part.role if part.is_main else "draft", "files": part.files, "device": device}
     key |= {"asked": part.asked(own, device), **machine(), **part.versions}
+    if part.cuts:
+        key["cuts"] = part.cuts
     file = saved.SavedValue(saved.FOLDER / "settings", key, Choice)
     if found := file.read():
         return found, None

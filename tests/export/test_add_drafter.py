@@ -16,10 +16,13 @@ import outrider
 from heads import KINDS, NUM_PLACES, TOKEN_MAP, TOKENS, tensors_of, write_head
 from outrider.backends.heads.weights import Weights
 from outrider.bundle import read_bundle
+from outrider.bundle.manifest import write_manifest
 from outrider.errors import BundleError, ExportError, OptionError, OutriderError
 from outrider_export.heads import add, container
 from outrider_export.heads.add import add_drafter
 from outrider_export.heads.formats import read_head
+from outrider_export.heads.plan import HeadPlan
+from outrider_export.sources import locate
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -37,7 +40,7 @@ def folder(tiny: Path, tmp_path: Path) -> Path:
     return shutil.copytree(tiny, tmp_path / "bundle")
 
 
-SOME = ("eagle3", "dflash", "hydra")  # one of each kind of backend; a bundle of all takes ten seconds to load
+SOME = ("eagle3", "dflash", "hydra", "masks")  # one of each kind of backend; a bundle of all takes ten seconds to load
 
 
 @pytest.fixture(scope="module", params=[SOME, pytest.param(KINDS, marks=pytest.mark.slow)], ids=["some", "all"])
@@ -87,7 +90,7 @@ def test_the_controller_prices_them(engine: outrider.Engine) -> None:
 
 def test_the_manifest_describes_them(engine: outrider.Engine) -> None:
     layers = ("hidden_states.0", "hidden_states.1", "hidden_states.2")
-    features = {"eagle3": layers, "dflash": layers[1:]}
+    features: dict[str, Any] = {"eagle3": layers, "dflash": layers[1:], "masks": ()}
     for entry in engine.bundle.manifest.drafters:
         assert entry.features == features.get(entry.kind, ("last_hidden_state",))
         assert entry.num_proposed_tokens == (len(TOKEN_MAP) if entry.kind in ("eagle3", "medusa", "hydra") else None)
@@ -224,6 +227,18 @@ WRONG: dict[str, tuple[Any, type[OutriderError], str]] = {
         ExportError,
         "for 150 tokens, and the main model has 404",
     ),
+    "other hidden size, masks": (
+        writes("masks", lambda: tensors_of("masks", hidden=48), hidden_size=48),
+        ExportError,
+        "with hidden_size 48",
+    ),
+    "fewer masks than it says": (
+        writes("masks", num_masks=4),
+        ExportError,
+        r"have a tensor 'embeddings' \[num_masks, hidden_size\], and here it is \[3, 64\]",
+    ),
+    "no masks": (writes("masks", dict), ExportError, "and here it is none"),
+    "draft_vocab of masks": (writes("masks", options={"draft_vocab": 100}), OptionError, "draft_vocab is for drafters"),
     "an unknown format": (writes("eagle", options={"weights": "int9"}), OptionError, "weights='int9' .*int8"),
     "draft_vocab of a head with a matrix": (
         writes("medusa", options={"draft_vocab": 100}),
@@ -250,6 +265,13 @@ def test_what_does_not_fit_changes_nothing(folder: Path, tmp_path: Path, case: s
     assert content(tmp_path) == before
 
 
+def test_an_export_with_such_a_drafter_refuses_what_it_cannot_use(tiny: Path, tmp_path: Path) -> None:
+    writes("medusa")(tmp_path / "head")
+    main: Any = read_bundle(tiny).manifest.main  # has what a plan is asked for
+    with pytest.raises(OptionError, match="draft_vocab is for drafters with"):
+        HeadPlan.of(locate(str(tmp_path / "head")), None, 100, []).read(main)
+
+
 def test_a_name_is_taken_once(folder: Path, tmp_path: Path) -> None:
     head = write_head(tmp_path / "head", "blockwise")
     add_drafter(folder, head)
@@ -260,6 +282,20 @@ def test_a_name_is_taken_once(folder: Path, tmp_path: Path) -> None:
             add_drafter(folder, head, name=name)
     assert content(folder) == before
     assert [entry.name for entry in read_bundle(folder).manifest.drafters] == ["blockwise", "another"]
+
+
+def test_a_main_model_has_one_set_of_masks(folder: Path, tmp_path: Path) -> None:
+    head = write_head(tmp_path / "head", "masks")
+    bundle = add_drafter(folder, head, name="first", weights="int8")
+    assert bundle.manifest.drafters[0].model.weights == "fp32"
+    before = content(folder)
+    with pytest.raises(OptionError, match="has mask tokens already, as drafter 'first', and a main model reads one"):
+        add_drafter(folder, head, name="second")
+    assert content(folder) == before
+    twice = bundle.manifest.drafters[0], msgspec.structs.replace(bundle.manifest.drafters[0], name="second")
+    write_manifest(folder, msgspec.structs.replace(bundle.manifest, drafters=twice))
+    with pytest.raises(BundleError, match="has mask tokens for the drafters first and second"):
+        read_bundle(folder)
 
 
 @pytest.mark.parametrize("failing", ["write_manifest", "list_files", "read_bundle"])

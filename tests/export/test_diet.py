@@ -323,7 +323,7 @@ def test_the_default_leaves_small_vocabularies_alone(
         ({"draft": None, "draft_vocab_corpus": "c.txt"}, "are for a draft model, and none is named"),
         ({"draft_vocab": -1}, "draft_vocab=-1 is not a number of tokens"),
         ({"draft_vocab": "most"}, "draft_vocab='most' is not a number of tokens"),
-        ({"draft_vocab": 4}, "draft_vocab=4 leaves no room for text: 4 special tokens of plain.gguf"),
+        ({"draft_vocab": 4}, "draft_vocab=4 leaves no room for text: 4 special tokens are always proposed"),
         ({"draft_vocab": "all", "draft_vocab_corpus": "c.txt"}, "leaves nothing to choose by a corpus"),
         ({"draft_vocab_corpus": "nowhere.txt"}, "nowhere.txt cannot be read"),
     ],

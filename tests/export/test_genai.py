@@ -149,6 +149,20 @@ def test_the_benchmark_runs_them(bundle: Bundle, tmp_path: Path, capsys: pytest.
     assert all(row["tokens_per_round"] >= 1 for row in rows)
 
 
+def test_a_model_repository_has_its_eagle3(bundle: Bundle, tmp_path: Path) -> None:
+    import openvino_genai as genai
+
+    options = ["--for", "ovms", "--drafter", "eagle3", "-o", str(tmp_path / "models")]
+    assert run(["export", str(bundle.folder), *options]) == 0
+    served = tmp_path / "models" / "bundle"
+    assert "draft_eagle3_mode: true" in (served / "graph.pbtxt").read_text(encoding="utf-8")
+    extra = {"draft_model": genai.draft_model(served / "draft", "CPU", **EXACT), **EXACT}
+    pipeline = genai.ContinuousBatchingPipeline(served, genai.SchedulerConfig(), "CPU", extra)
+    config = genai.GenerationConfig(max_new_tokens=8, ignore_eos=True, num_assistant_tokens=3)
+    (answer,) = pipeline.generate([pipeline.get_tokenizer().encode("The quick").input_ids], [config])
+    assert len(answer.m_generation_ids[0]) == 8
+
+
 def test_what_it_does_not_have(openvino_bundle: Bundle, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder, output = str(openvino_bundle.folder), str(tmp_path / "draft")
     assert run(["peer-draft", folder, "draft", "-o", output]) == 1

@@ -1,4 +1,4 @@
-"""Random drafters that read the main model's hidden states, in their published formats, for `tiny`'s main model."""
+"""Random drafters that are no models of their own, in their published formats, for `tiny`'s main model."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 HIDDEN, WIDE, HEADS, KV_HEADS, HEAD_SIZE, VOCAB, TOKENS = 64, 96, 4, 2, 16, 448, 404
 NUM_PLACES, MASK = 3, 17
 TOKEN_MAP = np.random.default_rng(7).permutation(TOKENS)[:150]  # in no order
-KINDS = ("eagle", "eagle3", "mtp", "dflash", "medusa", "hydra", "blockwise")
+KINDS = ("eagle", "eagle3", "mtp", "dflash", "medusa", "hydra", "blockwise", "masks")
 DECODER: dict[str, Any] = {
     "hidden_size": HIDDEN, "intermediate_size": WIDE, "num_attention_heads": HEADS, "num_key_value_heads": KV_HEADS,
     "head_dim": HEAD_SIZE, "vocab_size": VOCAB, "rms_norm_eps": 1e-5, "rope_theta": 10_000.0,
@@ -45,6 +45,7 @@ def config_of(kind: str) -> dict[str, Any]:
         "medusa": {"medusa_num_heads": NUM_PLACES, "medusa_num_layers": 1, "hidden_size": HIDDEN},
         "hydra": {"architectures": ["HydraHeads"], "hydra_num_heads": NUM_PLACES, "hydra_num_layers": 1},
         "blockwise": {"architectures": ["BlockwiseHeads"], "num_heads": NUM_PLACES},
+        "masks": {"architectures": ["MaskTokens"], "num_masks": NUM_PLACES, "hidden_size": HIDDEN},
     }[kind]
 
 
@@ -71,6 +72,8 @@ def tensors_of(kind: str, seed: int = 0, hidden: int = HIDDEN) -> dict[str, NDAr
         for i in range(2):
             shapes |= _layer(f"layers.{i}", hidden, hidden)
             shapes |= {f"layers.{i}.self_attn.{name}_norm.weight": (HEAD_SIZE,) for name in "qk"}
+    elif kind == "masks":
+        shapes = {"embeddings": (NUM_PLACES, hidden)}
     else:
         for i in range(NUM_PLACES):
             if kind == "blockwise":

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
     from pathlib import Path
 
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
@@ -56,8 +56,10 @@ SHAPE: dict[str, Any] = {
 }  # fmt: skip
 
 
-def write_checkpoint(folder: Path, seed: int = 0) -> None:
-    """As much of a Qwen2 checkpoint as `write_gguf` reads."""
+def write_checkpoint(
+    folder: Path, seed: int = 0, num_layers: int = SHAPE["num_hidden_layers"], kept: Sequence[int] | None = None
+) -> None:
+    """As much of a Qwen2 checkpoint as `write_gguf` reads. kept: the layers to write; by default all."""
     from safetensors.numpy import save_file
 
     folder.mkdir(parents=True)
@@ -65,7 +67,7 @@ def write_checkpoint(folder: Path, seed: int = 0) -> None:
     hidden, wide = SHAPE["hidden_size"], SHAPE["intermediate_size"]
     narrow = hidden * SHAPE["num_key_value_heads"] // SHAPE["num_attention_heads"]
     shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (SHAPE["vocab_size"], hidden)}
-    for i in range(SHAPE["num_hidden_layers"]):
+    for i in range(num_layers):
         attention = {"q_proj": (hidden,), "k_proj": (narrow,), "v_proj": (narrow,)}
         rest = {
             "self_attn.o_proj": (hidden, hidden), "mlp.gate_proj": (wide, hidden), "mlp.up_proj": (wide, hidden),
@@ -80,8 +82,15 @@ def write_checkpoint(folder: Path, seed: int = 0) -> None:
         name: np.ones(shape, np.float32) if "norm" in name else rng.normal(0, 0.1, shape).astype(np.float32)
         for name, shape in shapes.items()
     }
+    kept = range(num_layers) if kept is None else kept
+    for i in range(num_layers):
+        of_layer = [name for name in weights if name.startswith(f"model.layers.{i}.")]
+        taken = {name: weights.pop(name) for name in of_layer}
+        if i in kept:
+            at = f"model.layers.{kept.index(i)}."
+            weights |= {name.replace(f"model.layers.{i}.", at): each for name, each in taken.items()}
     save_file(weights, folder / "model.safetensors")
-    (folder / "config.json").write_text(json.dumps(SHAPE), encoding="utf-8")
+    (folder / "config.json").write_text(json.dumps(SHAPE | {"num_hidden_layers": len(kept)}), encoding="utf-8")
     train_tokenizer().save(str(folder / "tokenizer.json"))
 
 

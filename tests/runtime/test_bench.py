@@ -351,6 +351,17 @@ def test_without_a_number_the_default_length_stands(toy_engine: Engine) -> None:
     assert "draft model fp32" in default.description
 
 
+def test_a_run_does_not_copy_from_the_run_before_it(toy_engine: Engine) -> None:
+    """A mode would recite a prompt's answer, which another mode or repeat gave."""
+    prompt, config = toy_engine.tokenizer.encode_prompt("abc"), GENERATION.replace(max_new_tokens=24, ignore_eos=True)
+    num_rounds = {}
+    for forgets in (True, False):
+        (mode,) = make_modes(["suffix:4"], toy_engine, forgets=forgets)
+        num_rounds[forgets] = [mode.run(prompt, config).stats["num_rounds"] for _ in range(2)]
+    assert num_rounds[True][0] == num_rounds[True][1]
+    assert num_rounds[False][1] < num_rounds[True][0]
+
+
 @pytest.mark.parametrize(
     ("mode", "message"),
     [

@@ -313,7 +313,7 @@ def test_two_graphs_share_a_cache(openvino_bundle: Any, monkeypatch: pytest.Monk
     path = openvino_bundle.model_path(main)
     first, second = (OpenVINOPaged(path, vocab_size=main.vocab_size, precision="f32") for _ in range(2))
     first.allocate(8192)
-    cache = first._made_cache
+    cache = first.paged_cache
     cache.bind(second._request)
     part = reader_of(cache, "value_cache.0")
     cache.bind(part)
@@ -357,7 +357,7 @@ def test_a_graph_that_keeps_other_numbers_is_refused(openvino_bundle: Any) -> No
     main = openvino_bundle.manifest.main
     model = OpenVINOPaged(openvino_bundle.model_path(main), vocab_size=main.vocab_size, precision="f32")
     model.allocate(64)
-    cache = model._made_cache
+    cache = model.paged_cache
     with pytest.raises(outrider.DeviceError, match=r"has key_cache\.0 as .* in the cache, and a graph .* as "):
         cache.bind(reader_of(cache, "key_cache.0", num_more=1))
     parameter = ops.parameter([1], np.float32)

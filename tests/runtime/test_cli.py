@@ -54,21 +54,34 @@ def test_compare_shows_the_same_text_once(model: Path, capsys: pytest.CaptureFix
         assert label in printed
 
 
-def test_options_reach_the_request(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = ["generate", model, PROMPT, "--max-new-tokens", 20, "--temperature", 0.9, "--top-p", 0.9]
+def test_options_reach_the_request(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["generate", tiny, PROMPT, "--max-new-tokens", 20, "--temperature", 0.9, "--top-p", 0.9]
     first = run_json(capsys, *arguments, "--seed", 3)
     assert first["seed"] == 3
     assert run_json(capsys, *arguments, "--seed", 3)["token_ids"] == first["token_ids"]
     assert run_json(capsys, *arguments, "--seed", 4)["token_ids"] != first["token_ids"]
-    plain = run_json(capsys, "generate", model, PROMPT, "--max-new-tokens", 20, "--drafter", "none")
+    plain = run_json(capsys, "generate", tiny, PROMPT, "--max-new-tokens", 20, "--drafter", "none")
     assert plain["stats"]["num_drafts"] == 0
     stop = plain["text"][5:9]
-    stopped = run_json(capsys, "generate", model, PROMPT, "--max-new-tokens", 20, "--stop", stop)
+    stopped = run_json(capsys, "generate", tiny, PROMPT, "--max-new-tokens", 20, "--stop", stop)
     assert stopped["text"] == plain["text"][: plain["text"].find(stop)]
 
 
-def test_tokens_can_be_banned_and_their_logprobs_shown(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = ["generate", model, PROMPT, "--max-new-tokens", 24, "--compare", "--logprobs", 2]
+def test_answers_follow_what_a_file_says(tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    schema, lark = tmp_path / "schema.json", tmp_path / "answer.lark"
+    schema.write_text('{"type": "array", "items": {"enum": [1, 2]}, "minItems": 2, "maxItems": 2}', encoding="utf-8")
+    lark.write_text('start: "yes" | "no"', encoding="utf-8")
+    assert json.loads(run_json(capsys, "generate", tiny, PROMPT, "--json-schema", schema)["text"])[0] in (1, 2)
+    assert run_json(capsys, "generate", tiny, PROMPT, "--grammar", lark)["text"] in ("yes", "no")
+    assert run_json(capsys, "generate", tiny, PROMPT, "--regex", "[0-9]{3}", "--compare")["compare"]["identical"]
+    assert run(["generate", str(tiny), PROMPT, "--json-schema", str(tmp_path / "none.json")]) == 2
+    assert "JSON schema" in capsys.readouterr().err
+    assert run(["generate", str(tiny), PROMPT, "--regex", "a", "--grammar", str(lark)]) == 2
+    assert "regex and grammar are both set" in capsys.readouterr().err
+
+
+def test_tokens_can_be_banned_and_their_logprobs_shown(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["generate", tiny, PROMPT, "--max-new-tokens", 24, "--compare", "--logprobs", 2]
     plain = run_json(capsys, *arguments)
     assert [token["token_id"] for token in plain["logprobs"]] == plain["token_ids"]
     assert plain["logprobs"][0]["top"][0] == [plain["token_ids"][0], plain["logprobs"][0]["logprob"]]
@@ -95,10 +108,10 @@ def test_the_prompt_can_come_from_standard_input(model: Path) -> None:
     assert json.loads(done.stdout)["stats"]["num_generated_tokens"] == 5
 
 
-def test_a_config_is_read_and_options_win(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_config_is_read_and_options_win(tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "my.toml"
     path.write_text('[generation]\nmax_new_tokens = 7\ndrafter = "none"\n')
-    arguments = ["generate", model, PROMPT, "--config", path]
+    arguments = ["generate", tiny, PROMPT, "--config", path]
     result = run_json(capsys, *arguments)
     assert (len(result["token_ids"]), result["stats"]["num_drafts"]) == (7, 0)
     assert len(run_json(capsys, *arguments, "--max-new-tokens", 4)["token_ids"]) == 4
@@ -139,10 +152,10 @@ def test_tune_prints_a_row_for_every_length(model: Path, capsys: pytest.CaptureF
 
 
 @pytest.mark.slow
-def test_bench_compares_with_openvino_genai(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bench_compares_with_openvino_genai(tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text('{"prompt": "What is a fox?", "category": "qa"}\n\n{"turns": ["Count to five."], "id": "c"}\n')
-    arguments = ["bench", str(model), "--prompts", str(prompts), "--modes", "plain,ngram:2,genai,genai-ngram:2"]
+    arguments = ["bench", str(tiny), "--prompts", str(prompts), "--modes", "plain,ngram:2,genai,genai-ngram:2"]
     result = run_json(capsys, *arguments, "--max-new-tokens", 6, "--repeats", 2)
     assert {row["mode"] for row in result["summary"]} == {"plain", "ngram:2", "genai", "genai-ngram:2"}
     assert len(result["runs"]) == 2 * 4 * 2
@@ -153,8 +166,8 @@ def test_bench_compares_with_openvino_genai(model: Path, tmp_path: Path, capsys:
 
 
 @pytest.mark.slow
-def test_bench_keeps_the_fastest_precision(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = ["bench", model, "--modes", "genai/f32,genai/fastest", "--per-category", 1, "--max-new-tokens", 3]
+def test_bench_keeps_the_fastest_precision(tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["bench", tiny, "--modes", "genai/f32,genai/fastest", "--per-category", 1, "--max-new-tokens", 3]
     first = run_json(capsys, *arguments, "--out", tmp_path / "out")
     default, fastest = first["modes"]
     assert "CPU f32, cache" in default["description"]
@@ -262,20 +275,20 @@ def test_bad_usage(
     fails(capsys, exit_code, message, *arguments)
 
 
-def test_bad_requests(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    generate = ("generate", model)
+def test_bad_requests(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    generate = ("generate", tiny)
     fails(capsys, 1, "The prompt is empty", *generate, "  ")
     fails(capsys, 1, "exceed the model's context of 8,192 tokens", *generate, "word " * 9000)
-    small = 0.0005 if "tiny" in str(model) else 0.01  # room for some hundred tokens
-    fails(capsys, 1, "holds .* tokens; .* Raise cache_size to", *generate, "word " * 900, "--cache-size", small)
+    room = ("--cache-size", 0.0005)  # for some hundred tokens
+    fails(capsys, 1, "holds .* tokens; .* Raise cache_size to", *generate, "word " * 900, *room)
     fails(capsys, 1, "exceed the model's context", *generate, "hello", "--max-new-tokens", 9000)
     fails(capsys, 2, "no device 'XPU' here. Found: CPU", *generate, "hello", "--main-device", "XPU")
     fails(capsys, 1, "has the weights of its GGUF file, Q4_1.*--weights int8", *generate, "hello", "--config", "npu")
     fails(capsys, 2, "no drafter 'draft' here", *generate, "hello", "--drafter", "draft")
-    fails(capsys, 2, "no drafter 'genai' here", "tune", model, "--drafter", "genai")
-    fails(capsys, 2, "no mode 'warp'", "bench", model, "--modes", "plain,warp")
-    fails(capsys, 2, "needs a draft model", "bench", model, "--modes", "draft:3")
-    genai = ("bench", model, "--modes", "genai", "--json", "--no-repeat-ngram-size", 2)
+    fails(capsys, 2, "no drafter 'genai' here", "tune", tiny, "--drafter", "genai")
+    fails(capsys, 2, "no mode 'warp'", "bench", tiny, "--modes", "plain,warp")
+    fails(capsys, 2, "needs a draft model", "bench", tiny, "--modes", "draft:3")
+    genai = ("bench", tiny, "--modes", "genai", "--json", "--no-repeat-ngram-size", 2)
     fails(capsys, 2, "openvino-genai has no no_repeat_ngram_size here, so mode 'genai' cannot be compared", *genai)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sys
 import threading
 from dataclasses import replace
 from types import SimpleNamespace
@@ -16,11 +17,11 @@ import pytest
 import outrider
 from outrider.backends import devices
 from outrider.backends.devices import Device
-from outrider.bench import concurrency
+from outrider.bench import benchmark, concurrency
 from outrider.bench.concurrency import Measured, measure, summarize
 from outrider.bench.modes.mode import Batch, Run
 from outrider.bench.modes.name import ModeName
-from outrider.bench.modes.peers import genai
+from outrider.bench.modes.peers import genai, llamaserver
 from outrider.bench.modes.setup import Setup
 from outrider.bench.prompts import Prompt
 from outrider.bench.report.spread import ratio_interval
@@ -104,6 +105,62 @@ def test_our_requests_run_at_the_same_time(toy_engine: outrider.Engine) -> None:
     assert made.num_tokens == 6
 
 
+LLAMA_SERVER = """#!{python}
+import http.server, json, sys, threading
+options = dict(zip(sys.argv[1:], sys.argv[2:]))
+meeting = threading.Barrier(2, timeout=20)
+class Handler(http.server.BaseHTTPRequestHandler):
+    def answer(self, status, body):
+        made = json.dumps(body).encode()
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(made)))
+        self.end_headers()
+        self.wfile.write(made)
+    def do_GET(self):
+        model = {{"meta": {{"n_vocab": int(open(options["--model"]).read())}}}}
+        found = {{"/health": {{}}, "/props": {{"build_info": "b1"}}, "/v1/models": {{"data": [model]}}}}
+        self.answer(200, found[self.path])
+    def do_POST(self):
+        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        if asked["prompt"] == [0]:
+            return self.answer(400, {{"error": "no prompt"}})
+        meeting.wait()
+        length = int(options.get("--spec-draft-n-max", 0))
+        self.answer(200, {{"tokens": [*asked["prompt"], asked["n_predict"], asked["ignore_eos"], length]}})
+    def log_message(self, *_):
+        pass
+http.server.ThreadingHTTPServer(("127.0.0.1", int(options["--port"])), Handler).serve_forever()
+"""
+
+
+@pytest.mark.skipif(os.name == "nt", reason="the program is a script with a first line for POSIX")
+def test_llamaserver_gets_all_requests_at_the_same_time(
+    setup: Setup, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program, model = tmp_path / "llama-server", tmp_path / "model.gguf"
+    program.write_text(LLAMA_SERVER.format(python=sys.executable))
+    program.chmod(0o755)
+    model.write_text(str(setup.bundle.manifest.main.vocab_size))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    there = replace(setup, peer_models={"llamaserver": model})
+    names = [ModeName.parse(name) for name in ("llamaserver", "llamaserver-ngram:4")]
+    modes = llamaserver.load_together(names, there)
+    config = GenerationConfig(max_new_tokens=5, ignore_eos=True)
+    for mode, length in zip(modes, (0, 4), strict=True):
+        assert mode.run([[1], [2]], config).token_ids == [[1, 5, True, length], [2, 5, True, length]]
+        assert "model.gguf" in mode.description
+        assert "llama-server b1, 8 slots" in mode.description
+    with pytest.raises(OutriderError, match="llama-server answered 400: .*no prompt"):
+        modes[0].run([[0]], config)
+    with pytest.raises(OutriderError, match="8 slots here, and 9 requests would wait"):
+        modes[0].run([[1]] * 9, config)
+    with pytest.raises(OptionError, match="several requests at a time only"):
+        benchmark.run(there, PROMPTS, ["plain", "llamaserver"])
+    model.write_text("3")
+    with pytest.raises(OptionError, match="has 3 tokens"):
+        llamaserver.load_together(names, there)
+
+
 def test_requests_that_would_have_to_wait_are_a_failure_that_says_what_they_need(setup: Setup) -> None:
     """Otherwise a level without enough cache would be measured as a lower one."""
     small = replace(setup, config=setup.config.replace(cache_size=0.0001))
@@ -164,6 +221,7 @@ def test_levels_modes_and_repeats_are_interleaved() -> None:
     ("mode", "options", "message"),
     [
         ("llamacpp", {}, "Mode 'llamacpp' decodes one request at a time here. Leave it out"),
+        ("llamaserver", {}, "needs the program llama-server on the PATH, and there is none"),
         ("genai-ngram:3/fastest", {}, "Name each instead: genai-ngram:3/f32,genai-ngram:3/bf16."),
         ("auto@other", {}, "give it as --peer-model other=FOLDER"),
         ("auto", {"stop": "x"}, "--stop would end some answers sooner"),
@@ -176,6 +234,7 @@ def test_what_cannot_be_compared_is_said_before_anything_runs(
     mode: str, options: dict[str, Any], message: str, setup: Setup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(devices, "find_device", device_with("f32", "bf16"))
+    monkeypatch.setenv("PATH", "")
     changed = replace(setup, config=setup.config.replace(**options))
     with pytest.raises(OptionError, match=message):
         concurrency.run(changed, PROMPTS, ["plain", mode], [1])

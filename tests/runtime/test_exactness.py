@@ -123,7 +123,7 @@ def test_products_may_ask_for_more_than_the_attention() -> None:
 
 def test_what_the_groups_do_not_show_is_seen_when_it_is_tried() -> None:
     """Only some numbers of rows are sorted into groups. Prompts have others, too."""
-    backend = FakeBackend(40, kernels=lambda rows: int(rows in (10, 11, 13, 14)))
+    backend = FakeBackend(40, kernels=lambda rows: int(rows in (33, 70)))
     found = measure_exactness(backend)
     assert found.groups == (ROWS,)
     assert found.holds
@@ -144,16 +144,26 @@ def test_what_was_not_measured_does_not_hold() -> None:
     assert not Exactness().holds
 
 
+def test_every_number_of_rows_that_drafts_have_is_read() -> None:
+    """Hypothesis found kernels with other bits for 21 to 31 rows alone, when 24 and 32 stood for them."""
+    others = {1, 3, 5, 7, *range(21, 32, 2)}
+    backend = FakeBackend(24, kernels=lambda rows: int(rows not in others), attention_kernels=alone)
+    found = measure_exactness(backend)
+    backend.use(found)
+    assert found.holds
+    assert max(compare_readings(backend, 130).values()) == 0
+
+
 @settings(max_examples=12)
 @given(st.data())
 def test_whatever_is_claimed_is_true(data: st.DataObject) -> None:
-    """For any kernels, either a padding is found that makes all readings equal, or none is claimed."""
-    known = data.draw(st.lists(st.integers(0, 2), min_size=64, max_size=64))
+    """For any kernels of up to 32 rows, either a padding is found that makes all readings equal, or none is claimed."""
+    known = data.draw(st.lists(st.integers(0, 2), min_size=32, max_size=32))
     period = data.draw(st.sampled_from([1, 2, 8]))
     beyond = data.draw(st.integers(0, 2))
 
     def kernels(rows: int) -> int:
-        return known[rows - 1] if rows % period and rows <= 64 else beyond
+        return known[rows - 1] if rows % period and rows <= 32 else beyond
 
     backend = FakeBackend(
         24,

@@ -244,6 +244,6 @@ def test_options_that_leave_no_token_say_which_they_may_be() -> None:
     logits = np.full(VOCAB_SIZE, -np.inf, dtype=np.float32)
     logits[list(END)] = 0
     sampler = sampler_of({"min_new_tokens": 2}, [])
-    with pytest.raises(RequestError, match="banned_token_ids, no_repeat_ngram_size or min_new_tokens"):
+    with pytest.raises(RequestError, match="banned_token_ids, no_repeat_ngram_size, min_new_tokens or a grammar"):
         sampler.best(LogitsRow.of(logits), [3])
     assert sampler.best(LogitsRow.of(logits), [3, 3]) == END[1]

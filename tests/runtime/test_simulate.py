@@ -40,7 +40,7 @@ def right(tmp_path_factory: pytest.TempPathFactory) -> Engine:
 @pytest.fixture(autouse=True)
 def sure(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its confidences are 1, so no recovered token is guessed."""
-    monkeypatch.setattr("outrider.drafters.draft_state._confidence", lambda *_: 1.0)
+    monkeypatch.setattr("outrider.drafters.choices._confidence", lambda *_: 1.0)
 
 
 def flat(seconds: float) -> PassCost:

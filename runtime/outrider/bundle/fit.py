@@ -41,6 +41,12 @@ def check_fit(manifest: Manifest) -> None:
         _check_vocabulary(manifest, drafter, listed)
         _check_proposed(drafter, listed)
         _check_kind(drafter)
+        _check_layers(manifest, drafter)
+    if len(masks := [drafter.name for drafter in manifest.drafters if drafter.kind == "masks"]) > 1:
+        raise BundleError(
+            f"{MANIFEST_NAME} has mask tokens for the drafters {' and '.join(masks)}, and a main model reads one set. "
+            "Export the bundle again."
+        )
     for token_id in manifest.tokenizer.eos_token_ids:
         if token_id >= manifest.main.vocab_size:
             raise BundleError(f"eos_token_id {token_id} is outside the vocabulary of {manifest.main.vocab_size:,}.")
@@ -48,17 +54,33 @@ def check_fit(manifest: Manifest) -> None:
 
 def _check_kind(drafter: DrafterEntry) -> None:
     """Check that a drafter that reads hidden states says which, and how many tokens it drafts in a call."""
-    places = drafter.kind in ("dflash", "medusa", "hydra", "blockwise")
+    places = drafter.kind in ("dflash", "medusa", "hydra", "blockwise", "masks")
+    # A draft model may draft in one call, if it says both.
+    at_once = drafter.kind == "draft_model" and None not in (drafter.num_places, drafter.mask_token_id)
     for name, value, needed in (
-        ("features", drafter.features, drafter.kind != "draft_model"),
-        ("num_places", drafter.num_places, places),
-        ("mask_token_id", drafter.mask_token_id is not None, drafter.kind == "dflash"),
+        ("features", drafter.features, drafter.kind not in ("draft_model", "masks", "self")),
+        ("num_places", drafter.num_places, places or at_once),
+        ("mask_token_id", drafter.mask_token_id is not None, drafter.kind == "dflash" or at_once),
+        ("layers", drafter.layers, drafter.kind == "self"),
     ):
         if bool(value) != needed:
             raise BundleError(
                 f"{MANIFEST_NAME} is damaged: drafter '{drafter.name}' of kind {drafter.kind} has "
                 f"{'no' if needed else 'a value for'} {name}. Export the bundle again."
             )
+
+
+def _check_layers(manifest: Manifest, drafter: DrafterEntry) -> None:
+    """Check that a drafter of some of the main model's layers names such layers, and can be made of that model."""
+    layers, main = drafter.layers, manifest.main
+    if drafter.kind != "self":
+        return
+    known = [*sorted({*layers})] == [*layers] and max(layers) < main.geometry.num_layers
+    if not known or len(layers) == main.geometry.num_layers or drafter.model != main or main.format != "openvino":
+        raise BundleError(
+            f"{MANIFEST_NAME} is damaged: drafter '{drafter.name}' has to be some of the {main.geometry.num_layers} "
+            "layers of a main model in OpenVINO's format, ascending. Find them again with 'outrider tune --layers'."
+        )
 
 
 def _check_vocabulary(manifest: Manifest, drafter: DrafterEntry, listed: set[str]) -> None:

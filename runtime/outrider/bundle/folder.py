@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -97,6 +98,12 @@ class Bundle:
             raise BundleError(f"{path} has ids that do not ascend. Export the bundle again.")
         return token_ids
 
+    def sha256_of(self, folder: str) -> str:
+        """One hash for the files of one of its folders, from those in the manifest."""
+        names = [entry for entry in self.manifest.files if entry.path.startswith(f"{folder}/")]
+        lines = sorted(f"{entry.path.removeprefix(folder)} {entry.sha256}\n" for entry in names)
+        return hashlib.sha256("".join(lines).encode()).hexdigest()
+
     def check_hashes(self, progress: Callable[[int], None] | None = None) -> None:
         """Read every file again and compare its sha256 with the manifest.
 
@@ -175,7 +182,9 @@ def draft_models_of(bundle: Bundle, of: Bundle) -> tuple[DrafterEntry, ...]:
             f"The main models of {bundle.folder} and {of.folder} have different vocabularies, so the draft models of "
             "the one cannot draft for the other. Export the pair together."
         )
-    return bundle.manifest.drafters or (DrafterEntry("draft", "draft_model", main),)
+    # One of kind "self" is made of its own main model.
+    others = tuple(each for each in bundle.manifest.drafters if each.kind != "self")
+    return others or (DrafterEntry("draft", "draft_model", main),)
 
 
 def _read_ids(path: Path, length: int, of_each: str, lowest: int, end: int) -> NDArray[np.int32]:

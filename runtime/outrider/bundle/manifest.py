@@ -6,7 +6,11 @@ from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
 
 import msgspec
 
+from outrider.errors import BundleError
+from outrider.files import why, write_whole
+
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
 MANIFEST_NAME = "outrider.json"
@@ -22,13 +26,14 @@ MODEL_NAMES: dict[Format, tuple[str, ...]] = {
 WEIGHTS_NAMES: dict[Format, str] = {"openvino": "openvino_model.bin", "onnx": "model.onnx.data"}
 SCHEMA_VERSION = 1
 RESERVED_NAMES = ("main", "auto", "ngram", "suffix", "none")  # not allowed as names of a bundle's drafters
+NAME = "^[A-Za-z0-9][A-Za-z0-9._-]*$"
 VERSION = r"^\d{1,9}(\.\d{1,9})*$"
 
 Format: TypeAlias = Literal["openvino", "onnx"]
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 NonNegative = Annotated[int, msgspec.Meta(ge=0)]
 Sha256 = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
-Name = Annotated[str, msgspec.Meta(pattern="^[A-Za-z0-9][A-Za-z0-9._-]*$")]
+Name = Annotated[str, msgspec.Meta(pattern=NAME)]
 
 
 class Geometry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -67,10 +72,10 @@ class ModelEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class DrafterEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A named drafter that needs files. Drafters without files (n-gram, suffix) are always available."""
+    """A named drafter that needs files, or the main model's. Others (n-gram, suffix) are always available."""
 
     name: Name
-    kind: Literal["draft_model", "eagle", "eagle3", "mtp", "dflash", "medusa", "hydra", "blockwise"]
+    kind: Literal["draft_model", "eagle", "eagle3", "mtp", "dflash", "medusa", "hydra", "blockwise", "masks", "self"]
     model: ModelEntry
     # "same": the main model's. "intersection": tokens that both have (`outrider.drafters.Intersection`). "text":
     # through the tokens' text (`outrider.drafters.Text`).
@@ -81,6 +86,7 @@ class DrafterEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     features: tuple[str, ...] = ()  # hidden states of the main model that it reads
     num_places: Positive | None = None  # tokens that one call drafts; None: one
     mask_token_id: NonNegative | None = None  # stands for tokens that are to be drafted
+    layers: tuple[NonNegative, ...] = ()  # of "self": those of the main model, which `model` is, ascending
 
 
 class TokenizerEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -116,5 +122,27 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
     """Write `outrider.json` into `folder`, which has all files that the manifest lists."""
-    text = msgspec.json.format(msgspec.json.encode(manifest), indent=2)
-    (folder / MANIFEST_NAME).write_bytes(text + b"\n")
+    (folder / MANIFEST_NAME).write_bytes(_encoded(manifest))
+
+
+def replace_manifest(folder: Path, manifest: Manifest) -> None:
+    """Write it in place of an older one, whole or not at all.
+
+    Raises:
+        BundleError: when the folder cannot be written.
+    """
+    try:
+        write_whole(folder / MANIFEST_NAME, _encoded(manifest))
+    except OSError as error:
+        raise BundleError(f"{folder} cannot be written: {why(error)}. Copy the bundle to another folder.") from error
+
+
+def _encoded(manifest: Manifest) -> bytes:
+    return msgspec.json.format(msgspec.json.encode(manifest), indent=2) + b"\n"
+
+
+def describe_layers(layers: Sequence[int]) -> str:
+    """The ascending numbers of layers as runs, such as "0-13, 18-29"."""
+    begins = [i for i in layers if i - 1 not in layers]
+    ends = [i for i in layers if i + 1 not in layers]
+    return ", ".join(f"{a}-{b}" if a < b else f"{a}" for a, b in zip(begins, ends, strict=True))

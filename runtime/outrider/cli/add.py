@@ -22,9 +22,9 @@ from outrider.errors import ExportError
 @click.option("--revision", metavar="NAME", help="Branch, tag or commit of DRAFTER on the hub.")
 @json_option
 def add(bundle: str, drafter: str, as_json: bool, **options: Any) -> None:
-    """Add to BUNDLE a drafter that reads its main model's hidden states.
+    """Add to BUNDLE a drafter that is no model of its own.
 
-    DRAFTER is a checkpoint folder or hub id: EAGLE-3, EAGLE, MTP, DFlash, Medusa, Hydra or blockwise heads.
+    DRAFTER is a checkpoint folder or hub id: EAGLE-3, EAGLE, MTP, DFlash, Medusa, Hydra, blockwise heads or masks.
     """
     try:
         from outrider_export import add_drafter

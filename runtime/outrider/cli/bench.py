@@ -60,7 +60,7 @@ def _read_levels(context: click.Context, parameter: click.Parameter, given: str 
     "--modes",
     help="Comma-separated: plain, auto, draft[:N], ngram[:N], suffix[:N]; openvino-genai's genai, genai-draft[:N], "
     "genai-dynamic[:T], genai-ngram[:N], genai-eagle3[:N], genai-dflash[:N]; transformers, transformers-draft[:N]; "
-    "llamacpp, llamacpp-ngram[:N]; "
+    "llamacpp, llamacpp-ngram[:N]; with --concurrency, llamaserver, llamaserver-ngram[:N]; "
     "onnxruntime-genai's ortgenai, ortgenai-ngram[:N], ortgenai-draft[:N]. "
     "genai/f32, genai-draft:3/bf16 and so on calculate in that precision, genai/fastest in the one that is quickest "
     "in a trial; without a slash, openvino-genai's modes calculate in the device's default. "
@@ -72,7 +72,7 @@ def _read_levels(context: click.Context, parameter: click.Parameter, given: str 
     multiple=True,
     metavar="NAME=PATH",
     callback=_read_models,
-    help="A model for transformers, transformers-draft, llamacpp, ortgenai, ortgenai-draft, genai-draft, "
+    help="A model for transformers, transformers-draft, llamacpp, llamaserver, ortgenai, ortgenai-draft, genai-draft, "
     "genai-eagle3 or genai-dflash, or another bundle for modes such as auto@NAME. Several times.",
 )
 @click.option("--repeats", type=click.IntRange(1), help="Runs of every prompt and mode.  [default: 1, quick: 3]")
@@ -86,8 +86,8 @@ def _read_levels(context: click.Context, parameter: click.Parameter, given: str 
     "--concurrency",
     metavar="N,…",
     callback=_read_levels,
-    help="Instead: tokens per second of N requests at the same time, for each N, as 1,2,4,8, in our own modes and "
-    "openvino-genai's.  [default modes: plain, auto, genai in each precision; repeats: 3]",
+    help="Instead: tokens per second of N requests at the same time, for each N, as 1,2,4,8, in our own modes, "
+    "openvino-genai's and llama-server's.  [default modes: plain, auto, genai in each precision; repeats: 3]",
 )
 @click.option("--quick", is_flag=True, help="End in ten minutes, with as many prompts as fit.")
 @click.option(

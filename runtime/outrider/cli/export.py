@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import signal
+import tempfile
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 import click
@@ -11,9 +13,14 @@ from rich.filesize import decimal
 from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
+from outrider.bundle.folder import read_bundle
+from outrider.bundle.manifest import MANIFEST_NAME
 from outrider.cli.console import err, out, print_json
 from outrider.cli.options import json_option
-from outrider.errors import ExportError
+from outrider.cli.serving import pop_serving, served_options
+from outrider.config.files import user_path
+from outrider.errors import ExportError, OptionError
+from outrider.files import usable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -42,25 +49,66 @@ _WEIGHTS = "int8, int4, fp16, fp32, or keep for a GGUF file's own; for ONNX int8
 @click.option("--draft-revision", metavar="NAME", help="The same for the draft model.")
 @click.option("--trust-remote-code", is_flag=True, help="Run Python code that comes with a checkpoint.")
 @click.option("--overwrite", is_flag=True, help="Replace an existing bundle once the new one is complete.")
+@served_options
 @json_option
 def export(main: str, draft: str | None, output: str | None, as_json: bool, **options: Any) -> None:
     """Make a bundle of MAIN, and of a draft model for it.
 
-    MAIN is a Hugging Face hub id, a checkpoint folder or a .gguf file.
+    MAIN is a Hugging Face hub id, a checkpoint folder or a .gguf file. With --for ovms, a repository for OpenVINO Model
+    Server is made instead; then MAIN may be a bundle, too.
     """
+    server, serving = pop_serving(options)
     try:
         from outrider_export import default_output, export_bundle
     except ImportError as error:
         raise ExportError(
             f'The export half of outrider is not installed ({error}). Run: pip install "outrider[export]"'
         ) from error
+    if server is not None:
+        serve(main, draft, output, serving, options, as_json)
+        return
     output = output or str(default_output(main, draft))
     make(lambda bars: export_bundle(main, draft, output=output, progress=bars, **options), output, as_json)
 
 
+def serve(
+    main: str, draft: str | None, output: str | None, serving: dict[str, Any], options: dict[str, Any], as_json: bool
+) -> None:
+    """Write a repository for OpenVINO Model Server, of a bundle, or of what bundles are made of."""
+    from outrider_export import Serving, default_output, export_bundle, write_for_ovms
+
+    is_bundle = (usable(user_path(main)) / MANIFEST_NAME).is_file()
+    name = user_path(main).resolve().name if is_bundle else default_output(main, draft).name
+    folder = usable(user_path(output or f"{name}-ovms"))
+    if folder.exists() or options.pop("overwrite"):
+        raise ExportError(f"--for ovms makes a new folder, and replaces none like {folder}. Choose a new name with -o.")
+    beside = folder.parent if folder.parent.is_dir() else None  # a disk with room for the models
+    with terminable(), Bars(quiet=as_json) as bars, tempfile.TemporaryDirectory(dir=beside) as scratch:
+        if is_bundle:
+            _check_none_given(main, {"draft": draft, **options})
+            bundle = read_bundle(user_path(main))
+        else:
+            bundle = export_bundle(main, draft, output=Path(scratch, name), progress=bars, **options)
+        write_for_ovms(bundle, folder, name, Serving(**serving))
+    if as_json:
+        print_json({"repository": str(folder), "model": name, "notes": bars.notes})
+        return
+    out.print(f"{folder}: a model repository with '{name}'.")
+    out.print(f"Serve it: ovms --rest_port 8000 --config_path {folder / 'config.json'}")
+
+
+def _check_none_given(bundle: str, options: dict[str, Any]) -> None:
+    """Check that a bundle, which is not converted again, is given without options of conversion."""
+    for name, value in options.items():
+        if value not in (None, False, "openvino"):
+            raise OptionError(
+                f"--{name.replace('_', '-')} is not for {bundle}, which is a bundle already. Leave it out."
+            )
+
+
 def make(work: Callable[[Bars], Bundle], output: str, as_json: bool) -> None:
     """Make a bundle at `output`, with progress, and describe it."""
-    with _terminable(), Bars(quiet=as_json) as bars:
+    with terminable(), Bars(quiet=as_json) as bars:
         bundle = work(bars)
     manifest = bundle.manifest
     size = sum(file.size for file in manifest.files)
@@ -75,7 +123,7 @@ def make(work: Callable[[Bars], Bundle], output: str, as_json: bool) -> None:
 
 
 @contextmanager
-def _terminable() -> Iterator[None]:
+def terminable() -> Iterator[None]:
     """Make SIGTERM clean up as Ctrl-C does."""
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:

@@ -33,6 +33,9 @@ if TYPE_CHECKING:
     metavar="FILE",
     help="A text that auto and the suffix drafter copy from. Can be given several times.",
 )
+@click.option("--json-schema", metavar="FILE", help="Answer in JSON by the schema in this file.")
+@click.option("--regex", metavar="PATTERN", help="Answer with a text that matches this as a whole.")
+@click.option("--grammar", metavar="FILE", help="Answer by the Lark grammar in this file.")
 @click.option("--compare", is_flag=True, help="Run the same request plainly too, and print both speeds.")
 @trace_option
 @load_options
@@ -44,6 +47,9 @@ def generate(
     system: str | None,
     no_chat_template: bool,
     reference: tuple[str, ...],
+    json_schema: str | None,
+    regex: str | None,
+    grammar: str | None,
     compare: bool,
     trace: str | None,
     as_json: bool,
@@ -57,7 +63,13 @@ def generate(
 
     config = read_options(options)
     if reference:
-        config = config.replace(references=[_read_text(path) for path in reference])
+        config = config.replace(references=[_read_text("Reference", path) for path in reference])
+    shapes = {
+        "json_schema": json_schema and _read_text("JSON schema", json_schema),
+        "regex": regex,
+        "grammar": grammar and _read_text("Grammar", grammar),
+    }
+    config = config.replace(**{name: text for name, text in shapes.items() if text is not None})
     if system is not None and no_chat_template:
         raise click.UsageError("--system needs the chat template: leave out --no-chat-template.")
     text = sys.stdin.read() if prompt == "-" else prompt
@@ -88,8 +100,8 @@ def generate(
         out.print(verdict(result, plain, config.generation.sampling))
 
 
-def _read_text(path: str) -> str:
-    with reading(f"Reference {path}", "Name a text file, in UTF-8."):
+def _read_text(what: str, path: str) -> str:
+    with reading(f"{what} {path}", "Name a text file, in UTF-8."):
         return user_path(path).read_text(encoding="utf-8-sig")
 
 

@@ -11,6 +11,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
 from rich.table import Table
 
 from outrider.bundle.folder import read_bundle
+from outrider.bundle.manifest import describe_layers
 from outrider.cli.console import err, out, print_json
 from outrider.cli.options import json_option
 
@@ -87,6 +88,8 @@ def _describe(model: ModelEntry) -> dict[str, str]:
 
 
 def _way(drafter: DrafterEntry, main: ModelEntry) -> str:
+    if drafter.layers:
+        return f"layers {describe_layers(drafter.layers)} of the main model"
     way = "the same vocabulary"
     if drafter.vocabulary != "same":
         shared = drafter.num_shared_tokens or 0

@@ -20,9 +20,13 @@ from outrider.config.checks import (
     are_ids,
     are_named,
     are_texts,
+    are_tools,
     as_biases,
+    as_schema,
+    as_tool_choice,
     as_tuple,
     check,
+    check_grammar,
     is_temperature,
     make_plain,
 )
@@ -49,8 +53,8 @@ class GenerationConfig:
     """How one request is decoded. The default is greedy.
 
     Processors run in the order logit bias, repetition penalty, presence and frequency penalty, no-repeat n-gram,
-    min_new_tokens, banned tokens, temperature, top-k, top-p, min-p, typical-p. For their formulas and sources see
-    `outrider.sampling`.
+    min_new_tokens, banned tokens, grammar, temperature, top-k, top-p, min-p, typical-p. For their formulas and sources
+    see `outrider.sampling`.
     """
 
     max_new_tokens: int | None = None  # longest answer, in tokens; None: 512, or as many as still fit
@@ -84,6 +88,18 @@ class GenerationConfig:
     seed: int | None = None  # of sampling; None: one is drawn, and reported as `result.seed`
     stop: tuple[str, ...] = ()  # strings that end the answer; cut from the text
     stop_token_ids: tuple[int, ...] = ()  # token ids that end the answer, besides the model's own
+    # JSON schema that the answer follows: a table or its text. True: any object. At most one of this, `regex` and
+    # `grammar`; all need `pip install "outrider[structured]"`.
+    json_schema: Mapping[str, Any] | str | bool | None = None
+    regex: str | None = None  # regular expression that the whole answer matches, in the syntax of Rust's regex crate
+    grammar: str | None = None  # Lark grammar that the answer follows, in llguidance's dialect
+    # Functions that the model may call, as in OpenAI's API; see `engine.tool_format`. If one of them is `strict`, calls
+    # follow the functions' parameters whatever `tool_choice` is.
+    tools: tuple[Mapping[str, Any], ...] = ()
+    # "auto": the model decides. "none": it is not told of the functions. "required": it calls one or several. A
+    # function's name: it calls that one. The last two need `pip install "outrider[structured]"`.
+    tool_choice: str | Mapping[str, Any] = "auto"
+    parallel_tool_calls: bool = True  # False: the answer ends with its first call
     ignore_eos: bool = False  # decode past the end of the answer (for benchmarks)
     logprobs: int | None = None  # log probability of each token, and of this many of the likeliest; None: off
     # Which logits logprobs are made of. "unprocessed": the model's own. "processed": what the token was chosen from.
@@ -97,6 +113,9 @@ class GenerationConfig:
         object.__setattr__(self, "stop_token_ids", as_tuple(self.stop_token_ids))
         object.__setattr__(self, "banned_token_ids", as_tuple(self.banned_token_ids))
         object.__setattr__(self, "logit_bias", as_biases(self.logit_bias))
+        object.__setattr__(self, "json_schema", as_schema(self.json_schema))
+        object.__setattr__(self, "tools", as_tuple(self.tools))
+        object.__setattr__(self, "tool_choice", as_tool_choice(self.tool_choice))
         check(self, "max_new_tokens", None, Integral, lambda n: n >= 1, "an integer of at least 1")
         check(self, "drafter", None, str, bool, "a drafter's name, 'auto', or None")
         count = "'auto', or an integer from 0 to 64"
@@ -124,10 +143,21 @@ class GenerationConfig:
         check(self, "seed", None, Integral, lambda s: 0 <= s < 2**64, "an integer from 0 to 2**64 - 1")
         check(self, "stop", ..., tuple, are_texts, "a text or a list of texts, none of them empty")
         check(self, "stop_token_ids", ..., tuple, are_ids, "a list of token ids")
+        if self.json_schema is not True:
+            schema = "a JSON schema as a table or as its text, or true for any object"
+            check(self, "json_schema", None, Mapping, lambda _: True, schema)
+        for name in ("regex", "grammar"):
+            check(self, name, None, str, bool, "a text, and not empty")
+        functions = "a list of functions as in OpenAI's API, each with a name of its own"
+        check(self, "tools", ..., tuple, are_tools, functions)
+        choices = ("auto", "none", "required", *(tool["function"]["name"] for tool in self.tools))
+        check(self, "tool_choice", ..., str, choices.__contains__, f"one of {', '.join(choices)}")
+        check(self, "parallel_tool_calls", ..., bool, lambda _: True, "true or false")
         check(self, "ignore_eos", ..., bool, lambda _: True, "true or false")
         check(self, "logprobs", None, Integral, lambda n: 0 <= n <= 20, "an integer from 0 to 20, or None")
         ways = ("unprocessed", "processed")
         check(self, "logprobs_of", ..., str, ways.__contains__, "'unprocessed' or 'processed'")
+        check_grammar(self)
         if self.sampling in LOSSY and not self.temperature:
             raise OptionError(f"sampling={self.sampling!r} needs a temperature above 0: at 0 nothing is sampled.")
         if self.acceptance_threshold is not None and self.sampling not in LOSSY:
@@ -142,6 +172,16 @@ class GenerationConfig:
                 f"min_new_tokens={self.min_new_tokens} is more than max_new_tokens={self.max_new_tokens}. "
                 "Lower the first or raise the second."
             )
+
+    @property
+    def offered_tools(self) -> tuple[Mapping[str, Any], ...]:
+        """The functions that the model is told of."""
+        return () if self.tool_choice == "none" else self.tools
+
+    @property
+    def has_strict_tools(self) -> bool:
+        """Whether calls follow the functions' parameters even where the model need not call."""
+        return any(tool["function"].get("strict") for tool in self.offered_tools)
 
     @property
     def sampling_is_invariant(self) -> bool:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import json
 from collections.abc import Callable, Mapping
 from numbers import Integral, Real
 from typing import Any
 
-from outrider.errors import OptionError
+from outrider.errors import OptionError, one_line
 
 _MOST_SHOWN = 200  # characters of a value, in a message
 
@@ -54,6 +55,53 @@ def as_biases(value: Any) -> Any:
     return biases if len(biases) == len(value) else value  # an id that occurs twice, as "7" and 7, is refused
 
 
+def as_schema(value: Any) -> Any:
+    """A JSON schema from its text; anything else as it is.
+
+    Raises:
+        OptionError: for a text that is not JSON, or a table that cannot be written as JSON.
+    """
+    try:
+        if isinstance(value, Mapping):
+            json.dumps(value)
+        return json.loads(value) if isinstance(value, str) else value
+    except (TypeError, ValueError, RecursionError) as error:
+        raise OptionError(
+            f"json_schema={shown_value(value)} is not JSON: {one_line(error)}. Give a JSON schema."
+        ) from error
+
+
+def as_tool_choice(value: Any) -> Any:
+    """The name of the function that OpenAI's form of a choice is for; anything else as it is."""
+    function = value.get("function") if isinstance(value, Mapping) else None
+    return function.get("name", value) if isinstance(function, Mapping) else value
+
+
+def are_tools(values: tuple[Any, ...]) -> bool:
+    """Whether these are functions as in OpenAI's API, each with a name of its own."""
+    given = [value.get("function") if isinstance(value, Mapping) else None for value in values]
+    functions = [function for function in given if isinstance(function, Mapping)]
+    if len(functions) < len(values):
+        return False
+    names = [function.get("name") for function in functions]
+    schemas = [function.get("parameters") for function in functions]
+    known = ("auto", "none", "required")
+    return (
+        all(isinstance(name, str) and name and name not in known for name in names)
+        and len({*names}) == len(names)
+        and all(isinstance(schema, Mapping | None) for schema in schemas)
+        and _is_json(values)
+    )
+
+
+def _is_json(value: object) -> bool:
+    try:
+        json.dumps(value)
+    except (TypeError, ValueError, RecursionError):
+        return False
+    return True
+
+
 def are_biases(values: Mapping[Any, Any]) -> bool:
     """Whether these are biases by token id."""
     numbers = all(isinstance(value, Real) and not isinstance(value, bool) for value in values.values())
@@ -85,10 +133,26 @@ def check(config: Any, name: str, absent: object, kind: Any, rule: Callable[[Any
         raise OptionError(f"{name}={shown_value(value)} is not {says}.")
 
 
+def check_grammar(config: Any) -> None:
+    """Raise OptionError for two grammars, or for an answer that follows one and may not end."""
+    given = [name for name in ("json_schema", "regex", "grammar") if getattr(config, name) is not None]
+    if config.tool_choice == "required" and not config.tools:
+        raise OptionError("tool_choice='required' needs tools, and there are none. Give tools, or leave it out.")
+    if config.tools and config.tool_choice != "none":
+        if given:
+            raise OptionError(f"{given[0]} leaves no room for calls of tools. Leave it out, or set tool_choice='none'.")
+        free = ["tools"] if config.has_strict_tools else []
+        given = free if config.tool_choice == "auto" else ["tool_choice"]
+    if len(given) > 1:
+        raise OptionError(f"{given[0]} and {given[1]} are both set, and an answer follows one. Leave one out.")
+    if given and config.ignore_eos:
+        raise OptionError(f"ignore_eos=True goes past the end, and {given[0]} says where that is. Leave one out.")
+
+
 def shown_value(value: object) -> str:
     """A value for a message, cut if it is long."""
     try:
         text = repr(value)
-    except ValueError:  # Python writes no integer of more than 4,300 digits
+    except (ValueError, RecursionError):  # Python writes no integer of more than 4,300 digits, and no deep nesting
         return f"<{type(value).__name__}>"
     return text if len(text) <= _MOST_SHOWN else text[:_MOST_SHOWN] + "…"

@@ -36,8 +36,9 @@ PIECES = (2048, 512, 100, 64, 33, 32, 16, 2, 1)  # tokens per call
 MAX_CALLS = 100  # sizes that need more calls to read the context are left out
 WRONG_DRAFTS = (0, 1, 2, 5, 15)
 
-# Numbers of rows that are measured at load: those of drafts, and some of prompt pieces and batches.
-ROWS = (*range(1, 10), 12, 15, 16, 24, 32)
+# Numbers of rows that are measured at load: all that drafts and small batches have. Kernels for more are chosen by the
+# whole tiles in a number, of which some are read in `_quick_readings`.
+ROWS = tuple(range(1, 33))
 _SQUARE = [(rows, rows) for rows in ROWS]  # calls of as many rows of logits
 _FEW = (1, 2, 8)  # numbers of rows whose bits differ if any padding is needed
 _LOGITS_ROWS = (1, 2, 3, 4, 5, 8, 16)  # numbers of rows of logits
@@ -53,7 +54,7 @@ def measure_exactness(backend: PaddedBackend) -> Exactness:
 
     First, numbers of rows are sorted into groups whose rows have the same bits. Then each padding that would bring all
     calls into one group is tried, the cheapest first: on prompts in pieces, cached prefixes, several sequences and
-    rejected drafts. Takes about 100 calls. The backend's cache must be allocated and empty.
+    rejected drafts. Takes about 150 calls. The backend's cache must be allocated and empty.
 
     Raises:
         DeviceError: when the device fails.

@@ -17,14 +17,15 @@ order of its `_get_logits_processor`:
     would repeat an n-gram
 5.  min_new_tokens: `MinNewTokensLengthLogitsProcessor`. −inf for tokens that would end a shorter answer
 6.  banned tokens: `SuppressTokensLogitsProcessor`. −inf
-7.  temperature: `TemperatureLogitsWarper`. logit / temperature
-8.  top-k: `TopKLogitsWarper`. The k highest logits, and those equal to the last of them
-9.  top-p (Holtzman et al. 2020): `TopPLogitsWarper`. The likeliest tokens until their mass reaches p
-10. min-p (Nguyen et al. 2024): `MinPLogitsWarper`. Tokens of at least min_p · the highest probability
-11. typical-p (Meister et al. 2022): `TypicalLogitsWarper`. The tokens whose −log(probability) is nearest to the
+7.  grammar: see `outrider.grammar`. −inf for tokens that may not follow
+8.  temperature: `TemperatureLogitsWarper`. logit / temperature
+9.  top-k: `TopKLogitsWarper`. The k highest logits, and those equal to the last of them
+10. top-p (Holtzman et al. 2020): `TopPLogitsWarper`. The likeliest tokens until their mass reaches p
+11. min-p (Nguyen et al. 2024): `MinPLogitsWarper`. Tokens of at least min_p · the highest probability
+12. typical-p (Meister et al. 2022): `TypicalLogitsWarper`. The tokens whose −log(probability) is nearest to the
     entropy, until their mass reaches p
 
-A greedy token is the best one after step 6. Later steps are for sampling. Steps 8 to 11 keep at least one token.
+A greedy token is the best one after step 7. Later steps are for sampling. Steps 9 to 12 keep at least one token.
 
 Each step sees the same tokens as in plain decoding: a row of a draft counts the draft tokens before it, in a tree those
 on its path, and the state holds committed tokens only. A logit of −inf stays −inf.

@@ -36,7 +36,7 @@ class LogitsSampler:
 
     Rows are not changed. A token with a logit of −inf is never chosen.
 
-    end_token_ids: the tokens that end an answer, which `min_new_tokens` bans.
+    end_token_ids: the tokens that end an answer, which `min_new_tokens` bans. grammar: bans what may not follow.
 
     Raises:
         DeviceError: when a row has no finite maximum, which only broken weights or a broken driver produce.
@@ -44,7 +44,12 @@ class LogitsSampler:
     """
 
     def __init__(
-        self, config: GenerationConfig, prompt_token_ids: Seq[int], *, end_token_ids: Collection[int] = ()
+        self,
+        config: GenerationConfig,
+        prompt_token_ids: Seq[int],
+        *,
+        end_token_ids: Collection[int] = (),
+        grammar: Processor | None = None,
     ) -> None:
         self._config = config
         self._processors: list[Processor] = []
@@ -58,6 +63,8 @@ class LogitsSampler:
             self._processors.append(MinNewTokens(config.min_new_tokens, end_token_ids))
         if config.banned_token_ids:
             self._processors.append(BannedTokens(config.banned_token_ids))
+        if grammar is not None:
+            self._processors.append(grammar)
         self._only_lowers = (
             config.repetition_penalty >= 1
             and min(config.presence_penalty, config.frequency_penalty) >= 0
@@ -142,7 +149,7 @@ class LogitsSampler:
         if logits.max() == -np.inf:
             raise NoTokenLeft(
                 "The request's options leave no token to choose: those that the model gives here are all banned by "
-                "banned_token_ids, no_repeat_ngram_size or min_new_tokens. Ban fewer of them.",
+                "banned_token_ids, no_repeat_ngram_size, min_new_tokens or a grammar. Ban fewer of them.",
                 row=len(prefix),
             )
         return logits

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -88,9 +88,12 @@ class FakeBackend:
         FakeBackend(16, kernels=lambda rows: 0 if rows % 8 == 0 else rows)
 
     single_kernels: the same for calls in which each sequence has one row, by the number of sequences.
+
+    num_masks: mask tokens that it reads, with the ids behind the vocabulary. They are tokens like any other to it.
     """
 
     width = 4
+    capabilities: Capabilities
 
     def __init__(
         self,
@@ -105,8 +108,9 @@ class FakeBackend:
         can_pad_apart: bool = False,
         separate_rules: tuple[RowRule, ...] = (),
         features: tuple[str, ...] = (),
+        num_masks: int = 0,
     ) -> None:
-        self.features = features
+        self.features, self.num_masks = features, num_masks
         self.vocab_size, self.seed, self.noise, self.memory = vocab_size, seed, noise, memory
         self.can_pad_apart, self.separate_rules = can_pad_apart, separate_rules
         self._kernels, self._attention_kernels = kernels, attention_kernels
@@ -120,12 +124,18 @@ class FakeBackend:
         self.use(Exactness())
         # A model without kernels calculates in one order.
         exact = kernels is None and attention_kernels is None and single_kernels is None
-        self.capabilities = Capabilities(bit_exact_batching=exact, features=features, trees=True)
+        self.capabilities = replace(self.capabilities, bit_exact_batching=exact)
 
     def use(self, exactness: Exactness) -> None:
         """Pad calls by this rule, and report this exactness."""
         self.exactness = exactness
-        self.capabilities = Capabilities(exactness.holds, exactness.rule, features=self.features, trees=True)
+        self.capabilities = Capabilities(
+            exactness.holds,
+            exactness.rule,
+            features=self.features,
+            trees=True,
+            mask_token_ids=tuple(range(self.vocab_size, self.vocab_size + self.num_masks)),
+        )
 
     def open(self, max_tokens: int, prompt: Prompt = NO_PROMPT) -> FakeSlot:
         """A slot. There is always room, and nothing is evicted."""
@@ -155,7 +165,8 @@ class FakeBackend:
             is_separate = rule.separate and chunk.generated
             num_seen = 1 if is_separate else rule.sequence(count)
             of_sequence = self._attention_kernels(num_seen) if self._attention_kernels else 0
-            if slot.closed or slot.backend is not self or slot.length + len(chunk.token_ids) > slot.max_tokens:
+            longest = max(map(len, chunk.branches), default=0)
+            if slot.closed or slot.backend is not self or slot.length + longest > slot.max_tokens:
                 raise AssertionError(f"slot closed, foreign or overfilled: {slot}")
             is_marked = chunk.generated and self.capabilities.marks_answers
             token_ids = mark(chunk.token_ids) if is_marked else [*chunk.token_ids]

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
     from collections.abc import Sequence as Seq
 
 TOY_ALPHABET = "abcdefghijklmnopqrstuvwxyz0123456789 .é\0"
@@ -15,14 +15,16 @@ class ToyTokenizer:
     """A tokenizer for `tokens`, by default the characters of `TOY_ALPHABET` in id order.
 
     "é" has two bytes, and "\\0" ends an answer. A text is encoded from left to right, with the longest token that fits.
-    Other text is an error, or is skipped if `tokens` are given.
+    Other text is an error, or is skipped if `tokens` are given. chat: has a chat template, "u hello\\0a " for a user's
+    message and the beginning of an answer.
     """
 
-    has_chat_template = False
+    chat_template = ""
     eos_token_id = len(TOY_ALPHABET) - 1
     prefix = ()
 
-    def __init__(self, tokens: Seq[bytes] | None = None) -> None:
+    def __init__(self, tokens: Seq[bytes] | None = None, *, chat: bool = False) -> None:
+        self.has_chat_template = chat
         self._strict = tokens is None
         self._tokens = toy_tokens() if tokens is None else list(tokens)
         self._longest_first = sorted(range(len(self._tokens)), key=lambda i: -len(self._tokens[i]))
@@ -31,11 +33,31 @@ class ToyTokenizer:
         self,
         prompt: str | Seq[Mapping[str, Any]] | Seq[int],
         *,
-        chat_template: bool = True,  # noqa: ARG002
+        chat_template: bool = True,
+        tools: Seq[Mapping[str, Any]] = (),
     ) -> list[int]:
-        """Token ids of a text; other prompts must be token ids already."""
-        items: Any = self.encode(prompt) if isinstance(prompt, str) else prompt
+        """Token ids of a text or, with a chat template, of messages; other prompts must be token ids already."""
+        items: Any = prompt
+        if isinstance(prompt, str):
+            if not (chat_template and self.has_chat_template):
+                return self.encode(prompt)
+            items = [{"role": "user", "content": prompt}]
+        items = list(items)
+        if self.has_chat_template and items and isinstance(items[0], Mapping):
+            return self.encode_rendered(self.render(items, tools=tools))
         return [int(item) for item in items]
+
+    def render(
+        self, messages: Seq[Mapping[str, Any]], *, tools: Seq[Mapping[str, Any]] = (), answering: bool = True
+    ) -> str:
+        """The text of messages: of each the first letter of its role, its content, and the end token."""
+        described = [{"role": "t", "content": tool.get("function", tool)["name"]} for tool in tools]
+        text = "".join(f"{each['role'][0]} {each['content']}\0" for each in (*described, *messages))
+        return text + "a " if answering else text
+
+    def encode_rendered(self, text: str) -> list[int]:
+        """Token ids of a rendered text."""
+        return self.encode(text)
 
     def encode(self, text: str) -> list[int]:
         """Token ids of a text."""

@@ -25,15 +25,26 @@ class TextStream:
 
     A token's text depends on its neighbours (the space before a word, the bytes of one character), so a window of
     tokens is decoded together. It moves as the answer grows, and always starts some tokens back, as in Hugging Face
-    TGI's `decode_token`. at_once: the text is read only at the end, so that without a stop string it is decoded once.
+    TGI's `decode_token`. until: is given each new text, and says whether the answer ends with it. at_once: the text is
+    read only at the end, so that it is decoded once if nothing in it can end the answer.
     """
 
     _WINDOW = 32  # tokens; decoding costs the same for one as for these
 
-    def __init__(self, decode: Callable[[Seq[int]], str], stop: Seq[str] = (), *, at_once: bool = False) -> None:
+    def __init__(
+        self,
+        decode: Callable[[Seq[int]], str],
+        stop: Seq[str] = (),
+        *,
+        until: Callable[[str], bool] | None = None,
+        at_once: bool = False,
+    ) -> None:
         self.stop = tuple(stop)
-        self._at_once = at_once and not stop
+        self.stepwise = bool(stop) or until is not None  # whether tokens are to be pushed one by one
+        self._until = until
+        self._at_once = at_once and not self.stepwise
         self.stopped = False  # whether a stop string came up
+        self.is_over = False  # whether it did, or `until` has seen the end
         self._decode = decode
         self._token_ids: list[int] = []
         self._start = 0  # where the window starts
@@ -60,10 +71,18 @@ class TextStream:
             count -= 1
         return count
 
+    @property
+    def num_certain_tokens(self) -> int:
+        """Tokens whose text is certain; not those of an incomplete character, or of what may begin a stop string."""
+        if not self.stop:
+            return self._shown
+        at = bisect_right(self._ends, self._certain, key=lambda end: end[1])
+        return self._ends[at - 1][0] if at else 0
+
     def push(self, token_ids: Seq[int]) -> None:
         """Add tokens.
 
-        Where a stop string is set, push tokens one by one: `stopped` then tells which of them completed it.
+        Where `stepwise` is set, push tokens one by one: `is_over` then tells which of them ended the answer.
         """
         self._token_ids.extend(token_ids)
         if self._at_once:
@@ -88,9 +107,11 @@ class TextStream:
             self._start = self._shown
             text = self._decode(self._token_ids[self._start :])
         self._known, self._shown = text, len(self._token_ids)
+        if self._until is not None and self._until(new):
+            self.is_over = True
         if not self.stop:
             return
         self._ends.append((self._shown, len(self._text)))
         if found := self._stops.push(new):
             self._text = self._text[:-found]
-            self.stopped = True
+            self.stopped = self.is_over = True

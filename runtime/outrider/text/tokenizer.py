@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping
 from functools import cached_property
 from numbers import Integral
@@ -43,14 +44,25 @@ class Tokenizer:
     @property
     def has_chat_template(self) -> bool:
         """Whether messages can be laid out for this model."""
-        return bool(self._tokenizer.chat_template)
+        return bool(self.chat_template)
+
+    @property
+    def chat_template(self) -> str:
+        """The template that messages are laid out with; empty if there is none."""
+        template: str = self._tokenizer.chat_template
+        return template
 
     def encode_prompt(
-        self, prompt: str | Seq[Mapping[str, Any]] | Seq[int], *, chat_template: bool = True
+        self,
+        prompt: str | Seq[Mapping[str, Any]] | Seq[int],
+        *,
+        chat_template: bool = True,
+        tools: Seq[Mapping[str, Any]] = (),
     ) -> list[int]:
         """The token ids of a prompt: text, chat messages, or token ids, which are used as they are.
 
-        Text counts as one user message when the model has a chat template, unless `chat_template` is False.
+        Text counts as one user message when the model has a chat template, unless `chat_template` is False. tools:
+        functions as in OpenAI's API, for the template. Messages may then have `tool_calls`, and the role "tool".
 
         Raises:
             RequestError: when the prompt is empty.
@@ -60,7 +72,9 @@ class Tokenizer:
             if not prompt.strip():
                 raise RequestError("The prompt is empty. Give at least one word.")
             if chat_template and self.has_chat_template:
-                return self._encode_messages([{"role": "user", "content": prompt}])
+                return self.encode_rendered(self.render([{"role": "user", "content": prompt}], tools=tools))
+            if tools:
+                raise OptionError("tools need a chat template, and this prompt is used as it is. Leave them out.")
             return self._encode(prompt, add_special_tokens=True)
         if hasattr(prompt, "tolist"):  # an array, which need not have a length
             prompt = prompt.tolist()
@@ -71,12 +85,44 @@ class Tokenizer:
             raise RequestError("The prompt is empty. Give text, at least one message, or at least one token id.")
         if all(isinstance(item, Integral) and not isinstance(item, bool) for item in items):
             return [int(item) for item in items]
-        for i, item in enumerate(items):
-            if not isinstance(item, Mapping) or not all(isinstance(item.get(k), str) for k in ("role", "content")):
-                raise OptionError(f"Message {i} of the prompt is {item!r}: it needs a 'role' and a 'content', as text.")
-        if not chat_template or not self.has_chat_template:
+        _check_messages(items)
+        if not chat_template:
             raise OptionError("Messages need a chat template, and there is none. Give the prompt as text.")
-        return self._encode_messages([dict(item) for item in items])
+        return self.encode_rendered(self.render(items, tools=tools))
+
+    def render(
+        self, messages: Seq[Mapping[str, Any]], *, tools: Seq[Mapping[str, Any]] = (), answering: bool = True
+    ) -> str:
+        """The text of chat messages, by the model's template. It ends where an answer begins, if `answering`.
+
+        tools: descriptions of functions that the model may call, as JSON schemas.
+
+        Raises:
+            OptionError: when a message lacks its role or content, or the model has no chat template.
+            RequestError: when the template refuses the messages.
+        """
+        _check_messages(messages)
+        history = [_with_content(message) for message in messages]
+        if not self.has_chat_template:
+            raise OptionError("Messages need a chat template, and there is none. Give the prompt as text.")
+        options = {"tools": [dict(tool) for tool in tools]} if tools else {}
+        try:
+            written = json.dumps([history, options], ensure_ascii=False)
+        except (TypeError, ValueError, RecursionError) as error:
+            raise OptionError(
+                f"The prompt's messages are not JSON: {one_line(error)}. Give texts and numbers."
+            ) from error
+        if not _is_utf8(written):
+            raise RequestError("The prompt has characters that are not text (lone surrogates). Give it as UTF-8.")
+        try:
+            text: str = self._tokenizer.apply_chat_template(history, add_generation_prompt=answering, **options)
+        except (RuntimeError, TypeError) as error:
+            raise RequestError(f"The model's chat template refuses these messages: {one_line(error)}.") from error
+        return text
+
+    def encode_rendered(self, text: str) -> list[int]:
+        """The token ids of a text that a template has written, from its beginning on: nothing is added."""
+        return self._encode(text, add_special_tokens=False)
 
     def encode(self, text: str) -> list[int]:
         """The token ids of a text that continues another: no prefix is added. Special tokens are recognised."""
@@ -109,15 +155,6 @@ class Tokenizer:
     def _anchor_token_ids(self) -> list[int]:
         return self._encode(self._anchor, add_special_tokens=False) if self._anchor else []
 
-    def _encode_messages(self, messages: list[dict[str, Any]]) -> list[int]:
-        if not all(_is_utf8(message["content"]) for message in messages):
-            raise RequestError("The prompt has characters that are not text (lone surrogates). Give it as UTF-8.")
-        try:
-            text = self._tokenizer.apply_chat_template(messages, add_generation_prompt=True)
-        except RuntimeError as error:
-            raise RequestError(f"The model's chat template refuses these messages: {one_line(error)}.") from error
-        return self._encode(text, add_special_tokens=False)  # the template writes them
-
     def _encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         if not _is_utf8(text):
             raise RequestError("The prompt has characters that are not text (lone surrogates). Give it as UTF-8.")
@@ -137,6 +174,19 @@ def check_tokenizer(folder: Path) -> None:
     for name in FILES:
         if not (folder / name).is_file():
             raise BundleError(f"The tokenizer in {folder} has no {name}. Export the bundle again.")
+
+
+def _check_messages(messages: Seq[Any]) -> None:
+    for i, item in enumerate(map(_with_content, messages)):
+        if not isinstance(item, Mapping) or not all(isinstance(item.get(k), str) for k in ("role", "content")):
+            raise OptionError(f"Message {i} of the prompt is {item!r}: it needs a 'role' and a 'content', as text.")
+
+
+def _with_content(message: Any) -> Any:
+    """A copy of a message, with an empty content if it has calls of tools instead."""
+    if not isinstance(message, Mapping):
+        return message
+    return {**message, "content": ""} if message.get("tool_calls") and message.get("content") is None else dict(message)
 
 
 def _is_utf8(text: str) -> bool:

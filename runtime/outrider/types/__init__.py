@@ -34,9 +34,8 @@ from outrider.types.backend import (
 from outrider.types.calls import Call, CallObserver
 from outrider.types.decoding import (
     NO_DRAFT,
-    Distribution,
+    ChatTokenizer,
     Draft,
-    Noise,
     Outcome,
     Rows,
     Sampler,
@@ -59,6 +58,7 @@ from outrider.types.drafting import (
     goes_ahead,
     is_priced,
 )
+from outrider.types.randomness import Distribution, Noise
 
 __all__ = [
     "NO_DRAFT",
@@ -69,6 +69,7 @@ __all__ = [
     "Call",
     "CallObserver",
     "Capabilities",
+    "ChatTokenizer",
     "Chunk",
     "Committed",
     "CompiledModel",

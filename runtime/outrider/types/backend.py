@@ -53,6 +53,11 @@ class LogitsRow:
         """A row in memory, float32 [vocab_size]."""
         return cls(lambda: logits)
 
+    def copied(self) -> LogitsRow:
+        """The same row, valid for as long as it is wanted."""
+        logits = self.full().copy()
+        return LogitsRow(lambda: logits, self.top)
+
 
 @dataclass(frozen=True, slots=True)
 class FixedShape:
@@ -168,6 +173,9 @@ class Capabilities:
     fixed: FixedShape | None = None  # None: chunks and slots may have any size that fits
     features: tuple[str, ...] = ()  # hidden states that a chunk can ask for
     trees: bool = False  # chunks may be trees; their rows have the bits of chains
+    # Stand for the next token, the one behind it, and so on: a chain of them makes the model predict ahead. They are no
+    # tokens of the vocabulary.
+    mask_token_ids: tuple[int, ...] = ()
 
     @property
     def marks_answers(self) -> bool:

@@ -1,12 +1,9 @@
-"""Tokens, distributions, drafts and outcomes, and the roles that decide on them."""
+"""Tokens, drafts and outcomes, and the roles that decide on them."""
 
 from __future__ import annotations
 
-import zlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
-
-import numpy as np
 
 from outrider.errors import RequestError
 from outrider.types.backend import branches_of, path_to
@@ -15,9 +12,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from collections.abc import Sequence as Seq
 
-    from numpy.typing import NDArray
-
     from outrider.types.backend import LogitsRow
+    from outrider.types.randomness import Distribution, Noise
 
 
 @dataclass(eq=False, slots=True)
@@ -54,79 +50,6 @@ class Sequence:
 
 
 @dataclass(frozen=True, slots=True)
-class Distribution:
-    """The probabilities of all tokens whose probability is not 0.
-
-    token_ids: int64 [n], ascending. probs: float64 [n], summing to 1.
-    """
-
-    token_ids: NDArray[np.int64]
-    probs: NDArray[np.float64]
-
-    def prob(self, token_id: int) -> float:
-        """The probability of one token, 0 outside the support."""
-        at = int(np.searchsorted(self.token_ids, token_id))
-        if at < len(self.token_ids) and self.token_ids[at] == token_id:
-            return float(self.probs[at])
-        return 0.0
-
-    def draw(self, uniform: float) -> int:
-        """The token at `uniform` in [0, 1) of the cumulative distribution."""
-        cumulative = np.cumsum(self.probs)
-        # Scaling by the last sum, which may be 1 ± 1e-16, keeps the draw inside the support.
-        at = int(np.searchsorted(cumulative, uniform * cumulative[-1], side="right"))
-        return int(self.token_ids[min(at, len(self.token_ids) - 1)])
-
-    def without(self, token_id: int) -> Distribution:
-        """The distribution given that it is another token; empty if there is no other."""
-        others = self.token_ids != token_id
-        probs = self.probs[others]
-        return Distribution(self.token_ids[others], probs / probs.sum())
-
-
-@dataclass(frozen=True, slots=True)
-class Noise:
-    """Random numbers as a function of the position they are used at, without hidden state.
-
-    Counter-based (Philox 4x64-10; Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3"): the same key
-    gives the same numbers on every platform.
-    """
-
-    seed: int
-    sample: int = 0
-
-    def uniforms(self, position: int, purpose: str, count: int) -> NDArray[np.float64]:
-        """`count` independent numbers in [0, 1) for one purpose of the round that begins at `position`.
-
-        Rounds begin at different positions, so no two rounds share a number. Block-wise acceptance would be biased
-        if they did.
-        """
-        bits = np.random.Philox(
-            key=self.seed + (self.sample << 64), counter=(position << 128) + (zlib.crc32(purpose.encode()) << 64)
-        ).random_raw(count)
-        return (bits >> np.uint64(11)).astype(np.float64) * 2.0**-53
-
-    def gumbel(self, position: int, token_ids: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Standard Gumbel noise float64 [n] for tokens at a position. A token's noise depends on nothing else.
-
-        Each position has a SplitMix64 sequence (Steele et al. 2014, "Fast splittable pseudorandom number generators")
-        that starts at a Philox number. A token's number is the one at its id.
-        """
-        key, counter = self.seed + (self.sample << 64), (position << 128) + (_GUMBEL << 64)
-        bits = np.random.Philox(key=key, counter=counter).random_raw(1)
-        bits = bits + (token_ids.astype(np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
-        bits = (bits ^ (bits >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        bits = (bits ^ (bits >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-        bits ^= bits >> np.uint64(31)
-        # The middle of each interval: never 0, never 1.
-        uniforms = ((bits >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
-        return -np.log(-np.log(uniforms))
-
-
-_GUMBEL = zlib.crc32(b"gumbel")
-
-
-@dataclass(frozen=True, slots=True)
 class Draft:
     """Tokens that a drafter proposes: a chain, or a tree of several candidates.
 
@@ -137,7 +60,8 @@ class Draft:
     verifier's mode needs it; None if the tokens were chosen without the round's noise (n-gram drafts), or are judged by
     equality (greedy, coupled). confidences: for each token the drafter's estimate of its acceptance, given that those
     before it are accepted; None without estimates. parents: [n], for each token the index of the one that it follows,
-    −1 for the newest committed token; None for a chain.
+    −1 for the newest committed token; None for a chain. num_masks: [n + 1], for each row how many of the main model's
+    mask tokens it reads behind it, for the draft after this one (`Committed.masks`); None for none.
 
     A model has n + 1 rows for it: row 0 follows the newest committed token, and row i + 1 follows token i.
 
@@ -149,6 +73,7 @@ class Draft:
     probs: list[Distribution] | None = None
     confidences: list[float] | None = None
     parents: list[int] | None = None
+    num_masks: list[int] | None = None
 
     def __post_init__(self) -> None:
         if self.parents is None:
@@ -203,9 +128,31 @@ class Draft:
         """The paths to all tokens that nothing follows, in order: the chains that the tree consists of."""
         return branches_of(self._parents)
 
+    def with_masks(self, mask_token_ids: Seq[int]) -> Draft:
+        """All that the main model reads: the draft, and the mask tokens as chains behind its rows, row after row.
+
+        A chain if it has one branch.
+        """
+        if self.num_masks is None:
+            return self
+        token_ids, parents = [*self.token_ids], [*self._parents]
+        for row, count in enumerate(self.num_masks):
+            first = len(token_ids)
+            token_ids += mask_token_ids[:count]
+            parents += [row - 1, *range(first, first + count - 1)] if count else []
+        return Draft(token_ids, parents=None if parents == [*range(-1, len(token_ids) - 1)] else parents)
+
+    def masks_behind(self, path: Seq[int]) -> range:
+        """The indices of the mask tokens behind the last token of a path, in `with_masks`."""
+        if self.num_masks is None:
+            return range(0)
+        row = path[-1] + 1 if path else 0
+        first = len(self) + sum(self.num_masks[:row])
+        return range(first, first + self.num_masks[row])
+
     @property
     def first_chain(self) -> Draft:
-        """The chain of first candidates: of each token the first that follows it."""
+        """The chain of first candidates: of each token the first that follows it. Without masks."""
         chain, i = list[int](), -1
         while following := self.children(i):
             i = following[0]
@@ -217,6 +164,8 @@ class Draft:
     @property
     def num_rows(self) -> int:
         """Rows that the main model calculates: each branch with the newest committed token before it."""
+        if self.num_masks is not None:
+            return self.with_masks(range(max(self.num_masks))).num_rows
         if self.parents is None:
             return len(self.token_ids) + 1
         return sum(len(branch) + 1 for branch in self.branches)
@@ -241,7 +190,8 @@ class Draft:
         probs = None if self.probs is None else self.probs[:length]
         confidences = None if self.confidences is None else self.confidences[:length]
         parents = None if self.parents is None else self.parents[:length]
-        return Draft(self.token_ids[:length], probs, confidences, parents)
+        num_masks = None if self.num_masks is None else self.num_masks[: length + 1]
+        return Draft(self.token_ids[:length], probs, confidences, parents, num_masks)
 
     def check_chain(self, reader: object) -> None:
         """Raise RequestError if this is a tree. reader: the caller, which reads only chains."""
@@ -306,13 +256,35 @@ class TextTokenizer(Protocol):
     def encode(self, text: str) -> list[int]:
         """The token ids of a text that continues another: no prefix is added. Special tokens are recognised."""
 
+    @property
+    def chat_template(self) -> str:
+        """The template that messages are laid out with; empty if there is none."""
+
     def encode_prompt(
-        self, prompt: str | Seq[Mapping[str, Any]] | Seq[int], *, chat_template: bool = True
+        self,
+        prompt: str | Seq[Mapping[str, Any]] | Seq[int],
+        *,
+        chat_template: bool = True,
+        tools: Seq[Mapping[str, Any]] = (),
     ) -> list[int]:
-        """The token ids of a prompt: text, chat messages, or token ids."""
+        """The token ids of a prompt: text, chat messages, or token ids. tools: functions that messages may call."""
 
     def decode(self, token_ids: Seq[int]) -> str:
         """The text of tokens, without special tokens."""
+
+
+class ChatTokenizer(TextTokenizer, Protocol):
+    """A tokenizer with a chat template."""
+
+    has_chat_template: bool
+
+    def render(
+        self, messages: Seq[Mapping[str, Any]], *, tools: Seq[Mapping[str, Any]] = (), answering: bool = True
+    ) -> str:
+        """The text of chat messages. It ends where an answer begins, if `answering`. tools: as JSON schemas."""
+
+    def encode_rendered(self, text: str) -> list[int]:
+        """The token ids of a rendered text, from its beginning on."""
 
 
 class Sampler(Protocol):

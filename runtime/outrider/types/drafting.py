@@ -14,9 +14,10 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from outrider.types.backend import Pending
+    from outrider.types.backend import LogitsRow, Pending, Slot
     from outrider.types.calls import CallObserver
-    from outrider.types.decoding import Draft, Noise, Sampler, Sequence, Verifier
+    from outrider.types.decoding import Draft, Sampler, Sequence, Verifier
+    from outrider.types.randomness import Noise
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,11 +31,15 @@ class Committed:
     draft, the path still has the accepted tokens behind that end: it shows how good the draft was.
     features: float32 [k, width], the main model's hidden states of these tokens, as the drafter's `Requirements` ask
     for; None if they ask for none. Valid until the main model's next call.
+    masks: the main model's rows at the mask tokens behind the last of these tokens, as the draft asked for
+    (`Draft.num_masks`). The first is for the token behind the sequence's newest. Valid until the main model's next
+    call.
     """
 
     token_ids: list[int]
     path: list[int]
     features: NDArray[np.float32] | None = None
+    masks: Seq[LogitsRow] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,10 +47,12 @@ class Requirements:
     """What a drafter needs besides tokens.
 
     features: names from the main model's `Capabilities.features`. trees: whether drafts have to be verified as trees.
+    num_masks: of the main model's `Capabilities.mask_token_ids`, for drafts with `Draft.num_masks`.
     """
 
     features: tuple[str, ...] = ()
     trees: bool = False
+    num_masks: int = 0
 
     @classmethod
     def of(cls, drafter: Drafter | None) -> Requirements:
@@ -70,6 +77,9 @@ class DraftRule(Protocol):
     def places_of_seconds(self, confidences: Seq[float]) -> list[int]:
         """The places of a chain with these confidences at which a second candidate is wanted."""
 
+    def num_masks(self, confidences: Seq[float], most: int) -> list[int]:
+        """For each row of a chain with these confidences, how many of `most` mask tokens are wanted behind it."""
+
 
 @dataclass(frozen=True, slots=True)
 class DraftRequest:
@@ -77,6 +87,7 @@ class DraftRequest:
 
     rule: may end the draft earlier. num_left: tokens that the answer may still get. ahead: whether `draft_ahead` may be
     called for the sequence. trees: whether the draft may be a tree. observer: is told of the model calls for the draft.
+    slot: the sequence's slot in the main model's cache, for a drafter that is a part of that model.
     """
 
     sequence: Sequence
@@ -90,13 +101,15 @@ class DraftRequest:
     ahead: bool = False
     trees: bool = False
     observer: CallObserver | None = None
+    slot: Slot | None = None
 
 
 class Drafter(Protocol):
     """Proposes tokens. Holds state per sequence from `reserve` to `release`.
 
     Optional attributes: `requirements`, of type `Requirements`; `takes_rules`, whether it follows the request's rule;
-    `goes_ahead`, True for an `AheadDrafter`; `is_priced`, True for a `PricedDrafter`.
+    `goes_ahead`, True for an `AheadDrafter`; `is_priced`, True for a `PricedDrafter`; `name`, for one that the engine
+    makes itself.
     """
 
     num_assistant_tokens: int  # tokens per round, unless the request says otherwise
@@ -216,12 +229,19 @@ def goes_ahead(drafter: Drafter) -> TypeGuard[AheadDrafter]:
 class Turn:
     """One request's drafter and draft in one round.
 
-    drafter: proposes the draft for `request`; None if the policy gave the draft itself, or wants none.
+    drafter: proposes the draft for `request`; None if the policy gave the draft itself, or wants none. copier: made the
+    draft that the policy gave.
     """
 
     request: DraftRequest
     drafter: Drafter | None = None
     draft: Draft = NO_DRAFT
+    copier: Drafter | None = None
+
+    @property
+    def author(self) -> Drafter | None:
+        """Which drafter made the draft."""
+        return self.copier if self.drafter is None else self.drafter
 
 
 class DraftPolicy(Protocol):

@@ -80,7 +80,7 @@ def genai_subject(engine: Engine) -> Subject:
     """openvino-genai on the same files: draft model, if there is one, and prompt lookup."""
     same = [
         drafter
-        for drafter in Setup(engine.bundle, engine.config).drafters
+        for drafter in Setup(engine.bundle, engine.config).draft_models
         if drafter.vocabulary == "same" and not drafter.num_proposed_tokens and drafter.model.format == "openvino"
     ]
     kinds = ("genai-draft", "genai-ngram") if same else ("genai-ngram",)
