@@ -86,7 +86,8 @@ def test_a_plan_is_refused_where_the_disk_lacks_room(options: Options, monkeypat
         make_the_plan(options)
 
 
-def test_the_tokens_that_are_proposed_instead_do_fit(options: Options) -> None:
+def test_the_tokens_that_are_proposed_instead_do_fit(options: Options, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: type("Usage", (), {"free": 10**15}))
     large = replace(options, num_tokens=50_000_000)
     limit = make_the_plan(large).bytes_on_disk / 2e9
     with pytest.raises(ExportError) as refused:
