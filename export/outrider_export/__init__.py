@@ -11,7 +11,7 @@ without torch and in seconds, if openvino-genai's reader knows its quantisation.
 Runtime (`pip install "outrider[onnx-export]"`; int8, int4, fp32). `draft_format` gives the draft model another format.
 With `draft_vocab` the draft model proposes only its most useful tokens; see `outrider_export.diet`. `import_bundle`
 takes models that are in ONNX already; see `outrider_export.take_in`. `add_drafter` adds a drafter that reads the main
-model's hidden states to a bundle; see `outrider_export.heads`. `write_for_ovms` writes a bundle's models for
+model's hidden states to a bundle, and `pack` takes one out; see `outrider_export.heads`. `write_for_ovms` writes a bundle's models for
 OpenVINO Model Server; see `outrider_export.ovms`.
 """
 
@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from outrider_export.export import export_bundle
     from outrider_export.heads.add import add_drafter
+    from outrider_export.heads.packed import pack
     from outrider_export.ovms import Serving, write_for_ovms
     from outrider_export.progress import Progress, Silent
     from outrider_export.sources import default_output
@@ -36,6 +37,7 @@ __all__ = [
     "default_output",
     "export_bundle",
     "import_bundle",
+    "pack",
     "write_for_ovms",
 ]
 
@@ -47,6 +49,7 @@ _MODULE_OF = {
     "default_output": "sources",
     "export_bundle": "export",
     "import_bundle": "take_in",
+    "pack": "heads.packed",
     "write_for_ovms": "ovms",
 }
 

@@ -8,6 +8,7 @@ The bundle is written anew, with links to the old one's files where the disk all
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -19,6 +20,7 @@ from outrider.bundle.manifest import MANIFEST_NAME, NAME, RESERVED_NAMES, write_
 from outrider.errors import ExportError, OptionError
 from outrider_export.diet import check_diet, choose_from
 from outrider_export.heads.formats import check_draft_vocab, check_main, read_head
+from outrider_export.heads.packed import is_packed, read_packed
 from outrider_export.heads.write import check_head_weights, write_head
 from outrider_export.keep import link_or_copy
 from outrider_export.plan import check_extra
@@ -30,7 +32,14 @@ from outrider_export.vocabulary import Vocabulary
 if TYPE_CHECKING:
     from pathlib import Path
 
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from outrider.bundle.manifest import DrafterEntry, ModelEntry
+    from outrider_export.heads.formats import Head
+    from outrider_export.heads.packed import Packed
     from outrider_export.progress import Progress
+    from outrider_export.sources import Located
 
 
 def add_drafter(
@@ -38,7 +47,7 @@ def add_drafter(
     drafter: str | Path,
     *,
     name: str | None = None,
-    weights: str = "int8",
+    weights: str | None = None,
     draft_vocab: int | str | None = None,
     draft_vocab_corpus: str | Path | None = None,
     revision: str | None = None,
@@ -46,8 +55,9 @@ def add_drafter(
 ) -> Bundle:
     """Add a drafter to a bundle in place. Nothing is changed if that fails.
 
-    drafter: a checkpoint folder or hub id in one of the formats of `outrider_export.heads.formats`. name: by default
-    its kind. draft_vocab: the number of tokens that it proposes with the main model's output matrix, or "all".
+    drafter: a checkpoint folder or hub id in one of the formats of `outrider_export.heads.formats`, or a folder of
+    `pack`. name: by default its kind. weights: by default "int8", or those of the packed one. draft_vocab: the number of tokens that it proposes with the main model's output
+    matrix, or "all".
 
     Raises:
         OptionError: for an invalid option, or a name that is taken.
@@ -55,36 +65,41 @@ def add_drafter(
         ExportError: when the drafter is unknown, damaged or does not fit, or the bundle cannot be written.
     """
     progress = progress or Silent()
-    check_head_weights("weights", weights)
+    check_head_weights("weights", weights or "int8")
     old = read_bundle(bundle)
     main = old.manifest.main
-    check_extra("Adding a drafter", main.format)
     source = fetch(locate(drafter, revision), False, progress)
     if source.path is None or not source.path.is_dir():
         raise ExportError(f"{drafter} is not a checkpoint folder. Name the one with the drafter's config.json.")
-    head = read_head(source.path, main.geometry)
-    check_main(head, main.format)
-    name = head.kind if name is None else name
+    found: Packed | _Checkpoint
+    if is_packed(source.path):
+        found = read_packed(source.path, main)
+        found.check_options(weights, draft_vocab, draft_vocab_corpus)
+    else:
+        check_extra("Adding a drafter", main.format)
+        head = read_head(source.path, main.geometry)
+        check_main(head, main.format)
+        check_draft_vocab(head, draft_vocab, draft_vocab_corpus)
+        found = _Checkpoint(head, source, weights or "int8")
+    name = found.kind if name is None else name
     _check_name(name, old)
-    if masks := [each.name for each in old.manifest.drafters if each.kind == head.kind == "masks"]:
+    if masks := [each.name for each in old.manifest.drafters if each.kind == found.kind == "masks"]:
         raise OptionError(
             f"The bundle has mask tokens already, as drafter {masks[0]!r}, and a main model reads one set. Add them to "
             "a bundle without any."
         )
-    check_draft_vocab(head, draft_vocab, draft_vocab_corpus)
-    tokens = None
-    if head.uses_main_matrix:
+    if isinstance(found, _Checkpoint) and found.head.uses_main_matrix:
         vocabulary = Vocabulary.of_folder(old.tokenizer_path)
         eos = old.manifest.tokenizer.eos_token_ids
         asked = check_diet(True, draft_vocab, draft_vocab_corpus)
-        tokens = choose_from(vocabulary, eos, *asked, old.tokenizer_path, progress)
+        found.tokens = choose_from(vocabulary, eos, *asked, old.tokenizer_path, progress)
     try:
         with Target(old.folder, overwrite=True) as target:
             progress.phase("convert")
             for path in old.folder.rglob("*"):
                 if path != old.folder / MANIFEST_NAME:  # what is written anew may be no link
                     _link(path, target.new / path.relative_to(old.folder))
-            entry = write_head(target.new, main, head, name, weights, tokens, source)
+            entry = found.write(target.new, main, name)
             manifest = msgspec.structs.replace(
                 old.manifest, drafters=(*old.manifest.drafters, entry), minimum_runtime=__version__
             )
@@ -95,6 +110,24 @@ def add_drafter(
     except OSError as error:
         raise ExportError(f"{old.folder} cannot be written: {error}.") from error
     return read_bundle(old.folder)
+
+
+@dataclass
+class _Checkpoint:
+    """A drafter's checkpoint, to be converted. tokens: see `write_head`."""
+
+    head: Head
+    source: Located
+    weights: str
+    tokens: NDArray[np.int32] | None = None
+
+    @property
+    def kind(self) -> str:
+        return self.head.kind
+
+    def write(self, folder: Path, main: ModelEntry, name: str) -> DrafterEntry:
+        """Convert it into the bundle's folder `folder` under this name, and describe it."""
+        return write_head(folder, main, self.head, name, self.weights, self.tokens, self.source)
 
 
 def _check_name(name: str, bundle: Bundle) -> None:

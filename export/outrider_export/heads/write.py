@@ -97,19 +97,25 @@ def write_head(
         num_places=head.num_places,
         mask_token_id=head.mask_token_id,
     )
-    try:
-        _check(target, entry, path)
-    except (BundleError, RuntimeError) as error:
-        raise ExportError(f"{source.id} does not fit as a drafter of kind {head.kind}: {one_line(error)}") from error
+    check_drafter(folder, main, entry)
     return entry
 
 
-def _check(target: Path, entry: DrafterEntry, main: Path) -> None:
-    """Make a drafter's graphs, or the main model's with its mask tokens. Raises as `check_head`."""
-    if entry.kind == "masks":
-        read_decoder(ov.Core(), main, masks=Masks(target, range(entry.num_places or 0)))
-    else:
-        check_head(target, Graphs.of(entry, main))
+def check_drafter(folder: Path, main: ModelEntry, entry: DrafterEntry) -> None:
+    """Make the graphs of a drafter in the bundle's folder `folder`, or the main model's with its mask tokens.
+
+    Raises:
+        ExportError: when they do not fit together.
+    """
+    own, mains = (folder / each.folder / MODEL_NAMES[each.format][0] for each in (entry.model, main))
+    try:
+        if entry.kind == "masks":
+            read_decoder(ov.Core(), mains, masks=Masks(own, range(entry.num_places or 0)))
+        else:
+            check_head(own, Graphs.of(entry, mains))
+    except (BundleError, RuntimeError) as error:
+        source = entry.model.source.id
+        raise ExportError(f"{source} does not fit as a drafter of kind {entry.kind}: {one_line(error)}") from error
 
 
 def _share(

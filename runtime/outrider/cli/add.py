@@ -16,7 +16,7 @@ from outrider.errors import ExportError
 @click.argument("bundle")
 @click.argument("drafter")
 @click.option("--name", metavar="NAME", help="What requests call it.  [default: its kind]")
-@click.option("--weights", metavar="FORMAT", default="int8", show_default=True, help="int8, fp16 or fp32.")
+@click.option("--weights", metavar="FORMAT", help="int8, fp16 or fp32.  [default: int8]")
 @click.option("--draft-vocab", metavar="N|all", help="How many tokens it proposes, if it has no output matrix.")
 @click.option("--draft-vocab-corpus", metavar="FILE", help="Choose them by a text like those to be written.")
 @click.option("--revision", metavar="NAME", help="Branch, tag or commit of DRAFTER on the hub.")
@@ -24,7 +24,8 @@ from outrider.errors import ExportError
 def add(bundle: str, drafter: str, as_json: bool, **options: Any) -> None:
     """Add to BUNDLE a drafter that is no model of its own.
 
-    DRAFTER is a checkpoint folder or hub id: EAGLE-3, EAGLE, MTP, DFlash, Medusa, Hydra, blockwise heads or masks.
+    DRAFTER is a checkpoint folder or hub id: EAGLE-3, EAGLE, MTP, DFlash, Medusa, Hydra, blockwise heads or masks. Or a
+    folder with a packed drafter, which needs no further packages.
     """
     try:
         from outrider_export import add_drafter

@@ -1,0 +1,116 @@
+"""A packed drafter is in another bundle what it was in the first, without the packages of the extra."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import outrider
+from heads import write_head
+from outrider.errors import ExportError, OptionError, OutriderError
+from outrider_export import plan
+from outrider_export.heads.add import add_drafter
+from outrider_export.heads.packed import PACKED_NAME, pack
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from outrider.bundle import Bundle
+
+KINDS = ("eagle3", "dflash", "hydra", "masks")
+ANSWER: dict[str, Any] = {"max_new_tokens": 24, "ignore_eos": True, "num_assistant_tokens": 3}
+
+
+@pytest.fixture
+def folder(tiny: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(tiny, tmp_path / "bundle")
+
+
+@pytest.fixture
+def packed(tiny: Path, tmp_path: Path) -> Path:
+    made = shutil.copytree(tiny, tmp_path / "made")
+    return pack(add_drafter(made, write_head(tmp_path / "head", "eagle3")), "eagle3", tmp_path / "packed")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_it_drafts_as_in_the_first_bundle(kind: str, tiny: Path, tmp_path: Path, monkeypatch: Any) -> None:
+    first, second = (shutil.copytree(tiny, tmp_path / name) for name in ("first", "second"))
+    made = add_drafter(first, write_head(tmp_path / kind, kind))
+    packed = pack(made, kind, tmp_path / "packed")
+    monkeypatch.setattr(plan, "_is_installed", lambda package: False)
+    added = add_drafter(second, packed, name="again")
+    added.check_hashes()
+    entry = added.manifest.drafters[-1]
+    assert (entry.name, entry.model.folder) == ("again", "again")
+    texts = []
+    for bundle, name in ((first, kind), (second, "again")):
+        with outrider.load(bundle, cache_size=0.02) as engine:
+            drafted = engine.generate("hello hello", drafter=name, **ANSWER)
+            assert drafted.token_ids == engine.generate("hello hello", drafter=None, **ANSWER).token_ids
+            texts.append((drafted.token_ids, drafted.stats.num_draft_tokens, drafted.stats.num_accepted_tokens))
+    assert texts[0] == texts[1]
+
+
+def test_what_is_no_drafter_of_its_own_is_not_packed(openvino_bundle: Bundle, tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match="The bundle has no drafter 'eagle'"):
+        pack(openvino_bundle, "eagle", tmp_path / "packed")
+    with pytest.raises(OptionError, match="of kind draft_model, which cannot be packed"):
+        pack(openvino_bundle, openvino_bundle.manifest.drafters[0].name, tmp_path / "packed")
+    assert not (tmp_path / "packed").exists()
+
+
+def damage(packed: Path) -> dict[str, Any]:
+    path = packed / "openvino_model.bin"
+    path.write_bytes(path.read_bytes()[:-1] + b"?")
+    return {}
+
+
+def lose_a_file(packed: Path) -> dict[str, Any]:
+    (packed / "openvino_model.bin").unlink()
+    return {}
+
+
+def be_no_json(packed: Path) -> dict[str, Any]:
+    (packed / PACKED_NAME).write_text("{")
+    return {}
+
+
+def be_for_another(packed: Path) -> dict[str, Any]:
+    content = json.loads((packed / PACKED_NAME).read_text())
+    content["main"]["hidden_size"] += 1
+    (packed / PACKED_NAME).write_text(json.dumps(content))
+    return {}
+
+
+def ask_for_fp16(packed: Path) -> dict[str, Any]:
+    return {"weights": "fp16"}
+
+
+def ask_for_tokens(packed: Path) -> dict[str, Any]:
+    return {"draft_vocab": 100}
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "said"),
+    [
+        (damage, ExportError, "openvino_model.bin is damaged"),
+        (lose_a_file, ExportError, "openvino_model.bin is damaged"),
+        (be_no_json, ExportError, "drafter.json cannot be read"),
+        (be_for_another, ExportError, "is for another main model, of architecture .*, with 2 layers of 65"),
+        (ask_for_fp16, OptionError, "weights='fp16' cannot be had .* in int8. Add the drafter's checkpoint"),
+        (ask_for_tokens, OptionError, "draft_vocab cannot be chosen"),
+    ],
+)
+def test_what_does_not_fit_is_refused(
+    change: Callable[[Path], dict[str, Any]], error: type[OutriderError], said: str, packed: Path, folder: Path
+) -> None:
+    before = (folder / "outrider.json").read_bytes()
+    options = change(packed)
+    with pytest.raises(error, match=said):
+        add_drafter(folder, packed, **options)
+    assert (folder / "outrider.json").read_bytes() == before
+    assert not (folder / "eagle3").exists()
