@@ -11,8 +11,8 @@ without torch and in seconds, if openvino-genai's reader knows its quantisation.
 Runtime (`pip install "outrider[onnx-export]"`; int8, int4, fp32). `draft_format` gives the draft model another format.
 With `draft_vocab` the draft model proposes only its most useful tokens; see `outrider_export.diet`. `import_bundle`
 takes models that are in ONNX already; see `outrider_export.take_in`. `add_drafter` adds a drafter that reads the main
-model's hidden states to a bundle, and `pack` takes one out; see `outrider_export.heads`. `write_for_ovms` writes a bundle's models for
-OpenVINO Model Server; see `outrider_export.ovms`.
+model's hidden states to a bundle, and `pack` takes one out; see `outrider_export.heads`. `write_for_ovms` writes a
+bundle's models for OpenVINO Model Server; see `outrider_export.ovms`.
 """
 
 from __future__ import annotations

@@ -108,23 +108,20 @@ class _Job:
         device: DeviceConfig | None,
         progress: Callable[[Progress], None],
     ) -> None:
-        self._folder, self._recipe, self._progress = folder, recipe, progress
+        self._folder, self._bundle, self._recipe, self._progress = folder, bundle, recipe, progress
         geometry = bundle.manifest.main.geometry
         self._hidden_size = geometry.hidden_size
         stored = Stored.of(bundle, recipe, *prompts)
         before = read_stored(folder)
         self._stored = before.continued(stored, folder) if before else stored
-        self._writer = Writer(
-            bundle,
-            features=feature_names(self._stored.needs, geometry.num_layers),
-            max_new_tokens=recipe.max_new_tokens,
-            batch_size=batch_size or self._stored.batch_size or None,
-            max_batch_size=self._stored.shard_size // _TURNS,
-            memory=memory,
-            device=device,
-        )
-        self._stored = dataclasses.replace(self._stored, batch_size=self._writer.batch_size)
-        write_stored(folder, self._stored)
+        self._options: dict[str, Any] = {
+            "features": feature_names(self._stored.needs, geometry.num_layers),
+            "max_new_tokens": recipe.max_new_tokens,
+            "batch_size": batch_size or self._stored.batch_size or None,
+            "max_batch_size": self._stored.shard_size // _TURNS,
+            "memory": memory,
+            "device": device,
+        }
         self._filter = Filter(prompts[1])
         self._prompts = [each for each in prompts[0] if self._filter.takes(each)]
         self._removed = Counter(self._filter.removed)
@@ -136,6 +133,8 @@ class _Job:
 
     def run(self) -> Progress:
         """Write the shards that are missing."""
+        if self._num_tokens < self._recipe.num_tokens:
+            self._open()
         while self._num_tokens < self._recipe.num_tokens:
             index = len(find_shards(self._folder))
             self._check_disk()
@@ -145,6 +144,12 @@ class _Job:
             self._count(shard.path)
         return self._state
 
+    def _open(self) -> None:
+        """Open the main model. All shards are written in batches of the size that was chosen at first."""
+        self._writer = Writer(self._bundle, **self._options)
+        self._stored = dataclasses.replace(self._stored, batch_size=self._writer.batch_size)
+        write_stored(self._folder, self._stored)
+
     @property
     def _state(self) -> Progress:
         seconds = max(time.monotonic() - self._began, 1e-9)
@@ -153,7 +158,7 @@ class _Job:
             self._recipe.num_tokens,
             self._num_conversations + self._kept.num_conversations,
             self._num_written / seconds,
-            self._writer.batch_size,
+            self._stored.batch_size,
             dict(sorted((self._removed + self._kept.removed).items())),
         )
 

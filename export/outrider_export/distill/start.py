@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from outrider_export.progress import Progress
     from outrider_export.train.layers import Teacher
 
-_LAYER_TOKENS = 8000  # of the main model's answers, to choose layers by
+_LAYER_TOKENS, _LAYER_BATCH = 8192, 2048  # of the training data, to choose layers by
 _FORMATS = {"block": "dflash"}  # what a kind is called where it is published
 
 
@@ -85,7 +85,8 @@ class Drafters:
                 chosen = json.loads(path.read_text(encoding="utf-8"))
             return restore_draft(self._source, chosen["layers"], chosen["token_ids"])
         counts = self._data.counts(self._bundle.manifest.main.geometry.logits_width)
-        batches = [self._data.read(each) for each in self._data.held_out(2048, _LAYER_TOKENS)]
+        epoch = self._data.batches(_LAYER_BATCH, self._options.seed)
+        batches = [self._data.read(each) for each in epoch[: _LAYER_TOKENS // _LAYER_BATCH]]
         head, cut = start_draft(
             self._source,
             counts,

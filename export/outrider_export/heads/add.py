@@ -56,8 +56,8 @@ def add_drafter(
     """Add a drafter to a bundle in place. Nothing is changed if that fails.
 
     drafter: a checkpoint folder or hub id in one of the formats of `outrider_export.heads.formats`, or a folder of
-    `pack`. name: by default its kind. weights: by default "int8", or those of the packed one. draft_vocab: the number of tokens that it proposes with the main model's output
-    matrix, or "all".
+    `pack`. name: by default its kind. weights: by default "int8", or those of the packed one. draft_vocab: the number
+    of tokens that it proposes with the main model's output matrix, or "all".
 
     Raises:
         OptionError: for an invalid option, or a name that is taken.
