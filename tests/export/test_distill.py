@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
 import shutil
 import signal
+import subprocess
+import sys
 import time
 from dataclasses import replace
 from html.parser import HTMLParser
@@ -342,6 +345,40 @@ def test_a_drafter_is_made_stopped_and_gone_on_with_and_drafts_losslessly(main_m
             drafted = engine.generate(prompt, max_new_tokens=24, drafter=name, num_assistant_tokens=3)
             assert drafted.token_ids == plain.token_ids
             assert drafted.stats.num_draft_tokens > 0
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform == "win32", reason="there is no SIGKILL")
+def test_what_is_killed_at_random_moments_ends_in_the_same_weights(main_model: Path, tmp_path: Path) -> None:
+    """OUTRIDER_KILLS: how often, by default twice."""
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("".join(f"Count from {i} to {i + 9}, please.\n" for i in range(400)), encoding="utf-8")
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}  # PyTorch's sums depend on the number of threads
+
+    def start(name: str) -> subprocess.Popen[str]:
+        asked = ["--kind", "eagle3", "--tokens", "3k", "--hours", "2", "--prompts", str(prompts), "--keep-work"]
+        command = [sys.executable, "-m", "outrider", "distill", str(main_model), "-o", str(tmp_path / name), *asked]
+        return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+    began = time.monotonic()
+    whole = start("whole")
+    said, _ = whole.communicate(timeout=600)
+    assert whole.returncode == 0, said
+    seconds = time.monotonic() - began
+    for moment in np.random.default_rng(int(began)).uniform(0, seconds, int(os.environ.get("OUTRIDER_KILLS", "2"))):
+        running = start("killed")
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            running.communicate(timeout=moment)
+        running.kill()
+        running.communicate()
+        if (tmp_path / "killed").exists():  # it was faster than that
+            shutil.rmtree(tmp_path / "killed")
+            shutil.rmtree(tmp_path / "killed.work")
+    last = start("killed")
+    said, _ = last.communicate(timeout=600)
+    assert last.returncode == 0, said
+    weights = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("whole", "killed")]
+    assert weights[0] == weights[1]
 
 
 @pytest.mark.slow
