@@ -42,6 +42,12 @@ def test_the_chat_sample(smollm2: Path, tmp_path: Path) -> None:
     assert output.count("(0 of ") == 1
 
 
+def test_the_sample_of_answers_from_documents(smollm2_pair: Path) -> None:
+    output = run("rag.py", str(smollm2_pair), "--drafts", "2", "--ask", "How deep is Lake Morrow?")
+    assert output.count("→") == 1
+    assert len(output.splitlines()) == 2
+
+
 def test_the_client_sample(smollm2: Path) -> None:
     serving = pytest.importorskip("serving", reason="needs the extra [server] and openai")
     with serving.served(f"smollm2={smollm2}") as (_, printed):

@@ -9,7 +9,7 @@ from contextlib import aclosing, contextmanager
 from threading import Lock
 from typing import TYPE_CHECKING, Any, cast
 
-from outrider import __version__, event_loop, saved
+from outrider import __version__, event_loop, saved, scoring
 from outrider.admission import Admission
 from outrider.bundle.folder import Bundle, draft_models_of, read_bundle
 from outrider.chat import Chat
@@ -348,6 +348,18 @@ class Engine:
         async with aclosing(event_loop.run(self._queue, request)) as chunks:
             *_, last = [chunk async for chunk in chunks]
         return last.result or request.result()
+
+    def score(self, prompt: AnyPrompt, answer: str | Seq[int], *, chat_template: bool = True) -> list[float]:
+        """How likely the main model finds an answer: the natural log-probability of each of its tokens.
+
+        Those of the unprocessed logits, at temperature 1. answer: text, which is tokenized by itself, or token ids. It
+        is read in one pass for 64 tokens, behind the prompt. Raises as `generate`, and RequestError for no answer.
+        """
+        token_ids = self.tokenizer.encode(answer) if isinstance(answer, str) else [*answer]
+        request = self.prepare(
+            prompt, scoring.options(token_ids, self._main.vocab_size), chat_template=chat_template, at_once=True
+        )
+        return scoring.score(self._queue, request, token_ids)
 
     def chat(
         self,

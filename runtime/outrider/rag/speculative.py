@@ -1,0 +1,140 @@
+"""Speculative RAG (Wang et al. 2024, "Enhancing Retrieval Augmented Generation through Drafting").
+
+The draft model answers from several subsets of the documents at once, each time with a rationale. The main model reads
+none of the documents. It scores the drafts, and the best one is the answer. This is not lossless: the text is the draft
+model's.
+"""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from outrider.errors import OptionError, RequestError
+from outrider.rag.prompts import ANSWER, FORM, RATIONALE, REFLECTION, YES, to_draft
+from outrider.rag.subsets import choose_subsets
+from outrider.types import Prompt
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence as Seq
+
+    from outrider.engine import Engine
+    from outrider.results import Result
+
+_MARK = "OUTRIDER"  # stands for a draft in the chat template
+
+
+@dataclass(frozen=True)
+class Draft:
+    """One of the draft model's answers.
+
+    documents: the indices of those that it is from. Scores are natural logarithms: drafting and consistency the mean
+    over the draft's tokens, by the draft model with the documents and by the main model without; reflection that of the
+    main model's "Yes" to the question whether the rationale supports the answer.
+    """
+
+    documents: tuple[int, ...]
+    rationale: str
+    text: str
+    drafting: float
+    consistency: float
+    reflection: float
+
+    @property
+    def score(self) -> float:
+        """By which drafts are compared: the sum of the three, as the paper multiplies probabilities (equation 5).
+
+        It multiplies those of all tokens. Means over tokens do not prefer short drafts.
+        """
+        return self.drafting + self.consistency + self.reflection
+
+
+@dataclass(frozen=True)
+class RagAnswer:
+    """The best draft, with all of them in the order of their subsets, and the time that both models took."""
+
+    best: Draft
+    drafts: list[Draft]
+    drafting_seconds: float
+    scoring_seconds: float
+
+    @property
+    def text(self) -> str:
+        """The answer."""
+        return self.best.text
+
+
+class SpeculativeRAG:
+    """Answers questions from documents with two engines.
+
+        rag = SpeculativeRAG(engine, draft_engine("my-pair"), num_drafts=4, documents_per_draft=2)
+        rag.answer("Who built the bridge?", documents).text
+
+    Raises:
+        OptionError: for a number below 1, or a main model without a chat template.
+    """
+
+    def __init__(
+        self,
+        main: Engine,
+        drafter: Engine,
+        *,
+        num_drafts: int = 4,
+        documents_per_draft: int = 2,
+        max_new_tokens: int = 160,
+    ) -> None:
+        for name, value in (("num_drafts", num_drafts), ("documents_per_draft", documents_per_draft)):
+            if value < 1:
+                raise OptionError(f"{name}={value} leaves nothing to draft. Choose 1 at least.")
+        self._main, self._drafter = main, drafter
+        self._num_drafts, self._size = num_drafts, documents_per_draft
+        self._max_new_tokens = max_new_tokens
+
+    def answer(self, question: str, documents: Seq[str], *, seed: int = 0) -> RagAnswer:
+        """The best of the drafts from these documents. seed: of the subsets. Drafts are greedy.
+
+        Raises:
+            RequestError: when a question or document is empty, a draft does not fit the models' context, or none comes
+                to its answer within max_new_tokens.
+            OptionError: without the packages of `pip install "outrider[rag]"`.
+        """
+        to_draft(question, documents)  # checks both
+        subsets = choose_subsets(documents, self._size, self._num_drafts, seed=seed)
+        prompts = [to_draft(question, [documents[i] for i in subset]) for subset in subsets]
+        began = time.perf_counter()
+        with ThreadPoolExecutor(len(subsets)) as pool:  # requests of one engine share its passes
+            written = [*pool.map(self._write, prompts)]
+            middle = time.perf_counter()
+            scores = [*pool.map(self._score, [question] * len(subsets), prompts, written)]
+        ended = time.perf_counter()
+        drafts = []
+        for subset, result, score in zip(subsets, written, scores, strict=True):
+            rationale, _, text = result.text.removeprefix(RATIONALE).partition(f"\n{ANSWER}")
+            drafts.append(Draft(subset, rationale.strip(), text.strip(), *score))
+        whole = [each for each in drafts if each.text]  # max_new_tokens may have cut others
+        if not whole:
+            raise RequestError(
+                f"No draft came to its answer within max_new_tokens={self._max_new_tokens}: rationales come first. "
+                "Raise it."
+            )
+        return RagAnswer(max(whole, key=lambda each: each.score), drafts, middle - began, ended - middle)
+
+    def _write(self, prompt: str) -> Result:
+        """A draft with its rationale."""
+        return self._drafter.generate(prompt, regex=FORM, temperature=0.0, max_new_tokens=self._max_new_tokens)
+
+    def _score(self, question: str, prompt: str, result: Result) -> tuple[float, float, float]:
+        """drafting, consistency and reflection of a draft. The main model's two come from one pass."""
+        drafting = self._drafter.score(prompt, result.text)
+        tokenizer = self._main.tokenizer
+        asked = f"{question.strip()}\n\nGive a rationale, then a short answer."
+        turns = (("user", asked), ("assistant", _MARK), ("user", REFLECTION))
+        rendered = tokenizer.render([{"role": role, "content": content} for role, content in turns])
+        before, _, after = rendered.partition(_MARK)
+        parts = [tokenizer.encode(each) for each in (result.text, after, YES)]
+        given = [token_id for part in parts for token_id in part]
+        scores = self._main.score(Prompt(tokenizer.encode_rendered(before)), given)
+        num_draft = len(parts[0])
+        return sum(drafting) / len(drafting), sum(scores[:num_draft]) / num_draft, sum(scores[-len(parts[2]) :])
