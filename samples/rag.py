@@ -29,8 +29,8 @@ def main() -> None:
     asked = parser.parse_args()
     documents = Retriever([path.read_text(encoding="utf-8") for path in sorted(asked.documents.glob("*.txt"))])
     # Without the prefix cache: otherwise a way would find prompts that another one has read.
-    options = {"enable_prefix_caching": False}
-    with outrider.load(asked.bundle, **options) as engine, draft_engine(asked.bundle, **options) as drafter:
+    engine = outrider.load(asked.bundle, enable_prefix_caching=False)
+    with engine, draft_engine(asked.bundle, enable_prefix_caching=False) as drafter:
         speculative = SpeculativeRAG(engine, drafter, num_drafts=asked.drafts)
         if asked.ask is None:
             compare(asked.documents / "questions.jsonl", documents, engine, speculative)

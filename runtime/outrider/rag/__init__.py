@@ -16,7 +16,7 @@ from __future__ import annotations
 from outrider.rag.engines import draft_engine
 from outrider.rag.prompts import answer_from
 from outrider.rag.retrieval import Retriever
-from outrider.rag.speculative import Draft, RagAnswer, SpeculativeRAG
+from outrider.rag.speculative import RagAnswer, RagDraft, SpeculativeRAG
 from outrider.rag.subsets import choose_subsets
 
-__all__ = ["Draft", "RagAnswer", "Retriever", "SpeculativeRAG", "answer_from", "choose_subsets", "draft_engine"]
+__all__ = ["RagAnswer", "RagDraft", "Retriever", "SpeculativeRAG", "answer_from", "choose_subsets", "draft_engine"]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from outrider.errors import OptionError, RequestError
 from outrider.rag.prompts import ANSWER, FORM, RATIONALE, REFLECTION, YES, to_draft
@@ -22,12 +22,13 @@ if TYPE_CHECKING:
 
     from outrider.engine import Engine
     from outrider.results import Result
+    from outrider.types import ChatTokenizer
 
 _MARK = "OUTRIDER"  # stands for a draft in the chat template
 
 
 @dataclass(frozen=True)
-class Draft:
+class RagDraft:
     """One of the draft model's answers.
 
     documents: the indices of those that it is from. Scores are natural logarithms: drafting and consistency the mean
@@ -55,8 +56,8 @@ class Draft:
 class RagAnswer:
     """The best draft, with all of them in the order of their subsets, and the time that both models took."""
 
-    best: Draft
-    drafts: list[Draft]
+    best: RagDraft
+    drafts: list[RagDraft]
     drafting_seconds: float
     scoring_seconds: float
 
@@ -73,7 +74,7 @@ class SpeculativeRAG:
         rag.answer("Who built the bridge?", documents).text
 
     Raises:
-        OptionError: for a number below 1, or a main model without a chat template.
+        OptionError: for a number below 1.
     """
 
     def __init__(
@@ -98,7 +99,7 @@ class SpeculativeRAG:
         Raises:
             RequestError: when a question or document is empty, a draft does not fit the models' context, or none comes
                 to its answer within max_new_tokens.
-            OptionError: without the packages of `pip install "outrider[rag]"`.
+            OptionError: without the packages of `pip install "outrider[rag]"`, or a chat template.
         """
         to_draft(question, documents)  # checks both
         subsets = choose_subsets(documents, self._size, self._num_drafts, seed=seed)
@@ -112,7 +113,7 @@ class SpeculativeRAG:
         drafts = []
         for subset, result, score in zip(subsets, written, scores, strict=True):
             rationale, _, text = result.text.removeprefix(RATIONALE).partition(f"\n{ANSWER}")
-            drafts.append(Draft(subset, rationale.strip(), text.strip(), *score))
+            drafts.append(RagDraft(subset, rationale.strip(), text.strip(), *score))
         whole = [each for each in drafts if each.text]  # max_new_tokens may have cut others
         if not whole:
             raise RequestError(
@@ -128,7 +129,7 @@ class SpeculativeRAG:
     def _score(self, question: str, prompt: str, result: Result) -> tuple[float, float, float]:
         """drafting, consistency and reflection of a draft. The main model's two come from one pass."""
         drafting = self._drafter.score(prompt, result.text)
-        tokenizer = self._main.tokenizer
+        tokenizer = cast("ChatTokenizer", self._main.tokenizer)
         asked = f"{question.strip()}\n\nGive a rationale, then a short answer."
         turns = (("user", asked), ("assistant", _MARK), ("user", REFLECTION))
         rendered = tokenizer.render([{"role": role, "content": content} for role, content in turns])
