@@ -74,10 +74,10 @@ def model(request: pytest.FixtureRequest) -> Path:
 
 @pytest.fixture(scope="session")
 def smollm2() -> Path:
-    """The demo's real bundle: fetched and exported once, as `outrider demo` does."""
+    """The demo's real model: fetched and exported once, as `outrider demo` does, without its drafter."""
     from outrider.cli.demo import demo_bundle
 
-    return demo_bundle(platformdirs.user_cache_path("outrider", appauthor=False), quiet=True)
+    return demo_bundle(platformdirs.user_cache_path("outrider", appauthor=False), quiet=True, drafter=False)
 
 
 @pytest.fixture(scope="session")

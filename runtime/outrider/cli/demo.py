@@ -48,16 +48,16 @@ PROMPTS = {
 def demo(cache_dir: Path | None, trace: str | None, as_json: bool) -> None:
     """Fetch a small model, export it, and show plain against speculative decoding.
 
-    SmolLM2-135M-Instruct with the suffix drafter, which copies from the prompt. It pays where the answer repeats the
-    prompt, and much less elsewhere, as for the last prompt.
+    SmolLM2-135M-Instruct with a small EAGLE-3 drafter, and copies from the prompt. The controller takes what pays,
+    round by round: copies where the answer repeats the prompt, the drafter elsewhere.
     """
     from outrider.engine import load
 
     folder = usable(user_path(cache_dir)) if cache_dir else saved.FOLDER
     bundle = demo_bundle(folder, quiet=as_json)
     # Both runs read the whole prompt.
-    engine = load(bundle, drafter="suffix", max_new_tokens=MAX_NEW_TOKENS, enable_prefix_caching=False)
-    warm_up(engine, PROMPTS["extract"], "suffix", max_new_tokens=24)
+    engine = load(bundle, max_new_tokens=MAX_NEW_TOKENS, enable_prefix_caching=False)
+    warm_up(engine, PROMPTS["extract"], "auto", max_new_tokens=24)
     with tracing(engine, trace):
         compared = {name: _compare(engine, name, quiet=as_json) for name in PROMPTS}
     if as_json:
@@ -97,19 +97,24 @@ def _compare(engine: Engine, name: str, *, quiet: bool) -> tuple[Result, Result]
     return result, plain
 
 
-def demo_bundle(folder: Path, *, quiet: bool) -> Path:
-    """The demo's bundle in `folder`, made if it is missing or damaged."""
+def demo_bundle(folder: Path, *, quiet: bool, drafter: bool = True) -> Path:
+    """The demo's bundle in `folder`, made if it is missing or damaged. drafter: whether it has one of its own."""
     from outrider.bundle.folder import read_bundle
 
-    bundle = folder / "smollm2-135m-instruct"
+    bundle = folder / ("smollm2-135m-instruct" if drafter else "smollm2-135m-instruct-alone")
     try:
-        return read_bundle(bundle).folder
+        found = read_bundle(bundle)
+        if not drafter or found.manifest.drafters:
+            return found.folder
     except BundleError:
         pass
-    from outrider_export import export_bundle
-    from outrider_export.demo_model import fetch_demo_model
+    from outrider_export import add_drafter, export_bundle
+    from outrider_export.demo_model import DRAFTER, fetch_demo_model
 
     with Bars(quiet=quiet) as bars:
         checkpoint = fetch_demo_model(folder, bars)
         # Weights are not converted, because that needs torch, which a plain installation does not have.
-        return export_bundle(checkpoint, output=bundle, weights="keep", overwrite=True, progress=bars).folder
+        export_bundle(checkpoint, output=bundle, weights="keep", overwrite=True, progress=bars)
+        if drafter:
+            add_drafter(bundle, DRAFTER, progress=bars)
+    return bundle

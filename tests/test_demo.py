@@ -1,0 +1,56 @@
+"""The demo's drafter: small enough for the repository, made for the demo's model, and used there."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from typing import TYPE_CHECKING
+
+import platformdirs
+import pytest
+
+import outrider
+from outrider.bundle import read_bundle
+from outrider.cli.demo import PROMPTS, demo_bundle
+from outrider_export import plan
+from outrider_export.demo_model import DRAFTER, FILE
+from outrider_export.heads.packed import PACKED_NAME
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def test_the_drafter_is_small_and_says_how_it_was_made() -> None:
+    assert sum(path.stat().st_size for path in DRAFTER.iterdir()) <= 12_000_000
+    training = json.loads((DRAFTER / "training.json").read_text(encoding="utf-8"))
+    card = (DRAFTER / "README.md").read_text(encoding="utf-8")
+    assert training["recipe"] in card
+    assert "apache-2.0" in card
+    assert json.loads((DRAFTER / PACKED_NAME).read_bytes())["entry"]["kind"] == training["kind"]
+
+
+@pytest.fixture(scope="module")
+def bundle() -> Path:
+    """The demo's bundle, made without the packages of the extra."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(plan, "_is_installed", lambda package: False)
+        return demo_bundle(platformdirs.user_cache_path("outrider", appauthor=False), quiet=True)
+
+
+@pytest.mark.slow
+def test_it_drafts_for_the_demo_and_the_text_is_the_same(bundle: Path) -> None:
+    entry = read_bundle(bundle).manifest.drafters[0]
+    with outrider.load(bundle, drafter=entry.name, max_new_tokens=48) as engine:
+        for prompt in PROMPTS.values():
+            plain = engine.generate(prompt, drafter=None)
+            drafted = engine.generate(prompt, num_assistant_tokens=2)
+            assert drafted.token_ids == plain.token_ids
+            assert drafted.stats.num_accepted_tokens > 0
+
+
+@pytest.mark.slow
+def test_a_bundle_of_an_older_version_gets_the_drafter(bundle: Path, tmp_path: Path) -> None:
+    alone = demo_bundle(bundle.parent, quiet=True, drafter=False)
+    shutil.copytree(alone, tmp_path / bundle.name)
+    (tmp_path / FILE).symlink_to(bundle.parent / FILE)
+    assert read_bundle(demo_bundle(tmp_path, quiet=True)).manifest.drafters
