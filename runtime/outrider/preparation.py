@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from outrider.controller import ConfidenceThreshold
-from outrider.errors import OptionError
+from outrider.errors import OptionError, nearest
 from outrider.grammar import Source
 from outrider.request import Request
 from outrider.sampling import LogitsSampler
@@ -42,7 +42,8 @@ class Preparation:
         request = preparation.request("Why is the sky blue?", config)
 
     loaded: the models by role, including "main". special: the bundle's special tokens. grammars: compiles those of
-    requests. store: where answers are stored. reuse: whether requests start from cached prefixes and publish their own.
+    requests. adapters: by name a hash of each adapter that is loaded. store: where answers are stored. reuse: whether
+    requests start from cached prefixes and publish their own.
     """
 
     loaded: Mapping[str, LoadedModel]
@@ -51,6 +52,7 @@ class Preparation:
     admission: Admission
     registry: DrafterRegistry
     grammars: Grammars
+    adapters: Mapping[str, str]
     store: AnswerStore | None = None
     reuse: bool = True
 
@@ -75,11 +77,17 @@ class Preparation:
             raise OptionError(f"cancel={cancel!r} has no is_set() to ask. Pass a threading.Event.")
         whole = prompt if isinstance(prompt, Prompt) else NO_PROMPT
         whole.check_tokens(self.loaded["main"].backend)
+        if whole.adapter is not None:
+            config = config.replace(adapter=whole.adapter)
         text = prompt.token_ids if isinstance(prompt, Prompt) else prompt
         form = self._tool_format(config)
         given = {"tools": config.offered_tools} if form else {}
         token_ids = list(map(int, self.tokenizer.encode_prompt(text, chat_template=chat_template, **given)))
         max_new_tokens = self.admission.check(token_ids, config)
+        self._check_adapter(config)
+        scope = whole.scope
+        if config.adapter is not None:
+            scope = b"adapter %s " % self.adapters[config.adapter].encode() + scope
         policy, num_assistant_tokens = self.registry.policy_for(config)
         threshold = config.assistant_confidence_threshold
         seed = secrets.randbits(63) if config.seed is None else config.seed
@@ -93,8 +101,9 @@ class Preparation:
                 token_ids,
                 len(token_ids),
                 self.registry.texts(config, policy),
-                scope=whole.scope,
+                scope=scope,
                 answers=whole.answers,
+                adapter=config.adapter,
             ),
             sampler=LogitsSampler(config, token_ids, end_token_ids=end_token_ids, grammar=grammar),
             verifier=_verifier(config),
@@ -118,6 +127,15 @@ class Preparation:
         )
         request.stats.num_prompt_tokens = len(token_ids)
         return request
+
+    def _check_adapter(self, config: GenerationConfig) -> None:
+        """Raise OptionError for an adapter that is not loaded."""
+        name = config.adapter
+        if name is None or name in self.adapters:
+            return
+        remedy = nearest(name, self.adapters) if self.adapters else "Add one: outrider add BUNDLE FOLDER --name NAME."
+        loaded = ", ".join(map(repr, self.adapters)) or "none"
+        raise OptionError(f"There is no adapter '{name}' here: loaded are {loaded}. {remedy}")
 
     def _source(self, config: GenerationConfig, form: ToolFormat | None) -> Source | None:
         """The grammar that the answer follows; None for any text."""

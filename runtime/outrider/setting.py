@@ -28,14 +28,14 @@ from outrider.measure import TRIAL_TOKENS, measure_exactness, time_calls
 from outrider.measure.cost import FAR, NEAR
 from outrider.part import machine
 from outrider.reference import GROUP_SIZE, Reference
-from outrider.types import Exactness, Rounding, RowRule
+from outrider.types import NO_PROMPT, Exactness, Prompt, Rounding, RowRule
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from outrider.config import DeviceConfig
     from outrider.part import Part
-    from outrider.types import CompiledModel
+    from outrider.types import CompiledModel, Slot
 
 log = logging.getLogger("outrider")
 
@@ -163,6 +163,8 @@ def choice_of(part: Part, device: str, options: DeviceConfig) -> Choice:
 
 def _choice_of(part: Part, device: str, own: DeviceConfig) -> tuple[Choice, CompiledModel | None]:
     """The same, with the model if it was just compiled in that setting."""
+    if part.adapters:
+        return _choice_with_adapters(part, device, own)
     key: dict[str, Any] = {"role": part.role if part.is_main else "draft", "files": part.files, "device": device}
     key |= {"asked": part.asked(own, device), **machine(), **part.versions}
     if part.cuts:
@@ -173,6 +175,44 @@ def _choice_of(part: Part, device: str, own: DeviceConfig) -> tuple[Choice, Comp
     choice, backend = _choose(part, device, own)
     file.write(choice)
     return choice, backend
+
+
+def _choice_with_adapters(part: Part, device: str, own: DeviceConfig) -> tuple[Choice, CompiledModel | None]:
+    """The setting of the model without adapters, with its padding if that is enough with them, or another.
+
+    So a row without an adapter has the bits that it has in an engine without adapters, wherever kernels allow that.
+    """
+    choice = _choice_of(dataclasses.replace(part, adapters=None), device, own)[0]
+    gc.collect()
+    adapters = part.adapters
+    if adapters is None:
+        raise AssertionError("the caller has found some")
+    shapes = [(entry.rank, entry.targets) for entry in part.bundle.manifest.adapters if entry.name in adapters.names]
+    key = {"files": part.files, "device": device, "asked": part.asked(own, device), "adapters": shapes}
+    key |= {**machine(), **part.versions, "setting": str(choice.setting), "rule": str(choice.setting.exactness.rule)}
+    file = saved.SavedValue(saved.FOLDER / "settings", key, Exactness)
+    known, backend = file.read(), None
+    if known is None:
+        backend = part.compile(choice.setting.options(own), device)
+        backend.allocate(TRIAL_TOKENS)
+        known = measure_exactness(_WithAdapter(backend, adapters.names[0]), choice.setting.exactness)
+        backend.use(known)
+        file.write(known)
+    return dataclasses.replace(choice, setting=dataclasses.replace(choice.setting, exactness=known)), backend
+
+
+class _WithAdapter:
+    """A backend whose slots are all read with an adapter, so that its part of the graph is measured, too."""
+
+    def __init__(self, backend: CompiledModel, adapter: str) -> None:
+        self._backend, self._adapter = backend, adapter
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._backend, name)
+
+    def open(self, max_tokens: int, prompt: Prompt = NO_PROMPT) -> Slot | None:
+        """A slot with the adapter."""
+        return self._backend.open(max_tokens, dataclasses.replace(prompt, adapter=self._adapter))
 
 
 def _choose(part: Part, device: str, own: DeviceConfig) -> tuple[Choice, CompiledModel | None]:
