@@ -36,6 +36,7 @@ _WEIGHTS = "int8, int4, fp16, fp32, or keep for a GGUF file's own; for ONNX int8
 @click.command()
 @click.argument("main")
 @click.option("--draft", metavar="DRAFT", help="Draft model, of the same kinds as MAIN.")
+@click.option("--adapter", metavar="FOLDER", help="LoRA adapter in PEFT's format to merge into MAIN.")
 @click.option("-o", "--output", metavar="BUNDLE", help="Folder to make.  [default: named after MAIN]")
 @click.option(
     "--format", metavar="FORMAT", default="openvino", show_default=True, help="Model format: openvino or onnx."

@@ -126,6 +126,8 @@ def options_of(request: Asked) -> dict[str, Any]:
     drafter = _one_of(request, "drafter", "draft_model")
     if drafter is not None:
         options["drafter"] = None if drafter == "none" else drafter
+    if request.adapter is not None:
+        options["adapter"] = None if request.adapter == "none" else request.adapter
     if request.seed is not None:
         options["seed"] = request.seed % 2**64  # OpenAI's may be negative
     return options
