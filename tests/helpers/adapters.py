@@ -36,7 +36,7 @@ def write_adapter(
     ranks: Mapping[str, int] | None = None,
     **fields: Any,
 ) -> Path:
-    """A folder as PEFT writes it. ranks: `rank_pattern`. size: of the random numbers. fields: of adapter_config.json."""
+    """A folder as PEFT writes it. ranks: rank_pattern. size: of the random numbers. fields: of adapter_config.json."""
     from safetensors.numpy import save_file
 
     rng = np.random.default_rng(seed)

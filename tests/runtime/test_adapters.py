@@ -222,13 +222,25 @@ def test_answers_at_the_same_time_are_those_alone(engine: outrider.Engine) -> No
 def test_cached_prefixes_are_not_shared_between_adapters(bundle: Bundle) -> None:
     engine = outrider.load(bundle.folder, cache_size=0.05, adapters=("pirate", "poet"))
     assert engine.adapters == ("pirate", "poet")
-    seen = []
-    for name in (None, "pirate", "poet", None, "pirate", "poet"):
-        seen.append(engine.generate(PROMPT, adapter=name, **ANSWER).stats.num_cached_tokens)
+    asked = (None, "pirate", "poet") * 2
+    seen = [engine.generate(PROMPT, adapter=name, **ANSWER).stats.num_cached_tokens for name in asked]
     assert seen[:3] == [0, 0, 0]
     assert all(count > 30 for count in seen[3:])
     with pytest.raises(outrider.OptionError, match="no adapter 'late' here: loaded are 'pirate', 'poet'"):
         engine.generate(PROMPT, adapter="late")
+
+
+def test_an_answer_that_is_read_again_has_its_adapter(engine: outrider.Engine) -> None:
+    for name in ("pirate", None):
+        chat = engine.chat(adapter=name, drafter=None, **ANSWER)
+        chat.send("What is a fox?")
+        engine.settle()
+        again = [*chat.token_ids, *engine.tokenizer.encode(" And then?")]  # as a prompt: found as it was read again
+        found = engine.generate(again, adapter=name, drafter=None, **ANSWER)
+        assert found.stats.num_cached_tokens >= len(chat.token_ids) - 8
+        uncached = outrider.load(engine.bundle.folder, cache_size=0.05, enable_prefix_caching=False)
+        assert uncached.generate(again, adapter=name, drafter=None, **ANSWER).token_ids == found.token_ids
+        assert uncached.generate(again, adapter=name, **ANSWER).token_ids == found.token_ids
 
 
 def test_an_unknown_adapter_is_named_with_the_nearest(engine: outrider.Engine, tiny: Path) -> None:
