@@ -25,7 +25,7 @@ from outrider.grammar import Grammars
 from outrider.loading import LoadedModel, contention_of, cost_of, load_parts
 from outrider.measure import Contention, PassCost, measure_contention, pays
 from outrider.part import Part, parts_of
-from outrider.preparation import Preparation
+from outrider.preparation import Preparation, check_adapter
 from outrider.request_queue import RequestQueue, Submitted
 from outrider.setting import SMALL, choice_of, log
 from outrider.text import Tokenizer
@@ -103,6 +103,9 @@ class Engine:
             check_tokenizers(draft_bundle, entries)
         names = [entry.name for entry in entries]
         main, drafts = parts_of(bundle, draft_bundle, names, device.adapters)
+        loaded = main.adapters.names if main.adapters else ()
+        self._adapters = {e.name: bundle.sha256_of(e.folder) for e in bundle.manifest.adapters if e.name in loaded}
+        check_adapter(self.config.generation.adapter, loaded)
         masks = [Part(entry.name, draft_bundle, entry.model, entry) for entry in entries if entry.kind == "masks"]
         count = self.config.generation.num_assistant_tokens
         if device.npu_window is None and not isinstance(count, str):
@@ -112,8 +115,6 @@ class Engine:
         where = {"main_device": self.placement.main, "draft_device": self.placement.draft or device.draft_device}
         self.config = self.config.replace(**where)  # what "auto" has become
         spare(self, backends)
-        loaded = main.adapters.names if main.adapters else ()
-        self._adapters = {e.name: bundle.sha256_of(e.folder) for e in bundle.manifest.adapters if e.name in loaded}
         self._admission = Admission(bundle.manifest, backends, self.config.scheduler.cache_size)
         self._admission.allocate()
         both = ((part, backends[part.role]) for part in (main, *drafts))

@@ -18,7 +18,7 @@ from outrider.types import NO_PROMPT, Noise, Prompt, Sequence
 from outrider.verifiers import SAMPLING_VERIFIERS, Greedy
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
     from collections.abc import Sequence as Seq
     from threading import Event
     from typing import Any, TypeAlias
@@ -84,7 +84,7 @@ class Preparation:
         given = {"tools": config.offered_tools} if form else {}
         token_ids = list(map(int, self.tokenizer.encode_prompt(text, chat_template=chat_template, **given)))
         max_new_tokens = self.admission.check(token_ids, config)
-        self._check_adapter(config)
+        check_adapter(config.adapter, self.adapters)
         scope = whole.scope
         if config.adapter is not None:
             scope = b"adapter %s " % self.adapters[config.adapter].encode() + scope
@@ -128,15 +128,6 @@ class Preparation:
         request.stats.num_prompt_tokens = len(token_ids)
         return request
 
-    def _check_adapter(self, config: GenerationConfig) -> None:
-        """Raise OptionError for an adapter that is not loaded."""
-        name = config.adapter
-        if name is None or name in self.adapters:
-            return
-        remedy = nearest(name, self.adapters) if self.adapters else "Add one: outrider add BUNDLE FOLDER --name NAME."
-        loaded = ", ".join(map(repr, self.adapters)) or "none"
-        raise OptionError(f"There is no adapter '{name}' here: loaded are {loaded}. {remedy}")
-
     def _source(self, config: GenerationConfig, form: ToolFormat | None) -> Source | None:
         """The grammar that the answer follows; None for any text."""
         free = config.tool_choice == "auto"
@@ -157,6 +148,15 @@ class Preparation:
                 "that was trained to call functions, or describe them in the prompt."
             )
         return form
+
+
+def check_adapter(name: str | None, loaded: Iterable[str]) -> None:
+    """Raise OptionError for an adapter that is not loaded."""
+    known = tuple(loaded)
+    if name is not None and name not in known:
+        remedy = nearest(name, known) if known else "Add one: outrider add BUNDLE FOLDER --name NAME."
+        names = ", ".join(map(repr, known)) or "none"
+        raise OptionError(f"There is no adapter '{name}' here: loaded are {names}. {remedy}")
 
 
 def _end_of_calls(config: GenerationConfig, form: ToolFormat | None) -> Callable[[str], bool] | None:

@@ -25,17 +25,18 @@ from outrider.backends.processor import find_processor
 from outrider.config import PRECISIONS
 from outrider.errors import DeviceError, ExactnessWarning, one_line
 from outrider.measure import TRIAL_TOKENS, measure_exactness, time_calls
+from outrider.measure.adapted import Adapted
 from outrider.measure.cost import FAR, NEAR
 from outrider.part import machine
 from outrider.reference import GROUP_SIZE, Reference
-from outrider.types import NO_PROMPT, Exactness, Prompt, Rounding, RowRule
+from outrider.types import Exactness, Rounding, RowRule
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from outrider.config import DeviceConfig
     from outrider.part import Part
-    from outrider.types import CompiledModel, Slot
+    from outrider.types import CompiledModel
 
 log = logging.getLogger("outrider")
 
@@ -195,24 +196,10 @@ def _choice_with_adapters(part: Part, device: str, own: DeviceConfig) -> tuple[C
     if known is None:
         backend = part.compile(choice.setting.options(own), device)
         backend.allocate(TRIAL_TOKENS)
-        known = measure_exactness(_WithAdapter(backend, adapters.names[0]), choice.setting.exactness)
+        known = measure_exactness(Adapted(backend, adapters.names[0]), choice.setting.exactness)
         backend.use(known)
         file.write(known)
     return dataclasses.replace(choice, setting=dataclasses.replace(choice.setting, exactness=known)), backend
-
-
-class _WithAdapter:
-    """A backend whose slots are all read with an adapter, so that its part of the graph is measured, too."""
-
-    def __init__(self, backend: CompiledModel, adapter: str) -> None:
-        self._backend, self._adapter = backend, adapter
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._backend, name)
-
-    def open(self, max_tokens: int, prompt: Prompt = NO_PROMPT) -> Slot | None:
-        """A slot with the adapter."""
-        return self._backend.open(max_tokens, dataclasses.replace(prompt, adapter=self._adapter))
 
 
 def _choose(part: Part, device: str, own: DeviceConfig) -> tuple[Choice, CompiledModel | None]:

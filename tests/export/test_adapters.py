@@ -102,8 +102,12 @@ def test_bad_adapters_are_refused_in_a_line(fault: str, tmp_path: Path) -> None:
 
 
 def test_scales_are_peft_s(tmp_path: Path) -> None:
-    patterns = {"alpha_pattern": {"up_proj": 5, "layers.1.self_attn.q_proj": 3}, "lora_alpha": 7}
-    for name, stable, scale in (("plain", False, lambda r, a: a / r), ("stable", True, lambda r, a: a / r**0.5)):
+    patterns: dict[str, Any] = {"alpha_pattern": {"up_proj": 5, "layers.1.self_attn.q_proj": 3}, "lora_alpha": 7}
+    for name, stable in (("plain", False), ("stable", True)):
+
+        def scale(r: int, alpha: int, power: float = 0.5 if stable else 1.0) -> float:
+            return alpha / float(r**power)
+
         adapter = write_adapter(tmp_path / name, SHAPE, ranks={"v_proj": 9}, use_rslora=stable, **patterns)
         modules = read_adapter(adapter).modules
         found = {(place, modules[f"model.layers.{place}"].scale) for place in ("0.self_attn.q_proj", "1.mlp.up_proj")}

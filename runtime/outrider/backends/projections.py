@@ -8,6 +8,7 @@ They are found by what the graph does with them: names of nodes differ with the 
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -55,10 +56,8 @@ def projections_of(model: ov.Model, num_layers: int, *, attended: int) -> list[d
     if not states:
         raise BundleError(f"{_UNKNOWN}It is no chain of residual additions.")
     hidden = states[after_layers(0)].get_partial_shape()[2].get_length()
-    return [
-        _layer(*(states[after_layers(i)].get_node() for i in (index, index + 1)), hidden, attended)
-        for index in range(num_layers)
-    ]
+    sums = [states[after_layers(i)].get_node() for i in range(num_layers + 1)]
+    return [_layer(before, after, hidden, attended) for before, after in itertools.pairwise(sums)]
 
 
 def _layer(before: ov.Node, after: ov.Node, hidden: int, attended: int) -> dict[str, Projection]:
