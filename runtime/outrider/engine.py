@@ -380,7 +380,8 @@ class Engine:
         Raises:
             OptionError: for an unknown option or a bad value, or when the bundle has no chat template.
         """
-        self.config.generation.replace(**options)
+        adapter = self.config.generation.replace(**options).adapter
+        options |= {} if adapter is None else {"adapter": adapter}  # it is saved with the conversation
         return Chat(self, system, messages=messages, tools=tools, **options)
 
     def load_chat(self, path: str | Path, *, same_model: bool = True, **options: Any) -> Chat:

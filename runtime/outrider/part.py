@@ -173,7 +173,7 @@ def adapters_of(bundle: Bundle, names: Seq[str] | None = None) -> Adapters | Non
         if name not in entries:
             raise OptionError(f"{bundle.folder} has no adapter '{name}'. {nearest(name, entries)}")
     wanted = [entry for name, entry in entries.items() if names is None or name in names]
-    items = tuple(Adapter(entry.name, bundle.adapter_path(entry), entry.rank) for entry in wanted)
+    items = tuple(Adapter(each.name, bundle.adapter_path(each), each.rank, each.targets) for each in wanted)
     return Adapters(items) if items else None
 
 

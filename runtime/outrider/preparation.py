@@ -78,6 +78,10 @@ class Preparation:
         whole = prompt if isinstance(prompt, Prompt) else NO_PROMPT
         whole.check_tokens(self.loaded["main"].backend)
         if whole.adapter is not None:
+            if config.adapter not in (None, whole.adapter):
+                raise OptionError(
+                    f"The prompt is for the adapter '{whole.adapter}', and adapter={config.adapter!r}. Leave one out."
+                )
             config = config.replace(adapter=whole.adapter)
         text = prompt.token_ids if isinstance(prompt, Prompt) else prompt
         form = self._tool_format(config)

@@ -188,9 +188,9 @@ def _choice_with_adapters(part: Part, device: str, own: DeviceConfig) -> tuple[C
     adapters = part.adapters
     if adapters is None:
         raise AssertionError("the caller has found some")
-    shapes = [(entry.rank, entry.targets) for entry in part.bundle.manifest.adapters if entry.name in adapters.names]
-    key = {"files": part.files, "device": device, "asked": part.asked(own, device), "adapters": shapes}
-    key |= {**machine(), **part.versions, "setting": str(choice.setting), "rule": str(choice.setting.exactness.rule)}
+    key = {"files": part.files, "device": device, "asked": part.asked(own, device), "adapters": adapters.shapes}
+    key |= {"cuts": part.cuts, **machine(), **part.versions}
+    key |= {"setting": str(choice.setting), "rule": str(choice.setting.exactness.rule)}
     file = saved.SavedValue(saved.FOLDER / "settings", key, Exactness)
     known, backend = file.read(), None
     if known is None:

@@ -47,12 +47,13 @@ class Adapter:
     """One adapter of a bundle.
 
     path: an IR with outputs "layers.i.NAME.A" float32 [r, in] and "layers.i.NAME.B" float32 [out, r], for names of
-    `projections.NAMES`. The scale is in B. rank: the largest r.
+    `projections.NAMES`. The scale is in B. rank: the largest r. targets: the names of the products that it changes.
     """
 
     name: str
     path: Path
     rank: int
+    targets: tuple[str, ...] = ()
 
     @property
     def num_columns(self) -> int:
@@ -81,6 +82,11 @@ class Adapters:
     def width(self) -> int:
         """The columns of all of them."""
         return sum(each.num_columns for each in self.items)
+
+    @property
+    def shapes(self) -> list[tuple[int, tuple[str, ...]]]:
+        """What the time of a call depends on: their ranks and targets."""
+        return [(each.rank, each.targets) for each in self.items]
 
     def mask(self, rows: Seq[str | None]) -> Matrix:
         """The graph's input float32 [rows, width] for rows with these adapters, or none."""

@@ -209,7 +209,7 @@ class OpenVINOPaged:
         found |= {n: str(self.core.get_property(self.device, n)) for n in ("FULL_DEVICE_NAME", *of_device)}
         top = {"top_logits": str(self.num_top)} if self.num_top else {}
         cuts = {"cuts": ",".join(map(str, self._compiled.cuts))} if isinstance(self._compiled, Segments) else {}
-        adapters = {"adapters": str([each.rank for each in self.adapters.items])} if self.adapters else {}
+        adapters = {"adapters": str(self.adapters.shapes)} if self.adapters else {}
         return found | top | cuts | adapters | {"cache": self.cache_precision, "openvino": ov.get_version()}
 
     @property

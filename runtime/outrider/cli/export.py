@@ -91,6 +91,8 @@ def serve(
         else:
             bundle = export_bundle(main, draft, output=Path(scratch, name), progress=bars, **options)
         write_for_ovms(bundle, folder, name, Serving(**serving))
+        if adapters := ", ".join(adapter.name for adapter in bundle.manifest.adapters):
+            bars.note(f"The bundle's adapters ({adapters}) are not written. Export a model with one merged: --adapter.")
     if as_json:
         print_json({"repository": str(folder), "model": name, "notes": bars.notes})
         return
