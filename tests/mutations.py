@@ -34,6 +34,76 @@ class Mutation:
 
 MUTATIONS = [
     Mutation(
+        "adapters: a row has the columns of all adapters",
+        "backends/adapters.py",
+        "made[i, self.columns[name]] = 1",
+        "made[i] = 1",
+        "test_adapters.py",
+    ),
+    Mutation(
+        "adapters: the columns are in the order of the wrong adapters",
+        "backends/adapters.py",
+        "wanted = np.concatenate([np.r_[adapters.columns[each]] for each in own])",
+        "wanted = np.arange(sum(each.num_columns for each in adapters.items if each.name in own))",
+        "test_adapters.py",
+    ),
+    Mutation(
+        "adapters: padding pushes the rows' adapters out of place",
+        "backends/paged_call.py",
+        "        self.adapters.extend([None] * (num_rows - count))\n",
+        "",
+        "test_adapters.py",
+    ),
+    Mutation(
+        "adapters: the scale is left out",
+        "../../export/outrider_export/adapters/add.py",
+        "change.up * np.float32(change.scale)",
+        "change.up",
+        "test_adapters.py",
+    ),
+    Mutation(
+        "adapters: cached prefixes are shared",
+        "preparation.py",
+        'scope = b"adapter %s " % self.adapters[config.adapter].encode() + scope',
+        "pass",
+        "test_adapters.py",
+    ),
+    Mutation(
+        "adapters: an answer is read again without its adapter",
+        "rereading.py",
+        ", counted=False, adapter=sequence.adapter)",
+        ", counted=False)",
+        "test_adapters.py",
+    ),
+    Mutation(
+        "adapters: without the prefix cache there is no adapter",
+        "request.py",
+        "prompt = Prompt((), adapter=sequence.adapter)",
+        "prompt = Prompt(())",
+        "test_adapters.py",
+    ),
+    Mutation(
+        "adapters: a drafter's record is for all of them",
+        "controller/records.py",
+        "return verifier if adapter is None else",
+        "return verifier if True else",
+        "test_adapters.py",
+    ),
+    Mutation(
+        "adapters: merged without their scale",
+        "../../export/outrider_export/adapters/merge.py",
+        " @ torch.from_numpy(change.down) * change.scale",
+        " @ torch.from_numpy(change.down)",
+        "../export/test_adapters.py",
+    ),
+    Mutation(
+        "adapters: rank-stabilised ones are scaled as others",
+        "../../export/outrider_export/adapters/peft_format.py",
+        'math.sqrt(rank) if config.get("use_rslora") else rank',
+        "rank",
+        "../export/test_adapters.py",
+    ),
+    Mutation(
         "train: a checkpoint forgets its random numbers",
         "../../export/outrider_export/train/fit.py",
         '        self._generator.set_state(state["generator"])\n',
@@ -701,8 +771,8 @@ MUTATIONS = [
     Mutation(
         "exactness: a padding is taken without being tried",
         "measure/exactness.py",
-        "if not any(differences.values()):",
-        "if True:",
+        "if not any(differences.values()):\n            return Exactness(groups, rule, differences)",
+        "if True:\n            return Exactness(groups, rule, differences)",
         "test_exactness.py",
     ),
     Mutation(
@@ -1127,7 +1197,7 @@ MUTATIONS = [
     ),
     Mutation(
         "added drafter: the old bundle's manifest is written to",
-        "../../export/outrider_export/heads/add.py",
+        "../../export/outrider_export/rewrite.py",
         "if path != old.folder / MANIFEST_NAME:",
         "if True:",
         "../export/test_add_drafter.py",

@@ -11,8 +11,9 @@ without torch and in seconds, if openvino-genai's reader knows its quantisation.
 Runtime (`pip install "outrider[onnx-export]"`; int8, int4, fp32). `draft_format` gives the draft model another format.
 With `draft_vocab` the draft model proposes only its most useful tokens; see `outrider_export.diet`. `import_bundle`
 takes models that are in ONNX already; see `outrider_export.take_in`. `add_drafter` adds a drafter that reads the main
-model's hidden states to a bundle, and `pack` takes one out; see `outrider_export.heads`. `write_for_ovms` writes a
-bundle's models for OpenVINO Model Server; see `outrider_export.ovms`.
+model's hidden states to a bundle, and `pack` takes one out; see `outrider_export.heads`. `add_adapter` adds a LoRA
+adapter that requests may choose, and `adapter=` merges one into the main model; see `outrider_export.adapters`.
+`write_for_ovms` writes a bundle's models for OpenVINO Model Server; see `outrider_export.ovms`.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from outrider_export.adapters.add import add_adapter
     from outrider_export.export import export_bundle
     from outrider_export.heads.add import add_drafter
     from outrider_export.heads.packed import pack
@@ -33,6 +35,7 @@ __all__ = [
     "Progress",
     "Serving",
     "Silent",
+    "add_adapter",
     "add_drafter",
     "default_output",
     "export_bundle",
@@ -43,6 +46,7 @@ __all__ = [
 
 _MODULE_OF = {
     "Progress": "progress",
+    "add_adapter": "adapters.add",
     "add_drafter": "heads.add",
     "Serving": "ovms",
     "Silent": "progress",

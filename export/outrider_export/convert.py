@@ -1,8 +1,9 @@
 """Child process: a checkpoint folder or a GGUF file to stateful OpenVINO IR, through torch.
 
 Job: `model`, the checkpoint folder or the GGUF file; `gguf`, whether it is one; `weights`; `output`, the folder for
-openvino_model; `scratch`, a folder for the uncompressed IR; `trust_remote_code`; and, for the model that brings the
-tokenizer, `tokenizer`: the folder with tokenizer.json, which gets openvino_tokenizer and openvino_detokenizer.
+openvino_model; `scratch`, a folder for the uncompressed IR; `trust_remote_code`; `adapter`, the folder of a LoRA
+adapter that is merged into it, if any; and, for the model that brings the tokenizer, `tokenizer`: the folder with
+tokenizer.json, which gets openvino_tokenizer and openvino_detokenizer.
 
 int8 is 8 bits, asymmetric, one scale per output channel, as optimum-intel's int8. int4 is 4 bits, asymmetric,
 groups of 64, with embedding and output matrix in int8: the smallest groups that openvino's kernels run at full speed.
@@ -15,6 +16,8 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from outrider_export.adapters.merge import merge
+from outrider_export.adapters.peft_format import read_adapter
 from outrider_export.gguf_file import write_slim_copy
 from outrider_export.keep import move_model
 from outrider_export.tokenizer_job import add_tokenizer
@@ -72,6 +75,8 @@ def load_model(job: dict[str, Any]) -> Any:
     if job["gguf"]:
         with contextlib.suppress(PermissionError):  # Windows, as above
             path.unlink()
+    if job.get("adapter"):
+        merge(model, read_adapter(Path(job["adapter"])))
     return model
 
 

@@ -22,7 +22,10 @@ from outrider.bundle.manifest import (
     TokenizerEntry,
     write_manifest,
 )
-from outrider.errors import ExportError
+from outrider.config.files import user_path
+from outrider.errors import ExportError, OptionError
+from outrider.files import usable
+from outrider_export.adapters.peft_format import WEIGHTS, read_adapter
 from outrider_export.child import run_child
 from outrider_export.diet import check_diet, plan_diet, put_on_diet
 from outrider_export.geometry import check_ir
@@ -75,6 +78,7 @@ def export_bundle(
     draft_vocab_corpus: str | Path | None = None,
     revision: str | None = None,
     draft_revision: str | None = None,
+    adapter: str | Path | None = None,
     trust_remote_code: bool = False,
     overwrite: bool = False,
     progress: Progress | None = None,
@@ -84,7 +88,8 @@ def export_bundle(
     format: "openvino" or "onnx". draft_format: for the draft model; by default the main model's. weights: by default
     "int8"; draft_weights: by default "int4"; "keep" leaves a GGUF file's weights unconverted. draft_vocab: the number
     of tokens that the draft model proposes, or "all". draft_vocab_corpus: a file of typical text to choose them by. See
-    `outrider_export.diet`.
+    `outrider_export.diet`. adapter: the folder of a LoRA adapter, which is merged into the main model; see
+    `outrider_export.adapters`.
 
     Raises:
         OptionError: for an invalid option.
@@ -98,6 +103,7 @@ def export_bundle(
     named = [("main", locate(main, revision), main_form, weights)]
     if draft is not None:
         named.append(("draft", locate(draft, draft_revision), draft_form, draft_weights))
+    merged = None if adapter is None else check_adapter(adapter, weights)
     num_tokens, corpus = check_diet(draft is not None, draft_vocab, draft_vocab_corpus)
     for role, source, form, asked in named:
         check_route(role, source, form, asked)
@@ -124,7 +130,15 @@ def export_bundle(
             # A draft model has its own tokenizer only with another vocabulary.
             folders = ["tokenizer", *(None if p.vocabulary == "same" else "draft-tokenizer" for p in pairings)]
             entries = [
-                _convert_or_explain(plan, folder, diet, target, trust_remote_code, ForModel(progress, plan.role))
+                _convert_or_explain(
+                    plan,
+                    folder,
+                    diet,
+                    target,
+                    trust_remote_code,
+                    ForModel(progress, plan.role),
+                    merged if plan.role == "main" else None,
+                )
                 for plan, folder, diet in zip(plans, folders, diets, strict=True)
             ]
             added = [] if head is None else [head.write(target.new, entries[0], progress)]
@@ -170,12 +184,35 @@ def finish(
     target.commit()
 
 
+def check_adapter(adapter: str | Path, weights: str | None) -> Path:
+    """The folder of an adapter that is to be merged, before anything is converted.
+
+    Raises:
+        OptionError: with weights that are not converted.
+        ExportError: when it is no adapter, or damaged.
+    """
+    if weights == "keep":
+        raise OptionError(
+            f"adapter={str(adapter)!r} is merged into weights that are converted, and weights='keep' leaves them as "
+            "they are. Choose int8, int4, fp16 or fp32, or add it to the bundle: outrider add BUNDLE FOLDER."
+        )
+    folder = usable(user_path(adapter))
+    read_adapter(folder)
+    return folder
+
+
 def _convert_or_explain(
-    plan: Plan, tokenizer: str | None, diet: Diet | None, target: Target, trust_remote_code: bool, progress: Progress
+    plan: Plan,
+    tokenizer: str | None,
+    diet: Diet | None,
+    target: Target,
+    trust_remote_code: bool,
+    progress: Progress,
+    adapter: Path | None,
 ) -> ModelEntry:
     """`_convert`, with a clear error for a full disk: the libraries' message is "iostream error"."""
     try:
-        entry = _convert(plan, tokenizer, target, trust_remote_code, progress)
+        entry = _convert(plan, tokenizer, target, trust_remote_code, progress, adapter)
         return _cut(entry, diet, tokenizer, target, progress) if diet else entry
     except ExportError as error:
         folder = target.output.parent
@@ -188,9 +225,17 @@ def _convert_or_explain(
 
 
 def _convert(
-    plan: Plan, tokenizer: str | None, target: Target, trust_remote_code: bool, progress: Progress
+    plan: Plan,
+    tokenizer: str | None,
+    target: Target,
+    trust_remote_code: bool,
+    progress: Progress,
+    adapter: Path | None = None,
 ) -> ModelEntry:
-    """Convert one model into the bundle's folder for it, and its tokenizer into the folder `tokenizer`, if any."""
+    """Convert one model into the bundle's folder for it, and its tokenizer into the folder `tokenizer`, if any.
+
+    adapter: the folder of one to merge into it.
+    """
     folder = target.new / plan.role
     what = f"The {plan.role} model {plan.source.id} cannot be converted"
     job: dict[str, Any] = {"output": str(folder), "scratch": str(target.scratch / plan.role)}
@@ -207,10 +252,13 @@ def _convert(
             "weights": plan.weights,
             "trust_remote_code": trust_remote_code,
             "geometry": msgspec.to_builtins(plan.geometry),
+            "adapter": None if adapter is None else str(adapter.resolve()),
         }
         done = run_child(f"outrider_export.{_CONVERTERS[plan.format]}", job, what, progress)
         route = "checkpoint" if plan.header is None else f"dequantise {plan.header.quantisation}"
         recipe = {"route": route, "tied_embeddings": str(done["tied_embeddings"]).lower()}
+        if adapter is not None:
+            recipe |= {"adapter": adapter.resolve().name, "adapter_sha256": sha256_of(adapter / WEIGHTS)}
     _check_model(plan.format, folder, plan.geometry)
     return ModelEntry(
         folder=plan.role,

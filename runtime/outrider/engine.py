@@ -25,7 +25,7 @@ from outrider.grammar import Grammars
 from outrider.loading import LoadedModel, contention_of, cost_of, load_parts
 from outrider.measure import Contention, PassCost, measure_contention, pays
 from outrider.part import Part, parts_of
-from outrider.preparation import Preparation
+from outrider.preparation import Preparation, check_adapter
 from outrider.request_queue import RequestQueue, Submitted
 from outrider.setting import SMALL, choice_of, log
 from outrider.text import Tokenizer
@@ -101,7 +101,11 @@ class Engine:
         entries = () if wanted in (None, *COPYING) else named or bundled
         if draft_tokenizer is None:
             check_tokenizers(draft_bundle, entries)
-        main, drafts = parts_of(bundle, draft_bundle, [entry.name for entry in entries])
+        names = [entry.name for entry in entries]
+        main, drafts = parts_of(bundle, draft_bundle, names, device.adapters)
+        loaded = main.adapters.names if main.adapters else ()
+        self._adapters = {e.name: bundle.sha256_of(e.folder) for e in bundle.manifest.adapters if e.name in loaded}
+        check_adapter(self.config.generation.adapter, loaded)
         masks = [Part(entry.name, draft_bundle, entry.model, entry) for entry in entries if entry.kind == "masks"]
         count = self.config.generation.num_assistant_tokens
         if device.npu_window is None and not isinstance(count, str):
@@ -128,7 +132,9 @@ class Engine:
             encode=self.tokenizer.encode,
             loaded_with=self.config.generation.drafter,
             store=self._store,
-            records=functools.partial(_records, self.config.scheduler.keep_records, (main, *drafts, *masks)),
+            records=functools.partial(
+                _records, self.config.scheduler.keep_records, (main, *drafts, *masks), self._adapters
+            ),
         )
         self._preparation = Preparation(
             self.loaded,
@@ -137,6 +143,7 @@ class Engine:
             self._admission,
             self._registry,
             Grammars(bundle.tokenizer_path, bundle.manifest.main.vocab_size, bundle.manifest.tokenizer.eos_token_ids),
+            self._adapters,
             store=self._store,
             reuse=self.config.scheduler.enable_prefix_caching,
         )
@@ -173,6 +180,11 @@ class Engine:
     def bundled_drafters(self) -> tuple[str, ...]:
         """The names of the draft models that come with the bundle."""
         return self._registry.bundled
+
+    @property
+    def adapters(self) -> tuple[str, ...]:
+        """The LoRA adapters that are loaded, which `adapter` can be, besides None."""
+        return tuple(self._adapters)
 
     def add_drafter(self, name: str, drafter: Drafter) -> None:
         """Add a drafter of your own, for requests with `drafter=name`. Its interface is `outrider.types.Drafter`.
@@ -380,7 +392,8 @@ class Engine:
         Raises:
             OptionError: for an unknown option or a bad value, or when the bundle has no chat template.
         """
-        self.config.generation.replace(**options)
+        adapter = self.config.generation.replace(**options).adapter
+        options |= {} if adapter is None else {"adapter": adapter}  # it is saved with the conversation
         return Chat(self, system, messages=messages, tools=tools, **options)
 
     def load_chat(self, path: str | Path, *, same_model: bool = True, **options: Any) -> Chat:
@@ -499,9 +512,9 @@ class Engine:
         return request
 
 
-def _records(keep: bool, parts: Seq[Part]) -> Records:
-    """The records of drafters with these models, in a file if `keep`."""
+def _records(keep: bool, parts: Seq[Part], adapters: Mapping[str, str]) -> Records:
+    """The records of drafters with these models, in a file if `keep`. adapters: their hashes, by name."""
     if not keep:
-        return Records()
+        return Records(adapters=adapters)
     key = {"files": {part.role: part.files for part in parts}, "outrider": __version__}
-    return Records(saved.SavedValue(saved.FOLDER / "records", key, dict[str, Record]))
+    return Records(saved.SavedValue(saved.FOLDER / "records", key, dict[str, Record]), adapters)

@@ -14,11 +14,13 @@ import openvino as ov
 
 from outrider import __version__, saved
 from outrider.backends import load_model, on_npu
+from outrider.backends.adapters import Adapter, Adapters
 from outrider.backends.heads import Head
 from outrider.backends.masks import Masks
 from outrider.backends.processor import find_processor
 from outrider.bundle.folder import draft_models_of
 from outrider.config.files import user_path
+from outrider.errors import OptionError, nearest
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -43,6 +45,7 @@ class Part:
     drafter: DrafterEntry | None = None  # None for the main model
     features: tuple[str, ...] = ()  # the main model's hidden states that drafters read
     masks: Masks | None = None  # the main model's mask tokens
+    adapters: Adapters | None = None  # that the main model applies
     cuts: tuple[int, ...] = ()  # the main model's layers before which a drafter's calls part from its own
 
     def __str__(self) -> str:
@@ -114,6 +117,7 @@ class Part:
             cuts=self.cuts,
             head=None if self.drafter is None or self.drafter.kind == "draft_model" else Head.of(self.drafter, main),
             masks=self.masks,
+            adapters=self.adapters,
         )
 
     @property
@@ -129,11 +133,17 @@ class Part:
         return versions
 
 
-def parts_of(bundle: Bundle, draft_bundle: Bundle, names: Seq[str] | None = None) -> tuple[Part, list[Part]]:
+def parts_of(
+    bundle: Bundle, draft_bundle: Bundle, names: Seq[str] | None = None, adapters: Seq[str] | None = None
+) -> tuple[Part, list[Part]]:
     """The main model of a bundle, and its drafters, which may be in another bundle.
 
     names: of the drafters; by default all. The main model gives the hidden states that they read, and is cut for those
     that are made of its layers. Mask tokens are no model of their own: the main model reads them.
+    adapters: the names of the main model's; by default all.
+
+    Raises:
+        OptionError: for an adapter that the bundle does not have.
     """
     entries = [entry for entry in draft_models_of(draft_bundle, bundle) if names is None or entry.name in names]
     drafts = [Part(entry.name, draft_bundle, entry.model, entry) for entry in entries if entry.kind != "masks"]
@@ -147,7 +157,24 @@ def parts_of(bundle: Bundle, draft_bundle: Bundle, names: Seq[str] | None = None
     num_layers = bundle.manifest.main.geometry.num_layers
     cuts = sorted({cut for part in drafts if part.layers for cut in cuts_for(part.layers, num_layers)})
     main = bundle.manifest.main
-    return Part("main", bundle, main, None, tuple(features), next(iter(masks), None), tuple(cuts)), drafts
+    first_masks = next(iter(masks), None)
+    own = adapters_of(bundle, adapters)
+    return Part("main", bundle, main, None, tuple(features), first_masks, own, tuple(cuts)), drafts
+
+
+def adapters_of(bundle: Bundle, names: Seq[str] | None = None) -> Adapters | None:
+    """Adapters of a bundle, by default all; None for none.
+
+    Raises:
+        OptionError: for one that it does not have.
+    """
+    entries = {entry.name: entry for entry in bundle.manifest.adapters}
+    for name in names or ():
+        if name not in entries:
+            raise OptionError(f"{bundle.folder} has no adapter '{name}'. {nearest(name, entries)}")
+    wanted = [entry for name, entry in entries.items() if names is None or name in names]
+    items = tuple(Adapter(each.name, bundle.adapter_path(each), each.rank, each.targets) for each in wanted)
+    return Adapters(items) if items else None
 
 
 def cuts_for(kept: Iterable[int], num_layers: int) -> set[int]:

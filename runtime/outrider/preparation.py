@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from outrider.controller import ConfidenceThreshold
-from outrider.errors import OptionError
+from outrider.errors import OptionError, nearest
 from outrider.grammar import Source
 from outrider.request import Request
 from outrider.sampling import LogitsSampler
@@ -18,7 +18,7 @@ from outrider.types import NO_PROMPT, Noise, Prompt, Sequence
 from outrider.verifiers import SAMPLING_VERIFIERS, Greedy
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
     from collections.abc import Sequence as Seq
     from threading import Event
     from typing import Any, TypeAlias
@@ -42,7 +42,8 @@ class Preparation:
         request = preparation.request("Why is the sky blue?", config)
 
     loaded: the models by role, including "main". special: the bundle's special tokens. grammars: compiles those of
-    requests. store: where answers are stored. reuse: whether requests start from cached prefixes and publish their own.
+    requests. adapters: by name a hash of each adapter that is loaded. store: where answers are stored. reuse: whether
+    requests start from cached prefixes and publish their own.
     """
 
     loaded: Mapping[str, LoadedModel]
@@ -51,6 +52,7 @@ class Preparation:
     admission: Admission
     registry: DrafterRegistry
     grammars: Grammars
+    adapters: Mapping[str, str]
     store: AnswerStore | None = None
     reuse: bool = True
 
@@ -75,11 +77,21 @@ class Preparation:
             raise OptionError(f"cancel={cancel!r} has no is_set() to ask. Pass a threading.Event.")
         whole = prompt if isinstance(prompt, Prompt) else NO_PROMPT
         whole.check_tokens(self.loaded["main"].backend)
+        if whole.adapter is not None:
+            if config.adapter not in (None, whole.adapter):
+                raise OptionError(
+                    f"The prompt is for the adapter '{whole.adapter}', and adapter={config.adapter!r}. Leave one out."
+                )
+            config = config.replace(adapter=whole.adapter)
         text = prompt.token_ids if isinstance(prompt, Prompt) else prompt
         form = self._tool_format(config)
         given = {"tools": config.offered_tools} if form else {}
         token_ids = list(map(int, self.tokenizer.encode_prompt(text, chat_template=chat_template, **given)))
         max_new_tokens = self.admission.check(token_ids, config)
+        check_adapter(config.adapter, self.adapters)
+        scope = whole.scope
+        if config.adapter is not None:
+            scope = b"adapter %s " % self.adapters[config.adapter].encode() + scope
         policy, num_assistant_tokens = self.registry.policy_for(config)
         threshold = config.assistant_confidence_threshold
         seed = secrets.randbits(63) if config.seed is None else config.seed
@@ -93,8 +105,9 @@ class Preparation:
                 token_ids,
                 len(token_ids),
                 self.registry.texts(config, policy),
-                scope=whole.scope,
+                scope=scope,
                 answers=whole.answers,
+                adapter=config.adapter,
             ),
             sampler=LogitsSampler(config, token_ids, end_token_ids=end_token_ids, grammar=grammar),
             verifier=_verifier(config),
@@ -139,6 +152,15 @@ class Preparation:
                 "that was trained to call functions, or describe them in the prompt."
             )
         return form
+
+
+def check_adapter(name: str | None, loaded: Iterable[str]) -> None:
+    """Raise OptionError for an adapter that is not loaded."""
+    known = tuple(loaded)
+    if name is not None and name not in known:
+        remedy = nearest(name, known) if known else "Add one: outrider add BUNDLE FOLDER --name NAME."
+        names = ", ".join(map(repr, known)) or "none"
+        raise OptionError(f"There is no adapter '{name}' here: loaded are {names}. {remedy}")
 
 
 def _end_of_calls(config: GenerationConfig, form: ToolFormat | None) -> Callable[[str], bool] | None:

@@ -25,6 +25,7 @@ from outrider.backends.processor import find_processor
 from outrider.config import PRECISIONS
 from outrider.errors import DeviceError, ExactnessWarning, one_line
 from outrider.measure import TRIAL_TOKENS, measure_exactness, time_calls
+from outrider.measure.adapted import Adapted
 from outrider.measure.cost import FAR, NEAR
 from outrider.part import machine
 from outrider.reference import GROUP_SIZE, Reference
@@ -163,6 +164,8 @@ def choice_of(part: Part, device: str, options: DeviceConfig) -> Choice:
 
 def _choice_of(part: Part, device: str, own: DeviceConfig) -> tuple[Choice, CompiledModel | None]:
     """The same, with the model if it was just compiled in that setting."""
+    if part.adapters:
+        return _choice_with_adapters(part, device, own)
     key: dict[str, Any] = {"role": part.role if part.is_main else "draft", "files": part.files, "device": device}
     key |= {"asked": part.asked(own, device), **machine(), **part.versions}
     if part.cuts:
@@ -173,6 +176,30 @@ def _choice_of(part: Part, device: str, own: DeviceConfig) -> tuple[Choice, Comp
     choice, backend = _choose(part, device, own)
     file.write(choice)
     return choice, backend
+
+
+def _choice_with_adapters(part: Part, device: str, own: DeviceConfig) -> tuple[Choice, CompiledModel | None]:
+    """The setting of the model without adapters, with its padding if that is enough with them, or another.
+
+    So a row without an adapter has the bits that it has in an engine without adapters, wherever kernels allow that.
+    """
+    choice = _choice_of(dataclasses.replace(part, adapters=None), device, own)[0]
+    gc.collect()
+    adapters = part.adapters
+    if adapters is None:
+        raise AssertionError("the caller has found some")
+    key = {"files": part.files, "device": device, "asked": part.asked(own, device), "adapters": adapters.shapes}
+    key |= {"cuts": part.cuts, **machine(), **part.versions}
+    key |= {"setting": str(choice.setting), "rule": str(choice.setting.exactness.rule)}
+    file = saved.SavedValue(saved.FOLDER / "settings", key, Exactness)
+    known, backend = file.read(), None
+    if known is None:
+        backend = part.compile(choice.setting.options(own), device)
+        backend.allocate(TRIAL_TOKENS)
+        known = measure_exactness(Adapted(backend, adapters.names[0]), choice.setting.exactness)
+        backend.use(known)
+        file.write(known)
+    return dataclasses.replace(choice, setting=dataclasses.replace(choice.setting, exactness=known)), backend
 
 
 def _choose(part: Part, device: str, own: DeviceConfig) -> tuple[Choice, CompiledModel | None]:

@@ -15,15 +15,15 @@ import openvino as ov
 from openvino import opset13 as ops
 
 from outrider.backends.heads.weights import MainWeights
-from outrider.backends.taps import LAST, after_layers, hidden_states_of, multiplied_by, output_matrix_of, read_ir
-from outrider.errors import ExportError
+from outrider.backends.projections import backwards, projections_of
+from outrider.backends.taps import LAST, hidden_states_of, multiplied_by, output_matrix_of, read_ir
+from outrider.errors import BundleError, ExportError
 from outrider_export.train.layers import NUM_LAYERS, Shape, Teacher
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
     from numpy.typing import NDArray
 
+    from outrider.backends.projections import Projection
     from outrider.bundle import Bundle
 
 _ROWS = 4096  # embeddings that one call reads
@@ -50,7 +50,7 @@ def read_teacher(bundle: Bundle) -> Teacher:
 
     hidden, attended = geometry.hidden_size, geometry.num_heads * geometry.head_size
     first = max(geometry.num_layers - NUM_LAYERS, 0)
-    layers = [graph.layer(i, hidden, attended) for i in range(first, geometry.num_layers)]
+    layers = [graph.layer(i, attended) for i in range(first, geometry.num_layers)]
     shape = Shape(
         hidden_size=hidden,
         intermediate_size=len(layers[-1]["mlp.gate_proj.weight"]),
@@ -77,7 +77,8 @@ class _Graph:
     """A decoder's graph, and where its weights are."""
 
     def __init__(self, model: ov.Model, num_layers: int) -> None:
-        self._model = model
+        self._model, self._num_layers = model, num_layers
+        self._layers: list[dict[str, Projection]] = []  # once they are asked for
         self._states = hidden_states_of(model, num_layers)
         matrix = output_matrix_of(model)
         if not self._states or matrix is None:
@@ -87,26 +88,20 @@ class _Graph:
             )
         self.output_matrix: ov.Node = matrix
 
-    def layer(self, index: int, hidden: int, attended: int) -> dict[str, NDArray[np.float32]]:
+    def layer(self, index: int, attended: int) -> dict[str, NDArray[np.float32]]:
         """A decoder layer's weights by the names of Llama's checkpoints; no biases.
 
-        hidden: numbers of a hidden state. attended: of the heads' outputs, side by side.
+        attended: numbers of the heads' outputs, side by side.
         """
-        before, after = (self._states[after_layers(i)].get_node() for i in (index, index + 1))
-        middle = next(each.get_node() for each in after.input_values() if _is_between(each.get_node(), before))
-        down = _product(self._added(after, middle))
-        gate, up = self._gate_and_up(multiplied_by(down))
-        output = _product(self._added(middle, before))
-        scores = _nearest(multiplied_by(output), lambda node: node.get_type_name() == "ScaledDotProductAttention")
-        queries, keys, values = (_product(scores.input_value(i)) for i in range(3))
-        named = {
-            "self_attn.q_proj": queries, "self_attn.k_proj": keys, "self_attn.v_proj": values,
-            "self_attn.o_proj": output, "mlp.gate_proj": gate, "mlp.up_proj": up, "mlp.down_proj": down,
-        }  # fmt: skip
-        norms = {"input_layernorm": queries, "post_attention_layernorm": gate}
-        widths = {output: attended, down: len(_unpack(gate, hidden))}
-        weights = {f"{name}.weight": _unpack(node, widths.get(node, hidden)) for name, node in named.items()}
-        return weights | {f"{name}.weight": self.norm_before(node) for name, node in norms.items()}
+        if not self._layers:
+            try:
+                self._layers = projections_of(self._model, self._num_layers, attended=attended)
+            except BundleError as error:
+                raise ExportError(f"{error} Train a draft model: --kind draft --from DRAFT.") from error
+        named = self._layers[index]
+        norms = {"input_layernorm": "self_attn.q_proj", "post_attention_layernorm": "mlp.gate_proj"}
+        weights = {f"{name}.weight": _unpack(found.node, found.num_in) for name, found in named.items()}
+        return weights | {f"{norm}.weight": self.norm_before(named[name].node) for norm, name in norms.items()}
 
     def norm_before(self, product: ov.Node) -> NDArray[np.float32]:
         """The weights float32 [h] of the norm whose output a product reads."""
@@ -121,7 +116,7 @@ class _Graph:
 
     def epsilon(self) -> float:
         """What the final norm adds to the mean of squares."""
-        for node in _backwards(self._states[LAST]):
+        for node in backwards(self._states[LAST]):
             if node.get_type_name() == "Add":
                 found = next((c for c in map(_constant, node.input_values()) if c is not None and c.size == 1), None)
                 if found is not None:
@@ -132,22 +127,11 @@ class _Graph:
         """The base of rotary embeddings: frequency i is theta ** (-i / half). Scaled ones are met at both ends."""
         half = head_size // 2
         turned = next((node for node in self._model.get_ordered_ops() if node.get_type_name() == "Cos"), None)
-        for node in () if turned is None else _backwards(turned.output(0)):
+        for node in () if turned is None else backwards(turned.output(0)):
             if node.get_type_name() == "Constant" and np.prod(node.get_output_shape(0)) == half:
                 found = node.get_data().astype(np.float64).reshape(-1)
                 return _short((found[0] / found[-1]) ** (half / (half - 1)))
         return _SMALLEST["rope_theta"]
-
-    def _added(self, total: ov.Node, stream: ov.Node) -> ov.Output:
-        """What a part of a layer adds to the residual stream."""
-        return next(each for each in total.input_values() if each.get_node() != stream)
-
-    def _gate_and_up(self, rows: ov.Output) -> tuple[ov.Node, ov.Node]:
-        """The two products of a gated MLP, by the input of the third: swish(gate) * up."""
-        node = _nearest(rows, lambda each: each.get_type_name() == "Multiply")
-        sides = list(node.input_values())
-        gated = next((i for i, each in enumerate(sides) if _has_before(each, ("Swish", "Sigmoid", "Gelu"))), 0)
-        return _product(sides[gated]), _product(sides[1 - gated])
 
 
 def _embedding(path: Any, shape: Shape) -> NDArray[np.float32]:
@@ -176,54 +160,6 @@ def _unpack(product: ov.Node, width: int) -> NDArray[np.float32]:
 def _short(number: Any) -> float:
     """A number that was stored in single precision, as it was written."""
     return float(f"{number:.6g}")
-
-
-def _product(value: ov.Output) -> ov.Node:
-    """The nearest product with a matrix of weights, at or before a value."""
-    return _nearest(value, _is_product)
-
-
-def _is_product(node: ov.Node) -> bool:
-    return node.get_type_name() == "MatMul" and _is_weight(node.input_value(1))
-
-
-def _nearest(value: ov.Output, wanted: Callable[[ov.Node], bool]) -> ov.Node:
-    for node in _backwards(value, wanted):
-        if wanted(node):
-            return node
-    raise ExportError(
-        "The main model's layers have another form than Llama's or Qwen's, so no head can start from them. Train a "
-        "draft model: --kind draft --from DRAFT."
-    )
-
-
-def _backwards(value: ov.Output, end: Callable[[ov.Node], bool] | None = None) -> Iterator[ov.Node]:
-    """The nodes that a value depends on, the nearest first; not what is behind a node that is an end."""
-    seen, waiting = set[str](), [value.get_node()]
-    while waiting:
-        node = waiting.pop(0)
-        if node.get_name() in seen:
-            continue
-        seen.add(node.get_name())
-        yield node
-        if end is None or not end(node):
-            waiting += [each.get_node() for each in node.input_values()]
-
-
-def _has_before(value: ov.Output, kinds: tuple[str, ...]) -> bool:
-    return any(node.get_type_name() in kinds for node in _backwards(value, _is_product))
-
-
-def _is_between(node: ov.Node, stream: ov.Node) -> bool:
-    """Whether a node is the sum that continues the residual stream."""
-    return node.get_type_name() == "Add" and any(each.get_node() == stream for each in node.input_values())
-
-
-def _is_weight(value: ov.Output) -> bool:
-    node = value.get_node()
-    if node.get_type_name() in ("Convert", "Multiply", "Reshape", "Subtract", "Transpose"):
-        return all(map(_is_weight, node.input_values()))
-    return bool(node.get_type_name() == "Constant")
 
 
 def _constant(value: ov.Output) -> NDArray[np.float32] | None:

@@ -11,22 +11,18 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from outrider import __version__
 from outrider.bundle.folder import Bundle, read_bundle
-from outrider.bundle.hashes import list_files
-from outrider.bundle.manifest import MANIFEST_NAME, NAME, RESERVED_NAMES, write_manifest
+from outrider.bundle.manifest import NAME, RESERVED_NAMES
 from outrider.errors import ExportError, OptionError
 from outrider_export.diet import check_diet, choose_from
 from outrider_export.heads.formats import check_draft_vocab, check_main, read_head
 from outrider_export.heads.packed import is_packed, read_packed
 from outrider_export.heads.write import check_head_weights, write_head
-from outrider_export.keep import link_or_copy
 from outrider_export.plan import check_extra
 from outrider_export.progress import Silent
+from outrider_export.rewrite import rewrite
 from outrider_export.sources import fetch, locate
-from outrider_export.target import Target
 from outrider_export.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
@@ -93,23 +89,12 @@ def add_drafter(
         eos = old.manifest.tokenizer.eos_token_ids
         asked = check_diet(True, draft_vocab, draft_vocab_corpus)
         found.tokens = choose_from(vocabulary, eos, *asked, old.tokenizer_path, progress)
-    try:
-        with Target(old.folder, overwrite=True) as target:
-            progress.phase("convert")
-            for path in old.folder.rglob("*"):
-                if path != old.folder / MANIFEST_NAME:  # what is written anew may be no link
-                    _link(path, target.new / path.relative_to(old.folder))
-            entry = found.write(target.new, main, name)
-            manifest = msgspec.structs.replace(
-                old.manifest, drafters=(*old.manifest.drafters, entry), minimum_runtime=__version__
-            )
-            progress.phase("hash")
-            write_manifest(target.new, msgspec.structs.replace(manifest, files=list_files(target.new)))
-            read_bundle(target.new)
-            target.commit()
-    except OSError as error:
-        raise ExportError(f"{old.folder} cannot be written: {error}.") from error
-    return read_bundle(old.folder)
+
+    def change(folder: Path) -> dict[str, object]:
+        entry = found.write(folder, main, name)
+        return {"drafters": (*old.manifest.drafters, entry), "minimum_runtime": __version__}
+
+    return rewrite(old, change, progress)
 
 
 @dataclass
@@ -139,12 +124,3 @@ def _check_name(name: str, bundle: Bundle) -> None:
         raise OptionError(f"name={name!r} is no name: it has to be letters, digits, '.', '_' and '-'. Choose another.")
     if name in RESERVED_NAMES or (bundle.folder / name).exists():
         raise OptionError(f"name={name!r} has another meaning, or is a folder of the bundle. Choose another name.")
-
-
-def _link(old: Path, new: Path) -> None:
-    """Link a file, or copy it where links are impossible. Make a folder."""
-    if old.is_dir():
-        new.mkdir(parents=True, exist_ok=True)
-        return
-    new.parent.mkdir(parents=True, exist_ok=True)
-    link_or_copy(old, new)

@@ -153,17 +153,17 @@ def check_features(head: Head, found: Container[str], num_layers: int) -> None:
         raise ExportError(f"The drafter reads hidden states {missing[0]!r}, and the main model's graph has {has}")
 
 
-def read_tensors(folder: Path) -> dict[str, NDArray[Any]]:
-    """All tensors of a checkpoint folder; those in half precision as float32.
+def read_tensors(folder: Path, files: str = "*.safetensors") -> dict[str, NDArray[Any]]:
+    """All tensors of a checkpoint folder's files of this name; those in half precision as float32.
 
     Raises:
         ExportError: when there are none, or a file is damaged.
     """
     from safetensors import SafetensorError, safe_open
 
-    paths = sorted(folder.glob("*.safetensors"))
+    paths = sorted(folder.glob(files))
     if not paths:
-        raise ExportError(f"{folder} has no *.safetensors. Convert its weights to that format.")
+        raise ExportError(f"{folder} has no {files}. Convert its weights to that format.")
     found: dict[str, NDArray[Any]] = {}
     for path in paths:
         try:

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence as Seq
     from pathlib import Path
 
+    from outrider.backends.adapters import Adapters
     from outrider.backends.heads import Head
     from outrider.backends.masks import Masks
     from outrider.bundle.manifest import ModelEntry
@@ -36,17 +37,25 @@ def load_model(
     head: Head | None = None,
     masks: Masks | None = None,
     cuts: Collection[int] = (),
+    adapters: Adapters | None = None,
 ) -> CompiledModel:
     """Load the model at `path`, which a bundle describes as `model`, on a device.
 
     is_main: whether the model verifies drafts, so that its calls have many rows. features: hidden states that it has to
     give. head: of a drafter that is no decoder. masks: mask tokens that it is to read; a model in ONNX or on an NPU
     reads none. cuts: the layers before which it is cut, for drafters that are made of its layers.
+    adapters: that it is to apply; a model in ONNX or on an NPU applies none.
 
     Raises:
         OptionError, BundleError, DeviceError: as the backends say.
     """
     fixed = on_npu(model, device)
+    if adapters and (fixed or model.format != "openvino"):
+        raise DeviceError(
+            f"Adapters ({', '.join(adapters.names)}) are for main models in OpenVINO's format on a processor or GPU, "
+            f"and this one is {'on an NPU' if fixed else 'in ONNX'}. Load it with adapters=(), or merge one at "
+            "export: outrider export MODEL --adapter FOLDER."
+        )
     shared: dict[str, Any] = {
         "vocab_size": min(model.vocab_size, model.geometry.logits_width),  # fewer logits where they were cut
         "device": device,
@@ -83,7 +92,8 @@ def load_model(
 
         if head is not None:
             return load_head(path, head, shared)
-        build = functools.partial(read_decoder, features=features, masks=masks)
+        attended = model.geometry.num_heads * model.geometry.head_size
+        build = functools.partial(read_decoder, features=features, masks=masks, adapters=adapters, attended=attended)
         return OpenVINOPaged(
             path,
             **shared,
@@ -92,6 +102,7 @@ def load_model(
             mask_token_ids=masks.token_ids if masks else (),
             build=build,
             cuts=cuts,
+            adapters=adapters,
         )
     try:
         from outrider.backends.onnxruntime import OnnxRuntime

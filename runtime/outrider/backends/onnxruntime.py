@@ -201,6 +201,7 @@ class OnnxRuntime:
             DeviceError: when the device has no memory for it.
         """
         prompt.check_tokens(self)
+        prompt.check_adapter(self)
         return self._cache.open(max_tokens + self.capabilities.rows.num_spare, prompt)
 
     def run_in_background(self, wanted: bool) -> None:

@@ -33,7 +33,8 @@ class OpenVINOLayers(OpenVINOPaged):
     def __init__(self, main: OpenVINOPaged, layers: Iterable[int]) -> None:
         self._main, self.layers = main, tuple(layers)
         self.num_top, self._chooses_top = main.num_top, False
-        self._begin(main.core, main.segments.only(self.layers), main.device, main.vocab_size)
+        compiled = main.segments.only(self.layers)
+        self._begin(main.core, compiled, main.device, main.vocab_size, adapters=main.adapters)
 
     def allocate(self, max_tokens: int) -> None:  # noqa: ARG002
         """Bind the main model's cache, which was allocated before."""

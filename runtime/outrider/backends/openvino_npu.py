@@ -184,6 +184,7 @@ class OpenVINONpu:
         would give the same bits.
         """
         prompt.check_tokens(self)
+        prompt.check_adapter(self)
         if self._open is not None or max_tokens > self._max_tokens:
             return None
         count, token_ids = 0, prompt.token_ids

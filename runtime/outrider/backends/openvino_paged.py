@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import openvino as ov
 
+from outrider.backends.adapters import ADAPTERS
 from outrider.backends.call_end import CallEnd
 from outrider.backends.devices import find_name
 from outrider.backends.paged_cache import PagedCache, PagedSlot, blocks_to_allocate, bytes_of
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from outrider.backends.adapters import Adapters
     from outrider.backends.paged_step import PagedStep
     from outrider.types import CacheUse, Prompt
 
@@ -73,7 +75,7 @@ class OpenVINOPaged:
 
     features: the outputs of hidden states that chunks may ask for. mask_token_ids: see `Capabilities`. build: reads the
     model's file and makes its graph with a paged cache. cuts: the layers before which it is cut into segments; see
-    `OpenVINOLayers`.
+    `OpenVINOLayers`. adapters: those that `build` puts into the graph.
 
     Raises:
         OptionError: for a device that is not there.
@@ -98,6 +100,7 @@ class OpenVINOPaged:
         mask_token_ids: Seq[int] = (),
         build: Callable[[ov.Core, Path], ov.Model] = read_decoder,
         cuts: Collection[int] = (),
+        adapters: Adapters | None = None,
     ) -> None:
         core = ov.Core()
         check_device(core, device)
@@ -123,7 +126,7 @@ class OpenVINOPaged:
             )
         except (RuntimeError, TypeError) as error:
             raise DeviceError(f"{device} cannot compile {model_path.parent.name}: {one_line(error)}") from error
-        self._begin(core, compiled, device, vocab_size, tuple(features), tuple(mask_token_ids))
+        self._begin(core, compiled, device, vocab_size, tuple(features), tuple(mask_token_ids), adapters)
 
     def _begin(
         self,
@@ -133,8 +136,10 @@ class OpenVINOPaged:
         vocab_size: int,
         features: tuple[str, ...] = (),
         mask_token_ids: tuple[int, ...] = (),
+        adapters: Adapters | None = None,
     ) -> None:
         """Make a request of a compiled model."""
+        self.adapters = adapters
         self.core, self._compiled = core, compiled
         self.device, self.vocab_size, self.features = device, vocab_size, features
         self.mask_token_ids, self.can_pad_apart = mask_token_ids, False
@@ -191,6 +196,7 @@ class OpenVINOPaged:
             features=self.features,
             trees=True,
             mask_token_ids=self.mask_token_ids,
+            adapters=self.adapters.names if self.adapters else (),
         )
 
     @property
@@ -203,7 +209,8 @@ class OpenVINOPaged:
         found |= {n: str(self.core.get_property(self.device, n)) for n in ("FULL_DEVICE_NAME", *of_device)}
         top = {"top_logits": str(self.num_top)} if self.num_top else {}
         cuts = {"cuts": ",".join(map(str, self._compiled.cuts))} if isinstance(self._compiled, Segments) else {}
-        return found | top | cuts | {"cache": self.cache_precision, "openvino": ov.get_version()}
+        adapters = {"adapters": str(self.adapters.shapes)} if self.adapters else {}
+        return found | top | cuts | adapters | {"cache": self.cache_precision, "openvino": ov.get_version()}
 
     @property
     def segments(self) -> Segments:
@@ -289,6 +296,7 @@ class OpenVINOPaged:
     def open(self, max_tokens: int, prompt: Prompt = NO_PROMPT) -> PagedSlot | None:
         """A slot with room for `max_tokens`, started from the prompt's longest cached prefix; None if it is full."""
         prompt.check_tokens(self)
+        prompt.check_adapter(self)
         if self.capabilities.marks_answers:
             prompt = prompt.with_marked_answers()
         return self.paged_cache.open(max_tokens + self._num_spare, prompt)
@@ -318,6 +326,8 @@ class OpenVINOPaged:
         inputs = call.inputs()
         if self._hidden_width:
             inputs[HIDDEN_IN] = call.hidden_states(chunks, self._hidden_width)
+        if self.adapters:
+            inputs[ADAPTERS] = self.adapters.mask(call.adapters)
         return inputs, call.places
 
     def _append(self, chunk: Chunk) -> None:

@@ -125,7 +125,7 @@ class PagedCache:
             except DeviceError:
                 table.close()
                 raise
-        return PagedSlot(self, table, prompt.token_ids, self._counts if prompt.counted else None)
+        return PagedSlot(self, table, prompt, self._counts if prompt.counted else None)
 
     def copy_block(self, source: int, target: int) -> None:
         """Copy a block of all layers. Not during a call.
@@ -169,11 +169,12 @@ class PagedSlot(SlotTokens):
     A branch of a tree has the sequence's blocks up to the last, unfinished one, a copy of that, and blocks of its own
     behind it. So its rows are calculated as those of any other sequence.
 
-    branch_blocks: the blocks of each branch beside the first.
+    branch_blocks: the blocks of each branch beside the first. adapter: see `Prompt`.
     """
 
-    def __init__(self, cache: PagedCache, table: BlockTable, token_ids: Seq[int], counts: PrefixCounts | None) -> None:
-        super().__init__(token_ids, table.num_cached, counts)
+    def __init__(self, cache: PagedCache, table: BlockTable, prompt: Prompt, counts: PrefixCounts | None) -> None:
+        super().__init__(prompt.token_ids, table.num_cached, counts)
+        self.adapter = prompt.adapter
         self._cache, self._table = cache, table
         self.blocks = _numbers(table)
         self.branch_blocks: list[NDArray[np.int32]] = []

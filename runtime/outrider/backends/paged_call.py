@@ -64,6 +64,7 @@ class PagedCall:
     blocks: list[NDArray[np.int32]] = field(default_factory=list)
     longest: int = 0
     places: dict[int, NDArray[np.int64]] = field(default_factory=dict)  # rows of a chunk's tokens, by its slot's id
+    adapters: list[str | None] = field(default_factory=list)  # that rows are read with; padding has none
 
     @classmethod
     def of(cls, chunks: Seq[Chunk], rule: RowRule, block_size: int) -> PagedCall:
@@ -123,6 +124,7 @@ class PagedCall:
             if places[i] < 0:  # a token that branches share is read in each of them, and its first row counts
                 places[i] = row
         self.token_ids.extend(chunk.token_ids[i] for i in branch)
+        self.adapters.extend([chunk.slot.adapter] * count)
         self.positions.extend(range(past, past + count))
         if num_rows < count:
             for i in range(count):
@@ -130,6 +132,7 @@ class PagedCall:
             return
         # Padding has the last token's position: the model's context may end there.
         self.token_ids.extend([0] * (num_rows - count))
+        self.adapters.extend([None] * (num_rows - count))
         self.positions.extend([past + count - 1] * (num_rows - count))
         self._add_sequence(past, num_rows, chain.blocks)
 
@@ -137,6 +140,7 @@ class PagedCall:
         """Add rows of no slot, without earlier tokens, so that the attention takes no time for them."""
         if num_rows:
             self.token_ids.extend([0] * num_rows)
+            self.adapters.extend([None] * num_rows)
             self.positions.extend(range(num_rows))
             self._add_sequence(0, num_rows, SCRATCH)
 

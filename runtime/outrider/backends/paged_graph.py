@@ -13,6 +13,7 @@ import openvino as ov
 from openvino import opset13 as ops
 from openvino._offline_transformations import paged_attention_transformation
 
+from outrider.backends.adapters import add_adapters
 from outrider.backends.features import check_features
 from outrider.backends.masks import add_masks
 from outrider.backends.taps import add_outputs, hidden_states_of, ints, num_paged_layers, output_matrix_of, read_ir
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+    from outrider.backends.adapters import Adapters
     from outrider.backends.masks import Masks
 
 ROWS = "rows"  # the input that `gather_rows` adds
@@ -29,10 +31,17 @@ HIDDEN_IN = "hidden_states"  # the input of a drafter that reads hidden states
 TOP = ("top_token_ids", "top_logits", "logsumexp")  # the outputs that `add_top_logits` adds
 
 
-def read_decoder(core: ov.Core, path: Path, features: Sequence[str] = (), masks: Masks | None = None) -> ov.Model:
+def read_decoder(
+    core: ov.Core,
+    path: Path,
+    features: Sequence[str] = (),
+    masks: Masks | None = None,
+    adapters: Adapters | None = None,
+    attended: int = 0,
+) -> ov.Model:
     """Read a stateful decoder, replace the cache inside it, and make outputs of these hidden states.
 
-    masks: mask tokens that it is to read, too.
+    masks: mask tokens that it is to read, too. adapters: that it is to apply; attended: see `add_adapters`.
 
     Raises:
         BundleError: when it cannot be read, is none, or has no such hidden states.
@@ -43,6 +52,8 @@ def read_decoder(core: ov.Core, path: Path, features: Sequence[str] = (), masks:
         add_masks(core, model, masks)
     tap(model, features)
     gather_rows(model)
+    if adapters is not None:
+        add_adapters(core, model, adapters, attended=attended)
     return model
 
 

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from outrider.bundle.manifest import BYTES_NAME, MANIFEST_NAME, MAP_NAME, MODEL_NAMES, PROPOSED_NAME, RESERVED_NAMES
+from outrider.bundle.manifest import (
+    ADAPTER_NAMES,
+    BYTES_NAME,
+    MANIFEST_NAME,
+    MAP_NAME,
+    MODEL_NAMES,
+    PROPOSED_NAME,
+    RESERVED_NAMES,
+)
 from outrider.errors import BundleError
 
 if TYPE_CHECKING:
@@ -47,9 +55,25 @@ def check_fit(manifest: Manifest) -> None:
             f"{MANIFEST_NAME} has mask tokens for the drafters {' and '.join(masks)}, and a main model reads one set. "
             "Export the bundle again."
         )
+    _check_adapters(manifest, listed)
     for token_id in manifest.tokenizer.eos_token_ids:
         if token_id >= manifest.main.vocab_size:
             raise BundleError(f"eos_token_id {token_id} is outside the vocabulary of {manifest.main.vocab_size:,}.")
+
+
+def _check_adapters(manifest: Manifest, listed: set[str]) -> None:
+    """Check that adapters have names of their own, and that their files are listed."""
+    names = [adapter.name for adapter in manifest.adapters]
+    if len({*names}) != len(names):
+        raise BundleError(
+            f"{MANIFEST_NAME} names its adapters {', '.join(names)}: names must differ. Export the bundle again."
+        )
+    for adapter in manifest.adapters:
+        for name in ADAPTER_NAMES:
+            if f"{adapter.folder}/{name}" not in listed:
+                raise BundleError(
+                    f"{MANIFEST_NAME} lists no {adapter.folder}/{name} for the adapter '{adapter.name}'. Add it again."
+                )
 
 
 def _check_kind(drafter: DrafterEntry) -> None:

@@ -14,6 +14,7 @@ from outrider import __version__
 from outrider.bundle.fit import check_fit
 from outrider.bundle.hashes import sha256_of
 from outrider.bundle.manifest import (
+    ADAPTER_NAMES,
     BYTES_NAME,
     MANIFEST_NAME,
     MAP_NAME,
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from outrider.bundle.manifest import FileEntry, ModelEntry, TokenizerEntry
+    from outrider.bundle.manifest import AdapterEntry, FileEntry, ModelEntry, TokenizerEntry
 
 # For weights, and for larger files than this, only the size is checked. All other files are hashed at every start,
 # because wrong bytes in a tokenizer's file would end the process. The 22 MB of a Qwen2.5 pair take 27 ms.
@@ -52,6 +53,10 @@ class Bundle:
     def model_path(self, model: ModelEntry) -> Path:
         """The file that the backend of `model.format` opens."""
         return self.folder / model.folder / MODEL_NAMES[model.format][0]
+
+    def adapter_path(self, adapter: AdapterEntry) -> Path:
+        """The file with an adapter's matrices; see `outrider.backends.adapters.Adapter`."""
+        return self.folder / adapter.folder / ADAPTER_NAMES[0]
 
     @property
     def tokenizer_path(self) -> Path:

@@ -22,6 +22,7 @@ MODEL_NAMES: dict[Format, tuple[str, ...]] = {
     "openvino": ("openvino_model.xml", "openvino_model.bin"),
     "onnx": ("model.onnx",),
 }
+ADAPTER_NAMES = ("adapter.xml", "adapter.bin")  # the file that a backend opens, then its further file
 # By format: the file of the weights.
 WEIGHTS_NAMES: dict[Format, str] = {"openvino": "openvino_model.bin", "onnx": "model.onnx.data"}
 SCHEMA_VERSION = 1
@@ -53,9 +54,9 @@ class Source(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Where a model came from and how it was converted."""
 
     id: str  # hub id, or the name of the folder or file (never a full path)
-    kind: str  # "hub", "folder" or "gguf"; "onnx" for a model that was in ONNX already
+    kind: str  # "hub", "folder" or "gguf"; "onnx" for a model that was in ONNX already; "peft" for an adapter
     revision: str | None = None  # resolved commit of a hub id
-    sha256: Sha256 | None = None  # of a GGUF file
+    sha256: Sha256 | None = None  # of a GGUF file, or an adapter's weights
     recipe: dict[str, str] = {}  # route and the versions of the packages that converted it
 
 
@@ -100,6 +101,16 @@ class TokenizerEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     chat_template: bool = False  # whether the tokenizer has one
 
 
+class AdapterEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A LoRA adapter of the main model, which requests may choose."""
+
+    name: Name
+    folder: Name
+    rank: Positive  # the largest of its matrices'
+    targets: tuple[str, ...]  # the products that it changes, such as "self_attn.q_proj"
+    source: Source  # sha256: of its adapter_model.safetensors
+
+
 class FileEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One file below the bundle's folder, with forward slashes."""
 
@@ -118,6 +129,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     drafters: tuple[DrafterEntry, ...]
     tokenizer: TokenizerEntry
     files: tuple[FileEntry, ...]
+    adapters: tuple[AdapterEntry, ...] = ()
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:

@@ -180,17 +180,20 @@ class Chat:
     def save(self, path: str | Path) -> None:
         """Write the conversation, its messages and its tokens, to a JSON file. A file of this name is replaced.
 
-        Options are not saved.
+        Of the options, the adapter is saved.
 
         Raises:
             OptionError: when the file cannot be written.
         """
-        write_chat(path, self._engine.bundle, self._layout.opening, self._layout.tools, self._turns)
+        adapter = self.options.get("adapter")
+        write_chat(path, self._engine.bundle, self._layout.opening, self._layout.tools, self._turns, adapter)
 
     @classmethod
     def load(cls, engine: ChatEngine, path: str | Path, *, same_model: bool = True, **options: Any) -> Chat:
         """A conversation from a file that `save` wrote; as `engine.load_chat`."""
-        opening, tools, turns = read_chat(path, engine.bundle, same_model=same_model)
+        opening, tools, turns, adapter = read_chat(path, engine.bundle, same_model=same_model)
+        if adapter is not None:
+            options = {"adapter": adapter, **options}
         return cls(engine, messages=opening, tools=tools, turns=turns, **options)
 
     def _last(self, count: int) -> tuple[ChatTurn, ...]:

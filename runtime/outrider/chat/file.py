@@ -13,7 +13,7 @@ import msgspec
 
 from outrider import __version__
 from outrider.chat.turn import ChatTurn
-from outrider.errors import OptionError, RequestError
+from outrider.errors import OptionError, RequestError, nearest
 from outrider.files import FAULTS, reading, shown, usable, why, write_whole
 from outrider.kv import num_common_tokens
 from outrider.types import Prompt
@@ -64,12 +64,19 @@ class _File(msgspec.Struct):
     opening: list[dict[str, Any]]
     tools: list[dict[str, Any]]
     turns: list[_Turn]
+    adapter: str | None = None
+    adapter_sha256: str | None = None
 
 
 def write_chat(
-    path: str | Path, bundle: Bundle, opening: Seq[Message], tools: Seq[Message], turns: Seq[ChatTurn]
+    path: str | Path,
+    bundle: Bundle,
+    opening: Seq[Message],
+    tools: Seq[Message],
+    turns: Seq[ChatTurn],
+    adapter: str | None = None,
 ) -> None:
-    """Write a conversation. The file is there as a whole, or as it was.
+    """Write a conversation, and the name of its adapter. The file is there as a whole, or as it was.
 
     Raises:
         OptionError: when it cannot be written.
@@ -82,7 +89,8 @@ def write_chat(
         messages, new = [dict(message) for message in turn.messages], [*turn.token_ids[kept:]]
         saved.append(_Turn(messages, turn.text, kept, new, [*turn.answers], turn.finish_reason, turn.seed))
         before = turn.token_ids
-    file = _File(_KIND, VERSION, __version__, _Model.of(bundle), _dicts(opening), _dicts(tools), saved)
+    about = _File(_KIND, VERSION, __version__, _Model.of(bundle), _dicts(opening), _dicts(tools), saved)
+    file = msgspec.structs.replace(about, adapter=adapter, adapter_sha256=_hashes(bundle).get(adapter or ""))
     try:
         write_whole(path, msgspec.json.encode(file))
     except (*FAULTS, TypeError) as error:
@@ -91,8 +99,10 @@ def write_chat(
 
 def read_chat(
     path: str | Path, bundle: Bundle, *, same_model: bool = True
-) -> tuple[list[Message], list[Message], list[ChatTurn]]:
-    """The opening messages, tools and turns of a file. same_model: whether the main model must be that of the file.
+) -> tuple[list[Message], list[Message], list[ChatTurn], str | None]:
+    """The opening messages, tools, turns and adapter of a file.
+
+    same_model: whether the main model and the adapter must be those of the file.
 
     Raises:
         OptionError: when the file is missing, damaged, newer, or of another model or tokenizer.
@@ -119,7 +129,28 @@ def read_chat(
         answers = tuple(each.answers)
         turns.append(ChatTurn(tuple(each.messages), each.text, token_ids, answers, each.finish_reason, each.seed))
         before = token_ids
-    return [*file.opening], [*file.tools], turns
+    _check_adapter(path, file, _hashes(bundle), same_model=same_model)
+    return [*file.opening], [*file.tools], turns, file.adapter
+
+
+def _hashes(bundle: Bundle) -> dict[str, str]:
+    """A hash of each of the bundle's adapters, by name."""
+    return {entry.name: bundle.sha256_of(entry.folder) for entry in bundle.manifest.adapters}
+
+
+def _check_adapter(path: Path, file: _File, ours: dict[str, str], *, same_model: bool) -> None:
+    if file.adapter is None:
+        return
+    if file.adapter not in ours:
+        raise OptionError(
+            f"{shown(path)} was saved with the adapter '{file.adapter}', which this bundle does not have. "
+            f"{nearest(file.adapter, ours)} Or add it: outrider add BUNDLE FOLDER --name {file.adapter}."
+        )
+    if same_model and file.adapter_sha256 != ours[file.adapter]:
+        raise OptionError(
+            f"{shown(path)} was saved with another adapter of the name '{file.adapter}'. {_OTHER}, or pass "
+            "same_model=False."
+        )
 
 
 def _check_model(path: Path, saved: _Model, ours: _Model, *, same_model: bool) -> None:

@@ -2,39 +2,54 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from outrider.cli.console import out, print_json
 from outrider.cli.export import Bars
 from outrider.cli.options import json_option
-from outrider.errors import ExportError
+from outrider.config.files import user_path
+from outrider.errors import ExportError, OptionError
+from outrider.files import usable
+
+if TYPE_CHECKING:
+    from outrider.bundle.folder import Bundle
 
 
 @click.command()
 @click.argument("bundle")
-@click.argument("drafter")
-@click.option("--name", metavar="NAME", help="What requests call it.  [default: its kind]")
+@click.argument("part")
+@click.option("--name", metavar="NAME", help="What requests call it.  [default: its kind; an adapter's folder]")
 @click.option("--weights", metavar="FORMAT", help="int8, fp16 or fp32.  [default: int8]")
 @click.option("--draft-vocab", metavar="N|all", help="How many tokens it proposes, if it has no output matrix.")
 @click.option("--draft-vocab-corpus", metavar="FILE", help="Choose them by a text like those to be written.")
-@click.option("--revision", metavar="NAME", help="Branch, tag or commit of DRAFTER on the hub.")
+@click.option("--revision", metavar="NAME", help="Branch, tag or commit of PART on the hub.")
 @json_option
-def add(bundle: str, drafter: str, as_json: bool, **options: Any) -> None:
-    """Add to BUNDLE a drafter that is no model of its own.
+def add(bundle: str, part: str, as_json: bool, name: str | None, weights: str | None, **options: Any) -> None:
+    """Add to BUNDLE a drafter that is no model of its own, or a LoRA adapter.
 
-    DRAFTER is a checkpoint folder or hub id: EAGLE-3, EAGLE, MTP, DFlash, Medusa, Hydra, blockwise heads or masks. Or a
-    folder with a packed drafter, which needs no further packages.
+    PART is a checkpoint folder or hub id of a drafter: EAGLE-3, EAGLE, MTP, DFlash, Medusa, Hydra, blockwise heads or
+    masks. Or it is the folder of a packed drafter, which needs no further packages, or of an adapter in PEFT's format,
+    which requests then choose by its name.
     """
     try:
-        from outrider_export import add_drafter
+        from outrider_export import add_adapter, add_drafter
     except ImportError as error:
         raise ExportError(
             f'The export half of outrider is not installed ({error}). Run: pip install "outrider[export]"'
         ) from error
+    if (usable(user_path(part)) / "adapter_config.json").is_file():
+        for option, value in {"weights": weights, **options}.items():
+            if value is not None:
+                raise OptionError(
+                    f"--{option.replace('_', '-')} is for drafters, and {part} is an adapter. Leave it out."
+                )
+        with Bars(quiet=as_json) as bars:
+            _report_adapter(add_adapter(bundle, part, name=name, progress=bars), as_json=as_json)
+        return
     with Bars(quiet=as_json) as bars:
-        made = add_drafter(bundle, drafter, progress=bars, **options)
+        made = add_drafter(bundle, part, name=name, weights=weights, progress=bars, **options)
     entry = made.manifest.drafters[-1]
     size = sum(file.size for file in made.manifest.files if file.path.startswith(f"{entry.model.folder}/"))
     if as_json:
@@ -42,3 +57,18 @@ def add(bundle: str, drafter: str, as_json: bool, **options: Any) -> None:
         return
     out.print(f"{bundle} has a drafter '{entry.name}' ({entry.kind}, {size / 1e6:.1f} MB) now.")
     out.print(f"Try it: outrider generate {bundle} 'Write a haiku about sledges' --drafter {entry.name} --compare")
+
+
+def _report_adapter(bundle: Bundle, *, as_json: bool) -> None:
+    """Say what was added."""
+    entry = bundle.manifest.adapters[-1]
+    size = sum(file.size for file in bundle.manifest.files if file.path.startswith(f"{entry.folder}/"))
+    if as_json:
+        described = {"name": entry.name, "kind": "adapter", "rank": entry.rank, "targets": entry.targets}
+        print_json({"bundle": str(bundle.folder), **described, "bytes": size})
+        return
+    targets = ", ".join(target.split(".")[-1] for target in entry.targets)
+    out.print(
+        f"{bundle.folder} has an adapter '{entry.name}' (rank {entry.rank} in {targets}, {size / 1e6:.1f} MB) now."
+    )
+    out.print(f"Try it: outrider generate {bundle.folder} 'Write a haiku about sledges' --adapter {entry.name}")

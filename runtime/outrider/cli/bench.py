@@ -89,6 +89,11 @@ def _read_levels(context: click.Context, parameter: click.Parameter, given: str 
     help="Instead: tokens per second of N requests at the same time, for each N, as 1,2,4,8, in our own modes, "
     "openvino-genai's and llama-server's.  [default modes: plain, auto, genai in each precision; repeats: 3]",
 )
+@click.option(
+    "--compare-adapter",
+    metavar="NAME",
+    help="Instead: acceptance and speed of each drafter with this LoRA adapter of the bundle and without.",
+)
 @click.option("--quick", is_flag=True, help="End in ten minutes, with as many prompts as fit.")
 @click.option(
     "--out", "folder", metavar="DIR", help="Write runs, results and a report here; go on where a run was interrupted."
@@ -105,6 +110,7 @@ def bench(
     repeats: int | None,
     conversations: int | None,
     concurrency: list[int] | None,
+    compare_adapter: str | None,
     quick: bool,
     folder: str | None,
     as_json: bool,
@@ -125,8 +131,9 @@ def bench(
     from outrider.bundle.folder import read_bundle
     from outrider.loading import settle
 
-    instead = [name for name, given in (("conversations", conversations), ("concurrency", concurrency)) if given]
-    if len(instead) > 1 or (concurrency and (quick or folder)):
+    kinds = {"conversations": conversations, "concurrency": concurrency, "compare-adapter": compare_adapter}
+    instead = [name for name, given in kinds.items() if given]
+    if len(instead) > 1 or ((concurrency or compare_adapter) and (quick or folder)):
         others = [f"--{name}" for name, given in (("quick", quick), ("out", folder)) if given]
         raise OptionError(f"{' and '.join([*(f'--{name}' for name in instead), *others])} do not go together.")
     config = read_options(options, max_new_tokens=64 if quick else 96)
@@ -135,6 +142,9 @@ def bench(
         config = config.replace(num_threads=default_num_threads())
     if conversations:
         _bench_conversations(read_bundle(bundle), config, conversations, as_json)
+        return
+    if compare_adapter:
+        _bench_adapter(read_bundle(bundle), config, chosen, compare_adapter, as_json)
         return
     setup = Setup(read_bundle(bundle), config, peer_models)
     names = split_modes(modes) if modes else default_modes(setup)
@@ -210,6 +220,32 @@ def _bench_concurrency(
         err.print(f"Failed: {failure['mode']}{f', {level} requests' if level else ''}: {failure['error']}")
     if max(levels) > len(prompts):
         err.print(f"Of {len(prompts)} prompts, the first ones ran several times at a time in {max(levels)} requests.")
+
+
+def _bench_adapter(bundle: Bundle, config: Config, prompts: list[Prompt], adapter: str, as_json: bool) -> None:
+    from outrider.bench import adapters
+
+    found = adapters.compare_adapter(
+        bundle, config, prompts, adapter, lambda num_runs: progress_bar("measuring", num_runs, quiet=as_json)
+    )
+    if as_json:
+        print_json(found)
+        return
+    out.print("  ".join(f"{key}={value}" for key, value in found["setting"].items()), style="dim")
+    made = table("drafter", "accepted without", "with", "tokens/draft without", "with", "tokens/s without", "with")
+    for mode in found["modes"]:
+        both = [mode["without"], mode["with"]]
+        cells = [
+            "-" if each[figure] is None else form.format(each[figure])
+            for figure, form in (
+                ("acceptance_rate", "{:.0%}"),
+                ("mean_acceptance_length", "{:.2f}"),
+                ("tokens_per_second", "{:.1f}"),
+            )
+            for each in both
+        ]
+        made.add_row(mode["drafter"], *cells)
+    out.print(made)
 
 
 def _bench_conversations(bundle: Bundle, config: Config, count: int, as_json: bool) -> None:

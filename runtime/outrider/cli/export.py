@@ -36,6 +36,7 @@ _WEIGHTS = "int8, int4, fp16, fp32, or keep for a GGUF file's own; for ONNX int8
 @click.command()
 @click.argument("main")
 @click.option("--draft", metavar="DRAFT", help="Draft model, of the same kinds as MAIN.")
+@click.option("--adapter", metavar="FOLDER", help="LoRA adapter in PEFT's format to merge into MAIN.")
 @click.option("-o", "--output", metavar="BUNDLE", help="Folder to make.  [default: named after MAIN]")
 @click.option(
     "--format", metavar="FORMAT", default="openvino", show_default=True, help="Model format: openvino or onnx."
@@ -90,6 +91,8 @@ def serve(
         else:
             bundle = export_bundle(main, draft, output=Path(scratch, name), progress=bars, **options)
         write_for_ovms(bundle, folder, name, Serving(**serving))
+        if adapters := ", ".join(adapter.name for adapter in bundle.manifest.adapters):
+            bars.note(f"The bundle's adapters ({adapters}) are not written. Export a model with one merged: --adapter.")
     if as_json:
         print_json({"repository": str(folder), "model": name, "notes": bars.notes})
         return

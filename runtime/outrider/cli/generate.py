@@ -83,6 +83,9 @@ def generate(
     arguments: dict[str, Any] = {"chat_template": not no_chat_template}
     if compare:  # both runs read the whole prompt
         config = config.replace(enable_prefix_caching=False)
+    if config.device.adapters is None:  # what the request does not need would make it slower
+        adapter = config.generation.adapter
+        config = config.replace(adapters=() if adapter is None else (adapter,))
     engine = load(bundle, config)
     if compare:
         few = min(config.generation.max_new_tokens or 16, 16)

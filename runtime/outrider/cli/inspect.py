@@ -56,6 +56,10 @@ def _print(bundle: Bundle) -> None:
     for drafter in manifest.drafters:
         described[drafter.name]["drafts by"] = _way(drafter, manifest.main)
     out.print(_side_by_side(described))
+    for adapter in manifest.adapters:
+        targets = ", ".join(target.split(".")[-1] for target in adapter.targets)
+        out.print(f"\nadapter {adapter.name}", style="bold")
+        out.print(f"{adapter.source.id}; rank {adapter.rank} in {targets}")
     tokenizer = manifest.tokenizer
     eos = ", ".join(str(token_id) for token_id in tokenizer.eos_token_ids) or "none"
     out.print("\ntokenizer", style="bold")

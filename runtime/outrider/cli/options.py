@@ -58,6 +58,13 @@ def _read_count(context: click.Context, parameter: click.Parameter, given: str |
         raise click.BadParameter(f"'{given}' is neither a number nor auto.", context, parameter) from error
 
 
+def _read_names(context: click.Context, parameter: click.Parameter, given: str | None) -> tuple[str, ...] | None:  # noqa: ARG001
+    """Names with commas between them; "none" is none of them."""
+    if given is None:
+        return None
+    return tuple(name for each in given.split(",") if (name := each.strip()) and name != "none")
+
+
 def _read_switch(context: click.Context, parameter: click.Parameter, given: str | None) -> bool | str | None:  # noqa: ARG001
     """True, False or "auto"."""
     return given if given in (None, "auto") else given == "on"
@@ -84,6 +91,12 @@ _LOAD = [
     ),
     click.option("--draft-device", metavar="DEVICE", help="The same of the draft model.  [default: the main device]"),
     click.option("--draft-bundle", metavar="FOLDER", help="Draft with another bundle's models, in any format."),
+    click.option(
+        "--adapters",
+        metavar="NAME,…",
+        callback=_read_names,
+        help="LoRA adapters to load; none for none.  [default: all of the bundle's]",
+    ),
     click.option("--precision", metavar="TYPE", help="Calculate in auto, f32, bf16 or f16."),
     click.option("--cache-precision", metavar="TYPE", help="Store keys and values in auto, f32, bf16, f16 or u8."),
     click.option(
@@ -131,6 +144,7 @@ _LOAD = [
 _GENERATION = [
     click.option("--max-new-tokens", type=int, help="Longest answer.  [default: 512]"),
     click.option("--drafter", metavar="NAME", help="auto, draft, ngram, suffix or none.  [default: auto]"),
+    click.option("--adapter", metavar="NAME", help="One of the bundle's LoRA adapters, or none.  [default: none]"),
     click.option(
         "--num-assistant-tokens",
         metavar="N|auto",
@@ -210,8 +224,11 @@ def read_options(options: dict[str, Any], *, max_new_tokens: int | None = None) 
     max_new_tokens: a command's default.
     """
     given = {name: value for name, value in options.items() if name != "config" and value not in (None, ())}
-    if given.get("drafter") == "none":
-        given["drafter"] = None
+    if options.get("adapters") == ():  # none of them; other options have () where nothing was given
+        given["adapters"] = ()
+    for name in ("drafter", "adapter"):
+        if given.get(name) == "none":
+            given[name] = None
     config = load_config(options.get("config")).replace(**given)
     if config.generation.max_new_tokens is None:
         config = config.replace(max_new_tokens=max_new_tokens)

@@ -51,6 +51,7 @@ def _read_checks(_context: click.Context, _option: click.Parameter, value: str |
 @click.option("--max-new-tokens", type=click.IntRange(2), default=48, show_default=True, help="Length of each answer.")
 @click.option("--context", type=click.IntRange(64), default=256, show_default=True, help="Tokens that batching reads.")
 @click.option("--modes", help="Compare these with plain decoding, as draft:3,shuffled:8.  [default: all drafters]")
+@click.option("--adapter", metavar="NAME", help="Certify texts with this adapter of the main model.")
 @click.option("--peer", type=click.Choice(["openvino-genai"]), help="Put another runtime to the same tests.")
 @load_options
 @json_option
@@ -85,6 +86,8 @@ def verify(
 
     if modes and "genai" in modes:
         raise OptionError("--modes are Outrider's own. --peer openvino-genai puts openvino-genai to the same tests.")
+    if options["adapter"] and (against or draft_against or peer):
+        raise OptionError("--adapter is for our own texts: it goes with neither --against, --draft-against nor --peer.")
     checkpoints = {role: name for role, name in (("main", against), ("draft", draft_against)) if name}
     checks = _choose_checks(checks, bool(checkpoints), min_cosine)
     config = read_options(options)
@@ -106,7 +109,7 @@ def verify(
                 f"--context {context:,} needs room for three sequences, and there is some for {max(longest, 0):,} "
                 "tokens each. Lower it, or raise --cache-size."
             )
-        made.append(certify.check_batching(engine.main, context))
+        made.append(certify.check_batching(certify.main_of(engine), context))
     for subject in subjects:
         made += _identity(subject, engine, checks, chosen, max_new_tokens, quiet=as_json)
     if "sampling" in checks:

@@ -61,6 +61,7 @@ class GenerationConfig:
     # One of the engine's drafters: "draft", "suffix", "ngram" or a name given to `add_drafter`. "auto": whichever pays,
     # round by round. None: plain decoding.
     drafter: str | None = "auto"
+    adapter: str | None = None  # one of the engine's LoRA adapters, whose text it is then; None: the main model's own
     num_assistant_tokens: int | str = "auto"  # draft tokens a round, at most; "auto": as many as pay; 0: plain decoding
     # Stop drafting after a token whose draft probability is below this. Draft models only. None: off.
     assistant_confidence_threshold: float | None = None
@@ -118,6 +119,7 @@ class GenerationConfig:
         object.__setattr__(self, "tool_choice", as_tool_choice(self.tool_choice))
         check(self, "max_new_tokens", None, Integral, lambda n: n >= 1, "an integer of at least 1")
         check(self, "drafter", None, str, bool, "a drafter's name, 'auto', or None")
+        check(self, "adapter", None, str, bool, "an adapter's name, or None")
         count = "'auto', or an integer from 0 to 64"
         check(self, "num_assistant_tokens", "auto", Integral, lambda n: 0 <= n <= 64, count)
         share = "a number above 0 and at most 1"
@@ -247,6 +249,9 @@ class DeviceConfig:
     main_device: str = "CPU"  # device of the main model
     draft_device: str | None = None  # device of the draft models; None: the main device
     draft_bundle: str | None = None  # another bundle to take draft models from, or else its main model; None: this one
+    # Names of the bundle's LoRA adapters to load, for requests to choose one. They make all calls slower. None: all of
+    # them. (): none.
+    adapters: tuple[str, ...] | None = None
     precision: str = "auto"  # what models calculate in
     cache_precision: str = "auto"  # what the KV cache is stored in; "u8" is smaller, and not exact
     num_threads: int = 0  # CPU threads of the models; 0: what is fastest with OpenVINO, else the device's choice
@@ -269,6 +274,8 @@ class DeviceConfig:
         check(self, "main_device", ..., str, bool, "a device such as 'CPU', 'GPU' or 'GPU.1', or 'auto'")
         check(self, "draft_device", None, str, bool, "a device such as 'CPU', 'GPU' or 'GPU.1', or 'auto'")
         check(self, "draft_bundle", None, str, bool, "a bundle's folder")
+        object.__setattr__(self, "adapters", as_tuple(self.adapters))
+        check(self, "adapters", None, tuple, are_texts, "a list of adapters' names, or None for all")
         check(self, "precision", ..., str, PRECISIONS.__contains__, f"one of {', '.join(PRECISIONS)}")
         known = (*PRECISIONS, "u8")
         check(self, "cache_precision", ..., str, known.__contains__, f"one of {', '.join(known)}")

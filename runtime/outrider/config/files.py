@@ -55,7 +55,8 @@ def _parse(path: Path, text: str) -> Config:
                 raise OptionError(f"Config {path} has an unknown key '{section}.{key}'. {_where(key, section)}")
             if any(abs(number) >= 2**64 for number in _integers(value)):
                 raise OptionError(f"Config {path} has a number in '{section}.{key}' that takes more than 64 bits.")
-            options[key] = None if (key, value) == ("drafter", "none") else value  # TOML has no null
+            is_none = key in ("drafter", "adapter") and value == "none"  # TOML has no null
+            options[key] = None if is_none else value
     try:
         return Config().replace(**options)
     except OptionError as error:

@@ -283,9 +283,9 @@ class Controller:
         """The state of an answer. plain: seconds of a round without drafts."""
         answer = self._answers.get(request.sequence)
         if answer is None:
-            verifier = request.verifier
-            models = {name: ModelAnswer.of(self.records.of_model(verifier, name)) for name in self._models}
-            record = self.records.of(verifier)
+            verifier, adapter = request.verifier, request.sequence.adapter
+            models = {name: ModelAnswer.of(self.records.of_model(verifier, name, adapter)) for name in self._models}
+            record = self.records.of(verifier, adapter)
             answer = self._answers[request.sequence] = Answer(record, tokens=1.0, seconds=plain, models=models)
         return answer
 

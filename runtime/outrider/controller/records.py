@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from outrider.controller.acceptance import Acceptance, Share
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
     from collections.abc import Sequence as Seq
 
     from outrider.saved import SavedValue
@@ -83,28 +83,39 @@ class Records:
         records.of(request.verifier).copies.chance(0.8)
         records.save()
 
-    Sampling accepts other tokens than greedy decoding, so each verifier has its own record.
+    Sampling accepts other tokens than greedy decoding, so each verifier has its own record. So has each adapter of the
+    main model, which writes other texts. adapters: a hash of each, by name; one that changes begins anew.
     """
 
-    def __init__(self, file: SavedValue[dict[str, Record]] | None = None) -> None:
-        self._file = file
+    def __init__(
+        self, file: SavedValue[dict[str, Record]] | None = None, adapters: Mapping[str, str] | None = None
+    ) -> None:
+        self._file, self._adapters = file, dict(adapters or {})
         self.found = (file.read() if file else None) or {}
         self._saved_at = time.monotonic()
 
-    def of(self, verifier: Verifier) -> Record:
-        """The record of requests with this kind of verifier."""
-        name = type(verifier).__name__
+    def of(self, verifier: Verifier, adapter: str | None = None) -> Record:
+        """The record of requests with this kind of verifier, and this adapter or none."""
+        name = self._name(type(verifier).__name__, adapter)
         if name not in self.found:
             self.found[name] = Record()
         return self.found[name]
 
-    def of_model(self, verifier: Verifier, model: str) -> ModelRecord:
-        """The record of a model for these requests. In sampling it begins with the share of greedy decoding."""
-        record = self.of(verifier)
-        if model not in record.models and (greedy := self.found.get("Greedy")) and model in greedy.models:
-            known = greedy.models[model].share
-            record.models[model] = ModelRecord(share=replace(known, weight=min(known.weight, _HEARSAY)))
+    def of_model(self, verifier: Verifier, model: str, adapter: str | None = None) -> ModelRecord:
+        """The record of a model for these requests.
+
+        It begins with the share of greedy decoding; with an adapter, with that of greedy decoding with it or without.
+        """
+        record = self.of(verifier, adapter)
+        for name in () if model in record.models else (self._name("Greedy", adapter), "Greedy"):
+            if (greedy := self.found.get(name)) and model in greedy.models:
+                known = greedy.models[model].share
+                record.models[model] = ModelRecord(share=replace(known, weight=min(known.weight, _HEARSAY)))
+                break
         return record.of_model(model)
+
+    def _name(self, verifier: str, adapter: str | None) -> str:
+        return verifier if adapter is None else f"{verifier} {adapter} {self._adapters.get(adapter, '')[:16]}"
 
     def has_tried(self, model: str) -> bool:
         """Whether there is a record of a model, for any kind of request."""

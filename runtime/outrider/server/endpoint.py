@@ -19,6 +19,7 @@ from outrider.server.answers import Answer, Head
 from outrider.server.errors import as_api_error, out_of_time
 from outrider.server.limits import Gone, read_body
 from outrider.server.merging import merge
+from outrider.server.options import with_adapter
 from outrider.server.protocol.items import ResponseEvent
 from outrider.server.protocol.reading import read_request
 
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from outrider.server.conversations import Conversations
     from outrider.server.limits import Queue
     from outrider.server.metrics import Metrics
-    from outrider.server.models import Model, Models
+    from outrider.server.models import Models
     from outrider.server.options import Choice
     from outrider.server.protocol.requests import Asked
     from outrider.server.settings import Settings
@@ -75,7 +76,10 @@ class _Job:
     def __init__(self, service: Service, answer: type[Answer[Any]], request: Asked, began: float) -> None:
         self._service, self._kind, self._request, self._began = service, answer, request, began
         self._choices: list[Choice] = answer.choices(request, service.conversations)
-        self._model: Model = service.models.find(request.model)
+        self._model, adapter = service.models.find_adapted(request.model)
+        self._name = request.model if adapter else self._model.name
+        if adapter is not None:
+            self._choices = [with_adapter(choice, adapter) for choice in self._choices]
         self._deadline = asyncio.get_running_loop().time() + service.settings.request_seconds
 
     async def run(self, scope: Scope, send: Send) -> None:
@@ -158,7 +162,7 @@ class _Job:
         return Head(
             id=f"{self._kind.prefix}{secrets.token_hex(12)}",
             created=int(time.time()),
-            model=model.name,
+            model=self._name,
             system_fingerprint=model.fingerprint,
             texts=model.texts,
             tool_format=engine.tool_format,

@@ -60,6 +60,13 @@ class Model:
         return f"outrider-{hashlib.sha256(files).hexdigest()[:12]}"
 
     @property
+    def adapters(self) -> tuple[str, ...]:
+        """The adapters that requests may choose."""
+        wanted = self.config.device.adapters
+        names = (entry.name for entry in self.bundle.manifest.adapters)
+        return tuple(name for name in names if wanted is None or name in wanted)
+
+    @property
     def info(self) -> ModelInfo:
         """What is known of it without loading."""
         manifest = self.bundle.manifest
@@ -69,6 +76,7 @@ class Model:
             created=int((self.bundle.folder / MANIFEST_NAME).stat().st_mtime),
             loaded=self.engine is not None,
             drafters=list(drafters),
+            adapters=list(self.adapters),
             max_model_len=manifest.main.geometry.context_length,
         )
 
@@ -107,6 +115,21 @@ class Models:
             message = f"There is no model '{shown}'. {nearest(shown, self._models)}"
             raise ApiError(404, message, param="model", code="model_not_found")
         return self._models[name]
+
+    def find_adapted(self, name: str) -> tuple[Model, str | None]:
+        """The model of this name; for "model:adapter" the adapter, too.
+
+        Raises:
+            ApiError: with status 404.
+        """
+        base, _, adapter = name.rpartition(":")
+        if name in self._models or base not in self._models:
+            return self.find(name), None
+        model = self._models[base]
+        if adapter not in model.adapters:
+            message = f"The model '{base}' has no adapter '{adapter[:100]}'. {nearest(adapter[:100], model.adapters)}"
+            raise ApiError(404, message, param="model", code="model_not_found")
+        return model, adapter
 
     @property
     def is_starting(self) -> bool:

@@ -57,6 +57,19 @@ class Choice:
     options: dict[str, Any]
 
 
+def with_adapter(choice: Choice, adapter: str) -> Choice:
+    """The same answer with the adapter that the model's name has.
+
+    Raises:
+        ApiError: with status 400, if the request names another one.
+    """
+    asked = choice.options.get("adapter", adapter)
+    if asked != adapter:
+        message = f"The model's name says adapter '{adapter}', and the field says {asked!r}. Leave one out."
+        raise ApiError(400, message, param="adapter", code="invalid_value")
+    return Choice(choice.prompt, choice.options | {"adapter": adapter})
+
+
 def choices_of_chat(request: ChatRequest) -> list[Choice]:
     """The n answers of a chat.
 
@@ -126,6 +139,8 @@ def options_of(request: Asked) -> dict[str, Any]:
     drafter = _one_of(request, "drafter", "draft_model")
     if drafter is not None:
         options["drafter"] = None if drafter == "none" else drafter
+    if request.adapter is not None:
+        options["adapter"] = None if request.adapter == "none" else request.adapter
     if request.seed is not None:
         options["seed"] = request.seed % 2**64  # OpenAI's may be negative
     return options

@@ -140,6 +140,7 @@ class FakeBackend:
     def open(self, max_tokens: int, prompt: Prompt = NO_PROMPT) -> FakeSlot:
         """A slot. There is always room, and nothing is evicted."""
         prompt.check_tokens(self)
+        prompt.check_adapter(self)
         if self.capabilities.marks_answers:
             prompt = prompt.with_marked_answers()
         text, published = list(prompt.token_ids[:-1]), self.published.get(prompt.cache_scope, [])

@@ -176,6 +176,7 @@ class Capabilities:
     # Stand for the next token, the one behind it, and so on: a chain of them makes the model predict ahead. They are no
     # tokens of the vocabulary.
     mask_token_ids: tuple[int, ...] = ()
+    adapters: tuple[str, ...] = ()  # that slots can be opened with
 
     @property
     def marks_answers(self) -> bool:
@@ -227,6 +228,8 @@ class Prompt:
     parts, each from one position up to another and ascending, that are earlier answers of this model. They are read as
     they were generated. So they are found in the prefix cache, and a text that is continued goes on as it would have.
     counted: whether it is a request, for the statistics of the prefix cache.
+    adapter: that the sequence is read with, one of `Capabilities.adapters`. It is not in the cache's keys by its name:
+    the engine puts a hash of its content into the scope.
     """
 
     token_ids: Seq[int]
@@ -234,6 +237,7 @@ class Prompt:
     embeds: tuple[Span, ...] = ()
     answers: Seq[tuple[int, int]] = ()
     counted: bool = True
+    adapter: str | None = None
 
     def __post_init__(self) -> None:
         if not self.answers:
@@ -272,6 +276,15 @@ class Prompt:
             raise RequestError(
                 f"The prompt has embeds for {len(first.embeds)} tokens from token {first.begin} on, and "
                 f"{type(backend).__name__} reads token ids only. Pass a prompt without embeds."
+            )
+
+    def check_adapter(self, backend: Backend) -> None:
+        """Raise RequestError if the adapter is not one of the backend's."""
+        if self.adapter is not None and self.adapter not in backend.capabilities.adapters:
+            known = ", ".join(map(repr, backend.capabilities.adapters)) or "none"
+            raise RequestError(
+                f"The prompt is for the adapter {self.adapter!r}, and {type(backend).__name__} has {known} here. Pass "
+                "one of these, or None."
             )
 
 

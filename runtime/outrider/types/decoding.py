@@ -21,7 +21,7 @@ class Sequence:
     """One request's committed tokens: the prompt, then the answer. Draft tokens enter only when accepted.
 
     references: other texts that a drafter may copy from, as `outrider.drafters.References`. scope: the prompt's.
-    answers: see `Prompt.answers`; ascending.
+    answers: see `Prompt.answers`; ascending. adapter: that the main model reads it with; its content is in the scope.
     """
 
     token_ids: list[int]
@@ -29,6 +29,7 @@ class Sequence:
     references: tuple[Any, ...] = ()
     scope: bytes = b""
     answers: Seq[tuple[int, int]] = ()
+    adapter: str | None = None
 
     def __len__(self) -> int:
         return len(self.token_ids)

@@ -16,12 +16,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from outrider.bench.modes.make import make_modes
 from outrider.bench.modes.setup import Setup
 from outrider.config import COPYING, Config, GenerationConfig, format_of_property
 from outrider.engine import Engine
+from outrider.measure.adapted import Adapted
 from outrider.measure.exactness import compare_readings, read
 from outrider.testing import ToyTokenizer, save_toy_bundle
 from outrider.verify.exact import chi_square_p_value, exact_joint, expected_total_variation, total_variation
@@ -88,6 +89,12 @@ def genai_subject(engine: Engine) -> Subject:
     return Subject(plain, modes)
 
 
+def main_of(engine: Engine) -> Backend:
+    """An engine's main model, with the engine's adapter if it has one. Not while requests run."""
+    adapter = engine.config.generation.adapter
+    return engine.main if adapter is None else cast("Backend", Adapted(engine.main, adapter))
+
+
 def check_batching(main: Backend, context: int) -> Check:
     """Whether logits have the same bits in any batch; see `outrider.measure.exactness`."""
     differences = compare_readings(main, context)
@@ -126,10 +133,11 @@ def _check_identity(
     max_new_tokens: int,
     advance: Callable[[], None],
 ) -> Check:
+    adapter = engine.config.generation.adapter
     jobs: list[_Job] = []
     encoded = [(prompt, engine.tokenizer.encode_prompt(prompt.text)) for prompt in prompts]
     for options in settings:
-        config = GenerationConfig(max_new_tokens=max_new_tokens, **options)
+        config = GenerationConfig(max_new_tokens=max_new_tokens, adapter=adapter, **options)
         for prompt, token_ids in encoded:
             plain = subject.plain.run(token_ids, config).token_ids
             jobs += [_Job(prompt, token_ids, config, plain, mode) for mode in subject.modes]
@@ -182,7 +190,7 @@ def _first_difference(engine: Engine, prompt: list[int], plain: list[int], other
     gap = 0.0
     if at < min(len(plain), len(other)):
         context = [*prompt, *plain[:at]]
-        logits = read(engine.main, context, [len(context)], 1)[-1]
+        logits = read(main_of(engine), context, [len(context)], 1)[-1]
         gap = abs(float(logits[plain[at]] - logits[other[at]]))
     return {"position": at, "logit_gap": gap}
 
@@ -272,7 +280,8 @@ def toy_engine(
             Path(folder) / "toy", vocab_size=16, draft_noise=0.15, padded=False, tokenizer=tokenizer, formats=formats
         )
         # Without generation options: their token ids belong to the user's bundle.
-        options = Config(device=config.device, scheduler=config.scheduler).replace(cache_size=0.01, draft_bundle=None)
+        options = Config(device=config.device, scheduler=config.scheduler)
+        options = options.replace(cache_size=0.01, draft_bundle=None, adapters=None)
         tables = {"properties": formats, "main_properties": formats[:1], "draft_properties": formats[1:]}
         for name, known in tables.items():
             given = getattr(config.device, name)

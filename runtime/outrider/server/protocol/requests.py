@@ -128,8 +128,8 @@ class Prediction(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Asked(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The fields that all requests for text share.
 
-    draft_model, drafter: one of the model's drafters, "auto" or "none". num_assistant_tokens: draft tokens a round. The
-    others are OpenAI's, and options of `GenerationConfig`.
+    adapter: one of the model's LoRA adapters, or "none". draft_model, drafter: one of its drafters, "auto" or "none".
+    num_assistant_tokens: draft tokens a round. The others are OpenAI's, and options of `GenerationConfig`.
     """
 
     model: str
@@ -144,6 +144,7 @@ class Asked(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     # llama-server's, LM Studio's, vLLM's and our own
     regex: Text | None = None
     grammar: Text | None = None
+    adapter: Text | None = None
     draft_model: Text | None = None
     drafter: Text | None = None
     num_assistant_tokens: Annotated[int, msgspec.Meta(ge=0, le=64)] | Literal["auto"] | None = None

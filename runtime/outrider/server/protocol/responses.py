@@ -34,12 +34,16 @@ class Health(msgspec.Struct, frozen=True):
 
 
 class ModelInfo(msgspec.Struct, frozen=True):
-    """A model that is served. loaded: whether it is in memory. drafters: values of `drafter`, besides auto and none."""
+    """A model that is served. loaded: whether it is in memory. drafters: values of `drafter`, besides auto and none.
+
+    adapters: values of `adapter`, besides none; or "id:adapter" is the model's name.
+    """
 
     id: str
     created: Count  # seconds since 1970
     loaded: bool
     drafters: list[str]
+    adapters: list[str]
     max_model_len: Count  # context length, in tokens; the cache may hold less
     object: Literal["model"] = "model"
     owned_by: Literal["outrider"] = "outrider"

@@ -1,0 +1,187 @@
+"""A LoRA adapter as PEFT publishes it: a folder with adapter_config.json and adapter_model.safetensors.
+
+    adapter = read_adapter(Path("my-adapter"))
+    adapter.modules["model.layers.0.self_attn.q_proj"].down    # float32 [r, in]
+
+The change of a module is scale · up · down, with scale = lora_alpha / r, or lora_alpha / √r for rank-stabilised ones
+(`LoraConfig` and `LoraLayer.get_delta_weight` in PEFT 0.17; Kalajdzievski 2023, "A rank stabilization scaling factor
+for fine-tuning with LoRA"). Variants that are more than that are refused.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from outrider.bundle.hashes import sha256_of
+from outrider.errors import ExportError
+from outrider.files import shown
+from outrider_export.heads.formats import read_tensors
+from outrider_export.sources import read_json
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+    Matrix = NDArray[np.float32]
+
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+_NAME = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<side>[AB])\.weight")
+_LAYER = re.compile(r"(?:.+\.)?layers\.(\d+)\..+")
+# Fields that do not change what an adapter calculates, or are read here.
+_KNOWN = {
+    "alpha_pattern", "auto_mapping", "base_model_name_or_path", "bias", "exclude_modules", "inference_mode",
+    "init_lora_weights", "layers_pattern", "layers_to_transform", "lora_alpha", "lora_dropout", "megatron_core",
+    "peft_type", "peft_version", "qalora_group_size", "r", "rank_pattern", "revision", "target_modules", "task_type",
+    "use_rslora", "eva_config",
+}  # fmt: skip
+# Ways to begin that take a part out of the model's own weights; without that, the adapter does not fit them.
+_FROM_THE_WEIGHTS = ("pissa", "olora", "corda", "loftq")
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What an adapter adds to a module's weights: scale · up · down. down: float32 [r, in]. up: float32 [out, r]."""
+
+    down: Matrix
+    up: Matrix
+    scale: float
+
+    @property
+    def rank(self) -> int:
+        """r."""
+        return len(self.down)
+
+
+@dataclass(frozen=True)
+class LoraAdapter:
+    """An adapter. modules: its changes by the modules' names. sha256: of its weights' file."""
+
+    id: str
+    sha256: str
+    modules: dict[str, Change]
+    base: str | None  # the model that it says it was trained for
+
+    @property
+    def rank(self) -> int:
+        """The largest of all."""
+        return max(change.rank for change in self.modules.values())
+
+
+def is_adapter(folder: Path) -> bool:
+    """Whether a folder has an adapter."""
+    return (folder / CONFIG).is_file()
+
+
+def read_adapter(folder: Path) -> LoraAdapter:
+    """Read an adapter's folder.
+
+    Raises:
+        ExportError: when it is none, is of another kind, or is damaged.
+    """
+    if not is_adapter(folder):
+        raise ExportError(
+            f"{shown(folder)} is no adapter: it has no {CONFIG}. Name the folder that PEFT's save_pretrained wrote."
+        )
+    if not (folder / WEIGHTS).is_file():
+        raise ExportError(f"{folder} has no {WEIGHTS}. Save the adapter with safe_serialization=True.")
+    config = read_json(folder / CONFIG)
+    _check_config(folder, config)
+    found: dict[str, dict[str, Matrix]] = {}
+    for name, tensor in read_tensors(folder, WEIGHTS).items():
+        match = _NAME.fullmatch(name)
+        if match is None:
+            raise ExportError(
+                f"{folder / WEIGHTS} has {name!r}, which is no lora_A or lora_B of a module. Adapters with more than "
+                "these, such as trained embeddings, are not read."
+            )
+        found.setdefault(match["module"], {})[match["side"]] = tensor
+    if not found:
+        raise ExportError(f"{folder / WEIGHTS} has no lora_A and lora_B. Save the adapter again.")
+    modules = {name: _change(folder, config, name, sides) for name, sides in found.items()}
+    _check_targets(folder, config, modules)
+    base = config.get("base_model_name_or_path")
+    return LoraAdapter(folder.resolve().name, sha256_of(folder / WEIGHTS), modules, base if base else None)
+
+
+def layer_of(module: str) -> tuple[int, str] | None:
+    """The layer's number, and the name within the layer; None for a module that is in no layer."""
+    match = _LAYER.fullmatch(module)
+    return None if match is None else (int(match[1]), module[match.end(1) + 1 :])
+
+
+def _check_config(folder: Path, config: dict[str, Any]) -> None:
+    """Raise ExportError for other kinds of adapters than LoRA's plain one."""
+    path = folder / CONFIG
+    if config.get("peft_type") != "LORA":
+        raise ExportError(f"{path} has peft_type {config.get('peft_type')!r}, and only LORA is read.")
+    if config.get("bias", "none") != "none":
+        raise ExportError(f"{path} has bias={config['bias']!r}: it trains biases, too, and only 'none' is read.")
+    start = config.get("init_lora_weights")
+    if isinstance(start, str) and start.lower().startswith(_FROM_THE_WEIGHTS):
+        raise ExportError(
+            f"{path} has init_lora_weights={start!r}, with which a part of the model's weights was taken out. Convert "
+            "it to a plain adapter: PEFT's save_pretrained with path_initial_model_for_weight_conversion."
+        )
+    for name, value in config.items():
+        if name not in _KNOWN and value:
+            raise ExportError(
+                f"{path} has {name}={str(value)[:60]!r}, and such adapters are not read. Only plain LoRA is: A and B "
+                "of linear layers."
+            )
+    for name in ("r", "lora_alpha"):
+        if not isinstance(config.get(name), int | float) or not config[name] > 0:
+            raise ExportError(f"{path} has {name}={config.get(name)!r}, which has to be a number above 0.")
+
+
+def _change(folder: Path, config: dict[str, Any], module: str, sides: dict[str, Matrix]) -> Change:
+    """A module's matrices, checked, and their scale."""
+    path = folder / WEIGHTS
+    if missing := {"A", "B"} - sides.keys():
+        raise ExportError(
+            f"{path} has no lora_{missing.pop()} for {module}, but the other one. Save the adapter again."
+        )
+    down, up = (sides[side] for side in "AB")
+    rank = _of_pattern(config.get("rank_pattern"), module, config["r"])
+    if down.ndim != 2 or up.ndim != 2 or len(down) != rank or up.shape[1] != rank:
+        raise ExportError(
+            f"{path} has lora_A {[*down.shape]} and lora_B {[*up.shape]} for {module}, and {CONFIG} says rank {rank}: "
+            f"[{rank}, in] and [out, {rank}] are wanted. Only linear layers are read."
+        )
+    for side, matrix in sides.items():
+        if not np.isfinite(matrix).all():
+            raise ExportError(f"{path} has numbers that are not finite in lora_{side} of {module}. Train it again.")
+    alpha = _of_pattern(config.get("alpha_pattern"), module, config["lora_alpha"])
+    return Change(down, up, alpha / (math.sqrt(rank) if config.get("use_rslora") else rank))
+
+
+def _of_pattern(pattern: dict[str, Any] | None, module: str, default: Any) -> Any:
+    """The value of the first key that is the module's name, or its end (`get_pattern_key` in PEFT)."""
+    found = (value for key, value in (pattern or {}).items() if re.match(rf"(.*\.)?({key})$", module))
+    return next(found, default)
+
+
+def _check_targets(folder: Path, config: dict[str, Any], modules: Iterable[str]) -> None:
+    """Raise ExportError if the file lacks modules that the configuration names, or layers."""
+    targets = config.get("target_modules")
+    if isinstance(targets, list):
+        for target in targets:
+            if not any(module == target or module.endswith(f".{target}") for module in modules):
+                raise ExportError(
+                    f"{folder / WEIGHTS} has nothing for {target!r}, which {CONFIG} names in target_modules. Save the "
+                    "adapter again."
+                )
+    layers = config.get("layers_to_transform")
+    wanted = {layers} if isinstance(layers, int) else {*(layers or ())}
+    found = {place[0] for place in map(layer_of, modules) if place is not None}
+    if wanted and found != wanted:
+        raise ExportError(
+            f"{folder / WEIGHTS} has layers {sorted(found)}, and {CONFIG} says layers_to_transform={sorted(wanted)}. "
+            "Save the adapter again."
+        )
