@@ -188,7 +188,12 @@ def _choice_with_adapters(part: Part, device: str, own: DeviceConfig) -> tuple[C
     adapters = part.adapters
     if adapters is None:
         raise AssertionError("the caller has found some")
-    key = {"files": part.files, "device": device, "asked": part.asked(own, device), "adapters": adapters.shapes}
+    key: dict[str, Any] = {
+        "files": part.files,
+        "device": device,
+        "asked": part.asked(own, device),
+        "adapters": adapters.shapes,
+    }
     key |= {"cuts": part.cuts, **machine(), **part.versions}
     key |= {"setting": str(choice.setting), "rule": str(choice.setting.exactness.rule)}
     file = saved.SavedValue(saved.FOLDER / "settings", key, Exactness)

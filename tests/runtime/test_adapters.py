@@ -140,10 +140,9 @@ def f16(tmp_path_factory: pytest.TempPathFactory) -> Any:
 def test_logits_are_those_of_weights_with_the_adapter_added_by_hand(f16: Any) -> None:
     plain = compiled(f16(), *NAMES)
     without = logits(plain, None)
-    for name in ("pirate", "late"):
-        found, expected = logits(plain, name), logits(compiled(f16(name)), None)
-        assert cosines(found, expected).min() > 0.9999
-        assert cosines(found, without).min() < 0.99
+    found, expected = logits(plain, "pirate"), logits(compiled(f16("pirate")), None)
+    assert cosines(found, expected).min() > 0.9999
+    assert cosines(found, without).min() < 0.99
 
 
 def test_a_row_has_the_same_bits_whatever_adapters_are_loaded(bundle: Bundle, every: OpenVINOPaged) -> None:
