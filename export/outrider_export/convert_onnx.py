@@ -32,6 +32,7 @@ from outrider.errors import ExportError, one_line
 from outrider_export.convert import load_model
 from outrider_export.gguf_file import read_header
 from outrider_export.gguf_tokenizer import write_tokenizer
+from outrider_export.layers import describe_layers
 from outrider_export.onnx_files import load
 from outrider_export.onnx_inputs import add_extra_rows, add_rows, write_shape
 from outrider_export.onnx_matrices import Weights, compress_embedding, share_embedding
@@ -58,6 +59,7 @@ def convert(job: dict[str, Any], progress: Progress) -> dict[str, Any]:
     progress.phase("read")
     model = load_model(job)
     config = model.config
+    layers = describe_layers(config)
     folder = _describe(job, model, scratch / "checkpoint") if job["gguf"] else Path(job["model"])
     progress.phase("convert")
     _build(model, folder, scratch / "built", job)
@@ -74,7 +76,7 @@ def convert(job: dict[str, Any], progress: Progress) -> dict[str, Any]:
     if "tokenizer" in job:
         progress.phase("tokenizer")
         add_tokenizer(job)
-    return {"tied_embeddings": tied}
+    return {"tied_embeddings": tied, "layers": layers}
 
 
 def _describe(job: dict[str, Any], model: Any, folder: Path) -> Path:

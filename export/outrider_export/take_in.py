@@ -21,7 +21,7 @@ from outrider.bundle.manifest import ModelEntry, Source
 from outrider.errors import ExportError, OptionError
 from outrider_export.child import run_child
 from outrider_export.export import copy_tokenizer, finish
-from outrider_export.geometry import geometry_of_config, geometry_of_genai
+from outrider_export.geometry import check_architecture, geometry_of_config, geometry_of_genai
 from outrider_export.onnx_check import check_graph, check_onnx
 from outrider_export.onnx_files import MODEL, data_files, import_onnx, load, save
 from outrider_export.onnx_graph import weights_of
@@ -125,6 +125,8 @@ def _look(role: str, source: Located, name: str | None, progress: Progress) -> _
     config, genai = read_json(folder / "config.json"), read_json(folder / "genai_config.json")
     if not (config or genai):
         raise ExportError(f"{folder} has no config.json and no genai_config.json. Download one of them, too.")
+    if genai and config:
+        check_architecture(config, folder)
     geometry = geometry_of_genai(genai, folder) if genai else geometry_of_config(config, folder)
     path = _choose(folder, name, genai)
     vocabulary = Vocabulary.of_folder(folder)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING, Any
 
+from outrider.bundle.architectures import refusal_of
 from outrider.config import format_of_property, is_npu_property
 from outrider.errors import BundleError, DeviceError
 
@@ -46,6 +47,8 @@ def load_model(
     Raises:
         OptionError, BundleError, DeviceError: as the backends say.
     """
+    if refusal := refusal_of(model.geometry.architecture):
+        raise BundleError(f"The model {path} cannot be run. {refusal}")
     fixed = on_npu(model, device)
     shared: dict[str, Any] = {
         "vocab_size": min(model.vocab_size, model.geometry.logits_width),  # fewer logits where they were cut
@@ -83,7 +86,8 @@ def load_model(
 
         if head is not None:
             return load_head(path, head, shared)
-        build = functools.partial(read_decoder, features=features, masks=masks)
+        windows = model.geometry.sliding_windows
+        build = functools.partial(read_decoder, features=features, masks=masks, windows=windows)
         return OpenVINOPaged(
             path,
             **shared,

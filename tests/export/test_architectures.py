@@ -1,0 +1,129 @@
+"""Each architecture of docs/models.md: random weights, exported, compared with Transformers, drafted and certified.
+
+The conversions run in this process: starting a child for each would take minutes. `test_export` has the children.
+"""
+
+from __future__ import annotations
+
+import importlib
+import shutil
+import sys
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from outrider.bench.prompts import Prompt
+from outrider.config import Config
+from outrider.engine import Engine
+from outrider.measure.exactness import read
+from outrider.verify.certify import check_batching, check_coupled, check_greedy, our_subject
+from outrider_export.architectures import ARCHITECTURES
+from shapes import (
+    CONFIGS,
+    NUM_ACTIVE,
+    NUM_EXPERTS,
+    WINDOW,
+    continued,
+    cosines,
+    logits_of,
+    make_model,
+    same_but_for_ties,
+    save_model,
+    with_noisy_draft,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from outrider.bundle import Bundle
+
+pytestmark = pytest.mark.slow
+
+PROMPT = np.random.default_rng(3).integers(0, 400, size=40).tolist() * 2  # that copies find something in
+NUM_TOKENS = 24
+LEAST_COSINE = 0.9999
+
+
+@pytest.fixture(autouse=True)
+def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Conversions without a child."""
+
+    def run(module: str, job: dict[str, Any], _what: str, progress: Any) -> dict[str, Any]:
+        from transformers import AutoModelForCausalLM
+
+        monkeypatch.setattr(sys, "argv", sys.argv)  # the ONNX builder sets both
+        monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", AutoModelForCausalLM.from_pretrained)
+        found: dict[str, Any] = importlib.import_module(module).convert(job, progress)
+        return found
+
+    monkeypatch.setattr("outrider_export.export.run_child", run)
+
+
+@pytest.fixture
+def load(tmp_path: Path) -> Iterator[Any]:
+    """Load a bundle; closed at the end."""
+    made: list[Engine] = []
+
+    def start(bundle: Bundle, **options: Any) -> Engine:
+        options = {"cache_size": 0.02, "precision": "f32", **options}
+        made.append(Engine(bundle, Config().replace(**options)))
+        return made[-1]
+
+    yield start
+    for engine in made:
+        engine.close()
+
+
+def is_same_text(model: Any, found: list[int], expected: list[int]) -> bool:
+    """Whether an answer to PROMPT is Transformers' own, but for ties."""
+    logits = logits_of(model, [*PROMPT, *expected])[len(PROMPT) - 1 :]
+    return same_but_for_ties(found, expected, logits)
+
+
+def rows_of(engine: Engine, token_ids: list[int]) -> Any:
+    """The main model's logits, float32 [n, 404], of tokens that are read in two calls."""
+    half = len(token_ids) // 2
+    return read(engine.main, token_ids, [half, len(token_ids) - half], len(token_ids))
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_architecture(name: str, convert: Any, load: Any, tmp_path: Path) -> None:
+    """Logits and greedy text are Transformers' own, also behind the sliding window; drafts change nothing."""
+    architecture, model = ARCHITECTURES[name], make_model(name)
+    bundle, _ = convert(save_model(model, tmp_path / name), weights="fp32")
+    shutil.copytree(bundle.folder, tmp_path / "bundle")
+    engine = load(with_noisy_draft(type(bundle)(tmp_path / "bundle", bundle.manifest)))
+    geometry = bundle.manifest.main.geometry
+    windows = set(geometry.sliding_windows or ())
+    kind = "full" if windows == {0} else "sliding" if windows == {WINDOW} else "mixed" if WINDOW in windows else windows
+    assert kind == architecture.attention
+    experts = (NUM_EXPERTS, NUM_ACTIVE) if architecture.experts else (0, 0)
+    assert (geometry.num_experts, geometry.num_active_experts) == experts
+
+    token_ids = [*PROMPT, *continued(model, PROMPT, NUM_TOKENS)]
+    rows = rows_of(engine, token_ids)
+    assert cosines(rows, logits_of(model, token_ids)[:, : rows.shape[1]]).min() > LEAST_COSINE
+
+    options = {"max_new_tokens": NUM_TOKENS, "ignore_eos": True}
+    plain = engine.generate(PROMPT, drafter=None, **options)
+    assert is_same_text(model, plain.token_ids, token_ids[len(PROMPT) :])
+    drafted = engine.generate(PROMPT, drafter="draft", num_assistant_tokens=3, **options)
+    assert drafted.token_ids == plain.token_ids
+    assert drafted.stats.num_cached_tokens > WINDOW  # the prompt came from the prefix cache
+    assert 0 < drafted.stats.num_draft_tokens
+
+    assert engine.main.exactness.holds
+    prompts = [Prompt("one", "test", engine.tokenizer.decode(PROMPT[:30]))]
+    subject = our_subject(engine, ["draft:1", "draft:8", "suffix:3", "shuffled:3", "auto"])
+    checks = [
+        check_batching(engine.main, 100),
+        check_greedy(subject, engine, prompts, NUM_TOKENS, lambda: None),
+        check_coupled(subject, engine, prompts, NUM_TOKENS, lambda: None),
+    ]
+    assert [check.detail for check in checks if check.passed is not True] == []
+
+
+def test_the_list_is_complete() -> None:
+    assert [*CONFIGS] == [*ARCHITECTURES]
