@@ -1,4 +1,5 @@
-"""Writes the pages that repeat what the code says: options.md from `outrider.config`, commands.md from the commands.
+"""Writes the pages that repeat what the code says: options.md from `outrider.config`, commands.md from the commands,
+models.md from the architectures that are tried.
 
     python docs/generate.py             # after a change to an option or to a command's help
     python docs/generate.py --check     # exit code 1 if a page is not what this script would write
@@ -19,10 +20,12 @@ from typing import Any
 import click
 
 from outrider import cli
+from outrider.bundle.architectures import REFUSED
 from outrider.cli.options import generation_options, load_options
 from outrider.config import DeviceConfig, GenerationConfig, SchedulerConfig
 from outrider.config.files import find_presets
 from outrider.errors import OptionError
+from outrider_export.architectures import ARCHITECTURES
 
 DOCS = Path(__file__).parent
 WIDTH = 100  # of help text
@@ -79,6 +82,58 @@ exit code is 0 for success, 1 for a failure, 2 for wrong usage and 130 for Ctrl-
 """
 
 
+MODELS_HEAD = """\
+# Models
+
+<!-- Made by docs/generate.py from export/outrider_export/architectures.py. Change it there, and run the script. -->
+
+A main model or a draft model has to be a decoder with attention in all layers: what it keeps of a text are keys and
+values, from which rejected draft tokens are dropped. `config.json` names the architecture as `model_type`.
+
+Of each architecture in this table, a small model of random weights is exported and run by the slow tests
+(`tests/export/test_architectures.py`). Its logits are those of Transformers in float32 (cosine of every row above
+0.9999, with texts five times as long as the sliding window), and so is its greedy text. Texts drafted by copies and by a
+draft model of the same architecture are those of plain decoding, greedy and sampled. Rejected drafts are trimmed on both
+sides of a sliding window's end. Prefixes come from the cache. All ways to read a text give the same bits: *bit-exact*
+is what was measured on a CPU in f32, and is measured again on each machine ([Exactness](exactness.md)).
+
+*Heads* are the drafters that read hidden states ([drafters](drafters.md)): they need a graph in which Outrider finds
+them. *Copies* are `suffix` and `ngram`.
+
+"""
+
+MODELS_TAIL = """\
+
+Real checkpoints may have what random weights of the same architecture lack. `outrider verify my-pair --against
+CHECKPOINT` compares a bundle with its own checkpoint.
+
+## Architectures that are not in the table
+
+If optimum-intel exports an architecture that is not in the table, the export compares the converted model with the
+checkpoint on a random text, and refuses what differs: OpenVINO finds attention by the form of the graph, and drops a mask
+of another form without a word. A bundle records the sliding window of each layer; loading refuses a graph with others.
+
+These are refused before anything is downloaded or written, where `config.json` says enough, and again at load:
+
+| architectures | why |
+|---|---|
+{refused}
+
+State-space and hybrid models keep a state that every token changes. To take a draft back, the state would have to be
+saved before it and the accepted tokens read again. OpenVINO 2026.4 has paged states (`PagedCausalConv1D`,
+`PagedSelectiveSSM`) that could be kept for several positions; Outrider does not use them yet.
+
+## Mixtures of experts
+
+A mixture of experts reads the weights of those experts that any token of a call activates. So a target pass of several
+rows costs more than in a dense model, until the rows activate nearly all experts. Outrider measures calls with tokens
+that differ, so this is in the costs that the controller decides by ([how drafting is decided](controller.md)). Six
+layers of 16 experts, two active, hidden size 512, {moe}
+
+Random tokens are less alike than those of a text, so the price is rather too high than too low.
+"""
+
+
 def options_page() -> str:
     """The page with every option: name, type, default, allowed values, meaning."""
     presets = [f"- `{name}`: {_first_comment(path)}" for name, path in find_presets().items()]
@@ -130,9 +185,35 @@ def commands_page() -> str:
     return "\n".join(parts)
 
 
+def models_page() -> str:
+    """The page with every architecture that is tried, and every one that is refused."""
+    rows = [
+        "| architecture | models | attention | formats | bit-exact | drafters | tried with |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for each in ARCHITECTURES.values():
+        attention = {"full": "full", "sliding": "sliding window", "mixed": "full and sliding window"}[each.attention]
+        cells = (
+            f"`{each.name}`",
+            each.models,
+            attention + (", mixture of experts" if each.experts else ""),
+            "OpenVINO, ONNX" if each.onnx else "OpenVINO",
+            "yes",
+            "copies, draft model" + (", heads" if each.features else ""),
+            each.tried,
+        )
+        rows.append(f"| {' | '.join(cells)} |")
+    of_rule: dict[str, list[str]] = {}
+    for name, rule in REFUSED.items():
+        of_rule.setdefault(rule, []).append(f"`{name}`")
+    refused = "\n".join(f"| {', '.join(names)} | {rule} |" for rule, names in of_rule.items())
+    return MODELS_HEAD + "\n".join(rows) + "\n" + MODELS_TAIL.format(refused=refused, moe=MOE)
+
+
 def pages() -> dict[Path, str]:
     """What the generated pages have to be."""
-    return {DOCS / "options.md": options_page(), DOCS / "commands.md": commands_page()}
+    made = {"options.md": options_page(), "commands.md": commands_page(), "models.md": models_page()}
+    return {DOCS / name: text for name, text in made.items()}
 
 
 def _class(section: str) -> str:

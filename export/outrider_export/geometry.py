@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from outrider.backends.attention import describe_windows, windows_of
-from outrider.backends.paged_graph import to_paged_attention
 from outrider.bundle.architectures import refusal_of
 from outrider.bundle.manifest import Geometry
 from outrider.errors import BundleError, ExportError
@@ -142,6 +141,8 @@ def check_ir(path: Path, geometry: Geometry) -> tuple[int, ...]:
         ExportError: with the differences.
     """
     import openvino
+
+    from outrider.backends.paged_graph import to_paged_attention
 
     try:
         model = openvino.Core().read_model(path)

@@ -16,6 +16,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from outrider.bundle.folder import Bundle, read_bundle
 from outrider.bundle.manifest import ModelEntry, Source
 from outrider.errors import ExportError, OptionError
@@ -207,7 +209,7 @@ def _take(model: _Found, tokenizer: str | None, bundle: Path, progress: Progress
 
     save(model.graph, model.file.parent, folder, copy_file)
     progress.advance(model.file.stat().st_size)
-    check_onnx(folder / MODEL, plan.geometry)
+    windows = check_onnx(folder / MODEL, plan.geometry)
     if tokenizer:
         copy_tokenizer(plan, bundle / tokenizer)
         job = {"model": str(plan.path.resolve()), "tokenizer": str(bundle / tokenizer)}
@@ -219,7 +221,7 @@ def _take(model: _Found, tokenizer: str | None, bundle: Path, progress: Progress
         folder=plan.role,
         format="onnx",
         weights=plan.weights,
-        geometry=plan.geometry,
+        geometry=msgspec.structs.replace(plan.geometry, sliding_windows=windows),
         vocab_size=len(plan.vocabulary),
         vocab_sha256=plan.vocabulary.sha256,
         source=Source(id=plan.source.id, kind="onnx", revision=plan.source.revision, recipe=recipe),
