@@ -45,7 +45,7 @@ def convert(job: dict[str, Any], progress: Progress) -> dict[str, Any]:
     _to_ir(model, scratch / "ir", weights)
     if comparison is not None:
         progress.phase("compare")
-        comparison.check(scratch / "ir" / "openvino_model.xml")
+        comparison.check_openvino(scratch / "ir" / "openvino_model.xml")
     # Of others, the graph says which sliding windows they have: see `check_ir`.
     layers = describe_layers(model.config) | ({} if is_tried else {"sliding_windows": None})
     tied = bool(model.get_output_embeddings().weight is model.get_input_embeddings().weight)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from outrider.backends.attention import describe_windows
+from outrider.backends.attention import SLIDING, describe_windows
 from outrider.errors import ExportError
 from outrider_export.onnx_files import data_files, load
 from outrider_export.onnx_graph import (
@@ -73,12 +73,13 @@ def check_graph(model: Any, path: Path, geometry: Geometry) -> None:
             f"{path} has {', '.join(f'{here} {what}' for what, here, _ in pairs)}, where its configuration promises "
             f"{', '.join(f'{there} {what}' for what, _, there in pairs)}: they do not belong together."
         )
-    windows = windows_of(model.graph)
-    if geometry.sliding_windows not in (None, windows):
+    if any(windows := windows_of(model.graph)):
+        raise ExportError(f"{path} cannot be run: its layers have {SLIDING.format(windows=describe_windows(windows))}")
+    if any(geometry.sliding_windows or ()):
         raise ExportError(
-            f"{path} has sliding windows of {describe_windows(windows)}, where its configuration promises "
-            f"{describe_windows(geometry.sliding_windows or ())}: its text would be another one. Leave out "
-            "--format onnx to have it run by OpenVINO."
+            f"{path} has no sliding windows, where its configuration promises "
+            f"{describe_windows(geometry.sliding_windows or ())}: its text would be another one. Leave out --format onnx "
+            "to have it run by OpenVINO."
         )
 
 

@@ -6,6 +6,7 @@ The conversions run in this process: starting a child for each would take minute
 from __future__ import annotations
 
 import importlib
+import json
 import shutil
 import sys
 from typing import TYPE_CHECKING, Any
@@ -14,12 +15,16 @@ import numpy as np
 import pytest
 
 from outrider.bench.prompts import Prompt
+from outrider.bundle.architectures import REFUSED
 from outrider.config import Config
 from outrider.engine import Engine
+from outrider.errors import ExportError
 from outrider.measure.exactness import read
 from outrider.verify.certify import check_batching, check_coupled, check_greedy, our_subject
+from outrider_export import export_bundle
 from outrider_export.architectures import ARCHITECTURES
 from shapes import (
+    IN_ONNX,
     CONFIGS,
     NUM_ACTIVE,
     NUM_EXPERTS,
@@ -55,6 +60,8 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(autouse=True)
 def in_this_process(monkeypatch: pytest.MonkeyPatch, tokenizer: Path) -> None:
     """Conversions without a child, and of the tokenizer once."""
+    from transformers import AutoModelForCausalLM
+
     from outrider_export.tokenizer_job import add_tokenizer
 
     def add_once(job: dict[str, Any]) -> None:
@@ -64,13 +71,12 @@ def in_this_process(monkeypatch: pytest.MonkeyPatch, tokenizer: Path) -> None:
         shutil.copytree(tokenizer, job["tokenizer"], dirs_exist_ok=True)
 
     def run(module: str, job: dict[str, Any], _what: str, progress: Any) -> dict[str, Any]:
-        from transformers import AutoModelForCausalLM
-
-        monkeypatch.setattr(sys, "argv", sys.argv)  # the ONNX builder sets both
-        monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", AutoModelForCausalLM.from_pretrained)
         converter = importlib.import_module(module)
-        monkeypatch.setattr(converter, "add_tokenizer", add_once)
-        found: dict[str, Any] = converter.convert(job, progress)
+        with monkeypatch.context() as patch:
+            patch.setattr(converter, "add_tokenizer", add_once)
+            patch.setattr(sys, "argv", sys.argv)  # the ONNX builder replaces this and the next
+            patch.setattr(AutoModelForCausalLM, "from_pretrained", AutoModelForCausalLM.from_pretrained)
+            found: dict[str, Any] = converter.convert(job, progress)
         return found
 
     monkeypatch.setattr("outrider_export.export.run_child", run)
@@ -140,3 +146,56 @@ def test_architecture(name: str, convert: Any, load: Any, tmp_path: Path) -> Non
     assert [check.detail for check in checks if check.passed is not True] == []
 
 
+
+
+@pytest.mark.parametrize("name", [name for name, each in ARCHITECTURES.items() if each.onnx])
+def test_architecture_in_onnx(name: str, convert: Any, load: Any, tmp_path: Path) -> None:
+    """The same for ONNX Runtime, which runs one sequence at a time."""
+    model = make_model(name, **IN_ONNX.get(name, {}))
+    bundle, _ = convert(save_model(model, tmp_path / name), weights="fp32", format="onnx")
+    engine = load(bundle, precision="auto")
+    token_ids = [*PROMPT, *continued(model, PROMPT, NUM_TOKENS)]
+    rows = rows_of(engine, token_ids)
+    assert cosines(rows, logits_of(model, token_ids)[:, : rows.shape[1]]).min() > LEAST_COSINE
+    options = {"max_new_tokens": NUM_TOKENS, "ignore_eos": True}
+    plain = engine.generate(PROMPT, drafter=None, **options)
+    assert is_same_text(model, plain.token_ids, token_ids[len(PROMPT) :])
+    assert engine.main.exactness.holds
+    prompts = [Prompt("one", "test", engine.tokenizer.decode(PROMPT[:30]))]
+    subject = our_subject(engine, ["ngram:3", "suffix:3", "suffix:8"])
+    checks = [check_batching(engine.main, 100), check_greedy(subject, engine, prompts, NUM_TOKENS, lambda: None)]
+    assert [check.detail for check in checks if check.passed is not True] == []
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "options", "says"),
+    [
+        ("mpt", {"d_model": 64, "n_layers": 2, "n_heads": 4}, {}, "'mpt' so, and OpenVINO's paged attention does not run"),
+        ("olmo", {}, {"format": "onnx"}, "'olmo' so, and onnxruntime-genai's model builder does not write it rightly"),
+        ("mistral", {}, {"format": "onnx"}, r"sliding windows of 16 tokens \(2 of 2 layers\), for which ONNX"),
+        ("gemma2", {}, {"format": "onnx"}, r"sliding windows of 16 tokens \(1 of 2 layers\), for which ONNX"),
+        ("helium", {"head_dim": 16}, {}, "does not export the architecture 'helium' with Transformers"),
+        ("granitemoehybrid", {"layer_types": ["mamba", "attention"]}, {}, "'granitemoehybrid' is not supported"),
+    ],
+)
+def test_what_would_run_wrongly_is_refused(
+    name: str, changes: Any, options: Any, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without the list, too: most of these would run, and write another text."""
+    monkeypatch.delitem(REFUSED, name, raising=False)
+    save_model(make_model(name, **changes), tmp_path / name)
+    if name == "mpt":  # its configuration has names of its own
+        add = {"num_attention_heads": 4, "num_hidden_layers": 2, "hidden_size": 64, "max_position_embeddings": 512}
+        path = tmp_path / name / "config.json"
+        path.write_text(json.dumps(json.loads(path.read_text(encoding="utf-8")) | add), encoding="utf-8")
+    with pytest.raises(ExportError, match=says):
+        export_bundle(tmp_path / name, output=tmp_path / "bundle", weights="fp32", **options)
+    assert not (tmp_path / "bundle").exists()
+
+
+def test_an_architecture_that_nobody_has_tried_is_compared(convert: Any, tmp_path: Path) -> None:
+    model = make_model("phi", num_key_value_heads=4)
+    assert "phi" not in ARCHITECTURES
+    bundle, told = convert(save_model(model, tmp_path / "phi"), weights="fp32")
+    assert "compare main" in told.phases
+    assert bundle.manifest.main.geometry.sliding_windows == (0, 0)

@@ -85,9 +85,9 @@ def test_layers_are_read_from_configurations() -> None:
     assert described("llama") == {"sliding_windows": [0, 0], "num_experts": 0, "num_active_experts": 0}
     assert described("mistral")["sliding_windows"] == [WINDOW] * 2
     assert described("mistral", sliding_window=None)["sliding_windows"] == [0, 0]
-    assert described("qwen2")["sliding_windows"] == [0, 0, WINDOW, WINDOW]
-    assert described("qwen2", use_sliding_window=False)["sliding_windows"] == [0] * 4
-    assert described("gemma3_text")["sliding_windows"] == [WINDOW, WINDOW, 0] * 2
+    assert described("qwen2")["sliding_windows"] == [0, WINDOW]
+    assert described("qwen2", use_sliding_window=False)["sliding_windows"] == [0, 0]
+    assert described("gemma3_text")["sliding_windows"] == [WINDOW, WINDOW, 0]
     assert described("mixtral") == {"sliding_windows": [WINDOW] * 2, "num_experts": 4, "num_active_experts": 2}
     assert described("qwen3_moe") == {"sliding_windows": [0, 0], "num_experts": 4, "num_active_experts": 2}
 

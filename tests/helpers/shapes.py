@@ -54,16 +54,16 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "new_decoder_architecture": False, "max_position_embeddings": 512,
     },
     "gemma": _LLAMA | _GEMMA,
-    "gemma2": _FOUR | _GEMMA2,
+    "gemma2": _LLAMA | _GEMMA2,
     "gemma3_text": _LLAMA
     | _GEMMA
-    | {"num_hidden_layers": 6, "sliding_window": WINDOW, "layer_types": [_SLIDE, _SLIDE, _FULL] * 2},
+    | {"num_hidden_layers": 3, "sliding_window": WINDOW, "layer_types": [_SLIDE, _SLIDE, _FULL]},
     "glm": _LLAMA | {"head_dim": 16},
     "glm4": _LLAMA | {"head_dim": 16},
     "gpt2": _GPT2,
     "gpt_bigcode": _GPT2,
     "gpt_neox": {name: value for name, value in _ALL_HEADS.items() if name != "num_key_value_heads"},
-    "gpt_oss": _MIXED | _LOCAL_MOE | {"num_hidden_layers": 4, "head_dim": 32},
+    "gpt_oss": _SLIDING | _LOCAL_MOE | {"head_dim": 32},
     "gptj": _GPT2 | {"rotary_dim": 8},
     "granite": _LLAMA | _GRANITE,
     "granitemoe": _LOCAL_MOE | _GRANITE,
@@ -82,7 +82,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "persimmon": {name: value for name, value in _ALL_HEADS.items() if name != "num_key_value_heads"},
     "phi3": _SLIDING,
     "phimoe": _LOCAL_MOE,
-    "qwen2": _FOUR | {"use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 2},
+    "qwen2": _SLIDING | {"use_sliding_window": True, "max_window_layers": 1},
     "qwen2_moe": _QWEN_MOE | {"shared_expert_intermediate_size": 48},
     "qwen3": _LLAMA | {"head_dim": 32},
     "qwen3_moe": _QWEN_MOE | {"head_dim": 32},
@@ -91,6 +91,8 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "stablelm": _LLAMA | {"partial_rotary_factor": 0.5},
     "starcoder2": _SLIDING,
 }  # fmt: skip
+
+IN_ONNX: dict[str, dict[str, Any]] = {"qwen2": {"use_sliding_window": False}}  # changes for ONNX, which has no windows
 
 
 def make_model(architecture: str, seed: int = 0, **changes: Any) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING, Any
 
+from outrider.backends.attention import SLIDING, describe_windows
 from outrider.bundle.architectures import refusal_of
 from outrider.config import format_of_property, is_npu_property
 from outrider.errors import BundleError, DeviceError
@@ -97,6 +98,9 @@ def load_model(
             build=build,
             cuts=cuts,
         )
+    if any(windows := model.geometry.sliding_windows or ()):
+        said = SLIDING.format(windows=describe_windows(windows))
+        raise BundleError(f"The model {path} cannot be run: its layers have {said}")
     try:
         from outrider.backends.onnxruntime import OnnxRuntime
     except ImportError as error:
