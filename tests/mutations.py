@@ -34,6 +34,55 @@ class Mutation:
 
 MUTATIONS = [
     Mutation(
+        "architectures: a lost sliding window is no obstacle",
+        "backends/attention.py",
+        "    if found != tuple(expected):\n",
+        "    if False:\n",
+        "test_architectures.py",
+    ),
+    Mutation(
+        "architectures: states that cannot be trimmed are taken for keys and values",
+        "backends/attention.py",
+        "shape.rank.get_length() != 4 or shape[2].is_static",
+        "shape.rank.get_length() != 4",
+        "test_architectures.py",
+    ),
+    Mutation(
+        "architectures: a window is read without its sign",
+        "backends/attention.py",
+        "        return math.prod(map(_number, node.input_values()))\n",
+        "        return _number(node.input_value(0))\n",
+        "test_architectures.py",
+    ),
+    Mutation(
+        "architectures: models with windows run in ONNX",
+        "backends/__init__.py",
+        "    if any(windows := model.geometry.sliding_windows or ()):\n",
+        "    if (windows := ()):\n",
+        "test_architectures.py",
+    ),
+    Mutation(
+        "cost: calls are timed with equal tokens",
+        "measure/cost.py",
+        "            chunk = Chunk(slot, token_ids[:num_tokens]",
+        "            chunk = Chunk(slot, token_ids[:1] * num_tokens",
+        "test_architectures.py",
+    ),
+    Mutation(
+        "overlap: calls are timed with equal tokens",
+        "measure/overlap.py",
+        "random_tokens(backend, num_rows)",
+        "[0] * num_rows",
+        "test_architectures.py",
+    ),
+    Mutation(
+        "export: LongRoPE keeps two sets of frequencies",
+        "../../export/outrider_export/layers.py",
+        '            rope[f"long_{name}"] = rope[f"short_{name}"]\n',
+        "            pass\n",
+        "../export/test_refused.py",
+    ),
+    Mutation(
         "train: a checkpoint forgets its random numbers",
         "../../export/outrider_export/train/fit.py",
         '        self._generator.set_state(state["generator"])\n',

@@ -21,7 +21,7 @@ from outrider_export.architectures import ARCHITECTURES, LAST_TRANSFORMERS
 from outrider_export.comparison import Comparison
 from outrider_export.gguf_file import write_slim_copy
 from outrider_export.keep import move_model
-from outrider_export.layers import describe_layers
+from outrider_export.layers import describe_layers, settle_positions
 from outrider_export.tokenizer_job import add_tokenizer
 
 if TYPE_CHECKING:
@@ -40,6 +40,7 @@ def convert(job: dict[str, Any], progress: Progress) -> dict[str, Any]:
     model = load_model(job)
     progress.phase("convert")
     compressed = weights in ("int8", "int4")
+    settled = settle_positions(model.config)
     is_tried = model.config.model_type in ARCHITECTURES
     comparison = None if is_tried else Comparison(model)
     _to_ir(model, scratch / "ir", weights)
@@ -47,7 +48,9 @@ def convert(job: dict[str, Any], progress: Progress) -> dict[str, Any]:
         progress.phase("compare")
         comparison.check_openvino(scratch / "ir" / "openvino_model.xml")
     # Of others, the graph says which sliding windows they have: see `check_ir`.
-    layers = describe_layers(model.config) | ({} if is_tried else {"sliding_windows": None})
+    layers = describe_layers(model.config) | settled | ({} if is_tried else {"sliding_windows": None})
+    for name, value in settled.items():
+        progress.note(f"Its {name.replace('_', ' ')} is {value:,}: see 'LongRoPE' in docs/models.md.")
     tied = bool(model.get_output_embeddings().weight is model.get_input_embeddings().weight)
     del model
     if compressed:

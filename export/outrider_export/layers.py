@@ -1,4 +1,4 @@
-"""What a checkpoint's layers are, read from Transformers' configuration: sliding windows and mixtures of experts."""
+"""What a checkpoint's layers are, by Transformers' configuration: sliding windows, mixtures of experts, positions."""
 
 from __future__ import annotations
 
@@ -26,3 +26,19 @@ def windows_of_config(config: Any) -> list[int]:
         return [window if kind == "sliding_attention" else 0 for kind in kinds]
     is_used = config.model_type in _ALL_LAYERS and getattr(config, "use_sliding_window", True)
     return [window if is_used else 0] * config.num_hidden_layers
+
+
+def settle_positions(config: Any) -> dict[str, int]:
+    """Have a loaded model rotate by one set of frequencies; the fields of `Geometry` that this changes.
+
+    LongRoPE (Phi 3 and later) has two, and takes the second as soon as any position of a call is above a limit. Then a
+    draft that passes the limit would change the rows before it, and so would another sequence in the same call. The
+    first set is taken for all, and the context ends at the limit: there, Transformers' own text is the same.
+    """
+    rope = getattr(config, "rope_parameters", None) or {}
+    if rope.get("rope_type") != "longrope":
+        return {}
+    for name in ("factor", "mscale"):
+        if f"short_{name}" in rope:
+            rope[f"long_{name}"] = rope[f"short_{name}"]
+    return {"context_length": int(rope["original_max_position_embeddings"])}

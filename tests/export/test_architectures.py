@@ -5,6 +5,7 @@ The conversions run in this process: starting a child for each would take minute
 
 from __future__ import annotations
 
+import functools
 import importlib
 import json
 import shutil
@@ -12,14 +13,19 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import openvino as ov
 import pytest
 
+from outrider.backends.openvino_paged import OpenVINOPaged
+from outrider.backends.paged_graph import read_decoder
+from outrider.backends.taps import LAST, after_layers
 from outrider.bench.prompts import Prompt
 from outrider.bundle.architectures import REFUSED
 from outrider.config import Config
 from outrider.engine import Engine
-from outrider.errors import ExportError
+from outrider.errors import BundleError, ExportError
 from outrider.measure.exactness import read
+from outrider.types import Chunk
 from outrider.verify.certify import check_batching, check_coupled, check_greedy, our_subject
 from outrider_export import export_bundle
 from outrider_export.architectures import ARCHITECTURES
@@ -31,6 +37,7 @@ from shapes import (
     WINDOW,
     continued,
     cosines,
+    hidden_states,
     logits_of,
     make_model,
     same_but_for_ties,
@@ -103,6 +110,20 @@ def is_same_text(model: Any, found: list[int], expected: list[int]) -> bool:
     return same_but_for_ties(found, expected, logits)
 
 
+def check_features(model: Any, path: Path, token_ids: list[int]) -> None:
+    """Hidden states that heads read are Transformers' own: behind the first layer, and behind the last norm."""
+    names = after_layers(1), LAST
+    build = functools.partial(read_decoder, features=names)
+    backend = OpenVINOPaged(
+        path, vocab_size=404, precision="f32", cache_precision="f32", features=names, build=build
+    )
+    backend.allocate(256)
+    chunk = Chunk(backend.open(len(token_ids)), token_ids, num_rows=1, features=names)
+    found = np.split(backend.submit([chunk]).wait().features(chunk), 2, axis=1)
+    for ours, theirs in zip(found, hidden_states(model, token_ids), strict=True):
+        assert cosines(ours, theirs).min() > LEAST_COSINE
+
+
 def rows_of(engine: Engine, token_ids: list[int]) -> Any:
     """The main model's logits, float32 [n, 404], of tokens that are read in two calls."""
     half = len(token_ids) // 2
@@ -134,6 +155,13 @@ def test_architecture(name: str, convert: Any, load: Any, tmp_path: Path) -> Non
     assert drafted.token_ids == plain.token_ids
     assert drafted.stats.num_cached_tokens > WINDOW  # the prompt came from the prefix cache
     assert 0 < drafted.stats.num_draft_tokens
+
+    path = bundle.model_path(bundle.manifest.main)
+    if architecture.features:
+        check_features(model, path, token_ids)
+    else:
+        with pytest.raises(BundleError, match="not found in its graph"):
+            read_decoder(ov.Core(), path, (LAST,))
 
     assert engine.main.exactness.holds
     prompts = [Prompt("one", "test", engine.tokenizer.decode(PROMPT[:30]))]
@@ -199,3 +227,18 @@ def test_an_architecture_that_nobody_has_tried_is_compared(convert: Any, tmp_pat
     bundle, told = convert(save_model(model, tmp_path / "phi"), weights="fp32")
     assert "compare main" in told.phases
     assert bundle.manifest.main.geometry.sliding_windows == (0, 0)
+
+
+def test_longrope_has_one_set_of_frequencies(convert: Any, load: Any, tmp_path: Path) -> None:
+    """A row does not depend on whether another row of its call is behind the limit."""
+    limit = 64
+    factors = {"short_factor": [1.0] * 8, "long_factor": [3.0] * 8, "original_max_position_embeddings": limit}
+    rope = {"rope_type": "longrope", "rope_theta": 10_000.0, **factors}
+    model = make_model("phi3", sliding_window=None, original_max_position_embeddings=limit, rope_parameters=rope)
+    bundle, told = convert(save_model(model, tmp_path / "phi3"), weights="fp32")
+    assert bundle.manifest.main.geometry.context_length == limit
+    assert any("context length is 64" in note for note in told.notes)
+    engine = load(bundle)
+    rows = rows_of(engine, PROMPT)
+    assert cosines(rows[:limit], logits_of(model, PROMPT[:limit])[:, : rows.shape[1]]).min() > LEAST_COSINE
+    assert np.array_equal(rows_of(engine, PROMPT[:limit])[-2:], rows[limit - 2 : limit])

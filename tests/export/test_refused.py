@@ -14,7 +14,7 @@ from outrider.errors import ExportError
 from outrider_export import export_bundle
 from outrider_export.architectures import ARCHITECTURES
 from outrider_export.geometry import geometry_of_config
-from outrider_export.layers import describe_layers
+from outrider_export.layers import describe_layers, settle_positions
 from shapes import CONFIGS, WINDOW
 
 WHERE = Path("folder")
@@ -95,6 +95,17 @@ def test_layers_are_read_from_configurations() -> None:
 def test_a_window_that_an_unknown_model_may_not_use_is_not_promised() -> None:
     config = SimpleNamespace(model_type="new", sliding_window=16, num_hidden_layers=2)
     assert describe_layers(config)["sliding_windows"] == [0, 0]
+
+
+def test_longrope_gets_one_set_of_frequencies() -> None:
+    """With two, a row would depend on whether another row of its call is behind the limit."""
+    rope = {"rope_type": "longrope", "short_factor": [1.0], "long_factor": [2.0], "original_max_position_embeddings": 64}
+    rope |= {"short_mscale": 1.1, "long_mscale": 1.2}
+    assert settle_positions(SimpleNamespace(rope_parameters=rope)) == {"context_length": 64}
+    assert rope["long_factor"] == [1.0]
+    assert rope["long_mscale"] == 1.1
+    assert settle_positions(SimpleNamespace(rope_parameters={"rope_type": "yarn"})) == {}
+    assert settle_positions(SimpleNamespace()) == {}
 
 
 def test_every_architecture_that_is_tried_has_a_tiny_model() -> None:

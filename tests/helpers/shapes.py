@@ -154,6 +154,15 @@ def logits_of(model: Any, token_ids: Sequence[int]) -> Any:
         return model(torch.tensor([[*token_ids]])).logits[0].float().numpy()
 
 
+def hidden_states(model: Any, token_ids: Sequence[int]) -> tuple[Any, Any]:
+    """Hidden states float32 [n, hidden] behind a torch model's first layer, and behind its last norm."""
+    import torch
+
+    with torch.no_grad():
+        found = model(torch.tensor([[*token_ids]]), output_hidden_states=True).hidden_states
+    return found[1][0].numpy(), found[-1][0].numpy()
+
+
 def continued(model: Any, prompt: Sequence[int], count: int) -> list[int]:
     """Transformers' own greedy answer of `count` tokens of the vocabulary, which is smaller than the output matrix."""
     import torch

@@ -11,10 +11,12 @@ import pytest
 from openvino import opset13 as ops
 
 import outrider
+from outrider.backends import load_model
 from outrider.backends.attention import check_windows, describe_windows, windows_of
 from outrider.backends.paged_graph import read_decoder
 from outrider.bundle import Bundle, read_bundle, write_manifest
 from outrider.bundle.architectures import REFUSED, refusal_of
+from outrider.config import DeviceConfig
 from outrider.errors import BundleError
 from outrider.measure import MAIN_ROWS, measure_contention, measure_pass, time_calls
 from outrider.testing import FakeBackend, ToyTokenizer, save_toy_bundle
@@ -115,6 +117,13 @@ def test_a_window_is_read_from_what_openvino_makes_of_it(tmp_path: Path) -> None
     assert windows_of(model)[0] < 0
     with pytest.raises(BundleError, match=r"has unknown tokens"):
         check_windows(model, (0,) * LAYERS)
+
+
+def test_windows_are_refused_in_onnx(tmp_path: Path) -> None:
+    bundle = with_geometry(tmp_path / "toy", sliding_windows=(16,) * LAYERS)
+    main = msgspec.structs.replace(bundle.manifest.main, format="onnx")
+    with pytest.raises(BundleError, match=r"sliding windows of 16 tokens \(2 of 2 layers\), for which ONNX Runtime needs"):
+        load_model(tmp_path / "model.onnx", main, "CPU", DeviceConfig())
 
 
 def test_windows_in_words() -> None:
