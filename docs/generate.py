@@ -114,8 +114,9 @@ CHECKPOINT` compares a bundle with its own checkpoint.
 ## Architectures that are not in the table
 
 If optimum-intel exports an architecture that is not in the table, the export compares the converted model with the
-checkpoint on a random text, and refuses what differs: OpenVINO finds attention by the form of the graph, and drops a mask
-of another form without a word. A bundle records the sliding window of each layer; loading refuses a graph with others.
+checkpoint on a random text, and refuses what differs: OpenVINO finds attention by the form of the graph, and drops a
+mask of another form without a word. A bundle records the sliding window of each layer; loading refuses a graph with
+others.
 
 These are refused before anything is converted, and again at load:
 
@@ -140,9 +141,9 @@ A mixture of experts reads the weights of those experts that any token of a call
 rows costs more than in a dense model, until the rows activate nearly all experts. Outrider measures calls with tokens
 that differ, so this is in the costs that the controller decides by ([how drafting is decided](controller.md)).
 
-Six layers of 16 experts, two of them active for a token, hidden size 512 (Qwen3 MoE, random weights): processor time of a
-call by its rows, as multiples of a call of one row (one thread, f32, OpenVINO 2026.4, median of 40; the machine was
-busy). The first two are what measuring sees, with an empty cache; the third is a call behind a text of 256 tokens.
+Six layers of 16 experts, two of them active for a token, hidden size 512 (Qwen3 MoE, random weights): processor time
+of a call by its rows, as multiples of a call of one row (one thread, f32, OpenVINO 2026.4, median of 40; the machine
+was busy). The first two are what measuring sees, with an empty cache; the third is a call behind a text of 256 tokens.
 
 | weights | tokens | 1 | 2 | 3 | 4 | 6 | 8 |
 |---|---|---|---|---|---|---|---|
@@ -215,7 +216,9 @@ def models_page() -> str:
         "|---|---|---|---|---|---|---|",
     ]
     for each in ARCHITECTURES.values():
-        attention = {"full": "full", "sliding": "full or sliding window", "mixed": "full and sliding window"}[each.attention]
+        attention = {"full": "full", "sliding": "full or sliding window", "mixed": "full and sliding window"}[
+            each.attention
+        ]
         cells = (
             f"`{each.name}`",
             each.models,

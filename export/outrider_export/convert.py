@@ -114,8 +114,9 @@ def _to_ir(model: Any, folder: Path, weights: str) -> None:
         )
     except ValueError as error:  # an architecture that it does not know, or not with this version of Transformers
         raise ExportError(
-            f"optimum-intel {version('optimum-intel')} does not export the architecture '{model.config.model_type}' with "
-            f"Transformers {version('transformers')}: {one_line(error)[:200]}. docs/models.md lists those that run."
+            f"optimum-intel {version('optimum-intel')} does not export the architecture '{model.config.model_type}' "
+            f"with Transformers {version('transformers')}: {one_line(error)[:200]}. docs/models.md lists those that "
+            "run."
         ) from error
 
 

@@ -78,8 +78,8 @@ def check_graph(model: Any, path: Path, geometry: Geometry) -> None:
     if any(geometry.sliding_windows or ()):
         raise ExportError(
             f"{path} has no sliding windows, where its configuration promises "
-            f"{describe_windows(geometry.sliding_windows or ())}: its text would be another one. Leave out --format onnx "
-            "to have it run by OpenVINO."
+            f"{describe_windows(geometry.sliding_windows or ())}: its text would be another one. Leave out "
+            "--format onnx to have it run by OpenVINO."
         )
 
 

@@ -164,7 +164,9 @@ def describe(part: Part, backend: CompiledModel) -> dict[str, Any]:
     geometry = part.model.geometry
     # Costs that were measured before the experts of a model were known are too low.
     experts = {"experts": f"{geometry.num_active_experts} of {geometry.num_experts}"} if geometry.num_experts else {}
-    return {"role": part.role, "files": part.files, **backend.fingerprint, "outrider": __version__} | experts | machine()
+    return (
+        {"role": part.role, "files": part.files, **backend.fingerprint, "outrider": __version__} | experts | machine()
+    )
 
 
 @functools.cache

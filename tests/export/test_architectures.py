@@ -31,7 +31,6 @@ from outrider_export import export_bundle
 from outrider_export.architectures import ARCHITECTURES
 from shapes import (
     IN_ONNX,
-    CONFIGS,
     NUM_ACTIVE,
     NUM_EXPERTS,
     WINDOW,
@@ -114,9 +113,7 @@ def check_features(model: Any, path: Path, token_ids: list[int]) -> None:
     """Hidden states that heads read are Transformers' own: behind the first layer, and behind the last norm."""
     names = after_layers(1), LAST
     build = functools.partial(read_decoder, features=names)
-    backend = OpenVINOPaged(
-        path, vocab_size=404, precision="f32", cache_precision="f32", features=names, build=build
-    )
+    backend = OpenVINOPaged(path, vocab_size=404, precision="f32", cache_precision="f32", features=names, build=build)
     backend.allocate(256)
     chunk = Chunk(backend.open(len(token_ids)), token_ids, num_rows=1, features=names)
     found = np.split(backend.submit([chunk]).wait().features(chunk), 2, axis=1)
@@ -154,7 +151,7 @@ def test_architecture(name: str, convert: Any, load: Any, tmp_path: Path) -> Non
     drafted = engine.generate(PROMPT, drafter="draft", num_assistant_tokens=3, **options)
     assert drafted.token_ids == plain.token_ids
     assert drafted.stats.num_cached_tokens > WINDOW  # the prompt came from the prefix cache
-    assert 0 < drafted.stats.num_draft_tokens
+    assert drafted.stats.num_draft_tokens > 0
 
     path = bundle.model_path(bundle.manifest.main)
     if architecture.features:
@@ -172,8 +169,6 @@ def test_architecture(name: str, convert: Any, load: Any, tmp_path: Path) -> Non
         check_coupled(subject, engine, prompts, NUM_TOKENS, lambda: None),
     ]
     assert [check.detail for check in checks if check.passed is not True] == []
-
-
 
 
 @pytest.mark.parametrize("name", [name for name, each in ARCHITECTURES.items() if each.onnx])
@@ -198,7 +193,12 @@ def test_architecture_in_onnx(name: str, convert: Any, load: Any, tmp_path: Path
 @pytest.mark.parametrize(
     ("name", "changes", "options", "says"),
     [
-        ("mpt", {"d_model": 64, "n_layers": 2, "n_heads": 4}, {}, "'mpt' so, and OpenVINO's paged attention does not run"),
+        (
+            "mpt",
+            {"d_model": 64, "n_layers": 2, "n_heads": 4},
+            {},
+            "'mpt' so, and OpenVINO's paged attention does not run",
+        ),
         ("olmo", {}, {"format": "onnx"}, "'olmo' so, and onnxruntime-genai's model builder does not write it rightly"),
         ("mistral", {}, {"format": "onnx"}, r"sliding windows of 16 tokens \(2 of 2 layers\), for which ONNX"),
         ("gemma2", {}, {"format": "onnx"}, r"sliding windows of 16 tokens \(1 of 2 layers\), for which ONNX"),

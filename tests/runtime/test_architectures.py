@@ -122,7 +122,9 @@ def test_a_window_is_read_from_what_openvino_makes_of_it(tmp_path: Path) -> None
 def test_windows_are_refused_in_onnx(tmp_path: Path) -> None:
     bundle = with_geometry(tmp_path / "toy", sliding_windows=(16,) * LAYERS)
     main = msgspec.structs.replace(bundle.manifest.main, format="onnx")
-    with pytest.raises(BundleError, match=r"sliding windows of 16 tokens \(2 of 2 layers\), for which ONNX Runtime needs"):
+    with pytest.raises(
+        BundleError, match=r"sliding windows of 16 tokens \(2 of 2 layers\), for which ONNX Runtime needs"
+    ):
         load_model(tmp_path / "model.onnx", main, "CPU", DeviceConfig())
 
 

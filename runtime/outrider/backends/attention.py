@@ -17,8 +17,8 @@ PAGED = "PagedAttentionExtension"
 _WINDOW = 10  # the input of PAGED with the sliding window, 0 for none (openvino/op/paged_attention.hpp, 2026.4)
 _UNKNOWN = -1
 SLIDING = (
-    "sliding windows of {windows}, for which ONNX Runtime needs a cache as long as the window, and gives rows other bits "
-    "with other numbers of rows. Export the model's checkpoint for OpenVINO: outrider export MODEL."
+    "sliding windows of {windows}, for which ONNX Runtime needs a cache as long as the window, and gives rows other "
+    "bits with other numbers of rows. Export the model's checkpoint for OpenVINO: outrider export MODEL."
 )
 
 
@@ -59,8 +59,8 @@ def check_windows(model: ov.Model, expected: Sequence[int]) -> None:
     found = windows_of(model)
     if found != tuple(expected):
         raise BundleError(
-            f"The model's layers have sliding windows of {describe_windows(expected)}, and its graph with a paged cache "
-            f"has {describe_windows(found)}: OpenVINO does not know the form of its masks, and its text would be "
+            f"The model's layers have sliding windows of {describe_windows(expected)}, and its graph with a paged "
+            f"cache has {describe_windows(found)}: OpenVINO does not know the form of its masks, and its text would be "
             "another one. Export the bundle again with 'outrider export', or choose a model of docs/models.md."
         )
 

@@ -1,7 +1,7 @@
 """Architectures that do not run, and the rule against each; `docs/models.md` lists those that do.
 
-A round appends draft tokens to the cache, and drops the rejected ones again. So a model has to keep its past in keys and
-values, one pair for each token. A state that every token changes has nothing to drop.
+A round appends draft tokens to the cache, and drops the rejected ones again. So a model has to keep its past in keys
+and values, one pair for each token. A state that every token changes has nothing to drop.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 STATES = (
-    "its layers keep a state that every token changes, and rejected draft tokens cannot be dropped from a state as they "
-    "can from a cache"
+    "its layers keep a state that every token changes, and rejected draft tokens cannot be dropped from a state as "
+    "they can from a cache"
 )
 _ALIBI = "OpenVINO's paged attention gets other distances between tokens than it was trained with"
 _LOCAL = "OpenVINO's paged attention loses the limits of its local attention"
@@ -26,8 +26,8 @@ REFUSED: dict[str, str] = (
     dict.fromkeys(
         (
             "mamba", "mamba2", "falcon_mamba", "rwkv", "recurrent_gemma", "jamba", "zamba", "zamba2", "bamba",
-            "falcon_h1", "nemotron_h", "qwen3_next", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text", "lfm2",
-            "lfm2_moe", "xlstm", "minimax", "olmo_hybrid",
+            "falcon_h1", "nemotron_h", "qwen3_next", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text",
+            "lfm2", "lfm2_moe", "xlstm", "minimax", "olmo_hybrid",
             "arwkv7", "falcon-h1", "granitehybrid", "kimi-linear", "lfm2moe", "nemotron_h_moe", "plamo2", "qwen35",
             "qwen35moe", "qwen3next", "rwkv6", "rwkv6qwen2", "rwkv7",
         ),
