@@ -33,7 +33,9 @@ def geometry_of_config(config: dict[str, Any], where: Path) -> Geometry:
         ExportError: for an architecture that does not run, or naming the key that is missing.
     """
     check_architecture(config, where)
-    found = {ours: next((config[key] for key in keys if config.get(key)), None) for ours, keys in _NAMES.items()}
+    found: dict[str, Any] = {
+        ours: next((config[key] for key in keys if config.get(key)), None) for ours, keys in _NAMES.items()
+    }
     try:
         architecture, logits_width = config["model_type"], config["vocab_size"]
     except KeyError as error:
