@@ -1,4 +1,5 @@
-"""Writes the pages that repeat what the code says: options.md from `outrider.config`, commands.md from the commands.
+"""Writes the pages that repeat what the code says: options.md from `outrider.config`, commands.md from the commands,
+models.md from the architectures that are tried.
 
     python docs/generate.py             # after a change to an option or to a command's help
     python docs/generate.py --check     # exit code 1 if a page is not what this script would write
@@ -19,10 +20,12 @@ from typing import Any
 import click
 
 from outrider import cli
+from outrider.bundle.architectures import REFUSED
 from outrider.cli.options import generation_options, load_options
 from outrider.config import DeviceConfig, GenerationConfig, SchedulerConfig
 from outrider.config.files import find_presets
 from outrider.errors import OptionError
+from outrider_export.architectures import ARCHITECTURES
 
 DOCS = Path(__file__).parent
 WIDTH = 100  # of help text
@@ -79,6 +82,82 @@ exit code is 0 for success, 1 for a failure, 2 for wrong usage and 130 for Ctrl-
 """
 
 
+MODELS_HEAD = """\
+# Models
+
+<!-- Made by docs/generate.py from export/outrider_export/architectures.py. Change it there, and run the script. -->
+
+A main model or a draft model has to be a decoder with attention in all layers: what it keeps of a text are keys and
+values, from which rejected draft tokens are dropped. `config.json` names the architecture as `model_type`.
+
+Of each architecture in this table, a small model of random weights is exported and run by the slow tests
+(`tests/export/test_architectures.py`, Transformers 5.5, optimum-intel 2.2, OpenVINO 2026.4). Its logits are those of
+Transformers in float32 (cosine of every row above 0.9999, with texts six times as long as the sliding window), and so
+is its greedy text. Texts drafted by copies and by a draft model of the same architecture are those of plain decoding,
+greedy and sampled; rejected drafts are trimmed behind the end of the sliding window, and prefixes come from the cache.
+*Bit-exact* was measured on a CPU in f32 (each row has the same bits however the text is read), and is measured again on
+each machine ([Exactness](exactness.md)).
+
+Models with sliding windows are not run in ONNX: ONNX Runtime's attention needs a cache as long as the window, and gives
+rows other bits with other numbers of rows. Not tried: sliding windows and mixtures of experts on GPU and NPU.
+
+*Heads* are the drafters that read hidden states ([drafters](drafters.md)): they need a graph in which Outrider finds
+them. *Copies* are `suffix` and `ngram`.
+
+"""
+
+MODELS_TAIL = """\
+
+Real checkpoints may have what random weights of the same architecture lack. `outrider verify my-pair --against
+CHECKPOINT` compares a bundle with its own checkpoint.
+
+## Architectures that are not in the table
+
+If optimum-intel exports an architecture that is not in the table, the export compares the converted model with the
+checkpoint on a random text, and refuses what differs: OpenVINO finds attention by the form of the graph, and drops a
+mask of another form without a word. A bundle records the sliding window of each layer; loading refuses a graph with
+others.
+
+These are refused before anything is converted, and again at load:
+
+| architectures | why |
+|---|---|
+{refused}
+
+State-space and hybrid models keep a state that every token changes. To take a draft back, the state would have to be
+saved before it and the accepted tokens read again. OpenVINO 2026.4 has paged states (`PagedCausalConv1D`,
+`PagedSelectiveSSM`) that could be kept for several positions; Outrider does not use them yet.
+
+## LongRoPE
+
+Phi 3.5, Phi 4 mini and others rotate by one set of frequencies up to a length, such as 4,096 tokens, and by another as
+soon as any position of a call is behind it. A draft that passes that length would change the rows before it, and so
+would another request in the same call. So an export takes the first set for all, and the bundle's context ends there:
+up to that length the text is Transformers' own. In ONNX such models are refused.
+
+## Mixtures of experts
+
+A mixture of experts reads the weights of those experts that any token of a call activates. So a target pass of several
+rows costs more than in a dense model, until the rows activate nearly all experts. Outrider measures calls with tokens
+that differ, so this is in the costs that the controller decides by ([how drafting is decided](controller.md)).
+
+Six layers of 16 experts, two of them active for a token, hidden size 512 (Qwen3 MoE, random weights): processor time
+of a call by its rows, as multiples of a call of one row (one thread, f32, OpenVINO 2026.4, median of 40; the machine
+was busy). The first two are what measuring sees, with an empty cache; the third is a call behind a text of 256 tokens.
+
+| weights | tokens | 1 | 2 | 3 | 4 | 6 | 8 |
+|---|---|---|---|---|---|---|---|
+| fp32 | equal | 1 | 1.49 | 1.87 | 2.09 | 2.46 | 2.83 |
+| fp32 | **different, as measured** | 1 | 1.61 | 2.03 | 2.56 | 3.40 | 4.13 |
+| fp32 | behind a text | 1 | 1.65 | 2.20 | 2.64 | 3.52 | 4.22 |
+| int8 | equal | 1 | 1.46 | 1.92 | 2.38 | 3.26 | 4.13 |
+| int8 | **different, as measured** | 1 | 1.52 | 2.03 | 2.55 | 3.52 | 4.51 |
+| int8 | behind a text | 1 | 1.54 | 2.04 | 2.50 | 3.43 | 4.35 |
+
+Random tokens are less alike than those of a text, so the price is rather too high than too low.
+"""
+
+
 def options_page() -> str:
     """The page with every option: name, type, default, allowed values, meaning."""
     presets = [f"- `{name}`: {_first_comment(path)}" for name, path in find_presets().items()]
@@ -130,9 +209,37 @@ def commands_page() -> str:
     return "\n".join(parts)
 
 
+def models_page() -> str:
+    """The page with every architecture that is tried, and every one that is refused."""
+    rows = [
+        "| architecture | models | attention | formats | bit-exact | drafters | tried with |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for each in ARCHITECTURES.values():
+        attention = {"full": "full", "sliding": "full or sliding window", "mixed": "full and sliding window"}[
+            each.attention
+        ]
+        cells = (
+            f"`{each.name}`",
+            each.models,
+            attention + (", mixture of experts" if each.experts else ""),
+            "OpenVINO, ONNX" if each.onnx else "OpenVINO",
+            "yes",
+            "copies, draft model" + (", heads" if each.features else ""),
+            each.tried,
+        )
+        rows.append(f"| {' | '.join(cells)} |")
+    of_rule: dict[str, list[str]] = {}
+    for name, rule in REFUSED.items():
+        of_rule.setdefault(rule, []).append(f"`{name}`")
+    refused = "\n".join(f"| {', '.join(names)} | {rule} |" for rule, names in of_rule.items())
+    return MODELS_HEAD + "\n".join(rows) + "\n" + MODELS_TAIL.format(refused=refused)
+
+
 def pages() -> dict[Path, str]:
     """What the generated pages have to be."""
-    return {DOCS / "options.md": options_page(), DOCS / "commands.md": commands_page()}
+    made = {"options.md": options_page(), "commands.md": commands_page(), "models.md": models_page()}
+    return {DOCS / name: text for name, text in made.items()}
 
 
 def _class(section: str) -> str:

@@ -13,19 +13,25 @@ from __future__ import annotations
 
 import contextlib
 import shutil
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from outrider.errors import ExportError, one_line
 from outrider_export.adapters.merge import merge
 from outrider_export.adapters.peft_format import read_adapter
+from outrider_export.architectures import ARCHITECTURES, LAST_TRANSFORMERS
+from outrider_export.comparison import Comparison
 from outrider_export.gguf_file import write_slim_copy
 from outrider_export.keep import move_model
+from outrider_export.layers import describe_layers, settle_positions
 from outrider_export.tokenizer_job import add_tokenizer
 
 if TYPE_CHECKING:
     from outrider_export.progress import Progress
 
 INT4_GROUP_SIZE = 64
+_TASK = "text-generation-with-past"
 
 
 def convert(job: dict[str, Any], progress: Progress) -> dict[str, Any]:
@@ -37,7 +43,17 @@ def convert(job: dict[str, Any], progress: Progress) -> dict[str, Any]:
     model = load_model(job)
     progress.phase("convert")
     compressed = weights in ("int8", "int4")
+    settled = settle_positions(model.config)
+    is_tried = model.config.model_type in ARCHITECTURES
+    comparison = None if is_tried else Comparison(model)
     _to_ir(model, scratch / "ir", weights)
+    if comparison is not None:
+        progress.phase("compare")
+        comparison.check_openvino(scratch / "ir" / "openvino_model.xml")
+    # Of others, the graph says which sliding windows they have: see `check_ir`.
+    layers = describe_layers(model.config) | settled | ({} if is_tried else {"sliding_windows": None})
+    for name, value in settled.items():
+        progress.note(f"Its {name.replace('_', ' ')} is {value:,}: see 'LongRoPE' in docs/models.md.")
     tied = bool(model.get_output_embeddings().weight is model.get_input_embeddings().weight)
     del model
     if compressed:
@@ -50,7 +66,7 @@ def convert(job: dict[str, Any], progress: Progress) -> dict[str, Any]:
     if "tokenizer" in job:
         progress.phase("tokenizer")
         add_tokenizer(job)
-    return {"tied_embeddings": tied}
+    return {"tied_embeddings": tied, "layers": layers}
 
 
 def load_model(job: dict[str, Any]) -> Any:
@@ -85,20 +101,48 @@ def _to_ir(model: Any, folder: Path, weights: str) -> None:
     from optimum.exporters.openvino import export_from_model
     from optimum.intel.openvino import OVConfig, OVWeightQuantizationConfig
 
+    register(model.config.model_type)
     # Naming the quantisation only avoids a KV cache precision in the IR; the weights are compressed afterwards.
     config = (
         OVConfig(dtype=weights)
         if weights in ("fp16", "fp32")
         else OVConfig(quantization_config=OVWeightQuantizationConfig(bits=8, sym=False))
     )
-    export_from_model(
-        model,
-        folder,
-        task="text-generation-with-past",
-        ov_config=config,
-        stateful=True,
-        patch_16bit_model=model.dtype in (torch.float16, torch.bfloat16),
+    try:
+        export_from_model(
+            model,
+            folder,
+            task=_TASK,
+            ov_config=config,
+            stateful=True,
+            patch_16bit_model=model.dtype in (torch.float16, torch.bfloat16),
+        )
+    except ValueError as error:  # an architecture that it does not know, or not with this version of Transformers
+        raise ExportError(
+            f"optimum-intel {version('optimum-intel')} does not export the architecture '{model.config.model_type}' "
+            f"with Transformers {version('transformers')}: {one_line(error)[:200]}. docs/models.md lists those that "
+            "run."
+        ) from error
+
+
+def register(architecture: str) -> None:
+    """Let optimum-intel export an architecture that it has no export for, or for older versions of Transformers only.
+
+    Those in `ARCHITECTURES` were compared with Transformers' own logits.
+    """
+    known = ARCHITECTURES.get(architecture)
+    if known is None or not (known.like or known.lifted):
+        return
+    import optimum.exporters.openvino.model_configs  # noqa: F401 - it registers the others
+    from optimum.exporters.tasks import TasksManager
+
+    made = TasksManager.get_exporter_config_constructor(
+        "openvino", model_type=known.like or architecture, task=_TASK, library_name="transformers"
     )
+    base: Any = getattr(made, "func", made)
+    add = TasksManager.create_register("openvino", overwrite_existing=True)
+    own = type(base.__name__, (base,), {"MAX_TRANSFORMERS_VERSION": LAST_TRANSFORMERS})
+    add(architecture, "text-generation", _TASK, library_name="transformers")(own)
 
 
 def _compress(source: Path, target: Path, weights: str) -> None:

@@ -27,12 +27,16 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
+from outrider.backends.attention import SLIDING, describe_windows
 from outrider.bundle.manifest import Geometry
 from outrider.errors import ExportError, one_line
+from outrider_export.architectures import ARCHITECTURES
+from outrider_export.comparison import Comparison
 from outrider_export.convert import load_model
 from outrider_export.gguf_file import read_header
 from outrider_export.gguf_tokenizer import write_tokenizer
-from outrider_export.onnx_files import load
+from outrider_export.layers import describe_layers
+from outrider_export.onnx_files import MODEL, load
 from outrider_export.onnx_inputs import add_extra_rows, add_rows, write_shape
 from outrider_export.onnx_matrices import Weights, compress_embedding, share_embedding
 from outrider_export.tokenizer_job import add_tokenizer
@@ -58,6 +62,12 @@ def convert(job: dict[str, Any], progress: Progress) -> dict[str, Any]:
     progress.phase("read")
     model = load_model(job)
     config = model.config
+    layers = describe_layers(config)
+    if any(layers["sliding_windows"]):
+        said = SLIDING.format(windows=describe_windows(layers["sliding_windows"]))
+        raise ExportError(f"Models of architecture '{config.model_type}' have {said}")
+    known = ARCHITECTURES.get(config.model_type)
+    comparison = None if known and known.onnx else Comparison(model)
     folder = _describe(job, model, scratch / "checkpoint") if job["gguf"] else Path(job["model"])
     progress.phase("convert")
     _build(model, folder, scratch / "built", job)
@@ -71,10 +81,13 @@ def convert(job: dict[str, Any], progress: Progress) -> dict[str, Any]:
     add_rows(weights.model)
     add_extra_rows(weights.model)
     weights.save(output)
+    if comparison is not None:
+        progress.phase("compare")
+        comparison.check_onnx(output / MODEL, job["weights"])
     if "tokenizer" in job:
         progress.phase("tokenizer")
         add_tokenizer(job)
-    return {"tied_embeddings": tied}
+    return {"tied_embeddings": tied, "layers": layers}
 
 
 def _describe(job: dict[str, Any], model: Any, folder: Path) -> Path:

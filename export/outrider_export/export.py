@@ -16,6 +16,7 @@ from outrider.bundle.manifest import (
     MODEL_NAMES,
     SCHEMA_VERSION,
     DrafterEntry,
+    Geometry,
     Manifest,
     ModelEntry,
     Source,
@@ -51,7 +52,7 @@ from outrider_export.target import Target, check_space
 if TYPE_CHECKING:
     from collections.abc import Sequence as Seq
 
-    from outrider.bundle.manifest import Format, Geometry
+    from outrider.bundle.manifest import Format
     from outrider_export.diet import Diet
     from outrider_export.pairing import Pairing
     from outrider_export.progress import Progress
@@ -236,7 +237,7 @@ def _convert(
 
     adapter: the folder of one to merge into it.
     """
-    folder = target.new / plan.role
+    folder, geometry = target.new / plan.role, plan.geometry
     what = f"The {plan.role} model {plan.source.id} cannot be converted"
     job: dict[str, Any] = {"output": str(folder), "scratch": str(target.scratch / plan.role)}
     if tokenizer:
@@ -251,7 +252,7 @@ def _convert(
             "gguf": plan.header is not None,
             "weights": plan.weights,
             "trust_remote_code": trust_remote_code,
-            "geometry": msgspec.to_builtins(plan.geometry),
+            "geometry": msgspec.to_builtins(geometry),
             "adapter": None if adapter is None else str(adapter.resolve()),
         }
         done = run_child(f"outrider_export.{_CONVERTERS[plan.format]}", job, what, progress)
@@ -259,12 +260,13 @@ def _convert(
         recipe = {"route": route, "tied_embeddings": str(done["tied_embeddings"]).lower()}
         if adapter is not None:
             recipe |= {"adapter": adapter.resolve().name, "adapter_sha256": sha256_of(adapter / WEIGHTS)}
-    _check_model(plan.format, folder, plan.geometry)
+        geometry = msgspec.convert(msgspec.to_builtins(geometry) | done["layers"], Geometry)
+    geometry = _check_model(plan.format, folder, geometry)
     return ModelEntry(
         folder=plan.role,
         format=plan.format,
         weights=plan.header.quantisation if plan.header and plan.weights == "keep" else plan.weights,
-        geometry=plan.geometry,
+        geometry=geometry,
         vocab_size=len(plan.vocabulary),
         vocab_sha256=plan.vocabulary.sha256,
         source=_describe_source(plan, recipe, progress),
@@ -279,14 +281,15 @@ def _cut(entry: ModelEntry, diet: Diet, tokenizer: str | None, target: Target, p
     folder.rename(whole)
     put_on_diet(entry.format, whole, folder, token_ids)
     geometry = msgspec.structs.replace(entry.geometry, logits_width=len(token_ids))
-    _check_model(entry.format, folder, geometry)
+    geometry = _check_model(entry.format, folder, geometry)
     return msgspec.structs.replace(entry, geometry=geometry)
 
 
-def _check_model(format: Format, folder: Path, geometry: Geometry) -> None:  # noqa: A002
-    """Check that the model in `folder` can be read and has its source's shape."""
+def _check_model(format: Format, folder: Path, geometry: Geometry) -> Geometry:  # noqa: A002
+    """Check that the model in `folder` can be read and has its source's shape, with the windows that it has."""
     check = check_onnx if format == "onnx" else check_ir
-    check(folder / MODEL_NAMES[format][0], geometry)
+    windows = check(folder / MODEL_NAMES[format][0], geometry)
+    return msgspec.structs.replace(geometry, sliding_windows=windows)
 
 
 def copy_tokenizer(plan: Plan, folder: Path) -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from outrider.backends.attention import describe_windows, windows_of
+from outrider.bundle.architectures import refusal_of
 from outrider.bundle.manifest import Geometry
-from outrider.errors import ExportError
+from outrider.errors import BundleError, ExportError
 from outrider_export.gguf_file import is_array
 
 if TYPE_CHECKING:
@@ -14,26 +16,67 @@ if TYPE_CHECKING:
     from outrider_export.gguf_file import GGUFHeader
 
 
+# Names of the same numbers in config.json, the commonest first.
+_NAMES = {
+    "num_layers": ("num_hidden_layers", "n_layer"),
+    "num_heads": ("num_attention_heads", "n_head"),
+    "hidden_size": ("hidden_size", "n_embd"),
+    "context_length": ("max_position_embeddings", "n_positions"),
+}
+_UNLIMITED = {"bloom": 2048}  # its distances between tokens have no limit; what it was trained with
+
+
 def geometry_of_config(config: dict[str, Any], where: Path) -> Geometry:
     """From a checkpoint's `config.json`.
 
     Raises:
-        ExportError: naming the key that is missing.
+        ExportError: for an architecture that does not run, or naming the key that is missing.
     """
+    check_architecture(config, where)
+    found: dict[str, Any] = {
+        ours: next((config[key] for key in keys if config.get(key)), None) for ours, keys in _NAMES.items()
+    }
     try:
-        heads = config["num_attention_heads"]
-        return Geometry(
-            architecture=config["model_type"],
-            num_layers=config["num_hidden_layers"],
-            num_heads=heads,
-            num_kv_heads=config.get("num_key_value_heads") or heads,
-            head_size=config.get("head_dim") or config["hidden_size"] // heads,
-            hidden_size=config["hidden_size"],
-            context_length=config["max_position_embeddings"],
-            logits_width=config["vocab_size"],
-        )
+        architecture, logits_width = config["model_type"], config["vocab_size"]
     except KeyError as error:
         raise ExportError(f"{where}/config.json has no {error}, so its model's shape is not known.") from error
+    found["context_length"] = found["context_length"] or _UNLIMITED.get(architecture)
+    if lacking := [_NAMES[ours][0] for ours, value in found.items() if value is None]:
+        raise ExportError(f"{where}/config.json has no '{lacking[0]}', so its model's shape is not known.")
+    heads = found["num_heads"]
+    return Geometry(
+        **found,
+        architecture=architecture,
+        num_kv_heads=_num_kv_heads(config, heads),
+        head_size=config.get("head_dim") or found["hidden_size"] // heads,
+        logits_width=logits_width,
+    )
+
+
+def _num_kv_heads(config: dict[str, Any], num_heads: int) -> int:
+    """Heads of keys and values: of StarCoder and Falcon, one unless they say otherwise."""
+    if config.get("new_decoder_architecture"):
+        return int(config.get("num_kv_heads") or num_heads)
+    if config.get("multi_query"):
+        return 1
+    return int(config.get("num_key_value_heads") or num_heads)
+
+
+def check_architecture(config: dict[str, Any], where: Path) -> None:
+    """Check that nothing is known against the architecture of a `config.json`.
+
+    Raises:
+        ExportError: with the architecture, the rule and the next step.
+    """
+    if refusal := refusal_of(str(config.get("model_type")), config.get("layer_types") or ()):
+        raise ExportError(f"{where} cannot be exported. {refusal}")
+    size, of_full = (config.get(name) for name in ("head_dim", "global_head_dim"))
+    if of_full and of_full != size:
+        raise ExportError(
+            f"{where} cannot be exported: its layers have heads of {size} and of {of_full} numbers (architecture "
+            f"'{config.get('model_type')}'), and Outrider runs models whose layers are alike. Choose a model of "
+            "docs/models.md."
+        )
 
 
 def geometry_of_genai(config: dict[str, Any], where: Path) -> Geometry:
@@ -63,7 +106,8 @@ def geometry_of_gguf(header: GGUFHeader) -> Geometry:
     """From a GGUF file's metadata.
 
     Raises:
-        ExportError: naming the key or tensor that is missing, or what differs from layer to layer.
+        ExportError: for an architecture that does not run, or naming the key or tensor that is missing, or what differs
+            from layer to layer.
     """
 
     def of(key: str, default: int | None = None) -> int:
@@ -72,6 +116,8 @@ def geometry_of_gguf(header: GGUFHeader) -> Geometry:
     for key in ("attention.head_count", "attention.head_count_kv"):
         if is_array(header.metadata.get(header.of_architecture(key))):
             raise ExportError(f"{header.path} has layers with different numbers of heads, which is not supported yet.")
+    if refusal := refusal_of(header.architecture):
+        raise ExportError(f"{header.path} cannot be exported. {refusal}")
     heads, hidden = of("attention.head_count"), of("embedding_length")
     matrix = header.tensors.get("output.weight") or header.tensors.get("token_embd.weight")
     if matrix is None or len(matrix.shape) != 2:
@@ -88,13 +134,17 @@ def geometry_of_gguf(header: GGUFHeader) -> Geometry:
     )
 
 
-def check_ir(path: Path, geometry: Geometry) -> None:
-    """Check that the IR at `path` can be read and has its source's shape.
+def check_ir(path: Path, geometry: Geometry) -> tuple[int, ...]:
+    """Check that the IR at `path` can be read, and has its source's shape with a paged cache, too.
+
+    Returns the sliding window of each layer, which are those of `geometry` if these are known.
 
     Raises:
         ExportError: with the differences.
     """
     import openvino
+
+    from outrider.backends.paged_graph import to_paged_attention
 
     try:
         model = openvino.Core().read_model(path)
@@ -106,8 +156,20 @@ def check_ir(path: Path, geometry: Geometry) -> None:
     found = f"{logits} logits, {len(states)} cache tensors, (heads, head size) {sorted(heads)}"
     cache = [(str(geometry.num_kv_heads), str(geometry.head_size))]
     promised = f"{geometry.logits_width} logits, {2 * geometry.num_layers} cache tensors, (heads, head size) {cache}"
+    try:
+        to_paged_attention(model)
+    except BundleError as error:
+        raise ExportError(f"The architecture '{geometry.architecture}' is not supported. {error}") from error
     if found != promised:
         raise ExportError(
             f"The converted model has {found}, where its configuration promises {promised}: Outrider does not run "
             "such a model."
         )
+    windows = windows_of(model)
+    if geometry.sliding_windows not in (None, windows):
+        raise ExportError(
+            f"The layers of architecture '{geometry.architecture}' have sliding windows of "
+            f"{describe_windows(geometry.sliding_windows or ())}, and with OpenVINO's paged attention "
+            f"{describe_windows(windows)}, so that its text would be another one. Choose a model of docs/models.md."
+        )
+    return windows

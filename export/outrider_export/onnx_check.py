@@ -4,9 +4,21 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from outrider.backends.attention import SLIDING, describe_windows
 from outrider.errors import ExportError
 from outrider_export.onnx_files import data_files, load
-from outrider_export.onnx_graph import EXPORT_IT, EXTRA, FLOAT, INT64, ROWS, dim_of, is_past, shape_of, type_name
+from outrider_export.onnx_graph import (
+    EXPORT_IT,
+    EXTRA,
+    FLOAT,
+    INT64,
+    ROWS,
+    attribute_of,
+    dim_of,
+    is_past,
+    shape_of,
+    type_name,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -20,8 +32,10 @@ _CACHE = ("key", "value")
 _MIX_ROWS = ("DynamicQuantizeLinear", "DynamicQuantizeMatMul")
 
 
-def check_onnx(path: Path, geometry: Geometry) -> None:
+def check_onnx(path: Path, geometry: Geometry) -> tuple[int, ...]:
     """Check that the model at `path` fits into a bundle, and has its source's shape.
+
+    Returns the sliding window of each layer, which are those of `geometry` if these are known.
 
     Raises:
         ExportError: with the differences.
@@ -31,6 +45,7 @@ def check_onnx(path: Path, geometry: Geometry) -> None:
     if missing := [name for name in ROWS if name not in (value.name for value in model.graph.input)]:
         raise ExportError(f"{path} has no input {missing[0]}: it was not finished. Export it again.")
     data_files(model, path.parent)
+    return windows_of(model.graph)
 
 
 def check_graph(model: Any, path: Path, geometry: Geometry) -> None:
@@ -58,6 +73,20 @@ def check_graph(model: Any, path: Path, geometry: Geometry) -> None:
             f"{path} has {', '.join(f'{here} {what}' for what, here, _ in pairs)}, where its configuration promises "
             f"{', '.join(f'{there} {what}' for what, _, there in pairs)}: they do not belong together."
         )
+    if any(windows := windows_of(model.graph)):
+        raise ExportError(f"{path} cannot be run: its layers have {SLIDING.format(windows=describe_windows(windows))}")
+    if any(geometry.sliding_windows or ()):
+        raise ExportError(
+            f"{path} has no sliding windows, where its configuration promises "
+            f"{describe_windows(geometry.sliding_windows or ())}: its text would be another one. Leave out "
+            "--format onnx to have it run by OpenVINO."
+        )
+
+
+def windows_of(graph: Any) -> tuple[int, ...]:
+    """The sliding window of each layer's GroupQueryAttention, in tokens; 0 for none."""
+    nodes = [node for node in graph.node if node.op_type == "GroupQueryAttention"]
+    return tuple(max(attribute_of(node, "local_window_size") or 0, 0) for node in nodes)
 
 
 def _check_names(model: Any, path: Path, shape: Shape) -> None:

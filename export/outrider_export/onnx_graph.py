@@ -51,7 +51,7 @@ def shape_of(model: Any) -> Shape:
     outputs = {value.name: value for value in graph.output}
     nodes = [node for node in graph.node if node.op_type == "GroupQueryAttention"]
     keys = [value for name, value in inputs.items() if is_past(name) and name.endswith(".key")]
-    num_heads = _only({_attribute(node, "num_heads") for node in nodes})
+    num_heads = _only({attribute_of(node, "num_heads") for node in nodes})
     head_size = _only({dim_of(key, 3) for key in keys})
     if head_size is None and nodes and num_heads:
         written = {value.name: value for value in graph.value_info}
@@ -60,7 +60,7 @@ def shape_of(model: Any) -> Shape:
     return Shape(
         num_layers=len(keys),
         num_heads=num_heads,
-        num_kv_heads=_only({_attribute(node, "kv_num_heads") for node in nodes}),
+        num_kv_heads=_only({attribute_of(node, "kv_num_heads") for node in nodes}),
         head_size=head_size,
         logits_width=dim_of(outputs.get("logits"), 2),
         inputs=tuple(inputs),
@@ -74,7 +74,7 @@ def weights_of(model: Any) -> str:
     bits: Counter[int] = Counter()
     for node in model.graph.node:
         if node.op_type in ("MatMulNBits", "MatMulBnb4"):
-            bits[_attribute(node, "bits") or 4] += 1
+            bits[attribute_of(node, "bits") or 4] += 1
         elif node.op_type == "DequantizeLinear" and (width := _BITS.get(type_name(held.get(node.input[0], 0)))):
             bits[width] += 1
     return f"int{bits.most_common(1)[0][0]}" if bits else "fp32"
@@ -114,7 +114,8 @@ def dim_of(value: Any, axis: int) -> int | None:
     return int(dims[axis].dim_value) if axis < len(dims) and dims[axis].HasField("dim_value") else None
 
 
-def _attribute(node: Any, name: str) -> int | None:
+def attribute_of(node: Any, name: str) -> int | None:
+    """A node's attribute that is an integer; None if it has none of this name."""
     return next((int(attribute.i) for attribute in node.attribute if attribute.name == name), None)
 
 

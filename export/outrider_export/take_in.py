@@ -16,12 +16,14 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from outrider.bundle.folder import Bundle, read_bundle
 from outrider.bundle.manifest import ModelEntry, Source
 from outrider.errors import ExportError, OptionError
 from outrider_export.child import run_child
 from outrider_export.export import copy_tokenizer, finish
-from outrider_export.geometry import geometry_of_config, geometry_of_genai
+from outrider_export.geometry import check_architecture, geometry_of_config, geometry_of_genai
 from outrider_export.onnx_check import check_graph, check_onnx
 from outrider_export.onnx_files import MODEL, data_files, import_onnx, load, save
 from outrider_export.onnx_graph import weights_of
@@ -125,6 +127,8 @@ def _look(role: str, source: Located, name: str | None, progress: Progress) -> _
     config, genai = read_json(folder / "config.json"), read_json(folder / "genai_config.json")
     if not (config or genai):
         raise ExportError(f"{folder} has no config.json and no genai_config.json. Download one of them, too.")
+    if genai and config:
+        check_architecture(config, folder)
     geometry = geometry_of_genai(genai, folder) if genai else geometry_of_config(config, folder)
     path = _choose(folder, name, genai)
     vocabulary = Vocabulary.of_folder(folder)
@@ -205,7 +209,7 @@ def _take(model: _Found, tokenizer: str | None, bundle: Path, progress: Progress
 
     save(model.graph, model.file.parent, folder, copy_file)
     progress.advance(model.file.stat().st_size)
-    check_onnx(folder / MODEL, plan.geometry)
+    windows = check_onnx(folder / MODEL, plan.geometry)
     if tokenizer:
         copy_tokenizer(plan, bundle / tokenizer)
         job = {"model": str(plan.path.resolve()), "tokenizer": str(bundle / tokenizer)}
@@ -217,7 +221,7 @@ def _take(model: _Found, tokenizer: str | None, bundle: Path, progress: Progress
         folder=plan.role,
         format="onnx",
         weights=plan.weights,
-        geometry=plan.geometry,
+        geometry=msgspec.structs.replace(plan.geometry, sliding_windows=windows),
         vocab_size=len(plan.vocabulary),
         vocab_sha256=plan.vocabulary.sha256,
         source=Source(id=plan.source.id, kind="onnx", revision=plan.source.revision, recipe=recipe),

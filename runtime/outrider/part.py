@@ -188,7 +188,12 @@ def cuts_for(kept: Iterable[int], num_layers: int) -> set[int]:
 
 def describe(part: Part, backend: CompiledModel) -> dict[str, Any]:
     """What the time of a model's calls depends on, as far as it is known."""
-    return {"role": part.role, "files": part.files, **backend.fingerprint, "outrider": __version__} | machine()
+    geometry = part.model.geometry
+    # Costs that were measured before the experts of a model were known are too low.
+    experts = {"experts": f"{geometry.num_active_experts} of {geometry.num_experts}"} if geometry.num_experts else {}
+    return (
+        {"role": part.role, "files": part.files, **backend.fingerprint, "outrider": __version__} | experts | machine()
+    )
 
 
 @functools.cache

@@ -125,10 +125,15 @@ def read_packed(folder: Path, main: ModelEntry) -> Packed:
             f"{folder} is for a main model in OpenVINO's format, and this one is in {main.format}. Add the drafter's "
             "checkpoint."
         )
-    if (content.main, content.vocab_sha256) != (main.geometry, main.vocab_sha256):
+    if _read_by_drafters(content.main, content.vocab_sha256) != _read_by_drafters(main.geometry, main.vocab_sha256):
         raise ExportError(
             f"{folder} is for another main model, of architecture {content.main.architecture}, with "
             f"{content.main.num_layers} layers of {content.main.hidden_size:,} and a vocabulary of its own. Name the "
             "main model that it was trained for."
         )
     return Packed(folder, content)
+
+
+def _read_by_drafters(main: Geometry, vocab_sha256: str) -> tuple[object, ...]:
+    """What of a main model a drafter depends on, besides its weights."""
+    return main.num_layers, main.hidden_size, vocab_sha256

@@ -5,6 +5,8 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING, Any
 
+from outrider.backends.attention import SLIDING, describe_windows
+from outrider.bundle.architectures import refusal_of
 from outrider.config import format_of_property, is_npu_property
 from outrider.errors import BundleError, DeviceError
 
@@ -49,6 +51,8 @@ def load_model(
     Raises:
         OptionError, BundleError, DeviceError: as the backends say.
     """
+    if refusal := refusal_of(model.geometry.architecture):
+        raise BundleError(f"The model {path} cannot be run. {refusal}")
     fixed = on_npu(model, device)
     if adapters and (fixed or model.format != "openvino"):
         raise DeviceError(
@@ -93,7 +97,14 @@ def load_model(
         if head is not None:
             return load_head(path, head, shared)
         attended = model.geometry.num_heads * model.geometry.head_size
-        build = functools.partial(read_decoder, features=features, masks=masks, adapters=adapters, attended=attended)
+        build = functools.partial(
+            read_decoder,
+            features=features,
+            masks=masks,
+            adapters=adapters,
+            attended=attended,
+            windows=model.geometry.sliding_windows,
+        )
         return OpenVINOPaged(
             path,
             **shared,
@@ -104,6 +115,9 @@ def load_model(
             cuts=cuts,
             adapters=adapters,
         )
+    if any(windows := model.geometry.sliding_windows or ()):
+        said = SLIDING.format(windows=describe_windows(windows))
+        raise BundleError(f"The model {path} cannot be run: its layers have {said}")
     try:
         from outrider.backends.onnxruntime import OnnxRuntime
     except ImportError as error:

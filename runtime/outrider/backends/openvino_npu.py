@@ -13,6 +13,7 @@ import numpy as np
 import openvino as ov
 from openvino import opset13 as ops
 
+from outrider.backends.attention import check_states
 from outrider.backends.call_end import CallEnd
 from outrider.backends.npu_sizes import CACHE_KINDS, check_npu, find_sizes, npuw_properties
 from outrider.backends.npu_window import Window, WindowPending, WindowSlot
@@ -122,6 +123,7 @@ class OpenVINONpu:
             raise BundleError(
                 f"{model_path} cannot be read by OpenVINO: {one_line(error)}. Export the bundle again."
             ) from error
+        check_states(model)
         caches = [variable.info for variable in model.get_variables()]
         shapes = [info.data_shape for info in caches]
         if not shapes or any(shape.rank.get_length() != 4 for shape in shapes):

@@ -14,6 +14,7 @@ from openvino import opset13 as ops
 from openvino._offline_transformations import paged_attention_transformation
 
 from outrider.backends.adapters import add_adapters
+from outrider.backends.attention import check_states, check_windows
 from outrider.backends.features import check_features
 from outrider.backends.masks import add_masks
 from outrider.backends.taps import add_outputs, hidden_states_of, ints, num_paged_layers, output_matrix_of, read_ir
@@ -38,16 +39,20 @@ def read_decoder(
     masks: Masks | None = None,
     adapters: Adapters | None = None,
     attended: int = 0,
+    windows: Sequence[int] | None = None,
 ) -> ov.Model:
     """Read a stateful decoder, replace the cache inside it, and make outputs of these hidden states.
 
-    masks: mask tokens that it is to read, too. adapters: that it is to apply; attended: see `add_adapters`.
+    masks: mask tokens that it is to read, too. adapters: that it is to apply; attended: see `add_adapters`. windows:
+    the sliding window of each layer, which are checked; None: not known.
 
     Raises:
-        BundleError: when it cannot be read, is none, or has no such hidden states.
+        BundleError: when it cannot be read, is none, has other windows, or has no such hidden states.
     """
     model = read_ir(core, path)
     to_paged_attention(model)
+    if windows is not None:
+        check_windows(model, windows)
     if masks is not None:
         add_masks(core, model, masks)
     tap(model, features)
@@ -78,8 +83,9 @@ def to_paged_attention(model: ov.Model) -> None:
     layer, for n tokens of s sequences end to end (Kwon et al. 2023; OpenVINO's SDPAToPagedAttention).
 
     Raises:
-        BundleError: when the graph is not a stateful decoder.
+        BundleError: when the graph is not a stateful decoder, or keeps other states than keys and values.
     """
+    check_states(model)
     try:
         paged_attention_transformation(model)
     except RuntimeError as error:

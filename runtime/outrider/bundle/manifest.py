@@ -48,6 +48,10 @@ class Geometry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     hidden_size: Positive
     context_length: Positive  # tokens the model was trained to attend to
     logits_width: Positive  # of the output matrix: ≥ the vocabulary if padded, < if cut
+    # By layer, the tokens that one attends to, itself among them; 0 for all before it. None: not known.
+    sliding_windows: tuple[NonNegative, ...] | None = None
+    num_experts: NonNegative = 0  # of a layer with a mixture of experts; 0 for dense models
+    num_active_experts: NonNegative = 0  # for one token
 
 
 class Source(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

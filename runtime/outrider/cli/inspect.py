@@ -10,6 +10,7 @@ from rich.filesize import decimal
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
 from rich.table import Table
 
+from outrider.backends.attention import describe_windows
 from outrider.bundle.folder import read_bundle
 from outrider.bundle.manifest import describe_layers
 from outrider.cli.console import err, out, print_json
@@ -17,7 +18,7 @@ from outrider.cli.options import json_option
 
 if TYPE_CHECKING:
     from outrider.bundle.folder import Bundle
-    from outrider.bundle.manifest import DrafterEntry, ModelEntry
+    from outrider.bundle.manifest import DrafterEntry, Geometry, ModelEntry
 
 
 @click.command()
@@ -85,10 +86,18 @@ def _describe(model: ModelEntry) -> dict[str, str]:
         "format": model.format,
         "layers": str(geometry.num_layers),
         "heads": f"{geometry.num_heads}, {geometry.num_kv_heads} for keys and values, of {geometry.head_size}",
+        "sliding window": _windows(geometry),
+        "experts": f"{geometry.num_experts}, {geometry.num_active_experts} per token" if geometry.num_experts else "-",
         "hidden size": f"{geometry.hidden_size:,}",
         "context": f"{geometry.context_length:,} tokens",
         "vocabulary": f"{model.vocab_size:,} tokens, {geometry.logits_width:,} logits",
     } | source.recipe
+
+
+def _windows(geometry: Geometry) -> str:
+    if geometry.sliding_windows is None:
+        return "not known"
+    return describe_windows(geometry.sliding_windows) if any(geometry.sliding_windows) else "-"
 
 
 def _way(drafter: DrafterEntry, main: ModelEntry) -> str:

@@ -10,6 +10,7 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from outrider.measure.tokens import random_tokens
 from outrider.types import Chunk, RowRule
 
 if TYPE_CHECKING:
@@ -240,15 +241,20 @@ def _measure_fork(backend: Backend) -> float:
 
 @contextlib.contextmanager
 def _timer(backend: Backend, max_tokens: int) -> Iterator[Callable[..., float]]:
-    """Yield a function that times a call of tokens, tokens of context, and rows (by default of all tokens)."""
+    """Yield a function that times a call of tokens, tokens of context, and rows (by default of all tokens).
+
+    Calls of more tokens begin with those of calls of fewer, so that a mixture of experts never activates fewer.
+    """
+    token_ids = random_tokens(backend, max_tokens)
     with idle_slot(backend, max_tokens) as slot:
 
         def seconds(num_tokens: int, context: int, num_rows: int | None = None) -> float:
             slot.trim(0)
             slot.skip_to(context)
-            began = time.perf_counter()
             generated = num_rows is None and num_tokens <= SHORT
-            backend.submit([Chunk(slot, [0] * num_tokens, num_rows or num_tokens, generated=generated)]).wait()
+            chunk = Chunk(slot, token_ids[:num_tokens], num_rows or num_tokens, generated=generated)
+            began = time.perf_counter()
+            backend.submit([chunk]).wait()
             return time.perf_counter() - began
 
         yield seconds

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import numpy as np
 
+from outrider.measure.tokens import random_tokens
 from outrider.types import Chunk, Exactness, Prompt, Rounding, RowRule
 
 if TYPE_CHECKING:
@@ -130,7 +131,7 @@ def _groups(backend: Backend, calls: Seq[tuple[int, int]], *, generated: bool = 
 
     The token is the first one; in calls of more tokens than rows, it is the last row's.
     """
-    token_ids = _tokens(backend, _BEFORE + max(count for count, _ in calls))
+    token_ids = random_tokens(backend, _BEFORE + max(count for count, _ in calls))
     slot = open_slot(backend, len(token_ids))
     groups: dict[bytes, list[int]] = {}
     try:
@@ -211,7 +212,7 @@ def _with_drafts(main: Backend, nums_drafts: Seq[int]) -> _Reading:
 
 def _compare(main: Backend, context: int, readings: dict[str, _Reading]) -> dict[str, float]:
     """The largest difference of the last rows from a reading in one call, for each of `readings`."""
-    token_ids = _tokens(main, context)
+    token_ids = random_tokens(main, context)
     references: dict[int, Rows] = {}
     made = {}
     for name, reading in readings.items():
@@ -238,11 +239,6 @@ def _read_whole(main: Backend, token_ids: list[int], num_generated: int) -> Rows
     finally:
         slot.close()
     return np.array(rows)
-
-
-def _tokens(backend: Backend, count: int) -> list[int]:
-    token_ids: list[int] = np.random.default_rng(0).integers(backend.vocab_size, size=count).tolist()
-    return token_ids
 
 
 def longest_context(main: Backend, max_tokens: int) -> int:

@@ -7,6 +7,7 @@ import time
 from typing import TYPE_CHECKING
 
 from outrider.measure.cost import LONGEST, NEAR, Contention, idle_slot
+from outrider.measure.tokens import random_tokens
 from outrider.types import Chunk
 
 if TYPE_CHECKING:
@@ -86,12 +87,12 @@ def _seconds(call: Callable[[], object]) -> float:
 @contextlib.contextmanager
 def _calls(backend: Backend, num_rows: int) -> Iterator[Callable[[], Pending]]:
     """Yield a function that submits a call of `num_rows` rows, at a context of NEAR tokens if there is room."""
-    context = max(min(NEAR, backend.max_tokens - num_rows), 0)
+    context, token_ids = max(min(NEAR, backend.max_tokens - num_rows), 0), random_tokens(backend, num_rows)
     with idle_slot(backend, context + num_rows) as slot:
 
         def submit() -> Pending:
             slot.trim(0)
             slot.skip_to(context)
-            return backend.submit([Chunk(slot, [0] * num_rows, num_rows=num_rows)])
+            return backend.submit([Chunk(slot, token_ids, num_rows=num_rows)])
 
         yield submit

@@ -1,0 +1,88 @@
+"""What a decoder's layers attend to: checks that its graph keeps keys and values alone, and its sliding windows."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from outrider.bundle.architectures import STATES
+from outrider.errors import BundleError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import openvino as ov
+
+PAGED = "PagedAttentionExtension"
+_WINDOW = 10  # the input of PAGED with the sliding window, 0 for none (openvino/op/paged_attention.hpp, 2026.4)
+_UNKNOWN = -1
+SLIDING = (
+    "sliding windows of {windows}, for which ONNX Runtime needs a cache as long as the window, and gives rows other "
+    "bits with other numbers of rows. Export the model's checkpoint for OpenVINO: outrider export MODEL."
+)
+
+
+def check_states(model: ov.Model) -> None:
+    """Check that a stateful decoder keeps keys and values alone, which can be trimmed.
+
+    These are [batch, heads, tokens, head size], with any number of tokens. States of other layers, such as Mamba's or
+    those of convolutions, have a fixed size.
+
+    Raises:
+        BundleError: with the first other state.
+    """
+    states = [node for node in model.get_ops() if node.get_type_name() == "ReadValue"]
+    for node in states:
+        shape = node.get_output_partial_shape(0)
+        if shape.rank.is_dynamic or shape.rank.get_length() != 4 or shape[2].is_static:
+            raise BundleError(
+                f"The model keeps a state {shape} ({node.get_variable_id()[:60]}) besides keys and values: {STATES}. "
+                "Choose a model with attention in all layers; docs/models.md lists them."
+            )
+
+
+def windows_of(model: ov.Model) -> tuple[int, ...]:
+    """The sliding window of each layer of a decoder with a paged cache, in tokens; 0 for none, −1 if not known."""
+    found = [node for node in model.get_ordered_ops() if node.get_type_name() == PAGED]
+    return tuple(_number(node.input_value(_WINDOW)) for node in found)
+
+
+def check_windows(model: ov.Model, expected: Sequence[int]) -> None:
+    """Check the sliding windows of a decoder with a paged cache, by layer.
+
+    OpenVINO finds them by the form of the attention's masks. It drops a mask of another form without a word, and the
+    layer would attend to all tokens.
+
+    Raises:
+        BundleError: with both.
+    """
+    found = windows_of(model)
+    if found != tuple(expected):
+        raise BundleError(
+            f"The model's layers have sliding windows of {describe_windows(expected)}, and its graph with a paged "
+            f"cache has {describe_windows(found)}: OpenVINO does not know the form of its masks, and its text would be "
+            "another one. Export the bundle again with 'outrider export', or choose a model of docs/models.md."
+        )
+
+
+def describe_windows(windows: Sequence[int]) -> str:
+    """Windows in words, such as "16 tokens (4 of 6 layers)"."""
+    limited = [window for window in windows if window]
+    if not limited:
+        return "no limit"
+    sizes = " and ".join("unknown" if n == _UNKNOWN else f"{n:,}" for n in sorted(set(limited)))
+    return f"{sizes} tokens ({len(limited)} of {len(windows)} layers)"
+
+
+def _number(value: ov.Output) -> int:
+    """The integer that a value is made of: a constant, or a product of such."""
+    node = value.get_node()
+    kind = node.get_type_name()
+    if kind == "Constant":
+        data = node.get_data()
+        return int(data.reshape(-1)[0]) if data.size == 1 else _UNKNOWN
+    if kind in ("Convert", "Squeeze", "Unsqueeze", "Reshape"):
+        return _number(node.input_value(0))
+    if kind == "Multiply":
+        return math.prod(map(_number, node.input_values()))
+    return _UNKNOWN

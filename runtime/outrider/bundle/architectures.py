@@ -1,0 +1,52 @@
+"""Architectures that do not run, and the rule against each; `docs/models.md` lists those that do.
+
+A round appends draft tokens to the cache, and drops the rejected ones again. So a model has to keep its past in keys
+and values, one pair for each token. A state that every token changes has nothing to drop.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+STATES = (
+    "its layers keep a state that every token changes, and rejected draft tokens cannot be dropped from a state as "
+    "they can from a cache"
+)
+_ALIBI = "OpenVINO's paged attention gets other distances between tokens than it was trained with"
+_LOCAL = "OpenVINO's paged attention loses the limits of its local attention"
+_CHUNKS = "its layers attend within chunks, and a paged cache knows sliding windows alone"
+_LATENT = "optimum-intel exports its latent attention for Transformers before 4.54 only"
+_ANOTHER = "Choose a model with attention in all layers, such as Llama 3, Qwen3 or Gemma 3; docs/models.md lists them."
+
+# By model_type of config.json, and by GGUF's general.architecture where that is another name.
+REFUSED: dict[str, str] = (
+    dict.fromkeys(
+        (
+            "mamba", "mamba2", "falcon_mamba", "rwkv", "recurrent_gemma", "jamba", "zamba", "zamba2", "bamba",
+            "falcon_h1", "nemotron_h", "qwen3_next", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text",
+            "lfm2", "lfm2_moe", "xlstm", "minimax", "olmo_hybrid",
+            "arwkv7", "falcon-h1", "granitehybrid", "kimi-linear", "lfm2moe", "nemotron_h_moe", "plamo2", "qwen35",
+            "qwen35moe", "qwen3next", "rwkv6", "rwkv6qwen2", "rwkv7",
+        ),
+        STATES,
+    )
+    | {"mpt": _ALIBI, "gpt_neo": _LOCAL, "olmo3": _LOCAL, "llama4_text": _CHUNKS}
+    | dict.fromkeys(("deepseek_v2", "deepseek_v3", "deepseek2"), _LATENT)
+)  # fmt: skip
+_OF_LAYERS = {"chunked_attention": _CHUNKS}
+_ATTENTION = ("full_attention", "sliding_attention", "attention")
+
+
+def refusal_of(architecture: str, layer_types: Iterable[str] = ()) -> str | None:
+    """Why a model of this architecture does not run, and what to do, in sentences; None if nothing is against it.
+
+    layer_types: as in config.json. Some architectures run if all layers have attention.
+    """
+    rule = REFUSED.get(architecture)
+    for kind in layer_types:
+        if rule is None and kind not in _ATTENTION:
+            rule = _OF_LAYERS.get(kind, STATES)
+    return rule and f"The architecture '{architecture}' is not supported: {rule}. {_ANOTHER}"

@@ -1,0 +1,244 @@
+"""Each architecture of docs/models.md: random weights, exported, compared with Transformers, drafted and certified.
+
+The conversions run in this process: starting a child for each would take minutes. `test_export` has the children.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import json
+import shutil
+import sys
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import openvino as ov
+import pytest
+
+from outrider.backends.openvino_paged import OpenVINOPaged
+from outrider.backends.paged_graph import read_decoder
+from outrider.backends.taps import LAST, after_layers
+from outrider.bench.prompts import Prompt
+from outrider.bundle.architectures import REFUSED
+from outrider.config import Config
+from outrider.engine import Engine
+from outrider.errors import BundleError, ExportError
+from outrider.measure.exactness import read
+from outrider.types import Chunk
+from outrider.verify.certify import check_batching, check_coupled, check_greedy, our_subject
+from outrider_export import export_bundle
+from outrider_export.architectures import ARCHITECTURES
+from shapes import (
+    IN_ONNX,
+    NUM_ACTIVE,
+    NUM_EXPERTS,
+    WINDOW,
+    continued,
+    cosines,
+    hidden_states,
+    logits_of,
+    make_model,
+    same_but_for_ties,
+    save_model,
+    with_noisy_draft,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from outrider.bundle import Bundle
+
+pytestmark = pytest.mark.slow
+
+PROMPT = np.random.default_rng(3).integers(0, 400, size=40).tolist() * 2  # that copies find something in
+NUM_TOKENS = 24
+LEAST_COSINE = 0.9999
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the tokenizer's files are kept, which are the same for all."""
+    return tmp_path_factory.mktemp("once") / "tokenizer"
+
+
+@pytest.fixture(autouse=True)
+def in_this_process(monkeypatch: pytest.MonkeyPatch, tokenizer: Path) -> None:
+    """Conversions without a child, and of the tokenizer once."""
+    from transformers import AutoModelForCausalLM
+
+    from outrider_export.tokenizer_job import add_tokenizer
+
+    def add_once(job: dict[str, Any]) -> None:
+        if not tokenizer.exists():
+            add_tokenizer(job)
+            shutil.copytree(job["tokenizer"], tokenizer)
+        shutil.copytree(tokenizer, job["tokenizer"], dirs_exist_ok=True)
+
+    def run(module: str, job: dict[str, Any], _what: str, progress: Any) -> dict[str, Any]:
+        converter = importlib.import_module(module)
+        with monkeypatch.context() as patch:
+            patch.setattr(converter, "add_tokenizer", add_once)
+            patch.setattr(sys, "argv", sys.argv)  # the ONNX builder replaces this and the next
+            patch.setattr(AutoModelForCausalLM, "from_pretrained", AutoModelForCausalLM.from_pretrained)
+            found: dict[str, Any] = converter.convert(job, progress)
+        return found
+
+    monkeypatch.setattr("outrider_export.export.run_child", run)
+
+
+@pytest.fixture
+def load(tmp_path: Path) -> Iterator[Any]:
+    """Load a bundle; closed at the end."""
+    made: list[Engine] = []
+
+    def start(bundle: Bundle, **options: Any) -> Engine:
+        options = {"cache_size": 0.02, "precision": "f32", **options}
+        made.append(Engine(bundle, Config().replace(**options)))
+        return made[-1]
+
+    yield start
+    for engine in made:
+        engine.close()
+
+
+def is_same_text(model: Any, found: list[int], expected: list[int]) -> bool:
+    """Whether an answer to PROMPT is Transformers' own, but for ties."""
+    logits = logits_of(model, [*PROMPT, *expected])[len(PROMPT) - 1 :]
+    return same_but_for_ties(found, expected, logits)
+
+
+def check_features(model: Any, path: Path, token_ids: list[int]) -> None:
+    """Hidden states that heads read are Transformers' own: behind the first layer, and behind the last norm."""
+    names = after_layers(1), LAST
+    build = functools.partial(read_decoder, features=names)
+    backend = OpenVINOPaged(path, vocab_size=404, precision="f32", cache_precision="f32", features=names, build=build)
+    backend.allocate(256)
+    chunk = Chunk(backend.open(len(token_ids)), token_ids, num_rows=1, features=names)
+    found = np.split(backend.submit([chunk]).wait().features(chunk), 2, axis=1)
+    for ours, theirs in zip(found, hidden_states(model, token_ids), strict=True):
+        assert cosines(ours, theirs).min() > LEAST_COSINE
+
+
+def rows_of(engine: Engine, token_ids: list[int]) -> Any:
+    """The main model's logits, float32 [n, 404], of tokens that are read in two calls."""
+    half = len(token_ids) // 2
+    return read(engine.main, token_ids, [half, len(token_ids) - half], len(token_ids))
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_architecture(name: str, convert: Any, load: Any, tmp_path: Path) -> None:
+    """Logits and greedy text are Transformers' own, also behind the sliding window; drafts change nothing."""
+    architecture, model = ARCHITECTURES[name], make_model(name)
+    bundle, _ = convert(save_model(model, tmp_path / name), weights="fp32")
+    shutil.copytree(bundle.folder, tmp_path / "bundle")
+    engine = load(with_noisy_draft(type(bundle)(tmp_path / "bundle", bundle.manifest)))
+    geometry = bundle.manifest.main.geometry
+    windows = set(geometry.sliding_windows or ())
+    kind = "full" if windows == {0} else "sliding" if windows == {WINDOW} else "mixed" if WINDOW in windows else windows
+    assert kind == architecture.attention
+    experts = (NUM_EXPERTS, NUM_ACTIVE) if architecture.experts else (0, 0)
+    assert (geometry.num_experts, geometry.num_active_experts) == experts
+
+    token_ids = [*PROMPT, *continued(model, PROMPT, NUM_TOKENS)]
+    rows = rows_of(engine, token_ids)
+    assert cosines(rows, logits_of(model, token_ids)[:, : rows.shape[1]]).min() > LEAST_COSINE
+
+    options = {"max_new_tokens": NUM_TOKENS, "ignore_eos": True}
+    plain = engine.generate(PROMPT, drafter=None, **options)
+    assert is_same_text(model, plain.token_ids, token_ids[len(PROMPT) :])
+    drafted = engine.generate(PROMPT, drafter="draft", num_assistant_tokens=3, **options)
+    assert drafted.token_ids == plain.token_ids
+    assert drafted.stats.num_cached_tokens > WINDOW  # the prompt came from the prefix cache
+    assert drafted.stats.num_draft_tokens > 0
+
+    path = bundle.model_path(bundle.manifest.main)
+    if architecture.features:
+        check_features(model, path, token_ids)
+    else:
+        with pytest.raises(BundleError, match="not found in its graph"):
+            read_decoder(ov.Core(), path, (LAST,))
+
+    assert engine.main.exactness.holds
+    prompts = [Prompt("one", "test", engine.tokenizer.decode(PROMPT[:30]))]
+    subject = our_subject(engine, ["draft:1", "draft:8", "suffix:3", "shuffled:3", "auto"])
+    checks = [
+        check_batching(engine.main, 100),
+        check_greedy(subject, engine, prompts, NUM_TOKENS, lambda: None),
+        check_coupled(subject, engine, prompts, NUM_TOKENS, lambda: None),
+    ]
+    assert [check.detail for check in checks if check.passed is not True] == []
+
+
+@pytest.mark.parametrize("name", [name for name, each in ARCHITECTURES.items() if each.onnx])
+def test_architecture_in_onnx(name: str, convert: Any, load: Any, tmp_path: Path) -> None:
+    """The same for ONNX Runtime, which runs one sequence at a time."""
+    model = make_model(name, **IN_ONNX.get(name, {}))
+    bundle, _ = convert(save_model(model, tmp_path / name), weights="fp32", format="onnx")
+    engine = load(bundle, precision="auto")
+    token_ids = [*PROMPT, *continued(model, PROMPT, NUM_TOKENS)]
+    rows = rows_of(engine, token_ids)
+    assert cosines(rows, logits_of(model, token_ids)[:, : rows.shape[1]]).min() > LEAST_COSINE
+    options = {"max_new_tokens": NUM_TOKENS, "ignore_eos": True}
+    plain = engine.generate(PROMPT, drafter=None, **options)
+    assert is_same_text(model, plain.token_ids, token_ids[len(PROMPT) :])
+    assert engine.main.exactness.holds
+    prompts = [Prompt("one", "test", engine.tokenizer.decode(PROMPT[:30]))]
+    subject = our_subject(engine, ["ngram:3", "suffix:3", "suffix:8"])
+    checks = [check_batching(engine.main, 100), check_greedy(subject, engine, prompts, NUM_TOKENS, lambda: None)]
+    assert [check.detail for check in checks if check.passed is not True] == []
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "options", "says"),
+    [
+        (
+            "mpt",
+            {"d_model": 64, "n_layers": 2, "n_heads": 4},
+            {},
+            "'mpt' so, and OpenVINO's paged attention does not run",
+        ),
+        ("olmo", {}, {"format": "onnx"}, "'olmo' so, and onnxruntime-genai's model builder does not write it rightly"),
+        ("mistral", {}, {"format": "onnx"}, r"sliding windows of 16 tokens \(2 of 2 layers\), for which ONNX"),
+        ("gemma2", {}, {"format": "onnx"}, r"sliding windows of 16 tokens \(1 of 2 layers\), for which ONNX"),
+        ("helium", {"head_dim": 16}, {}, "does not export the architecture 'helium' with Transformers"),
+        ("granitemoehybrid", {"layer_types": ["mamba", "attention"]}, {}, "'granitemoehybrid' is not supported"),
+    ],
+)
+def test_what_would_run_wrongly_is_refused(
+    name: str, changes: Any, options: Any, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without the list, too: most of these would run, and write another text."""
+    monkeypatch.delitem(REFUSED, name, raising=False)
+    save_model(make_model(name, **changes), tmp_path / name)
+    if name == "mpt":  # its configuration has names of its own
+        add = {"num_attention_heads": 4, "num_hidden_layers": 2, "hidden_size": 64, "max_position_embeddings": 512}
+        path = tmp_path / name / "config.json"
+        path.write_text(json.dumps(json.loads(path.read_text(encoding="utf-8")) | add), encoding="utf-8")
+    with pytest.raises(ExportError, match=says):
+        export_bundle(tmp_path / name, output=tmp_path / "bundle", weights="fp32", **options)
+    assert not (tmp_path / "bundle").exists()
+
+
+def test_an_architecture_that_nobody_has_tried_is_compared(convert: Any, tmp_path: Path) -> None:
+    model = make_model("phi", num_key_value_heads=4)
+    assert "phi" not in ARCHITECTURES
+    bundle, told = convert(save_model(model, tmp_path / "phi"), weights="fp32")
+    assert "compare main" in told.phases
+    assert bundle.manifest.main.geometry.sliding_windows == (0, 0)
+
+
+def test_longrope_has_one_set_of_frequencies(convert: Any, load: Any, tmp_path: Path) -> None:
+    """A row does not depend on whether another row of its call is behind the limit."""
+    limit = 64
+    factors = {"short_factor": [1.0] * 8, "long_factor": [3.0] * 8, "original_max_position_embeddings": limit}
+    rope = {"rope_type": "longrope", "rope_theta": 10_000.0, **factors}
+    model = make_model("phi3", sliding_window=None, original_max_position_embeddings=limit, rope_parameters=rope)
+    bundle, told = convert(save_model(model, tmp_path / "phi3"), weights="fp32")
+    assert bundle.manifest.main.geometry.context_length == limit
+    assert any("context length is 64" in note for note in told.notes)
+    engine = load(bundle)
+    rows = rows_of(engine, PROMPT)
+    assert cosines(rows[:limit], logits_of(model, PROMPT[:limit])[:, : rows.shape[1]]).min() > LEAST_COSINE
+    assert np.array_equal(rows_of(engine, PROMPT[:limit])[-2:], rows[limit - 2 : limit])

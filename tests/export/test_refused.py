@@ -1,0 +1,117 @@
+"""Architectures that are refused at export, before anything is written, and what is read of others' configurations."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from outrider.bundle.manifest import Geometry
+from outrider.errors import ExportError
+from outrider_export import export_bundle
+from outrider_export.architectures import ARCHITECTURES
+from outrider_export.geometry import geometry_of_config
+from outrider_export.layers import describe_layers, settle_positions
+from shapes import CONFIGS, WINDOW
+
+WHERE = Path("folder")
+LLAMA = {
+    "model_type": "llama", "num_attention_heads": 8, "num_hidden_layers": 3, "hidden_size": 64, "vocab_size": 448,
+    "max_position_embeddings": 512,
+}  # fmt: skip
+GPT2 = {"model_type": "gpt2", "n_head": 8, "n_layer": 3, "n_embd": 64, "vocab_size": 448, "n_positions": 512}
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"model_type": "mamba"}, "'mamba' is not supported: its layers keep a state"),
+        ({"model_type": "qwen3_next"}, "'qwen3_next' is not supported: its layers keep a state"),
+        ({"layer_types": ["mamba", "attention", "mamba"]}, "'llama' is not supported: its layers keep a state"),
+        ({"model_type": "olmo3"}, "loses the limits of its local attention"),
+        ({"head_dim": 16, "global_head_dim": 32}, "heads of 16 and of 32 numbers"),
+    ],
+)
+def test_nothing_is_written_for_a_refused_architecture(
+    changes: dict[str, Any], says: str, make_checkpoint: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+    for path in make_checkpoint("refused").iterdir():
+        (source / path.name).write_bytes(path.read_bytes())
+    (source / "config.json").write_text(json.dumps(LLAMA | changes), encoding="utf-8")
+    monkeypatch.setattr("outrider_export.export.run_child", lambda *_: pytest.fail("it began"))
+    with pytest.raises(ExportError, match=says) as caught:
+        export_bundle(source, output=tmp_path / "bundle")
+    assert "docs/models.md" in str(caught.value)
+    assert [path.name for path in tmp_path.iterdir()] == ["source"]
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        (LLAMA, Geometry("llama", 3, 8, 8, 8, 64, 512, 448)),
+        (LLAMA | {"num_key_value_heads": 2, "head_dim": 32}, Geometry("llama", 3, 8, 2, 32, 64, 512, 448)),
+        (GPT2, Geometry("gpt2", 3, 8, 8, 8, 64, 512, 448)),
+        (GPT2 | {"model_type": "gpt_bigcode", "multi_query": True}, Geometry("gpt_bigcode", 3, 8, 1, 8, 64, 512, 448)),
+        (LLAMA | {"model_type": "falcon", "multi_query": True}, Geometry("falcon", 3, 8, 1, 8, 64, 512, 448)),
+        (
+            LLAMA | {"model_type": "falcon", "multi_query": True, "new_decoder_architecture": True, "num_kv_heads": 2},
+            Geometry("falcon", 3, 8, 2, 8, 64, 512, 448),
+        ),
+    ],
+)
+def test_shapes_are_read_from_configurations(config: dict[str, Any], expected: Geometry) -> None:
+    assert geometry_of_config(config, WHERE) == expected
+
+
+@pytest.mark.parametrize("key", ["model_type", "vocab_size", "hidden_size", "max_position_embeddings"])
+def test_a_missing_key_is_named(key: str) -> None:
+    config = {name: value for name, value in LLAMA.items() if name != key}
+    with pytest.raises(ExportError, match=rf"config\.json has no '{key}'"):
+        geometry_of_config(config, WHERE)
+
+
+def described(architecture: str, **changes: Any) -> dict[str, Any]:
+    from transformers import AutoConfig
+
+    return describe_layers(AutoConfig.for_model(architecture, **(CONFIGS[architecture] | changes)))
+
+
+def test_layers_are_read_from_configurations() -> None:
+    assert described("llama") == {"sliding_windows": [0, 0], "num_experts": 0, "num_active_experts": 0}
+    assert described("mistral")["sliding_windows"] == [WINDOW] * 2
+    assert described("mistral", sliding_window=None)["sliding_windows"] == [0, 0]
+    assert described("qwen2")["sliding_windows"] == [0, WINDOW]
+    assert described("qwen2", use_sliding_window=False)["sliding_windows"] == [0, 0]
+    assert described("gemma3_text")["sliding_windows"] == [WINDOW, WINDOW, 0]
+    assert described("mixtral") == {"sliding_windows": [WINDOW] * 2, "num_experts": 4, "num_active_experts": 2}
+    assert described("qwen3_moe") == {"sliding_windows": [0, 0], "num_experts": 4, "num_active_experts": 2}
+
+
+def test_a_window_that_an_unknown_model_may_not_use_is_not_promised() -> None:
+    config = SimpleNamespace(model_type="new", sliding_window=16, num_hidden_layers=2)
+    assert describe_layers(config)["sliding_windows"] == [0, 0]
+
+
+def test_longrope_gets_one_set_of_frequencies() -> None:
+    """With two, a row would depend on whether another row of its call is behind the limit."""
+    rope = {
+        "rope_type": "longrope",
+        "short_factor": [1.0],
+        "long_factor": [2.0],
+        "original_max_position_embeddings": 64,
+    }
+    rope |= {"short_mscale": 1.1, "long_mscale": 1.2}
+    assert settle_positions(SimpleNamespace(rope_parameters=rope)) == {"context_length": 64}
+    assert rope["long_factor"] == [1.0]
+    assert rope["long_mscale"] == 1.1
+    assert settle_positions(SimpleNamespace(rope_parameters={"rope_type": "yarn"})) == {}
+    assert settle_positions(SimpleNamespace()) == {}
+
+
+def test_every_architecture_that_is_tried_has_a_tiny_model() -> None:
+    assert [*CONFIGS] == [*ARCHITECTURES]

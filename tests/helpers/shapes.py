@@ -1,0 +1,191 @@
+"""Tiny random models of many architectures, and what each has to be: see `outrider_export.architectures`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import numpy as np
+
+from outrider.bundle import Bundle, DrafterEntry, list_files, read_bundle, write_manifest
+from tiny import NUM_TOKENS, TEMPLATE, train_tokenizer
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+WINDOW = 16  # tokens of all sliding windows here; the texts are longer
+NUM_EXPERTS, NUM_ACTIVE = 4, 2
+_IDS = {"vocab_size": 448, "bos_token_id": 400, "eos_token_id": 402}
+_LLAMA: dict[str, Any] = _IDS | {
+    "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "max_position_embeddings": 512, "tie_word_embeddings": False, "pad_token_id": 400,
+}  # fmt: skip
+_ALL_HEADS = _LLAMA | {"num_key_value_heads": 4}
+_FOUR = _LLAMA | {"num_hidden_layers": 4}
+_SLIDING = _LLAMA | {"sliding_window": WINDOW}
+_MIXED = _FOUR | {"sliding_window": WINDOW}
+_QWEN_MOE = _LLAMA | {
+    "moe_intermediate_size": 48, "num_experts": NUM_EXPERTS, "num_experts_per_tok": NUM_ACTIVE, "norm_topk_prob": True,
+    "decoder_sparse_step": 1,
+}  # fmt: skip
+_LOCAL_MOE = _LLAMA | {"num_local_experts": NUM_EXPERTS, "num_experts_per_tok": NUM_ACTIVE}
+_GPT2 = _IDS | {"n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 512}
+_GRANITE = {"embedding_multiplier": 3.0, "logits_scaling": 2.0, "residual_multiplier": 0.5, "attention_multiplier": 0.3}
+_GEMMA = {"head_dim": 32, "tie_word_embeddings": True}
+_GEMMA2 = _GEMMA | {
+    "query_pre_attn_scalar": 32, "attn_logit_softcapping": 5.0, "final_logit_softcapping": 3.0,
+    "sliding_window": WINDOW,
+}  # fmt: skip
+_SLIDE, _FULL = "sliding_attention", "full_attention"
+
+# What Transformers' configuration of each architecture is made with.
+CONFIGS: dict[str, dict[str, Any]] = {
+    "apertus": _LLAMA,
+    "arcee": _LLAMA,
+    "bloom": _IDS | {"hidden_size": 64, "n_layer": 2, "n_head": 4},
+    "cohere": _LLAMA | {"logit_scale": 0.5, "tie_word_embeddings": True},
+    "cohere2": _MIXED | {"logit_scale": 0.5, "head_dim": 16, "tie_word_embeddings": True},
+    "ernie4_5": _LLAMA | {"head_dim": 16},
+    "exaone4": _MIXED | {"sliding_window_pattern": 4},
+    "falcon": _IDS
+    | {
+        "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "multi_query": True,
+        "new_decoder_architecture": False, "max_position_embeddings": 512,
+    },
+    "gemma": _LLAMA | _GEMMA,
+    "gemma2": _LLAMA | _GEMMA2,
+    "gemma3_text": _LLAMA
+    | _GEMMA
+    | {"num_hidden_layers": 3, "sliding_window": WINDOW, "layer_types": [_SLIDE, _SLIDE, _FULL]},
+    "glm": _LLAMA | {"head_dim": 16},
+    "glm4": _LLAMA | {"head_dim": 16},
+    "gpt2": _GPT2,
+    "gpt_bigcode": _GPT2,
+    "gpt_neox": {name: value for name, value in _ALL_HEADS.items() if name != "num_key_value_heads"},
+    "gpt_oss": _SLIDING | _LOCAL_MOE | {"head_dim": 32},
+    "gptj": _GPT2 | {"rotary_dim": 8},
+    "granite": _LLAMA | _GRANITE,
+    "granitemoe": _LOCAL_MOE | _GRANITE,
+    "hunyuan_v1_dense": _LLAMA | {"head_dim": 16},
+    "llama": _LLAMA,
+    "ministral": _SLIDING | {"head_dim": 16},
+    "mistral": _SLIDING,
+    "mixtral": _LOCAL_MOE | {"sliding_window": WINDOW},
+    "olmo": _LLAMA,
+    "olmo2": _LLAMA,
+    "opt": _IDS
+    | {
+        "hidden_size": 64, "ffn_dim": 96, "num_hidden_layers": 2, "num_attention_heads": 4, "pad_token_id": 1,
+        "max_position_embeddings": 512, "word_embed_proj_dim": 64,
+    },
+    "persimmon": {name: value for name, value in _ALL_HEADS.items() if name != "num_key_value_heads"},
+    "phi3": _SLIDING,
+    "phimoe": _LOCAL_MOE,
+    "qwen2": _SLIDING | {"use_sliding_window": True, "max_window_layers": 1},
+    "qwen2_moe": _QWEN_MOE | {"shared_expert_intermediate_size": 48},
+    "qwen3": _LLAMA | {"head_dim": 32},
+    "qwen3_moe": _QWEN_MOE | {"head_dim": 32},
+    "seed_oss": _LLAMA | {"head_dim": 16},
+    "smollm3": _FOUR | {"no_rope_layer_interval": 2},
+    "stablelm": _LLAMA | {"partial_rotary_factor": 0.5},
+    "starcoder2": _SLIDING,
+}  # fmt: skip
+
+IN_ONNX: dict[str, dict[str, Any]] = {"qwen2": {"use_sliding_window": False}}  # changes for ONNX, which has no windows
+
+
+def make_model(architecture: str, seed: int = 0, **changes: Any) -> Any:
+    """A random torch model in float32, with weights large enough for its logits to differ."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    config = AutoConfig.for_model(architecture, **(CONFIGS.get(architecture, _LLAMA) | changes))
+    torch.manual_seed(seed)
+    model = AutoModelForCausalLM.from_config(config).float().eval()
+    for parameter in model.parameters():
+        if parameter.ndim > 1:
+            torch.nn.init.normal_(parameter, std=0.15)
+        else:
+            parameter.data += 0.1 * torch.randn_like(parameter)
+    return model
+
+
+def save_model(model: Any, folder: Path) -> Path:
+    """Write a checkpoint with a tokenizer."""
+    from transformers import PreTrainedTokenizerFast
+
+    model.save_pretrained(folder)
+    special = {"eos_token": "<|im_end|>", "pad_token": "<|endoftext|>"}
+    wrapped = PreTrainedTokenizerFast(tokenizer_object=train_tokenizer(), chat_template=TEMPLATE, **special)
+    wrapped.save_pretrained(folder)
+    return folder
+
+
+def with_noisy_draft(bundle: Bundle, noise: float = 0.1) -> Bundle:
+    """The bundle with a draft model of the same architecture: the main model, with other weights. Written in place."""
+    import openvino as ov
+
+    main = bundle.manifest.main
+    model = ov.Core().read_model(bundle.model_path(main))
+    rng = np.random.default_rng(1)
+    for node in model.get_ops():
+        if node.get_type_name() != "Constant" or node.get_element_type() != ov.Type.f32 or node.data.ndim != 2:
+            continue
+        if min(node.data.shape) > 1:
+            drawn = node.data * rng.normal(1, noise, node.data.shape).astype(np.float32)
+            made = ov.opset13.constant(drawn)
+            for target in node.output(0).get_target_inputs():
+                target.replace_source_output(made.output(0))
+    (bundle.folder / "draft").mkdir()
+    ov.save_model(model, bundle.folder / "draft" / "openvino_model.xml", compress_to_fp16=False)
+    entry = DrafterEntry("draft", "draft_model", msgspec.structs.replace(main, folder="draft"))
+    (bundle.folder / "outrider.json").unlink()
+    manifest = msgspec.structs.replace(bundle.manifest, drafters=(entry,), files=list_files(bundle.folder))
+    write_manifest(bundle.folder, manifest)
+    return read_bundle(bundle.folder)
+
+
+def logits_of(model: Any, token_ids: Sequence[int]) -> Any:
+    """A torch model's logits, float32 [n, vocab]."""
+    import torch
+
+    with torch.no_grad():
+        return model(torch.tensor([[*token_ids]])).logits[0].float().numpy()
+
+
+def hidden_states(model: Any, token_ids: Sequence[int]) -> tuple[Any, Any]:
+    """Hidden states float32 [n, hidden] behind a torch model's first layer, and behind its last norm."""
+    import torch
+
+    with torch.no_grad():
+        found = model(torch.tensor([[*token_ids]]), output_hidden_states=True).hidden_states
+    return found[1][0].numpy(), found[-1][0].numpy()
+
+
+def continued(model: Any, prompt: Sequence[int], count: int) -> list[int]:
+    """Transformers' own greedy answer of `count` tokens of the vocabulary, which is smaller than the output matrix."""
+    import torch
+
+    options = {"do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+    padding = [*range(NUM_TOKENS, _IDS["vocab_size"])]
+    with torch.no_grad():
+        made = model.generate(torch.tensor([[*prompt]]), max_new_tokens=count, suppress_tokens=padding, **options)
+    answer: list[int] = made[0, len(prompt) :].tolist()
+    return answer
+
+
+def cosines(found: Any, expected: Any) -> Any:
+    """The cosine of each row with the same row of another array."""
+    return (found * expected).sum(axis=1) / np.linalg.norm(found, axis=1) / np.linalg.norm(expected, axis=1)
+
+
+def same_but_for_ties(found: Sequence[int], expected: Sequence[int], logits: Any, margin: float = 1e-3) -> bool:
+    """Whether two greedy answers are the same up to where two tokens are as likely, after which they may go apart.
+
+    logits: of the expected answer, float32 [n, vocab]: row i is that which token i was chosen from.
+    """
+    for i, (ours, theirs) in enumerate(zip(found, expected, strict=True)):
+        if ours != theirs:
+            return bool(logits[i, theirs] - logits[i, ours] < margin)
+    return True
