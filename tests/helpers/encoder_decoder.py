@@ -1,0 +1,61 @@
+"""Tiny random T5 and Whisper checkpoints, as transformers saves them, with real tokenizers."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from tests.helpers.tiny import TEXT, train_tokenizer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+T5_SHAPE: dict[str, Any] = {
+    "d_model": 64, "d_kv": 16, "d_ff": 128, "num_layers": 2, "num_decoder_layers": 2, "num_heads": 4,
+    "n_positions": 512, "decoder_start_token_id": 0, "pad_token_id": 0, "eos_token_id": 1,
+}  # fmt: skip
+WHISPER_SHAPE: dict[str, Any] = {
+    "d_model": 64, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 4,
+    "decoder_attention_heads": 4, "encoder_ffn_dim": 128, "decoder_ffn_dim": 128, "num_mel_bins": 80,
+    "max_target_positions": 128,
+}  # fmt: skip
+LANGUAGES = ("en", "de", "ja")
+NUM_TIMESTAMPS = 1501  # 0.00 to 30.00 s
+
+
+def write_t5(folder: Path, seed: int = 0, change: Callable[[Any], None] | None = None, **changes: Any) -> None:
+    """A T5 checkpoint with a SentencePiece-like unigram tokenizer. change: is given the model before it is saved."""
+    import torch
+    from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+    from transformers import PreTrainedTokenizerFast, T5Config, T5ForConditionalGeneration
+
+    words = sorted({f"\u2581{word}" for word in " ".join(TEXT).split()})  # not trained: training is not repeatable
+    letters = sorted({letter for word in words for letter in word})
+    pieces = [("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0)]
+    pieces += [(word, -5.0) for word in words if len(word) > 2] + [(letter, -8.0) for letter in letters]
+    tokenizer = Tokenizer(models.Unigram(pieces, unk_id=2))
+    tokenizer.normalizer = normalizers.Sequence(
+        [normalizers.NFKC(), normalizers.Replace(Regex(r"\s+"), " "), normalizers.Strip()]
+    )
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace()])
+    tokenizer.decoder = decoders.Metaspace()
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="$A </s>", pair="$A </s> $B </s>", special_tokens=[("</s>", 1)]
+    )
+    names = {"pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"}
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, model_max_length=512, **names).save_pretrained(folder)
+    torch.manual_seed(seed)
+    size = -(-tokenizer.get_vocab_size() // 64) * 64
+    model = T5ForConditionalGeneration(T5Config(vocab_size=size, **(T5_SHAPE | changes))).eval()
+    if change is not None:
+        change(model)
+    model.save_pretrained(folder)
+
+
+def cut_decoder(model: Any) -> None:
+    """Leave the first layer of a T5 model's decoder only. The encoder stays as it is."""
+    model.decoder.block = model.decoder.block[:1]
+    model.config.num_decoder_layers = 1
