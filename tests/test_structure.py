@@ -32,7 +32,7 @@ LAYERS = [
     {"testing"},
     {"engine"},
     {"chat", "preparation"},
-    {"admission", "draft_models", "drafter_registry"},
+    {"admission", "draft_models", "drafter_registry", "encoder_input"},
     {"loading"},
     {"setting"},
     {"reference"},

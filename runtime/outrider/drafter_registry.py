@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from outrider.drafters import AnswerStore
     from outrider.loading import LoadedModel
     from outrider.measure import Contention
-    from outrider.types import Drafter, DraftPolicy, PricedDrafter
+    from outrider.types import Drafter, DraftPolicy, PricedDrafter, Source
 
 
 class DrafterRegistry:
@@ -141,14 +141,20 @@ class DrafterRegistry:
     def _reads_references(self, policy: DraftPolicy | None) -> bool:
         return policy is not None and any(drafter is self._suffix for drafter in policy.drafters)
 
-    def texts(self, config: GenerationConfig, policy: DraftPolicy | None) -> tuple[References, ...]:
+    def texts(
+        self, config: GenerationConfig, policy: DraftPolicy | None, source: Source | None = None
+    ) -> tuple[References, ...]:
         """The texts that a request may copy from, besides its own tokens. policy: the request's.
+
+        source: what an encoder reads; summaries and corrections copy its text.
 
         Raises:
             OptionError: for references that no drafter of the policy reads.
         """
         if self._reads_references(policy):
             documents = (self._read(config.references),) if config.references else ()
+            if source is not None and source.values.ndim == 1:
+                documents = (References([source.values.tolist()]), *documents)
             return documents + (self._store.references() if self._store else ())
         if config.references and policy is not None:
             threshold = config.assistant_confidence_threshold

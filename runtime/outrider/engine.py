@@ -151,7 +151,9 @@ class Engine:
 
     def _try_drafters(self) -> None:
         """Measure the acceptance of draft models before the first answer, once per bundle."""
-        if not self.config.scheduler.keep_records or self.loaded["main"].part.size < SMALL:
+        main = self.loaded["main"].part
+        hears = main.model.encoder is not None and main.model.encoder.kind == "audio"  # the trial prompts are texts
+        if not self.config.scheduler.keep_records or main.size < SMALL or hears:
             return
         for name, model, records in self._registry.untried:
             log.info("Trying the drafter '%s' on %d prompts.", name, len(trial.PROMPTS))

@@ -60,8 +60,9 @@ class Part:
 
     @property
     def _entries(self) -> list[FileEntry]:
-        folder = f"{self.model.folder}/"
-        return [entry for entry in self.bundle.manifest.files if entry.path.startswith(folder)]
+        encoder = self.model.encoder
+        folders = (f"{self.model.folder}/", *([f"{encoder.folder}/"] if encoder else []))
+        return [entry for entry in self.bundle.manifest.files if entry.path.startswith(folders)]
 
     @property
     def path(self) -> Path:
@@ -114,6 +115,7 @@ class Part:
             cuts=self.cuts,
             head=None if self.drafter is None or self.drafter.kind == "draft_model" else Head.of(self.drafter, main),
             masks=self.masks,
+            encoder_path=self.bundle.encoder_path(self.model),
         )
 
     @property

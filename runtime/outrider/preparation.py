@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from outrider.controller import ConfidenceThreshold
+from outrider.encoder_input import adapt_config, read_prompt, rules_of
 from outrider.errors import OptionError
 from outrider.grammar import Source
 from outrider.request import Request
@@ -73,12 +74,19 @@ class Preparation:
         created = time.perf_counter()
         if cancel is not None and (isinstance(cancel, type) or not callable(getattr(cancel, "is_set", None))):
             raise OptionError(f"cancel={cancel!r} has no is_set() to ask. Pass a threading.Event.")
+        encoder = self.loaded["main"].part.model.encoder
+        if encoder is not None:
+            config = adapt_config(config, encoder)
+            prompt = read_prompt(prompt, encoder, self.tokenizer)
+            chat_template = False
         whole = prompt if isinstance(prompt, Prompt) else NO_PROMPT
-        whole.check_tokens(self.loaded["main"].backend)
+        if encoder is None:
+            whole.check_tokens(self.loaded["main"].backend)
         text = prompt.token_ids if isinstance(prompt, Prompt) else prompt
         form = self._tool_format(config)
         given = {"tools": config.offered_tools} if form else {}
         token_ids = list(map(int, self.tokenizer.encode_prompt(text, chat_template=chat_template, **given)))
+        rules = rules_of(encoder, token_ids) if encoder else ()
         max_new_tokens = self.admission.check(token_ids, config)
         policy, num_assistant_tokens = self.registry.policy_for(config)
         threshold = config.assistant_confidence_threshold
@@ -92,11 +100,12 @@ class Preparation:
             sequence=Sequence(
                 token_ids,
                 len(token_ids),
-                self.registry.texts(config, policy),
+                self.registry.texts(config, policy, whole.source),
                 scope=whole.scope,
                 answers=whole.answers,
+                source=whole.source,
             ),
-            sampler=LogitsSampler(config, token_ids, end_token_ids=end_token_ids, grammar=grammar),
+            sampler=LogitsSampler(config, token_ids, end_token_ids=end_token_ids, grammar=grammar, rules=rules),
             verifier=_verifier(config),
             noise=Noise(seed),
             text=TextStream(decode, config.stop, until=_end_of_calls(config, form), at_once=at_once),

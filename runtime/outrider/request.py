@@ -210,9 +210,12 @@ class Request:
         self.trees = main.capabilities.trees and self.verifier.trees
         self.mask_token_ids = main.capabilities.mask_token_ids
         max_tokens = self.sequence.num_prompt_tokens + self.max_new_tokens
-        prompt = NO_PROMPT
+        sequence = self.sequence
+        prompt = Prompt((), source=sequence.source) if sequence.source else NO_PROMPT
         if self.reuse:
-            prompt = Prompt(self.sequence.token_ids, self.sequence.scope, answers=self.sequence.answers)
+            prompt = Prompt(
+                sequence.token_ids, sequence.scope, answers=sequence.answers, source=sequence.source
+            )
         slot = main.open(max_tokens, prompt)
         if slot is None:
             return False

@@ -53,6 +53,10 @@ class Bundle:
         """The file that the backend of `model.format` opens."""
         return self.folder / model.folder / MODEL_NAMES[model.format][0]
 
+    def encoder_path(self, model: ModelEntry) -> Path | None:
+        """The file of a model's encoder; None for a model without one."""
+        return model.encoder and self.folder / model.encoder.folder / MODEL_NAMES[model.format][0]
+
     @property
     def tokenizer_path(self) -> Path:
         """The folder of the tokenizer."""
@@ -225,7 +229,9 @@ def _check_files(bundle: Bundle) -> None:
     """Check that all files exist with their sizes, and the hashes of all but the models' weights."""
     manifest = bundle.manifest
     models = [manifest.main, *(drafter.model for drafter in manifest.drafters)]
-    weights = {f"{model.folder}/{WEIGHTS_NAMES[model.format]}" for model in models}
+    folders = {(model.folder, model.format) for model in models}
+    folders |= {(model.encoder.folder, model.format) for model in models if model.encoder}
+    weights = {f"{folder}/{WEIGHTS_NAMES[form]}" for folder, form in folders}
     for entry in manifest.files:
         relative = PurePosixPath(entry.path)
         if relative.is_absolute() or ".." in relative.parts or "\\" in entry.path or ":" in entry.path:

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence as Seq
 
     from outrider.types.backend import LogitsRow
+    from outrider.types.prompt import Source
     from outrider.types.randomness import Distribution, Noise
 
 
@@ -21,7 +22,7 @@ class Sequence:
     """One request's committed tokens: the prompt, then the answer. Draft tokens enter only when accepted.
 
     references: other texts that a drafter may copy from, as `outrider.drafters.References`. scope: the prompt's.
-    answers: see `Prompt.answers`; ascending.
+    answers: see `Prompt.answers`; ascending. source: what an encoder reads.
     """
 
     token_ids: list[int]
@@ -29,6 +30,7 @@ class Sequence:
     references: tuple[Any, ...] = ()
     scope: bytes = b""
     answers: Seq[tuple[int, int]] = ()
+    source: Source | None = None
 
     def __len__(self) -> int:
         return len(self.token_ids)
@@ -42,6 +44,13 @@ class Sequence:
             if begin < last:
                 return self.token_ids[begin : min(end, last)], True
         return self.token_ids[begin:end], False
+
+    @property
+    def context(self) -> list[int]:
+        """All tokens that a text may be copied from: those of the encoder's text, if there is one, then its own."""
+        if self.source is None or self.source.values.ndim > 1:
+            return self.token_ids
+        return [*self.source.values.tolist(), *self.token_ids]
 
     @property
     def generated_token_ids(self) -> list[int]:
