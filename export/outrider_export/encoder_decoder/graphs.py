@@ -47,9 +47,10 @@ def cross_model(first: ov.Model, num_layers: int) -> ov.Model:
 def decoder_model(later: ov.Model, geometry: Geometry) -> ov.Model:
     """The decoder, changed in place.
 
-    Inputs: input_ids int64 [1, n], rows int64 [r]; past.i.key and past.i.value, float32 [length, heads, head size];
+    Inputs: input_ids int64 [1, n], rows int64 [r]; pad, float32 [m, heads, head size]; past.i.key and past.i.value, float32 [length, heads, head size];
     cross.i.key and cross.i.value, float32 [1, heads, source, head size]. Outputs: logits float32 [1, r, width] of these
-    rows; new.i.key and new.i.value, float32 [n, heads, head size].
+    rows; new.i.key and new.i.value, float32 [n, heads, head size]. No token sees `pad`, which stands behind the new rows
+    in every layer's keys and values: with it, calls of all lengths get one number of keys.
 
     Raises:
         ExportError: when the graph has another form.
@@ -67,7 +68,7 @@ def decoder_model(later: ov.Model, geometry: Geometry) -> ov.Model:
     if {*pasts} != {*_names(geometry.num_layers)} or {*crosses} != {*pasts}:
         raise ExportError(f"The converted decoder has no keys and values of {geometry.num_layers} layers.")
     results = [_new_rows(later, name, past) for name, past in pasts.items()]
-    inputs = [token_ids]
+    inputs = [token_ids, _pad_keys(later, {*map(_node_id, pasts.values())}, sizes)]
     for name, past in pasts.items():
         inputs.append(_with_rows_first(past, f"past.{name}", sizes))
     for name, cross in crosses.items():
@@ -132,6 +133,40 @@ def _new_rows(model: ov.Model, name: str, past: ov.Node) -> ov.Node:
     result = ops.result(_rows_first(joined.input_value(1)))
     result.output(0).set_names({f"new.{name}"})
     return result
+
+
+def _node_id(node: ov.Node) -> str:
+    return str(node.get_friendly_name())
+
+
+def _pad_keys(model: ov.Model, pasts: set[str], sizes: tuple[int, int]) -> ov.Node:
+    """Append the new input `pad` to the keys and values of self-attention, and mask it; returns that input.
+
+    Kernels add in an order that depends on the number of keys, so a row's bits do, too.
+    """
+    pad = ops.parameter([-1, *sizes], dtype=np.float32, name="pad")
+    pad.output(0).set_names({"pad"})
+    behind = ops.transpose(ops.unsqueeze(pad, _ints(1)), _ints(1, 2, 0, 3))
+    length = ops.gather(ops.shape_of(pad), _ints(0), ops.constant(np.int64(0)))
+    ends = ops.concat([_ints(0, 0, 0), length], 0)
+    count = 0
+    for node in model.get_ordered_ops():
+        if node.get_type_name() != "ScaledDotProductAttention":
+            continue
+        joined = [node.input_value(i).get_node() for i in (1, 2)]
+        if any(each.get_type_name() != "Concat" for each in joined):
+            continue  # cross-attention
+        if {_node_id(each.input_value(0).get_node()) for each in joined} - pasts or len(node.inputs()) < 4:
+            raise ExportError("The converted decoder's self-attention has another form than Outrider knows.")
+        for i, each in enumerate(joined, 1):
+            node.input(i).replace_source_output(ops.concat([each, behind], 2).output(0))
+        hidden = ops.constant(np.float32(np.finfo(np.float32).min))
+        mask = ops.pad(node.input_value(3), _ints(0, 0, 0, 0), ends, "constant", hidden)
+        node.input(3).replace_source_output(mask.output(0))
+        count += 1
+    if 2 * count != len(pasts):
+        raise ExportError(f"The converted decoder has {count} layers of self-attention, and {len(pasts)} inputs for them.")
+    return pad
 
 
 def _rows_first(values: ov.Output) -> ov.Node:

@@ -21,7 +21,7 @@ from outrider.kv import Unbranched
 from outrider.types import NO_PROMPT, CacheUse, Capabilities, Chunk, Exactness
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
     from collections.abc import Sequence as Seq
     from pathlib import Path
 
@@ -30,6 +30,9 @@ if TYPE_CHECKING:
     from outrider.backends.encoder_states import Cross
     from outrider.bundle.manifest import EncoderEntry
     from outrider.types import Prompt, RowRule
+
+
+_KEYS = 64  # numbers of keys are rounded up to multiples of it
 
 
 class CrossSlot(Unbranched):
@@ -77,6 +80,9 @@ class EncoderDecoder:
     each call and returns the new rows of keys and values, so the sequences of one `submit` run one after another. A
     source takes as much of the cache as a token for each of its positions.
 
+    A row's bits depend on the number of keys in its call, so that is a function of the row's position: keys are padded
+    to a multiple of 64, and a chunk across such a border takes two calls.
+
     Raises:
         OptionError: for a device that is not there, or a precision of the cache other than f32.
         BundleError: when a file cannot be read, or is no such model.
@@ -117,7 +123,7 @@ class EncoderDecoder:
         model = read_ir(core, model_path)
         shapes = {port.get_any_name(): port.get_partial_shape() for port in model.inputs}
         pasts = {name: shape for name, shape in shapes.items() if name.startswith("past.")}
-        if not pasts or not {"input_ids", "rows"} <= {*shapes}:
+        if not pasts or not {"input_ids", "pad", "rows"} <= {*shapes}:
             raise BundleError(f"{model_path} is no decoder with cross-attention. Export the bundle again.")
         self._pasts = {name: (s[1].get_length(), s[2].get_length()) for name, s in pasts.items()}
         try:
@@ -138,6 +144,7 @@ class EncoderDecoder:
     def use(self, exactness: Exactness) -> None:
         """Pad calls by this rule from now on, and report this exactness. Not while slots are open."""
         self.exactness = exactness
+        self._zeros = np.zeros((_KEYS + exactness.rule.num_spare, *next(iter(self._pasts.values()))), dtype=np.float32)
         self.capabilities = Capabilities(
             bit_exact_batching=exactness.holds, rows=exactness.rule, one_call=False, reads_sources=True
         )
@@ -230,11 +237,27 @@ class EncoderDecoder:
             self._rows = np.empty((num_rows, self.logits_width), dtype=np.float32)
         at = 0
         for chunk in chunks:
-            rows = self._run(chunk)
-            self._rows[at : at + chunk.num_rows] = rows
-            at += chunk.num_rows
+            for part in self._parts(chunk):
+                self._rows[at : at + part.num_rows] = self._run(part)
+                at += part.num_rows
         self.seconds += time.perf_counter() - began
         return BufferStep(self._rows, range(num_rows), self.vocab_size, {id(chunk.slot): () for chunk in chunks})
+
+    def _num_keys(self, position: int) -> int:
+        """The number of keys in calls with a token at this position: the padding is behind it."""
+        return -(-(position + 1 + self.capabilities.rows.num_spare) // _KEYS) * _KEYS
+
+    def _parts(self, chunk: Chunk) -> Iterator[Chunk]:
+        """The calls for a chunk: tokens in one call have one number of keys. So a row's bits depend on its position."""
+        slot, count = chunk.slot, len(chunk.token_ids)
+        begin = slot.length
+        positions = range(begin, begin + count)
+        ends = [i + 1 for i, p in enumerate(positions) if self._num_keys(p) != self._num_keys(p + 1)]
+        first = 0
+        for end in [*(each for each in ends if each < count), count]:
+            num_rows = max(0, min(end - first, end - (count - chunk.num_rows)))
+            yield Chunk(slot, chunk.token_ids[first:end], num_rows)
+            first = end
 
     def _run(self, chunk: Chunk) -> NDArray[np.float32]:
         """Evaluate one chunk, and return the logits of its last rows, float32 [num_rows, logits width]."""
@@ -244,8 +267,10 @@ class EncoderDecoder:
         padded = max(rule.num_rows([count]), begin + wanted)
         token_ids = np.zeros((1, padded), dtype=np.int64)
         token_ids[0, :count] = chunk.token_ids
+        num_pads = self._num_keys(slot.length + count - 1) - slot.length - padded
         inputs: dict[str, NDArray[Any]] = {
             "input_ids": token_ids,
+            "pad": self._zeros[:num_pads],
             "rows": np.arange(begin, begin + wanted, dtype=np.int64),
             **{name: buffer[: slot.length] for name, buffer in slot.past.items()},
             **slot.cross.arrays,
