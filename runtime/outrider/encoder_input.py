@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from outrider.errors import OptionError, RequestError, TooLong
-from outrider.sampling import BannedAtFirst, OnlyTokens
+from outrider.sampling import BannedAtFirst, OnlyTokens, Timestamps
 from outrider.types import Prompt, Source
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from collections.abc import Sequence as Seq
 
     from outrider.bundle.manifest import EncoderEntry
@@ -62,29 +63,46 @@ def _items(prompt: Any) -> list[Any]:
     return list(prompt) if isinstance(prompt, list | tuple) else []
 
 
-def adapt_config(config: GenerationConfig, encoder: EncoderEntry) -> GenerationConfig:
+def adapt_config(config: GenerationConfig, encoder: EncoderEntry, token_ids: Seq[int]) -> GenerationConfig:
     """A request's options, with the tokens that the model never generates among the banned ones.
+
+    token_ids: the decoder's first tokens.
 
     Raises:
         OptionError: for options that encoder-decoder models do not have.
     """
     if config.offered_tools:
         raise OptionError("tools are for models with a chat template, and this one has none. Leave them out.")
-    if not encoder.suppress_token_ids:
+    if not encoder.suppress_token_ids or _finds_language(encoder, token_ids):  # languages are among them
         return config
     return config.replace(banned_token_ids=tuple({*config.banned_token_ids, *encoder.suppress_token_ids}))
 
 
-def rules_of(encoder: EncoderEntry, token_ids: Seq[int]) -> list[Processor]:
+def _finds_language(encoder: EncoderEntry, token_ids: Seq[int]) -> bool:
+    return encoder.audio is not None and bool(encoder.audio.languages) and tuple(token_ids) == encoder.begin_token_ids
+
+
+def rules_of(encoder: EncoderEntry, token_ids: Seq[int], eos_token_ids: Seq[int]) -> list[Processor]:
     """The model's own rules for an answer behind the decoder's first tokens.
 
     Whisper's text begins with the start token alone when the language is to be found, and without <|notimestamps|> when
     it has timestamps.
     """
     audio = encoder.audio
-    if audio is not None and audio.languages and tuple(token_ids) == encoder.begin_token_ids:
+    if audio is not None and _finds_language(encoder, token_ids):
         return [OnlyTokens(audio.languages.values())]
     rules: list[Processor] = []
+    if audio is not None and audio.no_timestamps_token_id not in token_ids:
+        first, none = audio.first_timestamp_token_id, audio.no_timestamps_token_id
+        rules.append(Timestamps(first, none, min(eos_token_ids), audio.max_initial_timestamp))
     if encoder.begin_suppress_token_ids:
         rules.append(BannedAtFirst(encoder.begin_suppress_token_ids))
     return rules
+
+
+def decode_text(encoder: EncoderEntry, decode: Callable[[Seq[int]], str]) -> Callable[[Seq[int]], str]:
+    """The same function, without timestamps, which are no special tokens to Whisper's tokenizer."""
+    if encoder.audio is None:
+        return decode
+    first = encoder.audio.first_timestamp_token_id
+    return lambda token_ids: decode([token_id for token_id in token_ids if token_id < first])

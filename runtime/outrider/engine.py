@@ -31,6 +31,7 @@ from outrider.setting import SMALL, choice_of, log
 from outrider.text import Tokenizer
 from outrider.tools import ToolFormat
 from outrider.trace import Trace
+from outrider.transcription import Transcriber
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Mapping
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
     from outrider.drafters import DraftModel
     from outrider.preparation import AnyPrompt
     from outrider.request import Request
-    from outrider.results import Result, TextChunk
+    from outrider.results import Result, TextChunk, Transcription
     from outrider.setting import Choice
     from outrider.types import Backend, CacheUse, CompiledModel, Drafter, TextTokenizer
 
@@ -285,6 +286,33 @@ class Engine:
         request = self.prepare(prompt, config, chat_template=chat_template, cancel=cancel, at_once=True, **options)
         *_, last = self._queue.run(request)
         return last.result or request.result()
+
+    def transcribe(
+        self,
+        audio: Any,
+        *,
+        language: str | None = None,
+        task: str | None = None,
+        timestamps: bool = False,
+        sampling_rate: int | None = None,
+        **options: Any,
+    ) -> Transcription:
+        """The text of audio, by a Whisper model. Longer audio than 30 s is read in windows, one after the other.
+
+            engine.transcribe("talk.wav", language="en", timestamps=True).segments
+
+        audio: float32 [n] from −1 to 1, at the model's rate of 16 kHz; or the path of a .wav file. language: such as
+        "en"; None: found in the first window. task: "transcribe" or "translate" (to English). sampling_rate: of an
+        array, to be checked. options: as of `generate`, for each window.
+
+        Raises as `generate`; also OptionError for another kind of model, and RequestError for audio that is empty,
+        damaged, or has another rate.
+        """
+        encoder = self.bundle.manifest.main.encoder
+        if encoder is None:
+            raise OptionError("This model reads text, not audio. Use engine.generate, or load a Whisper.")
+        given = {"language": language, "task": task, "timestamps": timestamps, "sampling_rate": sampling_rate}
+        return Transcriber(self, encoder).run(audio, **given, **options)
 
     def stream(
         self,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from outrider.controller import ConfidenceThreshold
-from outrider.encoder_input import adapt_config, read_prompt, rules_of
+from outrider.encoder_input import adapt_config, decode_text, read_prompt, rules_of
 from outrider.errors import OptionError
 from outrider.grammar import Source
 from outrider.request import Request
@@ -76,8 +76,8 @@ class Preparation:
             raise OptionError(f"cancel={cancel!r} has no is_set() to ask. Pass a threading.Event.")
         encoder = self.loaded["main"].part.model.encoder
         if encoder is not None:
-            config = adapt_config(config, encoder)
             prompt = read_prompt(prompt, encoder, self.tokenizer)
+            config = adapt_config(config, encoder, prompt.token_ids)
             chat_template = False
         whole = prompt if isinstance(prompt, Prompt) else NO_PROMPT
         if encoder is None:
@@ -86,7 +86,7 @@ class Preparation:
         form = self._tool_format(config)
         given = {"tools": config.offered_tools} if form else {}
         token_ids = list(map(int, self.tokenizer.encode_prompt(text, chat_template=chat_template, **given)))
-        rules = rules_of(encoder, token_ids) if encoder else ()
+        rules = rules_of(encoder, token_ids, self.special.eos_token_ids) if encoder else ()
         max_new_tokens = self.admission.check(token_ids, config)
         policy, num_assistant_tokens = self.registry.policy_for(config)
         threshold = config.assistant_confidence_threshold
@@ -96,6 +96,8 @@ class Preparation:
         source = self._source(config, form)
         grammar = None if source is None else self.grammars.new_state(source)
         decode = keep_markers(form, self.tokenizer) if form else self.tokenizer.decode
+        if encoder is not None:
+            decode = decode_text(encoder, decode)
         request = Request(
             sequence=Sequence(
                 token_ids,

@@ -20,7 +20,7 @@ T5_SHAPE: dict[str, Any] = {
 WHISPER_SHAPE: dict[str, Any] = {
     "d_model": 64, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 4,
     "decoder_attention_heads": 4, "encoder_ffn_dim": 128, "decoder_ffn_dim": 128, "num_mel_bins": 80,
-    "max_target_positions": 128,
+    "max_target_positions": 448,
 }  # fmt: skip
 LANGUAGES = ("en", "de", "ja")
 NUM_TIMESTAMPS = 1501  # 0.00 to 30.00 s
@@ -59,3 +59,56 @@ def cut_decoder(model: Any) -> None:
     """Leave the first layer of a T5 model's decoder only. The encoder stays as it is."""
     model.decoder.block = model.decoder.block[:1]
     model.config.num_decoder_layers = 1
+
+
+def write_whisper(folder: Path, seed: int = 0, change: Callable[[Any], None] | None = None, **changes: Any) -> None:
+    """A Whisper checkpoint of three languages, with its special tokens and timestamps."""
+    import torch
+    from transformers import (
+        GenerationConfig,
+        PreTrainedTokenizerFast,
+        WhisperConfig,
+        WhisperFeatureExtractor,
+        WhisperForConditionalGeneration,
+    )
+
+    names = [f"<|{language}|>" for language in LANGUAGES]
+    special = ["<|endoftext|>", "<|startoftranscript|>", *names, "<|translate|>", "<|transcribe|>"]
+    tokenizer = train_tokenizer(special=[*special, "<|notimestamps|>"])
+    tokenizer.add_tokens([f"<|{0.02 * i:.2f}|>" for i in range(NUM_TIMESTAMPS)])
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|endoftext|>", pad_token="<|endoftext|>")
+    fast.save_pretrained(folder)
+    ids = {name: tokenizer.token_to_id(name) for name in [*special, "<|notimestamps|>"]}
+    torch.manual_seed(seed)
+    start, end = ids["<|startoftranscript|>"], ids["<|endoftext|>"]
+    shape = WHISPER_SHAPE | changes
+    tokens = {"pad_token_id": end, "bos_token_id": end, "eos_token_id": end, "decoder_start_token_id": start}
+    size = -(-tokenizer.get_vocab_size() // 64) * 64
+    config = WhisperConfig(vocab_size=size, suppress_tokens=None, begin_suppress_tokens=None, **tokens, **shape)
+    model = WhisperForConditionalGeneration(config).eval()
+    model.generation_config = GenerationConfig(
+        **tokens,
+        is_multilingual=True,
+        lang_to_id={name: ids[name] for name in names},
+        task_to_id={name: ids[f"<|{name}|>"] for name in ("transcribe", "translate")},
+        no_timestamps_token_id=ids["<|notimestamps|>"],
+        suppress_tokens=[1, 2, 7, start, *(ids[name] for name in names)],
+        begin_suppress_tokens=[220, end],
+        max_initial_timestamp_index=50,
+        max_length=shape["max_target_positions"],
+        return_timestamps=False,
+    )
+    if change is not None:
+        change(model)
+    model.save_pretrained(folder)
+    WhisperFeatureExtractor(feature_size=shape["num_mel_bins"]).save_pretrained(folder)
+
+
+def tone(seconds: float, seed: int = 0, rate: int = 16_000) -> NDArray[np.float32]:
+    """Audio that is not silent: a few sliding tones with noise, float32 [n] at 16 kHz."""
+    import numpy as np
+
+    rng = np.random.default_rng(seed)
+    at = np.arange(int(seconds * rate)) / rate
+    waves = [np.sin(2 * np.pi * (pitch + 30 * at) * at) for pitch in rng.uniform(100, 3000, size=4)]
+    return (0.2 * sum(waves) + 0.02 * rng.normal(size=len(at))).clip(-1, 1).astype(np.float32)

@@ -37,7 +37,11 @@ def cross_model(first: ov.Model, num_layers: int) -> ov.Model:
         result = ops.result(_output_of(first, f"present.{name.replace('.', '.encoder.', 1)}"))
         result.output(0).set_names({f"cross.{name}"})
         results.append(result)
-    states = _parameters(first)["encoder_hidden_states"]
+    found = _parameters(first)
+    states = found.pop("encoder_hidden_states")
+    for node in found.values():  # some shapes are taken from the tokens, of which one is as good as any
+        for port in node.output(0).get_target_inputs():
+            port.replace_source_output(ops.constant(np.zeros((1, 1), dtype=np.int64)).output(0))
     states.set_partial_shape(ov.PartialShape([1, -1, states.get_partial_shape()[2]]))
     model = ov.Model(results, [states], "cross")
     model.validate_nodes_and_infer_types()

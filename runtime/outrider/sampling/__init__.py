@@ -35,6 +35,7 @@ on its path, and the state holds committed tokens only. A logit of −inf stays 
 from outrider.sampling.bans import BannedAtFirst, OnlyTokens
 from outrider.sampling.rows import DraftRows
 from outrider.sampling.sampler import LogitsSampler, Processor
+from outrider.sampling.timestamps import Timestamps
 from outrider.sampling.top import argmax, probability, whole_row, without
 from outrider.sampling.truncate import ranked
 
@@ -44,6 +45,7 @@ __all__ = [
     "LogitsSampler",
     "OnlyTokens",
     "Processor",
+    "Timestamps",
     "argmax",
     "probability",
     "ranked",
