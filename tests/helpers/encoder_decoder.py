@@ -83,7 +83,7 @@ def write_whisper(folder: Path, seed: int = 0, change: Callable[[Any], None] | N
     start, end = ids["<|startoftranscript|>"], ids["<|endoftext|>"]
     shape = WHISPER_SHAPE | changes
     tokens = {"pad_token_id": end, "bos_token_id": end, "eos_token_id": end, "decoder_start_token_id": start}
-    size = -(-tokenizer.get_vocab_size() // 64) * 64
+    size = tokenizer.get_vocab_size()  # not padded: Transformers would generate timestamps that do not exist
     config = WhisperConfig(vocab_size=size, suppress_tokens=None, begin_suppress_tokens=None, **tokens, **shape)
     model = WhisperForConditionalGeneration(config).eval()
     model.generation_config = GenerationConfig(
