@@ -65,6 +65,7 @@ class Encoder:
         self.entry, self._core, self._path, self._device, self._hints = entry, core, path, device, dict(hints)
         self._cross = self._compile(model_path.with_name(CROSS_NAME))
         self._encoder: ov.CompiledModel | None = None
+        self.num_runs = 0  # of the encoder
         self._trial: weakref.ref[Cross] | None = None
 
     def _compile(self, path: Path) -> ov.CompiledModel:
@@ -84,6 +85,7 @@ class Encoder:
         if states is None:
             if self._encoder is None:
                 self._encoder = self._compile(self._path)
+            self.num_runs += 1
             states = self._run(self._encoder, source.values[None])["last_hidden_state"]
             source.states[self.entry.sha256] = states
         return self._cross_of(states)

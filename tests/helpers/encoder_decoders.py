@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from tests.helpers.tiny import TEXT, train_tokenizer
+from tiny import TEXT, train_tokenizer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 T5_SHAPE: dict[str, Any] = {
     "d_model": 64, "d_kv": 16, "d_ff": 128, "num_layers": 2, "num_decoder_layers": 2, "num_heads": 4,
-    "n_positions": 512, "decoder_start_token_id": 0, "pad_token_id": 0, "eos_token_id": 1,
+    "n_positions": 512, "tie_word_embeddings": False, "decoder_start_token_id": 0, "pad_token_id": 0, "eos_token_id": 1,
 }  # fmt: skip
 WHISPER_SHAPE: dict[str, Any] = {
     "d_model": 64, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 4,
@@ -24,6 +24,15 @@ WHISPER_SHAPE: dict[str, Any] = {
 }  # fmt: skip
 LANGUAGES = ("en", "de", "ja")
 NUM_TIMESTAMPS = 1501  # 0.00 to 30.00 s
+
+
+def _scatter(model: Any) -> None:
+    """Weights that are large enough for texts that do not repeat one token."""
+    import torch
+
+    for parameter in model.parameters():
+        if parameter.ndim > 1 and parameter.requires_grad:
+            torch.nn.init.normal_(parameter, std=0.3)
 
 
 def write_t5(folder: Path, seed: int = 0, change: Callable[[Any], None] | None = None, **changes: Any) -> None:
@@ -48,11 +57,25 @@ def write_t5(folder: Path, seed: int = 0, change: Callable[[Any], None] | None =
     names = {"pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"}
     PreTrainedTokenizerFast(tokenizer_object=tokenizer, model_max_length=512, **names).save_pretrained(folder)
     torch.manual_seed(seed)
-    size = -(-tokenizer.get_vocab_size() // 64) * 64
+    size = tokenizer.get_vocab_size()  # not padded: Transformers would generate tokens that do not exist
     model = T5ForConditionalGeneration(T5Config(vocab_size=size, **(T5_SHAPE | changes))).eval()
+    _scatter(model)
     if change is not None:
         change(model)
     model.save_pretrained(folder)
+
+
+def shake_decoder(model: Any) -> None:
+    """Change a model's decoder a little: the result often agrees with the model. The encoder stays as it is."""
+    import torch
+
+    torch.manual_seed(99)
+    for parameter in model.get_decoder().block.parameters() if hasattr(model, "shared") else _layers(model):
+        parameter.data += 0.01 * torch.randn_like(parameter)
+
+
+def _layers(model: Any) -> Any:
+    return model.model.decoder.layers.parameters()
 
 
 def cut_decoder(model: Any) -> None:
@@ -86,6 +109,7 @@ def write_whisper(folder: Path, seed: int = 0, change: Callable[[Any], None] | N
     size = tokenizer.get_vocab_size()  # not padded: Transformers would generate timestamps that do not exist
     config = WhisperConfig(vocab_size=size, suppress_tokens=None, begin_suppress_tokens=None, **tokens, **shape)
     model = WhisperForConditionalGeneration(config).eval()
+    _scatter(model)
     model.generation_config = GenerationConfig(
         **tokens,
         is_multilingual=True,
