@@ -312,7 +312,9 @@ class Engine:
         if encoder is None:
             raise OptionError("This model reads text, not audio. Use engine.generate, or load a Whisper.")
         given = {"language": language, "task": task, "timestamps": timestamps, "sampling_rate": sampling_rate}
-        return Transcriber(self, encoder).run(audio, **given, **options)
+        eos_token_ids = self.bundle.manifest.tokenizer.eos_token_ids
+        transcriber = Transcriber(encoder, self.generate, self.tokenizer.decode, eos_token_ids)
+        return transcriber.run(audio, **given, **options)
 
     def stream(
         self,

@@ -11,13 +11,10 @@ from outrider.results import Segment, Transcription
 from outrider.types import Prompt, Source
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    import numpy as np
-    from numpy.typing import NDArray
+    from collections.abc import Callable, Iterator
+    from collections.abc import Sequence as Seq
 
     from outrider.bundle.manifest import AudioEntry, EncoderEntry
-    from outrider.engine import Engine
     from outrider.results import Result
 
 _FRAMES_PER_POSITION = 2  # of the encoder; its first layers halve the number
@@ -28,15 +25,18 @@ _PRECISION = 0.02  # seconds from one timestamp to the next
 class Transcriber:
     """Transcribes audio with an engine whose model reads it.
 
-        Transcriber(engine, encoder).run("talk.wav", language="en", timestamps=True).segments
+        transcriber = Transcriber(encoder, engine.generate, engine.tokenizer.decode, eos_token_ids)
+        transcriber.run("talk.wav", language="en", timestamps=True).segments
 
-    Source: openai/whisper, `transcribe.py`: windows of 30 s, one after the other. With timestamps, the next window begins
+    generate: answers a prompt. decode: the text of tokens. Source: openai/whisper, `transcribe.py`: windows of 30 s, one after the other. With timestamps, the next window begins
     at the last one that was said. Nothing of an earlier window's text is read again, and no window is repeated at a
     higher temperature.
     """
 
-    engine: Engine
     encoder: EncoderEntry
+    generate: Callable[..., Result]
+    decode: Callable[[Seq[int]], str]
+    eos_token_ids: Seq[int]
 
     @property
     def _audio(self) -> AudioEntry:
@@ -76,7 +76,7 @@ class Transcriber:
             source = Source.of_audio(features[:, begin : begin + size])
             if entry.languages and language is None:
                 language = self._find_language(source)
-            result = self.engine.generate(Prompt(self._begin(language, task, timestamps), source=source), **options)
+            result = self.generate(Prompt(self._begin(language, task, timestamps), source=source), **options)
             results.append(result)
             length = min(size, num_frames - begin)
             found = [Segment(0.0, length / frames_per_second, result.text)]
@@ -113,7 +113,7 @@ class Transcriber:
     def _find_language(self, source: Source) -> str:
         """The likeliest language of a window."""
         prompt = Prompt(self.encoder.begin_token_ids, source=source)
-        result = self.engine.generate(prompt, max_new_tokens=1, min_new_tokens=0, temperature=0.0, drafter=None)
+        result = self.generate(prompt, max_new_tokens=1, min_new_tokens=0, temperature=0.0, drafter=None)
         by_id = {token_id: name for name, token_id in self._audio.languages.items()}
         return by_id[result.token_ids[0]]
 
@@ -124,7 +124,7 @@ class Transcriber:
         the last segment has no end, it is left to the next window, unless it is the only one.
         """
         first = self._audio.first_timestamp_token_id
-        if token_ids and token_ids[-1] in self.engine.bundle.manifest.tokenizer.eos_token_ids:
+        if token_ids and token_ids[-1] in self.eos_token_ids:
             token_ids = token_ids[:-1]
         segments = list(self._segments(token_ids, seconds))
         stamps = [token_id for token_id in token_ids if token_id >= first]
@@ -145,7 +145,7 @@ class Transcriber:
                 continue
             at = (token_id - first) * _PRECISION
             if text:
-                yield Segment(begin, at, self.engine.tokenizer.decode(text))
+                yield Segment(begin, at, self.decode(text))
             begin, text = at, []
         if text:
-            yield Segment(begin, seconds, self.engine.tokenizer.decode(text))
+            yield Segment(begin, seconds, self.decode(text))
