@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def read_prompt(prompt: Any, encoder: EncoderEntry, tokenizer: TextTokenizer) -> Prompt:
-    """The prompt of an encoder-decoder model's request: text or token ids are the source, and the decoder's text begins.
+    """The prompt of an encoder-decoder model's request: text or token ids become the source.
 
     prompt: as for `Engine.generate`. A `Prompt` with a source is used as it is.
 

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from outrider.bundle.manifest import AudioEntry, EncoderEntry
     from outrider.results import Result
 
-_FRAMES_PER_POSITION = 2  # of the encoder; its first layers halve the number
 _PRECISION = 0.02  # seconds from one timestamp to the next
 
 
@@ -28,9 +27,11 @@ class Transcriber:
         transcriber = Transcriber(encoder, engine.generate, engine.tokenizer.decode, eos_token_ids)
         transcriber.run("talk.wav", language="en", timestamps=True).segments
 
-    generate: answers a prompt. decode: the text of tokens. Source: openai/whisper, `transcribe.py`: windows of 30 s, one after the other. With timestamps, the next window begins
-    at the last one that was said. Nothing of an earlier window's text is read again, and no window is repeated at a
-    higher temperature.
+    generate: answers a prompt. decode: the text of tokens. eos_token_ids: end an answer.
+
+    Source: openai/whisper, `transcribe.py`: windows of 30 s, one after the other. With timestamps, the next window
+    begins at the last one that was said. Nothing of an earlier window's text is read again, and no window is repeated
+    at a higher temperature.
     """
 
     encoder: EncoderEntry
@@ -97,7 +98,7 @@ class Transcriber:
             if value is None or value in known:
                 continue
             if not known:
-                raise OptionError(f"{name}={value!r} is for models of several languages, and this has one. Leave it out.")
+                raise OptionError(f"{name}={value!r} is for models of several languages. Leave it out.")
             raise OptionError(f"{name}={value!r} is not known to this model. {nearest(str(value), known)}")
 
     def _begin(self, language: str | None, task: str | None, timestamps: bool) -> list[int]:

@@ -106,7 +106,8 @@ def test_t5_drafted_is_plain(reader: Engine, options: dict[str, Any]) -> None:
 def test_requests_of_different_texts_run_together(reader: Engine) -> None:
     """They have different sources, and different places in their texts."""
     plain = [reader.generate(text, max_new_tokens=60, drafter=None) for text in TEXTS]
-    streams = [reader.stream(text, max_new_tokens=60, drafter=name) for text, name in zip(TEXTS, ("draft", "suffix", None), strict=True)]
+    named = zip(TEXTS, ("draft", "suffix", None), strict=True)
+    streams = [reader.stream(text, max_new_tokens=60, drafter=name) for text, name in named]
     last = [chunk for stream in streams for chunk in stream if chunk.result]
     assert [chunk.result.token_ids for chunk in last if chunk.result] == [result.token_ids for result in plain]
 
@@ -322,9 +323,9 @@ def test_whisper_reads_no_text(listener: Engine) -> None:
 
 
 def test_certificates_are_green(reader: Engine, listener: Engine, capsys: pytest.CaptureFixture[str]) -> None:
+    checks = ["--checks", "batching,greedy,coupled", "--modes", "suffix:3,ngram:2", "--max-new-tokens", "8"]
     for engine in (reader, listener):
-        checks = ["--checks", "batching,greedy,coupled", "--modes", "suffix:3,ngram:2", "--max-new-tokens", "8", "--json"]
-        assert run(["verify", str(engine.bundle.folder), *checks]) == 0
+        assert run(["verify", str(engine.bundle.folder), *checks, "--json"]) == 0
         assert json.loads(capsys.readouterr().out)["passed"]
 
 

@@ -100,7 +100,8 @@ def decoder(weights: _Weights) -> ov.Model:
     query = _heads(ops.matmul(states, weights("cross query", HIDDEN, HIDDEN), False, False))
     other = ops.scaled_dot_product_attention(query, crosses["key"], crosses["value"])
     states = ops.tanh(ops.add(states, _merged(other)))
-    logits = ops.matmul(ops.gather(states, rows, ops.constant(np.int64(1))), weights("output", HIDDEN, VOCAB), False, False)
+    chosen = ops.gather(states, rows, ops.constant(np.int64(1)))
+    logits = ops.matmul(chosen, weights("output", HIDDEN, VOCAB), False, False)
     outputs = {"logits": logits}
     for kind, values in new.items():
         outputs[f"new.0.{kind}"] = ops.squeeze(ops.transpose(values, _ints(2, 0, 1, 3)), _ints(1))

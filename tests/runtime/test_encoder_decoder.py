@@ -66,7 +66,9 @@ def test_wav_files_of_16_bits(tmp_path_factory: pytest.TempPathFactory, values: 
     assert np.array_equal(read_samples(path, 16_000), np.array(values, dtype=np.float32) / 32_768)
 
 
-@pytest.mark.parametrize(("width", "low"), [(1, b"\x00"), (2, b"\x00\x80"), (3, b"\x00\x00\x80"), (4, b"\x00\x00\x00\x80")])
+@pytest.mark.parametrize(
+    ("width", "low"), [(1, b"\x00"), (2, b"\x00\x80"), (3, b"\x00\x00\x80"), (4, b"\x00\x00\x00\x80")]
+)
 def test_wav_files_of_every_width(tmp_path: Path, width: int, low: bytes) -> None:
     write_wav(tmp_path / "a.wav", low * 3, width, 1)
     assert read_samples(str(tmp_path / "a.wav"), 16_000).tolist() == [-1.0, -1.0, -1.0]

@@ -43,7 +43,10 @@ def convert(job: dict[str, Any], progress: Progress) -> dict[str, Any]:
         core.read_model(scratch / "ir" / f"openvino_{name}_model.xml")
         for name in ("decoder", "decoder_with_past", "encoder")
     )
-    made = {output / MODEL: decoder_model(later, geometry), output / CROSS_NAME: cross_model(first, geometry.num_layers)}
+    made = {
+        output / MODEL: decoder_model(later, geometry),
+        output / CROSS_NAME: cross_model(first, geometry.num_layers),
+    }
     if job["encoder"] is not None:
         made[Path(job["encoder"]) / MODEL] = encoder_model(encoder)
     progress.phase("compress")

@@ -3,9 +3,9 @@
     decoder/openvino_decoder_model.xml            the first call: makes the cross-attention's keys and values
     decoder/openvino_decoder_with_past_model.xml  all further calls; with an empty past it is also right for the first
 
-Of the first, only the part that makes cross-attention's keys and values is kept. The second becomes the decoder: it gets
-inputs whose parts are contiguous in memory, returns the new rows of keys and values only, and computes the logits of
-chosen rows. `outrider.backends.encoder_decoder` describes the result.
+Of the first, only the part that makes cross-attention's keys and values is kept. The second becomes the decoder: it
+gets inputs whose parts are contiguous in memory, returns the new rows of keys and values only, and computes the logits
+of chosen rows.
 """
 
 from __future__ import annotations
@@ -51,10 +51,11 @@ def cross_model(first: ov.Model, num_layers: int) -> ov.Model:
 def decoder_model(later: ov.Model, geometry: Geometry) -> ov.Model:
     """The decoder, changed in place.
 
-    Inputs: input_ids int64 [1, n], rows int64 [r]; pad, float32 [m, heads, head size]; past.i.key and past.i.value, float32 [length, heads, head size];
-    cross.i.key and cross.i.value, float32 [1, heads, source, head size]. Outputs: logits float32 [1, r, width] of these
-    rows; new.i.key and new.i.value, float32 [n, heads, head size]. No token sees `pad`, which stands behind the new rows
-    in every layer's keys and values: with it, calls of all lengths get one number of keys.
+    Inputs: input_ids int64 [1, n], rows int64 [r]; pad, float32 [m, heads, head size]; past.i.key and past.i.value,
+    float32 [length, heads, head size]; cross.i.key and cross.i.value, float32 [1, heads, source, head size]. Outputs:
+    logits float32 [1, r, width] of these rows; new.i.key and new.i.value, float32 [n, heads, head size]. No token sees
+    `pad`, which stands behind the new rows in every layer's keys and values: with it, calls of all lengths get one
+    number of keys.
 
     Raises:
         ExportError: when the graph has another form.
@@ -169,7 +170,9 @@ def _pad_keys(model: ov.Model, pasts: set[str], sizes: tuple[int, int]) -> ov.No
         node.input(3).replace_source_output(mask.output(0))
         count += 1
     if 2 * count != len(pasts):
-        raise ExportError(f"The converted decoder has {count} layers of self-attention, and {len(pasts)} inputs for them.")
+        raise ExportError(
+            f"The converted decoder has {count} layers of self-attention, and {len(pasts)} inputs for their past."
+        )
     return pad
 
 

@@ -60,8 +60,8 @@ def add_drafter(
     main = old.manifest.main
     if main.encoder is not None:
         raise ExportError(
-            f"{old.folder} has an encoder-decoder model, and heads such as EAGLE draft for decoders only. Export it with "
-            "a smaller model of its own kind as --draft."
+            f"{old.folder} has an encoder-decoder model, and heads such as EAGLE draft for decoders only. Export it "
+            "with a smaller model of its own kind as --draft."
         )
     check_extra("Adding a drafter", main.format)
     source = fetch(locate(drafter, revision), False, progress)

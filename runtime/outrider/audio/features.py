@@ -53,7 +53,7 @@ def log_mel(
 def mel_filters(num_mel_bins: int, sampling_rate: int, window_length: int) -> NDArray[np.float64]:
     """Triangles on Slaney's mel scale, each with an area of one, float64 [mel bins, window_length // 2 + 1].
 
-    Source: Slaney 1998, "Auditory Toolbox"; librosa's `filters.mel` with its defaults, which Whisper ships the output of.
+    Source: Slaney 1998, "Auditory Toolbox"; librosa's `filters.mel` with its defaults, as shipped with Whisper.
     """
     frequencies = np.linspace(0, sampling_rate / 2, window_length // 2 + 1)
     edges = _to_hertz(np.linspace(0, _to_mel(sampling_rate / 2), num_mel_bins + 2))

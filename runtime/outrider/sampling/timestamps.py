@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 class Timestamps:
     """Timestamps come in pairs, ascend, begin and end the text, and win where they are likelier than any text.
 
-    Source: openai/whisper, `decoding.py: ApplyTimestampRules`; Transformers' `WhisperTimeStampLogitsProcessor`. The last
-    rule compares the probability of all timestamps with the likeliest other token's, so it needs whole rows.
+    Source: openai/whisper, `decoding.py: ApplyTimestampRules`; Transformers' `WhisperTimeStampLogitsProcessor`. The
+    last rule compares the probability of all timestamps with the likeliest other token's, so it needs whole rows.
 
     first: the token of 0.00 s, behind which are all others. no_timestamps: the token that would mean none. eos: the
     lowest id that is no text. max_initial: how many tokens behind `first` the first timestamp may be.
