@@ -6,9 +6,10 @@ import functools
 import weakref
 from typing import TYPE_CHECKING
 
+from outrider import __version__, saved
 from outrider.bundle.manifest import RESERVED_NAMES
 from outrider.config import COPYING
-from outrider.controller import Controller, Fixed, Records
+from outrider.controller import Controller, Fixed, Record, Records
 from outrider.drafters import Ngram, References, Suffix
 from outrider.errors import OptionError, nearest
 from outrider.measure import ALONE, LONGEST
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from outrider.drafters import AnswerStore
     from outrider.loading import LoadedModel
     from outrider.measure import Contention
+    from outrider.part import Part
     from outrider.types import Drafter, DraftPolicy, PricedDrafter, Source
 
 
@@ -220,3 +222,11 @@ def _cached_references(encode: Callable[[str], list[int]]) -> Callable[[tuple[st
     """A function that makes `References` of documents, and caches the latest."""
     read = functools.lru_cache(64)(encode)
     return functools.lru_cache(8)(lambda documents: References([read(document) for document in documents]))
+
+
+def records_of(keep: bool, parts: Seq[Part]) -> Records:
+    """The records of drafters with these models, in a file if `keep`."""
+    if not keep:
+        return Records()
+    key = {"files": {part.role: part.files for part in parts}, "outrider": __version__}
+    return Records(saved.SavedValue(saved.FOLDER / "records", key, dict[str, Record]))

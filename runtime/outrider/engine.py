@@ -9,15 +9,15 @@ from contextlib import aclosing, contextmanager
 from threading import Lock
 from typing import TYPE_CHECKING, Any, cast
 
-from outrider import __version__, event_loop, saved
+from outrider import event_loop
 from outrider.admission import Admission
 from outrider.bundle.folder import Bundle, draft_models_of, read_bundle
 from outrider.chat import Chat
 from outrider.config import COPYING, Config, GenerationConfig
 from outrider.config.files import load_config, user_path
-from outrider.controller import Record, Records, trial
+from outrider.controller import trial
 from outrider.draft_models import as_drafter, check_tokenizers
-from outrider.drafter_registry import DrafterRegistry
+from outrider.drafter_registry import DrafterRegistry, records_of
 from outrider.drafters import AnswerStore
 from outrider.errors import OptionError
 from outrider.forks import spare
@@ -129,7 +129,7 @@ class Engine:
             encode=self.tokenizer.encode,
             loaded_with=self.config.generation.drafter,
             store=self._store,
-            records=functools.partial(_records, self.config.scheduler.keep_records, (main, *drafts, *masks)),
+            records=functools.partial(records_of, self.config.scheduler.keep_records, (main, *drafts, *masks)),
         )
         self._preparation = Preparation(
             self.loaded,
@@ -517,11 +517,3 @@ class Engine:
         if (observer := self._queue.observer) is not None:
             observer.entered(request, config.drafter)
         return request
-
-
-def _records(keep: bool, parts: Seq[Part]) -> Records:
-    """The records of drafters with these models, in a file if `keep`."""
-    if not keep:
-        return Records()
-    key = {"files": {part.role: part.files for part in parts}, "outrider": __version__}
-    return Records(saved.SavedValue(saved.FOLDER / "records", key, dict[str, Record]))
