@@ -25,8 +25,8 @@ from outrider.bundle.manifest import (
 )
 from outrider.errors import ExportError
 from outrider_export.child import run_child
-from outrider_export.encoder_decoder import job as encoder_decoder
 from outrider_export.diet import check_diet, plan_diet, put_on_diet
+from outrider_export.encoder_decoder import job as encoder_decoder
 from outrider_export.geometry import check_ir
 from outrider_export.gguf_tokenizer import write_tokenizer
 from outrider_export.heads.plan import HeadPlan, is_head

@@ -311,10 +311,11 @@ class Engine:
         encoder = self.bundle.manifest.main.encoder
         if encoder is None:
             raise OptionError("This model reads text, not audio. Use engine.generate, or load a Whisper.")
-        given = {"language": language, "task": task, "timestamps": timestamps, "sampling_rate": sampling_rate}
         eos_token_ids = self.bundle.manifest.tokenizer.eos_token_ids
         transcriber = Transcriber(encoder, self.generate, self.tokenizer.decode, eos_token_ids)
-        return transcriber.run(audio, **given, **options)
+        return transcriber.run(
+            audio, language=language, task=task, timestamps=timestamps, sampling_rate=sampling_rate, **options
+        )
 
     def stream(
         self,

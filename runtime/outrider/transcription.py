@@ -83,7 +83,8 @@ class Transcriber:
             found = [Segment(0.0, length / frames_per_second, result.text)]
             if timestamps:
                 found, said = self._cut(result.token_ids, length / frames_per_second)
-                length = max(min(round(said * frames_per_second), length), 1)
+                least = min(length, int(frames_per_second))  # a second, whatever the model says, so that this ends soon
+                length = max(min(round(said * frames_per_second), length), least)
             offset = begin / frames_per_second
             segments += [Segment(each.begin + offset, each.end + offset, each.text) for each in found]
             begin += length
