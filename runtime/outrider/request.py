@@ -213,9 +213,7 @@ class Request:
         sequence = self.sequence
         prompt = Prompt((), source=sequence.source) if sequence.source else NO_PROMPT
         if self.reuse:
-            prompt = Prompt(
-                sequence.token_ids, sequence.scope, answers=sequence.answers, source=sequence.source
-            )
+            prompt = Prompt(sequence.token_ids, sequence.scope, answers=sequence.answers, source=sequence.source)
         slot = main.open(max_tokens, prompt)
         if slot is None:
             return False

@@ -96,10 +96,10 @@ def write_whisper(folder: Path, seed: int = 0, change: Callable[[Any], None] | N
     )
 
     names = [f"<|{language}|>" for language in LANGUAGES]
-    special = ["<|endoftext|>", "<|startoftranscript|>", *names, "<|translate|>", "<|transcribe|>"]
+    special = ["<|    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, **dict.fromkeys(("eos_token", "pad_token"), special[0]))|>", "<|startoftranscript|>", *names, "<|translate|>", "<|transcribe|>"]
     tokenizer = train_tokenizer(special=[*special, "<|notimestamps|>"])
     tokenizer.add_tokens([f"<|{0.02 * i:.2f}|>" for i in range(NUM_TIMESTAMPS)])
-    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|endoftext|>", pad_token="<|endoftext|>")
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, **dict.fromkeys(("eos_token", "pad_token"), special[0]))
     fast.save_pretrained(folder)
     ids = {name: tokenizer.token_to_id(name) for name in [*special, "<|notimestamps|>"]}
     torch.manual_seed(seed)

@@ -1,8 +1,8 @@
 """What a checkpoint of an encoder-decoder model says of itself: its shape, its encoder, and how its texts begin.
 
-    if is_encoder_decoder(config):
-        geometry = geometry_of(config, folder)              # of the decoder
-        encoder = describe_encoder(folder, config, vocabulary)
+if is_encoder_decoder(config):
+    geometry = geometry_of(config, folder)              # of the decoder
+    encoder = describe_encoder(folder, config, vocabulary)
 """
 
 from __future__ import annotations

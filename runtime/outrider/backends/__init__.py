@@ -42,7 +42,8 @@ def load_model(
 
     is_main: whether the model verifies drafts, so that its calls have many rows. features: hidden states that it has to
     give. head: of a drafter that is no decoder. masks: mask tokens that it is to read; a model in ONNX or on an NPU
-    reads none. cuts: the layers before which it is cut, for drafters that are made of its layers. encoder_path: of an encoder-decoder model.
+    reads none. cuts: the layers before which it is cut, for drafters that are made of its layers.
+    encoder_path: of an encoder-decoder model.
 
     Raises:
         OptionError, BundleError, DeviceError: as the backends say.

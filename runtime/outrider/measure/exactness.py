@@ -255,9 +255,7 @@ def longest_certified(main: Backend, cache_tokens: int, max_tokens: int) -> int:
     return min(longest, max_tokens - TAIL - max(WRONG_DRAFTS))
 
 
-def read(
-    main: Backend, token_ids: Seq[int], sizes: Seq[int], num_rows: int, source: Source | None = None
-) -> Rows:
+def read(main: Backend, token_ids: Seq[int], sizes: Seq[int], num_rows: int, source: Source | None = None) -> Rows:
     """The last rows of logits, float32 [num_rows, vocab_size], of tokens that are read in chunks of these sizes.
 
     source: what an encoder reads.
