@@ -96,7 +96,7 @@ def write_whisper(folder: Path, seed: int = 0, change: Callable[[Any], None] | N
     )
 
     names = [f"<|{language}|>" for language in LANGUAGES]
-    special = ["<|    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, **dict.fromkeys(("eos_token", "pad_token"), special[0]))|>", "<|startoftranscript|>", *names, "<|translate|>", "<|transcribe|>"]
+    special = ["<|endoftext|>", "<|startoftranscript|>", *names, "<|translate|>", "<|transcribe|>"]
     tokenizer = train_tokenizer(special=[*special, "<|notimestamps|>"])
     tokenizer.add_tokens([f"<|{0.02 * i:.2f}|>" for i in range(NUM_TIMESTAMPS)])
     fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, **dict.fromkeys(("eos_token", "pad_token"), special[0]))
