@@ -349,7 +349,7 @@ def test_what_cannot_be_exported_is_said(t5: Path, whisper: Path, tied: Path, tm
         ((t5, t5), {"draft_vocab": 50}, "not for encoder-decoder"),
     ):
         with pytest.raises(OutriderError, match=message):
-            export_bundle(*sources, output=tmp_path / "out", **options)  # type: ignore[arg-type]
+            export_bundle(*sources, output=tmp_path / "out", **options)
     shutil.copytree(whisper, tmp_path / "bare", ignore=shutil.ignore_patterns("preprocessor_config.json"))
     with pytest.raises(ExportError, match=r"preprocessor_config\.json"):
         export_bundle(tmp_path / "bare", output=tmp_path / "out")

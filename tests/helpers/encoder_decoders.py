@@ -135,4 +135,5 @@ def tone(seconds: float, seed: int = 0, rate: int = 16_000) -> NDArray[np.float3
     rng = np.random.default_rng(seed)
     at = np.arange(int(seconds * rate)) / rate
     waves = [np.sin(2 * np.pi * (pitch + 30 * at) * at) for pitch in rng.uniform(100, 3000, size=4)]
-    return (0.2 * sum(waves) + 0.02 * rng.normal(size=len(at))).clip(-1, 1).astype(np.float32)
+    samples: NDArray[np.float32] = (0.2 * np.sum(waves, axis=0) + 0.02 * rng.normal(size=len(at))).clip(-1, 1)
+    return samples.astype(np.float32)

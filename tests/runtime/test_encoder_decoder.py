@@ -159,13 +159,13 @@ def test_a_decoder_reads_no_source() -> None:
 
 
 def test_tokens_that_are_never_said() -> None:
-    config = GenerationConfig(banned_token_ids=[1])
+    config = GenerationConfig(banned_token_ids=(1,))
     assert set(adapt_config(config, TEXT, [0]).banned_token_ids) == {1, 3}
     assert adapt_config(config, AUDIO, [0]).banned_token_ids == (1,)  # the language is to be found
     assert set(adapt_config(config, AUDIO, [0, 5]).banned_token_ids) == {1, 3}
     tool = {"type": "function", "function": {"name": "f", "parameters": {}}}
     with pytest.raises(OptionError, match="tools"):
-        adapt_config(GenerationConfig(tools=[tool]), TEXT, [0])
+        adapt_config(GenerationConfig(tools=(tool,)), TEXT, [0])
 
 
 def test_rules_follow_from_the_decoders_first_tokens() -> None:

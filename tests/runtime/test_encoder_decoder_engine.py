@@ -90,7 +90,7 @@ def test_drafted_is_plain(engine: Engine, options: dict[str, Any]) -> None:
         plain = engine.generate(text, max_new_tokens=72, drafter=None, **options)
         for name in engine.drafters:
             for count in (1, 6):
-                given = {"drafter": name, "num_assistant_tokens": count}
+                given: dict[str, Any] = {"drafter": name, "num_assistant_tokens": count}
                 found = engine.generate(text, max_new_tokens=72, **given, **options)
                 assert found.token_ids == plain.token_ids
                 accepted[name] += found.stats.num_accepted_tokens

@@ -122,6 +122,8 @@ def _describe_audio(folder: Path, generation: dict[str, Any], vocabulary: Vocabu
             "one with WhisperFeatureExtractor().save_pretrained(folder)."
         )
     bins = generation.get("num_mel_bins")
+    if not isinstance(bins, int):
+        raise ExportError(f"{folder}/config.json has no num_mel_bins, so its model's shape is not known.")
     if bins != config.get("feature_size", bins):
         raise ExportError(
             f"{folder} has num_mel_bins={bins} in config.json and feature_size={config['feature_size']} in "

@@ -166,7 +166,7 @@ class EncoderDecoder:
     @property
     def bytes_per_token(self) -> float:
         """Bytes of one token in the cache, over all layers; also of one of the source's positions."""
-        return 4.0 * sum(heads * size for heads, size in self._pasts.values())
+        return float(4 * sum(heads * size for heads, size in self._pasts.values()))
 
     @property
     def max_tokens(self) -> int:

@@ -37,7 +37,7 @@ class Cross:
     @property
     def num_positions(self) -> int:
         """Positions of the source."""
-        return next(iter(self.arrays.values())).shape[2]
+        return int(next(iter(self.arrays.values())).shape[2])
 
 
 class Encoder:

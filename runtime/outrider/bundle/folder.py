@@ -55,7 +55,9 @@ class Bundle:
 
     def encoder_path(self, model: ModelEntry) -> Path | None:
         """The file of a model's encoder; None for a model without one."""
-        return model.encoder and self.folder / model.encoder.folder / MODEL_NAMES[model.format][0]
+        if model.encoder is None:
+            return None
+        return self.folder / model.encoder.folder / MODEL_NAMES[model.format][0]
 
     @property
     def tokenizer_path(self) -> Path:
