@@ -146,10 +146,16 @@ def register(architecture: str) -> None:
 
 
 def _compress(source: Path, target: Path, weights: str) -> None:
+    import openvino
+
+    compress(openvino.Core().read_model(source), target, weights)
+
+
+def compress(model: Any, target: Path, weights: str) -> None:
+    """Compress a graph's weights to "int8" or "int4", and write it to the file `target`."""
     import nncf
     import openvino
 
-    model = openvino.Core().read_model(source)
     if weights == "int8":
         model = nncf.compress_weights(model, mode=nncf.CompressWeightsMode.INT8_ASYM)
     else:

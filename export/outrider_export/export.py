@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shutil
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -29,6 +30,7 @@ from outrider.files import usable
 from outrider_export.adapters.peft_format import WEIGHTS, read_adapter
 from outrider_export.child import run_child
 from outrider_export.diet import check_diet, plan_diet, put_on_diet
+from outrider_export.encoder_decoder import job as encoder_decoder
 from outrider_export.geometry import check_ir
 from outrider_export.gguf_tokenizer import write_tokenizer
 from outrider_export.heads.plan import HeadPlan, is_head
@@ -120,16 +122,19 @@ def export_bundle(
             if draft is not None and is_head(fetched[1][1]):
                 head = HeadPlan.of(fetched.pop()[1], draft_weights, num_tokens, corpus)
             plans = [make_plan(role, source, form, asked) for role, source, form, asked in fetched]
+            encoder_decoder.check_pair(plans[0], plans[1:], draft_vocab, has_head=head is not None)
             if head is not None:
                 head.read(plans[0])
             pairings = [pair_vocabularies(plans[0], plan, progress) for plan in plans[1:]]
             diets = [None] + [
-                plan_diet(plan, pairing, num_tokens, corpus, progress)
+                None if plan.encoder else plan_diet(plan, pairing, num_tokens, corpus, progress)
                 for plan, pairing in zip(plans[1:], pairings, strict=True)
             ]
             check_space(target.output.parent, space_needed(plans))
             # A draft model has its own tokenizer only with another vocabulary.
             folders = ["tokenizer", *(None if p.vocabulary == "same" else "draft-tokenizer" for p in pairings)]
+            encoders = [encoder_decoder.place_encoder(p, plans[0], progress) if p.encoder else None for p in plans]
+            plans = [dataclasses.replace(p, encoder=encoder) for p, encoder in zip(plans, encoders, strict=True)]
             entries = [
                 _convert_or_explain(
                     plan,
@@ -255,13 +260,20 @@ def _convert(
             "geometry": msgspec.to_builtins(geometry),
             "adapter": None if adapter is None else str(adapter.resolve()),
         }
-        done = run_child(f"outrider_export.{_CONVERTERS[plan.format]}", job, what, progress)
+        module = f"outrider_export.{_CONVERTERS[plan.format]}"
+        if plan.encoder:
+            module = encoder_decoder.MODULE
+            job |= encoder_decoder.job_of(plan, plan.encoder, target.new)
+        done = run_child(module, job, what, progress)
         route = "checkpoint" if plan.header is None else f"dequantise {plan.header.quantisation}"
         recipe = {"route": route, "tied_embeddings": str(done["tied_embeddings"]).lower()}
         if adapter is not None:
             recipe |= {"adapter": adapter.resolve().name, "adapter_sha256": sha256_of(adapter / WEIGHTS)}
-        geometry = msgspec.convert(msgspec.to_builtins(geometry) | done["layers"], Geometry)
-    geometry = _check_model(plan.format, folder, geometry)
+        geometry = msgspec.convert(msgspec.to_builtins(geometry) | done.get("layers", {}), Geometry)
+    if plan.encoder:
+        encoder_decoder.check_written(folder, target.new / plan.encoder.folder, geometry)
+    else:
+        geometry = _check_model(plan.format, folder, geometry)
     return ModelEntry(
         folder=plan.role,
         format=plan.format,
@@ -270,6 +282,7 @@ def _convert(
         vocab_size=len(plan.vocabulary),
         vocab_sha256=plan.vocabulary.sha256,
         source=_describe_source(plan, recipe, progress),
+        encoder=plan.encoder,
     )
 
 

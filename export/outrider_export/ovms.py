@@ -82,6 +82,8 @@ def _check(bundle: Bundle, name: str, serving: Serving) -> DrafterEntry | None:
         raise OptionError(f"{name!r} is not a name for a model: use letters, digits, '.', '_' and '-'. Change -o.")
     if bundle.manifest.main.format != "openvino":
         raise ExportError("Model Server's language models are OpenVINO's, and the main model is in ONNX.")
+    if bundle.manifest.main.encoder is not None:
+        raise ExportError("Model Server's repository is written for decoders, and this is an encoder-decoder model.")
     for option, device in (("main_device", serving.main_device), ("draft_device", serving.draft_device)):
         if device is not None and not _DEVICE.fullmatch(device):
             raise OptionError(f"{option}={device!r} is not a device's name. Give one such as CPU, GPU or GPU.1.")

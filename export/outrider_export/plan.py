@@ -7,6 +7,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, cast
 
 from outrider.errors import ExportError, OptionError, nearest
+from outrider_export.encoder_decoder.checkpoint import describe_encoder, geometry_of, is_encoder_decoder
 from outrider_export.geometry import geometry_of_config, geometry_of_gguf
 from outrider_export.gguf_file import GGUFHeader, read_header
 from outrider_export.sources import count_weights, read_config
@@ -15,7 +16,7 @@ from outrider_export.vocabulary import Vocabulary
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from outrider.bundle.manifest import Format, Geometry
+    from outrider.bundle.manifest import EncoderEntry, Format, Geometry
     from outrider_export.sources import Located
 
 # GGUF files are converted, too, unless "keep" is set: a target pass takes 276 ms in Q4_K_M against 123 in int8 (Intel
@@ -71,6 +72,7 @@ class Plan:
     header: GGUFHeader | None  # of a GGUF file
     config: dict[str, Any]  # of a checkpoint; empty for a GGUF file
     num_weights: int
+    encoder: EncoderEntry | None = None  # of an encoder-decoder model
 
     @property
     def final_bytes(self) -> int:
@@ -176,10 +178,20 @@ def make_plan(role: str, source: Located, format: Format, weights: str | None) -
             raise ExportError(f"{path} cannot be kept as it is: {obstacle}. Use {instead} instead.")
         num_weights = sum(tensor.num_weights for tensor in header.tensors.values())
         config: dict[str, Any] = {}
+        encoder = None
     else:
         config, num_weights = read_config(path), count_weights(path)
-        vocabulary, geometry, header = Vocabulary.of_folder(path), geometry_of_config(config, path), None
-    plan = Plan(role, source, path, format, weights, geometry, vocabulary, header, config, num_weights)
+        vocabulary, header, encoder = Vocabulary.of_folder(path), None, None
+        if is_encoder_decoder(config):
+            if format != "openvino":
+                raise ExportError(
+                    f"{source.id} is an encoder-decoder model, and Outrider runs these in OpenVINO's format only. "
+                    "Leave out --format."
+                )
+            geometry, encoder = geometry_of(config, path), describe_encoder(path, config, vocabulary)
+        else:
+            geometry = geometry_of_config(config, path)
+    plan = Plan(role, source, path, format, weights, geometry, vocabulary, header, config, num_weights, encoder)
     check_width(plan)
     return plan
 

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 CHAT_TEMPLATES = ("chat_template.jinja", "chat_template.json")
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", *CHAT_TEMPLATES)
 _HUB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)?")
+ENCODER_DECODERS = ("T5ForConditionalGeneration", "WhisperForConditionalGeneration")
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 
 
@@ -95,7 +96,7 @@ def fetch(
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """A checkpoint's `config.json`, for a causal language model with unquantised weights.
+    """A checkpoint's `config.json`, for a language model that can be exported, with unquantised weights.
 
     Raises:
         ExportError: otherwise.
@@ -107,8 +108,12 @@ def read_config(folder: Path) -> dict[str, Any]:
         raise ExportError(f"{folder} is not a checkpoint: it has no config.json. {hint}")
     config = read_json(path)
     architectures = config.get("architectures") or []
-    if architectures and not any("CausalLM" in name or "LMHead" in name for name in architectures):
-        raise ExportError(f"{folder} holds a {architectures[0]}; Outrider runs causal language models (…ForCausalLM).")
+    known = "CausalLM", "LMHead", *ENCODER_DECODERS
+    if architectures and not any(part in name for name in architectures for part in known):
+        raise ExportError(
+            f"{folder} holds a {architectures[0]}; Outrider runs causal language models (…ForCausalLM) and "
+            f"{' and '.join(ENCODER_DECODERS)}."
+        )
     if quantised := config.get("quantization_config"):
         method = quantised.get("quant_method", "an unknown method") if isinstance(quantised, dict) else quantised
         raise ExportError(f"{folder} is quantised already ({method}). Export the original checkpoint or a GGUF file.")
@@ -149,6 +154,39 @@ def count_weights(folder: Path) -> int:
             )
         raise ExportError(f"{folder} has no *.safetensors. Download the checkpoint again, with its weights.")
     return sum(_safetensors_weights(folder / name) for name in names)
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """A tensor of a safetensors file, `size` bytes from `begin` on. kind: as the file names it, such as "F32"."""
+
+    path: Path
+    kind: str
+    shape: tuple[int, ...]
+    begin: int
+    size: int
+
+    def read(self) -> bytes:
+        """Its bytes."""
+        with self.path.open("rb") as file:
+            file.seek(self.begin)
+            return file.read(self.size)
+
+
+def tensors_of(folder: Path) -> dict[str, Tensor]:
+    """The tensors in a checkpoint's safetensors files, by name. Call `count_weights` first: it checks the files."""
+    index = read_json(folder / "model.safetensors.index.json")
+    names = sorted(set(index.get("weight_map", {}).values())) or sorted(p.name for p in folder.glob("*.safetensors"))
+    found = {}
+    for path in (folder / name for name in names):
+        with path.open("rb") as file:
+            length = struct.unpack("<Q", file.read(8))[0]
+            header = json.loads(file.read(length))
+        for name, tensor in header.items():
+            if name != "__metadata__":
+                begin, end = tensor["data_offsets"]
+                found[name] = Tensor(path, tensor["dtype"], tuple(tensor["shape"]), 8 + length + begin, end - begin)
+    return found
 
 
 def _safetensors_weights(path: Path) -> int:

@@ -6,9 +6,10 @@ import functools
 import weakref
 from typing import TYPE_CHECKING
 
+from outrider import __version__, saved
 from outrider.bundle.manifest import RESERVED_NAMES
 from outrider.config import COPYING
-from outrider.controller import Controller, Fixed, Records
+from outrider.controller import Controller, Fixed, Record, Records
 from outrider.drafters import Ngram, References, Suffix
 from outrider.errors import OptionError, nearest
 from outrider.measure import ALONE, LONGEST
@@ -22,7 +23,8 @@ if TYPE_CHECKING:
     from outrider.drafters import AnswerStore
     from outrider.loading import LoadedModel
     from outrider.measure import Contention
-    from outrider.types import Drafter, DraftPolicy, PricedDrafter
+    from outrider.part import Part
+    from outrider.types import Drafter, DraftPolicy, PricedDrafter, Source
 
 
 class DrafterRegistry:
@@ -141,14 +143,20 @@ class DrafterRegistry:
     def _reads_references(self, policy: DraftPolicy | None) -> bool:
         return policy is not None and any(drafter is self._suffix for drafter in policy.drafters)
 
-    def texts(self, config: GenerationConfig, policy: DraftPolicy | None) -> tuple[References, ...]:
+    def texts(
+        self, config: GenerationConfig, policy: DraftPolicy | None, source: Source | None = None
+    ) -> tuple[References, ...]:
         """The texts that a request may copy from, besides its own tokens. policy: the request's.
+
+        source: what an encoder reads; summaries and corrections copy its text.
 
         Raises:
             OptionError: for references that no drafter of the policy reads.
         """
         if self._reads_references(policy):
             documents = (self._read(config.references),) if config.references else ()
+            if source is not None and source.values.ndim == 1:
+                documents = (References([source.values.tolist()]), *documents)
             return documents + (self._store.references() if self._store else ())
         if config.references and policy is not None:
             threshold = config.assistant_confidence_threshold
@@ -214,3 +222,11 @@ def _cached_references(encode: Callable[[str], list[int]]) -> Callable[[tuple[st
     """A function that makes `References` of documents, and caches the latest."""
     read = functools.lru_cache(64)(encode)
     return functools.lru_cache(8)(lambda documents: References([read(document) for document in documents]))
+
+
+def records_of(keep: bool, parts: Seq[Part], adapters: Mapping[str, str]) -> Records:
+    """The records of drafters with these models, in a file if `keep`. adapters: their hashes, by name."""
+    if not keep:
+        return Records(adapters=adapters)
+    key = {"files": {part.role: part.files for part in parts}, "outrider": __version__}
+    return Records(saved.SavedValue(saved.FOLDER / "records", key, dict[str, Record]), adapters)

@@ -9,15 +9,15 @@ from contextlib import aclosing, contextmanager
 from threading import Lock
 from typing import TYPE_CHECKING, Any, cast
 
-from outrider import __version__, event_loop, saved, scoring
+from outrider import event_loop, scoring
 from outrider.admission import Admission
 from outrider.bundle.folder import Bundle, draft_models_of, read_bundle
 from outrider.chat import Chat
 from outrider.config import COPYING, Config, GenerationConfig
 from outrider.config.files import load_config, user_path
-from outrider.controller import Record, Records, trial
+from outrider.controller import trial
 from outrider.draft_models import as_drafter, check_tokenizers
-from outrider.drafter_registry import DrafterRegistry
+from outrider.drafter_registry import DrafterRegistry, records_of
 from outrider.drafters import AnswerStore
 from outrider.errors import OptionError
 from outrider.forks import spare
@@ -31,6 +31,7 @@ from outrider.setting import SMALL, choice_of, log
 from outrider.text import Tokenizer
 from outrider.tools import ToolFormat
 from outrider.trace import Trace
+from outrider.transcription import Transcriber
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Mapping
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
     from outrider.drafters import DraftModel
     from outrider.preparation import AnyPrompt
     from outrider.request import Request
-    from outrider.results import Result, TextChunk
+    from outrider.results import Result, TextChunk, Transcription
     from outrider.setting import Choice
     from outrider.types import Backend, CacheUse, CompiledModel, Drafter, TextTokenizer
 
@@ -133,7 +134,7 @@ class Engine:
             loaded_with=self.config.generation.drafter,
             store=self._store,
             records=functools.partial(
-                _records, self.config.scheduler.keep_records, (main, *drafts, *masks), self._adapters
+                records_of, self.config.scheduler.keep_records, (main, *drafts, *masks), self._adapters
             ),
         )
         self._preparation = Preparation(
@@ -158,7 +159,9 @@ class Engine:
 
     def _try_drafters(self) -> None:
         """Measure the acceptance of draft models before the first answer, once per bundle."""
-        if not self.config.scheduler.keep_records or self.loaded["main"].part.size < SMALL:
+        main = self.loaded["main"].part
+        hears = main.model.encoder is not None and main.model.encoder.kind == "audio"  # the trial prompts are texts
+        if not self.config.scheduler.keep_records or main.size < SMALL or hears:
             return
         for name, model, records in self._registry.untried:
             log.info("Trying the drafter '%s' on %d prompts.", name, len(trial.PROMPTS))
@@ -295,6 +298,36 @@ class Engine:
         request = self.prepare(prompt, config, chat_template=chat_template, cancel=cancel, at_once=True, **options)
         *_, last = self._queue.run(request)
         return last.result or request.result()
+
+    def transcribe(
+        self,
+        audio: Any,
+        *,
+        language: str | None = None,
+        task: str | None = None,
+        timestamps: bool = False,
+        sampling_rate: int | None = None,
+        **options: Any,
+    ) -> Transcription:
+        """The text of audio, by a Whisper model. Longer audio than 30 s is read in windows, one after the other.
+
+            engine.transcribe("talk.wav", language="en", timestamps=True).segments
+
+        audio: float32 [n] from −1 to 1, at the model's rate of 16 kHz; or the path of a .wav file. language: such as
+        "en"; None: found in the first window. task: "transcribe" or "translate" (to English). sampling_rate: of an
+        array, to be checked. options: as of `generate`, for each window.
+
+        Raises as `generate`; also OptionError for another kind of model, and RequestError for audio that is empty,
+        damaged, or has another rate.
+        """
+        encoder = self.bundle.manifest.main.encoder
+        if encoder is None:
+            raise OptionError("This model reads text, not audio. Use engine.generate, or load a Whisper.")
+        eos_token_ids = self.bundle.manifest.tokenizer.eos_token_ids
+        transcriber = Transcriber(encoder, self.generate, self.tokenizer.decode, eos_token_ids)
+        return transcriber.run(
+            audio, language=language, task=task, timestamps=timestamps, sampling_rate=sampling_rate, **options
+        )
 
     def stream(
         self,
@@ -510,11 +543,3 @@ class Engine:
         if (observer := self._queue.observer) is not None:
             observer.entered(request, config.drafter)
         return request
-
-
-def _records(keep: bool, parts: Seq[Part], adapters: Mapping[str, str]) -> Records:
-    """The records of drafters with these models, in a file if `keep`. adapters: their hashes, by name."""
-    if not keep:
-        return Records(adapters=adapters)
-    key = {"files": {part.role: part.files for part in parts}, "outrider": __version__}
-    return Records(saved.SavedValue(saved.FOLDER / "records", key, dict[str, Record]), adapters)

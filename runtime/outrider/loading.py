@@ -146,7 +146,10 @@ def verdict_of(part: Part, device: str, options: DeviceConfig) -> Verdict:
     verdict = file.read()
     if verdict is None or verdict.works is None:  # "could not be tried" is not saved
         own = part.options(options, device)
-        job = Job(str(part.path.resolve()), part.model, device, own, part.is_main)
+        encoder = part.bundle.encoder_path(part.model)
+        job = Job(
+            str(part.path.resolve()), part.model, device, own, part.is_main, str(encoder.resolve()) if encoder else None
+        )
         verdict = try_apart(job)
         if verdict.works is not None:
             file.write(verdict)

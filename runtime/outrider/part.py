@@ -63,8 +63,9 @@ class Part:
 
     @property
     def _entries(self) -> list[FileEntry]:
-        folder = f"{self.model.folder}/"
-        return [entry for entry in self.bundle.manifest.files if entry.path.startswith(folder)]
+        encoder = self.model.encoder
+        folders = (f"{self.model.folder}/", *([f"{encoder.folder}/"] if encoder else []))
+        return [entry for entry in self.bundle.manifest.files if entry.path.startswith(folders)]
 
     @property
     def path(self) -> Path:
@@ -118,6 +119,7 @@ class Part:
             head=None if self.drafter is None or self.drafter.kind == "draft_model" else Head.of(self.drafter, main),
             masks=self.masks,
             adapters=self.adapters,
+            encoder_path=self.bundle.encoder_path(self.model),
         )
 
     @property

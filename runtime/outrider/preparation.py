@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from outrider.controller import ConfidenceThreshold
+from outrider.encoder_input import adapt_config, decode_text, read_prompt, rules_of
 from outrider.errors import OptionError, nearest
 from outrider.grammar import Source
 from outrider.request import Request
@@ -75,8 +76,14 @@ class Preparation:
         created = time.perf_counter()
         if cancel is not None and (isinstance(cancel, type) or not callable(getattr(cancel, "is_set", None))):
             raise OptionError(f"cancel={cancel!r} has no is_set() to ask. Pass a threading.Event.")
+        encoder = self.loaded["main"].part.model.encoder
+        if encoder is not None:
+            prompt = read_prompt(prompt, encoder, self.tokenizer)
+            config = adapt_config(config, encoder, prompt.token_ids)
+            chat_template = False
         whole = prompt if isinstance(prompt, Prompt) else NO_PROMPT
-        whole.check_tokens(self.loaded["main"].backend)
+        if encoder is None:
+            whole.check_tokens(self.loaded["main"].backend)
         if whole.adapter is not None:
             if config.adapter not in (None, whole.adapter):
                 raise OptionError(
@@ -87,6 +94,7 @@ class Preparation:
         form = self._tool_format(config)
         given = {"tools": config.offered_tools} if form else {}
         token_ids = list(map(int, self.tokenizer.encode_prompt(text, chat_template=chat_template, **given)))
+        rules = rules_of(encoder, token_ids, self.special.eos_token_ids) if encoder else ()
         max_new_tokens = self.admission.check(token_ids, config)
         check_adapter(config.adapter, self.adapters)
         scope = whole.scope
@@ -100,16 +108,19 @@ class Preparation:
         source = self._source(config, form)
         grammar = None if source is None else self.grammars.new_state(source)
         decode = keep_markers(form, self.tokenizer) if form else self.tokenizer.decode
+        if encoder is not None:
+            decode = decode_text(encoder, decode)
         request = Request(
             sequence=Sequence(
                 token_ids,
                 len(token_ids),
-                self.registry.texts(config, policy),
+                self.registry.texts(config, policy, whole.source),
                 scope=scope,
                 answers=whole.answers,
                 adapter=config.adapter,
+                source=whole.source,
             ),
-            sampler=LogitsSampler(config, token_ids, end_token_ids=end_token_ids, grammar=grammar),
+            sampler=LogitsSampler(config, token_ids, end_token_ids=end_token_ids, grammar=grammar, rules=rules),
             verifier=_verifier(config),
             noise=Noise(seed),
             text=TextStream(decode, config.stop, until=_end_of_calls(config, form), at_once=at_once),

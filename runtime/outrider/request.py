@@ -211,9 +211,9 @@ class Request:
         self.mask_token_ids = main.capabilities.mask_token_ids
         max_tokens = self.sequence.num_prompt_tokens + self.max_new_tokens
         sequence = self.sequence
-        prompt = Prompt((), adapter=sequence.adapter)
+        prompt = Prompt((), adapter=sequence.adapter, source=sequence.source)
         if self.reuse:
-            prompt = Prompt(sequence.token_ids, sequence.scope, answers=sequence.answers, adapter=sequence.adapter)
+            prompt = replace(prompt, token_ids=sequence.token_ids, scope=sequence.scope, answers=sequence.answers)
         slot = main.open(max_tokens, prompt)
         if slot is None:
             return False

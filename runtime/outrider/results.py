@@ -93,3 +93,35 @@ class TextChunk:
     result: Result | None = None
     tokens: list[AnswerToken] = field(default_factory=list)
     logprobs: list[TokenLogprobs] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A part of a transcription. begin, end: seconds from the beginning of the audio."""
+
+    begin: float
+    end: float
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Transcription:
+    """The text of audio.
+
+    language: that was given or found; None for a model of one language. segments: by the model's timestamps, or one for
+    each window without them. windows: the answer for each window, with its tokens and counts.
+    """
+
+    text: str
+    language: str | None
+    segments: list[Segment]
+    windows: list[Result]
+
+    def as_dict(self) -> dict[str, Any]:
+        """All fields, for JSON."""
+        return {
+            "text": self.text,
+            "language": self.language,
+            "segments": [asdict(segment) for segment in self.segments],
+            "windows": [window.as_dict() for window in self.windows],
+        }

@@ -322,6 +322,7 @@ def _candidates(part: Part, device: str, own: DeviceConfig) -> Iterator[Setting]
     if part.model.format != "openvino" or device != "CPU":
         yield Setting(own.precision, own.cache_precision)
         return
+    in_f32 = part.model.encoder is not None  # whose cache has one precision
     known = ov.Core().get_property(device, "OPTIMIZATION_CAPABILITIES")
     names = {"f32": "FP32", "bf16": "BF16", "f16": "FP16"}
     precisions = [name for name, capability in names.items() if name == "f32" or capability in known]
@@ -334,7 +335,8 @@ def _candidates(part: Part, device: str, own: DeviceConfig) -> Iterator[Setting]
         groups = (None,)
     for precision in precisions:
         for group_size in groups:
-            yield Setting(precision, precision if own.cache_precision == "auto" else own.cache_precision, group_size)
+            cache = "f32" if in_f32 else precision
+            yield Setting(precision, cache if own.cache_precision == "auto" else own.cache_precision, group_size)
 
 
 def _fewer_threads(part: Part, device: str, own: DeviceConfig, trial: Trial) -> list[Trial]:

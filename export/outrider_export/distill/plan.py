@@ -226,6 +226,8 @@ def _look_at(main: str, progress: Progress) -> tuple[Geometry, int, bool]:
     if (usable(user_path(main)) / MANIFEST_NAME).is_file():
         bundle = read_bundle(user_path(main))
         entry = bundle.manifest.main
+        if entry.encoder is not None:
+            raise ExportError(f"{main} has an encoder-decoder model, and drafters are made for decoders only.")
         if entry.format != "openvino":
             raise ExportError(
                 f"{main} has its main model in {entry.format}, and data is written by one in OpenVINO's format. Export "
@@ -235,6 +237,8 @@ def _look_at(main: str, progress: Progress) -> tuple[Geometry, int, bool]:
         return entry.geometry, sum(each.size for each in files), True
     source = fetch(locate(main), False, progress)
     plan = make_plan("main", source, "openvino", DEFAULT_WEIGHTS["main"])
+    if plan.encoder is not None:
+        raise ExportError(f"{main} is an encoder-decoder model, and drafters are made for decoders only.")
     return plan.geometry, plan.num_weights, False
 
 

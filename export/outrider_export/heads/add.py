@@ -64,6 +64,11 @@ def add_drafter(
     check_head_weights("weights", weights or "int8")
     old = read_bundle(bundle)
     main = old.manifest.main
+    if main.encoder is not None:
+        raise ExportError(
+            f"{old.folder} has an encoder-decoder model, and heads such as EAGLE draft for decoders only. Export it "
+            "with a smaller model of its own kind as --draft."
+        )
     source = fetch(locate(drafter, revision), False, progress)
     if source.path is None or not source.path.is_dir():
         raise ExportError(f"{drafter} is not a checkpoint folder. Name the one with the drafter's config.json.")

@@ -40,13 +40,15 @@ def load_model(
     masks: Masks | None = None,
     cuts: Collection[int] = (),
     adapters: Adapters | None = None,
+    encoder_path: Path | None = None,
 ) -> CompiledModel:
     """Load the model at `path`, which a bundle describes as `model`, on a device.
 
     is_main: whether the model verifies drafts, so that its calls have many rows. features: hidden states that it has to
     give. head: of a drafter that is no decoder. masks: mask tokens that it is to read; a model in ONNX or on an NPU
     reads none. cuts: the layers before which it is cut, for drafters that are made of its layers.
-    adapters: that it is to apply; a model in ONNX or on an NPU applies none.
+    adapters: that it is to apply; a model in ONNX, on an NPU or with an encoder applies none. encoder_path: of an
+    encoder-decoder model.
 
     Raises:
         OptionError, BundleError, DeviceError: as the backends say.
@@ -72,6 +74,15 @@ def load_model(
             if format_of_property(name) == model.format and (fixed or not is_npu_property(name))
         },
     }
+    if model.encoder is not None and encoder_path is not None:
+        from outrider.backends.encoder_decoder import EncoderDecoder
+
+        if fixed or features or head or masks or cuts or adapters:
+            raise DeviceError(
+                f"The model {path} is an encoder-decoder model, which runs on a processor or GPU only, without heads, "
+                "mask tokens, adapters or drafters of its own layers. Load with main_device='CPU' and draft_device='CPU'."
+            )
+        return EncoderDecoder(path, encoder_path, model.encoder, **shared)
     if fixed:
         from outrider.backends.openvino_npu import OpenVINONpu
 

@@ -43,6 +43,7 @@ class Job(msgspec.Struct, frozen=True):
     device: str
     options: DeviceConfig
     is_main: bool
+    encoder_path: str | None = None
 
 
 class Verdict(msgspec.Struct, frozen=True):
@@ -104,7 +105,14 @@ def main() -> None:
 
 def _try(job: Job) -> Verdict:
     try:
-        backend = load_model(Path(job.path), job.model, job.device, job.options, is_main=job.is_main)
+        backend = load_model(
+            Path(job.path),
+            job.model,
+            job.device,
+            job.options,
+            is_main=job.is_main,
+            encoder_path=None if job.encoder_path is None else Path(job.encoder_path),
+        )
         backend.allocate(_NUM_TOKENS)
         slot = backend.open(len(_TOKEN_IDS))
         if slot is None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from outrider.bundle.manifest import (
     ADAPTER_NAMES,
     BYTES_NAME,
+    CROSS_NAME,
     MANIFEST_NAME,
     MAP_NAME,
     MODEL_NAMES,
@@ -16,7 +17,7 @@ from outrider.bundle.manifest import (
 from outrider.errors import BundleError
 
 if TYPE_CHECKING:
-    from outrider.bundle.manifest import DrafterEntry, Manifest
+    from outrider.bundle.manifest import DrafterEntry, Manifest, ModelEntry
 
 
 def check_fit(manifest: Manifest) -> None:
@@ -38,6 +39,7 @@ def check_fit(manifest: Manifest) -> None:
         for name in MODEL_NAMES[model.format]:
             if f"{model.folder}/{name}" not in listed:
                 raise BundleError(f"{MANIFEST_NAME} lists no {model.folder}/{name} for the {role} model.")
+        _check_encoder(manifest, role, model, listed)
         if not model.geometry.num_layers and role not in heads:
             raise BundleError(f"{MANIFEST_NAME} gives the {role} model num_layers=0. Export the bundle again.")
         if model.vocab_size > model.geometry.logits_width and role not in cut:
@@ -74,6 +76,24 @@ def _check_adapters(manifest: Manifest, listed: set[str]) -> None:
                 raise BundleError(
                     f"{MANIFEST_NAME} lists no {adapter.folder}/{name} for the adapter '{adapter.name}'. Add it again."
                 )
+
+
+def _check_encoder(manifest: Manifest, role: str, model: ModelEntry, listed: set[str]) -> None:
+    """Check that an encoder-decoder model has its files, and that a drafter is one where the main model is."""
+    encoder, main = model.encoder, manifest.main.encoder
+    if (encoder is None) != (main is None) or (encoder and main and encoder.kind != main.kind):
+        raise BundleError(
+            f"The {role} model and the main model have to be of one kind: both decoders, or both encoder-decoder "
+            f"models for {main.kind if main else 'text'}. Export the pair again."
+        )
+    if encoder is None:
+        return
+    for path in (f"{model.folder}/{CROSS_NAME}", *(f"{encoder.folder}/{n}" for n in MODEL_NAMES[model.format])):
+        if path not in listed:
+            raise BundleError(f"{MANIFEST_NAME} lists no {path} for the {role} model. Export the bundle again.")
+    ids = (*encoder.begin_token_ids, *encoder.suppress_token_ids, *encoder.begin_suppress_token_ids)
+    if (encoder.kind == "audio") != (encoder.audio is not None) or max(ids) >= model.vocab_size:
+        raise BundleError(f"{MANIFEST_NAME} is damaged: the encoder of the {role} model. Export the bundle again.")
 
 
 def _check_kind(drafter: DrafterEntry) -> None:

@@ -58,6 +58,12 @@ class Bundle:
         """The file with an adapter's matrices; see `outrider.backends.adapters.Adapter`."""
         return self.folder / adapter.folder / ADAPTER_NAMES[0]
 
+    def encoder_path(self, model: ModelEntry) -> Path | None:
+        """The file of a model's encoder; None for a model without one."""
+        if model.encoder is None:
+            return None
+        return self.folder / model.encoder.folder / MODEL_NAMES[model.format][0]
+
     @property
     def tokenizer_path(self) -> Path:
         """The folder of the tokenizer."""
@@ -230,7 +236,9 @@ def _check_files(bundle: Bundle) -> None:
     """Check that all files exist with their sizes, and the hashes of all but the models' weights."""
     manifest = bundle.manifest
     models = [manifest.main, *(drafter.model for drafter in manifest.drafters)]
-    weights = {f"{model.folder}/{WEIGHTS_NAMES[model.format]}" for model in models}
+    folders = {(model.folder, model.format) for model in models}
+    folders |= {(model.encoder.folder, model.format) for model in models if model.encoder}
+    weights = {f"{folder}/{WEIGHTS_NAMES[form]}" for folder, form in folders}
     for entry in manifest.files:
         relative = PurePosixPath(entry.path)
         if relative.is_absolute() or ".." in relative.parts or "\\" in entry.path or ":" in entry.path:

@@ -17,6 +17,7 @@ MANIFEST_NAME = "outrider.json"
 MAP_NAME = "to_main.npy"
 PROPOSED_NAME = "proposed.npy"
 BYTES_NAME = "token_bytes.msgpack"
+CROSS_NAME = "openvino_cross.xml"  # of a decoder: makes the keys and values of its cross-attention
 # By format: the file that a backend opens, then its further files.
 MODEL_NAMES: dict[Format, tuple[str, ...]] = {
     "openvino": ("openvino_model.xml", "openvino_model.bin"),
@@ -64,8 +65,41 @@ class Source(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     recipe: dict[str, str] = {}  # route and the versions of the packages that converted it
 
 
+class AudioEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What an encoder of audio reads (log-mel features, as Whisper's), and the special tokens of its texts."""
+
+    sampling_rate: Positive  # Hz
+    num_mel_bins: Positive
+    window_length: Positive  # samples of a Fourier transform
+    hop_length: Positive  # samples from one to the next
+    chunk_seconds: Positive  # of audio that the encoder reads at once
+    no_timestamps_token_id: NonNegative
+    first_timestamp_token_id: NonNegative  # 0.00 s; each further token is 0.02 s later
+    max_initial_timestamp: NonNegative  # how many tokens later the first timestamp may be at most
+    languages: dict[str, NonNegative] = {}  # the token of each language; none for a model of one language
+    tasks: dict[str, NonNegative] = {}  # the tokens of "transcribe" and "translate"
+
+
+class EncoderEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The encoder of an encoder-decoder model, and how the decoder's texts begin.
+
+    A draft model whose encoder is the main model's has the same `folder`.
+    """
+
+    folder: Name
+    kind: Literal["text", "audio"]
+    num_layers: Positive
+    hidden_size: Positive
+    context_length: Positive  # most positions of a source
+    sha256: Sha256  # of its weights as they were in the checkpoint
+    begin_token_ids: Annotated[tuple[NonNegative, ...], msgspec.Meta(min_length=1)]  # decoder_start_token_id first
+    suppress_token_ids: tuple[NonNegative, ...] = ()  # never generated
+    begin_suppress_token_ids: tuple[NonNegative, ...] = ()  # not as an answer's first token
+    audio: AudioEntry | None = None  # if `kind` is "audio"
+
+
 class ModelEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One model of the bundle."""
+    """One model of the bundle. Of an encoder-decoder model, `geometry` is the decoder's."""
 
     folder: Name
     format: Format
@@ -74,6 +108,7 @@ class ModelEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     vocab_size: Positive  # real tokens; logits at and above this id are masked
     vocab_sha256: Sha256
     source: Source
+    encoder: EncoderEntry | None = None  # of an encoder-decoder model
 
 
 class DrafterEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

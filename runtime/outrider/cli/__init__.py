@@ -34,6 +34,7 @@ COMMANDS = (
     "serve",
     "simulate",
     "trace",
+    "transcribe",
     "tune",
     "verify",
 )

@@ -122,7 +122,11 @@ def make(work: Callable[[Bars], Bundle], output: str, as_json: bool) -> None:
         return
     drafter = manifest.drafters[0].model.weights if manifest.drafters else "none"
     out.print(f"{output}: {size / 1e9:.2f} GB, main model {manifest.main.weights}, draft model {drafter}.")
-    out.print(f"Try it: outrider generate {output} 'Write a haiku about sledges'")
+    encoder = manifest.main.encoder
+    try_it = f"generate {output} 'Write a haiku about sledges'"
+    if encoder is not None:
+        try_it = f"transcribe {output} talk.wav" if encoder.kind == "audio" else f"generate {output} 'A text to read'"
+    out.print(f"Try it: outrider {try_it}")
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from outrider.cli.options import json_option
 
 if TYPE_CHECKING:
     from outrider.bundle.folder import Bundle
-    from outrider.bundle.manifest import DrafterEntry, Geometry, ModelEntry
+    from outrider.bundle.manifest import DrafterEntry, EncoderEntry, Geometry, ModelEntry
 
 
 @click.command()
@@ -56,6 +56,9 @@ def _print(bundle: Bundle) -> None:
     described = {name: _describe(model) for name, model in models.items()}
     for drafter in manifest.drafters:
         described[drafter.name]["drafts by"] = _way(drafter, manifest.main)
+        if drafter.model.encoder and manifest.main.encoder:
+            is_shared = drafter.model.encoder.folder == manifest.main.encoder.folder
+            described[drafter.name]["encoder"] = "the main model's" if is_shared else _encoder(drafter.model.encoder)
     out.print(_side_by_side(described))
     for adapter in manifest.adapters:
         targets = ", ".join(target.split(".")[-1] for target in adapter.targets)
@@ -91,6 +94,7 @@ def _describe(model: ModelEntry) -> dict[str, str]:
         "hidden size": f"{geometry.hidden_size:,}",
         "context": f"{geometry.context_length:,} tokens",
         "vocabulary": f"{model.vocab_size:,} tokens, {geometry.logits_width:,} logits",
+        **({"encoder": _encoder(model.encoder)} if model.encoder else {}),
     } | source.recipe
 
 
@@ -98,6 +102,14 @@ def _windows(geometry: Geometry) -> str:
     if geometry.sliding_windows is None:
         return "not known"
     return describe_windows(geometry.sliding_windows) if any(geometry.sliding_windows) else "-"
+
+
+def _encoder(encoder: EncoderEntry) -> str:
+    what = f"{encoder.num_layers} layers of {encoder.hidden_size:,}, in {encoder.folder}/, reads "
+    audio = encoder.audio
+    if audio is None:
+        return f"{what}up to {encoder.context_length:,} tokens"
+    return f"{what}{audio.chunk_seconds} s of audio at {audio.sampling_rate:,} Hz, {audio.num_mel_bins} mel bins"
 
 
 def _way(drafter: DrafterEntry, main: ModelEntry) -> str:

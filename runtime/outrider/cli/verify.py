@@ -81,7 +81,7 @@ def verify(
     """
     from outrider.bench.prompts import read_prompts
     from outrider.engine import load
-    from outrider.measure.exactness import longest_context
+    from outrider.measure.exactness import longest_certified
     from outrider.verify import certify
 
     if modes and "genai" in modes:
@@ -103,7 +103,7 @@ def verify(
         subjects.append(certify.our_subject(engine, [name.strip() for name in modes.split(",")] if modes else []))
         subjects += [certify.genai_subject(engine)] if peer else []
     if "batching" in checks:
-        longest = longest_context(engine.main, engine.max_tokens)
+        longest = longest_certified(engine.main, engine.main.max_tokens, engine.max_tokens)
         if context > longest:
             raise OptionError(
                 f"--context {context:,} needs room for three sequences, and there is some for {max(longest, 0):,} "

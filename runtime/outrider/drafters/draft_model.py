@@ -98,7 +98,11 @@ class DraftModel:
         context = self._vocabulary.context(sequence.token_ids) if self._reuse or fixed else ()
         if fixed and len(context) > fixed.max_prompt_tokens:
             return True
-        slot = self.backend.open(room, Prompt(context, sequence.scope) if self._reuse else NO_PROMPT)
+        source = sequence.source
+        prompt = Prompt((), source=source) if source else NO_PROMPT
+        if self._reuse:
+            prompt = Prompt(context, sequence.scope, source=source)
+        slot = self.backend.open(room, prompt)
         if slot is None:
             return fixed is not None
         masks = self._mask_token_ids

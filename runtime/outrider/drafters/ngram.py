@@ -44,7 +44,7 @@ class Ngram(Copier):
         self._indexes.pop(sequence, None)
 
     def _propose_one(self, request: DraftRequest) -> Draft:
-        token_ids = request.sequence.token_ids
+        token_ids = request.sequence.context
         source = self._indexes[request.sequence].find(token_ids)
         if source is None:
             return NO_DRAFT

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from outrider.types import Backend, PaddedBackend, Slot
+    from outrider.types import Backend, PaddedBackend, Slot, Source
 
     Rows: TypeAlias = NDArray[np.float32]  # [rows, vocab_size]
 
@@ -248,9 +248,20 @@ def longest_context(main: Backend, max_tokens: int) -> int:
     return (max_tokens - TAIL) // 3 - 64  # a slot is rounded up to whole blocks
 
 
-def read(main: Backend, token_ids: Seq[int], sizes: Seq[int], num_rows: int) -> Rows:
-    """The last rows of logits, float32 [num_rows, vocab_size], of tokens that are read in chunks of these sizes."""
-    slot = open_slot(main, len(token_ids))
+def longest_certified(main: Backend, cache_tokens: int, max_tokens: int) -> int:
+    """The longest `context` for `compare_readings` with a cache of `cache_tokens` and sequences of `max_tokens`."""
+    longest = longest_context(main, cache_tokens)
+    if main.capabilities.fixed:
+        return longest
+    return min(longest, max_tokens - TAIL - max(WRONG_DRAFTS))
+
+
+def read(main: Backend, token_ids: Seq[int], sizes: Seq[int], num_rows: int, source: Source | None = None) -> Rows:
+    """The last rows of logits, float32 [num_rows, vocab_size], of tokens that are read in chunks of these sizes.
+
+    source: what an encoder reads.
+    """
+    slot = open_slot(main, len(token_ids), source)
     rows = []
     try:
         for size in sizes:
@@ -263,9 +274,9 @@ def read(main: Backend, token_ids: Seq[int], sizes: Seq[int], num_rows: int) -> 
     return np.array(rows)
 
 
-def open_slot(main: Backend, max_tokens: int) -> Slot:
+def open_slot(main: Backend, max_tokens: int, source: Source | None = None) -> Slot:
     """A slot. Nothing else may run."""
-    slot = main.open(max_tokens)
+    slot = main.open(max_tokens, Prompt((), source=source))
     if slot is None:
         raise AssertionError("the cache has no room: nothing else may run beside a certificate")
     return slot

@@ -17,7 +17,8 @@ order of its `_get_logits_processor`:
     would repeat an n-gram
 5.  min_new_tokens: `MinNewTokensLengthLogitsProcessor`. −inf for tokens that would end a shorter answer
 6.  banned tokens: `SuppressTokensLogitsProcessor`. −inf
-7.  grammar: see `outrider.grammar`. −inf for tokens that may not follow
+7.  grammar: see `outrider.grammar`. −inf for tokens that may not follow; then the rules of the model itself, such as
+    Whisper's for timestamps
 8.  temperature: `TemperatureLogitsWarper`. logit / temperature
 9.  top-k: `TopKLogitsWarper`. The k highest logits, and those equal to the last of them
 10. top-p (Holtzman et al. 2020): `TopPLogitsWarper`. The likeliest tokens until their mass reaches p
@@ -31,9 +32,23 @@ Each step sees the same tokens as in plain decoding: a row of a draft counts the
 on its path, and the state holds committed tokens only. A logit of −inf stays −inf.
 """
 
+from outrider.sampling.bans import BannedAtFirst, OnlyTokens
 from outrider.sampling.rows import DraftRows
-from outrider.sampling.sampler import LogitsSampler
+from outrider.sampling.sampler import LogitsSampler, Processor
+from outrider.sampling.timestamps import Timestamps
 from outrider.sampling.top import argmax, probability, whole_row, without
 from outrider.sampling.truncate import ranked
 
-__all__ = ["DraftRows", "LogitsSampler", "argmax", "probability", "ranked", "whole_row", "without"]
+__all__ = [
+    "BannedAtFirst",
+    "DraftRows",
+    "LogitsSampler",
+    "OnlyTokens",
+    "Processor",
+    "Timestamps",
+    "argmax",
+    "probability",
+    "ranked",
+    "whole_row",
+    "without",
+]

@@ -80,3 +80,36 @@ class BannedTokens:
     def apply(self, logits: Logits, prefix: Seq[int]) -> None:  # noqa: ARG002
         """Change the logits in place."""
         logits[self._token_ids] = -np.inf
+
+
+class BannedAtFirst:
+    """Bans tokens as the first of an answer: Transformers' `SuppressTokensAtBeginLogitsProcessor`."""
+
+    def __init__(self, token_ids: Seq[int]) -> None:
+        self._token_ids = np.asarray(token_ids, dtype=np.int64)
+        self._has_begun = False
+
+    def commit(self, token_ids: Seq[int]) -> None:
+        """Nothing is banned behind the first token."""
+        self._has_begun = self._has_begun or len(token_ids) > 0
+
+    def apply(self, logits: Logits, prefix: Seq[int]) -> None:
+        """Change the logits in place."""
+        if not self._has_begun and not prefix:
+            logits[self._token_ids] = -np.inf
+
+
+class OnlyTokens:
+    """Bans all tokens but these."""
+
+    def __init__(self, token_ids: Collection[int]) -> None:
+        self._token_ids = np.array(sorted(token_ids), dtype=np.int64)
+
+    def commit(self, token_ids: Seq[int]) -> None:
+        """Nothing to remember."""
+
+    def apply(self, logits: Logits, prefix: Seq[int]) -> None:  # noqa: ARG002
+        """Change the logits in place."""
+        kept = logits[self._token_ids]
+        logits[:] = -np.inf
+        logits[self._token_ids] = kept

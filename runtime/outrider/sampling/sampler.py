@@ -37,6 +37,7 @@ class LogitsSampler:
     Rows are not changed. A token with a logit of −inf is never chosen.
 
     end_token_ids: the tokens that end an answer, which `min_new_tokens` bans. grammar: bans what may not follow.
+    rules: of the model itself, which only ban tokens; they need whole rows, without `LogitsRow.top`.
 
     Raises:
         DeviceError: when a row has no finite maximum, which only broken weights or a broken driver produce.
@@ -50,6 +51,7 @@ class LogitsSampler:
         *,
         end_token_ids: Collection[int] = (),
         grammar: Processor | None = None,
+        rules: Seq[Processor] = (),
     ) -> None:
         self._config = config
         self._processors: list[Processor] = []
@@ -65,6 +67,7 @@ class LogitsSampler:
             self._processors.append(BannedTokens(config.banned_token_ids))
         if grammar is not None:
             self._processors.append(grammar)
+        self._processors += rules
         self._only_lowers = (
             config.repetition_penalty >= 1
             and min(config.presence_penalty, config.frequency_penalty) >= 0

@@ -9,7 +9,6 @@ The roles know these types and not each other; `outrider.engine` wires them toge
 """
 
 from outrider.types.backend import (
-    NO_PROMPT,
     Backend,
     CacheUse,
     Capabilities,
@@ -21,15 +20,11 @@ from outrider.types.backend import (
     LogitsRow,
     PaddedBackend,
     Pending,
-    Prompt,
     Rounding,
     RowRule,
     Slot,
-    Span,
     Step,
     TopLogits,
-    mark,
-    unmarked,
 )
 from outrider.types.calls import Call, CallObserver
 from outrider.types.decoding import (
@@ -58,6 +53,7 @@ from outrider.types.drafting import (
     goes_ahead,
     is_priced,
 )
+from outrider.types.prompt import NO_PROMPT, Prompt, Source, Span, mark, unmarked
 from outrider.types.randomness import Distribution, Noise
 
 __all__ = [
@@ -97,6 +93,7 @@ __all__ = [
     "Sampler",
     "Sequence",
     "Slot",
+    "Source",
     "Span",
     "Step",
     "TextTokenizer",

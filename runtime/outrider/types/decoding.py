@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence as Seq
 
     from outrider.types.backend import LogitsRow
+    from outrider.types.prompt import Source
     from outrider.types.randomness import Distribution, Noise
 
 
@@ -22,6 +23,7 @@ class Sequence:
 
     references: other texts that a drafter may copy from, as `outrider.drafters.References`. scope: the prompt's.
     answers: see `Prompt.answers`; ascending. adapter: that the main model reads it with; its content is in the scope.
+    source: what an encoder reads.
     """
 
     token_ids: list[int]
@@ -30,6 +32,7 @@ class Sequence:
     scope: bytes = b""
     answers: Seq[tuple[int, int]] = ()
     adapter: str | None = None
+    source: Source | None = None
 
     def __len__(self) -> int:
         return len(self.token_ids)
@@ -43,6 +46,13 @@ class Sequence:
             if begin < last:
                 return self.token_ids[begin : min(end, last)], True
         return self.token_ids[begin:end], False
+
+    @property
+    def context(self) -> list[int]:
+        """All tokens that a text may be copied from: those of the encoder's text, if there is one, then its own."""
+        if self.source is None or self.source.values.ndim > 1:
+            return self.token_ids
+        return [*self.source.values.tolist(), *self.token_ids]
 
     @property
     def generated_token_ids(self) -> list[int]:

@@ -18,6 +18,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+import numpy as np
+
+from outrider.audio import log_mel
 from outrider.bench.modes.make import make_modes
 from outrider.bench.modes.setup import Setup
 from outrider.config import COPYING, Config, GenerationConfig, format_of_property
@@ -25,6 +28,8 @@ from outrider.engine import Engine
 from outrider.measure.adapted import Adapted
 from outrider.measure.exactness import compare_readings, read
 from outrider.testing import ToyTokenizer, save_toy_bundle
+from outrider.types import Prompt as Input
+from outrider.types import Source
 from outrider.verify.exact import chi_square_p_value, exact_joint, expected_total_variation, total_variation
 
 if TYPE_CHECKING:
@@ -135,11 +140,11 @@ def _check_identity(
 ) -> Check:
     adapter = engine.config.generation.adapter
     jobs: list[_Job] = []
-    encoded = [(prompt, engine.tokenizer.encode_prompt(prompt.text)) for prompt in prompts]
+    encoded = [(prompt, _encode(engine, prompt)) for prompt in prompts]
     for options in settings:
         config = GenerationConfig(max_new_tokens=max_new_tokens, adapter=adapter, **options)
         for prompt, token_ids in encoded:
-            plain = subject.plain.run(token_ids, config).token_ids
+            plain = _run(subject.plain, token_ids, config).token_ids
             jobs += [_Job(prompt, token_ids, config, plain, mode) for mode in subject.modes]
     runs = []
     for run in _in_parallel(subject.plain.num_parallel, [job.run for job in jobs]):
@@ -161,18 +166,46 @@ def _check_identity(
     return Check(name, not differing, detail, {"num_runs": len(jobs), "differing": differing}, subject.name)
 
 
+def _encode(engine: Engine, prompt: Prompt) -> list[int] | Input:
+    """What a mode runs: the prompt's tokens; for an encoder, as many as it reads, or a sound made of the prompt's name.
+
+    A model that hears gets noise, as text is no sound; its answers are as good for comparing as others.
+    """
+    encoder = engine.bundle.manifest.main.encoder
+    if encoder is None or encoder.audio is None:
+        token_ids = engine.tokenizer.encode_prompt(prompt.text)
+        return token_ids if encoder is None else token_ids[: encoder.context_length]
+    audio = encoder.audio
+    rng = np.random.default_rng([*prompt.id.encode()])
+    seconds = audio.chunk_seconds * audio.sampling_rate
+    features = log_mel(
+        rng.normal(scale=0.1, size=seconds).astype(np.float32),
+        num_mel_bins=audio.num_mel_bins,
+        sampling_rate=audio.sampling_rate,
+        window_length=audio.window_length,
+        hop_length=audio.hop_length,
+    )
+    begin = [*encoder.begin_token_ids, *list(audio.languages.values())[:1], *list(audio.tasks.values())[:1]]
+    return Input([*begin, audio.no_timestamps_token_id], source=Source.of_audio(features))
+
+
+def _run(mode: Mode, prompt: list[int] | Input, config: GenerationConfig) -> Run:
+    """Run a prompt in a mode. Only our own modes are made for models that read audio."""
+    return mode.run(cast("list[int]", prompt), config)
+
+
 @dataclass(frozen=True, slots=True)
 class _Job:
     """A prompt to run in a mode, with the result of plain decoding alone."""
 
     prompt: Prompt
-    token_ids: list[int]
+    token_ids: list[int] | Input
     config: GenerationConfig
     plain: list[int]
     mode: Mode
 
     def run(self) -> Run:
-        return self.mode.run(self.token_ids, self.config)
+        return _run(self.mode, self.token_ids, self.config)
 
 
 def _in_parallel(num_parallel: int, runs: Seq[Callable[[], Run]]) -> Iterator[Run]:
@@ -184,13 +217,20 @@ def _in_parallel(num_parallel: int, runs: Seq[Callable[[], Run]]) -> Iterator[Ru
         pool.shutdown(cancel_futures=True)
 
 
-def _first_difference(engine: Engine, prompt: list[int], plain: list[int], other: list[int]) -> dict[str, Any]:
+def _first_difference(engine: Engine, prompt: list[int] | Input, plain: list[int], other: list[int]) -> dict[str, Any]:
     """The position where two answers begin to differ, and the difference of the main model's logits there."""
     at = next((i for i, (a, b) in enumerate(zip(plain, other, strict=False)) if a != b), min(len(plain), len(other)))
     gap = 0.0
     if at < min(len(plain), len(other)):
-        context = [*prompt, *plain[:at]]
-        logits = read(main_of(engine), context, [len(context)], 1)[-1]
+        encoder = engine.bundle.manifest.main.encoder
+        if isinstance(prompt, Input):
+            begin, source = list(prompt.token_ids), prompt.source
+        elif encoder is not None:
+            begin, source = list(encoder.begin_token_ids), Source.of_text(prompt)
+        else:
+            begin, source = prompt, None
+        context = [*begin, *plain[:at]]
+        logits = read(main_of(engine), context, [len(context)], 1, source)[-1]
         gap = abs(float(logits[plain[at]] - logits[other[at]]))
     return {"position": at, "logit_gap": gap}
 

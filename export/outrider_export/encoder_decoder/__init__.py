@@ -1,0 +1,1 @@
+"""Exports encoder-decoder models: T5 and Whisper. See docs/encoder-decoder.md."""

@@ -1,0 +1,170 @@
+"""What a checkpoint of an encoder-decoder model says of itself: its shape, its encoder, and how its texts begin.
+
+if is_encoder_decoder(config):
+    geometry = geometry_of(config, folder)              # of the decoder
+    encoder = describe_encoder(folder, config, vocabulary)
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import TYPE_CHECKING, Any
+
+from outrider.bundle.manifest import AudioEntry, EncoderEntry, Geometry
+from outrider.errors import ExportError
+from outrider_export.sources import ENCODER_DECODERS, read_json, tensors_of
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from outrider_export.vocabulary import Vocabulary
+
+ENCODER_FOLDER = "encoder"
+TASKS = {"t5": "text2text-generation-with-past", "whisper": "automatic-speech-recognition-with-past"}
+ARCHITECTURES = dict(zip(ENCODER_DECODERS, ("t5", "whisper"), strict=True))
+_T5_LENGTH = 512  # tokens that T5 was trained with; newer configurations leave n_positions out
+# The weights that an encoder is made of, and what else of its configuration it depends on.
+_WEIGHTS = {"t5": ("shared.", "encoder."), "whisper": ("model.encoder.",)}
+_SHAPE = {
+    "t5": (
+        "d_model", "d_kv", "d_ff", "num_heads", "num_layers", "feed_forward_proj", "layer_norm_epsilon",
+        "relative_attention_num_buckets", "relative_attention_max_distance",
+    ),
+    "whisper": (
+        "d_model", "encoder_layers", "encoder_attention_heads", "encoder_ffn_dim", "num_mel_bins",
+        "max_source_positions", "activation_function", "scale_embedding",
+    ),
+}  # fmt: skip
+
+
+def kind_of(config: dict[str, Any]) -> str | None:
+    """ "t5" or "whisper"; None for another kind of model."""
+    names = config.get("architectures") or []
+    return next((ARCHITECTURES[name] for name in names if name in ARCHITECTURES), None)
+
+
+def is_encoder_decoder(config: dict[str, Any]) -> bool:
+    """Whether a checkpoint's `config.json` is of an encoder-decoder model that can be exported."""
+    return kind_of(config) is not None
+
+
+def geometry_of(config: dict[str, Any], where: Path) -> Geometry:
+    """The decoder's shape, from a checkpoint's `config.json`.
+
+    Raises:
+        ExportError: naming the key that is missing.
+    """
+    is_t5 = kind_of(config) == "t5"
+    try:
+        heads = config["num_heads" if is_t5 else "decoder_attention_heads"]
+        return Geometry(
+            architecture=config["model_type"],
+            num_layers=_decoder_layers_of_t5(config) if is_t5 else config["decoder_layers"],
+            num_heads=heads,
+            num_kv_heads=heads,
+            head_size=config["d_kv"] if is_t5 else config["d_model"] // heads,
+            hidden_size=config["d_model"],
+            context_length=_t5_length(config) if is_t5 else config["max_target_positions"],
+            logits_width=config["vocab_size"],
+        )
+    except KeyError as error:
+        raise ExportError(f"{where}/config.json has no {error}, so its model's shape is not known.") from error
+
+
+def _decoder_layers_of_t5(config: dict[str, Any]) -> int:
+    layers: int = config.get("num_decoder_layers") or config["num_layers"]
+    return layers
+
+
+def _t5_length(config: dict[str, Any]) -> int:
+    return int(config.get("n_positions") or _T5_LENGTH)
+
+
+def describe_encoder(folder: Path, config: dict[str, Any], vocabulary: Vocabulary) -> EncoderEntry:
+    """The manifest's entry for the encoder of a checkpoint, and for how its decoder's texts begin.
+
+    Raises:
+        ExportError: when its configuration files do not say.
+    """
+    generation = config | read_json(folder / "generation_config.json")
+    start = generation.get("decoder_start_token_id")
+    if not isinstance(start, int):
+        raise ExportError(
+            f"{folder} does not say with which token its decoder begins. Add decoder_start_token_id to "
+            "generation_config.json."
+        )
+    is_audio = kind_of(config) == "whisper"
+    forced = generation.get("forced_bos_token_id")
+    return EncoderEntry(
+        folder=ENCODER_FOLDER,
+        kind="audio" if is_audio else "text",
+        num_layers=config["encoder_layers"] if is_audio else config["num_layers"],
+        hidden_size=config["d_model"],
+        context_length=config["max_source_positions"] if is_audio else _t5_length(config),
+        sha256=_hash_of(folder, config),
+        begin_token_ids=(start, forced) if isinstance(forced, int) else (start,),
+        suppress_token_ids=_ids(generation, "suppress_tokens", len(vocabulary)),
+        begin_suppress_token_ids=_ids(generation, "begin_suppress_tokens", len(vocabulary)),
+        audio=_describe_audio(folder, generation, vocabulary) if is_audio else None,
+    )
+
+
+def _describe_audio(folder: Path, generation: dict[str, Any], vocabulary: Vocabulary) -> AudioEntry:
+    """What Whisper's features and special tokens are, from preprocessor_config.json and generation_config.json."""
+    # transformers 5 may write the feature extractor's values into processor_config.json.
+    config = read_json(folder / "preprocessor_config.json")
+    config = config or read_json(folder / "processor_config.json").get("feature_extractor") or {}
+    names = ("sampling_rate", "n_fft", "hop_length", "chunk_length")
+    if missing := [name for name in names if not isinstance(config.get(name), int)]:
+        raise ExportError(
+            f"{folder} has no preprocessor_config.json with {missing[0]}, so its audio features are not known. Save "
+            "one with WhisperFeatureExtractor().save_pretrained(folder)."
+        )
+    bins = generation.get("num_mel_bins")
+    if not isinstance(bins, int):
+        raise ExportError(f"{folder}/config.json has no num_mel_bins, so its model's shape is not known.")
+    if bins != config.get("feature_size", bins):
+        raise ExportError(
+            f"{folder} has num_mel_bins={bins} in config.json and feature_size={config['feature_size']} in "
+            "preprocessor_config.json: they do not belong together."
+        )
+    no_timestamps = generation.get("no_timestamps_token_id", vocabulary.find("<|notimestamps|>"))
+    languages = generation.get("lang_to_id") or {}
+    tasks = generation.get("task_to_id") or {
+        name: token_id for name in ("transcribe", "translate") if (token_id := vocabulary.find(f"<|{name}|>"))
+    }
+    if not isinstance(no_timestamps, int):
+        raise ExportError(
+            f"{folder} has no token <|notimestamps|>, so its texts cannot be begun as Whisper's are. Add "
+            "no_timestamps_token_id to generation_config.json."
+        )
+    is_multilingual = generation.get("is_multilingual", bool(languages))
+    return AudioEntry(
+        sampling_rate=config["sampling_rate"],
+        num_mel_bins=bins,
+        window_length=config["n_fft"],
+        hop_length=config["hop_length"],
+        chunk_seconds=config["chunk_length"],
+        no_timestamps_token_id=no_timestamps,
+        first_timestamp_token_id=no_timestamps + 1,
+        max_initial_timestamp=int(generation.get("max_initial_timestamp_index") or 50),
+        languages={name.strip("<|>"): token_id for name, token_id in languages.items()} if is_multilingual else {},
+        tasks=tasks if is_multilingual else {},
+    )
+
+
+def _ids(generation: dict[str, Any], name: str, size: int) -> tuple[int, ...]:
+    values = generation.get(name) or []
+    return tuple(sorted({value for value in values if isinstance(value, int) and 0 <= value < size}))
+
+
+def _hash_of(folder: Path, config: dict[str, Any]) -> str:
+    """sha256 of an encoder's weights and of what else it depends on: equal hashes are equal encoders."""
+    kind = kind_of(config) or ""
+    digest = hashlib.sha256(json.dumps([kind, {key: config.get(key) for key in _SHAPE[kind]}]).encode())
+    for name, tensor in sorted(tensors_of(folder).items()):
+        if name.startswith(_WEIGHTS[kind]):
+            digest.update(f"{name} {tensor.kind} {tensor.shape}".encode())
+            digest.update(tensor.read())
+    return digest.hexdigest()

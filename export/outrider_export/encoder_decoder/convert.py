@@ -1,0 +1,110 @@
+"""Child process: the checkpoint folder of an encoder-decoder model to three graphs in OpenVINO IR, through torch.
+
+Job: as for `outrider_export.convert`, with `kind`, "t5" or "whisper"; `output`, the folder for the decoder and its
+cross-attention; and `encoder`, the folder for the encoder, or None if another model's is the same.
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from outrider.bundle.manifest import CROSS_NAME, Geometry
+from outrider_export.convert import compress
+from outrider_export.encoder_decoder.checkpoint import TASKS
+from outrider_export.encoder_decoder.graphs import cross_model, decoder_model, encoder_model
+from outrider_export.tokenizer_job import add_tokenizer
+
+if TYPE_CHECKING:
+    from outrider_export.progress import Progress
+
+MODEL = "openvino_model.xml"
+_SPARE_POSITIONS = 64  # behind the model's context, for the padding of calls
+
+
+def convert(job: dict[str, Any], progress: Progress) -> dict[str, Any]:
+    """Convert the model that `job` describes. All files are written when this returns."""
+    import openvino
+
+    output, scratch = Path(job["output"]), Path(job["scratch"])
+    scratch.mkdir(parents=True, exist_ok=True)
+    geometry = msgspec.convert(job["geometry"], Geometry)
+    progress.phase("read")
+    model = _load_model(job)
+    tied = bool(model.get_output_embeddings().weight is model.get_input_embeddings().weight)
+    progress.phase("convert")
+    _to_ir(model, scratch / "ir", job)
+    del model
+    core = openvino.Core()
+    first, later, encoder = (
+        core.read_model(scratch / "ir" / f"openvino_{name}_model.xml")
+        for name in ("decoder", "decoder_with_past", "encoder")
+    )
+    made = {
+        output / MODEL: decoder_model(later, geometry),
+        output / CROSS_NAME: cross_model(first, geometry.num_layers),
+    }
+    if job["encoder"] is not None:
+        made[Path(job["encoder"]) / MODEL] = encoder_model(encoder)
+    progress.phase("compress")
+    for path, graph in made.items():
+        _save(graph, path, job["weights"])
+    del first, later, encoder, made
+    shutil.rmtree(scratch / "ir", ignore_errors=True)
+    if "tokenizer" in job:
+        progress.phase("tokenizer")
+        add_tokenizer(job)
+    return {"tied_embeddings": tied}
+
+
+def _load_model(job: dict[str, Any]) -> Any:
+    """The torch model, in the precision in which it is converted."""
+    import torch
+    from transformers import AutoModelForSeq2SeqLM, AutoModelForSpeechSeq2Seq
+
+    loader = AutoModelForSpeechSeq2Seq if job["kind"] == "whisper" else AutoModelForSeq2SeqLM
+    dtype = torch.float16 if job["weights"] == "fp16" else torch.float32
+    model = loader.from_pretrained(
+        job["model"],
+        dtype=dtype,
+        local_files_only=True,
+        use_safetensors=True,
+        trust_remote_code=job["trust_remote_code"],
+    )
+    if job["kind"] == "whisper":  # its positions are a table, which padding may read beyond
+        table = model.model.decoder.embed_positions
+        last = table.weight.data[-1:].repeat(_SPARE_POSITIONS, 1)
+        table.weight = torch.nn.Parameter(torch.cat([table.weight.data, last]))
+    return model
+
+
+def _to_ir(model: Any, folder: Path, job: dict[str, Any]) -> None:
+    from optimum.exporters.openvino import export_from_model
+    from optimum.intel.openvino import OVConfig
+
+    export_from_model(
+        model,
+        folder,
+        task=TASKS[job["kind"]],
+        ov_config=OVConfig(dtype="fp16" if job["weights"] == "fp16" else "fp32"),
+        stateful=False,
+    )
+
+
+def _save(model: Any, path: Path, weights: str) -> None:
+    import openvino
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if weights in ("int8", "int4"):
+        compress(model, path, weights)
+    else:
+        openvino.save_model(model, path, compress_to_fp16=weights == "fp16")
+
+
+if __name__ == "__main__":
+    from outrider_export.child import serve
+
+    serve(convert)

@@ -1,0 +1,53 @@
+"""`outrider transcribe`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from outrider.cli.console import out, print_json
+from outrider.cli.options import generation_options, json_option, load_options, read_options, trace_option, tracing
+
+
+@click.command()
+@click.argument("bundle")
+@click.argument("file")
+@click.option("--language", metavar="CODE", help="Language of the audio, such as en.  [default: found in the audio]")
+@click.option("--task", type=click.Choice(["transcribe", "translate"]), help="translate writes English.")
+@click.option("--timestamps", is_flag=True, help="Print when each segment begins and ends.")
+@trace_option
+@load_options
+@generation_options
+@json_option
+def transcribe(
+    bundle: str,
+    file: str,
+    language: str | None,
+    task: str | None,
+    timestamps: bool,
+    trace: str | None,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Write down what is said in FILE, a .wav file, with the Whisper model of BUNDLE.
+
+    FILE has 16,000 samples a second, as Whisper's models read them. Longer audio than 30 s is read in windows.
+    """
+    from outrider.engine import load
+
+    engine = load(bundle, read_options(options))
+    with tracing(engine, trace):
+        found = engine.transcribe(file, language=language, task=task, timestamps=timestamps)
+    if as_json:
+        print_json(found.as_dict())
+    elif timestamps:
+        for segment in found.segments:
+            out.print(f"[{_clock(segment.begin)} - {_clock(segment.end)}] {segment.text.strip()}", markup=False)
+    else:
+        out.print(found.text.strip(), markup=False, highlight=False)
+
+
+def _clock(seconds: float) -> str:
+    """Minutes and seconds, such as 01:02.34."""
+    return f"{int(seconds // 60):02d}:{seconds % 60:05.2f}"

@@ -1,0 +1,163 @@
+"""The input that a sequence begins with: tokens, embeddings, and what an encoder reads."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import operator
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from outrider.errors import RequestError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from collections.abc import Sequence as Seq
+
+    from numpy.typing import NDArray
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Positions of a prompt where a model reads other embeddings than its tokens', such as those of an image.
+
+    embeds: float32 [length, hidden], for the positions from `begin` on. key: identifies them in the prefix cache, such
+    as a hash of the image. Spans with the same key count as the same.
+    """
+
+    begin: int
+    embeds: NDArray[np.float32] = field(compare=False)
+    key: bytes
+
+    def __post_init__(self) -> None:
+        if not self.key:
+            raise RequestError(
+                f"The span of embeds at token {self.begin} has key={self.key!r}, and all spans without a key would "
+                "count as the same. Give it a key, such as a hash of the image."
+            )
+
+
+def mark(token_ids: Iterable[int]) -> list[int]:
+    """Other numbers for tokens that were read as parts of an answer, where their keys and values have other bits.
+
+    So the prefix cache does not take them for the same tokens of a prompt.
+    """
+    return [~token_id for token_id in token_ids]
+
+
+def unmarked(token_ids: Iterable[int]) -> list[int]:
+    """The tokens, whether they were marked or not."""
+    return [token_id if token_id >= 0 else ~token_id for token_id in token_ids]
+
+
+@dataclass(frozen=True, eq=False)
+class Source:
+    """What the encoder of an encoder-decoder model reads, for one sequence.
+
+        source = Source.of_text(token_ids)
+
+    values: int64 [n], the tokens of a text; or float32 [mel bins, frames], the features of audio. key: identifies them,
+    in the prefix cache too. states: float32 [1, n, hidden], what encoders have made of it, by the sha256 of an encoder.
+    So models with one encoder run it once.
+    """
+
+    values: NDArray[Any]
+    key: bytes
+    states: dict[str, NDArray[np.float32]] = field(default_factory=dict)
+
+    @classmethod
+    def of_text(cls, token_ids: Seq[int]) -> Source:
+        """The tokens of a text."""
+        return cls._of(np.array(token_ids, dtype=np.int64))
+
+    @classmethod
+    def of_audio(cls, features: NDArray[np.float32]) -> Source:
+        """Log-mel features, float32 [mel bins, frames]."""
+        return cls._of(np.ascontiguousarray(features, dtype=np.float32))
+
+    @classmethod
+    def _of(cls, values: NDArray[Any]) -> Source:
+        return cls(values, hashlib.sha256(repr(values.shape).encode() + values.tobytes()).digest())
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """The input that a sequence begins with.
+
+        engine.generate(Prompt(token_ids, answers=((12, 40),)))
+
+    scope: what keys and values depend on besides the tokens, such as an adapter or an image. Cached prefixes are shared
+    within one scope only. embeds: embeddings to read instead of tokens; no backend here reads any yet. answers: the
+    parts, each from one position up to another and ascending, that are earlier answers of this model. They are read as
+    they were generated. So they are found in the prefix cache, and a text that is continued goes on as it would have.
+    counted: whether it is a request, for the statistics of the prefix cache.
+    adapter: that the sequence is read with, one of `Capabilities.adapters`. It is not in the cache's keys by its name:
+    the engine puts a hash of its content into the scope. source: what the encoder of an encoder-decoder model reads;
+    the tokens are then the decoder's.
+    """
+
+    token_ids: Seq[int]
+    scope: bytes = b""
+    embeds: tuple[Span, ...] = ()
+    answers: Seq[tuple[int, int]] = ()
+    counted: bool = True
+    adapter: str | None = None
+    source: Source | None = None
+
+    def __post_init__(self) -> None:
+        if not self.answers:
+            return
+        try:
+            edges = (0, *(operator.index(edge) for begin, end in self.answers for edge in (begin, end)))
+        except (TypeError, ValueError):
+            edges = (0, -1)
+        if any(later < earlier for earlier, later in itertools.pairwise((*edges, len(self.token_ids)))):
+            raise RequestError(
+                f"answers={self.answers!r} are not parts of a prompt of {len(self.token_ids):,} tokens. Give each as "
+                "(begin, end), in the order of the text."
+            )
+
+    @property
+    def cache_scope(self) -> bytes:
+        """The scope of cached prefixes: `scope`, with the positions and keys of the embeds."""
+        if not self.embeds:
+            return self.scope
+        spans = [(span.begin, len(span.embeds), span.key) for span in self.embeds]
+        return hashlib.sha256(repr((self.scope, spans)).encode()).digest()
+
+    def with_marked_answers(self) -> Prompt:
+        """The prompt with the answers' tokens as they are in the prefix cache of a backend with separate rows."""
+        if not self.answers:
+            return self
+        token_ids = list(self.token_ids)
+        for begin, end in self.answers:
+            token_ids[begin:end] = mark(token_ids[begin:end])
+        return replace(self, token_ids=token_ids)
+
+    def check_tokens(self, backend: object) -> None:
+        """Raise RequestError if there are embeds or a source. For backends that read token ids only."""
+        if self.source is not None:
+            raise RequestError(
+                f"The prompt has a source for an encoder, and {type(backend).__name__} runs a model without one. Pass "
+                "a prompt without a source."
+            )
+        if self.embeds:
+            first = self.embeds[0]
+            raise RequestError(
+                f"The prompt has embeds for {len(first.embeds)} tokens from token {first.begin} on, and "
+                f"{type(backend).__name__} reads token ids only. Pass a prompt without embeds."
+            )
+
+    def check_adapter(self, backend: Any) -> None:
+        """Raise RequestError if the adapter is not one of the backend's."""
+        if self.adapter is not None and self.adapter not in backend.capabilities.adapters:
+            known = ", ".join(map(repr, backend.capabilities.adapters)) or "none"
+            raise RequestError(
+                f"The prompt is for the adapter {self.adapter!r}, and {type(backend).__name__} has {known} here. Pass "
+                "one of these, or None."
+            )
+
+
+NO_PROMPT = Prompt(())

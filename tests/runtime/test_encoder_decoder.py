@@ -1,0 +1,187 @@
+"""What encoder-decoder models need and no model is needed for: features, files, rules, prompts."""
+
+from __future__ import annotations
+
+import wave
+from typing import TYPE_CHECKING
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from outrider.audio import log_mel, mel_filters, read_samples
+from outrider.bundle.manifest import AudioEntry, EncoderEntry
+from outrider.config import GenerationConfig
+from outrider.encoder_input import adapt_config, decode_text, read_prompt, rules_of
+from outrider.errors import OptionError, RequestError, TooLong
+from outrider.sampling import BannedAtFirst, OnlyTokens, Timestamps
+from outrider.testing import ToyTokenizer
+from outrider.types import Prompt, Sequence, Source
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+TEXT = EncoderEntry("encoder", "text", 2, 8, 6, "0" * 64, (0,), suppress_token_ids=(3,), begin_suppress_token_ids=(4,))
+AUDIO = msgspec.structs.replace(
+    TEXT, kind="audio", audio=AudioEntry(16_000, 80, 400, 160, 30, 9, 10, 3, {"en": 5, "de": 6}, {"transcribe": 7})
+)
+
+
+def test_mel_filters_cover_every_frequency_once() -> None:
+    filters = mel_filters(80, 16_000, 400)
+    assert filters.shape == (80, 201)
+    assert (filters >= 0).all()
+    assert (filters.sum(axis=1) > 0).all()
+    middles = filters.argmax(axis=1)
+    assert (np.diff(middles) >= 0).all()
+    # A triangle of area one, summed at every 40 Hz. The lowest are narrower than that.
+    assert np.allclose(filters[20:].sum(axis=1) * 40, 1, rtol=0.1)
+
+
+def test_a_tone_is_in_the_bins_of_its_frequency() -> None:
+    at = np.arange(16_000) / 16_000
+    low, high = (log_mel(np.sin(2 * np.pi * hertz * at).astype(np.float32)) for hertz in (300, 3000))
+    assert low.shape == (80, 100)
+    assert low[:, 50].argmax() < high[:, 50].argmax()
+
+
+def test_features_of_blocks_are_those_of_the_whole() -> None:
+    """Audio of more than 30 s is transformed in blocks; what lies before does not change a frame."""
+    samples = np.random.default_rng(0).uniform(-1, 1, 16_000 * 65).astype(np.float32)
+    whole, end = log_mel(samples), log_mel(samples[16_000 * 40 :])
+    assert np.allclose(whole[:, 4010:6400], end[:, 10:2400], atol=1e-5)
+
+
+def test_silence_and_single_samples_have_features() -> None:
+    assert np.isfinite(log_mel(np.zeros(16_000, dtype=np.float32))).all()
+    assert log_mel(np.zeros(1, dtype=np.float32), padding=480_000).shape == (80, 3000)
+
+
+@given(st.lists(st.integers(-(1 << 15), (1 << 15) - 1), min_size=1, max_size=50), st.integers(1, 2))
+def test_wav_files_of_16_bits(tmp_path_factory: pytest.TempPathFactory, values: list[int], channels: int) -> None:
+    path = tmp_path_factory.mktemp("wav") / "a.wav"
+    write_wav(path, np.repeat(np.array(values, dtype="<i2"), channels).tobytes(), 2, channels)
+    assert np.array_equal(read_samples(path, 16_000), np.array(values, dtype=np.float32) / 32_768)
+
+
+@pytest.mark.parametrize(
+    ("width", "low"), [(1, b"\x00"), (2, b"\x00\x80"), (3, b"\x00\x00\x80"), (4, b"\x00\x00\x00\x80")]
+)
+def test_wav_files_of_every_width(tmp_path: Path, width: int, low: bytes) -> None:
+    write_wav(tmp_path / "a.wav", low * 3, width, 1)
+    assert read_samples(str(tmp_path / "a.wav"), 16_000).tolist() == [-1.0, -1.0, -1.0]
+
+
+def test_wrong_audio_gets_one_line(tmp_path: Path) -> None:
+    write_wav(tmp_path / "a.wav", b"\0" * 8, 2, 1, rate=48_000)
+    (tmp_path / "b.wav").write_bytes(b"RIFF nonsense")
+    write_wav(tmp_path / "c.wav", b"", 2, 1)
+    for name, message in (("a", "48,000.*16,000.*ffmpeg"), ("b", "no WAV file"), ("c", "empty"), ("d", "d.wav")):
+        with pytest.raises(RequestError, match=message) as error:
+            read_samples(tmp_path / f"{name}.wav", 16_000)
+        assert "\n" not in str(error.value)
+
+
+def write_wav(path: Path, frames: bytes, width: int, channels: int, rate: int = 16_000) -> None:
+    with wave.open(str(path), "wb") as file:
+        file.setparams((channels, width, rate, 0, "NONE", "NONE"))
+        file.writeframes(frames)
+
+
+def allowed(processor: BannedAtFirst | OnlyTokens | Timestamps, prefix: list[int], size: int = 20) -> set[int]:
+    """The tokens that a processor leaves, of equal logits."""
+    logits = np.zeros(size, dtype=np.float32)
+    processor.apply(logits, prefix)
+    return set(np.flatnonzero(logits > -np.inf).tolist())
+
+
+def test_bans_at_the_beginning_end_there() -> None:
+    rule = BannedAtFirst([1, 2])
+    assert allowed(rule, []) == {0, *range(3, 20)}
+    assert allowed(rule, [7]) == {*range(20)}
+    rule.commit([7])
+    assert allowed(rule, []) == {*range(20)}
+    assert allowed(OnlyTokens([3, 5]), [1]) == {3, 5}
+
+
+def test_timestamps_come_in_pairs_and_ascend() -> None:
+    """Token 2 ends a text, 9 says that there are no timestamps, and 10 is 0.00 s."""
+    rule = Timestamps(first=10, no_timestamps=9, eos=2, max_initial=3)
+    assert allowed(rule, []) == {10, 11, 12, 13}
+    assert max(allowed(rule, [11])) < 10  # text follows
+    # Ten timestamps of equal logits are likelier than any text.
+    assert allowed(rule, [11, 4]) == {*range(12, 20)}
+    assert allowed(rule, [11, 4, 13]) == {*range(13, 20)}
+    assert max(allowed(rule, [11, 4, 13, 13])) < 10
+    rule.commit([11, 4])
+    assert allowed(rule, [13, 13, 4]) == {*range(14, 20)}
+    logits = np.zeros(20, dtype=np.float32)
+    logits[4] = 9.0
+    rule.apply(logits, [13, 13])
+    assert logits.argmax() == 4
+
+
+@given(st.lists(st.integers(0, 19), max_size=6), st.integers(0, 6))
+def test_committed_tokens_count_as_drafted_ones(answer: list[int], cut: int) -> None:
+    for make in (lambda: BannedAtFirst([1]), lambda: Timestamps(10, 9, 2, 3)):
+        drafted, committed = make(), make()
+        committed.commit(answer[:cut])
+        assert allowed(drafted, answer) == allowed(committed, answer[cut:])
+
+
+def test_text_becomes_a_source() -> None:
+    tokenizer = ToyTokenizer()
+    prompt = read_prompt([5, 6, 7], TEXT, tokenizer)
+    assert prompt.source is not None
+    assert prompt.source.values.tolist() == [5, 6, 7]
+    assert list(prompt.token_ids) == [0]
+    assert prompt.scope == prompt.source.key
+    other = read_prompt([5, 6, 8], TEXT, tokenizer)
+    assert other.cache_scope != prompt.cache_scope
+    with pytest.raises(TooLong, match="7 tokens, and the encoder reads 6"):
+        read_prompt([1] * 7, TEXT, tokenizer)
+    sequence = Sequence([0, 9], 1, source=prompt.source)
+    assert sequence.context == [5, 6, 7, 0, 9]
+    assert Sequence([0, 9], 1, source=Source.of_audio(np.zeros((2, 2), dtype=np.float32))).context == [0, 9]
+
+
+def test_the_scope_of_a_prompt_tells_sources_apart() -> None:
+    sources = [Source.of_text([1, 2]), Source.of_text([1, 3])]
+    scopes = {read_prompt(Prompt([0], b"x", source=each), TEXT, ToyTokenizer()).cache_scope for each in sources}
+    assert len(scopes) == 2
+
+
+def test_a_decoder_reads_no_source() -> None:
+    with pytest.raises(RequestError, match="a model without one"):
+        Prompt([1], source=Source.of_text([1])).check_tokens(object())
+
+
+def test_tokens_that_are_never_said() -> None:
+    config = GenerationConfig(banned_token_ids=(1,))
+    assert set(adapt_config(config, TEXT, [0]).banned_token_ids) == {1, 3}
+    assert adapt_config(config, AUDIO, [0]).banned_token_ids == (1,)  # the language is to be found
+    assert set(adapt_config(config, AUDIO, [0, 5]).banned_token_ids) == {1, 3}
+    tool = {"type": "function", "function": {"name": "f", "parameters": {}}}
+    with pytest.raises(OptionError, match="tools"):
+        adapt_config(GenerationConfig(tools=(tool,)), TEXT, [0])
+
+
+def test_rules_follow_from_the_decoders_first_tokens() -> None:
+    kinds = {
+        (0,): [OnlyTokens],
+        (0, 5, 7): [Timestamps, BannedAtFirst],
+        (0, 5, 7, 9): [BannedAtFirst],
+    }
+    for begin, expected in kinds.items():
+        assert [type(rule) for rule in rules_of(AUDIO, begin, [2])] == expected
+    assert [type(rule) for rule in rules_of(TEXT, (0,), [2])] == [BannedAtFirst]
+
+
+def test_timestamps_are_no_text() -> None:
+    def decode(token_ids: object) -> str:
+        return str(token_ids)
+
+    assert decode_text(AUDIO, decode)([5, 10, 11, 6]) == "[5, 6]"
+    assert decode_text(TEXT, decode)([5, 10]) == "[5, 10]"
