@@ -14,7 +14,7 @@ from outrider.engine import Engine
 from outrider.errors import OptionError, RequestError
 from outrider.measure.exactness import compare_readings
 from outrider.testing import ToyTokenizer
-from outrider.types import Chunk, Prompt, Source
+from outrider.types import Chunk, Exactness, Prompt, Rounding, RowRule, Source
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -170,3 +170,21 @@ def test_there_is_no_chat_and_no_tree(engine: Engine, backend: EncoderDecoder) -
     with pytest.raises(RequestError, match="evaluates chains only"):
         backend.submit([Chunk(slot, [1, 2], 2, parents=[-1, -1])])
     slot.close()
+
+
+def test_padding_is_not_kept_and_calls_end_where_the_number_of_keys_changes(backend: EncoderDecoder) -> None:
+    measured = backend.exactness
+    backend.use(Exactness(rule=RowRule(sequence=Rounding(2))))
+    try:
+        slot = backend.open(150)
+        assert slot is not None
+        backend.submit([Chunk(slot, [1], 1)]).wait()
+        assert slot.length == 1
+        sizes = []
+        for part in backend._parts(Chunk(slot, [*range(30)] * 4, 1)):
+            sizes.append(len(part.token_ids))
+            slot.length += len(part.token_ids)
+        assert sizes == [62, 58]  # behind the first token, 63 positions leave room for one row of padding
+        slot.close()
+    finally:
+        backend.use(measured)
