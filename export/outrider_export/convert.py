@@ -27,11 +27,15 @@ INT4_GROUP_SIZE = 64
 
 def convert(job: dict[str, Any], progress: Progress) -> dict[str, Any]:
     """Convert the model that `job` describes. All files are written when this returns."""
-    output, scratch = Path(job["output"]), Path(job["scratch"])
-    scratch.mkdir(parents=True, exist_ok=True)
-    weights: str = job["weights"]
+    Path(job["scratch"]).mkdir(parents=True, exist_ok=True)
     progress.phase("read")
-    model = load_model(job)
+    return convert_loaded(load_model(job), job, progress)
+
+
+def convert_loaded(model: Any, job: dict[str, Any], progress: Progress) -> dict[str, Any]:
+    """The same for a torch model that was loaded for it."""
+    output, scratch = Path(job["output"]), Path(job["scratch"])
+    weights: str = job["weights"]
     progress.phase("convert")
     compressed = weights in ("int8", "int4")
     _to_ir(model, scratch / "ir", weights)

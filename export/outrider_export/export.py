@@ -208,7 +208,10 @@ def _convert(
             "trust_remote_code": trust_remote_code,
             "geometry": msgspec.to_builtins(plan.geometry),
         }
-        done = run_child(f"outrider_export.{_CONVERTERS[plan.format]}", job, what, progress)
+        if plan.vision is not None:
+            job["vision"] = str(target.new / plan.vision.folder)
+        converter = _CONVERTERS[plan.format] if plan.vision is None else "convert_vision"
+        done = run_child(f"outrider_export.{converter}", job, what, progress)
         route = "checkpoint" if plan.header is None else f"dequantise {plan.header.quantisation}"
         recipe = {"route": route, "tied_embeddings": str(done["tied_embeddings"]).lower()}
     _check_model(plan.format, folder, plan.geometry)
@@ -220,6 +223,7 @@ def _convert(
         vocab_size=len(plan.vocabulary),
         vocab_sha256=plan.vocabulary.sha256,
         source=_describe_source(plan, recipe, progress),
+        vision=plan.vision,
     )
 
 

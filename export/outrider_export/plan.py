@@ -10,12 +10,13 @@ from outrider.errors import ExportError, OptionError, nearest
 from outrider_export.geometry import geometry_of_config, geometry_of_gguf
 from outrider_export.gguf_file import GGUFHeader, read_header
 from outrider_export.sources import count_weights, read_config
+from outrider_export.vision import vision_of
 from outrider_export.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from outrider.bundle.manifest import Format, Geometry
+    from outrider.bundle.manifest import Format, Geometry, VisionEntry
     from outrider_export.sources import Located
 
 # GGUF files are converted, too, unless "keep" is set: a target pass takes 276 ms in Q4_K_M against 123 in int8 (Intel
@@ -71,6 +72,7 @@ class Plan:
     header: GGUFHeader | None  # of a GGUF file
     config: dict[str, Any]  # of a checkpoint; empty for a GGUF file
     num_weights: int
+    vision: VisionEntry | None = None  # of a main model that reads images
 
     @property
     def final_bytes(self) -> int:
@@ -179,7 +181,14 @@ def make_plan(role: str, source: Located, format: Format, weights: str | None) -
     else:
         config, num_weights = read_config(path), count_weights(path)
         vocabulary, geometry, header = Vocabulary.of_folder(path), geometry_of_config(config, path), None
-    plan = Plan(role, source, path, format, weights, geometry, vocabulary, header, config, num_weights)
+    vision = None if header else vision_of(path, config, weights, vocabulary)
+    if vision is not None and (role != "main" or format != "openvino"):
+        raise ExportError(
+            f"{source.id} reads images, and the draft model reads text only. Name a model of text with --draft."
+            if role != "main"
+            else f"{source.id} reads images, which is not for {format} yet. Leave out --format {format}."
+        )
+    plan = Plan(role, source, path, format, weights, geometry, vocabulary, header, config, num_weights, vision)
     check_width(plan)
     return plan
 

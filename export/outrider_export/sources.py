@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 CHAT_TEMPLATES = ("chat_template.jinja", "chat_template.json")
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", *CHAT_TEMPLATES)
 _HUB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)?")
+# Models that read images, as in config.json's architectures, and have the layout of `outrider_export.vision`.
+IMAGE_MODELS = ("SmolVLMForConditionalGeneration", "Idefics3ForConditionalGeneration")
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 
 
@@ -97,6 +99,8 @@ def fetch(
 def read_config(folder: Path) -> dict[str, Any]:
     """A checkpoint's `config.json`, for a causal language model with unquantised weights.
 
+    For one that reads images, the keys of its language model are among the others.
+
     Raises:
         ExportError: otherwise.
     """
@@ -107,7 +111,15 @@ def read_config(folder: Path) -> dict[str, Any]:
         raise ExportError(f"{folder} is not a checkpoint: it has no config.json. {hint}")
     config = read_json(path)
     architectures = config.get("architectures") or []
-    if architectures and not any("CausalLM" in name or "LMHead" in name for name in architectures):
+    reads_images = any(name in IMAGE_MODELS for name in architectures)
+    if reads_images:
+        config |= config.get("text_config") or {}
+    elif "vision_config" in config and not any("CausalLM" in name for name in architectures):
+        raise ExportError(
+            f"{folder} holds a {(architectures or ['model'])[0]}, whose images are laid out in another way than those "
+            f"of {IMAGE_MODELS[0]} and {IMAGE_MODELS[1]}: of models that read images, Outrider runs these two."
+        )
+    if architectures and not reads_images and not any("CausalLM" in name or "LMHead" in name for name in architectures):
         raise ExportError(f"{folder} holds a {architectures[0]}; Outrider runs causal language models (…ForCausalLM).")
     if quantised := config.get("quantization_config"):
         method = quantised.get("quant_method", "an unknown method") if isinstance(quantised, dict) else quantised

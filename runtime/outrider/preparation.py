@@ -74,7 +74,7 @@ class Preparation:
         if cancel is not None and (isinstance(cancel, type) or not callable(getattr(cancel, "is_set", None))):
             raise OptionError(f"cancel={cancel!r} has no is_set() to ask. Pass a threading.Event.")
         whole = prompt if isinstance(prompt, Prompt) else NO_PROMPT
-        whole.check_tokens(self.loaded["main"].backend)
+        whole.check_embeds(self.loaded["main"].backend)
         text = prompt.token_ids if isinstance(prompt, Prompt) else prompt
         form = self._tool_format(config)
         given = {"tools": config.offered_tools} if form else {}
@@ -95,6 +95,7 @@ class Preparation:
                 self.registry.texts(config, policy),
                 scope=whole.scope,
                 answers=whole.answers,
+                embeds=whole.embeds,
             ),
             sampler=LogitsSampler(config, token_ids, end_token_ids=end_token_ids, grammar=grammar),
             verifier=_verifier(config),

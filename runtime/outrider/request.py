@@ -13,7 +13,7 @@ import numpy as np
 from outrider.errors import NoTokenLeft, RequestError, one_line
 from outrider.metrics import Stats
 from outrider.results import AnswerToken, Result, TextChunk, tokens_of_round
-from outrider.types import NO_PROMPT, DraftRequest, Outcome, Prompt, Requirements
+from outrider.types import DraftRequest, Outcome, Prompt, Requirements
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -210,9 +210,10 @@ class Request:
         self.trees = main.capabilities.trees and self.verifier.trees
         self.mask_token_ids = main.capabilities.mask_token_ids
         max_tokens = self.sequence.num_prompt_tokens + self.max_new_tokens
-        prompt = NO_PROMPT
+        prompt = Prompt((), embeds=self.sequence.embeds)
         if self.reuse:
-            prompt = Prompt(self.sequence.token_ids, self.sequence.scope, answers=self.sequence.answers)
+            sequence = self.sequence
+            prompt = Prompt(sequence.token_ids, sequence.scope, sequence.embeds, sequence.answers)
         slot = main.open(max_tokens, prompt)
         if slot is None:
             return False

@@ -83,7 +83,7 @@ def load_model(
 
         if head is not None:
             return load_head(path, head, shared)
-        build = functools.partial(read_decoder, features=features, masks=masks)
+        build = functools.partial(read_decoder, features=features, masks=masks, embeds=model.vision is not None)
         return OpenVINOPaged(
             path,
             **shared,

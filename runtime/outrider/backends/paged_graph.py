@@ -13,6 +13,7 @@ import openvino as ov
 from openvino import opset13 as ops
 from openvino._offline_transformations import paged_attention_transformation
 
+from outrider.backends.embeds import add_embeds
 from outrider.backends.features import check_features
 from outrider.backends.masks import add_masks
 from outrider.backends.taps import add_outputs, hidden_states_of, ints, num_paged_layers, output_matrix_of, read_ir
@@ -29,10 +30,12 @@ HIDDEN_IN = "hidden_states"  # the input of a drafter that reads hidden states
 TOP = ("top_token_ids", "top_logits", "logsumexp")  # the outputs that `add_top_logits` adds
 
 
-def read_decoder(core: ov.Core, path: Path, features: Sequence[str] = (), masks: Masks | None = None) -> ov.Model:
+def read_decoder(
+    core: ov.Core, path: Path, features: Sequence[str] = (), masks: Masks | None = None, *, embeds: bool = False
+) -> ov.Model:
     """Read a stateful decoder, replace the cache inside it, and make outputs of these hidden states.
 
-    masks: mask tokens that it is to read, too.
+    masks: mask tokens that it is to read, too. embeds: whether it is to read given embeddings; see `add_embeds`.
 
     Raises:
         BundleError: when it cannot be read, is none, or has no such hidden states.
@@ -41,6 +44,8 @@ def read_decoder(core: ov.Core, path: Path, features: Sequence[str] = (), masks:
     to_paged_attention(model)
     if masks is not None:
         add_masks(core, model, masks)
+    if embeds:
+        add_embeds(model)
     tap(model, features)
     gather_rows(model)
     return model

@@ -226,6 +226,8 @@ def _check_files(bundle: Bundle) -> None:
     manifest = bundle.manifest
     models = [manifest.main, *(drafter.model for drafter in manifest.drafters)]
     weights = {f"{model.folder}/{WEIGHTS_NAMES[model.format]}" for model in models}
+    if manifest.main.vision is not None:
+        weights.add(f"{manifest.main.vision.folder}/{WEIGHTS_NAMES['openvino']}")
     for entry in manifest.files:
         relative = PurePosixPath(entry.path)
         if relative.is_absolute() or ".." in relative.parts or "\\" in entry.path or ":" in entry.path:

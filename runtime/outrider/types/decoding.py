@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from collections.abc import Sequence as Seq
 
-    from outrider.types.backend import LogitsRow
+    from outrider.types.backend import LogitsRow, Span
     from outrider.types.randomness import Distribution, Noise
 
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 class Sequence:
     """One request's committed tokens: the prompt, then the answer. Draft tokens enter only when accepted.
 
-    references: other texts that a drafter may copy from, as `outrider.drafters.References`. scope: the prompt's.
+    references: other texts that a drafter may copy from, as `outrider.drafters.References`. scope, embeds: the prompt's.
     answers: see `Prompt.answers`; ascending.
     """
 
@@ -29,6 +29,7 @@ class Sequence:
     references: tuple[Any, ...] = ()
     scope: bytes = b""
     answers: Seq[tuple[int, int]] = ()
+    embeds: tuple[Span, ...] = ()
 
     def __len__(self) -> int:
         return len(self.token_ids)

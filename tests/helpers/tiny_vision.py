@@ -1,0 +1,79 @@
+"""A tiny random SmolVLM with a real tokenizer and its image processor's configuration, as a checkpoint folder."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tiny import SPECIAL, train_tokenizer
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+SIDE = 16  # pixels of a tile
+ROWS = 3  # of tiles at most
+IMAGE_TOKENS = (
+    "<fake_token_around_image>",
+    "<image>",
+    "<global-img>",
+    *(f"<row_{row}_col_{column}>" for row in range(1, ROWS + 1) for column in range(1, ROWS + 1)),
+)
+# SmolVLM's own, with this tokenizer's end of a turn.
+PARTS_TEMPLATE = (
+    "<|im_start|>{% for message in messages %}{{message['role'] | capitalize}}{% if message['content'][0]['type'] == "
+    "'image' %}{{':'}}{% else %}{{': '}}{% endif %}{% for line in message['content'] %}{% if line['type'] == 'text' %}"
+    "{{line['text']}}{% elif line['type'] == 'image' %}{{ '<image>' }}{% endif %}{% endfor %}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}{{ 'Assistant:' }}{% endif %}"
+)
+PROCESSOR: dict[str, Any] = {
+    "do_convert_rgb": True, "do_image_splitting": True, "do_normalize": True, "do_pad": True, "do_rescale": True,
+    "do_resize": True, "image_mean": [0.5, 0.5, 0.5], "image_processor_type": "SmolVLMImageProcessor",
+    "image_std": [0.5, 0.5, 0.5], "max_image_size": {"longest_edge": SIDE}, "resample": 1,
+    "rescale_factor": 1 / 255, "size": {"longest_edge": ROWS * SIDE},
+}  # fmt: skip
+
+
+def write_vision_checkpoint(folder: Path, seed: int = 0) -> None:
+    """A SmolVLM of two layers in each half, random, with weights that are large enough to tell images apart."""
+    import torch
+    from transformers import PreTrainedTokenizerFast, SmolVLMConfig, SmolVLMForConditionalGeneration
+
+    tokenizer = vision_tokenizer()
+    shape = {"intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
+    config = SmolVLMConfig(
+        text_config={
+            "model_type": "llama", "vocab_size": 448, "hidden_size": 64, "num_key_value_heads": 2,
+            "max_position_embeddings": 2048, "pad_token_id": 400, "eos_token_id": 402, "bos_token_id": 400, **shape,
+        },
+        vision_config={"hidden_size": 32, "image_size": SIDE, "patch_size": 4, **shape},
+        image_token_id=tokenizer.token_to_id("<image>"), scale_factor=2, pad_token_id=400,
+    )  # fmt: skip
+    torch.manual_seed(seed)
+    model = SmolVLMForConditionalGeneration(config).eval()
+    for name, parameter in model.named_parameters():
+        if "norm" not in name:
+            torch.nn.init.normal_(parameter, std=0.3 if "vision" in name else 0.15)
+    model.generation_config.eos_token_id = [402, 400]
+    model.save_pretrained(folder)
+    special = {"eos_token": "<|im_end|>", "pad_token": "<|endoftext|>"}
+    wrapped = PreTrainedTokenizerFast(tokenizer_object=tokenizer, chat_template=PARTS_TEMPLATE, **special)
+    wrapped.save_pretrained(folder)
+    (folder / "preprocessor_config.json").write_text(json.dumps(PROCESSOR), encoding="utf-8")
+    (folder / "processor_config.json").write_text(json.dumps({"image_seq_len": 4}), encoding="utf-8")
+
+
+def vision_tokenizer() -> Any:
+    """The tests' tokenizer with the tokens around images."""
+    return train_tokenizer(special=(*SPECIAL, *IMAGE_TOKENS))
+
+
+def picture(seed: int, height: int = 40, width: int = 31) -> NDArray[np.uint8]:
+    """A random smooth picture, uint8 [height, width, 3]."""
+    rng = np.random.default_rng(seed)
+    y, x = np.mgrid[:height, :width] / max(height, width)
+    waves = [np.sin(rng.uniform(2, 12) * x + rng.uniform(2, 12) * y + rng.uniform(0, 6)) for _ in range(3)]
+    return (np.stack(waves, axis=-1) * 100 + 128).astype(np.uint8)
