@@ -31,6 +31,7 @@ from outrider.setting import SMALL, choice_of, log
 from outrider.text import Tokenizer
 from outrider.tools import ToolFormat
 from outrider.trace import Trace
+from outrider.vision import Vision
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Mapping
@@ -139,6 +140,7 @@ class Engine:
             Grammars(bundle.tokenizer_path, bundle.manifest.main.vocab_size, bundle.manifest.tokenizer.eos_token_ids),
             store=self._store,
             reuse=self.config.scheduler.enable_prefix_caching,
+            vision=Vision.of(bundle, self._main),
         )
         self._queue = RequestQueue(self._main, self.config.scheduler.max_num_batched_tokens)
         self._overlaps = False

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import secrets
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 from outrider.controller import ConfidenceThreshold
-from outrider.errors import OptionError
+from outrider.errors import OptionError, RequestError
 from outrider.grammar import Source
 from outrider.request import Request
 from outrider.sampling import LogitsSampler
@@ -16,12 +17,13 @@ from outrider.text import TextStream
 from outrider.tools import ToolFormat, keep_markers, source_of_calls
 from outrider.types import NO_PROMPT, Noise, Prompt, Sequence
 from outrider.verifiers import SAMPLING_VERIFIERS, Greedy
+from outrider.vision import has_images
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
     from collections.abc import Sequence as Seq
     from threading import Event
-    from typing import Any, TypeAlias
+    from typing import TypeAlias
 
     from outrider.admission import Admission
     from outrider.bundle.manifest import TokenizerEntry
@@ -31,6 +33,8 @@ if TYPE_CHECKING:
     from outrider.grammar import Grammars
     from outrider.loading import LoadedModel
     from outrider.types import TextTokenizer, Verifier
+    from outrider.vision import Vision
+    from outrider.vision.prompts import PartsTokenizer
 
     AnyPrompt: TypeAlias = str | Seq[Mapping[str, Any]] | Seq[int] | Prompt
 
@@ -43,6 +47,7 @@ class Preparation:
 
     loaded: the models by role, including "main". special: the bundle's special tokens. grammars: compiles those of
     requests. store: where answers are stored. reuse: whether requests start from cached prefixes and publish their own.
+    vision: of a main model that sees images.
     """
 
     loaded: Mapping[str, LoadedModel]
@@ -53,6 +58,7 @@ class Preparation:
     grammars: Grammars
     store: AnswerStore | None = None
     reuse: bool = True
+    vision: Vision | None = None
 
     def request(
         self,
@@ -73,11 +79,13 @@ class Preparation:
         created = time.perf_counter()
         if cancel is not None and (isinstance(cancel, type) or not callable(getattr(cancel, "is_set", None))):
             raise OptionError(f"cancel={cancel!r} has no is_set() to ask. Pass a threading.Event.")
+        form = self._tool_format(config)
+        given = {"tools": config.offered_tools} if form else {}
+        seen = None if isinstance(prompt, Prompt) else self._with_images(prompt, chat_template, given)
+        prompt = seen or prompt
         whole = prompt if isinstance(prompt, Prompt) else NO_PROMPT
         whole.check_embeds(self.loaded["main"].backend)
         text = prompt.token_ids if isinstance(prompt, Prompt) else prompt
-        form = self._tool_format(config)
-        given = {"tools": config.offered_tools} if form else {}
         token_ids = list(map(int, self.tokenizer.encode_prompt(text, chat_template=chat_template, **given)))
         max_new_tokens = self.admission.check(token_ids, config)
         policy, num_assistant_tokens = self.registry.policy_for(config)
@@ -120,6 +128,21 @@ class Preparation:
         request.stats.num_prompt_tokens = len(token_ids)
         return request
 
+    def _with_images(self, prompt: Any, chat_template: bool, given: dict[str, Any]) -> Prompt | None:
+        """A prompt with its images' embeddings; None for one that is laid out as text."""
+        reads = self.vision is not None and self.loaded["main"].backend.capabilities.embeds_width > 0
+        if has_images(prompt) and not (reads and chat_template):
+            raise RequestError(
+                "The prompt has an image, which the chat template has to place. Leave out chat_template=False."
+                if reads
+                else "The prompt has an image, and the main model reads text only, as it was exported or on its "
+                "device. Load a bundle of a model that sees images, on CPU or GPU."
+            )
+        is_text = isinstance(prompt, str) and chat_template and bool(self.tokenizer.chat_template)
+        if self.vision is None or not (is_text or _are_messages(prompt)):
+            return None
+        return self.vision.prompt(prompt, cast("PartsTokenizer", self.tokenizer), **given)
+
     def _source(self, config: GenerationConfig, form: ToolFormat | None) -> Source | None:
         """The grammar that the answer follows; None for any text."""
         free = config.tool_choice == "auto"
@@ -140,6 +163,11 @@ class Preparation:
                 "that was trained to call functions, or describe them in the prompt."
             )
         return form
+
+
+def _are_messages(prompt: object) -> bool:
+    """Whether a prompt is a list of messages, not of token ids."""
+    return isinstance(prompt, list | tuple) and bool(prompt) and all(isinstance(each, Mapping) for each in prompt)
 
 
 def _end_of_calls(config: GenerationConfig, form: ToolFormat | None) -> Callable[[str], bool] | None:

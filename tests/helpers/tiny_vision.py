@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+NUM_TOKENS = 416  # with those around images
 SIDE = 16  # pixels of a tile
 ROWS = 3  # of tiles at most
 IMAGE_TOKENS = (
@@ -46,7 +47,7 @@ def write_vision_checkpoint(folder: Path, seed: int = 0) -> None:
     shape = {"intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
     config = SmolVLMConfig(
         text_config={
-            "model_type": "llama", "vocab_size": 448, "hidden_size": 64, "num_key_value_heads": 2,
+            "model_type": "llama", "vocab_size": NUM_TOKENS, "hidden_size": 64, "num_key_value_heads": 2,
             "max_position_embeddings": 2048, "pad_token_id": 400, "eos_token_id": 402, "bos_token_id": 400, **shape,
         },
         vision_config={"hidden_size": 32, "image_size": SIDE, "patch_size": 4, **shape},

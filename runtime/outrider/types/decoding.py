@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 class Sequence:
     """One request's committed tokens: the prompt, then the answer. Draft tokens enter only when accepted.
 
-    references: other texts that a drafter may copy from, as `outrider.drafters.References`. scope, embeds: the prompt's.
-    answers: see `Prompt.answers`; ascending.
+    references: other texts that a drafter may copy from, as `outrider.drafters.References`. scope, embeds: of
+    the prompt. answers: see `Prompt.answers`; ascending.
     """
 
     token_ids: list[int]
