@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import json
+import shutil
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
 
+from outrider.bundle import VisionEntry, list_files, read_bundle, write_manifest
 from tiny import SPECIAL, train_tokenizer
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from outrider.bundle import Bundle
 
     from numpy.typing import NDArray
 
@@ -78,3 +83,42 @@ def picture(seed: int, height: int = 40, width: int = 31) -> NDArray[np.uint8]:
     y, x = np.mgrid[:height, :width] / max(height, width)
     waves = [np.sin(rng.uniform(2, 12) * x + rng.uniform(2, 12) * y + rng.uniform(0, 6)) for _ in range(3)]
     return (np.stack(waves, axis=-1) * 100 + 128).astype(np.uint8)
+
+
+TOY_TOKEN = "<tool_call>"  # stands where the toy's embeddings are read
+
+
+def add_toy_encoder(source: Path, folder: Path, *, splits: bool = True) -> Bundle:
+    """A copy of the bundle `tiny` whose main model sees images, through one random matrix, without torch."""
+    import openvino as ov
+    from openvino import opset13 as ops
+
+    shutil.copytree(source, folder)
+    bundle = read_bundle(folder)
+    main = bundle.manifest.main
+    matrix = np.random.default_rng(5).normal(0, 0.05, (SIDE * SIDE * 3 // 4, main.geometry.hidden_size))
+    pixels = ops.parameter([-1, 3, SIDE, SIDE], np.float32, name="pixel_values")
+    pixels.output(0).set_names({"pixel_values"})
+    parts = ops.reshape(pixels, ops.constant(np.array([0, 4, -1], dtype=np.int64)), special_zero=True)
+    embeds = ops.matmul(parts, ops.constant(matrix.astype(np.float32)), False, False)
+    embeds.output(0).set_names({"image_embeds"})
+    (folder / "vision").mkdir()
+    model = ov.Model([ops.result(embeds)], [pixels], "vision")
+    ov.save_model(model, folder / "vision" / "openvino_model.xml", compress_to_fp16=False)
+    tokenizer = json.loads((folder / "tokenizer" / "tokenizer.json").read_text(encoding="utf-8"))
+    vision = VisionEntry(
+        folder="vision", weights="fp32", tile_size=SIDE, tokens_per_tile=4, longest_edge=ROWS * SIDE, splits=splits,
+        image_token_id=next(each["id"] for each in tokenizer["added_tokens"] if each["content"] == TOY_TOKEN),
+        image_token=TOY_TOKEN, around_token="|", global_token="#", mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5),
+        rescale_factor=1 / 255, resample=1,
+    )  # fmt: skip
+    changed = msgspec.structs.replace(main, vision=vision)
+    files = list_files(folder)
+    write_manifest(folder, msgspec.structs.replace(bundle.manifest, main=changed, files=files))
+    return read_bundle(folder)
+
+
+def asking(*images: Any, text: str = "What is this? It is a fox. What is this?") -> list[dict[str, Any]]:
+    """A question about images, as messages."""
+    seen = [{"type": "image", "image": image} for image in images]
+    return [{"role": "user", "content": [*seen, {"type": "text", "text": text}]}]

@@ -133,8 +133,11 @@ class Vision:
         if kind == "image_url":
             url = part.get("image_url")
             url = url.get("url") if isinstance(url, Mapping) else url
-            if not isinstance(url, str) or not re.match("data:|[a-z]+://", url):
-                raise RequestError(f"Message {place} has an image_url that is no URL. Give it as data:image/…;base64,…")
+            if not isinstance(url, str) or not url.startswith("data:"):
+                raise RequestError(
+                    f"Message {place} has the image_url {str(url)[:60]!r}, and nothing is fetched. Give the image "
+                    "itself, as data:image/…;base64,…"
+                )
             images.append(url)
             return {"type": "image"}
         raise OptionError(
