@@ -413,6 +413,8 @@ class Engine:
         self._registry.close()
         self.loaded.clear()
         self._admission.backends.clear()
+        if self._preparation.vision is not None:
+            self._preparation.vision.encoder.close()
 
     def __enter__(self) -> Engine:
         return self

@@ -57,6 +57,12 @@ class VisionEncoder:
                 self._known.popitem(last=False)
         return embeds, keys
 
+    def close(self) -> None:
+        """Drop the compiled encoder and the embeddings that are kept. Closing twice does no harm."""
+        with self._lock:
+            self._request = None
+            self._known.clear()
+
     def _infer(self, pixels: NDArray[np.float32]) -> NDArray[np.float32]:
         if self._request is None:
             self._request = self._compile()
