@@ -55,6 +55,12 @@ def vision_of(engine: outrider.Engine) -> Vision:
     return found
 
 
+def laid_out(engine: outrider.Engine, messages: Any) -> Prompt:
+    """The prompt of messages with images."""
+    tokenizer: Any = engine.tokenizer
+    return vision_of(engine).prompt(messages, tokenizer)
+
+
 def answer(engine: outrider.Engine, prompt: Any, **options: Any) -> outrider.Result:
     return engine.generate(prompt, max_new_tokens=24, ignore_eos=True, **options)
 
@@ -211,14 +217,14 @@ def test_an_image_can_be_given_in_many_ways(engine: outrider.Engine, tmp_path: P
     path = tmp_path / "cat.png"
     path.write_bytes(file.getvalue())
     url = f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
-    expected = vision_of(engine).prompt(asking(array), engine.tokenizer)  # type: ignore[arg-type]
+    expected = laid_out(engine, asking(array))
     assert len(expected.embeds) == ROWS * ROWS + 1
     for given_as in (image, file.getvalue(), path, str(path), url, image.convert("RGBA")):
-        prompt = vision_of(engine).prompt(asking(given_as), engine.tokenizer)  # type: ignore[arg-type]
+        prompt = laid_out(engine, asking(given_as))
         assert prompt == expected
     part = {"type": "image_url", "image_url": {"url": url}}
     other = [{"role": "user", "content": [part, asking(array)[0]["content"][1]]}]
-    assert vision_of(engine).prompt(other, engine.tokenizer) == expected  # type: ignore[arg-type]
+    assert laid_out(engine, other) == expected
 
 
 WRONG: dict[str, tuple[Any, str]] = {
@@ -305,8 +311,8 @@ def test_requests_at_the_same_time_see_their_own_images(engine: outrider.Engine)
 def test_the_prefix_cache_tells_images_apart(seeing: Path) -> None:
     with outrider.load(seeing, precision="f32", cache_size=0.05, keep_records=False, drafter="suffix") as engine:
         cat, dog = asking(picture(8)), asking(picture(9))
-        laid_out = [vision_of(engine).prompt(each, engine.tokenizer) for each in (cat, dog)]  # type: ignore[arg-type]
-        assert laid_out[0].token_ids == laid_out[1].token_ids
+        prompts = [laid_out(engine, each) for each in (cat, dog)]
+        assert prompts[0].token_ids == prompts[1].token_ids
         fresh = {"cat": answer(engine, cat), "dog": answer(engine, dog)}
         assert [each.stats.num_cached_tokens for each in fresh.values()] == [0, 0]
         for name, prompt in (("cat", cat), ("dog", dog)):

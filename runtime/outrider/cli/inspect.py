@@ -84,7 +84,17 @@ def _describe(model: ModelEntry) -> dict[str, str]:
         "hidden size": f"{geometry.hidden_size:,}",
         "context": f"{geometry.context_length:,} tokens",
         "vocabulary": f"{model.vocab_size:,} tokens, {geometry.logits_width:,} logits",
+        **_images(model),
     } | source.recipe
+
+
+def _images(model: ModelEntry) -> dict[str, str]:
+    """How it sees images; nothing for a model of text."""
+    vision = model.vision
+    if vision is None:
+        return {}
+    cut = f"cut at {vision.longest_edge:,} pixels" if vision.splits else "not cut"
+    return {"images": f"{cut}, tiles of {vision.tile_size}, {vision.tokens_per_tile} tokens each, {vision.weights}"}
 
 
 def _way(drafter: DrafterEntry, main: ModelEntry) -> str:
