@@ -119,8 +119,14 @@ def test_other_layouts_are_refused(checkpoint: Path, draft: Path, tmp_path: Path
 
     images = "preprocessor_config.json"
     for folder, message in (
-        (copy("qwen", architectures=["Qwen2VLForConditionalGeneration"]), "holds a Qwen2VLForConditionalGeneration, whos"),
-        (copy("tiles", images, max_image_size={"longest_edge": 32}), "prepares images with max_image_size=32, and Outrid"),
+        (
+            copy("qwen", architectures=["Qwen2VLForConditionalGeneration"]),
+            "holds a Qwen2VLForConditionalGeneration, whos",
+        ),
+        (
+            copy("tiles", images, max_image_size={"longest_edge": 32}),
+            "prepares images with max_image_size=32, and Outrid",
+        ),
         (copy("resize", images, do_resize=False), "prepares images with do_resize=False"),
         (copy("length", "processor_config.json", image_seq_len=9), "prepares images with image_seq_len=9"),
         (copy("token", image_token_id=7), "has image_token_id=7, and <image> is 404 in its tokenizer"),

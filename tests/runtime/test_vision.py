@@ -246,7 +246,10 @@ WRONG: dict[str, tuple[Any, str]] = {
         [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "file:///etc/passwd"}}]}],
         "^Message 0 has the image_url 'file:///etc/passwd', and nothing is fetched",
     ),
-    "a video": ([{"role": "user", "content": [{"type": "video"}]}], "^Message 0 of the prompt has a part of type 'vide"),
+    "a video": (
+        [{"role": "user", "content": [{"type": "video"}]}],
+        "^Message 0 of the prompt has a part of type 'vide",
+    ),
     "no content": ([{"role": "user", "content": []}], "^Message 0 of the prompt has no content"),
     "empty": ("  ", "^The prompt is empty"),
 }
