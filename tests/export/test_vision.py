@@ -88,10 +88,8 @@ def test_prompts_are_those_of_transformers(engine: outrider.Engine, checkpoint: 
     text = tokenizer.apply_chat_template([*before, *asking(*given)], tokenize=False, add_generation_prompt=True)
     for image in given:
         seen = processor([Image.fromarray(image)], return_tensors="pt", return_row_col_info=True)
-        tokens = get_image_prompt_string(
-            seen["rows"][0][0], seen["cols"][0][0], 4, image_token="<PLACE>", fake_token_around_image=
-            "<fake_token_around_image>", global_image_token="<global-img>",
-        )  # fmt: skip
+        names = ("<fake_token_around_image>", "<PLACE>", "<global-img>")
+        tokens = get_image_prompt_string(seen["rows"][0][0], seen["cols"][0][0], 4, *names)
         text = text.replace("<image>", tokens, 1)
     expected = tokenizer(text.replace("<PLACE>", "<image>"), add_special_tokens=False)["input_ids"]
     found = vision.prompt([{"role": "system", "content": "Be brief."}, *asking(*given)], engine.tokenizer)

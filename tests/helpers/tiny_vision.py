@@ -15,9 +15,9 @@ from tiny import SPECIAL, train_tokenizer
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from outrider.bundle import Bundle
-
     from numpy.typing import NDArray
+
+    from outrider.bundle import Bundle
 
 NUM_TOKENS = 416  # with those around images
 SIDE = 16  # pixels of a tile
@@ -85,7 +85,7 @@ def picture(seed: int, height: int = 40, width: int = 31) -> NDArray[np.uint8]:
     return (np.stack(waves, axis=-1) * 100 + 128).astype(np.uint8)
 
 
-TOY_TOKEN = "<tool_call>"  # stands where the toy's embeddings are read
+TOY_PLACE = "<tool_call>"  # stands where the toy's embeddings are read
 
 
 def add_toy_encoder(source: Path, folder: Path, *, splits: bool = True) -> Bundle:
@@ -96,7 +96,7 @@ def add_toy_encoder(source: Path, folder: Path, *, splits: bool = True) -> Bundl
     shutil.copytree(source, folder)
     bundle = read_bundle(folder)
     main = bundle.manifest.main
-    matrix = np.random.default_rng(5).normal(0, 0.05, (SIDE * SIDE * 3 // 4, main.geometry.hidden_size))
+    matrix = np.random.default_rng(5).normal(0, 0.012, (SIDE * SIDE * 3 // 4, main.geometry.hidden_size))
     pixels = ops.parameter([-1, 3, SIDE, SIDE], np.float32, name="pixel_values")
     pixels.output(0).set_names({"pixel_values"})
     parts = ops.reshape(pixels, ops.constant(np.array([0, 4, -1], dtype=np.int64)), special_zero=True)
@@ -106,10 +106,11 @@ def add_toy_encoder(source: Path, folder: Path, *, splits: bool = True) -> Bundl
     model = ov.Model([ops.result(embeds)], [pixels], "vision")
     ov.save_model(model, folder / "vision" / "openvino_model.xml", compress_to_fp16=False)
     tokenizer = json.loads((folder / "tokenizer" / "tokenizer.json").read_text(encoding="utf-8"))
+    around: Any = {"image_token": TOY_PLACE, "around_token": "|", "global_token": "#"}
     vision = VisionEntry(
         folder="vision", weights="fp32", tile_size=SIDE, tokens_per_tile=4, longest_edge=ROWS * SIDE, splits=splits,
-        image_token_id=next(each["id"] for each in tokenizer["added_tokens"] if each["content"] == TOY_TOKEN),
-        image_token=TOY_TOKEN, around_token="|", global_token="#", mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5),
+        image_token_id=next(each["id"] for each in tokenizer["added_tokens"] if each["content"] == TOY_PLACE),
+        **around, mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5),
         rescale_factor=1 / 255, resample=1,
     )  # fmt: skip
     changed = msgspec.structs.replace(main, vision=vision)

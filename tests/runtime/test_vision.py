@@ -23,7 +23,7 @@ from outrider.bundle import read_bundle
 from outrider.cli import run
 from outrider.types import Chunk, Exactness, Prompt, Span
 from outrider.vision import cut_into_tiles, image_text, read_image
-from tiny_vision import ROWS, SIDE, TOY_TOKEN, add_toy_encoder, asking, picture
+from tiny_vision import ROWS, SIDE, TOY_PLACE, add_toy_encoder, asking, picture
 
 if TYPE_CHECKING:
     from collections.abc import Sequence as Seq
@@ -206,7 +206,7 @@ def test_tiles_and_tokens_agree(seeing: Path, width: int, height: int, splits: b
     assert tiles.pixels.dtype == np.float32
     assert max(tiles.rows, tiles.columns) == (ROWS if splits else 0)
     text = image_text(tiles, entry)
-    assert text.count(TOY_TOKEN) == entry.tokens_per_tile * count
+    assert text.count(TOY_PLACE) == entry.tokens_per_tile * count
     assert text.count("<row_") == count - 1
 
 
@@ -237,7 +237,7 @@ WRONG: dict[str, tuple[Any, str]] = {
     "floats": (asking(np.zeros((4, 4, 3))), r"^The image is an array float64 \[4, 4, 3\]"),
     "no base64": (asking("data:image/png;base64,???"), "^The image's data: URL is no base64"),
     "no data": (asking("data:image/png,abc"), "^The image's URL begins 'data:image/png', and has to be"),
-    "more places": (asking(picture(1), text=f"{TOY_TOKEN}?"), "^The prompt has 2 places for images .* and 1 images"),
+    "more places": (asking(picture(1), text=f"{TOY_PLACE}?"), "^The prompt has 2 places for images .* and 1 images"),
     "remote URL": (
         [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "https://example.org/cat.png"}}]}],
         "^Message 0 has the image_url 'https://example.org/cat.png', and nothing is fetched",
@@ -255,7 +255,7 @@ WRONG: dict[str, tuple[Any, str]] = {
 }
 
 
-@pytest.mark.parametrize("prompt, message", WRONG.values(), ids=WRONG)
+@pytest.mark.parametrize(("prompt", "message"), WRONG.values(), ids=WRONG)
 def test_what_is_no_image_gets_one_line(engine: outrider.Engine, prompt: Any, message: str) -> None:
     with pytest.raises((outrider.RequestError, outrider.OptionError), match=message) as caught:
         engine.generate(prompt)
@@ -288,9 +288,10 @@ def test_a_bundle_without_its_encoder_is_refused(seeing: Path, tmp_path: Path) -
 @pytest.mark.parametrize("drafter", ["suffix", "draft", "auto"])
 def test_drafted_answers_are_those_of_plain_decoding(engine: outrider.Engine, drafter: str) -> None:
     prompt = asking(picture(3), picture(4, 20, 50))
+    count: Any = "auto" if drafter == "auto" else 4
     for options in ({}, {"temperature": 0.9, "seed": 11}, {"temperature": 0.9, "seed": 12, "top_p": 0.9}):
         plain = answer(engine, prompt, drafter=None, **options)
-        drafted = answer(engine, prompt, drafter=drafter, **options)
+        drafted = answer(engine, prompt, drafter=drafter, num_assistant_tokens=count, **options)
         assert drafted.token_ids == plain.token_ids
         assert drafted.exact
         if drafter != "auto":
