@@ -1044,8 +1044,8 @@ MUTATIONS = [
     Mutation(
         "hidden states: scopes and first tokens are not told apart",
         "drafters/hidden_model.py",
-        'b"%d " % sequence.token_ids[0] + sequence.scope',
-        "sequence.scope",
+        'b"%d " % sequence.token_ids[0] + read.cache_scope',
+        "read.cache_scope",
         "test_hidden_drafters.py",
     ),
     Mutation(

@@ -83,20 +83,16 @@ def _encoder(whole: Any, tile: Any) -> Any:
     vision.embeddings(pixel_values=tile, patch_attention_mask=torch.ones(1, side, side, dtype=torch.bool))
     hook.remove()
 
-    class Encoder(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.vision, self.connector = vision, connector
-            self.register_buffer("positions", seen[0])
+    def forward(pixel_values: Any) -> Any:
+        patches = vision.embeddings.patch_embedding(pixel_values).flatten(2).transpose(1, 2)
+        states = patches + vision.embeddings.position_embedding(encoder.positions)
+        states = vision.encoder(inputs_embeds=states, attention_mask=None).last_hidden_state
+        return connector(vision.post_layernorm(states))
 
-        def forward(self, pixel_values: Any) -> Any:
-            embeddings = self.vision.embeddings
-            patches = embeddings.patch_embedding(pixel_values).flatten(2).transpose(1, 2)
-            states = patches + embeddings.position_embedding(self.positions)
-            states = self.vision.encoder(inputs_embeds=states, attention_mask=None).last_hidden_state
-            return self.connector(self.vision.post_layernorm(states))
-
-    return Encoder()
+    encoder: Any = torch.nn.Module()
+    encoder.vision, encoder.connector, encoder.forward = vision, connector, forward
+    encoder.register_buffer("positions", seen[0])
+    return encoder
 
 
 if __name__ == "__main__":

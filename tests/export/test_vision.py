@@ -98,7 +98,8 @@ def test_prompts_are_those_of_transformers(engine: outrider.Engine, checkpoint: 
 
 @pytest.mark.slow
 def test_drafted_answers_are_those_of_plain_decoding(engine: outrider.Engine) -> None:
-    for options in ({}, {"temperature": 0.8, "seed": 5}):
+    sampled: dict[str, Any] = {"temperature": 0.8, "seed": 5}
+    for options in ({}, sampled):
         prompt = asking(PICTURES["tall"], PICTURES["wide"])
         texts = {
             drafter: engine.generate(prompt, drafter=drafter, max_new_tokens=24, ignore_eos=True, **options).token_ids

@@ -109,7 +109,7 @@ def embedded(backend: OpenVINOPaged, token_ids: Seq[int]) -> NDArray[np.float32]
 
 
 def ids_of(seed: int, count: int) -> list[int]:
-    return np.random.default_rng(seed).integers(0, 256, count).tolist()
+    return [*map(int, np.random.default_rng(seed).integers(0, 256, count))]
 
 
 def test_given_embeddings_are_read_in_place_of_the_tokens(backend: OpenVINOPaged) -> None:
@@ -167,9 +167,10 @@ def test_embeddings_that_do_not_fit_are_refused(backend: OpenVINOPaged) -> None:
     width = backend.capabilities.embeds_width
     assert width == 64
     good = np.zeros((2, width), np.float32)
+    wide: Any = np.zeros((2, width))
     for spans, message in (
         ((Span(3, np.zeros((2, 5), np.float32), b"a"),), r"from token 3 on are float32 \[2, 5\], and the model reads"),
-        ((Span(3, np.zeros((2, width)), b"a"),), r"are float64 \[2, 64\]"),
+        ((Span(3, wide, b"a"),), r"are float64 \[2, 64\]"),
         ((Span(8, good, b"a"),), r"spans \[\(8, 10\)\] are not parts of a prompt of 9 tokens"),
         ((Span(3, good, b"a"), Span(4, good, b"b")), "Give each once, in the order"),
         ((Span(-1, good, b"a"),), "are not parts"),

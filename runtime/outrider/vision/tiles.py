@@ -37,11 +37,13 @@ class Tiles:
 def cut_into_tiles(image: Any, vision: VisionEntry) -> Tiles:
     """The tiles of an image of Pillow's in RGB."""
     size = vision.tile_size
-    image = _resized(image, *_fitted(*image.size, vision.longest_edge), vision)
+    width, height = image.size
+    width, height = _fitted(width, height, vision.longest_edge)
+    image = _resized(image, width, height, vision)
     if not vision.splits:
         return Tiles(_normalised([_resized(image, size, size, vision)], vision), 0, 0)
-    image = _resized(image, *_in_tiles(*image.size, size), vision)
-    width, height = image.size
+    width, height = _in_tiles(width, height, size)
+    image = _resized(image, width, height, vision)
     if max(width, height) <= size:
         return Tiles(_normalised([image], vision), 0, 0)
     rows, columns = height // size, width // size
