@@ -78,8 +78,8 @@ MUTATIONS = [
     Mutation(
         "adapters: without the prefix cache there is no adapter",
         "request.py",
-        "prompt = Prompt((), adapter=sequence.adapter, source=sequence.source)",
-        "prompt = Prompt((), source=sequence.source)",
+        "prompt = Prompt((), adapter=sequence.adapter, source=",
+        "prompt = Prompt((), source=",
         "test_adapters.py",
     ),
     Mutation(
@@ -972,6 +972,41 @@ MUTATIONS = [
         "test_cache.py",
     ),
     Mutation(
+        "vision: a piece that begins within an image reads its own rows",
+        "backends/embeds.py",
+        "span.embeds[begin - span.begin : end - span.begin]",
+        "span.embeds[: end - begin]",
+        "test_vision.py",
+    ),
+    Mutation(
+        "vision: tokens are read where no embeddings are given",
+        "backends/embeds.py",
+        "rows = np.full(num_rows, -1, dtype=np.int64)",
+        "rows = np.full(num_rows, 0, dtype=np.int64)",
+        "test_vision.py",
+    ),
+    Mutation(
+        "vision: the prefix cache tells images apart",
+        "vision/encoder.py",
+        'hashlib.sha256(whole + b"%d" % i)',
+        'hashlib.sha256(b"%d" % i)',
+        "test_vision.py",
+    ),
+    Mutation(
+        "vision: images are seen without the prefix cache, too",
+        "request.py",
+        "source=sequence.source, embeds=sequence.embeds)",
+        "source=sequence.source)",
+        "test_vision.py",
+    ),
+    Mutation(
+        "vision: a slot knows the embeddings of its prompt",
+        "backends/openvino_paged.py",
+        "slot.embeds = prompt.embeds",
+        "slot.embeds = prompt.embeds[:1]",
+        "test_vision.py",
+    ),
+    Mutation(
         "trace: nobody observes when it is over",
         "engine.py",
         "                self._queue.observer = None\n",
@@ -1128,8 +1163,8 @@ MUTATIONS = [
     Mutation(
         "hidden states: scopes and first tokens are not told apart",
         "drafters/hidden_model.py",
-        'b"%d " % sequence.token_ids[0] + sequence.scope',
-        "sequence.scope",
+        'b"%d " % sequence.token_ids[0] + read.cache_scope',
+        "read.cache_scope",
         "test_hidden_drafters.py",
     ),
     Mutation(

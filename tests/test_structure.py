@@ -45,7 +45,7 @@ LAYERS = [
     {"request", "rereading"},
     {"drafters", "verifiers"},
     {"measure"},
-    {"part", "calls"},
+    {"part", "calls", "vision"},
     {"backends"},
     {"tools"},
     {"text", "grammar", "sampling", "results", "audio"},

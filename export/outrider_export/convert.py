@@ -36,11 +36,15 @@ _TASK = "text-generation-with-past"
 
 def convert(job: dict[str, Any], progress: Progress) -> dict[str, Any]:
     """Convert the model that `job` describes. All files are written when this returns."""
-    output, scratch = Path(job["output"]), Path(job["scratch"])
-    scratch.mkdir(parents=True, exist_ok=True)
-    weights: str = job["weights"]
+    Path(job["scratch"]).mkdir(parents=True, exist_ok=True)
     progress.phase("read")
-    model = load_model(job)
+    return convert_loaded(load_model(job), job, progress)
+
+
+def convert_loaded(model: Any, job: dict[str, Any], progress: Progress) -> dict[str, Any]:
+    """The same for a torch model that was loaded for it."""
+    output, scratch = Path(job["output"]), Path(job["scratch"])
+    weights: str = job["weights"]
     progress.phase("convert")
     compressed = weights in ("int8", "int4")
     settled = settle_positions(model.config)

@@ -122,6 +122,11 @@ def export_bundle(
             if draft is not None and is_head(fetched[1][1]):
                 head = HeadPlan.of(fetched.pop()[1], draft_weights, num_tokens, corpus)
             plans = [make_plan(role, source, form, asked) for role, source, form, asked in fetched]
+            if merged is not None and (plans[0].encoder or plans[0].vision):
+                raise ExportError(
+                    f"The adapter {merged} cannot be merged into {plans[0].source.id}: adapters are for models that are "
+                    "decoders of text alone. Export it without --adapter."
+                )
             encoder_decoder.check_pair(plans[0], plans[1:], draft_vocab, has_head=head is not None)
             if head is not None:
                 head.read(plans[0])
@@ -264,6 +269,9 @@ def _convert(
         if plan.encoder:
             module = encoder_decoder.MODULE
             job |= encoder_decoder.job_of(plan, plan.encoder, target.new)
+        if plan.vision is not None:
+            module = "outrider_export.convert_vision"
+            job["vision"] = str(target.new / plan.vision.folder)
         done = run_child(module, job, what, progress)
         route = "checkpoint" if plan.header is None else f"dequantise {plan.header.quantisation}"
         recipe = {"route": route, "tied_embeddings": str(done["tied_embeddings"]).lower()}
@@ -283,6 +291,7 @@ def _convert(
         vocab_sha256=plan.vocabulary.sha256,
         source=_describe_source(plan, recipe, progress),
         encoder=plan.encoder,
+        vision=plan.vision,
     )
 
 

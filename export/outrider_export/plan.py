@@ -11,12 +11,13 @@ from outrider_export.encoder_decoder.checkpoint import describe_encoder, geometr
 from outrider_export.geometry import geometry_of_config, geometry_of_gguf
 from outrider_export.gguf_file import GGUFHeader, read_header
 from outrider_export.sources import count_weights, read_config
+from outrider_export.vision import vision_of
 from outrider_export.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from outrider.bundle.manifest import EncoderEntry, Format, Geometry
+    from outrider.bundle.manifest import EncoderEntry, Format, Geometry, VisionEntry
     from outrider_export.sources import Located
 
 # GGUF files are converted, too, unless "keep" is set: a target pass takes 276 ms in Q4_K_M against 123 in int8 (Intel
@@ -73,6 +74,7 @@ class Plan:
     config: dict[str, Any]  # of a checkpoint; empty for a GGUF file
     num_weights: int
     encoder: EncoderEntry | None = None  # of an encoder-decoder model
+    vision: VisionEntry | None = None  # of a main model that reads images
 
     @property
     def final_bytes(self) -> int:
@@ -191,7 +193,14 @@ def make_plan(role: str, source: Located, format: Format, weights: str | None) -
             geometry, encoder = geometry_of(config, path), describe_encoder(path, config, vocabulary)
         else:
             geometry = geometry_of_config(config, path)
-    plan = Plan(role, source, path, format, weights, geometry, vocabulary, header, config, num_weights, encoder)
+    vision = None if header or encoder else vision_of(path, config, weights, vocabulary)
+    if vision is not None and (role != "main" or format != "openvino"):
+        raise ExportError(
+            f"{source.id} reads images, and the draft model reads text only. Name a model of text with --draft."
+            if role != "main"
+            else f"{source.id} reads images, which is not for {format} yet. Leave out --format {format}."
+        )
+    plan = Plan(role, source, path, format, weights, geometry, vocabulary, header, config, num_weights, encoder, vision)
     check_width(plan)
     return plan
 

@@ -28,6 +28,8 @@ CHAT_TEMPLATES = ("chat_template.jinja", "chat_template.json")
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", *CHAT_TEMPLATES)
 _HUB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)?")
 ENCODER_DECODERS = ("T5ForConditionalGeneration", "WhisperForConditionalGeneration")
+# Models that read images, as in config.json's architectures, and have the layout of `outrider_export.vision`.
+IMAGE_MODELS = ("SmolVLMForConditionalGeneration", "Idefics3ForConditionalGeneration")
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 
 
@@ -98,6 +100,8 @@ def fetch(
 def read_config(folder: Path) -> dict[str, Any]:
     """A checkpoint's `config.json`, for a language model that can be exported, with unquantised weights.
 
+    For one that reads images, the keys of its language model are among the others.
+
     Raises:
         ExportError: otherwise.
     """
@@ -108,8 +112,16 @@ def read_config(folder: Path) -> dict[str, Any]:
         raise ExportError(f"{folder} is not a checkpoint: it has no config.json. {hint}")
     config = read_json(path)
     architectures = config.get("architectures") or []
+    reads_images = any(name in IMAGE_MODELS for name in architectures)
+    if reads_images:
+        config |= config.get("text_config") or {}
+    elif "vision_config" in config and not any("CausalLM" in name for name in architectures):
+        raise ExportError(
+            f"{folder} holds a {(architectures or ['model'])[0]}, whose images are laid out in another way than those "
+            f"of {IMAGE_MODELS[0]} and {IMAGE_MODELS[1]}: of models that read images, Outrider runs these two."
+        )
     known = "CausalLM", "LMHead", *ENCODER_DECODERS
-    if architectures and not any(part in name for name in architectures for part in known):
+    if architectures and not reads_images and not any(part in name for name in architectures for part in known):
         raise ExportError(
             f"{folder} holds a {architectures[0]}; Outrider runs causal language models (…ForCausalLM) and "
             f"{' and '.join(ENCODER_DECODERS)}."

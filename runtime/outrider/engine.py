@@ -32,6 +32,7 @@ from outrider.text import Tokenizer
 from outrider.tools import ToolFormat
 from outrider.trace import Trace
 from outrider.transcription import Transcriber
+from outrider.vision import Vision
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Mapping
@@ -147,6 +148,7 @@ class Engine:
             self._adapters,
             store=self._store,
             reuse=self.config.scheduler.enable_prefix_caching,
+            vision=Vision.of(bundle, self._main),
         )
         self._queue = RequestQueue(self._main, self.config.scheduler.max_num_batched_tokens)
         self._overlaps = False
@@ -457,6 +459,8 @@ class Engine:
         self._registry.close()
         self.loaded.clear()
         self._admission.backends.clear()
+        if self._preparation.vision is not None:
+            self._preparation.vision.encoder.close()
 
     def __enter__(self) -> Engine:
         return self

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import secrets
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 from outrider.controller import ConfidenceThreshold
 from outrider.encoder_input import adapt_config, decode_text, read_prompt, rules_of
-from outrider.errors import OptionError, nearest
+from outrider.errors import OptionError, RequestError, nearest
 from outrider.grammar import Source
 from outrider.request import Request
 from outrider.sampling import LogitsSampler
@@ -17,12 +18,13 @@ from outrider.text import TextStream
 from outrider.tools import ToolFormat, keep_markers, source_of_calls
 from outrider.types import NO_PROMPT, Noise, Prompt, Sequence
 from outrider.verifiers import SAMPLING_VERIFIERS, Greedy
+from outrider.vision import has_images
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable
     from collections.abc import Sequence as Seq
     from threading import Event
-    from typing import Any, TypeAlias
+    from typing import TypeAlias
 
     from outrider.admission import Admission
     from outrider.bundle.manifest import TokenizerEntry
@@ -32,6 +34,8 @@ if TYPE_CHECKING:
     from outrider.grammar import Grammars
     from outrider.loading import LoadedModel
     from outrider.types import TextTokenizer, Verifier
+    from outrider.vision import Vision
+    from outrider.vision.prompts import PartsTokenizer
 
     AnyPrompt: TypeAlias = str | Seq[Mapping[str, Any]] | Seq[int] | Prompt
 
@@ -44,7 +48,8 @@ class Preparation:
 
     loaded: the models by role, including "main". special: the bundle's special tokens. grammars: compiles those of
     requests. adapters: by name a hash of each adapter that is loaded. store: where answers are stored. reuse: whether
-    requests start from cached prefixes and publish their own.
+    requests start from cached prefixes and publish their own. vision: of a main model
+    that sees images.
     """
 
     loaded: Mapping[str, LoadedModel]
@@ -56,6 +61,7 @@ class Preparation:
     adapters: Mapping[str, str]
     store: AnswerStore | None = None
     reuse: bool = True
+    vision: Vision | None = None
 
     def request(
         self,
@@ -81,9 +87,13 @@ class Preparation:
             prompt = read_prompt(prompt, encoder, self.tokenizer)
             config = adapt_config(config, encoder, prompt.token_ids)
             chat_template = False
+        form = self._tool_format(config)
+        given = {"tools": config.offered_tools} if form else {}
+        if not isinstance(prompt, Prompt):
+            prompt = self._with_images(prompt, chat_template, given) or prompt
         whole = prompt if isinstance(prompt, Prompt) else NO_PROMPT
         if encoder is None:
-            whole.check_tokens(self.loaded["main"].backend)
+            whole.check_embeds(self.loaded["main"].backend)
         if whole.adapter is not None:
             if config.adapter not in (None, whole.adapter):
                 raise OptionError(
@@ -91,8 +101,6 @@ class Preparation:
                 )
             config = config.replace(adapter=whole.adapter)
         text = prompt.token_ids if isinstance(prompt, Prompt) else prompt
-        form = self._tool_format(config)
-        given = {"tools": config.offered_tools} if form else {}
         token_ids = list(map(int, self.tokenizer.encode_prompt(text, chat_template=chat_template, **given)))
         rules = rules_of(encoder, token_ids, self.special.eos_token_ids) if encoder else ()
         max_new_tokens = self.admission.check(token_ids, config)
@@ -119,6 +127,7 @@ class Preparation:
                 answers=whole.answers,
                 adapter=config.adapter,
                 source=whole.source,
+                embeds=whole.embeds,
             ),
             sampler=LogitsSampler(config, token_ids, end_token_ids=end_token_ids, grammar=grammar, rules=rules),
             verifier=_verifier(config),
@@ -142,6 +151,21 @@ class Preparation:
         )
         request.stats.num_prompt_tokens = len(token_ids)
         return request
+
+    def _with_images(self, prompt: Any, chat_template: bool, given: dict[str, Any]) -> Prompt | None:
+        """A prompt with its images' embeddings; None for one that is laid out as text."""
+        reads = self.vision is not None and self.loaded["main"].backend.capabilities.embeds_width > 0
+        if has_images(prompt) and not (reads and chat_template):
+            raise RequestError(
+                "The prompt has an image, which the chat template has to place. Leave out chat_template=False."
+                if reads
+                else "The prompt has an image, and the main model reads text only, as it was exported or on its "
+                "device. Load a bundle of a model that sees images, on CPU or GPU."
+            )
+        is_text = isinstance(prompt, str) and chat_template and bool(self.tokenizer.chat_template)
+        if self.vision is None or not (is_text or _are_messages(prompt)):
+            return None
+        return self.vision.prompt(prompt, cast("PartsTokenizer", self.tokenizer), **given)
 
     def _source(self, config: GenerationConfig, form: ToolFormat | None) -> Source | None:
         """The grammar that the answer follows; None for any text."""
@@ -172,6 +196,11 @@ def check_adapter(name: str | None, loaded: Iterable[str]) -> None:
         remedy = nearest(name, known) if known else "Add one: outrider add BUNDLE FOLDER --name NAME."
         names = ", ".join(map(repr, known)) or "none"
         raise OptionError(f"There is no adapter '{name}' here: loaded are {names}. {remedy}")
+
+
+def _are_messages(prompt: object) -> bool:
+    """Whether a prompt is a list of messages, not of token ids."""
+    return isinstance(prompt, list | tuple) and bool(prompt) and all(isinstance(each, Mapping) for each in prompt)
 
 
 def _end_of_calls(config: GenerationConfig, form: ToolFormat | None) -> Callable[[str], bool] | None:

@@ -211,7 +211,7 @@ class Request:
         self.mask_token_ids = main.capabilities.mask_token_ids
         max_tokens = self.sequence.num_prompt_tokens + self.max_new_tokens
         sequence = self.sequence
-        prompt = Prompt((), adapter=sequence.adapter, source=sequence.source)
+        prompt = Prompt((), adapter=sequence.adapter, source=sequence.source, embeds=sequence.embeds)
         if self.reuse:
             prompt = replace(prompt, token_ids=sequence.token_ids, scope=sequence.scope, answers=sequence.answers)
         slot = main.open(max_tokens, prompt)

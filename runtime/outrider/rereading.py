@@ -50,7 +50,7 @@ class Rereading:
         if len(sequence) > sequence.num_prompt_tokens and not sequence.answers:
             self.pause()
             read = sequence.token_ids[:-1]  # the last token was not read the first time either
-            self._texts.append(Prompt(read, sequence.scope, counted=False, adapter=sequence.adapter))
+            self._texts.append(Prompt(read, sequence.scope, sequence.embeds, counted=False, adapter=sequence.adapter))
 
     def read_on(self, main: Backend) -> None:
         """Read the next piece of the first text. Gives up a text that has no room in the cache."""

@@ -80,7 +80,7 @@ def load_model(
         if fixed or features or head or masks or cuts or adapters:
             raise DeviceError(
                 f"The model {path} is an encoder-decoder model, which runs on a processor or GPU only, without heads, "
-                "mask tokens, adapters or drafters of its own layers. Load with main_device='CPU' and draft_device='CPU'."
+                "mask tokens, adapters or drafters of its own layers. Load with main_device='CPU', draft_device='CPU'."
             )
         return EncoderDecoder(path, encoder_path, model.encoder, **shared)
     if fixed:
@@ -114,6 +114,7 @@ def load_model(
             masks=masks,
             adapters=adapters,
             attended=attended,
+            embeds=model.vision is not None,
             windows=model.geometry.sliding_windows,
         )
         return OpenVINOPaged(

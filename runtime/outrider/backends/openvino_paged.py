@@ -13,6 +13,7 @@ import openvino as ov
 from outrider.backends.adapters import ADAPTERS
 from outrider.backends.call_end import CallEnd
 from outrider.backends.devices import find_name
+from outrider.backends.embeds import EMBED_ROWS, EMBEDS, given_embeds
 from outrider.backends.paged_cache import PagedCache, PagedSlot, blocks_to_allocate, bytes_of
 from outrider.backends.paged_call import PagedCall
 from outrider.backends.paged_graph import HIDDEN_IN, add_top_logits, read_decoder
@@ -154,8 +155,14 @@ class OpenVINOPaged:
             on_device=self.num_top > 0 and not device.startswith("CPU"),
             features=features,
         )
-        widths = [port.partial_shape[1].get_length() for port in compiled.inputs if HIDDEN_IN in port.get_names()]
-        self._hidden_width: int = widths[0] if widths else 0  # of the hidden states that it reads
+        widths = {
+            name: port.partial_shape[1].get_length()
+            for name in (HIDDEN_IN, EMBEDS)
+            for port in compiled.inputs
+            if name in port.get_names()
+        }
+        self._hidden_width: int = widths.get(HIDDEN_IN, 0)  # of the hidden states that it reads
+        self._embeds_width: int = widths.get(EMBEDS, 0)  # of the embeddings that it reads instead of tokens
         self._caches = {port.get_any_name(): port for port in compiled.inputs if "_cache." in port.get_any_name()}
         # Tokens per block: 32 on CPU, 16 on GPU. Only the values have one shape on both: [blocks, heads, size, head].
         values = next((port for name, port in self._caches.items() if name.startswith("value_cache.")), None)
@@ -197,6 +204,7 @@ class OpenVINOPaged:
             trees=True,
             mask_token_ids=self.mask_token_ids,
             adapters=self.adapters.names if self.adapters else (),
+            embeds_width=self._embeds_width,
         )
 
     @property
@@ -295,11 +303,14 @@ class OpenVINOPaged:
 
     def open(self, max_tokens: int, prompt: Prompt = NO_PROMPT) -> PagedSlot | None:
         """A slot with room for `max_tokens`, started from the prompt's longest cached prefix; None if it is full."""
-        prompt.check_tokens(self)
+        prompt.check_embeds(self)
         prompt.check_adapter(self)
         if self.capabilities.marks_answers:
             prompt = prompt.with_marked_answers()
-        return self.paged_cache.open(max_tokens + self._num_spare, prompt)
+        slot = self.paged_cache.open(max_tokens + self._num_spare, prompt)
+        if slot is not None:
+            slot.embeds = prompt.embeds
+        return slot
 
     def submit(self, chunks: Seq[Chunk]) -> PagedPending:
         """Evaluate chunks of one or several sequences in one call. A slot appears once at most.
@@ -328,6 +339,9 @@ class OpenVINOPaged:
             inputs[HIDDEN_IN] = call.hidden_states(chunks, self._hidden_width)
         if self.adapters:
             inputs[ADAPTERS] = self.adapters.mask(call.adapters)
+        if self._embeds_width:
+            given = given_embeds(call.chains, len(call.token_ids), self._embeds_width)
+            inputs |= zip((EMBEDS, EMBED_ROWS), given, strict=True)
         return inputs, call.places
 
     def _append(self, chunk: Chunk) -> None:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from outrider.kv import BlockTable
-    from outrider.types import Prompt
+    from outrider.types import Prompt, Span
 
 _FIRST_BLOCKS = 16  # of a cache that grows
 SCRATCH = np.zeros(1, dtype=np.int32)  # the block that padding is written to; it belongs to no slot
@@ -179,6 +179,7 @@ class PagedSlot(SlotTokens):
         self.blocks = _numbers(table)
         self.branch_blocks: list[NDArray[np.int32]] = []
         self._taken: list[list[int]] = []  # of each branch
+        self.embeds: tuple[Span, ...] = ()  # of its prompt
         self._forked_at = 0
         self._tree: tuple[list[list[int]], list[int]] = [], []  # the last call's branches and tokens
 

@@ -65,6 +65,8 @@ class PagedCall:
     longest: int = 0
     places: dict[int, NDArray[np.int64]] = field(default_factory=dict)  # rows of a chunk's tokens, by its slot's id
     adapters: list[str | None] = field(default_factory=list)  # that rows are read with; padding has none
+    # Of each chain the slot, its first row, how many rows it has without padding, and the first one's position.
+    chains: list[tuple[Any, int, int, int]] = field(default_factory=list)
 
     @classmethod
     def of(cls, chunks: Seq[Chunk], rule: RowRule, block_size: int) -> PagedCall:
@@ -119,6 +121,7 @@ class PagedCall:
         """Add a chain: as one sequence, padded to `num_rows`, or if these are fewer, one sequence for each token."""
         chunk, branch = chain.chunk, chain.branch
         past, count, first = chunk.slot.length, len(branch), len(self.token_ids)
+        self.chains.append((chunk.slot, first, count, past))
         places = self.places.setdefault(id(chunk.slot), np.full(len(chunk.token_ids), -1, dtype=np.int64))
         for row, i in enumerate(branch, first):
             if places[i] < 0:  # a token that branches share is read in each of them, and its first row counts

@@ -15,6 +15,7 @@ from openvino._offline_transformations import paged_attention_transformation
 
 from outrider.backends.adapters import add_adapters
 from outrider.backends.attention import check_states, check_windows
+from outrider.backends.embeds import add_embeds
 from outrider.backends.features import check_features
 from outrider.backends.masks import add_masks
 from outrider.backends.taps import add_outputs, hidden_states_of, ints, num_paged_layers, output_matrix_of, read_ir
@@ -40,11 +41,13 @@ def read_decoder(
     adapters: Adapters | None = None,
     attended: int = 0,
     windows: Sequence[int] | None = None,
+    embeds: bool = False,
 ) -> ov.Model:
     """Read a stateful decoder, replace the cache inside it, and make outputs of these hidden states.
 
     masks: mask tokens that it is to read, too. adapters: that it is to apply; attended: see `add_adapters`. windows:
-    the sliding window of each layer, which are checked; None: not known.
+    the sliding window of each layer, which are checked; None: not known. embeds: whether it is to read given
+    embeddings; see `add_embeds`.
 
     Raises:
         BundleError: when it cannot be read, is none, has other windows, or has no such hidden states.
@@ -55,6 +58,8 @@ def read_decoder(
         check_windows(model, windows)
     if masks is not None:
         add_masks(core, model, masks)
+    if embeds:
+        add_embeds(model)
     tap(model, features)
     gather_rows(model)
     if adapters is not None:

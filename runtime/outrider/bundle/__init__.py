@@ -23,6 +23,11 @@ For a drafter with a cut output matrix, which proposes only some of its tokens, 
 
       draft/proposed.npy                     int32 [logits width], ascending: the draft id of each of its logits
 
+A main model that reads images has its vision encoder beside it (`ModelEntry.vision`)::
+
+      vision/openvino_model.xml and .bin     pixel_values float32 [tiles, 3, size, size] → image_embeds float32
+                                             [tiles, tokens, hidden]
+
 `read_bundle` refuses a folder whose parts are missing, damaged, cut short or do not fit, and says which. For the
 models' weights it checks sizes only; `Bundle.check_hashes` reads every byte.
 
@@ -49,6 +54,7 @@ from outrider.bundle.manifest import (
     ModelEntry,
     Source,
     TokenizerEntry,
+    VisionEntry,
     write_manifest,
 )
 
@@ -70,6 +76,7 @@ __all__ = [
     "ModelEntry",
     "Source",
     "TokenizerEntry",
+    "VisionEntry",
     "draft_models_of",
     "list_files",
     "read_bundle",

@@ -47,6 +47,17 @@ def check_fit(manifest: Manifest) -> None:
                 f"The {role} model gives {model.geometry.logits_width:,} logits for {model.vocab_size:,} tokens; "
                 f"{MANIFEST_NAME} is damaged. Export the bundle again."
             )
+    vision = manifest.main.vision
+    if vision is not None and f"{vision.folder}/{MODEL_NAMES['openvino'][0]}" not in listed:
+        raise BundleError(
+            f"{MANIFEST_NAME} lists no {vision.folder}/{MODEL_NAMES['openvino'][0]}, which encodes images. Export the "
+            "bundle again."
+        )
+    if vision is not None and (manifest.main.format != "openvino" or vision.image_token_id >= manifest.main.vocab_size):
+        raise BundleError(
+            f"{MANIFEST_NAME} is damaged: a main model that reads images is in OpenVINO's format, and its image token "
+            f"{vision.image_token_id} is one of {manifest.main.vocab_size:,}. Export the bundle again."
+        )
     for drafter in manifest.drafters:
         _check_vocabulary(manifest, drafter, listed)
         _check_proposed(drafter, listed)

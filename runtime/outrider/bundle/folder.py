@@ -239,6 +239,8 @@ def _check_files(bundle: Bundle) -> None:
     folders = {(model.folder, model.format) for model in models}
     folders |= {(model.encoder.folder, model.format) for model in models if model.encoder}
     weights = {f"{folder}/{WEIGHTS_NAMES[form]}" for folder, form in folders}
+    if manifest.main.vision is not None:
+        weights.add(f"{manifest.main.vision.folder}/{WEIGHTS_NAMES['openvino']}")
     for entry in manifest.files:
         relative = PurePosixPath(entry.path)
         if relative.is_absolute() or ".." in relative.parts or "\\" in entry.path or ":" in entry.path:

@@ -98,6 +98,25 @@ class EncoderEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     audio: AudioEntry | None = None  # if `kind` is "audio"
 
 
+class VisionEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A main model's vision encoder, and how images are laid out for it; see `outrider.vision`."""
+
+    folder: Name
+    weights: str  # "int8", "fp16" or "fp32"
+    tile_size: Positive  # pixels: the encoder reads squares of so many
+    tokens_per_tile: Positive
+    longest_edge: Positive  # pixels: images are resized to it before they are cut into tiles
+    splits: bool  # whether they are cut; otherwise one tile is all
+    image_token_id: NonNegative  # stands where a tile's embeddings are read
+    image_token: str
+    around_token: str  # before and behind the tokens of an image
+    global_token: str  # before the tile that shows the whole image
+    mean: tuple[float, float, float]
+    std: tuple[float, float, float]
+    rescale_factor: float  # of a pixel's value, before `mean` is subtracted
+    resample: Annotated[int, msgspec.Meta(ge=0, le=5)]  # Pillow's number of a filter; 1 is Lanczos
+
+
 class ModelEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One model of the bundle. Of an encoder-decoder model, `geometry` is the decoder's."""
 
@@ -109,6 +128,7 @@ class ModelEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     vocab_sha256: Sha256
     source: Source
     encoder: EncoderEntry | None = None  # of an encoder-decoder model
+    vision: VisionEntry | None = None  # of a model that reads images
 
 
 class DrafterEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

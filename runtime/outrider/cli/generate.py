@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 @click.argument("bundle")
 @click.argument("prompt")
 @click.option("--system", metavar="TEXT", help="System message before the prompt.")
+@click.option("--image", multiple=True, metavar="FILE", help="An image before the prompt. Can be given several times.")
 @click.option("--no-chat-template", is_flag=True, help="Use the prompt as it is.")
 @click.option(
     "--reference",
@@ -45,6 +46,7 @@ def generate(
     bundle: str,
     prompt: str,
     system: str | None,
+    image: tuple[str, ...],
     no_chat_template: bool,
     reference: tuple[str, ...],
     json_schema: str | None,
@@ -73,9 +75,14 @@ def generate(
     if system is not None and no_chat_template:
         raise click.UsageError("--system needs the chat template: leave out --no-chat-template.")
     text = sys.stdin.read() if prompt == "-" else prompt
+    if image and no_chat_template:
+        raise click.UsageError("--image needs the chat template: leave out --no-chat-template.")
     request: Any = text
-    if system is not None:
-        request = [{"role": "system", "content": system}, {"role": "user", "content": text}]
+    if system is not None or image:
+        seen = [{"type": "image", "image": path} for path in image]
+        content = [*seen, {"type": "text", "text": text}] if seen else text
+        before = [] if system is None else [{"role": "system", "content": system}]
+        request = [*before, {"role": "user", "content": content}]
     if compare and (config.generation.drafter is None or config.generation.num_assistant_tokens == 0):
         raise click.UsageError("--compare compares with plain decoding, and this is plain already: name a drafter.")
     if config.generation.logprobs is not None and not as_json:

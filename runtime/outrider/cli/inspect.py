@@ -95,6 +95,7 @@ def _describe(model: ModelEntry) -> dict[str, str]:
         "context": f"{geometry.context_length:,} tokens",
         "vocabulary": f"{model.vocab_size:,} tokens, {geometry.logits_width:,} logits",
         **({"encoder": _encoder(model.encoder)} if model.encoder else {}),
+        **_images(model),
     } | source.recipe
 
 
@@ -110,6 +111,15 @@ def _encoder(encoder: EncoderEntry) -> str:
     if audio is None:
         return f"{what}up to {encoder.context_length:,} tokens"
     return f"{what}{audio.chunk_seconds} s of audio at {audio.sampling_rate:,} Hz, {audio.num_mel_bins} mel bins"
+
+
+def _images(model: ModelEntry) -> dict[str, str]:
+    """How it sees images; nothing for a model of text."""
+    vision = model.vision
+    if vision is None:
+        return {}
+    cut = f"cut at {vision.longest_edge:,} pixels" if vision.splits else "not cut"
+    return {"images": f"{cut}, tiles of {vision.tile_size}, {vision.tokens_per_tile} tokens each, {vision.weights}"}
 
 
 def _way(drafter: DrafterEntry, main: ModelEntry) -> str:

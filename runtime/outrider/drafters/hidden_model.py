@@ -103,7 +103,8 @@ class HiddenModel(DraftModel):
         """Open a slot for a sequence that may grow to `max_tokens`; False while there is no room."""
         room = min(max_tokens, self._context_length)
         # Where the first token is not read itself, its hidden states are.
-        scope = b"%d " % sequence.token_ids[0] + sequence.scope
+        read = Prompt((), sequence.scope, sequence.embeds)
+        scope = b"%d " % sequence.token_ids[0] + read.cache_scope
         known = [*sequence.token_ids[self._ahead : self._ahead + num_cached], 0]  # the last token is never found
         slot = self.backend.open(room + self._spare, Prompt(known, scope) if self._reuse else NO_PROMPT)
         if slot is None:

@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from outrider.server.errors import ApiError
-from outrider.server.protocol.requests import MOST_CHOICES, JsonObject, JsonSchema
+from outrider.server.protocol.requests import MOST_CHOICES, ImagePart, JsonObject, JsonSchema, TextPart
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence as Seq
+
     from outrider.server.protocol.requests import (
         Asked,
         CalledFunction,
@@ -18,7 +20,6 @@ if TYPE_CHECKING:
         ChatRequest,
         CompletionRequest,
         Generation,
-        TextPart,
         Tool,
         ToolChoice,
     )
@@ -189,7 +190,7 @@ def _turn(message: ChatMessage, place: int) -> dict[str, Any]:
         raise ApiError(400, "A message needs a content.", param=f"messages[{place}].content", code="invalid_type")
     turn: dict[str, Any] = {
         "role": "system" if message.role == "developer" else message.role,  # templates know the older word
-        "content": _text(message.content or ""),
+        "content": _content(message.content or ""),
     }
     if message.tool_calls:
         turn["tool_calls"] = [
@@ -211,5 +212,13 @@ def arguments_of(written: str) -> Any:
         return written  # cut off by a token limit, say
 
 
-def _text(content: str | list[TextPart]) -> str:
-    return content if isinstance(content, str) else "".join(part.text for part in content)
+def _content(content: str | list[TextPart | ImagePart]) -> str | list[dict[str, Any]]:
+    """A message's content: a text, or its parts if there is an image among them."""
+    if not isinstance(content, str) and any(isinstance(part, ImagePart) for part in content):
+        parts: list[dict[str, Any]] = msgspec.to_builtins(content)
+        return parts
+    return _text(content)
+
+
+def _text(content: str | Seq[TextPart | ImagePart]) -> str:
+    return content if isinstance(content, str) else "".join(part.text for part in content if isinstance(part, TextPart))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping
 from functools import cached_property
 from numbers import Integral
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 FILES = tuple(f"openvino_{which}.{kind}" for which in ("tokenizer", "detokenizer") for kind in ("xml", "bin"))
+
+_CAPITALIZE = re.compile(r"""(\w+(?:\[['"]\w+['"]\]|\.\w+)*)\s*\|\s*capitalize\b(?!\s*\()""")
 
 
 class Tokenizer:
@@ -39,6 +42,10 @@ class Tokenizer:
             raise BundleError(
                 f"The tokenizer in {folder} cannot be read: {one_line(error)}. Export the bundle again."
             ) from error
+        # openvino-genai's templates (2026.4) have no such filter, which SmolVLM's has, but Python's method.
+        written = self._tokenizer.chat_template
+        if (known := _CAPITALIZE.sub(r"\1.capitalize()", written)) != written:
+            self._tokenizer.set_chat_template(known)
         spare(self, self._tokenizer)
 
     @property
@@ -91,17 +98,23 @@ class Tokenizer:
         return self.encode_rendered(self.render(items, tools=tools))
 
     def render(
-        self, messages: Seq[Mapping[str, Any]], *, tools: Seq[Mapping[str, Any]] = (), answering: bool = True
+        self,
+        messages: Seq[Mapping[str, Any]],
+        *,
+        tools: Seq[Mapping[str, Any]] = (),
+        answering: bool = True,
+        parts: bool = False,
     ) -> str:
         """The text of chat messages, by the model's template. It ends where an answer begins, if `answering`.
 
-        tools: descriptions of functions that the model may call, as JSON schemas.
+        tools: descriptions of functions that the model may call, as JSON schemas. parts: whether contents may be lists
+        of parts, which the template reads.
 
         Raises:
             OptionError: when a message lacks its role or content, or the model has no chat template.
             RequestError: when the template refuses the messages.
         """
-        _check_messages(messages)
+        _check_messages(messages, parts=parts)
         history = [_with_content(message) for message in messages]
         if not self.has_chat_template:
             raise OptionError("Messages need a chat template, and there is none. Give the prompt as text.")
@@ -176,8 +189,15 @@ def check_tokenizer(folder: Path) -> None:
             raise BundleError(f"The tokenizer in {folder} has no {name}. Export the bundle again.")
 
 
-def _check_messages(messages: Seq[Any]) -> None:
+def _check_messages(messages: Seq[Any], *, parts: bool = False) -> None:
     for i, item in enumerate(map(_with_content, messages)):
+        if isinstance(item, Mapping) and isinstance(item.get("content"), list | tuple):
+            if parts and isinstance(item.get("role"), str):
+                continue
+            raise OptionError(
+                f"Message {i} of the prompt has its content in parts, which generate and stream read with a model that "
+                "sees images. Give the content as text."
+            )
         if not isinstance(item, Mapping) or not all(isinstance(item.get(k), str) for k in ("role", "content")):
             raise OptionError(f"Message {i} of the prompt is {item!r}: it needs a 'role' and a 'content', as text.")
 

@@ -176,6 +176,7 @@ class Capabilities:
     mask_token_ids: tuple[int, ...] = ()
     adapters: tuple[str, ...] = ()  # that slots can be opened with
     reads_sources: bool = False  # has an encoder, which reads `Prompt.source`
+    embeds_width: int = 0  # of the embeddings that prompts may have instead of tokens; 0: it reads token ids only
 
     @property
     def marks_answers(self) -> bool:

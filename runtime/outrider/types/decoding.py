@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence as Seq
 
     from outrider.types.backend import LogitsRow
-    from outrider.types.prompt import Source
+    from outrider.types.prompt import Source, Span
     from outrider.types.randomness import Distribution, Noise
 
 
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 class Sequence:
     """One request's committed tokens: the prompt, then the answer. Draft tokens enter only when accepted.
 
-    references: other texts that a drafter may copy from, as `outrider.drafters.References`. scope: the prompt's.
-    answers: see `Prompt.answers`; ascending. adapter: that the main model reads it with; its content is in the scope.
-    source: what an encoder reads.
+    references: other texts that a drafter may copy from, as `outrider.drafters.References`. scope, embeds: of the
+    prompt. answers: see `Prompt.answers`; ascending. adapter: that the main model reads it with; its content is in the
+    scope. source: what an encoder reads.
     """
 
     token_ids: list[int]
@@ -33,6 +33,7 @@ class Sequence:
     answers: Seq[tuple[int, int]] = ()
     adapter: str | None = None
     source: Source | None = None
+    embeds: tuple[Span, ...] = ()
 
     def __len__(self) -> int:
         return len(self.token_ids)

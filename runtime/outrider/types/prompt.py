@@ -89,7 +89,7 @@ class Prompt:
         engine.generate(Prompt(token_ids, answers=((12, 40),)))
 
     scope: what keys and values depend on besides the tokens, such as an adapter or an image. Cached prefixes are shared
-    within one scope only. embeds: embeddings to read instead of tokens; no backend here reads any yet. answers: the
+    within one scope only. embeds: embeddings to read instead of tokens, by backends with `embeds_width`. answers: the
     parts, each from one position up to another and ascending, that are earlier answers of this model. They are read as
     they were generated. So they are found in the prefix cache, and a text that is continued goes on as it would have.
     counted: whether it is a request, for the statistics of the prefix cache.
@@ -135,6 +135,27 @@ class Prompt:
         for begin, end in self.answers:
             token_ids[begin:end] = mark(token_ids[begin:end])
         return replace(self, token_ids=token_ids)
+
+    def check_embeds(self, backend: Any) -> None:
+        """Raise RequestError if there are embeds that `backend` cannot read, or that are beside the prompt's tokens."""
+        width = backend.capabilities.embeds_width
+        if not width:
+            self.check_tokens(backend)
+            return
+        for span in self.embeds:
+            kind, shape = span.embeds.dtype, list(span.embeds.shape)
+            if kind != "float32" or len(shape) != 2 or shape[1] != width:
+                raise RequestError(
+                    f"The embeds from token {span.begin} on are {kind} {shape}, and the model reads float32 [length, "
+                    f"{width}]. Pass what its own vision encoder gives."
+                )
+        spans = [(span.begin, span.begin + len(span.embeds)) for span in self.embeds]
+        edges = [0, *itertools.chain(*spans), *([len(self.token_ids)] if self.token_ids else [])]
+        if any(later < earlier for earlier, later in itertools.pairwise(edges)):
+            raise RequestError(
+                f"The embeds' spans {spans} are not parts of a prompt of {len(self.token_ids):,} tokens. Give each "
+                "once, in the order of the text."
+            )
 
     def check_tokens(self, backend: object) -> None:
         """Raise RequestError if there are embeds or a source. For backends that read token ids only."""

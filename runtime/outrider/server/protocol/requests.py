@@ -29,11 +29,23 @@ class StreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     include_obfuscation: bool | None = None
 
 
-class TextPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A part of a message. This server reads text only."""
+class TextPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", tag="text"):
+    """A text, as a part of a message."""
 
-    type: Literal["text"]
     text: str
+
+
+class ImageUrl(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """url: data:image/…;base64,…; nothing is fetched from the network. detail: the model cuts images in its own way."""
+
+    url: Text
+    detail: Literal["auto"] | None = None
+
+
+class ImagePart(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", tag="image_url"):
+    """An image, as a part of a message, for a model that sees them."""
+
+    image_url: ImageUrl
 
 
 class CalledFunction(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -59,7 +71,7 @@ class ChatMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | Annotated[list[TextPart], msgspec.Meta(min_length=1)] | None = None
+    content: str | Annotated[list[TextPart | ImagePart], msgspec.Meta(min_length=1)] | None = None
     name: str | None = None
     tool_calls: list[MadeCall] | None = None
     tool_call_id: str | None = None

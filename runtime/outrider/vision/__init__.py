@@ -1,0 +1,18 @@
+"""Images in prompts: preprocessing, the vision encoder, and the prompt that has their embeddings.
+
+    vision = Vision.of(bundle, main_backend)
+    vision.prompt(messages, tokenizer)    # a Prompt whose image tokens are read as embeddings
+
+An image is a file's path, a file's bytes, a `data:` URL, an image of Pillow's, or an array uint8 [height, width, 3].
+Nothing is fetched from the network. Needs the extra: pip install "outrider[vision]".
+
+`images`: reads an image. `tiles`: cuts it as Idefics3 and SmolVLM do. `encoder`: from tiles to embeddings. `prompts`:
+messages with images, as a prompt.
+"""
+
+from outrider.vision.encoder import VisionEncoder
+from outrider.vision.images import read_image
+from outrider.vision.prompts import Vision, has_images
+from outrider.vision.tiles import Tiles, cut_into_tiles, image_text
+
+__all__ = ["Tiles", "Vision", "VisionEncoder", "cut_into_tiles", "has_images", "image_text", "read_image"]

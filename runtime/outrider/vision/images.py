@@ -1,0 +1,97 @@
+"""Reads an image, whatever it is given as."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import io
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from outrider.errors import OptionError, RequestError, one_line
+from outrider.files import shown
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+_MOST_PIXELS = 64_000_000  # of an image: it is resized to a few million, and a bomb's pixels would fill the memory
+_GIVE = "Give the path or the bytes of a PNG, JPEG or WebP file, an image of Pillow's, or an array uint8 [h, w, 3]."
+
+
+def read_image(image: Any) -> Any:
+    """An image as Pillow's, RGB, turned as its camera was held.
+
+    image: a path, bytes, a `data:` URL, an image of Pillow's, or an array uint8 [height, width, 3].
+
+    Raises:
+        RequestError: when it is none of these, has no pixels or too many, or would have to be fetched.
+        OptionError: when Pillow is not installed.
+    """
+    pillow, ops = _pillow()
+    if isinstance(image, str) and image.startswith(("http://", "https://", "ftp://")):
+        raise RequestError(
+            f"The image {shown(image)} is on the network, and nothing is fetched. Send it as a data: URL."
+        )
+    if isinstance(image, str) and image.startswith("data:"):
+        image = _of_data_url(image)
+    if isinstance(image, np.ndarray):
+        return _of_array(pillow, image)
+    name = "image"
+    if isinstance(image, str | Path):
+        name = f"image {shown(image)}"
+        try:
+            image = Path(image).expanduser().read_bytes()
+        except (OSError, ValueError, RuntimeError) as error:
+            raise RequestError(f"The {name} cannot be read: {one_line(error)}. {_GIVE}") from error
+    if isinstance(image, bytes | bytearray | memoryview):
+        try:
+            image = pillow.open(io.BytesIO(image))
+        except (OSError, ValueError, SyntaxError, pillow.DecompressionBombError) as error:
+            raise RequestError(f"The {name} is none that Pillow can read. {_GIVE}") from error
+    if not isinstance(image, pillow.Image):
+        raise RequestError(f"The image is a {type(image).__name__}. {_GIVE}")
+    _check_size(*image.size)
+    try:
+        return ops.exif_transpose(image).convert("RGB")
+    except (OSError, ValueError, SyntaxError) as error:  # cut short, say
+        raise RequestError(f"The {name} is damaged: {one_line(error)}. {_GIVE}") from error
+
+
+def _pillow() -> tuple[Any, ModuleType]:
+    try:
+        from PIL import Image, ImageOps
+    except ImportError as error:
+        raise OptionError('Images need the package Pillow. Run: pip install "outrider[vision]"') from error
+    return Image, ImageOps
+
+
+def _of_data_url(url: str) -> bytes:
+    head, comma, body = url.partition(",")
+    if not comma or not head.endswith(";base64"):
+        raise RequestError(f"The image's URL begins {head[:60]!r}, and has to be data:image/…;base64,…")
+    try:
+        return base64.b64decode(body, validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise RequestError(
+            f"The image's data: URL is no base64: {one_line(error)}. Encode the file's bytes."
+        ) from error
+
+
+def _of_array(pillow: Any, array: np.ndarray[Any, Any]) -> Any:
+    if array.dtype != np.uint8 or array.ndim != 3 or array.shape[2] != 3:
+        raise RequestError(f"The image is an array {array.dtype} {list(array.shape)}. {_GIVE}")
+    height, width, _ = array.shape
+    _check_size(width, height)
+    return pillow.fromarray(np.ascontiguousarray(array), "RGB")
+
+
+def _check_size(width: int, height: int) -> None:
+    if not width * height:
+        raise RequestError(f"The image has {width} × {height} pixels, so there is nothing to see. {_GIVE}")
+    if width * height > _MOST_PIXELS:
+        raise RequestError(
+            f"The image has {width:,} × {height:,} pixels, more than {_MOST_PIXELS:,}. Make it smaller: the model sees "
+            "some thousand along its longest edge at most."
+        )

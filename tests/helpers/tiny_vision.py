@@ -1,0 +1,125 @@
+"""A tiny random SmolVLM with a real tokenizer and its image processor's configuration, as a checkpoint folder."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import numpy as np
+
+from outrider.bundle import VisionEntry, list_files, read_bundle, write_manifest
+from tiny import SPECIAL, train_tokenizer
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+    from outrider.bundle import Bundle
+
+NUM_TOKENS = 416  # with those around images
+SIDE = 16  # pixels of a tile
+ROWS = 3  # of tiles at most
+IMAGE_TOKENS = (
+    "<fake_token_around_image>",
+    "<image>",
+    "<global-img>",
+    *(f"<row_{row}_col_{column}>" for row in range(1, ROWS + 1) for column in range(1, ROWS + 1)),
+)
+# SmolVLM's own, with this tokenizer's end of a turn.
+PARTS_TEMPLATE = (
+    "<|im_start|>{% for message in messages %}{{message['role'] | capitalize}}{% if message['content'][0]['type'] == "
+    "'image' %}{{':'}}{% else %}{{': '}}{% endif %}{% for line in message['content'] %}{% if line['type'] == 'text' %}"
+    "{{line['text']}}{% elif line['type'] == 'image' %}{{ '<image>' }}{% endif %}{% endfor %}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}{{ 'Assistant:' }}{% endif %}"
+)
+PROCESSOR: dict[str, Any] = {
+    "do_convert_rgb": True, "do_image_splitting": True, "do_normalize": True, "do_pad": True, "do_rescale": True,
+    "do_resize": True, "image_mean": [0.5, 0.5, 0.5], "image_processor_type": "SmolVLMImageProcessor",
+    "image_std": [0.5, 0.5, 0.5], "max_image_size": {"longest_edge": SIDE}, "resample": 1,
+    "rescale_factor": 1 / 255, "size": {"longest_edge": ROWS * SIDE},
+}  # fmt: skip
+
+
+def write_vision_checkpoint(folder: Path, seed: int = 0) -> None:
+    """A SmolVLM of two layers in each half, random, with weights that are large enough to tell images apart."""
+    import torch
+    from transformers import PreTrainedTokenizerFast, SmolVLMConfig, SmolVLMForConditionalGeneration
+
+    tokenizer = vision_tokenizer()
+    shape = {"intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
+    config = SmolVLMConfig(
+        text_config={
+            "model_type": "llama", "vocab_size": NUM_TOKENS, "hidden_size": 64, "num_key_value_heads": 2,
+            "max_position_embeddings": 2048, "pad_token_id": 400, "eos_token_id": 402, "bos_token_id": 400, **shape,
+        },
+        vision_config={"hidden_size": 32, "image_size": SIDE, "patch_size": 4, **shape},
+        image_token_id=tokenizer.token_to_id("<image>"), scale_factor=2, pad_token_id=400,
+    )  # fmt: skip
+    torch.manual_seed(seed)
+    model = SmolVLMForConditionalGeneration(config).eval()
+    for name, parameter in model.named_parameters():
+        if "norm" not in name:
+            torch.nn.init.normal_(parameter, std=0.3 if "vision" in name else 0.15)
+    model.generation_config.eos_token_id = [402, 400]
+    model.save_pretrained(folder)
+    special = {"eos_token": "<|im_end|>", "pad_token": "<|endoftext|>"}
+    wrapped = PreTrainedTokenizerFast(tokenizer_object=tokenizer, chat_template=PARTS_TEMPLATE, **special)
+    wrapped.save_pretrained(folder)
+    (folder / "preprocessor_config.json").write_text(json.dumps(PROCESSOR), encoding="utf-8")
+    (folder / "processor_config.json").write_text(json.dumps({"image_seq_len": 4}), encoding="utf-8")
+
+
+def vision_tokenizer() -> Any:
+    """The tests' tokenizer with the tokens around images."""
+    return train_tokenizer(special=(*SPECIAL, *IMAGE_TOKENS))
+
+
+def picture(seed: int, height: int = 40, width: int = 31) -> NDArray[np.uint8]:
+    """A random smooth picture, uint8 [height, width, 3]."""
+    rng = np.random.default_rng(seed)
+    y, x = np.mgrid[:height, :width] / max(height, width)
+    waves = [np.sin(rng.uniform(2, 12) * x + rng.uniform(2, 12) * y + rng.uniform(0, 6)) for _ in range(3)]
+    return (np.stack(waves, axis=-1) * 100 + 128).astype(np.uint8)
+
+
+TOY_PLACE = "<tool_call>"  # stands where the toy's embeddings are read
+
+
+def add_toy_encoder(source: Path, folder: Path, *, splits: bool = True) -> Bundle:
+    """A copy of the bundle `tiny` whose main model sees images, through one random matrix, without torch."""
+    import openvino as ov
+    from openvino import opset13 as ops
+
+    shutil.copytree(source, folder)
+    bundle = read_bundle(folder)
+    main = bundle.manifest.main
+    matrix = np.random.default_rng(5).normal(0, 0.012, (SIDE * SIDE * 3 // 4, main.geometry.hidden_size))
+    pixels = ops.parameter([-1, 3, SIDE, SIDE], np.float32, name="pixel_values")
+    pixels.output(0).set_names({"pixel_values"})
+    parts = ops.reshape(pixels, ops.constant(np.array([0, 4, -1], dtype=np.int64)), special_zero=True)
+    embeds = ops.matmul(parts, ops.constant(matrix.astype(np.float32)), False, False)
+    embeds.output(0).set_names({"image_embeds"})
+    (folder / "vision").mkdir()
+    model = ov.Model([ops.result(embeds)], [pixels], "vision")
+    ov.save_model(model, folder / "vision" / "openvino_model.xml", compress_to_fp16=False)
+    tokenizer = json.loads((folder / "tokenizer" / "tokenizer.json").read_text(encoding="utf-8"))
+    around: Any = {"image_token": TOY_PLACE, "around_token": "|", "global_token": "#"}
+    vision = VisionEntry(
+        folder="vision", weights="fp32", tile_size=SIDE, tokens_per_tile=4, longest_edge=ROWS * SIDE, splits=splits,
+        image_token_id=next(each["id"] for each in tokenizer["added_tokens"] if each["content"] == TOY_PLACE),
+        **around, mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5),
+        rescale_factor=1 / 255, resample=1,
+    )  # fmt: skip
+    changed = msgspec.structs.replace(main, vision=vision)
+    files = list_files(folder)
+    write_manifest(folder, msgspec.structs.replace(bundle.manifest, main=changed, files=files))
+    return read_bundle(folder)
+
+
+def asking(*images: Any, text: str = "What is this? It is a fox. What is this?") -> list[dict[str, Any]]:
+    """A question about images, as messages."""
+    seen = [{"type": "image", "image": image} for image in images]
+    return [{"role": "user", "content": [*seen, {"type": "text", "text": text}]}]
