@@ -124,8 +124,8 @@ def export_bundle(
             plans = [make_plan(role, source, form, asked) for role, source, form, asked in fetched]
             if merged is not None and (plans[0].encoder or plans[0].vision):
                 raise ExportError(
-                    f"The adapter {merged} cannot be merged into {plans[0].source.id}: adapters are for models that are "
-                    "decoders of text alone. Export it without --adapter."
+                    f"The adapter {merged} cannot be merged into {plans[0].source.id}: adapters are for models that "
+                    "are decoders of text alone. Export it without --adapter."
                 )
             encoder_decoder.check_pair(plans[0], plans[1:], draft_vocab, has_head=head is not None)
             if head is not None:
