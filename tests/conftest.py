@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, cast
 import hypothesis
 import platformdirs
 import pytest
+from filelock import FileLock
 
 import outrider
 from outrider import saved
@@ -22,7 +23,7 @@ hypothesis.settings.register_profile("outrider", deadline=None)  # other work on
 hypothesis.settings.load_profile("outrider")
 
 
-REAL_MODELS = {"smollm2", "smollm2_pair", "smollm2_onnx"}
+REAL_MODELS = {"smollm2", "smollm2_drafted", "smollm2_pair", "smollm2_onnx"}
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest leaves out what is marked
@@ -75,9 +76,23 @@ def model(request: pytest.FixtureRequest) -> Path:
 @pytest.fixture(scope="session")
 def smollm2() -> Path:
     """The demo's real model: fetched and exported once, as `outrider demo` does, without its drafter."""
+    return make_demo_bundle(drafter=False)
+
+
+def make_demo_bundle(*, drafter: bool) -> Path:
+    """What `outrider demo` makes, in the user's cache; one process of a run makes it, the others wait."""
     from outrider.cli.demo import demo_bundle
 
-    return demo_bundle(platformdirs.user_cache_path("outrider", appauthor=False), quiet=True, drafter=False)
+    folder = platformdirs.user_cache_path("outrider", appauthor=False)
+    folder.mkdir(parents=True, exist_ok=True)
+    with FileLock(folder / "demo.lock"):
+        return demo_bundle(folder, quiet=True, drafter=drafter)
+
+
+@pytest.fixture(scope="session")
+def smollm2_drafted() -> Path:
+    """The same with its drafter."""
+    return make_demo_bundle(drafter=True)
 
 
 @pytest.fixture(scope="session")

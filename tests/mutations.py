@@ -2308,7 +2308,7 @@ def check(tree: Path, mutation: Mutation) -> str | None:
     try:
         tests = [os.path.normpath(Path("tests/runtime") / test) for test in mutation.tests.split()]
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(str(tree / half) for half in ("runtime", "export"))}
-        command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *tests]
+        command = [sys.executable, "-m", "pytest", "-x", "-q", "-n", "0", "-p", "no:cacheprovider", *tests]
         done = subprocess.run(command, cwd=tree, env=environment, capture_output=True, text=True, check=False)
     finally:
         path.write_text(text, encoding="utf-8")

@@ -6,7 +6,6 @@ import json
 import shutil
 from typing import TYPE_CHECKING
 
-import platformdirs
 import pytest
 
 import outrider
@@ -29,18 +28,9 @@ def test_the_drafter_is_small_and_says_how_it_was_made() -> None:
     assert json.loads((DRAFTER / PACKED_NAME).read_bytes())["entry"]["kind"] == training["kind"]
 
 
-@pytest.fixture(scope="module")
-def bundle() -> Path:
-    """The demo's bundle, made without the packages of the extra."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(plan, "_is_installed", lambda package: False)
-        return demo_bundle(platformdirs.user_cache_path("outrider", appauthor=False), quiet=True)
-
-
-@pytest.mark.slow
-def test_it_drafts_for_the_demo_and_the_text_is_the_same(bundle: Path) -> None:
-    entry = read_bundle(bundle).manifest.drafters[0]
-    with outrider.load(bundle, drafter=entry.name, max_new_tokens=48) as engine:
+def test_it_drafts_for_the_demo_and_the_text_is_the_same(smollm2_drafted: Path) -> None:
+    entry = read_bundle(smollm2_drafted).manifest.drafters[0]
+    with outrider.load(smollm2_drafted, drafter=entry.name, max_new_tokens=48) as engine:
         for prompt in PROMPTS.values():
             plain = engine.generate(prompt, drafter=None)
             drafted = engine.generate(prompt, num_assistant_tokens=2)
@@ -48,9 +38,12 @@ def test_it_drafts_for_the_demo_and_the_text_is_the_same(bundle: Path) -> None:
             assert drafted.stats.num_accepted_tokens > 0
 
 
-@pytest.mark.slow
-def test_a_bundle_of_an_older_version_gets_the_drafter(bundle: Path, tmp_path: Path) -> None:
-    alone = demo_bundle(bundle.parent, quiet=True, drafter=False)
-    shutil.copytree(alone, tmp_path / bundle.name)
-    (tmp_path / FILE).symlink_to(bundle.parent / FILE)
-    assert read_bundle(demo_bundle(tmp_path, quiet=True)).manifest.drafters
+def test_a_bundle_of_an_older_version_gets_the_drafter_without_the_extra(
+    smollm2: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plan, "_is_installed", lambda package: False)
+    shutil.copytree(smollm2, tmp_path / "smollm2-135m-instruct")
+    (tmp_path / FILE).symlink_to(smollm2.parent / FILE)
+    bundle = read_bundle(demo_bundle(tmp_path, quiet=True))
+    assert bundle.folder.name == "smollm2-135m-instruct"
+    assert [each.kind for each in bundle.manifest.drafters] == ["eagle3"]

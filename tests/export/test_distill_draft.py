@@ -260,6 +260,7 @@ def kl_of(head: DraftModel, batch: Batch) -> float:
         return float(kl_of_top(log_probs, Targets.at(batch, row, column + 1), head.columns).mean())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("token_ids", [None, [*range(0, 400, 2), *SPECIAL]])
 def test_training_brings_the_main_models_distribution_nearer(model: Any, loaded: Any, token_ids: Any) -> None:
     cut_layers(model, [0, 1, 5])

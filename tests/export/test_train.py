@@ -228,7 +228,7 @@ def test_places_weigh_as_much_as_they_are_reached() -> None:
     assert reach.weights == pytest.approx([0.5, 0.5, 0.0], abs=1e-3)
 
 
-@pytest.mark.parametrize("kind", ["eagle3", "dflash", "medusa"])
+@pytest.mark.parametrize("kind", ["eagle3", pytest.param("dflash", marks=pytest.mark.slow), "medusa"])
 def test_training_lowers_the_loss_and_raises_acceptance(kind: str, teacher: Teacher, data: Data) -> None:
     head, _ = make(kind, teacher, data)
     seen = Remembered()
@@ -254,7 +254,8 @@ class Remembered:
         assert len(status.evaluations) == self.num_evaluations
 
 
-@pytest.mark.parametrize("num_threads", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("num_threads", [1, 2])
 def test_killed_ten_times_it_ends_in_the_same_weights(
     num_threads: int, teacher: Teacher, data: Data, tmp_path: Path
 ) -> None:

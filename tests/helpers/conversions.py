@@ -11,6 +11,8 @@ from importlib.metadata import distributions
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from filelock import FileLock
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
@@ -37,11 +39,12 @@ class Conversions:
         key = _digest(recipe)
         copy = self._copies / key
         if not copy.exists():
-            if not (self._folder / key).exists():
-                self._folder.mkdir(parents=True, exist_ok=True)
-                made = Path(tempfile.mkdtemp(prefix="part-", dir=self._folder))
-                make(made)
-                made.rename(self._folder / key)
+            self._folder.mkdir(parents=True, exist_ok=True)
+            with FileLock(self._folder / f"{key}.lock"):  # another process of the same run may be making it
+                if not (self._folder / key).exists():
+                    made = Path(tempfile.mkdtemp(prefix="part-", dir=self._folder))
+                    make(made)
+                    made.rename(self._folder / key)
             shutil.copytree(self._folder / key, copy)
         return copy
 

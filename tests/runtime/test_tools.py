@@ -322,7 +322,7 @@ def test_a_free_answer_follows_the_schemas_once_it_calls(
 
 def call_in(form: ToolFormat, name: str, **arguments: str) -> str:
     """A call as the template writes it. arguments: texts of enums and numbers."""
-    values = {key: int(value) if value.isdigit() else value for key, value in arguments.items()}
+    values = {key: int(value) if value.isascii() and value.isdigit() else value for key, value in arguments.items()}
     if form.tags:
         tags = form.tags
         shown = "".join(
