@@ -6,8 +6,6 @@ import json
 import shutil
 from typing import TYPE_CHECKING
 
-import pytest
-
 import outrider
 from outrider.bundle import read_bundle
 from outrider.cli.demo import PROMPTS, demo_bundle
@@ -17,6 +15,8 @@ from outrider_export.heads.packed import PACKED_NAME
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    import pytest
 
 
 def test_the_drafter_is_small_and_says_how_it_was_made() -> None:
