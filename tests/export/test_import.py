@@ -125,7 +125,7 @@ def test_a_genai_folder_becomes_a_bundle(genai: Path, tmp_path: Path) -> None:
     bundle = import_bundle(genai, output=tmp_path / "bundle")
     model = bundle.manifest.main
     assert (model.format, model.weights, model.vocab_size) == ("onnx", "int8", 404)
-    assert model.geometry == Geometry("qwen2", 2, 4, 2, 16, 64, 512, 448)
+    assert model.geometry == Geometry("qwen2", 2, 4, 2, 16, 64, 512, 448, sliding_windows=(0, 0))
     assert (model.source.id, model.source.kind) == (genai.name, "onnx")
     assert model.source.recipe["route"] == "import"
     assert model.source.recipe["file"] == "model.onnx"
