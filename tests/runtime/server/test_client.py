@@ -239,8 +239,10 @@ WRONG: list[tuple[dict[str, Any], int, str | None, str, str]] = [
     ({"n": 33}, 400, "n", "invalid_value", "Lower n"),
     ({"n": 2**31 - 1}, 400, "n", "invalid_type", "<= 128"),
     ({"messages": []}, 400, "messages", "invalid_type", "length >= 1"),
-    ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 400, "messages[0].content[0].type",
+    ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 400, "messages[0].content[0]",
      "invalid_type", "image_url"),
+    ({"messages": [{"role": "user", "content": [{"type": "input_audio"}]}]}, 400, "messages[0].content[0].type",
+     "invalid_type", "input_audio"),
     ({"max_tokens": 5, "max_completion_tokens": 6}, 400, "max_completion_tokens", "invalid_value", "two names"),
 ]  # fmt: skip
 
