@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 RATIONALE, ANSWER = "Rationale: ", "Answer: "
 # The draft model's whole answer. Small models do not keep to a form that they are merely told.
-FORM = rf"{RATIONALE}[^\n]{{1,600}}\n{ANSWER}[^\n]{{1,300}}"
+FORM = rf"{RATIONALE}[^\n]{{1,280}}\n{ANSWER}[^\n]{{1,140}}"
 REFLECTION = "Does the rationale support the answer? Say yes or no."
 YES = "Yes"
 
