@@ -48,8 +48,7 @@ class Preparation:
 
     loaded: the models by role, including "main". special: the bundle's special tokens. grammars: compiles those of
     requests. adapters: by name a hash of each adapter that is loaded. store: where answers are stored. reuse: whether
-    requests start from cached prefixes and publish their own. vision: of a main model
-    that sees images.
+    requests start from cached prefixes and publish their own. vision: of a main model that sees images.
     """
 
     loaded: Mapping[str, LoadedModel]

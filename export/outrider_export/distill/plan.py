@@ -233,8 +233,7 @@ def _look_at(main: str, progress: Progress) -> tuple[Geometry, int, bool]:
                 f"{main} has its main model in {entry.format}, and data is written by one in OpenVINO's format. Export "
                 "it with --format openvino."
             )
-        files = (each for each in bundle.manifest.files if each.path.startswith(f"{entry.folder}/"))
-        return entry.geometry, sum(each.size for each in files), True
+        return entry.geometry, sum(each.size for each in bundle.files_of(entry.folder)), True
     source = fetch(locate(main), False, progress)
     plan = make_plan("main", source, "openvino", DEFAULT_WEIGHTS["main"])
     if plan.encoder is not None:

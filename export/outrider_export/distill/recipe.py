@@ -73,7 +73,7 @@ class Stored:
     def of(cls, bundle: Bundle, recipe: Recipe, prompts: Sequence[Prompt], excluded: Sequence[Prompt]) -> Stored:
         """Of what is asked now."""
         entry = bundle.manifest.main
-        files = {each.path: each.sha256 for each in bundle.manifest.files if each.path.startswith(f"{entry.folder}/")}
+        files = {each.path: each.sha256 for each in bundle.files_of(entry.folder)}
         return cls(
             seed=recipe.seed,
             max_new_tokens=recipe.max_new_tokens,

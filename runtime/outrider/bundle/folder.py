@@ -109,10 +109,13 @@ class Bundle:
             raise BundleError(f"{path} has ids that do not ascend. Export the bundle again.")
         return token_ids
 
+    def files_of(self, folder: str) -> list[FileEntry]:
+        """The files of one of its folders, as the manifest has them."""
+        return [entry for entry in self.manifest.files if entry.path.startswith(f"{folder}/")]
+
     def sha256_of(self, folder: str) -> str:
         """One hash for the files of one of its folders, from those in the manifest."""
-        names = [entry for entry in self.manifest.files if entry.path.startswith(f"{folder}/")]
-        lines = sorted(f"{entry.path.removeprefix(folder)} {entry.sha256}\n" for entry in names)
+        lines = sorted(f"{entry.path.removeprefix(folder)} {entry.sha256}\n" for entry in self.files_of(folder))
         return hashlib.sha256("".join(lines).encode()).hexdigest()
 
     def check_hashes(self, progress: Callable[[int], None] | None = None) -> None:

@@ -51,7 +51,7 @@ def add(bundle: str, part: str, as_json: bool, name: str | None, weights: str | 
     with Bars(quiet=as_json) as bars:
         made = add_drafter(bundle, part, name=name, weights=weights, progress=bars, **options)
     entry = made.manifest.drafters[-1]
-    size = sum(file.size for file in made.manifest.files if file.path.startswith(f"{entry.model.folder}/"))
+    size = sum(file.size for file in made.files_of(entry.model.folder))
     if as_json:
         print_json({"bundle": str(made.folder), "name": entry.name, "kind": entry.kind, "bytes": size})
         return
@@ -62,7 +62,7 @@ def add(bundle: str, part: str, as_json: bool, name: str | None, weights: str | 
 def _report_adapter(bundle: Bundle, *, as_json: bool) -> None:
     """Say what was added."""
     entry = bundle.manifest.adapters[-1]
-    size = sum(file.size for file in bundle.manifest.files if file.path.startswith(f"{entry.folder}/"))
+    size = sum(file.size for file in bundle.files_of(entry.folder))
     if as_json:
         described = {"name": entry.name, "kind": "adapter", "rank": entry.rank, "targets": entry.targets}
         print_json({"bundle": str(bundle.folder), **described, "bytes": size})

@@ -19,18 +19,19 @@ REFLECTION = "Does the rationale support the answer? Say yes or no."
 YES = "Yes"
 
 
-def from_documents(question: str, documents: Seq[str]) -> str:
-    """A question with numbered documents to answer it from.
-
-    Raises:
-        RequestError: when the question or a document is empty, or there is no document.
-    """
+def check_asked(question: str, documents: Seq[str]) -> None:
+    """Raise RequestError when the question or a document is empty, or there is no document."""
     if not question.strip():
         raise RequestError("The question is empty. Ask one.")
     if isinstance(documents, str) or not documents:
         raise RequestError(f"documents={documents!r} is not a list of texts with one at least. Retrieve some.")
     if empty := [i for i, each in enumerate(documents) if not each.strip()]:
         raise RequestError(f"Document {empty[0]} is empty. Leave it out.")
+
+
+def from_documents(question: str, documents: Seq[str]) -> str:
+    """A question with numbered documents to answer it from. Raises as `check_asked`."""
+    check_asked(question, documents)
     listed = "\n\n".join(f"[{i}] {each.strip()}" for i, each in enumerate(documents, 1))
     return f"Answer the question from these documents.\n\n{listed}\n\nQuestion: {question.strip()}"
 

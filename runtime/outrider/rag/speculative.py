@@ -12,9 +12,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
-from outrider.errors import OptionError, RequestError
-from outrider.rag.prompts import ANSWER, FORM, RATIONALE, REFLECTION, YES, to_draft
-from outrider.rag.subsets import choose_subsets
+from outrider.errors import RequestError
+from outrider.rag.prompts import ANSWER, FORM, RATIONALE, REFLECTION, YES, check_asked, to_draft
+from outrider.rag.subsets import check_numbers, choose_subsets
 from outrider.types import Prompt
 
 if TYPE_CHECKING:
@@ -86,9 +86,7 @@ class SpeculativeRAG:
         documents_per_draft: int = 2,
         max_new_tokens: int = 160,
     ) -> None:
-        for name, value in (("num_drafts", num_drafts), ("documents_per_draft", documents_per_draft)):
-            if value < 1:
-                raise OptionError(f"{name}={value} leaves nothing to draft. Choose 1 at least.")
+        check_numbers(num_drafts=num_drafts, documents_per_draft=documents_per_draft)
         self._main, self._drafter = main, drafter
         self._num_drafts, self._size = num_drafts, documents_per_draft
         self._max_new_tokens = max_new_tokens
@@ -101,7 +99,7 @@ class SpeculativeRAG:
                 to its answer within max_new_tokens.
             OptionError: without the packages of `pip install "outrider[rag]"`, or a chat template.
         """
-        to_draft(question, documents)  # checks both
+        check_asked(question, documents)
         subsets = choose_subsets(documents, self._size, self._num_drafts, seed=seed)
         prompts = [to_draft(question, [documents[i] for i in subset]) for subset in subsets]
         began = time.perf_counter()

@@ -23,9 +23,7 @@ def choose_subsets(documents: Seq[str], size: int, count: int, *, seed: int = 0)
     Raises:
         OptionError: for a size or count below 1, or without scikit-learn.
     """
-    for name, value in (("size", size), ("count", count)):
-        if value < 1:
-            raise OptionError(f"{name}={value} leaves nothing to draft from. Choose 1 at least.")
+    check_numbers(size=size, count=count)
     if len(documents) <= size:
         return [tuple(range(len(documents)))]
     clusters = _clusters(documents, size, seed)
@@ -41,6 +39,13 @@ def choose_subsets(documents: Seq[str], size: int, count: int, *, seed: int = 0)
             found.append(subset)
             taken[list(subset)] += 1
     return found
+
+
+def check_numbers(**numbers: int) -> None:
+    """Raise OptionError for one below 1."""
+    for name, value in numbers.items():
+        if value < 1:
+            raise OptionError(f"{name}={value} leaves nothing to draft from. Choose 1 at least.")
 
 
 def _clusters(documents: Seq[str], count: int, seed: int) -> list[list[int]]:
