@@ -64,8 +64,7 @@ class Part:
     @property
     def _entries(self) -> list[FileEntry]:
         encoder = self.model.encoder
-        folders = (f"{self.model.folder}/", *([f"{encoder.folder}/"] if encoder else []))
-        return [entry for entry in self.bundle.manifest.files if entry.path.startswith(folders)]
+        return self.bundle.files_of(self.model.folder, *([encoder.folder] if encoder else []))
 
     @property
     def path(self) -> Path:

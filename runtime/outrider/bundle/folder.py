@@ -109,9 +109,10 @@ class Bundle:
             raise BundleError(f"{path} has ids that do not ascend. Export the bundle again.")
         return token_ids
 
-    def files_of(self, folder: str) -> list[FileEntry]:
-        """The files of one of its folders, as the manifest has them."""
-        return [entry for entry in self.manifest.files if entry.path.startswith(f"{folder}/")]
+    def files_of(self, *folders: str) -> list[FileEntry]:
+        """The files of some of its folders, as the manifest has them."""
+        below = tuple(f"{folder}/" for folder in folders)
+        return [entry for entry in self.manifest.files if entry.path.startswith(below)]
 
     def sha256_of(self, folder: str) -> str:
         """One hash for the files of one of its folders, from those in the manifest."""
