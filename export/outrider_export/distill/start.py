@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from outrider_export.progress import Progress
     from outrider_export.train.layers import Teacher
 
-_LAYER_TOKENS, _LAYER_BATCH = 8192, 2048  # of the training data, to choose layers by
+_LAYER_TOKENS, _LAYER_BATCH = 2048, 1024  # of the training data, to choose layers by
 _FORMATS = {"block": "dflash"}  # what a kind is called where it is published
 
 
