@@ -10,9 +10,10 @@ A model is a Hugging Face hub id, a local checkpoint folder, or a .gguf file. Ma
 without torch and in seconds, if openvino-genai's reader knows its quantisation. `format="onnx"` makes models for ONNX
 Runtime (`pip install "outrider[onnx-export]"`; int8, int4, fp32). `draft_format` gives the draft model another format.
 With `draft_vocab` the draft model proposes only its most useful tokens; see `outrider_export.diet`. `import_bundle`
-takes models that are in ONNX already; see `outrider_export.take_in`. `add_drafter` adds a drafter that reads the main
-model's hidden states to a bundle, and `pack` takes one out; see `outrider_export.heads`. `add_adapter` adds a LoRA
-adapter that requests may choose, and `adapter=` merges one into the main model; see `outrider_export.adapters`.
+takes models that are in ONNX already; see `outrider_export.take_in`. `add_drafter` adds a drafter to a bundle, one that
+reads the main model's hidden states or a draft model, and `pack` takes one out; see `outrider_export.heads`.
+`add_adapter` adds a LoRA adapter that requests may choose, and `adapter=` merges one into the main model; see
+`outrider_export.adapters`.
 `write_for_ovms` writes a bundle's models for OpenVINO Model Server; see `outrider_export.ovms`.
 """
 
@@ -23,8 +24,8 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from outrider_export.adapters.add import add_adapter
+    from outrider_export.drafters import add_drafter
     from outrider_export.export import export_bundle
-    from outrider_export.heads.add import add_drafter
     from outrider_export.heads.packed import pack
     from outrider_export.ovms import Serving, write_for_ovms
     from outrider_export.progress import Progress, Silent
@@ -47,7 +48,7 @@ __all__ = [
 _MODULE_OF = {
     "Progress": "progress",
     "add_adapter": "adapters.add",
-    "add_drafter": "heads.add",
+    "add_drafter": "drafters",
     "Serving": "ovms",
     "Silent": "progress",
     "default_output": "sources",

@@ -3,69 +3,46 @@
 from __future__ import annotations
 
 import dataclasses
-import shutil
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-import msgspec
+from typing import TYPE_CHECKING
 
 from outrider import __version__
 from outrider.bundle.folder import Bundle, read_bundle
-from outrider.bundle.hashes import list_files, sha256_of
+from outrider.bundle.hashes import list_files
 from outrider.bundle.manifest import (
-    MODEL_NAMES,
     SCHEMA_VERSION,
     DrafterEntry,
-    Geometry,
     Manifest,
     ModelEntry,
-    Source,
-    TokenizerEntry,
     write_manifest,
 )
 from outrider.config.files import user_path
 from outrider.errors import ExportError, OptionError
 from outrider.files import usable
-from outrider_export.adapters.peft_format import WEIGHTS, read_adapter
-from outrider_export.child import run_child
-from outrider_export.diet import check_diet, plan_diet, put_on_diet
+from outrider_export.adapters.peft_format import read_adapter
+from outrider_export.convert_model import convert_model, describe_drafter, describe_tokenizer
+from outrider_export.diet import check_diet, plan_diet
 from outrider_export.encoder_decoder import job as encoder_decoder
-from outrider_export.geometry import check_ir
-from outrider_export.gguf_tokenizer import write_tokenizer
 from outrider_export.heads.plan import HeadPlan, is_head
-from outrider_export.onnx_check import check_onnx
 from outrider_export.pairing import pair_vocabularies
 from outrider_export.plan import (
-    PARALLEL_PLACES,
     Plan,
     check_format,
     check_route,
     check_weights,
     make_plan,
-    parallel_mask,
     space_needed,
 )
 from outrider_export.progress import ForModel, Silent
-from outrider_export.sources import CHAT_TEMPLATES, TOKENIZER_FILES, fetch, locate, read_json
-from outrider_export.special_tokens import eos_of, token_of_config
+from outrider_export.sources import fetch, locate
 from outrider_export.target import Target, check_space
 
 if TYPE_CHECKING:
     from collections.abc import Sequence as Seq
 
-    from outrider.bundle.manifest import Format
     from outrider_export.diet import Diet
     from outrider_export.pairing import Pairing
     from outrider_export.progress import Progress
-
-_CONVERTERS = {"openvino": "convert", "onnx": "convert_onnx"}
-_FULL = 50_000_000  # bytes; with less free space than this, a failure is reported as a full disk
-_PACKAGES = {
-    "keep": ("openvino", "openvino-genai", "openvino-tokenizers"),
-    "convert": ("openvino", "openvino-tokenizers", "optimum-intel", "nncf", "transformers", "torch"),
-    "onnx": ("onnxruntime-genai", "onnxruntime", "onnx", "transformers", "torch"),
-}
 
 
 def export_bundle(
@@ -141,7 +118,7 @@ def export_bundle(
             encoders = [encoder_decoder.place_encoder(p, plans[0], progress) if p.encoder else None for p in plans]
             plans = [dataclasses.replace(p, encoder=encoder) for p, encoder in zip(plans, encoders, strict=True)]
             entries = [
-                _convert_or_explain(
+                convert_model(
                     plan,
                     folder,
                     diet,
@@ -173,9 +150,9 @@ def finish(
     plans, entries, diets: the main model's first, then the drafters'. pairings: of the drafters. added: drafters that
     are described already.
     """
-    tokenizer = _describe_tokenizer(plans[0], target.new / "tokenizer")
+    tokenizer = describe_tokenizer(plans[0], target.new / "tokenizer")
     drafters = [
-        _describe_drafter(plan, entry, pairing, diet, target.new)
+        describe_drafter(plan, entry, pairing, diet, target.new)
         for plan, entry, pairing, diet in zip(plans[1:], entries[1:], pairings, diets[1:], strict=True)
     ]
     progress.phase("hash", sum(p.stat().st_size for p in target.new.rglob("*") if p.is_file()))
@@ -210,170 +187,3 @@ def check_adapter(adapter: str | Path, weights: str | None) -> Path:
     folder = usable(user_path(adapter))
     read_adapter(folder)
     return folder
-
-
-def _convert_or_explain(
-    plan: Plan,
-    tokenizer: str | None,
-    diet: Diet | None,
-    target: Target,
-    trust_remote_code: bool,
-    progress: Progress,
-    adapter: Path | None,
-) -> ModelEntry:
-    """`_convert`, with a clear error for a full disk: the libraries' message is "iostream error"."""
-    try:
-        entry = _convert(plan, tokenizer, target, trust_remote_code, progress, adapter)
-        return _cut(entry, diet, tokenizer, target, progress) if diet else entry
-    except ExportError as error:
-        folder = target.output.parent
-        if (free := shutil.disk_usage(folder).free) < _FULL:
-            raise ExportError(
-                f"{folder} is full: {free / 1e9:.2f} GB were left when converting the {plan.role} model failed. Make "
-                "room, or choose another disk with -o."
-            ) from error
-        raise
-
-
-def _convert(
-    plan: Plan,
-    tokenizer: str | None,
-    target: Target,
-    trust_remote_code: bool,
-    progress: Progress,
-    adapter: Path | None = None,
-) -> ModelEntry:
-    """Convert one model into the bundle's folder for it, and its tokenizer into the folder `tokenizer`, if any.
-
-    adapter: the folder of one to merge into it.
-    """
-    folder, geometry = target.new / plan.role, plan.geometry
-    what = f"The {plan.role} model {plan.source.id} cannot be converted"
-    job: dict[str, Any] = {"output": str(folder), "scratch": str(target.scratch / plan.role)}
-    if tokenizer:
-        copy_tokenizer(plan, target.new / tokenizer)
-        job["tokenizer"] = str(target.new / tokenizer)
-    if plan.weights == "keep":
-        recipe = {"route": "keep"}
-        run_child("outrider_export.keep", job | {"gguf": str(plan.path.resolve())}, what, progress)
-    else:
-        job |= {
-            "model": str(plan.path.resolve()),
-            "gguf": plan.header is not None,
-            "weights": plan.weights,
-            "trust_remote_code": trust_remote_code,
-            "geometry": msgspec.to_builtins(geometry),
-            "adapter": None if adapter is None else str(adapter.resolve()),
-        }
-        module = f"outrider_export.{_CONVERTERS[plan.format]}"
-        if plan.encoder:
-            module = encoder_decoder.MODULE
-            job |= encoder_decoder.job_of(plan, plan.encoder, target.new)
-        if plan.vision is not None:
-            module = "outrider_export.convert_vision"
-            job["vision"] = str(target.new / plan.vision.folder)
-        done = run_child(module, job, what, progress)
-        route = "checkpoint" if plan.header is None else f"dequantise {plan.header.quantisation}"
-        recipe = {"route": route, "tied_embeddings": str(done["tied_embeddings"]).lower()}
-        if adapter is not None:
-            recipe |= {"adapter": adapter.resolve().name, "adapter_sha256": sha256_of(adapter / WEIGHTS)}
-        geometry = msgspec.convert(msgspec.to_builtins(geometry) | done.get("layers", {}), Geometry)
-    if plan.encoder:
-        encoder_decoder.check_written(folder, target.new / plan.encoder.folder, geometry)
-    else:
-        geometry = _check_model(plan.format, folder, geometry)
-    return ModelEntry(
-        folder=plan.role,
-        format=plan.format,
-        weights=plan.header.quantisation if plan.header and plan.weights == "keep" else plan.weights,
-        geometry=geometry,
-        vocab_size=len(plan.vocabulary),
-        vocab_sha256=plan.vocabulary.sha256,
-        source=_describe_source(plan, recipe, progress),
-        encoder=plan.encoder,
-        vision=plan.vision,
-    )
-
-
-def _cut(entry: ModelEntry, diet: Diet, tokenizer: str | None, target: Target, progress: Progress) -> ModelEntry:
-    """Cut a converted draft model's output matrix; `tokenizer` is the folder of its own tokenizer, if it has one."""
-    token_ids = diet.choose(target.new / (tokenizer or "tokenizer"), progress)
-    progress.phase("cut")
-    folder, whole = target.new / entry.folder, target.scratch / f"whole-{entry.folder}"
-    folder.rename(whole)
-    put_on_diet(entry.format, whole, folder, token_ids)
-    geometry = msgspec.structs.replace(entry.geometry, logits_width=len(token_ids))
-    geometry = _check_model(entry.format, folder, geometry)
-    return msgspec.structs.replace(entry, geometry=geometry)
-
-
-def _check_model(format: Format, folder: Path, geometry: Geometry) -> Geometry:  # noqa: A002
-    """Check that the model in `folder` can be read and has its source's shape, with the windows that it has."""
-    check = check_onnx if format == "onnx" else check_ir
-    windows = check(folder / MODEL_NAMES[format][0], geometry)
-    return msgspec.structs.replace(geometry, sliding_windows=windows)
-
-
-def copy_tokenizer(plan: Plan, folder: Path) -> None:
-    """Copy a model's tokenizer files to a new folder."""
-    if plan.header is not None:
-        write_tokenizer(plan.header, folder)
-        return
-    folder.mkdir()
-    for name in TOKENIZER_FILES:
-        if (plan.path / name).is_file():
-            shutil.copyfile(plan.path / name, folder / name)
-
-
-def _describe_source(plan: Plan, recipe: dict[str, str], progress: Progress) -> Source:
-    packages = _PACKAGES["onnx" if plan.format == "onnx" else "keep" if plan.weights == "keep" else "convert"]
-    digest = None
-    if plan.header is not None:
-        progress.phase("hash", plan.path.stat().st_size)
-        digest = sha256_of(plan.path, progress.advance)
-    return Source(
-        id=plan.source.id,
-        kind=plan.source.kind,
-        revision=plan.source.revision,
-        sha256=digest,
-        recipe=recipe | {name: _version(name) for name in packages},
-    )
-
-
-def _describe_tokenizer(plan: Plan, folder: Path) -> TokenizerEntry:
-    config = read_json(folder / "tokenizer_config.json")
-    return TokenizerEntry(
-        folder=folder.name,
-        eos_token_ids=eos_of(plan),
-        special_token_ids=plan.vocabulary.special_token_ids,
-        bos_token_id=token_of_config(config, "bos", plan.vocabulary),
-        pad_token_id=token_of_config(config, "pad", plan.vocabulary),
-        chat_template="chat_template" in config or any((folder / name).exists() for name in CHAT_TEMPLATES),
-    )
-
-
-def _describe_drafter(plan: Plan, entry: ModelEntry, pairing: Pairing, diet: Diet | None, folder: Path) -> DrafterEntry:
-    """Describe the draft model in the bundle at `folder`. For another vocabulary, also write its files."""
-    mask = parallel_mask(plan) if pairing.vocabulary == "same" else None
-    drafter = DrafterEntry(
-        "draft",
-        "draft_model",
-        entry,
-        num_proposed_tokens=entry.geometry.logits_width if diet else None,
-        num_places=None if mask is None else PARALLEL_PLACES,
-        mask_token_id=mask,
-    )
-    if pairing.vocabulary == "same":
-        return drafter
-    tokenizer = _describe_tokenizer(plan, folder / "draft-tokenizer")
-    pairing.write(folder / "tokenizer", folder / plan.role, folder / tokenizer.folder)
-    return msgspec.structs.replace(
-        drafter, vocabulary=pairing.vocabulary, num_shared_tokens=pairing.num_shared_tokens, tokenizer=tokenizer
-    )
-
-
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return "unknown"

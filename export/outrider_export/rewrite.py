@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     from outrider_export.progress import Progress
 
 
-def rewrite(old: Bundle, change: Callable[[Path], Mapping[str, object]], progress: Progress) -> Bundle:
+def rewrite(old: Bundle, change: Callable[[Target], Mapping[str, object]], progress: Progress) -> Bundle:
     """Write a bundle anew, with links to the old one's files where the disk allows it. Nothing changes if that fails.
 
-    change: is given the new folder, writes into it, and returns the manifest's fields that change.
+    change: is given the target, writes into its new folder, and returns the manifest's fields that change.
 
     Raises:
         ExportError: when the bundle cannot be written, or as `change`.
@@ -34,7 +34,7 @@ def rewrite(old: Bundle, change: Callable[[Path], Mapping[str, object]], progres
             for path in old.folder.rglob("*"):
                 if path != old.folder / MANIFEST_NAME:  # what is written anew may be no link
                     _link(path, target.new / path.relative_to(old.folder))
-            manifest = msgspec.structs.replace(old.manifest, **change(target.new))
+            manifest = msgspec.structs.replace(old.manifest, **change(target))
             progress.phase("hash")
             write_manifest(target.new, msgspec.structs.replace(manifest, files=list_files(target.new)))
             read_bundle(target.new)

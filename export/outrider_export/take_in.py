@@ -22,7 +22,8 @@ from outrider.bundle.folder import Bundle, read_bundle
 from outrider.bundle.manifest import ModelEntry, Source
 from outrider.errors import ExportError, OptionError
 from outrider_export.child import run_child
-from outrider_export.export import copy_tokenizer, finish
+from outrider_export.convert_model import copy_tokenizer
+from outrider_export.export import finish
 from outrider_export.geometry import check_architecture, geometry_of_config, geometry_of_genai
 from outrider_export.onnx_check import check_graph, check_onnx
 from outrider_export.onnx_files import MODEL, data_files, import_onnx, load, save

@@ -19,8 +19,8 @@ from outrider.bundle import read_bundle
 from outrider.bundle.manifest import write_manifest
 from outrider.errors import BundleError, ExportError, OptionError, OutriderError
 from outrider_export import rewrite
+from outrider_export.drafters import add_drafter
 from outrider_export.heads import container
-from outrider_export.heads.add import add_drafter
 from outrider_export.heads.formats import read_head
 from outrider_export.heads.plan import HeadPlan
 from outrider_export.sources import locate
@@ -106,7 +106,7 @@ def no_config(folder: Path) -> dict[str, Any]:
 
 
 def a_model(folder: Path) -> dict[str, Any]:
-    write_head(folder, "eagle", architectures=["Qwen2ForCausalLM"])
+    write_head(folder, "eagle", architectures=["BertModel"])
     return {}
 
 
@@ -148,7 +148,7 @@ WRONG: dict[str, tuple[Any, type[OutriderError], str]] = {
         ExportError,
         "is no drafter of a kind that is known: blockwise, dflash, eagle",
     ),
-    "a model": (a_model, ExportError, "is no drafter of a kind that is known"),
+    "no model either": (a_model, ExportError, "is no drafter of a kind that is known"),
     "architectures is null": (writes("eagle", architectures=[]), ExportError, "is no drafter of a kind"),
     "config.json is damaged": (broken_config, ExportError, "config.json cannot be read"),
     "config.json lacks a number": (

@@ -85,7 +85,7 @@ def in_this_process(monkeypatch: pytest.MonkeyPatch, tokenizer: Path) -> None:
             found: dict[str, Any] = converter.convert(job, progress)
         return found
 
-    monkeypatch.setattr("outrider_export.export.run_child", run)
+    monkeypatch.setattr("outrider_export.convert_model.run_child", run)
 
 
 @pytest.fixture

@@ -34,6 +34,8 @@ from outrider_export.train.fit import Evaluation, Status, Stopped
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from outrider.bundle import Bundle
+
 OPTIONS = Options("main", Path("drafter"), kind="medusa", num_tokens=2000, hours=1.0)
 
 
@@ -54,12 +56,18 @@ def options(tied: Path, tmp_path: Path) -> Options:
         ({"source": "small", "num_layers": 2}, "kind='medusa' is a head"),
         ({"kind": "auto", "source": "small"}, "--from and --layers go together"),
         ({"kind": "draft", "source": "small", "num_layers": 0}, "layers=0 leaves no layer"),
-        ({"kind": "draft", "source": "small", "num_layers": 2, "into": Path("pair")}, "--into is for heads"),
     ],
 )
 def test_wrong_options_are_refused(changes: dict[str, Any], said: str) -> None:
     with pytest.raises(OptionError, match=re.escape(said)):
         check_options(replace(OPTIONS, **changes))
+
+
+def test_a_name_that_the_bundle_has_is_refused_at_once(tmp_path: Path, toy_bundle: Bundle) -> None:
+    into = replace(OPTIONS, into=toy_bundle.folder)
+    with pytest.raises(OptionError, match="has a drafter 'draft' already"):
+        check_options(replace(into, output=tmp_path / "draft"))
+    check_options(replace(into, output=tmp_path / "another"))
 
 
 def test_an_output_that_exists_is_not_replaced(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 import outrider
 from outrider.bundle.folder import read_bundle
 from outrider.cli import run
-from outrider_export.heads.add import add_drafter
+from outrider_export.drafters import add_drafter
 
 if TYPE_CHECKING:
     from pathlib import Path

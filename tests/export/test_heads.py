@@ -19,7 +19,7 @@ from outrider.backends.heads.weights import MainWeights
 from outrider.bundle import Bundle, read_bundle
 from outrider.drafters import Subset
 from outrider.types import Chunk, Exactness, Prompt, Rounding, RowRule
-from outrider_export.heads.add import add_drafter
+from outrider_export.drafters import add_drafter
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -20,8 +20,8 @@ from outrider.backends.taps import LAST, after_layers
 from outrider.bundle import read_bundle
 from outrider.errors import BundleError, ExportError
 from outrider.types import Chunk
+from outrider_export.drafters import add_drafter
 from outrider_export.heads import container
-from outrider_export.heads.add import add_drafter
 from outrider_export.heads.formats import check_main, read_head
 
 if TYPE_CHECKING:

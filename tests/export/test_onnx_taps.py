@@ -22,8 +22,8 @@ from outrider.bundle.hashes import list_files
 from outrider.bundle.manifest import Geometry, write_manifest
 from outrider.errors import ExportError
 from outrider.testing import ToyTokenizer, save_toy_bundle
+from outrider_export.drafters import add_drafter
 from outrider_export.heads import onnx_main
-from outrider_export.heads.add import add_drafter
 from outrider_export.heads.formats import EMBEDDING, MATRIX, Head
 from outrider_export.onnx_files import load
 from outrider_export.onnx_matrices import Weights, dequantise

@@ -12,7 +12,7 @@ import outrider
 from heads import write_head
 from outrider.errors import ExportError, OptionError, OutriderError
 from outrider_export import plan
-from outrider_export.heads.add import add_drafter
+from outrider_export.drafters import add_drafter
 from outrider_export.heads.packed import PACKED_NAME, pack
 
 if TYPE_CHECKING:

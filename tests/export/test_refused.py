@@ -43,7 +43,7 @@ def test_nothing_is_written_for_a_refused_architecture(
     for path in make_checkpoint("refused").iterdir():
         (source / path.name).write_bytes(path.read_bytes())
     (source / "config.json").write_text(json.dumps(LLAMA | changes), encoding="utf-8")
-    monkeypatch.setattr("outrider_export.export.run_child", lambda *_: pytest.fail("it began"))
+    monkeypatch.setattr("outrider_export.convert_model.run_child", lambda *_: pytest.fail("it began"))
     with pytest.raises(ExportError, match=says) as caught:
         export_bundle(source, output=tmp_path / "bundle")
     assert "docs/models.md" in str(caught.value)

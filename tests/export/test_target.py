@@ -159,7 +159,7 @@ def test_a_full_disk_is_told_before_the_work(
 ) -> None:
     path = make_gguf("plain", make_checkpoint("plain"))
     monkeypatch.setattr("shutil.disk_usage", lambda _: _Usage(10**12, 10**12 - 10**7, 10**7))
-    monkeypatch.setattr("outrider_export.export.run_child", lambda *_: pytest.fail("it began"))
+    monkeypatch.setattr("outrider_export.convert_model.run_child", lambda *_: pytest.fail("it began"))
     with pytest.raises(ExportError, match=r"needs 0\.0\d GB and .* has 0\.01 GB free"):
         export_bundle(path, output=tmp_path / "bundle")
     assert list(tmp_path.iterdir()) == []

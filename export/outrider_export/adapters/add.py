@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
     from outrider_export.adapters.peft_format import LoraAdapter
     from outrider_export.progress import Progress
+    from outrider_export.target import Target
 
 
 def add_adapter(
@@ -75,8 +76,8 @@ def add_adapter(
         source=Source(read.id, "peft", sha256=read.sha256, recipe={"base": read.base} if read.base else {}),
     )
 
-    def change(folder: Path) -> dict[str, object]:
-        container.write(folder / entry.folder / ADAPTER_NAMES[0], matrices, {}, "fp32")
+    def change(target: Target) -> dict[str, object]:
+        container.write(target.new / entry.folder / ADAPTER_NAMES[0], matrices, {}, "fp32")
         return {"adapters": (*old.manifest.adapters, entry), "minimum_runtime": __version__}
 
     return rewrite(old, change, progress or Silent())

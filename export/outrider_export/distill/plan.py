@@ -25,6 +25,7 @@ from outrider.errors import ExportError, OptionError, nearest
 from outrider.files import reading, usable, write_whole
 from outrider_export.distill.data import bytes_per_token, needs_of, tap_names
 from outrider_export.distill.recipe import USUAL_ANSWER
+from outrider_export.drafters import check_name
 from outrider_export.plan import DEFAULT_WEIGHTS, make_plan
 from outrider_export.progress import Silent
 from outrider_export.sources import fetch, locate
@@ -138,13 +139,8 @@ def check_options(options: Options) -> None:
         raise OptionError("--from and --layers go together: the draft model, and how many of its layers stay.")
     if options.num_layers is not None and options.num_layers < 1:
         raise OptionError(f"layers={options.num_layers} leaves no layer. Give 1 at least.")
-    if options.into is not None and options.source is not None:
-        raise OptionError(
-            "--into is for heads, and a draft model may come of this. Leave it out, and then use outrider export MAIN "
-            "--draft OUTPUT."
-        )
     if options.into is not None:
-        read_bundle(options.into)
+        check_name(options.output.name, read_bundle(options.into))
     if usable(options.output).exists():
         raise ExportError(f"{options.output} exists. Choose another name with -o.")
 

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 
 import outrider
 from outrider.measure.cost import LONGEST, NEAR
+from outrider_export.drafters import add_drafter
 from outrider_export.export import export_bundle
-from outrider_export.heads.add import add_drafter
 from outrider_export.keep import link_or_copy
 
 if TYPE_CHECKING:

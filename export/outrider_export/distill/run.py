@@ -33,8 +33,8 @@ from outrider_export.distill.prompts import read_prompts, texts_in
 from outrider_export.distill.recipe import Recipe
 from outrider_export.distill.start import Drafters
 from outrider_export.distill.stopping import Stopping
+from outrider_export.drafters import add_drafter
 from outrider_export.export import export_bundle
-from outrider_export.heads.add import add_drafter
 from outrider_export.plan import check_extra
 from outrider_export.progress import Silent
 from outrider_export.train.fit import Stopped, Training, fit, num_batches
@@ -119,8 +119,8 @@ def _publish(options: Options, folder: Path, live: Live) -> None:
     (options.work / "progress.html").replace(folder / "progress.html")
     folder.rename(options.output)
     if options.into is not None:
-        add_drafter(options.into, options.output)
-        live.tell(f"{options.into} has this drafter now.")
+        add_drafter(options.into, options.output, name=options.output.name)
+        live.tell(f"{options.into} has the drafter {options.output.name!r} now.")
     if not options.keep_work:
         shutil.rmtree(options.work, ignore_errors=True)
 

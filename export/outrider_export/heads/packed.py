@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from outrider.bundle import Bundle
     from outrider.bundle.manifest import ModelEntry
+    from outrider_export.target import Target
 
 PACKED_NAME = "drafter.json"
 
@@ -64,12 +65,13 @@ class Packed:
         if any(each is not None for each in draft_vocab):
             raise OptionError(f"draft_vocab cannot be chosen for {self.folder}, which is converted. Leave it out.")
 
-    def write(self, folder: Path, main: ModelEntry, name: str) -> DrafterEntry:
-        """Copy it into the bundle's folder `folder` under this name, and describe it.
+    def write(self, target: Target, main: ModelEntry, name: str) -> DrafterEntry:
+        """Copy it into the new bundle under this name, and describe it.
 
         Raises:
             ExportError: when a file is damaged, or the main model's graph does not have the hidden states.
         """
+        folder = target.new
         (folder / name).mkdir()
         for file in self.content.files:
             path = self.folder / file.path

@@ -21,17 +21,18 @@ if TYPE_CHECKING:
 @click.argument("bundle")
 @click.argument("part")
 @click.option("--name", metavar="NAME", help="What requests call it.  [default: its kind; an adapter's folder]")
-@click.option("--weights", metavar="FORMAT", help="int8, fp16 or fp32.  [default: int8]")
-@click.option("--draft-vocab", metavar="N|all", help="How many tokens it proposes, if it has no output matrix.")
+@click.option("--weights", metavar="FORMAT", help="int8, fp16 or fp32; draft models: int4 or keep, too.")
+@click.option("--draft-vocab", metavar="N|all", help="How many tokens it proposes, if that can be chosen.")
 @click.option("--draft-vocab-corpus", metavar="FILE", help="Choose them by a text like those to be written.")
 @click.option("--revision", metavar="NAME", help="Branch, tag or commit of PART on the hub.")
 @json_option
 def add(bundle: str, part: str, as_json: bool, name: str | None, weights: str | None, **options: Any) -> None:
-    """Add to BUNDLE a drafter that is no model of its own, or a LoRA adapter.
+    """Add to BUNDLE a drafter or a LoRA adapter.
 
-    PART is a checkpoint folder or hub id of a drafter: EAGLE-3, EAGLE, MTP, DFlash, Medusa, Hydra, blockwise heads or
-    masks. Or it is the folder of a packed drafter, which needs no further packages, or of an adapter in PEFT's format,
-    which requests then choose by its name.
+    PART is a checkpoint folder or hub id of a drafter: EAGLE-3, EAGLE, MTP, DFlash, Medusa, Hydra, blockwise heads,
+    masks, or a draft model with the main model's vocabulary, which may be a .gguf file, too. Or it is the folder of a
+    packed drafter, which needs no further packages, or of an adapter in PEFT's format, which requests then choose by
+    its name.
     """
     try:
         from outrider_export import add_adapter, add_drafter

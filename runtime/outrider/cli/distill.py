@@ -73,7 +73,6 @@ def distill(main: str, output: str, num_tokens: str, into: str | None, as_json: 
         print_json({"drafter": output, "kind": found.kind, "training": found.report, "notes": bars.notes})
         return
     if into is None:
-        add = "outrider export MAIN --draft" if found.kind == "draft" else "outrider add BUNDLE"
-        out.print(f"Use it: {add} {output}")
+        out.print(f"Use it: outrider add BUNDLE {output}")
     else:
         out.print(f"Try it: outrider generate {into} 'Write a haiku about sledges' --compare")

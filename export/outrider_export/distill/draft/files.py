@@ -14,9 +14,9 @@ import tempfile
 from typing import TYPE_CHECKING, Any
 
 from outrider_export.convert import load_model
+from outrider_export.convert_model import copy_tokenizer
 from outrider_export.diet import TRAINED_NAME
 from outrider_export.distill.draft.vocabulary import check_vocabulary
-from outrider_export.export import copy_tokenizer
 from outrider_export.plan import check_route, make_plan
 from outrider_export.progress import Silent
 from outrider_export.sources import fetch, locate

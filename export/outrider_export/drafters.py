@@ -1,6 +1,7 @@
-"""Adds a drafter that is no model of its own to a bundle: `outrider add`.
+"""Adds a drafter to a bundle: `outrider add`.
 
     bundle = add_drafter("my-bundle", "my-eagle3", name="eagle3")
+    bundle = add_drafter("my-bundle", "a-smaller-model")
 
 The bundle is written anew, with links to the old one's files where the disk allows it, and then takes its place.
 """
@@ -16,6 +17,7 @@ from outrider.bundle.folder import Bundle, read_bundle
 from outrider.bundle.manifest import NAME, RESERVED_NAMES
 from outrider.errors import ExportError, OptionError
 from outrider_export.diet import check_diet, choose_from
+from outrider_export.draft_model import DraftModel, is_model
 from outrider_export.heads.formats import check_draft_vocab, check_main, read_head
 from outrider_export.heads.packed import is_packed, read_packed
 from outrider_export.heads.write import check_head_weights, write_head
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
     from outrider_export.heads.packed import Packed
     from outrider_export.progress import Progress
     from outrider_export.sources import Located
+    from outrider_export.target import Target
 
 
 def add_drafter(
@@ -51,17 +54,19 @@ def add_drafter(
 ) -> Bundle:
     """Add a drafter to a bundle in place. Nothing is changed if that fails.
 
-    drafter: a checkpoint folder or hub id in one of the formats of `outrider_export.heads.formats`, or a folder of
-    `pack`. name: by default its kind. weights: by default "int8", or those of the packed one. draft_vocab: the number
-    of tokens that it proposes with the main model's output matrix, or "all".
+    drafter: a checkpoint folder or hub id in one of the formats of `outrider_export.heads.formats`, a folder of `pack`,
+    or a draft model with the main model's vocabulary, as a checkpoint folder, hub id or GGUF file. name: by default its
+    kind; "draft" for draft models. weights: by default "int8"; "int4" for draft models; those of a packed one.
+    draft_vocab: the number of tokens that it proposes, or "all", for draft models and those that use the main model's
+    output matrix.
 
     Raises:
         OptionError: for an invalid option, or a name that is taken.
         BundleError: when the bundle cannot be read.
+        VocabularyMismatch: for a draft model with another vocabulary.
         ExportError: when the drafter is unknown, damaged or does not fit, or the bundle cannot be written.
     """
     progress = progress or Silent()
-    check_head_weights("weights", weights or "int8")
     old = read_bundle(bundle)
     main = old.manifest.main
     if main.encoder is not None:
@@ -70,20 +75,23 @@ def add_drafter(
             "with a smaller model of its own kind as --draft."
         )
     source = fetch(locate(drafter, revision), False, progress)
-    if source.path is None or not source.path.is_dir():
-        raise ExportError(f"{drafter} is not a checkpoint folder. Name the one with the drafter's config.json.")
-    found: Packed | _Checkpoint
-    if is_packed(source.path):
+    if source.path is None:
+        raise AssertionError("it was fetched")
+    found: Packed | DraftModel | _Checkpoint
+    if source.path.is_dir() and is_packed(source.path):
         found = read_packed(source.path, main)
         found.check_options(weights, draft_vocab, draft_vocab_corpus)
+    elif is_model(source.path):
+        found = DraftModel.of(old, source, weights, *check_diet(True, draft_vocab, draft_vocab_corpus), progress)
     else:
+        check_head_weights("weights", weights or "int8")
         check_extra("Adding a drafter", main.format)
         head = read_head(source.path, main.geometry)
         check_main(head, main.format)
         check_draft_vocab(head, draft_vocab, draft_vocab_corpus)
         found = _Checkpoint(head, source, weights or "int8")
     name = found.kind if name is None else name
-    _check_name(name, old)
+    check_name(name, old)
     if masks := [each.name for each in old.manifest.drafters if each.kind == found.kind == "masks"]:
         raise OptionError(
             f"The bundle has mask tokens already, as drafter {masks[0]!r}, and a main model reads one set. Add them to "
@@ -95,8 +103,8 @@ def add_drafter(
         asked = check_diet(True, draft_vocab, draft_vocab_corpus)
         found.tokens = choose_from(vocabulary, eos, *asked, old.tokenizer_path, progress)
 
-    def change(folder: Path) -> dict[str, object]:
-        entry = found.write(folder, main, name)
+    def change(target: Target) -> dict[str, object]:
+        entry = found.write(target, main, name)
         return {"drafters": (*old.manifest.drafters, entry), "minimum_runtime": __version__}
 
     return rewrite(old, change, progress)
@@ -115,12 +123,12 @@ class _Checkpoint:
     def kind(self) -> str:
         return self.head.kind
 
-    def write(self, folder: Path, main: ModelEntry, name: str) -> DrafterEntry:
-        """Convert it into the bundle's folder `folder` under this name, and describe it."""
-        return write_head(folder, main, self.head, name, self.weights, self.tokens, self.source)
+    def write(self, target: Target, main: ModelEntry, name: str) -> DrafterEntry:
+        """Convert it into the new bundle under this name, and describe it."""
+        return write_head(target.new, main, self.head, name, self.weights, self.tokens, self.source)
 
 
-def _check_name(name: str, bundle: Bundle) -> None:
+def check_name(name: str, bundle: Bundle) -> None:
     """Raise OptionError unless a drafter of the bundle can be called `name`, and its folder, too."""
     taken = [each.name for each in bundle.manifest.drafters]
     if name in taken:
