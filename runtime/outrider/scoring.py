@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from outrider.config import GenerationConfig
+from outrider.controller.base import BasePolicy
 from outrider.errors import RequestError
 from outrider.types import Draft, Outcome, Turn
 
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
     from outrider.request import Request
     from outrider.request_queue import RequestQueue
-    from outrider.types import Committed, Distribution, Drafter, DraftRequest, Noise, Pending, Rows, Sequence
+    from outrider.types import Distribution, DraftRequest, Noise, Rows
 
 PIECE = 64  # tokens a round: a row of logits for each is in memory
 
@@ -57,13 +58,11 @@ def score(queue: RequestQueue, request: Request, token_ids: Seq[int]) -> list[fl
 
 
 @dataclass(frozen=True)
-class _Given:
+class _Given(BasePolicy):
     """A policy whose drafts are the tokens to score."""
 
     begin: int
     token_ids: tuple[int, ...]
-    drafters: ClassVar[tuple[Drafter, ...]] = ()
-    goes_ahead: ClassVar[bool] = False
 
     def choose(self, requests: Seq[DraftRequest]) -> list[Turn]:
         """The next tokens of each."""
@@ -72,18 +71,6 @@ class _Given:
             done = len(request.sequence) - self.begin
             turns.append(Turn(request, draft=Draft([*self.token_ids[done : done + request.limit]])))
         return turns
-
-    def drafted(self) -> None:
-        """Do nothing."""
-
-    def go_ahead(self, turns: Seq[Turn], check: Pending) -> None:
-        """Do nothing: nothing is drafted ahead."""
-
-    def observe(self, sequence: Sequence, committed: Committed) -> None:
-        """Do nothing: nothing is learnt."""
-
-    def release(self, sequence: Sequence) -> None:
-        """Do nothing: there is no state."""
 
 
 @dataclass(frozen=True)

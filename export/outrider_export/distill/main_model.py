@@ -18,6 +18,7 @@ from outrider.backends.heads.weights import MainWeights
 from outrider.backends.projections import backwards, projections_of
 from outrider.backends.taps import LAST, hidden_states_of, multiplied_by, output_matrix_of, read_ir
 from outrider.errors import BundleError, ExportError
+from outrider_export.distill.writer import check_format
 from outrider_export.train.layers import NUM_LAYERS, Shape, Teacher
 
 if TYPE_CHECKING:
@@ -38,11 +39,7 @@ def read_teacher(bundle: Bundle) -> Teacher:
         ExportError: when the main model is not in OpenVINO's format, or its graph has no known form.
     """
     main = bundle.manifest.main
-    if main.format != "openvino":
-        raise ExportError(
-            f"A drafter is trained for a main model in OpenVINO's format, and this one is in {main.format}. Export it "
-            "with --format openvino."
-        )
+    check_format(bundle)
     path = bundle.folder / main.folder / "openvino_model.xml"
     geometry = main.geometry
     graph = _Graph(read_ir(ov.Core(), path), geometry.num_layers)

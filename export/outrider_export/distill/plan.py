@@ -25,6 +25,7 @@ from outrider.errors import ExportError, OptionError, nearest
 from outrider.files import reading, usable, write_whole
 from outrider_export.distill.data import bytes_per_token, needs_of, tap_names
 from outrider_export.distill.recipe import USUAL_ANSWER
+from outrider_export.distill.writer import check_format
 from outrider_export.drafters import check_name
 from outrider_export.plan import DEFAULT_WEIGHTS, make_plan
 from outrider_export.progress import Silent
@@ -224,11 +225,7 @@ def _look_at(main: str, progress: Progress) -> tuple[Geometry, int, bool]:
         entry = bundle.manifest.main
         if entry.encoder is not None:
             raise ExportError(f"{main} has an encoder-decoder model, and drafters are made for decoders only.")
-        if entry.format != "openvino":
-            raise ExportError(
-                f"{main} has its main model in {entry.format}, and data is written by one in OpenVINO's format. Export "
-                "it with --format openvino."
-            )
+        check_format(bundle)
         return entry.geometry, sum(each.size for each in bundle.files_of(entry.folder)), True
     source = fetch(locate(main), False, progress)
     plan = make_plan("main", source, "openvino", DEFAULT_WEIGHTS["main"])

@@ -234,15 +234,19 @@ def _fastest(speeds: dict[int, float]) -> int:
     return best
 
 
-def _open(bundle: Bundle, features: tuple[str, ...], device: DeviceConfig) -> OpenVINOPaged:
-    """The main model in the setting in which engines run it, without padding."""
-    entry = bundle.manifest.main
-    if entry.format != "openvino":
+def check_format(bundle: Bundle) -> None:
+    """Raise ExportError for a main model that no data is written with."""
+    if (found := bundle.manifest.main.format) != "openvino":
         raise ExportError(
-            f"The main model of {bundle.folder} is in {entry.format}, and text for training is written in OpenVINO's "
+            f"The main model of {bundle.folder} is in {found}, and drafters are trained for models in OpenVINO's "
             "format. Export it with --format openvino."
         )
-    part = Part("main", bundle, entry, None, features)
+
+
+def _open(bundle: Bundle, features: tuple[str, ...], device: DeviceConfig) -> OpenVINOPaged:
+    """The main model in the setting in which engines run it, without padding."""
+    check_format(bundle)
+    part = Part("main", bundle, bundle.manifest.main, None, features)
     own = part.options(device, device.main_device)
     try:
         backend = part.compile(choice_of(part, device.main_device, device).setting.options(own), device.main_device)

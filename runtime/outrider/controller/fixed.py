@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from outrider.controller.base import BasePolicy
 from outrider.types import Turn, goes_ahead
 
 if TYPE_CHECKING:
     from collections.abc import Sequence as Seq
 
-    from outrider.types import Committed, Drafter, DraftRequest, Pending, Sequence
+    from outrider.types import Drafter, DraftRequest, Pending
 
 
-class Fixed:
+class Fixed(BasePolicy):
     """Lets one drafter propose as many tokens as a request may have, whether that pays or not.
 
         request.policy = Fixed(Ngram())
@@ -34,17 +35,8 @@ class Fixed:
         """A turn of the drafter for each request."""
         return [Turn(request, self.drafters[0]) for request in requests]
 
-    def drafted(self) -> None:
-        """Do nothing."""
-
     def go_ahead(self, turns: Seq[Turn], check: Pending) -> None:
         """Let the drafter draft ahead until the target pass is done."""
         (drafter,) = self.drafters
         if goes_ahead(drafter):
             drafter.draft_ahead([turn.request for turn in turns], [turn.draft for turn in turns], check)
-
-    def observe(self, sequence: Sequence, committed: Committed) -> None:
-        """Do nothing: there is nothing to learn."""
-
-    def release(self, sequence: Sequence) -> None:
-        """Do nothing: there is no state."""

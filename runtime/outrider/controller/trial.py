@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from outrider.controller.base import BasePolicy
 from outrider.types import NO_DRAFT, Turn
 
 if TYPE_CHECKING:
     from collections.abc import Sequence as Seq
 
     from outrider.controller.records import ModelRecord
-    from outrider.types import Committed, Drafter, DraftRequest, Pending, Sequence
+    from outrider.types import Committed, Drafter, DraftRequest, Sequence
 
 PROMPTS = (
     "Explain in a few sentences how a bicycle stays upright.",
@@ -20,13 +21,11 @@ NUM_TOKENS = 24  # of each answer
 NUM_DRAFT_TOKENS = 3  # a round
 
 
-class Trial:
+class Trial(BasePolicy):
     """Lets a draft model draft for one request, whether it pays or not, and updates its record.
 
     request.policy = Trial(model, records.of_model(request.verifier, "draft"))
     """
-
-    goes_ahead = False
 
     def __init__(self, model: Drafter, record: ModelRecord) -> None:
         self.drafters, self._record = (model,), record
@@ -37,16 +36,7 @@ class Trial:
         self._turn = Turn(requests[0], self.drafters[0])
         return [self._turn]
 
-    def drafted(self) -> None:
-        """Do nothing."""
-
-    def go_ahead(self, turns: Seq[Turn], check: Pending) -> None:
-        """Do nothing: nothing is drafted ahead."""
-
     def observe(self, sequence: Sequence, committed: Committed) -> None:  # noqa: ARG002
         """Record the outcome of the last draft."""
         turn, self._turn = self._turn, None
         self._record.observe(turn.draft if turn else NO_DRAFT, committed.path)
-
-    def release(self, sequence: Sequence) -> None:
-        """Do nothing: there is no state."""
