@@ -322,6 +322,29 @@ class StopAt:
 
 
 @pytest.mark.slow
+def test_a_draft_model_is_cut_healed_and_added(main_model: Path, make_checkpoint: Any, tmp_path: Path) -> None:
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("".join(f"Count from {i} to {i + 9}, please.\n" for i in range(400)), encoding="utf-8")
+    source = make_checkpoint("six", num_hidden_layers=6, seed=3)
+    asked = Options(
+        str(main_model), tmp_path / "cut", kind="draft", source=str(source), num_layers=2, num_tokens=2000, hours=0.1,
+        prompts=prompts, into=main_model,
+    )  # fmt: skip
+    found = distill(asked)
+    assert found.kind == "draft"
+    assert not asked.work.exists()
+    assert len(found.report["costs"]["draft"]) >= 4
+    assert found.report["trained_answer_tokens"] > 0
+    (drafter,) = read_bundle(main_model).manifest.drafters
+    assert (drafter.name, drafter.kind, drafter.model.geometry.num_layers) == ("cut", "draft_model", 2)
+    with outrider.load(main_model, drafter="cut") as engine:
+        plain = engine.generate("Count from 3 to 12, please.", max_new_tokens=24, drafter=None)
+        drafted = engine.generate("Count from 3 to 12, please.", max_new_tokens=24, num_assistant_tokens=3)
+    assert drafted.token_ids == plain.token_ids
+    assert drafted.stats.num_draft_tokens > 0
+
+
+@pytest.mark.slow
 @pytest.mark.usefixtures("one_thread")
 def test_a_drafter_is_made_stopped_and_gone_on_with_and_drafts_losslessly(main_model: Path, tmp_path: Path) -> None:
     prompts = tmp_path / "prompts.txt"

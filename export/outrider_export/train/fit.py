@@ -32,11 +32,11 @@ if TYPE_CHECKING:
 
 DRAFT_VOCAB_SIZE = 8192
 TOKENS_IN_USUAL_BATCH = 2048
-TOKENS_IN_BATCH = {"masks": 1024, "dflash": 1024}
+TOKENS_IN_BATCH = {"masks": 1024, "dflash": 1024, "draft": 1024}
 LEARNING_RATE = {"masks": 1e-2, "dflash": 1.5e-3, "draft": 3e-4}  # others: 1e-3; a draft model was trained before
 WARM_UP = 0.04  # of the steps
 CLIP = 1.0
-HELD_OUT_TOKENS = {"masks": 3000}
+HELD_OUT_TOKENS = {"masks": 3000, "draft": 5000}  # others: 10,000; these take longest
 NUM_EVALUATIONS = 25
 PATIENCE = 8  # evaluations without more tokens a round, before training ends early
 _LEAST_GAIN = 0.002  # tokens a round; less is noise
