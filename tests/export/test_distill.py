@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from filelock import FileLock
 
 import outrider
 from outrider.bundle import read_bundle
@@ -61,6 +62,12 @@ def options(tied: Path, tmp_path: Path) -> Options:
 def test_wrong_options_are_refused(changes: dict[str, Any], said: str) -> None:
     with pytest.raises(OptionError, match=re.escape(said)):
         check_options(replace(OPTIONS, **changes))
+
+
+def test_only_one_process_works_in_a_folder(options: Options) -> None:
+    options.work.mkdir()
+    with FileLock(options.work / "lock"), pytest.raises(ExportError, match=r"Another outrider distill is at work in"):
+        distill(options)
 
 
 def test_a_name_that_the_bundle_has_is_refused_at_once(tmp_path: Path, toy_bundle: Bundle) -> None:

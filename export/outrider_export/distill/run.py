@@ -11,11 +11,13 @@ from __future__ import annotations
 
 import shutil
 import time
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
+from filelock import FileLock, Timeout
 
 from outrider.bundle.folder import read_bundle
 from outrider.bundle.manifest import MANIFEST_NAME
@@ -40,12 +42,12 @@ from outrider_export.progress import Silent
 from outrider_export.train.fit import Stopped, Training, fit, num_batches
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from outrider.bundle import Bundle
     from outrider_export.distill.answers import Progress as Written
-    from outrider_export.distill.plan import Options
+    from outrider_export.distill.plan import Options, Plan
     from outrider_export.progress import Progress
 
 T = TypeVar("T")
@@ -76,7 +78,8 @@ def distill(
 
     Raises:
         OptionError: for an invalid option, or another one than the work was begun with.
-        ExportError: when something cannot be read, written or trained, or the disk lacks room.
+        ExportError: when something cannot be read, written or trained, the disk lacks room, or another process does
+            the same.
         BundleError, DeviceError: as `outrider.load`.
         Stopped: after Ctrl-C or SIGTERM, with a checkpoint.
     """
@@ -84,6 +87,15 @@ def distill(
     check_extra("Distilling a drafter", "openvino")
     progress = progress or Silent()
     plan = freeze(make_the_plan(options, progress), options.work / "plan.json")
+    with _alone(options.work):
+        result = _distill(options, plan, progress, tell)
+    if not options.keep_work:
+        shutil.rmtree(options.work, ignore_errors=True)
+    return result
+
+
+def _distill(options: Options, plan: Plan, progress: Progress, tell: Callable[[str], None]) -> Result:
+    """All of it, in the work folder that is there."""
     live = Live(options.work, plan.lines(), tell)
     bundle = _bundle_of(options, live, progress)
     run = _Run(options, bundle, live, progress)
@@ -103,6 +115,18 @@ def distill(
     return Result(options.output, kind, prediction, training)
 
 
+@contextmanager
+def _alone(work: Path) -> Iterator[None]:
+    """Raise ExportError if another process is at work in the folder, which is there."""
+    try:
+        with FileLock(work / "lock", timeout=0):
+            yield
+    except Timeout:
+        raise ExportError(
+            f"Another outrider distill is at work in {work}. Wait for it, or choose another folder with -o."
+        ) from None
+
+
 def _bundle_of(options: Options, live: Live, progress: Progress) -> Bundle:
     """The main model as a bundle: as it was given, or made in the work folder."""
     if (user_path(options.main) / MANIFEST_NAME).is_file():
@@ -115,14 +139,12 @@ def _bundle_of(options: Options, live: Live, progress: Progress) -> Bundle:
 
 
 def _publish(options: Options, folder: Path, live: Live) -> None:
-    """Give the result its name, add it to a bundle if that is asked, and remove the work folder."""
+    """Give the result its name, and add it to a bundle if that is asked."""
     (options.work / "progress.html").replace(folder / "progress.html")
     folder.rename(options.output)
     if options.into is not None:
         add_drafter(options.into, options.output, name=options.output.name)
         live.tell(f"{options.into} has the drafter {options.output.name!r} now.")
-    if not options.keep_work:
-        shutil.rmtree(options.work, ignore_errors=True)
 
 
 class _Run:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 DRAFT_VOCAB_SIZE = 8192
 TOKENS_IN_USUAL_BATCH = 2048
 TOKENS_IN_BATCH = {"masks": 1024, "dflash": 1024, "draft": 1024}
-LEARNING_RATE = {"masks": 1e-2, "dflash": 1.5e-3, "draft": 3e-4}  # others: 1e-3; a draft model was trained before
+LEARNING_RATE = {"masks": 1e-2, "dflash": 1.5e-3, "draft": 2e-4}  # others: 1e-3; a draft model was trained before
 WARM_UP = 0.04  # of the steps
 CLIP = 1.0
 HELD_OUT_TOKENS = {"masks": 3000, "draft": 5000}  # others: 10,000; these take longest

@@ -55,6 +55,9 @@ def open_source(
 
 def load_torch(source: Plan, *, trust_remote_code: bool = False) -> Any:
     """The source as a transformers model, in float32."""
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()  # its bars would be written through ours
     with tempfile.TemporaryDirectory() as scratch:
         job = {"model": str(source.path), "gguf": source.header is not None, "scratch": scratch, "weights": "fp32"}
         return load_model(job | {"trust_remote_code": trust_remote_code}).eval()
