@@ -967,9 +967,23 @@ MUTATIONS = [
     Mutation(
         "embeds: prefix caches share within their keys only",
         "types/prompt.py",
-        "if not self.embeds:",
-        "if True:",
-        "test_cache.py",
+        "repr((len(span.embeds), span.key))",
+        "repr(len(span.embeds))",
+        "test_cache.py::test_embeds_are_told_apart_where_they_stand",
+    ),
+    Mutation(
+        "embeds: the positions of a span have keys of their own",
+        "types/prompt.py",
+        "number = name + i - span.begin",
+        "number = name",
+        "test_cache.py::test_the_keys_of_embeds_are_no_tokens_and_stay_marked",
+    ),
+    Mutation(
+        "embeds: what a call reads is found again by the same keys",
+        "backends/paged_cache.py",
+        "super().append(keyed(token_ids, self.embeds, self.length))",
+        "super().append(token_ids)",
+        "test_vision.py",
     ),
     Mutation(
         "vision: a piece that begins within an image reads its own rows",
@@ -1001,9 +1015,9 @@ MUTATIONS = [
     ),
     Mutation(
         "vision: a slot knows the embeddings of its prompt",
-        "backends/openvino_paged.py",
-        "slot.embeds = prompt.embeds",
-        "slot.embeds = prompt.embeds[:1]",
+        "backends/paged_cache.py",
+        "= prompt.adapter, prompt.embeds",
+        "= prompt.adapter, prompt.embeds[:1]",
         "test_vision.py",
     ),
     Mutation(
@@ -1163,9 +1177,16 @@ MUTATIONS = [
     Mutation(
         "hidden states: scopes and first tokens are not told apart",
         "drafters/hidden_model.py",
-        'b"%d " % sequence.token_ids[0] + read.cache_scope',
-        "read.cache_scope",
+        'b"%d " % keyed(sequence.token_ids[:1], sequence.embeds)[0] + sequence.scope',
+        "sequence.scope",
         "test_hidden_drafters.py",
+    ),
+    Mutation(
+        "hidden states: images are not told apart",
+        "drafters/hidden_model.py",
+        "Prompt(known, scope, embeds)",
+        "Prompt(known, scope)",
+        "test_vision.py",
     ),
     Mutation(
         "hidden states: in another order than the drafter wants",
