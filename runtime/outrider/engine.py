@@ -228,6 +228,11 @@ class Engine:
         return cast("dict[str, DraftModel]", own)
 
     @property
+    def vision(self) -> Vision | None:
+        """The bundle's vision encoder, with the layout of prompts with images; None for a bundle of text."""
+        return self._preparation.vision
+
+    @property
     def models(self) -> dict[str, ModelEntry]:
         """The models that are loaded, "main" and by the drafters' names."""
         return {role: model.part.model for role, model in self.loaded.items()}
@@ -459,8 +464,8 @@ class Engine:
         self._registry.close()
         self.loaded.clear()
         self._admission.backends.clear()
-        if self._preparation.vision is not None:
-            self._preparation.vision.encoder.close()
+        if self.vision is not None:
+            self.vision.encoder.close()
 
     def __enter__(self) -> Engine:
         return self

@@ -18,7 +18,7 @@ from outrider.text import TextStream
 from outrider.tools import ToolFormat, keep_markers, source_of_calls
 from outrider.types import NO_PROMPT, Noise, Prompt, Sequence
 from outrider.verifiers import SAMPLING_VERIFIERS, Greedy
-from outrider.vision import has_images
+from outrider.vision import check_images, has_images
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -153,13 +153,10 @@ class Preparation:
 
     def _with_images(self, prompt: Any, chat_template: bool, given: dict[str, Any]) -> Prompt | None:
         """A prompt with its images' embeddings; None for one that is laid out as text."""
-        reads = self.vision is not None and self.loaded["main"].backend.capabilities.embeds_width > 0
-        if has_images(prompt) and not (reads and chat_template):
+        check_images(prompt, self.vision)
+        if has_images(prompt) and not chat_template:
             raise RequestError(
                 "The prompt has an image, which the chat template has to place. Leave out chat_template=False."
-                if reads
-                else "The prompt has an image, and the main model reads text only, as it was exported or on its "
-                "device. Load a bundle of a model that sees images, on CPU or GPU."
             )
         is_text = isinstance(prompt, str) and chat_template and bool(self.tokenizer.chat_template)
         if self.vision is None or not (is_text or _are_messages(prompt)):

@@ -108,6 +108,20 @@ def test_drafted_answers_are_those_of_plain_decoding(engine: outrider.Engine) ->
         assert len({*map(tuple, texts.values())}) == 1
 
 
+@pytest.mark.slow
+def test_conversations_keep_their_answers_in_this_layout(engine: outrider.Engine) -> None:
+    chat = engine.chat("Be brief.", max_new_tokens=12, ignore_eos=True)
+    for message in (asking(PICTURES["tall"]), "Why?", asking(PICTURES["wide"], PICTURES["thin"]), "So?"):
+        before, turns = chat.token_ids, chat.turns
+        result = chat.send(message)
+        assert list(chat.turns[-1].token_ids[: len(before)]) == before
+        assert result.stats.num_cached_tokens >= len(before) - 1
+        prompt = chat._layout.prompt(turns, chat.turns[-1].messages)
+        assert engine.generate(prompt, drafter=None, max_new_tokens=12, ignore_eos=True).token_ids == result.token_ids
+    first = engine.generate(chat.messages[:2], max_new_tokens=12, ignore_eos=True)
+    assert first.token_ids == list(chat.turns[0].answer_token_ids)
+
+
 def test_other_layouts_are_refused(checkpoint: Path, draft: Path, tmp_path: Path) -> None:
     def copy(name: str, file: str = "config.json", **changes: Any) -> Path:
         folder = tmp_path / name

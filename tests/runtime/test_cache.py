@@ -11,9 +11,10 @@ import pytest
 
 import outrider
 from outrider.bench.cache import conversations
+from outrider.kv import num_common_tokens
 from outrider.rereading import Rereading
 from outrider.testing import FakeBackend, ToyTokenizer, save_toy_bundle
-from outrider.types import Chunk, Prompt, Sequence, Span
+from outrider.types import Chunk, Prompt, Sequence, Span, keyed, mark, unmarked
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -316,22 +317,37 @@ EMBEDDED = [
 ]
 
 
-@pytest.mark.parametrize("kind", ["openvino", "onnx", "fake"])
-def test_a_prompt_with_other_embeds_shares_nothing(tmp_path: Path, kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In the caches only: backends do not read embeds yet."""
+def test_embeds_are_told_apart_where_they_stand(openvino_bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What stands before the first difference is shared, in one scope. In the cache only: toys read no embeds."""
     monkeypatch.setattr(Prompt, "check_tokens", lambda *_: None)
-    main: Any = FakeBackend(40)
-    if kind != "fake":
-        main = make(save_toy_bundle(tmp_path / "toy", formats=(kind, kind)), cache_size=0.02).main
+    main: Any = make(openvino_bundle, cache_size=0.02).main
     text = random_ids(9, 61)
-    for num_cached in (0, 61):
-        for scope, embeds in EMBEDDED:
+    keys = [keyed(text, embeds) for _, embeds in EMBEDDED]
+    published: list[tuple[bytes, list[int]]] = []
+    for again in (False, True):
+        for (scope, embeds), key in zip(EMBEDDED, keys, strict=True):
             slot = main.open(80, Prompt([*text, 1], scope, embeds))
-            assert slot.length == num_cached
-            main.submit([Chunk(slot, [*text, 1][num_cached:], 1)]).wait()
+            known = [num_common_tokens(key, other) for its, other in published if its == scope]
+            assert slot.length == max(known, default=0)
+            assert (slot.length == 61) == again
+            main.submit([Chunk(slot, [*text, 1][slot.length :], 1)]).wait()
             slot.trim(61)
             slot.publish(text)
             slot.close()
+            published.append((scope, key))
+
+
+def test_the_keys_of_embeds_are_no_tokens_and_stay_marked() -> None:
+    text, spans = random_ids(3, 20), (image(3, 2, b"cat"), image(9, 4, b"cat"))
+    whole = keyed(text, spans)
+    changed = [i for i in range(20) if whole[i] != text[i]]
+    assert changed == [3, 4, 9, 10, 11, 12]
+    assert len({whole[i] for i in changed}) == 6
+    assert min(whole[i] for i in changed) > 1 << 31
+    for begin in range(20):
+        assert keyed(text[begin : begin + 7], spans, begin) == whole[begin : begin + 7]
+    assert unmarked(keyed(mark(text), spans)) == whole
+    assert keyed(mark(text), spans) == mark(whole)
 
 
 @pytest.mark.parametrize("kind", ["openvino", "onnx", "fake"])

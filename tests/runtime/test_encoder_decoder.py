@@ -139,7 +139,7 @@ def test_text_becomes_a_source() -> None:
     assert list(prompt.token_ids) == [0]
     assert prompt.scope == prompt.source.key
     other = read_prompt([5, 6, 8], TEXT, tokenizer)
-    assert other.cache_scope != prompt.cache_scope
+    assert other.scope != prompt.scope
     with pytest.raises(TooLong, match="7 tokens, and the encoder reads 6"):
         read_prompt([1] * 7, TEXT, tokenizer)
     sequence = Sequence([0, 9], 1, source=prompt.source)
@@ -149,7 +149,7 @@ def test_text_becomes_a_source() -> None:
 
 def test_the_scope_of_a_prompt_tells_sources_apart() -> None:
     sources = [Source.of_text([1, 2]), Source.of_text([1, 3])]
-    scopes = {read_prompt(Prompt([0], b"x", source=each), TEXT, ToyTokenizer()).cache_scope for each in sources}
+    scopes = {read_prompt(Prompt([0], b"x", source=each), TEXT, ToyTokenizer()).scope for each in sources}
     assert len(scopes) == 2
 
 

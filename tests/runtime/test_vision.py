@@ -16,13 +16,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import outrider
+from adapters import write_adapter
+from heads import write_head
 from outrider.backends.embeds import EMBED_ROWS, EMBEDS
 from outrider.backends.openvino_paged import OpenVINOPaged
 from outrider.backends.paged_graph import read_decoder
 from outrider.bundle import read_bundle
 from outrider.cli import run
+from outrider.part import adapters_of
 from outrider.types import Chunk, Exactness, Prompt, Span
 from outrider.vision import cut_into_tiles, image_text, read_image
+from tiny import SHAPE
 from tiny_vision import ROWS, SIDE, TOY_PLACE, add_toy_encoder, asking, picture
 
 if TYPE_CHECKING:
@@ -31,6 +35,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from outrider.backends.adapters import Adapters
+    from outrider.bundle import Bundle
     from outrider.vision import Vision
 
 Image: Any = pytest.importorskip("PIL.Image", reason="the extra [vision]")
@@ -70,14 +76,21 @@ def answer(engine: outrider.Engine, prompt: Any, **options: Any) -> outrider.Res
 
 @pytest.fixture(scope="module")
 def backend(seeing: Path) -> OpenVINOPaged:
-    bundle = read_bundle(seeing)
+    return backend_of(read_bundle(seeing))
+
+
+def backend_of(bundle: Bundle, adapters: Adapters | None = None) -> OpenVINOPaged:
+    """The main model, which gives its embeddings as features."""
     main = bundle.manifest.main
+    attended = main.geometry.num_heads * main.geometry.head_size
+    given: dict[str, Any] = {"embeds": True, "adapters": adapters, "attended": attended}
     made = OpenVINOPaged(
         bundle.model_path(main),
         vocab_size=main.vocab_size,
         precision="f32",
         features=(STATES,),
-        build=functools.partial(read_decoder, features=(STATES,), embeds=True),
+        build=functools.partial(read_decoder, features=(STATES,), **given),
+        adapters=adapters,
     )
     made.allocate(4_096)
     made.use(Exactness(rule=made.separate_rules[0]))
@@ -85,10 +98,14 @@ def backend(seeing: Path) -> OpenVINOPaged:
 
 
 def read(
-    backend: OpenVINOPaged, token_ids: Seq[int], spans: tuple[Span, ...] = (), pieces: Seq[int] = ()
+    backend: OpenVINOPaged,
+    token_ids: Seq[int],
+    spans: tuple[Span, ...] = (),
+    pieces: Seq[int] = (),
+    adapter: str | None = None,
 ) -> NDArray[np.float32]:
     """The logits of the last two tokens, read in pieces of these lengths, and then the rest."""
-    slot = backend.open(len(token_ids) + 8, Prompt((), embeds=spans))
+    slot = backend.open(len(token_ids) + 8, Prompt((), embeds=spans, adapter=adapter))
     assert slot is not None
     for length in (*pieces, len(token_ids) - sum(pieces)):
         done = slot.length
@@ -272,8 +289,6 @@ def test_images_are_for_models_that_see_them(tiny: Path, engine: outrider.Engine
         assert answer(text_only, "Why?").token_ids == answer(engine, "Why?").token_ids
     with pytest.raises(outrider.RequestError, match="which the chat template has to place"):
         engine.generate(asking(picture(1)), chat_template=False)
-    with pytest.raises(outrider.OptionError, match="^Message 0 of the prompt has its content in parts"):
-        engine.chat().send(asking(picture(1)))
 
 
 def test_a_bundle_without_its_encoder_is_refused(seeing: Path, tmp_path: Path) -> None:
@@ -319,7 +334,7 @@ def test_the_prefix_cache_tells_images_apart(seeing: Path) -> None:
         prompts = [laid_out(engine, each) for each in (cat, dog)]
         assert prompts[0].token_ids == prompts[1].token_ids
         fresh = {"cat": answer(engine, cat), "dog": answer(engine, dog)}
-        assert [each.stats.num_cached_tokens for each in fresh.values()] == [0, 0]
+        assert [each.stats.num_cached_tokens for each in fresh.values()] == [0, prompts[1].embeds[0].begin]
         for name, prompt in (("cat", cat), ("dog", dog)):
             again = answer(engine, prompt)
             assert again.stats.num_cached_tokens > again.stats.num_prompt_tokens / 2
@@ -328,6 +343,73 @@ def test_the_prefix_cache_tells_images_apart(seeing: Path) -> None:
             for seed in range(4):  # their answers are not all alike
                 prompt = asking(picture(seed))
                 assert answer(uncached, prompt).token_ids == answer(engine, prompt).token_ids
+
+
+def test_a_further_image_leaves_what_stands_before_it(seeing: Path) -> None:
+    with outrider.load(seeing, precision="f32", cache_size=0.05, keep_records=False, drafter=None) as engine:
+        first = [{"role": "user", "content": asking(picture(11))[0]["content"][:1]}]
+        answer(engine, first)
+        num_read = laid_out(engine, first).embeds[-1].begin + 4
+        for number, more in enumerate((picture(12), picture(13))):
+            asked = asking(picture(11), more)
+            fresh = answer(engine, asked)
+            assert fresh.stats.num_cached_tokens >= num_read + number  # the tokens around the second one are the same
+            assert fresh.stats.num_cached_tokens < laid_out(engine, asked).embeds[-1].begin
+            with outrider.load(seeing, precision="f32", cache_size=0.05, enable_prefix_caching=False) as uncached:
+                assert answer(uncached, asked).token_ids == fresh.token_ids
+        assert answer(engine, asking(picture(12), picture(11))).stats.num_cached_tokens < num_read / 2
+
+
+# Adapters and drafters
+
+
+def test_an_adapter_sees_images(seeing: Path, tmp_path: Path) -> None:
+    from outrider_export import add_adapter
+
+    shutil.copytree(seeing, tmp_path / "bundle")
+    add_adapter(tmp_path / "bundle", write_adapter(tmp_path / "pirate", SHAPE, seed=1))
+    prompt = asking(picture(3), picture(4, 20, 50))
+    with outrider.load(tmp_path / "bundle", precision="f32", cache_size=0.05, keep_records=False) as engine:
+        plain = {name: answer(engine, prompt, adapter=name, drafter=None).token_ids for name in ("pirate", None)}
+        assert plain["pirate"] != plain[None]
+        with ThreadPoolExecutor(4) as pool:
+            names = ["pirate", None, "pirate", None]
+            drafted = pool.map(lambda name: answer(engine, prompt, adapter=name, drafter="suffix").token_ids, names)
+        assert [*drafted] == [plain[name] for name in names]
+        chat = engine.chat(adapter="pirate", max_new_tokens=24, ignore_eos=True)
+        chat.send(prompt)
+        chat.save(tmp_path / "chat.json")
+        assert engine.load_chat(tmp_path / "chat.json", max_new_tokens=9).send("Why?").stats.num_cached_tokens > 100
+    # An adapter does not ask where a row's embedding is from.
+    bundle = read_bundle(tmp_path / "bundle")
+    backend = backend_of(bundle, adapters_of(bundle, ("pirate",)))
+    wanted = ids_of(1, 40)
+    own, expected = embedded(backend, wanted), read(backend, wanted, adapter="pirate")
+    assert (expected != read(backend, wanted)).any()
+    written = [7 if 5 <= i < 17 else token_id for i, token_id in enumerate(wanted)]
+    assert (read(backend, written, (Span(5, own[5:17], b"own"),), adapter="pirate") == expected).all()
+
+
+@pytest.mark.parametrize("kind", ["eagle", "medusa"])
+def test_drafters_that_read_hidden_states_go_on_behind_images(seeing: Path, tmp_path: Path, kind: str) -> None:
+    from outrider_export import add_drafter
+
+    shutil.copytree(seeing, tmp_path / "bundle")
+    add_drafter(tmp_path / "bundle", write_head(tmp_path / kind, kind), weights="fp32")
+    options: dict[str, Any] = {"max_new_tokens": 24, "ignore_eos": True, "num_assistant_tokens": 3}
+    with outrider.load(tmp_path / "bundle", precision="f32", cache_size=0.05, keep_records=False) as engine:
+        chats = {name: engine.chat(drafter=name, **options) for name in (kind, None)}
+        for message in (asking(picture(1, 16, 48)), "Why?", asking(picture(2, 16, 48)), "So?"):
+            results = {name: chat.send(message) for name, chat in chats.items()}
+            assert results[kind].token_ids == results[None].token_ids
+            assert results[kind].stats.num_draft_tokens > 0
+        if kind == "eagle":  # whose cache has the earlier turns, too: none was read twice
+            use = engine.cache[kind]
+            assert use.num_hits == 3
+            assert use.num_cached_tokens > 0.8 * (use.num_prompt_tokens - len(chats[kind].token_ids))
+            # Another image with the same tokens has an entry of its own.
+            engine.chat(drafter=kind, **options).send(asking(picture(3, 16, 48)), max_new_tokens=1)
+            assert engine.cache[kind].num_published_tokens >= use.num_published_tokens + 64
 
 
 def test_an_image_on_the_command_line(seeing: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -150,14 +150,14 @@ class BufferCache:
 
     def open(self, num_tokens: int, prompt: Prompt = NO_PROMPT) -> BufferSlot | None:
         """A slot with room for `num_tokens`, which starts from the longest cached prefix of the prompt."""
-        opening = self._pool.open(num_tokens, prompt.token_ids, prompt.cache_scope)
+        opening = self._pool.open(num_tokens, prompt.token_ids, prompt.scope)
         if opening is None:
             return None
         source, capacity = opening.source, opening.capacity
         if source is not None and opening.moves and source.capacity == capacity:
             buffer = source
         else:
-            buffer = Buffer(self._make(opening), capacity, capacity, [], prompt.cache_scope)
+            buffer = Buffer(self._make(opening), capacity, capacity, [], prompt.scope)
         self._pool.add(buffer)
         # Unwritten pages take no memory. The pages at each head's beginning and end count as written.
         num_spare = -(-2 * mmap.PAGESIZE // self._bytes_per_head) if self._on_host else capacity

@@ -190,10 +190,10 @@ class OpenVINONpu:
         if self._open is not None or max_tokens > self._max_tokens:
             return None
         count, token_ids = 0, prompt.token_ids
-        if token_ids and self._continues and prompt.cache_scope == self._scope:
+        if token_ids and self._continues and prompt.scope == self._scope:
             read = token_ids[: self.sizes.window_begin(len(token_ids) - 1)]  # the tokens the prefill model would read
             count = num_common_tokens(read, self._prompt)
-        self._open = WindowSlot(self, token_ids[: count - count % self.sizes.piece], prompt.cache_scope)
+        self._open = WindowSlot(self, token_ids[: count - count % self.sizes.piece], prompt.scope)
         if token_ids:
             self._counts.add(len(token_ids), self._open.length)
         return self._open

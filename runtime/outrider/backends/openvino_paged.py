@@ -303,14 +303,12 @@ class OpenVINOPaged:
 
     def open(self, max_tokens: int, prompt: Prompt = NO_PROMPT) -> PagedSlot | None:
         """A slot with room for `max_tokens`, started from the prompt's longest cached prefix; None if it is full."""
-        prompt.check_embeds(self)
+        if not self._hidden_width:  # hidden states have the embeds in them
+            prompt.check_embeds(self)
         prompt.check_adapter(self)
         if self.capabilities.marks_answers:
             prompt = prompt.with_marked_answers()
-        slot = self.paged_cache.open(max_tokens + self._num_spare, prompt)
-        if slot is not None:
-            slot.embeds = prompt.embeds
-        return slot
+        return self.paged_cache.open(max_tokens + self._num_spare, prompt)
 
     def submit(self, chunks: Seq[Chunk]) -> PagedPending:
         """Evaluate chunks of one or several sequences in one call. A slot appears once at most.

@@ -13,7 +13,7 @@ import openvino as ov
 
 from outrider.errors import DeviceError, one_line
 from outrider.kv import BlockPool, PrefixCounts, SlotTokens, allocate_zeros
-from outrider.types import NO_PROMPT, CacheUse
+from outrider.types import NO_PROMPT, CacheUse, keyed
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from outrider.kv import BlockTable
-    from outrider.types import Prompt, Span
+    from outrider.types import Prompt
 
 _FIRST_BLOCKS = 16  # of a cache that grows
 SCRATCH = np.zeros(1, dtype=np.int32)  # the block that padding is written to; it belongs to no slot
@@ -116,7 +116,8 @@ class PagedCache:
 
     def open(self, num_tokens: int, prompt: Prompt = NO_PROMPT) -> PagedSlot | None:
         """A slot with room for `num_tokens`, which starts from the longest cached prefix of the prompt."""
-        table = self._pool.open(num_tokens, prompt.token_ids, prompt.cache_scope)
+        prompt = dataclasses.replace(prompt, token_ids=keyed(prompt.token_ids, prompt.embeds))
+        table = self._pool.open(num_tokens, prompt.token_ids, prompt.scope)
         if table is None:
             return None
         if table.copied_block is not None:
@@ -169,19 +170,22 @@ class PagedSlot(SlotTokens):
     A branch of a tree has the sequence's blocks up to the last, unfinished one, a copy of that, and blocks of its own
     behind it. So its rows are calculated as those of any other sequence.
 
-    branch_blocks: the blocks of each branch beside the first. adapter: see `Prompt`.
+    branch_blocks: the blocks of each branch beside the first. adapter, embeds: of its prompt, whose tokens are `keyed`.
     """
 
     def __init__(self, cache: PagedCache, table: BlockTable, prompt: Prompt, counts: PrefixCounts | None) -> None:
         super().__init__(prompt.token_ids, table.num_cached, counts)
-        self.adapter = prompt.adapter
+        self.adapter, self.embeds = prompt.adapter, prompt.embeds
         self._cache, self._table = cache, table
         self.blocks = _numbers(table)
         self.branch_blocks: list[NDArray[np.int32]] = []
         self._taken: list[list[int]] = []  # of each branch
-        self.embeds: tuple[Span, ...] = ()  # of its prompt
         self._forked_at = 0
         self._tree: tuple[list[list[int]], list[int]] = [], []  # the last call's branches and tokens
+
+    def append(self, token_ids: Seq[int]) -> None:
+        """Record the tokens that a call writes."""
+        super().append(keyed(token_ids, self.embeds, self.length))
 
     def fork(self, count: int, length: int) -> int:
         """Take room for up to `count` branches of up to `length` tokens. Not during a call."""
@@ -235,7 +239,7 @@ class PagedSlot(SlotTokens):
 
     def publish(self, token_ids: Seq[int]) -> None:
         """Publish the slot's part of `token_ids`, which are committed. Not during a call."""
-        super().publish(token_ids)
+        super().publish(keyed(token_ids, self.embeds))
         self._table.publish(self.published_token_ids)
         self.blocks = _numbers(self._table)
 

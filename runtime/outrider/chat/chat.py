@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
+import functools
 from collections.abc import Mapping
 from contextlib import aclosing, closing, contextmanager
+from dataclasses import replace
 from threading import Event, Lock
 from typing import TYPE_CHECKING, Any, Protocol
 
 from outrider.chat.file import read_chat, write_chat
+from outrider.chat.images import Seen, keep_images
 from outrider.chat.turn import Layout
 from outrider.errors import OptionError, RequestError
+from outrider.vision import check_images
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Generator, Iterator
+    from collections.abc import AsyncGenerator, Callable, Generator, Iterator
     from collections.abc import Sequence as Seq
     from pathlib import Path
 
@@ -20,6 +25,7 @@ if TYPE_CHECKING:
     from outrider.chat.turn import ChatTurn, Message
     from outrider.results import AnswerToken, Result, TextChunk
     from outrider.types import Prompt, TextTokenizer
+    from outrider.vision import Vision
 
 
 class ChatEngine(Protocol):
@@ -27,6 +33,10 @@ class ChatEngine(Protocol):
 
     bundle: Bundle
     tokenizer: TextTokenizer
+
+    @property
+    def vision(self) -> Vision | None:
+        """The bundle's vision encoder, if it has one."""
 
     def generate(self, prompt: Prompt, *, cancel: Event | None = None, **options: Any) -> Result:
         """Answer a prompt."""
@@ -52,8 +62,9 @@ class Chat:
         chat.send("Why is the sky blue?").text
         for chunk in chat.stream("And red at dusk?"): ...
 
-    A message is a user's text, a chat message ({"role": …, "content": …}), or a list of them. Options given here are
-    those of `GenerationConfig`, for every turn; those of a turn win over them.
+    A message is a user's text, a chat message ({"role": …, "content": …}), or a list of them. Contents may have images,
+    as those of `generate`; they are kept as `data:` URLs. Options given here are those of `GenerationConfig`, for every
+    turn; those of a turn win over them.
 
     An answer becomes a turn when it has ended, for whatever reason: a cancelled one with what was there was, one
     whose stream was closed with what was given out. After an error the conversation is as before. There is one answer
@@ -84,6 +95,7 @@ class Chat:
             _copied((*opening, *messages)),
             tuple(tools),
             frozenset((*special.eos_token_ids, *special.special_token_ids)),
+            Seen(engine.vision) if engine.vision else None,
         )
         self._turns = tuple(turns)
         self.options: Mapping[str, Any] = options
@@ -110,7 +122,8 @@ class Chat:
 
         Raises:
             OptionError: for an unknown option, a bad value, or a message without role or content.
-            RequestError: when the message is empty, the conversation too long, or another answer under way.
+            RequestError: when the message is empty, the conversation too long, another answer under way, or an image
+                cannot be read, or not by this model.
             DeviceError: when a device fails.
         """
         return self._generate(_messages(message), options)
@@ -127,15 +140,19 @@ class Chat:
 
     async def asend(self, message: str | Message | Seq[Message], **options: Any) -> Result:
         """As `send`, in an event loop. Cancelling the task ends the answer."""
-        with self._answer(_messages(message), options) as answer:
-            result = await self._engine.agenerate(answer.prompt, cancel=answer.cancel, **answer.options)
+        messages = await asyncio.to_thread(_messages, message)
+        with self._answer(messages, options) as answer:
+            prompt = await asyncio.to_thread(lambda: answer.prompt)  # images take a while
+            result = await self._engine.agenerate(prompt, cancel=answer.cancel, **answer.options)
             answer.result = result
         return result
 
     async def astream(self, message: str | Message | Seq[Message], **options: Any) -> AsyncGenerator[TextChunk, None]:
         """As `stream`, in an event loop. Closing the generator, or cancelling the task, ends the answer."""
-        with self._answer(_messages(message), options) as answer:
-            async with aclosing(self._engine.astream(answer.prompt, cancel=answer.cancel, **answer.options)) as chunks:
+        messages = await asyncio.to_thread(_messages, message)
+        with self._answer(messages, options) as answer:
+            prompt = await asyncio.to_thread(lambda: answer.prompt)
+            async with aclosing(self._engine.astream(prompt, cancel=answer.cancel, **answer.options)) as chunks:
                 async for chunk in chunks:
                     answer.add(chunk)
                     yield chunk
@@ -175,7 +192,9 @@ class Chat:
     def fork(self) -> Chat:
         """A second conversation that goes on from here. Both share the cache of what they have in common."""
         layout = self._layout
-        return Chat(self._engine, messages=layout.opening, tools=layout.tools, turns=self._turns, **self.options)
+        chat = Chat(self._engine, messages=layout.opening, tools=layout.tools, turns=self._turns, **self.options)
+        chat._layout = replace(layout, seen=layout.seen and layout.seen.copy())
+        return chat
 
     def save(self, path: str | Path) -> None:
         """Write the conversation, its messages and its tokens, to a JSON file. A file of this name is replaced.
@@ -236,8 +255,9 @@ class Chat:
                 messages, options = last.messages, {**last.options, "seed": None, **options}
             self._cancel = Event()
             try:
-                prompt = self._layout.prompt(before, messages)
-                answer = _Answer(prompt, {**self.options, **options}, self._cancel)
+                check_images([*self.messages, *messages], self._engine.vision)
+                lay_out = functools.partial(self._layout.prompt, before, messages)
+                answer = _Answer(lay_out, {**self.options, **options}, self._cancel)
                 try:
                     yield answer
                 except Exception:
@@ -266,11 +286,16 @@ class Chat:
 class _Answer:
     """An answer under way, with what was given out of it."""
 
-    def __init__(self, prompt: Prompt, options: Mapping[str, Any], cancel: Event) -> None:
-        self.prompt, self.options, self.cancel = prompt, options, cancel
+    def __init__(self, lay_out: Callable[[], Prompt], options: Mapping[str, Any], cancel: Event) -> None:
+        self._lay_out, self.options, self.cancel = lay_out, options, cancel
         self.text = ""
         self.tokens: list[AnswerToken] = []
         self.result: Result | None = None
+
+    @functools.cached_property
+    def prompt(self) -> Prompt:
+        """What is answered. It is laid out once, in the first thread that asks."""
+        return self._lay_out()
 
     def add(self, chunk: TextChunk) -> None:
         """Take in what is given out next."""
@@ -293,4 +318,4 @@ def _messages(message: str | Message | Seq[Message]) -> tuple[Message, ...]:
 
 def _copied(messages: Seq[Message]) -> tuple[Message, ...]:
     """The messages as they are now; the app may change its own later. What is no message fails when it is rendered."""
-    return tuple(dict(each) if isinstance(each, Mapping) else each for each in messages)
+    return tuple(keep_images(each) if isinstance(each, Mapping) else each for each in messages)

@@ -19,6 +19,7 @@ from outrider.kv import num_common_tokens
 from outrider.types import Prompt
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from collections.abc import Sequence as Seq
 
     from outrider.bundle.folder import Bundle
@@ -42,18 +43,20 @@ class _Turn(msgspec.Struct):
 
 
 class _Model(msgspec.Struct):
-    """sha256 of the main model's files, of its vocabulary, and of the tokenizer's files."""
+    """sha256 of the main model's files, of its vocabulary, of the tokenizer's files, and of the vision encoder's."""
 
     main: str
     vocabulary: str
     tokenizer: str
+    vision: str | None = None
 
     @classmethod
     def of(cls, bundle: Bundle) -> _Model:
         """Those of a bundle."""
         manifest = bundle.manifest
         main, tokenizer = bundle.sha256_of(manifest.main.folder), bundle.sha256_of(manifest.tokenizer.folder)
-        return cls(main, manifest.main.vocab_sha256, tokenizer)
+        vision = None if manifest.main.vision is None else bundle.sha256_of(manifest.main.vision.folder)
+        return cls(main, manifest.main.vocab_sha256, tokenizer, vision)
 
 
 class _File(msgspec.Struct):
@@ -120,6 +123,8 @@ def read_chat(
             )
         file = msgspec.json.decode(raw, type=_File)
     _check_model(path, file.model, _Model.of(bundle), same_model=same_model)
+    if fault := _fault_of(file.opening):
+        raise OptionError(f"{shown(path)} is damaged: it begins with {fault}. Load another file, or begin a new chat.")
     turns = list[ChatTurn]()
     before: tuple[int, ...] = ()
     for i, each in enumerate(file.turns, 1):
@@ -158,7 +163,7 @@ def _check_model(path: Path, saved: _Model, ours: _Model, *, same_model: bool) -
         raise OptionError(
             f"{shown(path)} was saved with another tokenizer, so its tokens mean other texts here. {_OTHER}."
         )
-    if same_model and saved.main != ours.main:
+    if same_model and (saved.main, saved.vision) != (ours.main, ours.vision):
         raise OptionError(
             f"{shown(path)} was saved with another main model. {_OTHER}, or pass same_model=False to go on with ours."
         )
@@ -166,8 +171,8 @@ def _check_model(path: Path, saved: _Model, ours: _Model, *, same_model: bool) -
 
 def _fault(turn: _Turn, token_ids: Seq[int], num_before: int, vocab_size: int) -> str:
     """What is wrong with a turn; nothing if it is empty. token_ids: all of the conversation up to its end."""
-    if not all(isinstance(each.get(key), str) for each in turn.messages for key in ("role", "content")):
-        return "has a message without a role or a content"
+    if fault := _fault_of(turn.messages):
+        return f"has {fault}"
     if unknown := [token_id for token_id in turn.token_ids if not 0 <= token_id < vocab_size]:
         return f"has the token id {unknown[0]:,}, of {vocab_size:,}"
     if not (0 <= turn.num_kept <= num_before and turn.answers):
@@ -177,6 +182,23 @@ def _fault(turn: _Turn, token_ids: Seq[int], num_before: int, vocab_size: int) -
     except RequestError:
         return f"has answers at {turn.answers}, of {len(token_ids):,} tokens"
     return ""
+
+
+def _fault_of(messages: Seq[Message]) -> str:
+    """What is wrong with messages; nothing if it is empty."""
+    for message in messages:
+        role, content = message.get("role"), message.get("content")
+        if not isinstance(role, str) or not isinstance(content, str | list):
+            return "a message without a role or a content"
+        # A file from elsewhere could name an image of this machine.
+        if isinstance(content, list) and not all(isinstance(part, dict) and _is_kept(part) for part in content):
+            return "a message whose image is not in the file"
+    return ""
+
+
+def _is_kept(part: Mapping[str, Any]) -> bool:
+    """Whether a part is no image, or has it as a `data:` URL."""
+    return part.get("type") != "image" or str(part.get("image")).startswith("data:")
 
 
 def _dicts(messages: Seq[Message]) -> list[dict[str, Any]]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeAlias
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from outrider.types import Prompt
 
@@ -12,7 +12,10 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
     from collections.abc import Sequence as Seq
 
+    from outrider.chat.images import Seen
     from outrider.types import ChatTokenizer
+    from outrider.vision import EncodedImage
+    from outrider.vision.prompts import PartsTokenizer
 
     Message: TypeAlias = Mapping[str, Any]
 
@@ -54,12 +57,14 @@ class Layout:
 
     tokenizer: with the model's chat template. opening: the messages before the first turn. tools: descriptions of
     functions that the model may call. special_token_ids: those that an answer may end with, and its text does not have.
+    seen: the images, for a bundle with a vision encoder.
     """
 
     tokenizer: ChatTokenizer
     opening: tuple[Message, ...]
     tools: tuple[Message, ...]
     special_token_ids: Collection[int]
+    seen: Seen | None = None
 
     def prompt(self, turns: Seq[ChatTurn], messages: Seq[Message]) -> Prompt:
         """The prompt for the answer to `messages`, behind these turns.
@@ -70,18 +75,32 @@ class Layout:
 
         Raises:
             OptionError: when a message lacks its role or content.
-            RequestError: when the template refuses the messages.
+            RequestError: when the template refuses the messages, or an image cannot be read.
         """
         before = [*self.opening, *(message for turn in turns for message in turn.all_messages)]
-        whole = self._render([*before, *messages])
+        whole, images = self._rendered([*before, *messages])
+        if self.seen is None:
+            return self._prompt(turns, before, whole)
+        encoded = self.seen.encode(images)
+        prompt = self._prompt(turns, before, whole, encoded)
+        return replace(prompt, embeds=self.seen.vision.place(prompt.token_ids, encoded, prompt.answers))
+
+    def _prompt(self, turns: Seq[ChatTurn], before: Seq[Message], whole: str, images: Seq[EncodedImage] = ()) -> Prompt:
+        """The prompt without embeds. before: the messages up to the last answer. whole: all, rendered."""
         if not turns:
-            return _marked(self.tokenizer.encode_rendered(whole), ())
+            return _marked(self.tokenizer.encode_rendered(self._expand(whole, images)), ())
         last = turns[-1]
-        tail = _tail(self._render(before[:-1]), last.text, whole)
+        asked, earlier = self._rendered(before[:-1])
+        tail = _tail(asked, last.text, whole)
         if tail is not None:
+            tail = self._expand(tail, images[len(earlier) :])
             return _marked([*last.token_ids, *self.tokenizer.encode(tail)], last.answers)
         log.info("The chat template changes earlier turns, so the whole conversation is tokenized again.")
-        return self._anew(turns, whole, before)
+        return self._anew(turns, self._expand(whole, images), before)
+
+    def _expand(self, text: str, images: Seq[EncodedImage]) -> str:
+        """A rendered text with all tokens of its images."""
+        return text if self.seen is None else self.seen.vision.expand(text, images)
 
     def turn(
         self, messages: tuple[Message, ...], prompt: Prompt, text: str, token_ids: Seq[int], **known: Any
@@ -120,20 +139,29 @@ class Layout:
         return self.tokenizer.encode(text) if at else self.tokenizer.encode_rendered(text)
 
     def _render(self, messages: Seq[Message], *, answering: bool = True) -> str:
-        return self.tokenizer.render(messages, tools=self.tools, answering=answering)
+        return self._rendered(messages, answering=answering)[0]
+
+    def _rendered(self, messages: Seq[Message], *, answering: bool = True) -> tuple[str, list[Any]]:
+        """The text of messages, with one token for each image, and the images."""
+        options: dict[str, Any] = {"tools": self.tools, "answering": answering}
+        if self.seen is None:
+            return self.tokenizer.render(messages, **options), []
+        return self.seen.vision.render(messages, cast("PartsTokenizer", self.tokenizer), **options)
 
 
 def _tail(asked: str, answer: str, whole: str) -> str | None:
     """What a template writes behind an answer. None if it changes the answer, or the text before it.
 
-    asked: the rendered text up to the answer. It may be rendered without the spaces around it.
+    asked: the rendered text up to the answer. It may be rendered without the spaces around it, or behind one that the
+    model is to write itself.
     """
     if not whole.startswith(asked):
         return None
     rest = whole[len(asked) :]
-    for text in (answer, answer.rstrip(), answer.lstrip(), answer.strip()):
-        if rest.startswith(text):
-            return rest[len(text) :]
+    for behind in (rest, rest.removeprefix(" ")):
+        for text in (answer, answer.rstrip(), answer.lstrip(), answer.strip()):
+            if behind.startswith(text):
+                return behind[len(text) :]
     return None
 
 

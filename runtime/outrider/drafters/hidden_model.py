@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from outrider.calls import submit
 from outrider.drafters.draft_model import DraftModel
 from outrider.drafters.hidden_state import BlockState, HiddenState, ModuleState, PlacesState
-from outrider.types import NO_PROMPT, Prompt, Requirements
+from outrider.types import NO_PROMPT, Prompt, Requirements, keyed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -103,10 +104,10 @@ class HiddenModel(DraftModel):
         """Open a slot for a sequence that may grow to `max_tokens`; False while there is no room."""
         room = min(max_tokens, self._context_length)
         # Where the first token is not read itself, its hidden states are.
-        read = Prompt((), sequence.scope, sequence.embeds)
-        scope = b"%d " % sequence.token_ids[0] + read.cache_scope
+        scope = b"%d " % keyed(sequence.token_ids[:1], sequence.embeds)[0] + sequence.scope
         known = [*sequence.token_ids[self._ahead : self._ahead + num_cached], 0]  # the last token is never found
-        slot = self.backend.open(room + self._spare, Prompt(known, scope) if self._reuse else NO_PROMPT)
+        embeds = tuple(replace(span, begin=span.begin - self._ahead) for span in sequence.embeds)
+        slot = self.backend.open(room + self._spare, Prompt(known, scope, embeds) if self._reuse else NO_PROMPT)
         if slot is None:
             return False
         self._states[sequence] = self._new_state(slot, room, num_cached)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from outrider.server.errors import ApiError
 from outrider.server.options import arguments_of
+from outrider.server.protocol.items import InputImagePart
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -30,12 +31,12 @@ def turns_of_input(given: str | Seq[InputItem], before: Seq[Mapping[str, Any]]) 
         _check(item, i)
         if item.type == "message":
             role = "system" if item.role == "developer" else item.role
-            turns.append({"role": role, "content": _text(item.content or "")})
+            turns.append({"role": role, "content": _content(item.content or "", f"input[{i}].content")})
         elif item.type == "function_call":
             _add_call(turns, item)
             calls[item.call_id] = item.name
         elif item.call_id in calls:
-            content = _text(item.output or "")
+            content = _content(item.output or "", f"input[{i}].output")
             turns.append({
                 "role": "tool", "tool_call_id": item.call_id, "name": calls[item.call_id], "content": content
             })  # fmt: skip
@@ -83,5 +84,23 @@ def _add_call(turns: list[Turn], call: InputItem | OutputCall) -> None:
     turns[-1].setdefault("tool_calls", []).append({"id": call.call_id, "type": "function", "function": function})
 
 
-def _text(content: str | Seq[InputPart]) -> str:
-    return content if isinstance(content, str) else "".join(part.text for part in content)
+def _content(content: str | Seq[InputPart], place: str) -> str | list[dict[str, Any]]:
+    """A turn's content: a text, or its parts if there is an image among them, as those of a chat."""
+    if isinstance(content, str):
+        return content
+    parts = [_part(part, f"{place}[{i}]") for i, part in enumerate(content)]
+    if any(part["type"] == "image_url" for part in parts):
+        return parts
+    return "".join(part["text"] for part in parts)
+
+
+def _part(part: InputPart, place: str) -> dict[str, Any]:
+    if not isinstance(part, InputImagePart):
+        return {"type": "text", "text": part.text}
+    if part.file_id is not None:
+        message = "No files are stored here. Send the image itself as image_url, data:image/…;base64,…"
+        raise ApiError(400, message, param=f"{place}.file_id", code="unsupported_field")
+    if part.image_url is None:
+        message = "An input_image needs image_url: data:image/…;base64,…"
+        raise ApiError(400, message, param=f"{place}.image_url", code="invalid_type")
+    return {"type": "image_url", "image_url": {"url": part.image_url}}

@@ -143,10 +143,10 @@ class FakeBackend:
         prompt.check_adapter(self)
         if self.capabilities.marks_answers:
             prompt = prompt.with_marked_answers()
-        text, published = list(prompt.token_ids[:-1]), self.published.get(prompt.cache_scope, [])
+        text, published = list(prompt.token_ids[:-1]), self.published.get(prompt.scope, [])
         found = max(published, key=lambda each: num_common_tokens(each[0], text), default=([], []))
         num_cached = num_common_tokens(found[0], text)
-        return FakeSlot(self, max_tokens, text[:num_cached], found[1][:num_cached], prompt.cache_scope)
+        return FakeSlot(self, max_tokens, text[:num_cached], found[1][:num_cached], prompt.scope)
 
     def submit(self, chunks: Seq[Chunk]) -> FakeBackend.Step:
         """Evaluate chunks at once; the step is its own pending."""

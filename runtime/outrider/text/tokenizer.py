@@ -195,8 +195,8 @@ def _check_messages(messages: Seq[Any], *, parts: bool = False) -> None:
             if parts and isinstance(item.get("role"), str):
                 continue
             raise OptionError(
-                f"Message {i} of the prompt has its content in parts, which generate and stream read with a model that "
-                "sees images. Give the content as text."
+                f"Message {i} of the prompt has its content in parts, which only a model that sees images reads. Give "
+                "the content as text."
             )
         if not isinstance(item, Mapping) or not all(isinstance(item.get(k), str) for k in ("role", "content")):
             raise OptionError(f"Message {i} of the prompt is {item!r}: it needs a 'role' and a 'content', as text.")

@@ -53,7 +53,7 @@ from outrider.types.drafting import (
     goes_ahead,
     is_priced,
 )
-from outrider.types.prompt import NO_PROMPT, Prompt, Source, Span, mark, unmarked
+from outrider.types.prompt import NO_PROMPT, Prompt, Source, Span, keyed, mark, unmarked
 from outrider.types.randomness import Distribution, Noise
 
 __all__ = [
@@ -103,6 +103,7 @@ __all__ = [
     "Verifier",
     "goes_ahead",
     "is_priced",
+    "keyed",
     "mark",
     "unmarked",
 ]

@@ -39,6 +39,23 @@ class Span:
             )
 
 
+def keyed(token_ids: Seq[int], embeds: Seq[Span], begin: int = 0) -> list[int]:
+    """Other numbers for tokens, from position `begin` on, where embeddings are read: one for each key and place in it.
+
+    So the prefix cache tells embeddings apart as it does tokens, each where it stands. Marks stay; see `mark`.
+    """
+    made = [*token_ids]
+    for span in embeds:
+        first, end = max(begin, span.begin), min(begin + len(made), span.begin + len(span.embeds))
+        if first < end:
+            digest = hashlib.sha256(repr((len(span.embeds), span.key)).encode()).digest()
+            name = int.from_bytes(digest, "big") << 32  # larger than any token's id
+            for i in range(first, end):
+                number = name + i - span.begin
+                made[i - begin] = number if made[i - begin] >= 0 else ~number
+    return made
+
+
 def mark(token_ids: Iterable[int]) -> list[int]:
     """Other numbers for tokens that were read as parts of an answer, where their keys and values have other bits.
 
@@ -88,7 +105,7 @@ class Prompt:
 
         engine.generate(Prompt(token_ids, answers=((12, 40),)))
 
-    scope: what keys and values depend on besides the tokens, such as an adapter or an image. Cached prefixes are shared
+    scope: what keys and values depend on besides tokens and embeds, such as an adapter. Cached prefixes are shared
     within one scope only. embeds: embeddings to read instead of tokens, by backends with `embeds_width`. answers: the
     parts, each from one position up to another and ascending, that are earlier answers of this model. They are read as
     they were generated. So they are found in the prefix cache, and a text that is continued goes on as it would have.
@@ -118,14 +135,6 @@ class Prompt:
                 f"answers={self.answers!r} are not parts of a prompt of {len(self.token_ids):,} tokens. Give each as "
                 "(begin, end), in the order of the text."
             )
-
-    @property
-    def cache_scope(self) -> bytes:
-        """The scope of cached prefixes: `scope`, with the positions and keys of the embeds."""
-        if not self.embeds:
-            return self.scope
-        spans = [(span.begin, len(span.embeds), span.key) for span in self.embeds]
-        return hashlib.sha256(repr((self.scope, spans)).encode()).digest()
 
     def with_marked_answers(self) -> Prompt:
         """The prompt with the answers' tokens as they are in the prefix cache of a backend with separate rows."""

@@ -11,8 +11,19 @@ messages with images, as a prompt.
 """
 
 from outrider.vision.encoder import VisionEncoder
-from outrider.vision.images import read_image
-from outrider.vision.prompts import Vision, has_images
+from outrider.vision.images import read_image, to_data_url
+from outrider.vision.prompts import EncodedImage, Vision, check_images, has_images
 from outrider.vision.tiles import Tiles, cut_into_tiles, image_text
 
-__all__ = ["Tiles", "Vision", "VisionEncoder", "cut_into_tiles", "has_images", "image_text", "read_image"]
+__all__ = [
+    "EncodedImage",
+    "Tiles",
+    "Vision",
+    "VisionEncoder",
+    "check_images",
+    "cut_into_tiles",
+    "has_images",
+    "image_text",
+    "read_image",
+    "to_data_url",
+]

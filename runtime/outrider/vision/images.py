@@ -30,26 +30,16 @@ def read_image(image: Any) -> Any:
         OptionError: when Pillow is not installed.
     """
     pillow, ops = _pillow()
-    if isinstance(image, str) and image.startswith(("http://", "https://", "ftp://")):
-        raise RequestError(
-            f"The image {shown(image)} is on the network, and nothing is fetched. Send it as a data: URL."
-        )
-    if isinstance(image, str) and image.startswith("data:"):
-        image = _of_data_url(image)
     if isinstance(image, np.ndarray):
         return _of_array(pillow, image)
     name = "image"
-    if isinstance(image, str | Path):
+    if isinstance(image, str) and image.startswith("data:"):
+        image = _of_data_url(image)
+    elif isinstance(image, str | Path):
         name = f"image {shown(image)}"
-        try:
-            image = Path(image).expanduser().read_bytes()
-        except (OSError, ValueError, RuntimeError) as error:
-            raise RequestError(f"The {name} cannot be read: {one_line(error)}. {_GIVE}") from error
+        image = _bytes_of(image)
     if isinstance(image, bytes | bytearray | memoryview):
-        try:
-            image = pillow.open(io.BytesIO(image))
-        except (OSError, ValueError, SyntaxError, pillow.DecompressionBombError) as error:
-            raise RequestError(f"The {name} is none that Pillow can read. {_GIVE}") from error
+        image = _opened(pillow, image, name)
     if not isinstance(image, pillow.Image):
         raise RequestError(f"The image is a {type(image).__name__}. {_GIVE}")
     _check_size(*image.size)
@@ -59,12 +49,50 @@ def read_image(image: Any) -> Any:
         raise RequestError(f"The {name} is damaged: {one_line(error)}. {_GIVE}") from error
 
 
+def to_data_url(image: Any) -> str:
+    """An image as a `data:` URL, which is JSON, and reads as the same pixels. Raises as `read_image`.
+
+    The bytes of a file are kept as they are, so that a photo takes no more room. Other images become a PNG.
+    """
+    if isinstance(image, str) and image.startswith("data:"):
+        return image
+    name = "image"
+    if isinstance(image, str | Path):
+        name = f"image {shown(image)}"
+        image = _bytes_of(image)
+    if not isinstance(image, bytes | bytearray | memoryview):
+        file = io.BytesIO()
+        read_image(image).save(file, "PNG")
+        image = file.getvalue()
+    kind = _opened(_pillow()[0], image, name).get_format_mimetype()
+    return f"data:{kind};base64,{base64.b64encode(image).decode()}"
+
+
+def _bytes_of(path: str | Path) -> bytes:
+    if isinstance(path, str) and path.startswith(("http://", "https://", "ftp://")):
+        raise RequestError(
+            f"The image {shown(path)} is on the network, and nothing is fetched. Send it as a data: URL."
+        )
+    try:
+        return Path(path).expanduser().read_bytes()
+    except (OSError, ValueError, RuntimeError) as error:
+        raise RequestError(f"The image {shown(path)} cannot be read: {one_line(error)}. {_GIVE}") from error
+
+
 def _pillow() -> tuple[Any, ModuleType]:
     try:
         from PIL import Image, ImageOps
     except ImportError as error:
         raise OptionError('Images need the package Pillow. Run: pip install "outrider[vision]"') from error
     return Image, ImageOps
+
+
+def _opened(pillow: Any, data: bytes | bytearray | memoryview, name: str) -> Any:
+    """An image of Pillow's, whose pixels are read later."""
+    try:
+        return pillow.open(io.BytesIO(data))
+    except (OSError, ValueError, SyntaxError, pillow.DecompressionBombError) as error:
+        raise RequestError(f"The {name} is none that Pillow can read. {_GIVE}") from error
 
 
 def _of_data_url(url: str) -> bytes:

@@ -20,6 +20,8 @@ from outrider.vision.tiles import cut_into_tiles, image_text
 _READS_PARTS = re.compile(r"""(\[['"]type['"]\]|\.type)\s*==\s*['"](image|text)['"]""")
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from outrider.bundle.folder import Bundle
     from outrider.bundle.manifest import VisionEntry
     from outrider.types import ChatTokenizer, CompiledModel
@@ -38,6 +40,17 @@ if TYPE_CHECKING:
             """The text of chat messages. parts: whether their contents may be lists of parts."""
 
 
+@dataclass(frozen=True, slots=True)
+class EncodedImage:
+    """An image as it stands in a prompt.
+
+    text: the tokens that stand for it. tiles: of each the embeddings, float32 [tokens, hidden], and what identifies it.
+    """
+
+    text: str
+    tiles: tuple[tuple[NDArray[np.float32], bytes], ...]
+
+
 def has_images(prompt: object) -> bool:
     """Whether a prompt is a list of messages one of which has a content in parts, with an image among them."""
     if isinstance(prompt, str | bytes | Mapping) or not isinstance(prompt, Seq):
@@ -47,6 +60,15 @@ def has_images(prompt: object) -> bool:
     return any(isinstance(part, Mapping) and part.get("type") in ("image", "image_url") for part in parts)
 
 
+def check_images(prompt: object, vision: Vision | None) -> None:
+    """Raise RequestError if a prompt has images that the main model cannot see."""
+    if has_images(prompt) and not (vision and vision.sees):
+        raise RequestError(
+            "The prompt has an image, and the main model reads text only, as it was exported or on its device. Load a "
+            "bundle of a model that sees images, on CPU or GPU."
+        )
+
+
 @dataclass(frozen=True)
 class Vision:
     """A bundle's vision encoder, with the layout of its prompts.
@@ -54,11 +76,14 @@ class Vision:
         vision.prompt([{"role": "user", "content": [{"type": "image", "image": "cat.png"},
                                                     {"type": "text", "text": "What is this?"}]}], tokenizer)
 
+    sees: whether the main model reads embeddings where it runs.
+
     Source: `SmolVLMProcessor.apply_chat_template` and `__call__` in Transformers.
     """
 
     entry: VisionEntry
     encoder: VisionEncoder
+    sees: bool = True
 
     @classmethod
     def of(cls, bundle: Bundle, main: CompiledModel) -> Vision | None:
@@ -67,7 +92,7 @@ class Vision:
         if entry is None:
             return None
         path = bundle.folder / entry.folder / MODEL_NAMES["openvino"][0]
-        return cls(entry, VisionEncoder(path, main.device, main.precision))
+        return cls(entry, VisionEncoder(path, main.device, main.precision), main.capabilities.embeds_width > 0)
 
     def prompt(self, messages: Any, tokenizer: PartsTokenizer, *, tools: Seq[Mapping[str, Any]] = ()) -> Prompt:
         """Lay out messages with their images, or a text as one message.
@@ -80,35 +105,61 @@ class Vision:
             if not messages.strip():
                 raise RequestError("The prompt is empty. Give at least one word.")
             messages = [{"role": "user", "content": messages}]
+        text, images = self.render(messages, tokenizer, tools=tools)
+        encoded = [self.encode(image) for image in images]
+        token_ids = tokenizer.encode_rendered(self.expand(text, encoded))
+        return Prompt(token_ids, embeds=self.place(token_ids, encoded))
+
+    def render(self, messages: Seq[Any], tokenizer: PartsTokenizer, **options: Any) -> tuple[str, list[Any]]:
+        """The text of messages, by the model's template, with one token for each image; and the images.
+
+        Raises:
+            OptionError: when a message lacks its role or content.
+            RequestError: for an image that would have to be fetched, or when the template refuses the messages.
+        """
         images: list[Any] = []
         laid_out = [self._message(message, i, images, tokenizer) for i, message in enumerate(messages)]
-        text = tokenizer.render(laid_out, tools=tools, parts=True)
+        return tokenizer.render(laid_out, parts=True, **options), images
+
+    def encode(self, image: Any) -> EncodedImage:
+        """Cut and encode an image. Raises as `read_image`, and DeviceError when the device fails."""
+        tiles = cut_into_tiles(read_image(image), self.entry)
+        embeds, keys = self.encoder.encode(tiles)
+        return EncodedImage(image_text(tiles, self.entry), tuple(zip(embeds, keys, strict=True)))
+
+    def expand(self, text: str, images: Seq[EncodedImage]) -> str:
+        """A rendered text, with all tokens of each image in the place of the one that stands for it.
+
+        Raises:
+            RequestError: when the text has other places for images than there are.
+        """
         before, *behind = text.split(self.entry.image_token)
         if len(behind) != len(images):
             raise RequestError(
                 f"The prompt has {len(behind)} places for images ({self.entry.image_token}) and {len(images)} images. "
                 "Give each image as a part of a message, and leave the token out of the text."
             )
-        spans: list[tuple[np.ndarray[Any, Any], bytes]] = []
-        for image, rest in zip(images, behind, strict=True):
-            tiles = cut_into_tiles(read_image(image), self.entry)
-            before += image_text(tiles, self.entry) + rest
-            embeds, keys = self.encoder.encode(tiles)
-            spans += zip(embeds, keys, strict=True)
-        token_ids = tokenizer.encode_rendered(before)
-        return Prompt(token_ids, embeds=self._placed(token_ids, spans))
+        return before + "".join(image.text + rest for image, rest in zip(images, behind, strict=True))
 
-    def _placed(self, token_ids: list[int], spans: list[tuple[Any, bytes]]) -> tuple[Span, ...]:
-        """The tiles' embeddings, each at its image tokens."""
-        count = self.entry.tokens_per_tile
-        places = np.flatnonzero(np.array(token_ids) == self.entry.image_token_id)
-        if len(places) != count * len(spans) or any(len(embeds) != count for embeds, _ in spans):
+    def place(
+        self, token_ids: Seq[int], images: Seq[EncodedImage], answers: Seq[tuple[int, int]] = ()
+    ) -> tuple[Span, ...]:
+        """The images' embeddings, each tile's at its image tokens. answers: see `Prompt`; their tokens are no images'.
+
+        Raises:
+            RequestError: when there are other image tokens than the images have.
+        """
+        count, tiles = self.entry.tokens_per_tile, [tile for image in images for tile in image.tiles]
+        is_place = np.array(token_ids) == self.entry.image_token_id
+        for begin, end in answers:
+            is_place[begin:end] = False
+        places = np.flatnonzero(is_place)
+        if len(places) != count * len(tiles) or any(len(embeds) != count for embeds, _ in tiles):
             raise RequestError(
-                f"{len(spans)} tiles of images have {len(places)} image tokens, and each needs {count}: the bundle's "
+                f"{len(tiles)} tiles of images have {len(places)} image tokens, and each needs {count}: the bundle's "
                 "tokenizer and vision encoder do not belong together. Export the bundle again."
             )
-        begins = places[::count]
-        return tuple(Span(int(begin), *each) for begin, each in zip(begins, spans, strict=True))
+        return tuple(Span(int(begin), *tile) for begin, tile in zip(places[::count], tiles, strict=True))
 
     def _message(self, message: Any, place: int, images: list[Any], tokenizer: ChatTokenizer) -> Any:
         """A message as the template takes it; its images are added to `images`."""

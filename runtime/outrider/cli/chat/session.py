@@ -54,7 +54,7 @@ class Session:
     def system(self) -> str | None:
         """The system message."""
         first = next(iter(self.chat.messages), {})
-        return str(first["content"]) if first.get("role") == "system" else None
+        return text_of(first["content"]) if first.get("role") == "system" else None
 
     @property
     def config(self) -> GenerationConfig:
@@ -87,7 +87,7 @@ class Session:
         """
         chat = self.chat.fork()
         messages = chat.rewind(turns)
-        self.unsent = str(messages[-1]["content"])
+        self.unsent = text_of(messages[-1]["content"])
         self._become(chat)
 
     def undo(self) -> None:
@@ -152,7 +152,12 @@ class Session:
                 self._become(chat)
                 self.last = last
             elif self.chat.turns == before:  # not a retry, whose message has its answer still
-                self.unsent = message if isinstance(message, str) else str(message[-1]["content"])
+                self.unsent = message if isinstance(message, str) else text_of(message[-1]["content"])
+
+
+def text_of(content: str | Seq[Message]) -> str:
+    """A message's text, without the images that a saved conversation may have."""
+    return content if isinstance(content, str) else "".join(part.get("text", "") for part in content)
 
 
 def value_of(name: str, text: str) -> Any:

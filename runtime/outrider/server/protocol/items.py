@@ -7,21 +7,39 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from outrider.server.protocol.requests import Asked, AtLeastOne, FunctionName, JsonObject, PlainText
+from outrider.server.protocol.requests import Asked, AtLeastOne, FunctionName, JsonObject, PlainText, Text
 from outrider.server.protocol.responses import Count, Timings  # noqa: TC001 - msgspec reads annotations
 
 Status = Literal["in_progress", "completed", "incomplete"]
 
 
-class InputPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A part of a message. This server reads text only. annotations, logprobs: of an earlier answer; ignored."""
+class InputTextPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", tag="input_text"):
+    """A text, as a part of a message."""
 
-    type: Literal["input_text", "output_text"]
+    text: str
+
+
+class OutputTextPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", tag="output_text"):
+    """A text of an earlier answer. annotations, logprobs: ignored."""
+
     text: str
     annotations: list[Any] | None = None
     logprobs: list[Any] | None = None
 
 
+class InputImagePart(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", tag="input_image"):
+    """An image, as a part of a message, for a model that sees them.
+
+    image_url: data:image/…;base64,…; nothing is fetched from the network. file_id: refused, no files are stored here.
+    detail: without effect, the model cuts images in its own way.
+    """
+
+    image_url: Text | None = None
+    file_id: str | None = None
+    detail: Literal["auto", "low", "high", "original"] | None = None
+
+
+InputPart = InputTextPart | OutputTextPart | InputImagePart
 Parts = Annotated[list[InputPart], msgspec.Meta(min_length=1)]
 
 
