@@ -36,10 +36,13 @@ class TextPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_fiel
 
 
 class ImageUrl(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """url: data:image/…;base64,…; nothing is fetched from the network. detail: the model cuts images in its own way."""
+    """url: data:image/…;base64,…; nothing is fetched from the network.
+
+    detail: without effect, the model cuts images in its own way.
+    """
 
     url: Text
-    detail: Literal["auto"] | None = None
+    detail: Literal["auto", "low", "high", "original"] | None = None
 
 
 class ImagePart(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", tag="image_url"):
