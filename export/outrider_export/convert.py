@@ -135,18 +135,22 @@ def register(architecture: str) -> None:
     Those in `ARCHITECTURES` were compared with Transformers' own logits.
     """
     known = ARCHITECTURES.get(architecture)
-    if known is None or not (known.like or known.lifted):
-        return
+    if known is not None and (known.like or known.lifted):
+        lift(architecture, "text-generation", _TASK, like=known.like)
+
+
+def lift(architecture: str, *tasks: str, like: str = "") -> None:
+    """Let optimum-intel export an architecture for these tasks with `LAST_TRANSFORMERS`, and as it does `like`."""
     import optimum.exporters.openvino.model_configs  # noqa: F401 - it registers the others
     from optimum.exporters.tasks import TasksManager
 
     made = TasksManager.get_exporter_config_constructor(
-        "openvino", model_type=known.like or architecture, task=_TASK, library_name="transformers"
+        "openvino", model_type=like or architecture, task=tasks[-1], library_name="transformers"
     )
     base: Any = getattr(made, "func", made)
     add = TasksManager.create_register("openvino", overwrite_existing=True)
     own = type(base.__name__, (base,), {"MAX_TRANSFORMERS_VERSION": LAST_TRANSFORMERS})
-    add(architecture, "text-generation", _TASK, library_name="transformers")(own)
+    add(architecture, *tasks, library_name="transformers")(own)
 
 
 def _compress(source: Path, target: Path, weights: str) -> None:

@@ -17,6 +17,8 @@ from outrider_export.diet import put_on_diet
 from outrider_export.encoder_decoder import job as encoder_decoder
 from outrider_export.geometry import check_ir
 from outrider_export.gguf_tokenizer import write_tokenizer
+from outrider_export.marian_tokenizer import is_marian
+from outrider_export.marian_tokenizer import write_tokenizer as write_marian_tokenizer
 from outrider_export.onnx_check import check_onnx
 from outrider_export.plan import PARALLEL_PLACES, parallel_mask
 from outrider_export.sources import CHAT_TEMPLATES, TOKENIZER_FILES, read_json
@@ -147,6 +149,9 @@ def copy_tokenizer(plan: Plan, folder: Path) -> None:
     """Copy a model's tokenizer files to a new folder."""
     if plan.header is not None:
         write_tokenizer(plan.header, folder)
+        return
+    if is_marian(plan.path):
+        write_marian_tokenizer(plan.path, folder)
         return
     folder.mkdir()
     for name in TOKENIZER_FILES:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from outrider_export.progress import Progress
 
 # An allow-list: pickled weights (*.bin, *.pt, *.pth, *.ckpt) are never downloaded.
-ALLOWED = ("*.json", "*.jinja", "*.model", "*.safetensors")
+ALLOWED = ("*.json", "*.jinja", "*.model", "*.spm", "*.safetensors")
 ALLOWED_WITH_CODE = (*ALLOWED, "*.py")
 ELSEWHERE = ("*/*",)  # sub-folders hold other formats: onnx/, openvino/, original/
 

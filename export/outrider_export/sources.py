@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 CHAT_TEMPLATES = ("chat_template.jinja", "chat_template.json")
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", *CHAT_TEMPLATES)
 _HUB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)?")
-ENCODER_DECODERS = ("T5ForConditionalGeneration", "WhisperForConditionalGeneration")
+ENCODER_DECODERS = ("T5ForConditionalGeneration", "WhisperForConditionalGeneration", "MarianMTModel")
 # Models that read images, as in config.json's architectures, and have the layout of `outrider_export.vision`.
 IMAGE_MODELS = ("SmolVLMForConditionalGeneration", "Idefics3ForConditionalGeneration")
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
@@ -124,7 +124,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     if architectures and not reads_images and not any(part in name for name in architectures for part in known):
         raise ExportError(
             f"{folder} holds a {architectures[0]}; Outrider runs causal language models (…ForCausalLM) and "
-            f"{' and '.join(ENCODER_DECODERS)}."
+            f"{', '.join(ENCODER_DECODERS)}."
         )
     if quantised := config.get("quantization_config"):
         method = quantised.get("quant_method", "an unknown method") if isinstance(quantised, dict) else quantised

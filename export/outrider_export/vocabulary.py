@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from outrider.bundle.hashes import vocabulary_sha256
 from outrider.errors import ExportError
 from outrider_export.gguf_tokenizer import CONTROL, UNKNOWN, USER_DEFINED, check_tokenizer, is_padding
+from outrider_export.marian_tokenizer import is_marian, tokenizer_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -53,19 +54,20 @@ class Vocabulary:
 
     @classmethod
     def of_folder(cls, folder: Path) -> Vocabulary:
-        """The vocabulary of a checkpoint folder, from its `tokenizer.json`.
+        """The vocabulary of a checkpoint folder, from its `tokenizer.json` or MarianMT's files.
 
         Raises:
             ExportError: if it is missing or damaged.
         """
         path = folder / "tokenizer.json"
-        if not path.is_file():
+        is_built = is_marian(folder)
+        if not is_built and not path.is_file():
             raise ExportError(
                 f"{folder} has no tokenizer.json. Save one with transformers: "
                 "AutoTokenizer.from_pretrained(folder).save_pretrained(folder)."
             )
         try:
-            content = json.loads(path.read_text(encoding="utf-8"))
+            content = tokenizer_of(folder) if is_built else json.loads(path.read_text(encoding="utf-8"))
             model = content["model"]["vocab"]
             pieces = model.items() if isinstance(model, dict) else ((row[0], i) for i, row in enumerate(model))
             real = {int(token_id): str(token) for token, token_id in pieces}

@@ -85,7 +85,7 @@ def test_unknown_weights_name_the_nearest(tmp_path: Path, option: str, value: st
 
 def test_only_safe_files_are_allowed() -> None:
     repository = [
-        "config.json", "generation_config.json", "tokenizer.json", "tokenizer.model", "chat_template.jinja",
+        "config.json", "generation_config.json", "tokenizer.json", "tokenizer.model", "source.spm", "chat_template.jinja",
         "model-00001-of-00002.safetensors", "model.safetensors.index.json", "modeling_x.py", "README.md",
         "pytorch_model.bin", "model.pt", "model.pth", "model.ckpt", "weights.pkl", "tf_model.h5", "flax_model.msgpack",
         "onnx/model.onnx", "original/consolidated.00.pth", "original/params.json", "x.gguf",
@@ -95,8 +95,8 @@ def test_only_safe_files_are_allowed() -> None:
         options = {"allow_patterns": list(allowed), "ignore_patterns": list(ELSEWHERE)}
         return list(filter_repo_objects(repository, **options))  # type: ignore[arg-type]
 
-    assert chosen(ALLOWED) == repository[:7]
-    assert chosen(ALLOWED_WITH_CODE) == repository[:8]
+    assert chosen(ALLOWED) == repository[:8]
+    assert chosen(ALLOWED_WITH_CODE) == repository[:9]
 
 
 @pytest.fixture

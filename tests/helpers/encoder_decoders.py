@@ -1,13 +1,15 @@
-"""Tiny random T5 and Whisper checkpoints, as transformers saves them, with real tokenizers."""
+"""Tiny random T5, Whisper and MarianMT checkpoints, as transformers saves them, with real tokenizers."""
 
 from __future__ import annotations
 
+import json
+import struct
 from typing import TYPE_CHECKING, Any
 
 from tiny import TEXT, train_tokenizer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
     from pathlib import Path
 
     import numpy as np
@@ -22,6 +24,11 @@ WHISPER_SHAPE: dict[str, Any] = {
     "decoder_attention_heads": 4, "encoder_ffn_dim": 128, "decoder_ffn_dim": 128, "num_mel_bins": 80,
     "max_target_positions": 448,
 }  # fmt: skip
+MARIAN_SHAPE: dict[str, Any] = {  # that of OPUS-MT, but for the sizes
+    "d_model": 64, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 4,
+    "decoder_attention_heads": 4, "encoder_ffn_dim": 128, "decoder_ffn_dim": 128, "max_position_embeddings": 128,
+    "activation_function": "swish", "scale_embedding": True,
+}  # fmt: skip
 LANGUAGES = ("en", "de", "ja")
 NUM_TIMESTAMPS = 1501  # 0.00 to 30.00 s
 
@@ -35,17 +42,21 @@ def _scatter(model: Any) -> None:
             torch.nn.init.normal_(parameter, std=0.3)
 
 
+def unigram_pieces(texts: Iterable[str]) -> dict[str, float]:
+    """Words and letters with their scores. They are not trained: training is not repeatable."""
+    words = sorted({f"\u2581{word}" for word in " ".join(texts).split()})
+    letters = sorted({letter for word in words for letter in word})
+    return {word: -5.0 for word in words if len(word) > 2} | dict.fromkeys(letters, -8.0)
+
+
 def write_t5(folder: Path, seed: int = 0, change: Callable[[Any], None] | None = None, **changes: Any) -> None:
     """A T5 checkpoint with a SentencePiece-like unigram tokenizer. change: is given the model before it is saved."""
     import torch
     from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
     from transformers import PreTrainedTokenizerFast, T5Config, T5ForConditionalGeneration
 
-    words = sorted({f"\u2581{word}" for word in " ".join(TEXT).split()})  # not trained: training is not repeatable
-    letters = sorted({letter for word in words for letter in word})
-    pieces = [("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0)]
-    pieces += [(word, -5.0) for word in words if len(word) > 2] + [(letter, -8.0) for letter in letters]
-    tokenizer = Tokenizer(models.Unigram(pieces, unk_id=2))
+    pieces = {"<pad>": 0.0, "</s>": 0.0, "<unk>": 0.0} | unigram_pieces(TEXT)
+    tokenizer = Tokenizer(models.Unigram([*pieces.items()], unk_id=2))
     tokenizer.normalizer = normalizers.Sequence(
         [normalizers.NFKC(), normalizers.Replace(Regex(r"\s+"), " "), normalizers.Strip()]
     )
@@ -79,9 +90,29 @@ def _layers(model: Any) -> Any:
 
 
 def cut_decoder(model: Any) -> None:
-    """Leave the first layer of a T5 model's decoder only. The encoder stays as it is."""
-    model.decoder.block = model.decoder.block[:1]
-    model.config.num_decoder_layers = 1
+    """Leave the first layer of a model's decoder only. The encoder stays as it is."""
+    if hasattr(model, "shared"):
+        model.decoder.block = model.decoder.block[:1]
+        model.config.num_decoder_layers = 1
+    else:
+        model.model.decoder.layers = model.model.decoder.layers[:1]
+        model.config.decoder_layers = 1
+
+
+def shake_encoder(model: Any) -> None:
+    """Change a Whisper's encoder a little, so that it is another one with much the same states."""
+    import torch
+
+    torch.manual_seed(99)
+    for parameter in model.model.encoder.layers.parameters():
+        parameter.data += 0.001 * torch.randn_like(parameter)
+
+
+def hush_last_layer(model: Any) -> None:
+    """Have the last layer of a Whisper's decoder change little, so that a decoder without it often agrees."""
+    last = model.model.decoder.layers[-1]
+    for matrix in (last.self_attn.out_proj, last.encoder_attn.out_proj, last.fc2):
+        matrix.weight.data *= 0.02
 
 
 def write_whisper(folder: Path, seed: int = 0, change: Callable[[Any], None] | None = None, **changes: Any) -> None:
@@ -126,6 +157,74 @@ def write_whisper(folder: Path, seed: int = 0, change: Callable[[Any], None] | N
         change(model)
     model.save_pretrained(folder)
     WhisperFeatureExtractor(feature_size=shape["num_mel_bins"]).save_pretrained(folder)
+
+
+def write_marian(folder: Path, seed: int = 9, change: Callable[[Any], None] | None = None, **changes: Any) -> None:
+    """A MarianMT checkpoint with SentencePiece's files, from English to German. It would always generate padding."""
+    import torch
+    from transformers import GenerationConfig, MarianConfig, MarianMTModel
+
+    folder.mkdir(parents=True)
+    source, target = unigram_pieces(TEXT[:2]), unigram_pieces(TEXT[2:3])
+    (folder / "source.spm").write_bytes(sentencepiece_model(source))
+    (folder / "target.spm").write_bytes(sentencepiece_model(target))
+    tokens = [*dict.fromkeys(["</s>", "<unk>", ">>deu<<", *target, *source, "<pad>"])]
+    ids = {token: i for i, token in enumerate(tokens)}
+    (folder / "vocab.json").write_text(json.dumps(ids), encoding="utf-8")
+    names = {"eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>", "tokenizer_class": "MarianTokenizer"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(names), encoding="utf-8")
+    torch.manual_seed(seed)
+    pad = ids["<pad>"]
+    special = {"pad_token_id": pad, "decoder_start_token_id": pad, "eos_token_id": 0, "forced_eos_token_id": 0}
+    model = MarianMTModel(MarianConfig(vocab_size=len(ids), **special, **(MARIAN_SHAPE | changes))).eval()
+    _scatter(model)
+    _vary(model.model.decoder.layers)
+    model.final_logits_bias.normal_()
+    model.final_logits_bias[0, 0] = -10.0  # so that texts are long
+    model.final_logits_bias[0, pad] = 1000.0
+    model.generation_config = GenerationConfig(**special, bad_words_ids=[[pad]], num_beams=4, max_length=128)
+    if change is not None:
+        change(model)
+    model.save_pretrained(folder)
+
+
+def _vary(layers: Any) -> None:
+    """Have tokens followed by others than themselves: input and output share one matrix, so states are rotated.
+
+    The last layer's feed-forward network becomes a random matrix, as swish(x) - swish(-x) = x.
+    """
+    import torch
+
+    for layer in layers:
+        for attention in (layer.self_attn, layer.encoder_attn):
+            attention.out_proj.weight.data *= 0.15
+    last, size = layers[-1], layers[-1].embed_dim
+    matrix = torch.randn(size, size)
+    last.fc1.weight.data = torch.cat([torch.eye(size), -torch.eye(size)])
+    last.fc2.weight.data = torch.cat([matrix, -matrix], dim=1)
+    last.final_layer_norm.weight.data *= 3
+
+
+def sentencepiece_model(pieces: dict[str, float], model_type: int = 1, piece_type: int = 1) -> bytes:
+    """A SentencePiece model that does not normalise characters, in protobuf's format. pieces: their scores."""
+    control = [("<unk>", 0.0, 2), ("<s>", 0.0, 3), ("</s>", 0.0, 3)]
+    every = [*control, *((piece, score, piece_type) for piece, score in pieces.items())]
+    made = [
+        _field(1, _field(1, piece.encode()) + _field(2, score) + _field(3, kind)) for piece, score, kind in every
+    ]
+    return b"".join(made) + _field(2, _field(3, model_type)) + _field(3, _field(1, b"identity"))
+
+
+def _field(number: int, value: float | bytes) -> bytes:
+    if isinstance(value, float):
+        return bytes([number << 3 | 5]) + struct.pack("<f", value)
+    if isinstance(value, int):
+        return bytes([number << 3]) + _varint(value)
+    return bytes([number << 3 | 2]) + _varint(len(value)) + value
+
+
+def _varint(value: int) -> bytes:
+    return bytes([value]) if value < 0x80 else bytes([value & 0x7F | 0x80]) + _varint(value >> 7)
 
 
 def tone(seconds: float, seed: int = 0, rate: int = 16_000) -> NDArray[np.float32]:

@@ -138,6 +138,8 @@ def test_a_source_takes_room_until_its_request_ends(engine: Engine, backend: Enc
     assert backend.open(backend.cache.num_tokens + 1) is None
     with pytest.raises(RequestError, match="65 tokens; the encoder reads 64"):
         backend.open(4, Prompt((), source=Source.of_text([1] * 65)))
+    with pytest.raises(RequestError, match="for the adapter 'legal', and EncoderDecoder has none here"):
+        backend.open(4, Prompt((), source=Source.of_text([1]), adapter="legal"))
     with pytest.raises(RequestError, match="exceed the model's context"):
         engine.generate(TEXTS[0], max_new_tokens=512)
 

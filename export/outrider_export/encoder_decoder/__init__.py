@@ -1,1 +1,1 @@
-"""Exports encoder-decoder models: T5 and Whisper. See docs/encoder-decoder.md."""
+"""Exports encoder-decoder models: T5, Whisper and MarianMT. See docs/encoder-decoder.md."""

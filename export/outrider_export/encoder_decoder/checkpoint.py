@@ -21,11 +21,19 @@ if TYPE_CHECKING:
     from outrider_export.vocabulary import Vocabulary
 
 ENCODER_FOLDER = "encoder"
-TASKS = {"t5": "text2text-generation-with-past", "whisper": "automatic-speech-recognition-with-past"}
-ARCHITECTURES = dict(zip(ENCODER_DECODERS, ("t5", "whisper"), strict=True))
+TASKS = {
+    "t5": "text2text-generation-with-past",
+    "whisper": "automatic-speech-recognition-with-past",
+    "marian": "text2text-generation-with-past",
+}
+ARCHITECTURES = dict(zip(ENCODER_DECODERS, TASKS, strict=True))
 _T5_LENGTH = 512  # tokens that T5 was trained with; newer configurations leave n_positions out
 # The weights that an encoder is made of, and what else of its configuration it depends on.
-_WEIGHTS = {"t5": ("shared.", "encoder."), "whisper": ("model.encoder.",)}
+_WEIGHTS = {
+    "t5": ("shared.", "encoder."),
+    "whisper": ("model.encoder.",),
+    "marian": ("model.shared.", "model.encoder."),
+}
 _SHAPE = {
     "t5": (
         "d_model", "d_kv", "d_ff", "num_heads", "num_layers", "feed_forward_proj", "layer_norm_epsilon",
@@ -35,11 +43,15 @@ _SHAPE = {
         "d_model", "encoder_layers", "encoder_attention_heads", "encoder_ffn_dim", "num_mel_bins",
         "max_source_positions", "activation_function", "scale_embedding",
     ),
+    "marian": (
+        "d_model", "encoder_layers", "encoder_attention_heads", "encoder_ffn_dim", "max_position_embeddings",
+        "activation_function", "scale_embedding",
+    ),
 }  # fmt: skip
 
 
 def kind_of(config: dict[str, Any]) -> str | None:
-    """ "t5" or "whisper"; None for another kind of model."""
+    """ "t5", "whisper" or "marian"; None for another kind of model."""
     names = config.get("architectures") or []
     return next((ARCHITECTURES[name] for name in names if name in ARCHITECTURES), None)
 
@@ -65,7 +77,7 @@ def geometry_of(config: dict[str, Any], where: Path) -> Geometry:
             num_kv_heads=heads,
             head_size=config["d_kv"] if is_t5 else config["d_model"] // heads,
             hidden_size=config["d_model"],
-            context_length=_t5_length(config) if is_t5 else config["max_target_positions"],
+            context_length=_length(config, "max_target_positions"),
             logits_width=config["vocab_size"],
         )
     except KeyError as error:
@@ -77,8 +89,12 @@ def _decoder_layers_of_t5(config: dict[str, Any]) -> int:
     return layers
 
 
-def _t5_length(config: dict[str, Any]) -> int:
-    return int(config.get("n_positions") or _T5_LENGTH)
+def _length(config: dict[str, Any], key: str) -> int:
+    """The most positions of the encoder or the decoder. key: where Whisper's configuration has it."""
+    kind = kind_of(config)
+    if kind == "t5":
+        return int(config.get("n_positions") or _T5_LENGTH)
+    return int(config["max_position_embeddings" if kind == "marian" else key])
 
 
 def describe_encoder(folder: Path, config: dict[str, Any], vocabulary: Vocabulary) -> EncoderEntry:
@@ -94,19 +110,19 @@ def describe_encoder(folder: Path, config: dict[str, Any], vocabulary: Vocabular
             f"{folder} does not say with which token its decoder begins. Add decoder_start_token_id to "
             "generation_config.json."
         )
-    is_audio = kind_of(config) == "whisper"
+    kind, size = kind_of(config), len(vocabulary)
     forced = generation.get("forced_bos_token_id")
     return EncoderEntry(
         folder=ENCODER_FOLDER,
-        kind="audio" if is_audio else "text",
-        num_layers=config["encoder_layers"] if is_audio else config["num_layers"],
+        kind="audio" if kind == "whisper" else "text",
+        num_layers=config["num_layers" if kind == "t5" else "encoder_layers"],
         hidden_size=config["d_model"],
-        context_length=config["max_source_positions"] if is_audio else _t5_length(config),
+        context_length=_length(config, "max_source_positions"),
         sha256=_hash_of(folder, config),
         begin_token_ids=(start, forced) if isinstance(forced, int) else (start,),
-        suppress_token_ids=_ids(generation, "suppress_tokens", len(vocabulary)),
-        begin_suppress_token_ids=_ids(generation, "begin_suppress_tokens", len(vocabulary)),
-        audio=_describe_audio(folder, generation, vocabulary) if is_audio else None,
+        suppress_token_ids=_ids([*(generation.get("suppress_tokens") or []), *_bad_words(folder, generation)], size),
+        begin_suppress_token_ids=_ids(generation.get("begin_suppress_tokens") or [], size),
+        audio=_describe_audio(folder, generation, vocabulary) if kind == "whisper" else None,
     )
 
 
@@ -154,8 +170,18 @@ def _describe_audio(folder: Path, generation: dict[str, Any], vocabulary: Vocabu
     )
 
 
-def _ids(generation: dict[str, Any], name: str, size: int) -> tuple[int, ...]:
-    values = generation.get(name) or []
+def _bad_words(folder: Path, generation: dict[str, Any]) -> list[int]:
+    """The tokens of `bad_words_ids`: of a MarianMT, the padding that its texts begin with."""
+    words: list[list[int]] = generation.get("bad_words_ids") or []
+    if longer := [word for word in words if len(word) > 1]:
+        raise ExportError(
+            f"{folder} has {longer[0]} among its bad_words_ids, and Outrider bans single tokens only. Remove it from "
+            "generation_config.json and config.json."
+        )
+    return [token_id for word in words for token_id in word]
+
+
+def _ids(values: list[Any], size: int) -> tuple[int, ...]:
     return tuple(sorted({value for value in values if isinstance(value, int) and 0 <= value < size}))
 
 

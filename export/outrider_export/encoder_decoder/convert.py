@@ -1,6 +1,6 @@
 """Child process: the checkpoint folder of an encoder-decoder model to three graphs in OpenVINO IR, through torch.
 
-Job: as for `outrider_export.convert`, with `kind`, "t5" or "whisper"; `output`, the folder for the decoder and its
+Job: as for `outrider_export.convert`, with `kind`, "t5", "whisper" or "marian"; `output`, the folder for the decoder and its
 cross-attention; and `encoder`, the folder for the encoder, or None if another model's is the same.
 """
 
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from outrider.bundle.manifest import CROSS_NAME, Geometry
-from outrider_export.convert import compress
+from outrider_export.convert import compress, lift
 from outrider_export.encoder_decoder.checkpoint import TASKS
 from outrider_export.encoder_decoder.graphs import cross_model, decoder_model, encoder_model
 from outrider_export.tokenizer_job import add_tokenizer
@@ -56,7 +56,8 @@ def convert(job: dict[str, Any], progress: Progress) -> dict[str, Any]:
     shutil.rmtree(scratch / "ir", ignore_errors=True)
     if "tokenizer" in job:
         progress.phase("tokenizer")
-        add_tokenizer(job)
+        # MarianMT's files are read by none of the converters: see `outrider_export.marian_tokenizer`.
+        add_tokenizer(job | {"model": job["tokenizer"]} if job["kind"] == "marian" else job)
     return {"tied_embeddings": tied}
 
 
@@ -74,7 +75,7 @@ def _load_model(job: dict[str, Any]) -> Any:
         use_safetensors=True,
         trust_remote_code=job["trust_remote_code"],
     )
-    if job["kind"] == "whisper":  # its positions are a table, which padding may read beyond
+    if job["kind"] != "t5":  # its positions are a table, which padding may read beyond
         table = model.model.decoder.embed_positions
         last = table.weight.data[-1:].repeat(_SPARE_POSITIONS, 1)
         table.weight = torch.nn.Parameter(torch.cat([table.weight.data, last]))
@@ -85,10 +86,13 @@ def _to_ir(model: Any, folder: Path, job: dict[str, Any]) -> None:
     from optimum.exporters.openvino import export_from_model
     from optimum.intel.openvino import OVConfig
 
+    task = TASKS[job["kind"]]
+    if job["kind"] == "marian":
+        lift("marian", task)
     export_from_model(
         model,
         folder,
-        task=TASKS[job["kind"]],
+        task=task,
         ov_config=OVConfig(dtype="fp16" if job["weights"] == "fp16" else "fp32"),
         stateful=False,
     )

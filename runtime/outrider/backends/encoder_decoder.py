@@ -190,11 +190,12 @@ class EncoderDecoder:
         """A slot with room for `max_tokens`; None while other slots hold the room.
 
         Raises:
-            RequestError: for a prompt with embeds, or a source that the encoder cannot read.
+            RequestError: for a prompt with embeds or an adapter, or a source that the encoder cannot read.
             DeviceError: when the device fails.
         """
         if prompt.embeds:
             raise RequestError("The prompt has embeds, and encoder-decoder models read none. Pass it without.")
+        prompt.check_adapter(self)
         source, entry = prompt.source, self.encoder.entry
         length = 0
         if source is not None:

@@ -1,0 +1,176 @@
+"""Builds `tokenizer.json` for a MarianMT checkpoint, which has a SentencePiece model and `vocab.json` instead.
+
+    if is_marian(folder):
+        write_tokenizer(folder, new)
+
+`source.spm` cuts a text into pieces, and `vocab.json` has the ids of its pieces and of the target language's. Both
+become one Unigram model with the ids of `vocab.json`. A character that `source.spm` does not know keeps the id that it
+may have in `vocab.json`, as in Transformers' `MarianTokenizer`. Two things differ from it: several such characters in a
+row keep their ids, where MarianTokenizer looks up the row as one piece, and mostly finds none; and a piece of
+`source.spm` that `vocab.json` lacks is cut into smaller ones, where MarianTokenizer has <unk>.
+
+Source of the format: google/sentencepiece, `sentencepiece_model.proto`.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import struct
+from typing import TYPE_CHECKING, Any
+
+from outrider.errors import ExportError
+from outrider_export.sources import read_json
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+MODEL, VOCABULARY = "source.spm", "vocab.json"
+_EOS, _UNKNOWN, _PAD = "</s>", "<unk>", "<pad>"
+_UNIGRAM = 1  # trainer_spec.model_type
+_NORMAL, _USER_DEFINED, _BYTE = 1, 4, 6  # types of pieces
+_PENALTY = 10.0  # of an unknown character, below the lowest score, as in SentencePiece
+_NEVER = -1000.0  # the score of pieces that no text is cut into: lower than that of all their characters
+
+
+def is_marian(folder: Path) -> bool:
+    """Whether a checkpoint has MarianMT's tokenizer."""
+    return (folder / MODEL).is_file()
+
+
+def tokenizer_of(folder: Path) -> dict[str, Any]:
+    """The content of a `tokenizer.json` for a checkpoint folder.
+
+    Raises:
+        ExportError: when a file is missing or damaged, or the tokenizer is of another kind.
+    """
+    if read_json(folder / "tokenizer_config.json").get("separate_vocabs"):
+        raise ExportError(
+            f"{folder} has one vocabulary for its source and another for its target (separate_vocabs), and a bundle has "
+            "one for both. Choose a checkpoint whose vocabularies are shared."
+        )
+    ids = read_json(folder / VOCABULARY)
+    if sorted(ids.values()) != [*range(len(ids))] or not {_EOS, _UNKNOWN, _PAD} <= {*ids}:
+        raise ExportError(
+            f"{folder / VOCABULARY} does not number its tokens from 0 on, {_EOS}, {_UNKNOWN} and {_PAD} among them. "
+            "Download the checkpoint again."
+        )
+    try:
+        scores, charsmap = _read(folder / MODEL)
+    except (ValueError, IndexError, KeyError, struct.error) as error:
+        raise ExportError(
+            f"{folder / MODEL} is no SentencePiece model that Outrider reads: {error}. MarianMT's are Unigram models "
+            "without bytes and user-defined symbols."
+        ) from error
+    lowest = min(scores.values())
+    pieces = [
+        (piece, scores.get(piece, lowest - _PENALTY if len(piece) == 1 else _NEVER)) for piece in sorted(ids, key=ids.__getitem__)
+    ]
+    special = {_EOS, _UNKNOWN, _PAD}
+    added = [piece for piece in ids if piece in special or (piece.startswith(">>") and piece.endswith("<<"))]
+    charsmaps = [{"type": "Precompiled", "precompiled_charsmap": charsmap}] if charsmap else []
+    metaspace = {"type": "Metaspace", "replacement": "\u2581", "prepend_scheme": "always", "split": True}
+    return {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [
+            {
+                "id": ids[piece], "content": piece, "single_word": False, "lstrip": False, "rstrip": False,
+                "normalized": False, "special": piece in special,
+            }
+            for piece in sorted(added, key=ids.__getitem__)
+        ],
+        "normalizer": {"type": "Sequence", "normalizers": [*charsmaps, _replace(" {2,}", " "), _replace(r"\A | \z", "")]},
+        "pre_tokenizer": metaspace,
+        "post_processor": {
+            "type": "TemplateProcessing",
+            "single": [{"Sequence": {"id": "A", "type_id": 0}}, {"SpecialToken": {"id": _EOS, "type_id": 0}}],
+            "pair": [
+                {"Sequence": {"id": "A", "type_id": 0}},
+                {"Sequence": {"id": "B", "type_id": 0}},
+                {"SpecialToken": {"id": _EOS, "type_id": 0}},
+            ],
+            "special_tokens": {_EOS: {"id": _EOS, "ids": [ids[_EOS]], "tokens": [_EOS]}},
+        },
+        "decoder": metaspace,
+        "model": {"type": "Unigram", "unk_id": ids[_UNKNOWN], "vocab": pieces, "byte_fallback": False},
+    }  # fmt: skip
+
+
+def write_tokenizer(source: Path, folder: Path) -> None:
+    """Write `tokenizer.json` and `tokenizer_config.json` of the checkpoint `source` into `folder`.
+
+    Raises:
+        ExportError: as `tokenizer_of`.
+    """
+    config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "clean_up_tokenization_spaces": False,
+        "model_max_length": read_json(source / "tokenizer_config.json").get("model_max_length", 512),
+        "eos_token": _EOS,
+        "unk_token": _UNKNOWN,
+        "pad_token": _PAD,
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, content in (("tokenizer.json", tokenizer_of(source)), ("tokenizer_config.json", config)):
+        text = json.dumps(content, ensure_ascii=False, indent=1)
+        (folder / name).write_text(text, encoding="utf-8", newline="\n")
+
+
+def _replace(pattern: str, content: str) -> dict[str, Any]:
+    return {"type": "Replace", "pattern": {"Regex": pattern}, "content": content}
+
+
+def _read(path: Path) -> tuple[dict[str, float], str]:
+    """The scores of a SentencePiece model's pieces, and its table for normalising characters in base64.
+
+    Raises:
+        ValueError: when it is of another kind.
+    """
+    scores: dict[str, float] = {}
+    charsmap = b""
+    for number, value in _fields(path.read_bytes()):
+        if number == 1:
+            piece = dict(_fields(value))
+            kind = piece.get(3, _NORMAL)
+            if kind in (_USER_DEFINED, _BYTE):
+                raise ValueError(f"it has the piece {piece[1]!r} of type {kind}")
+            if kind == _NORMAL:
+                scores[piece[1].decode()] = struct.unpack("<f", piece.get(2, bytes(4)))[0]
+        elif number == 2 and (kind := dict(_fields(value)).get(3, _UNIGRAM)) != _UNIGRAM:
+            raise ValueError(f"its type is {kind}")
+        elif number == 3:
+            charsmap = dict(_fields(value)).get(2, b"")
+    if not scores:
+        raise ValueError("it has no pieces")
+    return scores, base64.b64encode(charsmap).decode()
+
+
+def _fields(data: bytes) -> Iterator[tuple[int, Any]]:
+    """The fields of a message in protobuf's format: numbers, and what they hold as int or bytes."""
+    at = 0
+
+    def varint() -> int:
+        nonlocal at
+        value = shift = 0
+        while True:
+            byte = data[at]
+            at += 1
+            value |= (byte & 0x7F) << shift
+            shift += 7
+            if byte < 0x80:
+                return value
+
+    while at < len(data):
+        number, kind = divmod(varint(), 8)
+        if kind == 0:
+            yield number, varint()
+            continue
+        size = {1: 8, 2: -1, 5: 4}[kind]
+        size = varint() if size < 0 else size
+        if at + size > len(data):
+            raise ValueError("it is cut short")
+        yield number, data[at : at + size]
+        at += size

@@ -1,0 +1,204 @@
+"""A tiny random MarianMT: its tokenizer, exported, and compared with Transformers and with plain decoding."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+import outrider
+from encoder_decoders import cut_decoder, sentencepiece_model, shake_decoder, unigram_pieces, write_marian
+from outrider.cli import run
+from outrider.errors import ExportError
+from outrider_export.marian_tokenizer import tokenizer_of
+from tiny import TEXT
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from outrider.engine import Engine
+
+SAMPLED: dict[str, Any] = {"temperature": 1.0, "top_p": 0.95, "seed": 7}
+TEXTS = (
+    "The quick brown fox jumps over the lazy dog.",
+    ">>deu<< It's 2024, isn't it? We'll see: 3.14 and 2,718.",
+    "def quicksort(items): return items",
+)
+
+
+@pytest.fixture(scope="session")
+def marian(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder: Path = tmp_path_factory.mktemp("checkpoints") / "marian"
+    write_marian(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def translator(convert: Any, marian: Path) -> Iterator[Engine]:
+    """A MarianMT with a draft model that has its encoder."""
+    draft = marian.with_name("marian-draft")
+    if not draft.exists():
+        write_marian(draft, change=shake_decoder)
+    bundle, _ = convert(marian, draft, weights="fp32", draft_weights="fp32")
+    with outrider.load(bundle.folder) as engine:
+        yield engine
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_greedy_is_transformers(translator: Engine, marian: Path, text: str) -> None:
+    """Up to the last of the decoder's positions; without beams, and without the end that is forced there."""
+    import torch
+    from transformers import MarianMTModel
+
+    model = MarianMTModel.from_pretrained(marian).eval()
+    source = torch.tensor([translator.tokenizer.encode_prompt(text)])
+    options: dict[str, Any] = {"num_beams": 1, "do_sample": False, "forced_eos_token_id": None}
+    expected = model.generate(source, max_new_tokens=127, **options)[0].tolist()
+    found = translator.generate(text, max_new_tokens=127, drafter=None).token_ids
+    assert [model.config.pad_token_id, *found] == expected
+    assert len(set(found)) > 4
+
+
+@pytest.mark.parametrize("options", [{}, SAMPLED, SAMPLED | {"repetition_penalty": 1.3}], ids=str)
+def test_drafted_is_plain(translator: Engine, options: dict[str, Any]) -> None:
+    assert translator.main.capabilities.bit_exact_batching
+    accepted = dict.fromkeys(translator.drafters, 0)
+    for text in TEXTS:
+        plain = translator.generate(text, max_new_tokens=100, drafter=None, **options)
+        for name in translator.drafters:
+            for count in (1, 3, 8):
+                drafter: dict[str, Any] = {"drafter": name, "num_assistant_tokens": count}
+                found = translator.generate(text, max_new_tokens=100, **options, **drafter)
+                assert found.token_ids == plain.token_ids
+                assert found.exact
+                accepted[name] += found.stats.num_accepted_tokens
+        assert translator.generate(text, max_new_tokens=100, **options).token_ids == plain.token_ids
+    assert accepted["draft"]
+    assert accepted["suffix"]
+
+
+def test_copies_come_from_the_source(translator: Engine) -> None:
+    """Names and numbers are the same in both languages, and have the same tokens."""
+    request = translator.prepare(TEXTS[1], drafter="suffix", max_new_tokens=4)
+    source = translator.tokenizer.encode_prompt(TEXTS[1])
+    (reference,) = request.sequence.references
+    assert reference.followers(reference.find(source[3:6])).token_id == source[6]
+
+
+def test_bundle_says_what_the_checkpoint_does(translator: Engine, marian: Path) -> None:
+    ids = json.loads((marian / "vocab.json").read_text(encoding="utf-8"))
+    encoder = translator.bundle.manifest.main.encoder
+    assert encoder is not None
+    assert encoder.begin_token_ids == encoder.suppress_token_ids == (ids["<pad>"],)
+    assert translator.bundle.manifest.tokenizer.eos_token_ids == (0,)
+    assert translator.bundle.manifest.main.vocab_size == len(ids)
+    assert not (translator.bundle.folder / "draft-encoder").exists()
+
+
+def test_certificate_is_green(translator: Engine, capsys: pytest.CaptureFixture[str]) -> None:
+    checks = ["--checks", "batching,greedy,coupled", "--modes", "draft:3,suffix:3", "--max-new-tokens", "8", "--context", "64"]
+    assert run(["verify", str(translator.bundle.folder), *checks, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["passed"]
+
+
+def test_another_encoder_in_int8(convert: Any, marian: Path) -> None:
+    other = marian.with_name("marian-other")
+    write_marian(other, seed=5, change=cut_decoder)
+    bundle, told = convert(marian, other, weights="int8", draft_weights="int8")
+    assert any("an encoder of its own" in note for note in told.notes)
+    with outrider.load(bundle.folder) as engine:
+        plain, drafted = (engine.generate(TEXTS[0], max_new_tokens=30, drafter=name) for name in (None, "draft"))
+        assert drafted.token_ids == plain.token_ids or not plain.exact
+
+
+@pytest.mark.parametrize(
+    "text",
+    [*TEXTS[::2], "  The  quick   fox ", "quick, quicker", "overlazy jumps"],
+)
+def test_tokens_are_sentencepieces(translator: Engine, marian: Path, text: str) -> None:
+    ids = json.loads((marian / "vocab.json").read_text(encoding="utf-8"))
+    pieces = sentencepieces(marian / "source.spm", text)
+    found = translator.tokenizer.encode_prompt(text)
+    assert found == [ids[piece] for piece in pieces] + [0]
+    assert translator.tokenizer.decode(found) == " ".join(text.split())
+
+
+def test_letters_of_the_target_keep_their_ids(translator: Engine, marian: Path) -> None:
+    ids = json.loads((marian / "vocab.json").read_text(encoding="utf-8"))
+    known = "\u00f6"  # in target.spm only
+    assert known not in unigram_pieces(TEXT[:2])
+    expected = ["\u2581", "f", known, "x", "<unk>", "</s>"]
+    assert translator.tokenizer.encode_prompt(f"f{known}x\U0001f680") == [ids[piece] for piece in expected]
+    # Nor is a text cut into the target language's longer pieces, as its letters are.
+    assert ids["\u2581quer"] not in translator.tokenizer.encode_prompt("quer")
+
+
+def test_codes_of_languages_are_tokens(translator: Engine, marian: Path) -> None:
+    ids = json.loads((marian / "vocab.json").read_text(encoding="utf-8"))
+    found = translator.tokenizer.encode_prompt(">>deu<< The fox")
+    assert found == [ids[piece] for piece in (">>deu<<", "\u2581The", "\u2581fox", "</s>")]
+
+
+def sentencepieces(path: Path, text: str) -> list[str]:
+    """The pieces of a text, by the SentencePiece library in OpenVINO's tokenizers."""
+    import openvino as ov
+    import openvino_tokenizers
+    from openvino import opset13 as ops
+
+    texts = ops.parameter([-1], dtype=ov.Type.string)
+    model = ops.constant(np.frombuffer(path.read_bytes(), dtype=np.uint8))
+    attributes = {"add_bos": False, "add_eos": False, "reverse": False, "alpha": 1, "nbest_size": 1}
+    node = openvino_tokenizers._get_factory().create("SentencepieceTokenizer", [model, texts], attributes)
+    found = ov.compile_model(ov.Model([node.output(1)], [texts], "pieces"), "CPU")([text])[0].tolist()
+    pieces = ["<unk>", "<s>", "</s>", *unigram_pieces(TEXT[:2])]
+    return [pieces[token_id] for token_id in found]
+
+
+def edit(name: str, **changes: Any) -> Callable[[Path], None]:
+    def make(folder: Path) -> None:
+        path = folder / name
+        path.write_text(json.dumps(json.loads(path.read_text(encoding="utf-8")) | changes), encoding="utf-8")
+
+    return make
+
+
+def model(content: Callable[[], bytes]) -> Callable[[Path], None]:
+    return lambda folder: (folder / "source.spm").write_bytes(content()) and None  # type: ignore[func-returns-value]
+
+
+PIECES = {"\u2581": -2.0, "a": -3.0}
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (edit("tokenizer_config.json", separate_vocabs=True), "separate_vocabs"),
+        (edit("vocab.json", extra=9999), "does not number its tokens from 0 on"),
+        (model(lambda: sentencepiece_model(PIECES, model_type=2)), "its type is 2"),
+        (model(lambda: sentencepiece_model(PIECES, piece_type=4)), "of type 4"),
+        (model(lambda: sentencepiece_model({})), "no pieces"),
+        (model(lambda: sentencepiece_model(PIECES)[:-3]), "cut short"),
+        (model(lambda: b"\xff" * 40), "no SentencePiece model"),
+    ],
+    ids=["two vocabularies", "gap", "bpe", "user-defined", "empty", "cut", "garbage"],
+)
+def test_other_tokenizers_are_refused(
+    marian: Path, tmp_path: Path, damage: Callable[[Path], None], message: str
+) -> None:
+    shutil.copytree(marian, tmp_path / "other", ignore=shutil.ignore_patterns("*.safetensors"))
+    damage(tmp_path / "other")
+    with pytest.raises(ExportError, match=message):
+        tokenizer_of(tmp_path / "other")
+
+
+def test_sequences_that_are_banned_are_refused(marian: Path, tmp_path: Path) -> None:
+    from outrider_export import export_bundle
+
+    shutil.copytree(marian, tmp_path / "other")
+    edit("generation_config.json", bad_words_ids=[[3, 4]])(tmp_path / "other")
+    with pytest.raises(ExportError, match=r"\[3, 4\] among its bad_words_ids"):
+        export_bundle(tmp_path / "other", output=tmp_path / "out")

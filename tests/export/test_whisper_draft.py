@@ -1,0 +1,135 @@
+"""A tiny random Whisper with draft models as Distil-Whisper is one: fewer layers in the decoder, one encoder or two."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import outrider
+from encoder_decoders import cut_decoder, hush_last_layer, shake_encoder, tone, write_whisper
+from outrider.cli import run
+from outrider.errors import ExportError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from outrider.engine import Engine
+    from outrider.results import Transcription
+
+SAMPLED: dict[str, Any] = {"temperature": 1.0, "top_p": 0.95, "seed": 7}
+
+
+@pytest.fixture(scope="session")
+def whisper(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder: Path = tmp_path_factory.mktemp("checkpoints") / "whisper"
+    write_whisper(folder, change=hush_last_layer)
+    return folder
+
+
+def distil(model: Any) -> None:
+    hush_last_layer(model)
+    cut_decoder(model)
+
+
+def distil_all(model: Any) -> None:
+    distil(model)
+    shake_encoder(model)
+
+
+@pytest.fixture(scope="module", params=["shared", "own"])
+def listener(request: pytest.FixtureRequest, convert: Any, whisper: Path) -> Iterator[Engine]:
+    """A Whisper, and a draft model with half its decoder that shares its encoder or has its own."""
+    draft = whisper.with_name(f"distil-{request.param}")
+    write_whisper(draft, change=distil if request.param == "shared" else distil_all)
+    bundle, _ = convert(whisper, draft, weights="fp32", draft_weights="fp32")
+    with outrider.load(bundle.folder) as engine:
+        yield engine
+
+
+def is_shared(engine: Engine) -> bool:
+    return not (engine.bundle.folder / "draft-encoder").exists()
+
+
+def token_ids_of(found: Transcription) -> list[list[int]]:
+    return [window.token_ids for window in found.windows]
+
+
+@pytest.mark.parametrize("options", [{}, SAMPLED], ids=str)
+@pytest.mark.parametrize("timestamps", [False, True])
+def test_drafted_is_plain(listener: Engine, timestamps: bool, options: dict[str, Any]) -> None:
+    assert listener.main.capabilities.bit_exact_batching
+    common: dict[str, Any] = {"language": "en", "timestamps": timestamps, "max_new_tokens": 60, **options}
+    plain = listener.transcribe(tone(4), drafter=None, **common)
+    for count in (1, 3, 8):
+        found = listener.transcribe(tone(4), drafter="draft", num_assistant_tokens=count, **common)
+        assert token_ids_of(found) == token_ids_of(plain)
+        assert found.segments == plain.segments
+        (window,) = found.windows
+        assert window.exact
+        stats = window.stats
+        assert 0 < stats.num_accepted_tokens == sum(stats.num_accepted_tokens_per_position) <= stats.num_draft_tokens
+        assert max(stats.num_draft_tokens_per_round) == count
+        assert stats.num_generated_tokens == len(window.token_ids)
+        # The first token comes with the prompt; behind the last, an accepted token's row may be left over.
+        assert stats.num_rounds + stats.num_accepted_tokens - (stats.num_generated_tokens - 1) in (0, 1)
+        assert stats.num_rounds < plain.windows[0].stats.num_rounds
+    assert not plain.windows[0].stats.num_draft_tokens
+    assert token_ids_of(listener.transcribe(tone(4), **common)) == token_ids_of(plain)
+
+
+def test_windows_begin_where_plain_decoding_begins_them(listener: Engine) -> None:
+    """A window's begin follows from the tokens of the one before; the language is found without drafts."""
+    common: dict[str, Any] = {"timestamps": True, "max_new_tokens": 40, "num_assistant_tokens": 4}
+    plain, drafted = (listener.transcribe(tone(40), drafter=name, **common) for name in (None, "draft"))
+    assert len(plain.windows) > 1
+    assert token_ids_of(drafted) == token_ids_of(plain)
+    assert (drafted.language, drafted.segments, drafted.text) == (plain.language, plain.segments, plain.text)
+    assert sum(window.stats.num_accepted_tokens for window in drafted.windows)
+
+
+def test_drafts_follow_the_rules_for_timestamps(listener: Engine) -> None:
+    """They hold in drafted text, whatever plain decoding says."""
+    encoder = listener.bundle.manifest.main.encoder
+    assert encoder is not None
+    assert encoder.audio is not None
+    first = encoder.audio.first_timestamp_token_id
+    common: dict[str, Any] = {"language": "en", "timestamps": True, "max_new_tokens": 60, "ignore_eos": True}
+    for samples in (tone(4), tone(9, seed=3)):
+        found = listener.transcribe(samples, drafter="draft", num_assistant_tokens=8, **common)
+        for window in found.windows:
+            stamps = [token_id for token_id in window.token_ids if token_id >= first]
+            assert stamps == sorted(stamps)
+            assert stamps[0] == window.token_ids[0] <= first + encoder.audio.max_initial_timestamp
+            assert encoder.audio.no_timestamps_token_id not in window.token_ids
+
+
+def test_an_encoder_runs_once_a_window(listener: Engine) -> None:
+    main, draft = (listener.loaded[role].backend.encoder for role in ("main", "draft"))  # type: ignore[attr-defined]
+    before = main.num_runs, draft.num_runs
+    found = listener.transcribe(tone(40), drafter="draft", max_new_tokens=8)  # the language's request is another one
+    assert main.num_runs - before[0] == len(found.windows) == 2
+    assert draft.num_runs - before[1] == (0 if is_shared(listener) else 2)
+
+
+def test_inspect_says_whose_encoder_it_is(listener: Engine, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["inspect", str(listener.bundle.folder)]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert ("the main model's" in said) == is_shared(listener)
+    assert ("in draft-encoder/, reads 30 s" in said) == (not is_shared(listener))
+    roles = ("main", "draft")
+    assert [listener.loaded[role].backend.num_layers for role in roles] == [2, 1]  # type: ignore[attr-defined]
+
+
+def test_certificate_is_green(listener: Engine) -> None:
+    checks = ["--checks", "batching,greedy,coupled", "--modes", "draft:3", "--max-new-tokens", "8"]
+    assert run(["verify", str(listener.bundle.folder), *checks]) == 0
+
+
+def test_other_features_are_refused(whisper: Path, tmp_path: Path) -> None:
+    from outrider_export import export_bundle
+
+    write_whisper(tmp_path / "wide", num_mel_bins=128)
+    with pytest.raises(ExportError, match="cannot draft for whisper: it reads other audio features"):
+        export_bundle(whisper, tmp_path / "wide", output=tmp_path / "out")
