@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 MODEL, VOCABULARY = "source.spm", "vocab.json"
-_EOS, _UNKNOWN, _PAD = "</s>", "<unk>", "<pad>"
+_SPECIAL = _EOS, _UNKNOWN, _PAD = "</s>", "<unk>", "<pad>"
 _UNIGRAM = 1  # trainer_spec.model_type
 _NORMAL, _USER_DEFINED, _BYTE = 1, 4, 6  # types of pieces
 _PENALTY = 10.0  # of an unknown character, below the lowest score, as in SentencePiece
@@ -45,58 +45,42 @@ def tokenizer_of(folder: Path) -> dict[str, Any]:
     Raises:
         ExportError: when a file is missing or damaged, or the tokenizer is of another kind.
     """
-    if read_json(folder / "tokenizer_config.json").get("separate_vocabs"):
-        raise ExportError(
-            f"{folder} has one vocabulary for its source and another for its target (separate_vocabs), and a bundle has "
-            "one for both. Choose a checkpoint whose vocabularies are shared."
-        )
-    ids = read_json(folder / VOCABULARY)
-    if sorted(ids.values()) != [*range(len(ids))] or not {_EOS, _UNKNOWN, _PAD} <= {*ids}:
-        raise ExportError(
-            f"{folder / VOCABULARY} does not number its tokens from 0 on, {_EOS}, {_UNKNOWN} and {_PAD} among them. "
-            "Download the checkpoint again."
-        )
-    try:
-        scores, charsmap = _read(folder / MODEL)
-    except (ValueError, IndexError, KeyError, struct.error) as error:
-        raise ExportError(
-            f"{folder / MODEL} is no SentencePiece model that Outrider reads: {error}. MarianMT's are Unigram models "
-            "without bytes and user-defined symbols."
-        ) from error
-    lowest = min(scores.values())
-    pieces = [
-        (piece, scores.get(piece, lowest - _PENALTY if len(piece) == 1 else _NEVER)) for piece in sorted(ids, key=ids.__getitem__)
-    ]
-    special = {_EOS, _UNKNOWN, _PAD}
-    added = [piece for piece in ids if piece in special or (piece.startswith(">>") and piece.endswith("<<"))]
-    charsmaps = [{"type": "Precompiled", "precompiled_charsmap": charsmap}] if charsmap else []
+    ids = _read_ids(folder)
+    scores, charsmap = _read_model(folder / MODEL)
+    unknown = min(scores.values()) - _PENALTY
+    tokens = sorted(ids, key=ids.__getitem__)
+    pieces = [(token, scores.get(token, unknown if len(token) == 1 else _NEVER)) for token in tokens]
+    codes = {token for token in tokens if token.startswith(">>") and token.endswith("<<")}  # of languages
+    added = [
+        {
+            "id": ids[token], "content": token, "single_word": False, "lstrip": False, "rstrip": False,
+            "normalized": False, "special": token in _SPECIAL,
+        }
+        for token in tokens
+        if token in {*_SPECIAL, *codes}
+    ]  # fmt: skip
+    steps = [_replace(" {2,}", " "), _replace(r"\A | \z", "")]
+    if charsmap:
+        steps.insert(0, {"type": "Precompiled", "precompiled_charsmap": base64.b64encode(charsmap).decode()})
     metaspace = {"type": "Metaspace", "replacement": "\u2581", "prepend_scheme": "always", "split": True}
+    end = {"SpecialToken": {"id": _EOS, "type_id": 0}}
+    first, second = ({"Sequence": {"id": name, "type_id": 0}} for name in ("A", "B"))
     return {
         "version": "1.0",
         "truncation": None,
         "padding": None,
-        "added_tokens": [
-            {
-                "id": ids[piece], "content": piece, "single_word": False, "lstrip": False, "rstrip": False,
-                "normalized": False, "special": piece in special,
-            }
-            for piece in sorted(added, key=ids.__getitem__)
-        ],
-        "normalizer": {"type": "Sequence", "normalizers": [*charsmaps, _replace(" {2,}", " "), _replace(r"\A | \z", "")]},
+        "added_tokens": added,
+        "normalizer": {"type": "Sequence", "normalizers": steps},
         "pre_tokenizer": metaspace,
         "post_processor": {
             "type": "TemplateProcessing",
-            "single": [{"Sequence": {"id": "A", "type_id": 0}}, {"SpecialToken": {"id": _EOS, "type_id": 0}}],
-            "pair": [
-                {"Sequence": {"id": "A", "type_id": 0}},
-                {"Sequence": {"id": "B", "type_id": 0}},
-                {"SpecialToken": {"id": _EOS, "type_id": 0}},
-            ],
+            "single": [first, end],
+            "pair": [first, second, end],
             "special_tokens": {_EOS: {"id": _EOS, "ids": [ids[_EOS]], "tokens": [_EOS]}},
         },
         "decoder": metaspace,
         "model": {"type": "Unigram", "unk_id": ids[_UNKNOWN], "vocab": pieces, "byte_fallback": False},
-    }  # fmt: skip
+    }
 
 
 def write_tokenizer(source: Path, folder: Path) -> None:
@@ -123,29 +107,47 @@ def _replace(pattern: str, content: str) -> dict[str, Any]:
     return {"type": "Replace", "pattern": {"Regex": pattern}, "content": content}
 
 
-def _read(path: Path) -> tuple[dict[str, float], str]:
-    """The scores of a SentencePiece model's pieces, and its table for normalising characters in base64.
+def _read_ids(folder: Path) -> dict[str, int]:
+    """The ids of `vocab.json`, of which every one has a token."""
+    if read_json(folder / "tokenizer_config.json").get("separate_vocabs"):
+        raise ExportError(
+            f"{folder} has one vocabulary for its source and another for its target (separate_vocabs), and a bundle "
+            "has one for both. Choose a checkpoint whose vocabularies are shared."
+        )
+    ids = read_json(folder / VOCABULARY)
+    if {*ids.values()} != {*range(len(ids))} or not {*_SPECIAL} <= {*ids}:
+        raise ExportError(
+            f"{folder / VOCABULARY} does not number its tokens from 0 on, {' and '.join(_SPECIAL)} among them. "
+            "Download the checkpoint again."
+        )
+    return ids
 
-    Raises:
-        ValueError: when it is of another kind.
-    """
+
+def _read_model(path: Path) -> tuple[dict[str, float], bytes]:
+    """The scores of a SentencePiece model's pieces, and its table for normalising characters."""
     scores: dict[str, float] = {}
     charsmap = b""
-    for number, value in _fields(path.read_bytes()):
-        if number == 1:
-            piece = dict(_fields(value))
-            kind = piece.get(3, _NORMAL)
-            if kind in (_USER_DEFINED, _BYTE):
-                raise ValueError(f"it has the piece {piece[1]!r} of type {kind}")
-            if kind == _NORMAL:
-                scores[piece[1].decode()] = struct.unpack("<f", piece.get(2, bytes(4)))[0]
-        elif number == 2 and (kind := dict(_fields(value)).get(3, _UNIGRAM)) != _UNIGRAM:
-            raise ValueError(f"its type is {kind}")
-        elif number == 3:
-            charsmap = dict(_fields(value)).get(2, b"")
-    if not scores:
-        raise ValueError("it has no pieces")
-    return scores, base64.b64encode(charsmap).decode()
+    try:
+        for number, value in _fields(path.read_bytes()):
+            if number == 1:
+                piece = dict(_fields(value))
+                kind = piece.get(3, _NORMAL)
+                if kind in (_USER_DEFINED, _BYTE):
+                    raise ValueError(f"it has the piece {piece[1].decode()!r} of type {kind}")
+                if kind == _NORMAL:
+                    scores[piece[1].decode()] = struct.unpack("<f", piece.get(2, bytes(4)))[0]
+            elif number == 2 and (kind := dict(_fields(value)).get(3, _UNIGRAM)) != _UNIGRAM:
+                raise ValueError(f"its type is {kind}")
+            elif number == 3:
+                charsmap = dict(_fields(value)).get(2, b"")
+        if not scores:
+            raise ValueError("it has no pieces")
+    except (OSError, ValueError, TypeError, IndexError, KeyError, struct.error) as error:
+        raise ExportError(
+            f"{path} is no SentencePiece model that Outrider reads: {error}. MarianMT's are Unigram models without "
+            "bytes and user-defined symbols."
+        ) from error
+    return scores, charsmap
 
 
 def _fields(data: bytes) -> Iterator[tuple[int, Any]]:

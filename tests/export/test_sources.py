@@ -85,10 +85,10 @@ def test_unknown_weights_name_the_nearest(tmp_path: Path, option: str, value: st
 
 def test_only_safe_files_are_allowed() -> None:
     repository = [
-        "config.json", "generation_config.json", "tokenizer.json", "tokenizer.model", "source.spm", "chat_template.jinja",
-        "model-00001-of-00002.safetensors", "model.safetensors.index.json", "modeling_x.py", "README.md",
-        "pytorch_model.bin", "model.pt", "model.pth", "model.ckpt", "weights.pkl", "tf_model.h5", "flax_model.msgpack",
-        "onnx/model.onnx", "original/consolidated.00.pth", "original/params.json", "x.gguf",
+        "config.json", "generation_config.json", "tokenizer.json", "tokenizer.model", "source.spm",
+        "chat_template.jinja", "model-00001-of-00002.safetensors", "model.safetensors.index.json", "modeling_x.py",
+        "README.md", "pytorch_model.bin", "model.pt", "model.pth", "model.ckpt", "weights.pkl", "tf_model.h5",
+        "flax_model.msgpack", "onnx/model.onnx", "original/consolidated.00.pth", "original/params.json", "x.gguf",
     ]  # fmt: skip
 
     def chosen(allowed: tuple[str, ...]) -> list[str]:

@@ -119,7 +119,7 @@ def test_inspect_says_whose_encoder_it_is(listener: Engine, capsys: pytest.Captu
     assert ("the main model's" in said) == is_shared(listener)
     assert ("in draft-encoder/, reads 30 s" in said) == (not is_shared(listener))
     roles = ("main", "draft")
-    assert [listener.loaded[role].backend.num_layers for role in roles] == [2, 1]  # type: ignore[attr-defined]
+    assert [listener.loaded[role].backend.num_layers for role in roles] == [2, 1]
 
 
 def test_certificate_is_green(listener: Engine) -> None:

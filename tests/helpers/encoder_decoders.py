@@ -26,7 +26,7 @@ WHISPER_SHAPE: dict[str, Any] = {
 }  # fmt: skip
 MARIAN_SHAPE: dict[str, Any] = {  # that of OPUS-MT, but for the sizes
     "d_model": 64, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 4,
-    "decoder_attention_heads": 4, "encoder_ffn_dim": 128, "decoder_ffn_dim": 128, "max_position_embeddings": 128,
+    "decoder_attention_heads": 4, "encoder_ffn_dim": 128, "decoder_ffn_dim": 128, "max_position_embeddings": 512,
     "activation_function": "swish", "scale_embedding": True,
 }  # fmt: skip
 LANGUAGES = ("en", "de", "ja")
@@ -182,7 +182,7 @@ def write_marian(folder: Path, seed: int = 9, change: Callable[[Any], None] | No
     model.final_logits_bias.normal_()
     model.final_logits_bias[0, 0] = -10.0  # so that texts are long
     model.final_logits_bias[0, pad] = 1000.0
-    model.generation_config = GenerationConfig(**special, bad_words_ids=[[pad]], num_beams=4, max_length=128)
+    model.generation_config = GenerationConfig(**special, bad_words_ids=[[pad]], num_beams=4, max_length=512)
     if change is not None:
         change(model)
     model.save_pretrained(folder)
@@ -209,9 +209,7 @@ def sentencepiece_model(pieces: dict[str, float], model_type: int = 1, piece_typ
     """A SentencePiece model that does not normalise characters, in protobuf's format. pieces: their scores."""
     control = [("<unk>", 0.0, 2), ("<s>", 0.0, 3), ("</s>", 0.0, 3)]
     every = [*control, *((piece, score, piece_type) for piece, score in pieces.items())]
-    made = [
-        _field(1, _field(1, piece.encode()) + _field(2, score) + _field(3, kind)) for piece, score, kind in every
-    ]
+    made = [_field(1, _field(1, piece.encode()) + _field(2, score) + _field(3, kind)) for piece, score, kind in every]
     return b"".join(made) + _field(2, _field(3, model_type)) + _field(3, _field(1, b"identity"))
 
 

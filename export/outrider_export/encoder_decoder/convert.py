@@ -1,7 +1,7 @@
 """Child process: the checkpoint folder of an encoder-decoder model to three graphs in OpenVINO IR, through torch.
 
-Job: as for `outrider_export.convert`, with `kind`, "t5", "whisper" or "marian"; `output`, the folder for the decoder and its
-cross-attention; and `encoder`, the folder for the encoder, or None if another model's is the same.
+Job: as for `outrider_export.convert`, with `kind`, "t5", "whisper" or "marian"; `output`, the folder for the decoder
+and its cross-attention; and `encoder`, the folder for the encoder, or None if another model's is the same.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def _to_ir(model: Any, folder: Path, job: dict[str, Any]) -> None:
     from optimum.intel.openvino import OVConfig
 
     task = TASKS[job["kind"]]
-    if job["kind"] == "marian":
+    if job["kind"] == "marian":  # which optimum-intel 2.2 exports with Transformers 4.57 and older only
         lift("marian", task)
     export_from_model(
         model,

@@ -1,4 +1,4 @@
-"""Decoders with cross-attention, through OpenVINO: T5 and Whisper. All caches are NumPy's, outside the model.
+"""Decoders with cross-attention, through OpenVINO: T5, MarianMT and Whisper. All caches are NumPy's, outside the model.
 
 CPU: measured. GPU: written against the documented interface; not verified on hardware.
 """
