@@ -80,7 +80,7 @@ class Counting:
 def several(*drafters: Drafter) -> Fixed:
     """A policy with several drafters."""
     policy = Fixed(drafters[0])
-    policy.drafters = drafters  # type: ignore[assignment]
+    policy.drafters = drafters
     return policy
 
 
