@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 DRAFT_VOCAB_SIZE = 8192
 TOKENS_IN_USUAL_BATCH = 2048
 TOKENS_IN_BATCH = {"masks": 1024, "dflash": 1024, "draft": 1024}
-LEARNING_RATE = {"masks": 1e-2, "dflash": 1.5e-3, "draft": 2e-4}  # others: 1e-3; a draft model was trained before
+LEARNING_RATE = {"masks": 1e-2, "dflash": 1.5e-3, "draft": 4e-5}  # others: 1e-3
 WARM_UP = 0.04  # of the steps
 CLIP = 1.0
 HELD_OUT_TOKENS = {"masks": 3000, "draft": 5000}  # others: 10,000; these take longest
@@ -141,6 +141,9 @@ def fit(
         training.load_state_dict(found)
     every = max(num_steps // NUM_EVALUATIONS, 1)
     began, saved = time.monotonic() - training.seconds, time.monotonic()
+    if head.kind == "draft" and not training.evaluations:  # it was trained before, and is not to become worse
+        training.evaluate()
+        watch.evaluated(training.status)
     while training.step < num_steps and not training.has_converged:
         training.train_batch()
         training.seconds = time.monotonic() - began
