@@ -275,7 +275,7 @@ def test_what_cannot_be_written_is_said(
         Writer(both[0], features=("hidden_states.9",), batch_size=1)
     with pytest.raises(ExportError, match=r"max_new_tokens=8,192 leaves no room"):
         Writer(both[0], max_new_tokens=8192, batch_size=1)
-    with pytest.raises(ExportError, match="is in onnx, and text for training"):
+    with pytest.raises(ExportError, match="is in onnx, and drafters are trained for models"):
         writer_module._open(toy_onnx(), (), outrider.Config().device)
     with pytest.raises(ExportError, match="The main model has 2 layers"):
         tap_names(2)

@@ -155,21 +155,6 @@ def test_embeds_and_trees_are_refused(backend: OpenVINONpu) -> None:
     slot.close()
 
 
-def test_another_image_in_the_prompt_takes_nothing_of_the_last_one(
-    backend: OpenVINONpu, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The device's cached prompt is not used for other embeds. Backends do not read embeds yet."""
-    monkeypatch.setattr(Prompt, "check_tokens", lambda *_: None)
-    token_ids = TOKEN_IDS[:300]
-    for key, num_kept in ((b"cat", 0), (b"cat", 256), (b"dog", 0)):
-        prompt = Prompt(token_ids, embeds=(Span(3, np.zeros((2, 4), np.float32), key),))
-        slot = backend.open(310, prompt)
-        assert slot is not None
-        assert slot.length == num_kept
-        backend.submit([Chunk(slot, token_ids[num_kept:], 1)]).wait()
-        slot.close()
-
-
 def test_calls_are_as_few_as_can_be(backend: OpenVINONpu, monkeypatch: pytest.MonkeyPatch) -> None:
     """A prompt's pieces are read once, and a window's rows take one call, however many are wanted."""
     read: list[tuple[int, int]] = []
