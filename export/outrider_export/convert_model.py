@@ -52,7 +52,13 @@ def convert_model(
     progress: Progress,
     adapter: Path | None,
 ) -> ModelEntry:
-    """`_convert`, with a clear error for a full disk: the libraries' message is "iostream error"."""
+    """Convert one model into the bundle's folder for it, and cut its output matrix to a diet.
+
+    tokenizer: the folder for its own tokenizer, if it has one. adapter: the folder of one to merge into it.
+
+    Raises:
+        ExportError: when it cannot be converted. A full disk is named: the libraries' message is "iostream error".
+    """
     try:
         entry = _convert(plan, tokenizer, target, trust_remote_code, progress, adapter)
         return _cut(entry, diet, tokenizer, target, progress) if diet else entry

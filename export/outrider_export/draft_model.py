@@ -6,8 +6,6 @@ import dataclasses
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from outrider.errors import VocabularyMismatch
 from outrider_export.convert_model import convert_model, describe_drafter
 from outrider_export.diet import plan_diet
@@ -77,7 +75,7 @@ class DraftModel:
                 f"{source.id} has another vocabulary than {main.source.id}, so it needs a tokenizer of its own. Export "
                 f"both together: outrider export {main.source.id} --draft {source.id}"
             )
-        pairing = Pairing(vocabulary, plan.vocabulary, "same", np.arange(len(vocabulary), dtype=np.int32))
+        pairing = Pairing.same(vocabulary)
         diet = plan_diet(plan, pairing, num_tokens, corpus, progress)
         check_space(bundle.folder.parent, space_needed([plan]))
         return cls(plan, pairing, diet, progress)

@@ -40,6 +40,11 @@ class Pairing:
     vocabulary: Literal["same", "intersection", "text"]
     to_main: NDArray[np.int32]
 
+    @classmethod
+    def same(cls, vocabulary: Vocabulary) -> Pairing:
+        """Of two models with one vocabulary."""
+        return cls(vocabulary, vocabulary, "same", np.arange(len(vocabulary), dtype=np.int32))
+
     @property
     def num_shared_tokens(self) -> int:
         """Draft tokens that the main model has, too."""
@@ -61,8 +66,7 @@ def pair_vocabularies(main: Plan, draft: Plan, progress: Progress) -> Pairing:
         VocabularyMismatch: if they have no token in common.
     """
     if main.vocabulary.tokens == draft.vocabulary.tokens:
-        same = np.arange(len(main.vocabulary), dtype=np.int32)
-        return Pairing(main.vocabulary, draft.vocabulary, "same", same)
+        return Pairing.same(main.vocabulary)
     to_main = map_tokens(main.vocabulary, draft.vocabulary)
     num_shared = int((to_main >= 0).sum())
     if not num_shared:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import outrider
-from encoder_decoders import cut_decoder, shake_decoder, tone, write_t5, write_whisper
+from encoder_decoders import SAMPLED, cut_decoder, shake_decoder, tone, write_t5, write_whisper
 from outrider.audio import log_mel
 from outrider.cli import run
 from outrider.errors import BundleError, ExportError, OptionError, OutriderError, RequestError
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
     from outrider.engine import Engine
 
-SAMPLED: dict[str, Any] = {"temperature": 1.0, "top_p": 0.95, "seed": 7}
 TEXTS = (
     "The quick brown fox jumps over the lazy dog.",
     "It's 2024, isn't it? We'll see: 3.14 and 2,718. def quicksort(items):",

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import outrider
-from encoder_decoders import cut_decoder, sentencepiece_model, shake_decoder, unigram_pieces, write_marian
+from encoder_decoders import SAMPLED, cut_decoder, sentencepiece_model, shake_decoder, unigram_pieces, write_marian
 from outrider.cli import run
 from outrider.errors import ExportError
 from outrider_export.marian_tokenizer import tokenizer_of
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
     from outrider.engine import Engine
 
-SAMPLED: dict[str, Any] = {"temperature": 1.0, "top_p": 0.95, "seed": 7}
 TEXTS = (
     "The quick brown fox jumps over the lazy dog.",
     ">>deu<< It's 2024, isn't it? We'll see: 3.14 and 2,718.",

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import outrider
-from encoder_decoders import cut_decoder, hush_last_layer, shake_encoder, tone, write_whisper
+from encoder_decoders import SAMPLED, cut_decoder, hush_last_layer, shake_encoder, tone, write_whisper
 from outrider.cli import run
 from outrider.errors import ExportError
 
@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     from outrider.engine import Engine
     from outrider.results import Transcription
-
-SAMPLED: dict[str, Any] = {"temperature": 1.0, "top_p": 0.95, "seed": 7}
 
 
 @pytest.fixture(scope="session")

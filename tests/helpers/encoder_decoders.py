@@ -29,6 +29,7 @@ MARIAN_SHAPE: dict[str, Any] = {  # that of OPUS-MT, but for the sizes
     "decoder_attention_heads": 4, "encoder_ffn_dim": 128, "decoder_ffn_dim": 128, "max_position_embeddings": 512,
     "activation_function": "swish", "scale_embedding": True,
 }  # fmt: skip
+SAMPLED: dict[str, Any] = {"temperature": 1.0, "top_p": 0.95, "seed": 7}
 LANGUAGES = ("en", "de", "ja")
 NUM_TIMESTAMPS = 1501  # 0.00 to 30.00 s
 
