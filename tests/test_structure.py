@@ -31,6 +31,7 @@ LAYERS = [
     {"bench"},
     {"testing", "rag"},
     {"engine"},
+    {"assembly"},
     {"chat", "preparation", "transcription"},
     {"admission", "draft_models", "drafter_registry", "encoder_input"},
     {"loading"},

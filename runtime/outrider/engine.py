@@ -1,38 +1,28 @@
-"""The one place where the parts are wired together."""
+"""What apps call: requests in several forms, conversations, measurements. `assembly` has made the parts."""
 
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import functools
 from contextlib import aclosing, contextmanager
 from threading import Lock
 from typing import TYPE_CHECKING, Any, cast
 
 from outrider import event_loop, scoring
-from outrider.admission import Admission
-from outrider.bundle.folder import Bundle, draft_models_of, read_bundle
+from outrider.assembly import assemble
+from outrider.bundle.folder import Bundle, read_bundle
 from outrider.chat import Chat
-from outrider.config import COPYING, Config, GenerationConfig
+from outrider.config import Config, GenerationConfig
 from outrider.config.files import load_config, user_path
-from outrider.controller import trial
-from outrider.draft_models import as_drafter, check_tokenizers
-from outrider.drafter_registry import DrafterRegistry, records_of
-from outrider.drafters import AnswerStore
 from outrider.errors import OptionError
 from outrider.forks import spare
-from outrider.grammar import Grammars
-from outrider.loading import LoadedModel, contention_of, cost_of, load_parts
-from outrider.measure import Contention, PassCost, measure_contention, pays
-from outrider.part import Part, parts_of
-from outrider.preparation import Preparation, check_adapter
-from outrider.request_queue import RequestQueue, Submitted
-from outrider.setting import SMALL, choice_of, log
-from outrider.text import Tokenizer
+from outrider.loading import cost_of
+from outrider.measure import Contention, PassCost, measure_contention
+from outrider.request_queue import Submitted
+from outrider.setting import choice_of
 from outrider.tools import ToolFormat
 from outrider.trace import Trace
 from outrider.transcription import Transcriber
-from outrider.vision import Vision
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Mapping
@@ -47,6 +37,7 @@ if TYPE_CHECKING:
     from outrider.results import Result, TextChunk, Transcription
     from outrider.setting import Choice
     from outrider.types import Backend, CacheUse, CompiledModel, Drafter, TextTokenizer
+    from outrider.vision import Vision
 
 
 def load(bundle: str | Path, config: str | Path | Config | None = None, **options: Any) -> Engine:
@@ -89,92 +80,21 @@ class Engine:
         draft_tokenizer: TextTokenizer | None = None,
     ) -> None:
         self.bundle = bundle
-        self.config = config or Config()
-        self.tokenizer = tokenizer or Tokenizer(bundle.tokenizer_path)
+        self._parts = parts = assemble(bundle, config or Config(), tokenizer=tokenizer, draft_tokenizer=draft_tokenizer)
+        spare(self, parts.admission.backends)
+        self.config = parts.config
+        self.tokenizer = parts.tokenizer
+        self.placement = parts.placement
+        self.loaded = parts.loaded
+        self._registry, self._preparation, self._queue = parts.registry, parts.preparation, parts.queue
         self._tracing = Lock()
-        store = self.config.scheduler.answer_store
-        self._store = None if store is None else AnswerStore(store, bundle.manifest.main.vocab_sha256)
-        device = self.config.device
-        # The draft models may be those of another bundle, in another format perhaps.
-        draft_bundle = bundle if device.draft_bundle is None else read_bundle(device.draft_bundle)
-        bundled = draft_models_of(draft_bundle, bundle)
-        wanted = self.config.generation.drafter
-        named = [entry for entry in bundled if entry.name == wanted]
-        entries = () if wanted in (None, *COPYING) else named or bundled
-        if draft_tokenizer is None:
-            check_tokenizers(draft_bundle, entries)
-        names = [entry.name for entry in entries]
-        main, drafts = parts_of(bundle, draft_bundle, names, device.adapters)
-        loaded = main.adapters.names if main.adapters else ()
-        self._adapters = {e.name: bundle.sha256_of(e.folder) for e in bundle.manifest.adapters if e.name in loaded}
-        check_adapter(self.config.generation.adapter, loaded)
-        masks = [Part(entry.name, draft_bundle, entry.model, entry) for entry in entries if entry.kind == "masks"]
-        count = self.config.generation.num_assistant_tokens
-        if device.npu_window is None and not isinstance(count, str):
-            device = dataclasses.replace(device, npu_window=count + 1)
-        self._device = device
-        backends, self.placement = load_parts(main, drafts, device)
-        where = {"main_device": self.placement.main, "draft_device": self.placement.draft or device.draft_device}
-        self.config = self.config.replace(**where)  # what "auto" has become
-        spare(self, backends)
-        self._admission = Admission(bundle.manifest, backends, self.config.scheduler.cache_size)
-        self._admission.allocate()
-        both = ((part, backends[part.role]) for part in (main, *drafts))
-        self.loaded = {part.role: LoadedModel(part, backend, cost_of(part, backend)) for part, backend in both}
-        make = functools.partial(as_drafter, bundle=draft_bundle, scheduler=self.config.scheduler)
-        self._registry = DrafterRegistry(
-            self.loaded,
-            {
-                e.name: make(
-                    e, self.loaded.get(e.name, self.loaded["main"]), tokenizer=self.tokenizer, own=draft_tokenizer
-                )
-                for e in entries
-            },
-            [entry.name for entry in bundled],
-            encode=self.tokenizer.encode,
-            loaded_with=self.config.generation.drafter,
-            store=self._store,
-            records=functools.partial(
-                records_of, self.config.scheduler.keep_records, (main, *drafts, *masks), self._adapters
-            ),
-        )
-        self._preparation = Preparation(
-            self.loaded,
-            self.tokenizer,
-            bundle.manifest.tokenizer,
-            self._admission,
-            self._registry,
-            Grammars(bundle.tokenizer_path, bundle.manifest.main.vocab_size, bundle.manifest.tokenizer.eos_token_ids),
-            self._adapters,
-            store=self._store,
-            reuse=self.config.scheduler.enable_prefix_caching,
-            vision=Vision.of(bundle, self._main),
-        )
-        self._queue = RequestQueue(self._main, self.config.scheduler.max_num_batched_tokens)
         self._overlaps = False
-        self.overlaps = self._decide_overlap(self.config.scheduler.overlap)
-        self._try_drafters()
+        self.overlaps = parts.pays_to_overlap(self.config.scheduler.overlap)
+        parts.try_drafters(overlaps=self.overlaps)
 
     @property
     def _main(self) -> CompiledModel:
         return self.loaded["main"].backend
-
-    def _try_drafters(self) -> None:
-        """Measure the acceptance of draft models before the first answer, once per bundle."""
-        main = self.loaded["main"].part
-        hears = main.model.encoder is not None and main.model.encoder.kind == "audio"  # the trial prompts are texts
-        if not self.config.scheduler.keep_records or main.size < SMALL or hears:
-            return
-        for name, model, records in self._registry.untried:
-            log.info("Trying the drafter '%s' on %d prompts.", name, len(trial.PROMPTS))
-            for prompt in trial.PROMPTS:
-                request = self.prepare(prompt, GenerationConfig(max_new_tokens=trial.NUM_TOKENS, drafter=None))
-                request.policy = trial.Trial(model, records.of_model(request.verifier, name))
-                request.num_assistant_tokens = trial.NUM_DRAFT_TOKENS
-                request.reuse, request.save = False, None
-                for _ in self._queue.run(request):
-                    pass
-            records.save(at_once=True)
 
     @property
     def drafters(self) -> tuple[str, ...]:
@@ -189,7 +109,7 @@ class Engine:
     @property
     def adapters(self) -> tuple[str, ...]:
         """The LoRA adapters that are loaded, which `adapter` can be, besides None."""
-        return tuple(self._adapters)
+        return tuple(self._parts.adapters)
 
     def add_drafter(self, name: str, drafter: Drafter) -> None:
         """Add a drafter of your own, for requests with `drafter=name`. Its interface is `outrider.types.Drafter`.
@@ -264,7 +184,7 @@ class Engine:
     @property
     def choices(self) -> dict[str, Choice]:
         """Each model's setting, and the settings that it was chosen from."""
-        return {role: choice_of(m.part, m.backend.device, self._device) for role, m in self.loaded.items()}
+        return {role: choice_of(m.part, m.backend.device, self._parts.device) for role, m in self.loaded.items()}
 
     @property
     def costs(self) -> dict[str, PassCost]:
@@ -280,7 +200,7 @@ class Engine:
     def max_tokens(self) -> int:
         """Most tokens of one request's prompt and answer: the model's context, or what fits in the cache."""
         self._queue.check_open()
-        return self._admission.max_tokens
+        return self._parts.admission.max_tokens
 
     def generate(
         self,
@@ -463,7 +383,7 @@ class Engine:
         self._queue.close()
         self._registry.close()
         self.loaded.clear()
-        self._admission.backends.clear()
+        self._parts.admission.backends.clear()
         if self.vision is not None:
             self.vision.encoder.close()
 
@@ -518,18 +438,6 @@ class Engine:
             self._main.run_in_background(self.overlaps)
         self._registry.expect(contention)
         return contention
-
-    def _decide_overlap(self, wanted: bool | str) -> bool:
-        """Whether draft models draft during target passes. With "auto" this is decided by measured costs."""
-        able = [self.loaded[name] for name, model in self._registry.models.items() if model.goes_ahead]
-        if not able or not wanted:
-            if wanted is True:
-                raise OptionError("overlap=True needs a draft model, and none is loaded. Leave it at 'auto'.")
-            return False
-        main, draft = self.loaded["main"], able[0]
-        contention = contention_of(main.part, main.backend, draft.part, draft.backend)
-        self._registry.expect(contention)
-        return wanted is True or pays(main.cost, draft.cost, contention)
 
     def prepare(
         self,

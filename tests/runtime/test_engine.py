@@ -464,8 +464,9 @@ def test_answers_are_stored_and_copied(toy_bundle: Bundle, tmp_path: Path) -> No
         cancel.set()
     stopped = engine.generate("world", max_new_tokens=60, ignore_eos=True, stop=first.text[-2:])
     again = outrider.Engine(toy_bundle, config, tokenizer=ToyTokenizer())
-    assert again._store is not None
-    assert list(again._store._answers) == [first.token_ids] * 3 + [stopped.token_ids]
+    store = again._registry._store
+    assert store is not None
+    assert list(store._answers) == [first.token_ids] * 3 + [stopped.token_ids]
     assert again.generate("hello", **options).stats.num_rounds == second.stats.num_rounds
 
 

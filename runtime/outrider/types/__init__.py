@@ -5,7 +5,7 @@ One round, for one sequence::
     DraftPolicy.choose ──Turn──▶ Drafter.propose ──Draft──▶ Backend.submit ──Step──▶ Verifier.verify ──Outcome──▶ commit
            ◀────────────────────────◀───────────────────Committed────────────────────────────────────────────┘
 
-The roles know these types and not each other; `outrider.engine` wires them together.
+The roles know these types and not each other; `outrider.assembly` wires them together.
 """
 
 from outrider.types.backend import (
