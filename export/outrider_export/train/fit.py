@@ -37,7 +37,7 @@ LEARNING_RATE = {"masks": 1e-2, "dflash": 1.5e-3, "draft": 4e-5}  # others: 1e-3
 WARM_UP = 0.04  # of the steps
 CLIP = 1.0
 HELD_OUT_TOKENS = {"masks": 3000, "draft": 3000}  # others: 10,000; these take longest
-NUM_EVALUATIONS = 25
+NUM_EVALUATIONS = 25  # at most
 PATIENCE = 8  # evaluations without more tokens a round, before training ends early
 _LEAST_GAIN = 0.002  # tokens a round; less is noise
 _SAVE_EVERY = 180.0  # seconds
@@ -139,7 +139,8 @@ def fit(
     training = Training(head, data, num_steps, seed, share, learning_rate)
     if file is not None and (found := file.read()) is not None:
         training.load_state_dict(found)
-    every = max(num_steps // NUM_EVALUATIONS, 1)
+    # An evaluation takes as long as some batches, so a short training has fewer of them.
+    every = max(num_steps // NUM_EVALUATIONS, len(held_out(head.kind, data)))
     began, saved = time.monotonic() - training.seconds, time.monotonic()
     if head.kind == "draft" and not training.evaluations:  # it was trained before, and is not to become worse
         training.evaluate()
@@ -336,10 +337,15 @@ def evaluate(head: Any, data: Data) -> Accuracy:
     """Greedy drafts on held-out greedy answers: how often each place is right, given that those before it are."""
     head.eval()
     accuracy, device = Accuracy(), next(head.parameters()).device
-    for conversations in data.held_out(TOKENS_IN_USUAL_BATCH, HELD_OUT_TOKENS.get(head.kind, 10000)):
+    for conversations in held_out(head.kind, data):
         with torch.no_grad():
             accuracy.add(*head.hits(data.read(conversations).to(device)))
     return accuracy
+
+
+def held_out(kind: str, data: Data) -> list[list[int]]:
+    """The batches of an evaluation."""
+    return data.held_out(TOKENS_IN_USUAL_BATCH, HELD_OUT_TOKENS.get(kind, 10000))
 
 
 def find_device() -> tuple[Any, Callable[[], Any]]:
