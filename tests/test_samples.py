@@ -48,6 +48,14 @@ def test_the_sample_of_answers_from_documents(smollm2_pair: Path) -> None:
     assert len(output.splitlines()) == 2
 
 
+def test_the_sample_of_prompts(tmp_path: Path) -> None:
+    path = tmp_path / "prompts.txt"
+    assert "2,600 prompts" in run("make_prompts.py", str(path))
+    prompts = path.read_text(encoding="utf-8").splitlines()
+    assert len({*prompts}) == 2600
+    assert not any("{" in prompt for prompt in prompts)
+
+
 def test_the_client_sample(smollm2: Path) -> None:
     serving = pytest.importorskip("serving", reason="needs the extra [server] and openai")
     with serving.served(f"smollm2={smollm2}") as (_, printed):
