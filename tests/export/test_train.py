@@ -12,7 +12,7 @@ import torch
 from outrider.errors import ExportError
 from outrider_export.distill.data import Data
 from outrider_export.train.files import KINDS, load, save
-from outrider_export.train.fit import PATIENCE, Stopped, evaluate, find_device, fit, schedule, start_head
+from outrider_export.train.fit import PATIENCE, Stopped, evaluate, find_device, fit, held_out, schedule, start_head
 from outrider_export.train.layers import Teacher
 from outrider_export.train.places import TEXT_WEIGHT, Accuracy, Candidates, Reach, Targets, draft_loss
 from shards import counting, write_shard
@@ -342,3 +342,13 @@ def test_starting_a_head_leaves_the_programs_random_numbers_alone(teacher: Teach
     torch.manual_seed(7)
     make("hydra", teacher, data)
     assert torch.equal(torch.rand(1), expected)
+
+
+def test_a_short_training_is_evaluated_seldom(teacher: Teacher, data: Data, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An evaluation of several batches takes as long as several steps."""
+    monkeypatch.setattr("outrider_export.train.fit.TOKENS_IN_USUAL_BATCH", 32)
+    every = len(held_out("medusa", data))
+    assert every > 1
+    head, _ = make("medusa", teacher, data)
+    report = fit(head, data, num_steps=2 * every)
+    assert [each["step"] for each in report["curve"]] == [every, 2 * every]
