@@ -153,6 +153,13 @@ MUTATIONS = [
         "../export/test_refused.py",
     ),
     Mutation(
+        "training: a short one is mostly evaluation",
+        "../../export/outrider_export/train/fit.py",
+        "max(num_steps // NUM_EVALUATIONS, len(held_out(head.kind, data)))",
+        "max(num_steps // NUM_EVALUATIONS, 1)",
+        "../export/test_train.py::test_a_short_training_is_evaluated_seldom",
+    ),
+    Mutation(
         "train: a checkpoint forgets its random numbers",
         "../../export/outrider_export/train/fit.py",
         '        self._generator.set_state(state["generator"])\n',
