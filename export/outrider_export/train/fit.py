@@ -330,7 +330,11 @@ def num_batches(kind: str, data: Data, share: float = 1.0) -> int:
 
 
 def _batches(kind: str, data: Data, seed: int, share: float) -> list[list[int]]:
-    return data.batches(TOKENS_IN_BATCH.get(kind, TOKENS_IN_USUAL_BATCH), seed, share)
+    return data.batches(_tokens_in_batch(kind), seed, share)
+
+
+def _tokens_in_batch(kind: str) -> int:
+    return TOKENS_IN_BATCH.get(kind, TOKENS_IN_USUAL_BATCH)
 
 
 def evaluate(head: Any, data: Data) -> Accuracy:
@@ -345,7 +349,7 @@ def evaluate(head: Any, data: Data) -> Accuracy:
 
 def held_out(kind: str, data: Data) -> list[list[int]]:
     """The batches of an evaluation."""
-    return data.held_out(TOKENS_IN_USUAL_BATCH, HELD_OUT_TOKENS.get(kind, 10000))
+    return data.held_out(_tokens_in_batch(kind), HELD_OUT_TOKENS.get(kind, 10000))
 
 
 def find_device() -> tuple[Any, Callable[[], Any]]:
