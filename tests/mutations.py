@@ -246,8 +246,8 @@ MUTATIONS = [
     Mutation(
         "distill: the fastest kind is taken, whatever the hours",
         "../../export/outrider_export/distill/kinds.py",
-        "key=lambda each: each.gain_per_hour",
-        "key=lambda each: each.prediction.speed_up",
+        "key=lambda each: each.worth(hours)",
+        "key=lambda each: each.gain",
         "../export/test_distill.py",
     ),
     Mutation(

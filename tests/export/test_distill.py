@@ -154,20 +154,21 @@ def test_the_best_draft_length_is_found_by_the_costs() -> None:
 
 
 def trial(kind: str, speed_up: float, hours: float, acceptance: float = 0.5) -> Trial:
-    return Trial(kind, [acceptance] * 4, Prediction(2, 2.0, speed_up), hours)
+    return Trial(kind, [acceptance] * 4, Prediction(2, 2.0, speed_up), hours, 10 * hours)
 
 
-def test_the_kind_that_gains_most_per_hour_is_taken() -> None:
+def test_the_kind_that_gains_most_in_the_hours_left_is_taken() -> None:
     trials = [trial("eagle3", 1.5, 1.0), trial("medusa", 1.2, 0.2), trial("block", 1.3, 1.0)]
-    assert choose(trials).kind == "medusa"  # 1.0 an hour, against 0.5 and 0.3
-    rows = table(trials)
+    assert choose(trials, 10.0).kind == "eagle3"  # there is time for all data with each
+    assert choose(trials, 3.0).kind == "medusa"  # 0.2, against 0.3 · 0.5 and 0.3 · 0.3
+    rows = table(trials, 3.0)
     assert [row[0] for row in rows if row[-1] == "taken"] == ["medusa"]
-    assert rows[1] == ["eagle3", "50% 50% 50% 50%", "2", "1.50×", "1.00", "0.50", ""]
+    assert rows[1] == ["eagle3", "50% 50% 50% 50%", "2", "1.50×", "1.00", "10.00 of 3.00", ""]
 
 
 def test_where_nothing_gains_yet_acceptance_decides() -> None:
     trials = [trial("eagle3", 1.0, 1.0, 0.3), trial("medusa", 1.0, 0.1, 0.2)]
-    assert choose(trials).kind == "eagle3"
+    assert choose(trials, 10.0).kind == "eagle3"
 
 
 class Page(HTMLParser):

@@ -1,7 +1,7 @@
 """Which kind of drafter to go on with, after each was trained on a part of the data: `--kind auto`.
 
-trials = [Trial("eagle3", [0.5, 0.4], predict(...), hours=0.1), ...]
-choose(trials).kind
+trials = [Trial("eagle3", [0.5, 0.4], predict(...), hours=0.1, hours_in_all=1.0), ...]
+choose(trials, hours=8.0).kind
 """
 
 from __future__ import annotations
@@ -19,32 +19,40 @@ SHARE = 0.1  # of the training data
 
 @dataclass(frozen=True)
 class Trial:
-    """A kind after training on a part of the data. acceptance: on held-out text, of place 1, 2, …"""
+    """A kind after training on a part of the data.
+
+    acceptance: on held-out text, of place 1, 2, … hours: of this training. hours_in_all: training on all data takes.
+    """
 
     kind: str
     acceptance: list[float]
     prediction: Prediction
     hours: float
+    hours_in_all: float
 
     @property
-    def gain_per_hour(self) -> float:
-        """Speed-up over plain decoding, less 1, for each hour of training."""
-        return (self.prediction.speed_up - 1) / max(self.hours, 1e-6)
+    def gain(self) -> float:
+        """Speed-up over plain decoding, less 1."""
+        return self.prediction.speed_up - 1
+
+    def worth(self, hours: float) -> float:
+        """The gain, less where these hours are too few for all data: then kinds compare by their gain per hour."""
+        return self.gain * min(hours / max(self.hours_in_all, 1e-6), 1.0)
 
 
-def choose(trials: Sequence[Trial]) -> Trial:
-    """The kind that gains most per hour of training; if none gains anything yet, the one that drafts most tokens."""
-    gaining = [each for each in trials if each.prediction.speed_up > 1]
+def choose(trials: Sequence[Trial], hours: float) -> Trial:
+    """The kind that gains most in the hours that are left; if none gains yet, the one that drafts most tokens."""
+    gaining = [each for each in trials if each.gain > 0]
     if gaining:
-        return max(gaining, key=lambda each: each.gain_per_hour)
+        return max(gaining, key=lambda each: each.worth(hours))
     return max(trials, key=lambda each: _tokens(each.acceptance))
 
 
-def table(trials: Sequence[Trial]) -> list[list[str]]:
+def table(trials: Sequence[Trial], hours: float) -> list[list[str]]:
     """Why: the head of the table and its rows, the chosen kind marked."""
-    chosen = choose(trials)
+    chosen = choose(trials, hours)
     return [
-        ["kind", "acceptance by place", "draft tokens", "expected", "hours", "gain per hour", ""],
+        ["kind", "acceptance by place", "draft tokens", "expected", "hours", "hours for all data", ""],
         *(
             [
                 each.kind,
@@ -52,7 +60,7 @@ def table(trials: Sequence[Trial]) -> list[list[str]]:
                 str(each.prediction.num_draft_tokens),
                 f"{each.prediction.speed_up:.2f}×",
                 f"{each.hours:.2f}",
-                f"{each.gain_per_hour:.2f}",
+                f"{each.hours_in_all:.2f} of {hours:.2f}",
                 "taken" if each is chosen else "",
             ]
             for each in trials

@@ -188,14 +188,18 @@ class _Run:
             return kinds[0]
         budget = _TRIAL_HOURS * self._options.hours / len(kinds)
         self.trials = [self._stored(f"trial-{kind}", Trial, partial(self._try, kind, budget)) for kind in kinds]
-        self._live.table(table(self.trials))
-        return choose(self.trials).kind
+        self._live.table(table(self.trials, self._hours_left))
+        return choose(self.trials, self._hours_left).kind
 
     def train(self, kind: str) -> tuple[Any, dict[str, Any]]:
         """The trained drafter, and what training.json says of it."""
-        left = self._options.hours - sum(self.hours.get(stage, 0.0) for stage in ("data", "trials"))
         self._live.stage(f"Training {kind}")
-        return self._fit(kind, 1.0, left, "training")
+        return self._fit(kind, 1.0, self._hours_left, "training")
+
+    @property
+    def _hours_left(self) -> float:
+        """For training on all data."""
+        return max(self._options.hours - sum(self.hours.get(stage, 0.0) for stage in ("data", "trials")), 0.0)
 
     @property
     def costs(self) -> Costs:
@@ -210,6 +214,12 @@ class _Run:
         self._made.save(head, folder, training)
         (folder / "README.md").write_text(card(training), encoding="utf-8")
         return folder
+
+    @property
+    def _written(self) -> Data:
+        if self._data is None:
+            raise AssertionError("data comes first")
+        return self._data
 
     @property
     def _made(self) -> Drafters:
@@ -230,14 +240,13 @@ class _Run:
         """Train a kind on a part of the data."""
         self._live.stage(f"Trying {kind} on {SHARE:.0%} of the data")
         _, report = self._fit(kind, SHARE, hours, "trials")
-        acceptance = report["held_out_acceptance_by_place"]
-        return Trial(kind, acceptance, predict(acceptance, self.costs), report["hours"])
+        acceptance, took = report["held_out_acceptance_by_place"], report["hours"]
+        in_all = took / report["steps"] * EPOCHS * num_batches(kind, self._written)
+        return Trial(kind, acceptance, predict(acceptance, self.costs), took, in_all)
 
     def _fit(self, kind: str, share: float, hours: float, stage: str) -> tuple[Any, dict[str, Any]]:
         """Train a drafter on a share of the data for these hours at most."""
-        if self._data is None:
-            raise AssertionError("data comes first")
-        data, head = self._data, self._made.start(kind)
+        data, head = self._written, self._made.start(kind)
         name = kind if share == 1 else f"{kind}-trial"
         self._live.costs = self._stored(f"costs-{kind}", Costs, lambda: self._made.measure(head))
         steps = self._stored(f"steps-{name}", int, lambda: _num_steps(head, data, share, hours))

@@ -24,7 +24,7 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
     metavar="KIND",
     default="auto",
     show_default=True,
-    help="eagle3, block, medusa, draft, or auto: what gains most per hour of training.",
+    help="eagle3, block, medusa, draft, or auto: what gains most in the hours left.",
 )
 @click.option("--from", "source", metavar="DRAFT", help="Draft model to take layers out of, for draft and auto.")
 @click.option("--layers", "num_layers", type=int, metavar="N", help="How many of its layers stay.")
