@@ -241,7 +241,7 @@ class _Run:
         self._live.stage(f"Trying {kind} on {SHARE:.0%} of the data")
         _, report = self._fit(kind, SHARE, hours, "trials")
         acceptance, took = report["held_out_acceptance_by_place"], report["hours"]
-        in_all = took / report["steps"] * EPOCHS * num_batches(kind, self._written)
+        in_all = took / report["steps"] * _planned_steps(report["kind"], self._written)
         return Trial(kind, acceptance, predict(acceptance, self.costs), took, in_all)
 
     def _fit(self, kind: str, share: float, hours: float, stage: str) -> tuple[Any, dict[str, Any]]:
@@ -250,7 +250,7 @@ class _Run:
         name = kind if share == 1 else f"{kind}-trial"
         self._live.costs = self._stored(f"costs-{kind}", Costs, lambda: self._made.measure(head))
         steps = self._stored(f"steps-{name}", int, lambda: _num_steps(head, data, share, hours))
-        if (planned := EPOCHS * num_batches(head.kind, data, share)) > steps:
+        if (planned := _planned_steps(head.kind, data, share)) > steps:
             self._live.tell(f"{hours:.2f} hours are for {steps:,} steps, not {planned:,}.")
         with Stopping() as stopped, _Clock(self, stage) as clock:
 
@@ -314,9 +314,14 @@ class _Clock:
         self._run.store("hours", self._run.hours)
 
 
+def _planned_steps(kind: str, data: Data, share: float = 1.0) -> int:
+    """Steps of `EPOCHS` epochs. kind: a head's own, such as "dflash" for a block drafter, which has other batches."""
+    return EPOCHS * num_batches(kind, data, share)
+
+
 def _num_steps(head: Any, data: Data, share: float, hours: float) -> int:
     """Steps of `EPOCHS` epochs, or as many as the hours allow: a few are timed on the head, which is then as before."""
-    planned = EPOCHS * num_batches(head.kind, data, share)
+    planned = _planned_steps(head.kind, data, share)
     before = {name: each.detach().clone() for name, each in head.named_parameters() if each.requires_grad}
     training = Training(head, data, planned, 0, share, None)
     training.train_batch()
