@@ -26,6 +26,7 @@ from outrider.config import DeviceConfig, GenerationConfig, SchedulerConfig
 from outrider.config.files import find_presets
 from outrider.errors import OptionError
 from outrider_export.architectures import ARCHITECTURES
+from outrider_export.direct.forms import FORMS
 
 DOCS = Path(__file__).parent
 WIDTH = 100  # of help text
@@ -48,7 +49,9 @@ OPTIONS_HEAD = """\
 All options have the same name in Python, in TOML files and on the command line, where `_` becomes `-`:
 
 ```python
-engine = outrider.load("my-pair", config="gpu", cache_size=1.5, temperature=0.7)
+import outrider
+
+engine = outrider.load("my-pair", config="cpu", cache_size=1.5, temperature=0.7)
 engine.generate("Why is the sky blue?", max_new_tokens=200, seed=1)
 ```
 
@@ -77,8 +80,8 @@ COMMANDS_HEAD = """\
 
 <!-- Made by docs/generate.py from the commands' own help. Change it there, and run the script. -->
 
-Every command has `--help`, and all but `chat` have `--json` for one machine-readable object. Errors are one line. The
-exit code is 0 for success, 1 for a failure, 2 for wrong usage and 130 for Ctrl-C.
+Every command has `--help`, and all but `chat` and `peer-draft` have `--json` for one machine-readable object.
+Errors are one line. The exit code is 0 for success, 1 for a failure, 2 for wrong usage and 130 for Ctrl-C.
 """
 
 
@@ -97,6 +100,9 @@ is its greedy text. Texts drafted by copies and by a draft model of the same arc
 greedy and sampled; rejected drafts are trimmed behind the end of the sliding window, and prefixes come from the cache.
 *Bit-exact* was measured on a CPU in f32 (each row has the same bits however the text is read), and is measured again on
 each machine ([Exactness](exactness.md)).
+
+*Without PyTorch* are those that the plain installation converts to OpenVINO ([export](export.md#without-pytorch)). GGUF
+files of Mistral name the architecture `llama`.
 
 Models with sliding windows are not run in ONNX: ONNX Runtime's attention needs a cache as long as the window, and gives
 rows other bits with other numbers of rows. Not tried: sliding windows and mixtures of experts on GPU and NPU.
@@ -197,6 +203,9 @@ def commands_page() -> str:
             text = _help(command, f"outrider {name}")
         finally:
             command.params = all_of_them
+        if isinstance(command, click.Group):
+            texts = [_help(each, f"outrider {name} {each.name}") for each in command.commands.values()]
+            text = "\n\n".join([text, *texts])
         parts.append(f"## outrider {name}\n\n```text\n{text}\n```\n")
         if left_out:
             sections = [
@@ -212,8 +221,8 @@ def commands_page() -> str:
 def models_page() -> str:
     """The page with every architecture that is tried, and every one that is refused."""
     rows = [
-        "| architecture | models | attention | formats | bit-exact | drafters | tried with |",
-        "|---|---|---|---|---|---|---|",
+        "| architecture | models | attention | formats | without PyTorch | bit-exact | drafters | tried with |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for each in ARCHITECTURES.values():
         attention = {"full": "full", "sliding": "full or sliding window", "mixed": "full and sliding window"}[
@@ -224,6 +233,7 @@ def models_page() -> str:
             each.models,
             attention + (", mixture of experts" if each.experts else ""),
             "OpenVINO, ONNX" if each.onnx else "OpenVINO",
+            "no" if each.name not in FORMS else "checkpoints, GGUF" if FORMS[each.name].gguf else "checkpoints",
             "yes",
             "copies, draft model" + (", heads" if each.features else ""),
             each.tried,
@@ -258,6 +268,7 @@ def _shared_parameters() -> list[click.Parameter]:
 
 def _help(command: click.Command, name: str) -> str:
     context = click.Context(command, info_name=name, terminal_width=WIDTH, help_option_names=["-h", "--help"])
+    command._help_option = None  # click keeps that of the first context, which may have had other names
     return command.get_help(context).rstrip()
 
 

@@ -7,7 +7,9 @@ import sys
 
 import outrider
 
-bundle, path = sys.argv[1:3]
+if len(sys.argv) != 3:
+    sys.exit(__doc__)
+bundle, path = sys.argv[1:]
 with outrider.load(bundle, max_new_tokens=60) as engine:
     chat = engine.chat("You are a helpful assistant. Answer in one sentence.", temperature=0.7)
     for question in ("Name a city by the sea.", "What is it known for?"):

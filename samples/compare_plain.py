@@ -7,7 +7,9 @@ import sys
 
 import outrider
 
-bundle, prompt = sys.argv[1:3]
+if len(sys.argv) != 3:
+    sys.exit(__doc__)
+bundle, prompt = sys.argv[1:]
 engine = outrider.load(bundle)
 for drafter in ("auto", None):  # once to warm up
     engine.generate(prompt, drafter=drafter, max_new_tokens=16)

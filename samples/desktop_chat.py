@@ -1,6 +1,6 @@
 """A chat window: answers stream in and can be cancelled, and are timed with and without drafting.
 
-pip install "outrider[samples]"
+pip install ".[samples]"
 python samples/desktop_chat.py my-pair
 """
 
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from PySide6 import QtCore, QtGui, QtWidgets
 
 import outrider
-from outrider.backends.devices import find_devices
+from outrider.models.backends.devices import find_devices
 
 if TYPE_CHECKING:
     from collections.abc import Callable

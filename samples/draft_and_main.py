@@ -15,8 +15,12 @@ parser.add_argument("--draft-device", default="CPU")
 parser.add_argument("--num-assistant-tokens", type=int, default=3, help="draft tokens a round")
 args = parser.parse_args()
 
-engine = outrider.load(args.bundle, main_device=args.main_device, draft_device=args.draft_device, drafter="draft")
-for chunk in engine.stream(args.prompt, num_assistant_tokens=args.num_assistant_tokens, max_new_tokens=100):
+engine = outrider.load(args.bundle, main_device=args.main_device, draft_device=args.draft_device)
+if "draft" not in engine.drafters:
+    parser.error(f"{args.bundle} has no draft model. Export one with it: --draft DRAFT")
+for chunk in engine.stream(
+    args.prompt, drafter="draft", num_assistant_tokens=args.num_assistant_tokens, max_new_tokens=100
+):
     print(chunk.text, end="", flush=True)
 
 stats = chunk.stats

@@ -7,7 +7,9 @@ import sys
 
 import outrider
 
-bundle, prompt = sys.argv[1:3]
+if len(sys.argv) != 3:
+    sys.exit(__doc__)
+bundle, prompt = sys.argv[1:]
 engine = outrider.load(bundle)
 result = engine.generate(prompt, max_new_tokens=100)
 print(result.text)

@@ -2,7 +2,7 @@
 
 python samples/json_schema.py my-pair "How is the weather in Paris?"
 
-Needs: pip install "outrider[structured]"
+Needs: pip install ".[structured]"
 """
 
 import json
@@ -21,7 +21,9 @@ SCHEMA = {
     "additionalProperties": False,
 }
 
-bundle, prompt = sys.argv[1:3]
+if len(sys.argv) != 3:
+    sys.exit(__doc__)
+bundle, prompt = sys.argv[1:]
 engine = outrider.load(bundle)
 messages = [{"role": "user", "content": f"{prompt} Answer in JSON, by this schema: {json.dumps(SCHEMA)}"}]
 result = engine.generate(messages, json_schema=SCHEMA, max_new_tokens=200)

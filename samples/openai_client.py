@@ -10,7 +10,9 @@ import sys
 
 from openai import OpenAI
 
-url, prompt = sys.argv[1:3]
+if len(sys.argv) != 3:
+    sys.exit(__doc__)
+url, prompt = sys.argv[1:]
 client = OpenAI(base_url=f"{url}/v1", api_key=os.environ.get("OUTRIDER_API_KEY", "none"))
 model = client.models.list().data[0].id
 stream = client.chat.completions.create(

@@ -7,7 +7,9 @@ import sys
 
 import outrider
 
-bundle, prompt = sys.argv[1:3]
+if len(sys.argv) != 3:
+    sys.exit(__doc__)
+bundle, prompt = sys.argv[1:]
 engine = outrider.load(bundle, drafter="ngram", num_assistant_tokens=5, max_ngram_size=3)
 for chunk in engine.stream(prompt, max_new_tokens=100):
     print(chunk.text, end="", flush=True)

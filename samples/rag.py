@@ -4,7 +4,7 @@
     python samples/rag.py BUNDLE --ask "How deep is Lake Morrow?"
 
 BUNDLE has a main model and a draft model that proposes all tokens (`outrider export … --draft-vocab all`). Needs
-`pip install "outrider[rag]"`.
+`pip install ".[rag]"`.
 """
 
 import argparse

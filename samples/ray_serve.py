@@ -2,7 +2,7 @@
 
     OUTRIDER_API_KEY=… python samples/ray_serve.py my-bundle --replicas 2
 
-Needs: pip install "outrider[server]" "ray[serve]". Runs on this machine, or on the cluster at RAY_ADDRESS, where every
+Needs: pip install ".[server]" "ray[serve]". Runs on this machine, or on the cluster at RAY_ADDRESS, where every
 machine has the bundle at the same path.
 
 Each replica runs the app of `outrider serve`. In front of them, `Front` reads a request, names its conversation, and

@@ -7,7 +7,9 @@ import sys
 
 import outrider
 
-bundle, prompt = sys.argv[1:3]
+if len(sys.argv) != 3:
+    sys.exit(__doc__)
+bundle, prompt = sys.argv[1:]
 engine = outrider.load(bundle, temperature=0.8, top_p=0.95, max_new_tokens=60)
 
 for seed in (1, 2):

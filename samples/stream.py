@@ -7,7 +7,9 @@ import sys
 
 import outrider
 
-bundle, prompt = sys.argv[1:3]
+if len(sys.argv) != 3:
+    sys.exit(__doc__)
+bundle, prompt = sys.argv[1:]
 engine = outrider.load(bundle)
 messages = [{"role": "user", "content": prompt}]
 for chunk in engine.stream(messages, max_new_tokens=100, temperature=0.7, top_p=0.9, seed=1):

@@ -148,126 +148,148 @@ SCENARIOS = [
 ]
 
 PARTS = [
-    Part("regret: long prompts are read at once", "controller.controller", "_QUICKLY_READ", "", "float('inf')"),
+    Part(
+        "regret: long prompts are read at once", "drafters.controller.controller", "_QUICKLY_READ", "", "float('inf')"
+    ),
     Part(
         "regret: long prompts are not read",
-        "controller.controller",
+        "drafters.controller.controller",
         "Controller._plan_model",
-        "own.regret += max(value - by_copy, 0.0) / rate",
+        "own.regret += missed",
         "pass",
     ),
     Part(
         "reading: whatever is left of the answer",
-        "controller.controller",
+        "drafters.controller.controller",
         "Controller._plan_model",
-        "and value * left / (1 + own.share.mean) > rate * first",
+        "and value * left / (1 + own.share.mean) > rate * price_left",
         "",
     ),
     Part(
         "reading: no record of answers' lengths",
-        "controller.controller",
+        "drafters.controller.controller",
         "Controller._plan_model",
         "max(generated, answer.record.length.mean)",
         "generated",
     ),
-    Part("probing: never", "controller.answer", "ModelAnswer.probes", "self.waited < self.patience", "True"),
-    Part("probing: every round", "controller.answer", "ModelAnswer.probes", "self.waited < self.patience", "False"),
-    Part("probing: without patience", "controller.answer", "_LAST_PROBE", "", "8"),
+    Part("probing: never", "drafters.controller.answer", "ModelAnswer.probes", "self.waited < self.patience", "True"),
+    Part(
+        "probing: every round",
+        "drafters.controller.answer",
+        "ModelAnswer.probes",
+        "self.waited < self.patience",
+        "False",
+    ),
+    Part("probing: without patience", "drafters.controller.answer", "_LAST_PROBE", "", "8"),
     Part(
         "probing: not at once after a success",
-        "controller.answer",
+        "drafters.controller.answer",
         "ModelAnswer.add",
         "self.waited = self.patience = _FIRST_PROBE",
         "pass",
     ),
-    Part("luck: not with the model", "controller.answer", "ModelAnswer.chance", "* self.luck.factor", ""),
-    Part("luck: not with copies", "controller.answer", "Answer.copy_chances", "factor = min(", "factor = 1.0 or min("),
+    Part("luck: not with the model", "drafters.controller.answer", "ModelAnswer.chance", "* self.luck.factor", ""),
+    Part(
+        "luck: not with copies",
+        "drafters.controller.answer",
+        "Answer.copy_chances",
+        "factor = min(",
+        "factor = 1.0 or min(",
+    ),
     Part(
         "luck: a few right copies prove something",
-        "controller.answer",
+        "drafters.controller.answer",
         "Answer.copy_chances",
         "min(self.luck.factor, 1.0) if careful else",
         "",
     ),
-    Part("budget: none", "controller.answer", "Answer.budget", "return BUDGET", "return 0.0 and BUDGET"),
-    Part("budget: no limit", "controller.answer", "Answer.budget", "return BUDGET", "return 1e9 or BUDGET"),
-    Part("budget: nothing of the lead", "controller.answer", "Answer.budget", "self.lead", "min(self.lead, 0.0)"),
-    Part("budget: losses are forgotten", "controller.answer", "Answer.budget", "self.lead", "max(self.lead, 0.0)"),
+    Part("budget: none", "drafters.controller.answer", "Answer.budget", "return BUDGET", "return 0.0 and BUDGET"),
+    Part("budget: no limit", "drafters.controller.answer", "Answer.budget", "return BUDGET", "return 1e9 or BUDGET"),
+    Part(
+        "budget: nothing of the lead", "drafters.controller.answer", "Answer.budget", "self.lead", "min(self.lead, 0.0)"
+    ),
+    Part(
+        "budget: losses are forgotten",
+        "drafters.controller.answer",
+        "Answer.budget",
+        "self.lead",
+        "max(self.lead, 0.0)",
+    ),
     Part(
         "copies: no record of first tokens",
-        "controller.answer",
+        "drafters.controller.answer",
         "Answer._copy_records",
         "if i or self.goes_on else self.record.first_copies",
         "",
     ),
     Part(
         "copies: no careful estimate",
-        "controller.acceptance",
+        "drafters.controller.acceptance",
         "Acceptance.careful",
         "return lower_bound(",
         "return max(",
     ),
     Part(
         "model: no careful estimate",
-        "controller.acceptance",
+        "drafters.controller.acceptance",
         "Share.careful",
         "return lower_bound(self.mean, self.weight)",
         "return self.mean",
     ),
     Part(
         "model: no share of the answer's own",
-        "controller.answer",
+        "drafters.controller.answer",
         "ModelAnswer.add",
         "self.share.add(accepted)",
         "pass",
     ),
     Part(
         "calibration: confidences as they are",
-        "controller.acceptance",
+        "drafters.controller.acceptance",
         "Acceptance.chance",
         "return ",
         "return confidence or ",
     ),
-    Part("calibration: one bin", "controller.acceptance", "_EDGES", "", "()"),
+    Part("calibration: one bin", "drafters.controller.acceptance", "_EDGES", "", "()"),
     Part(
         "cost: the machine's speed is not followed",
-        "measure.cost",
+        "models.measure.cost",
         "PassCost.follow",
         "if _OUTLIER",
         "if False and _OUTLIER",
     ),
     Part(
         "cost: a change of rows is free",
-        "controller.controller",
+        "drafters.controller.controller",
         "Controller._batch",
         "cost.scale * cost.change",
         "0.0",
     ),
     Part(
         "drafts: early ones are not capped",
-        "controller.controller",
+        "drafters.controller.controller",
         "Controller._plan_model",
         "min(longest, generated + 2)",
         "longest",
     ),
     Part(
         "sharing: each pays for a call alone",
-        "controller.controller",
+        "drafters.controller.controller",
         "Controller._price",
         "{len(read), min(before, len(read))} - {0, 1}",
         "set()",
     ),
-    Part("sharing: always all", "controller.controller", "Controller._price", ">= share", ">= 0"),
+    Part("sharing: always all", "drafters.controller.controller", "Controller._price", ">= share", ">= 0"),
     Part(
         "sharing: all or alone",
-        "controller.controller",
+        "drafters.controller.controller",
         "Controller._price",
         "{len(read), min(before, len(read))}",
         "{len(read)}",
     ),
     Part(
         "rate: that of the answers, even if plain decoding is faster",
-        "controller.controller",
+        "drafters.controller.controller",
         "Controller._batch",
         ", together / plain)",
         ", 0.0)",
@@ -278,9 +300,7 @@ PARTS = [
 @contextmanager
 def without(part: Part) -> Iterator[None]:
     """Take the part away meanwhile."""
-    owner: Any = importlib.import_module(
-        f"outrider.{part.module if '.' in part.module else 'controller.' + part.module}"
-    )
+    owner: Any = importlib.import_module(f"outrider.{part.module}")
     names = vars(owner)
     *path, name = part.place.split(".")
     for each in path:

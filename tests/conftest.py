@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gc
 import os
 import signal
 from typing import TYPE_CHECKING, cast
@@ -10,7 +11,7 @@ import pytest
 from filelock import FileLock
 
 import outrider
-from outrider import saved
+from outrider.system import saved
 from outrider.testing import ToyTokenizer, save_toy_bundle
 
 if TYPE_CHECKING:
@@ -19,8 +20,29 @@ if TYPE_CHECKING:
     from outrider.bundle import Bundle, Format
 
 
-hypothesis.settings.register_profile("outrider", deadline=None)  # other work on the machine is no failure
+hypothesis.settings.register_profile(
+    "outrider",
+    deadline=None,  # other work on the machine is no failure
+    derandomize="OUTRIDER_EXAMPLES" not in os.environ,  # a change is judged by the same examples each time
+)
 hypothesis.settings.load_profile("outrider")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Each process of a run keeps to its share of the processors: threads of two that wait for each other cost a third.
+
+    Slow tests have all: what is claimed of real models is claimed of several threads.
+    """
+    worker = getattr(config, "workerinput", None)
+    if worker and "not slow" in config.option.markexpr and hasattr(os, "sched_setaffinity"):
+        processors, count = sorted(os.sched_getaffinity(0)), worker["workercount"]
+        os.sched_setaffinity(0, processors[int(worker["workerid"][2:]) % count :: count] or processors)
+
+
+def pytest_collection_finish() -> None:
+    """What was imported stays: looking through it for garbage takes a third of a second, at each load of a model."""
+    gc.collect()
+    gc.freeze()
 
 
 REAL_MODELS = {"smollm2", "smollm2_drafted", "smollm2_pair", "smollm2_onnx"}
@@ -101,7 +123,7 @@ def smollm2_pair(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
     from outrider_export import export_bundle
     from outrider_export.demo_model import FILE
 
-    checkpoint = smollm2.parent / FILE
+    checkpoint = smollm2.parents[1] / FILE
     output = tmp_path_factory.mktemp("pair") / "bundle"
     return export_bundle(checkpoint, checkpoint, output=output, weights="keep", draft_weights="keep").folder
 
@@ -113,7 +135,7 @@ def smollm2_onnx(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
     from outrider_export.demo_model import FILE
 
     output = tmp_path_factory.mktemp("onnx") / "bundle"
-    return export_bundle(smollm2.parent / FILE, output=output, weights="int8", format="onnx").folder
+    return export_bundle(smollm2.parents[1] / FILE, output=output, weights="int8", format="onnx").folder
 
 
 # Main and draft model: each backend for both, and each beside the other.
@@ -126,15 +148,17 @@ FORMATS: list[tuple[Format, Format]] = [
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Tests of what backends promise, marked every_format, run with all pairs; others with one, and slow with another.
+    """Tests of what backends promise, marked every_format, run with all pairs, of which the mixed ones are slow.
 
-    What does not depend on the backend does not depend on two of them in one engine either.
+    Others run in OpenVINO, and slow in ONNX. What is marked any_format runs in ONNX alone, which is compiled in a tenth
+    of the time.
     """
     if "toy_bundle" in metafunc.fixturenames:
-        ids = list(map("-".join, FORMATS))
-        pairs = [pytest.param(pair, id=name) for pair, name in zip(FORMATS, ids, strict=True)]
-        if not metafunc.definition.get_closest_marker("every_format"):
-            pairs = [pairs[0], pytest.param(FORMATS[1], id=ids[1], marks=pytest.mark.slow)]
+        marked = metafunc.definition.get_closest_marker
+        fast = FORMATS[:2] if marked("every_format") else [FORMATS[1]] if marked("any_format") else [FORMATS[0]]
+        slow = FORMATS[2:] if marked("every_format") else [] if marked("any_format") else [FORMATS[1]]
+        pairs = [pytest.param(pair, id="-".join(pair)) for pair in fast]
+        pairs += [pytest.param(pair, id="-".join(pair), marks=pytest.mark.slow) for pair in slow]
         metafunc.parametrize("toy_bundle", pairs, indirect=True, scope="session")
 
 

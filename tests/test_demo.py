@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-import shutil
 from typing import TYPE_CHECKING
+
+import pytest
 
 import outrider
 from outrider.bundle import read_bundle
@@ -15,8 +16,6 @@ from outrider_export.heads.packed import PACKED_NAME
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    import pytest
 
 
 def test_the_drafter_is_small_and_says_how_it_was_made() -> None:
@@ -38,12 +37,10 @@ def test_it_drafts_for_the_demo_and_the_text_is_the_same(smollm2_drafted: Path) 
             assert drafted.stats.num_accepted_tokens > 0
 
 
-def test_a_bundle_of_an_older_version_gets_the_drafter_without_the_extra(
-    smollm2: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_it_is_made_without_the_extra_once(smollm2: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plan, "_is_installed", lambda package: False)
-    shutil.copytree(smollm2, tmp_path / "smollm2-135m-instruct")
-    (tmp_path / FILE).symlink_to(smollm2.parent / FILE)
+    (tmp_path / FILE).symlink_to(smollm2.parents[1] / FILE)
     bundle = read_bundle(demo_bundle(tmp_path, quiet=True))
-    assert bundle.folder.name == "smollm2-135m-instruct"
     assert [each.kind for each in bundle.manifest.drafters] == ["eagle3"]
+    monkeypatch.setattr("outrider_export.export_bundle", lambda *_, **__: pytest.fail("it is made again"))
+    assert demo_bundle(tmp_path, quiet=True) == bundle.folder

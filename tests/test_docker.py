@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from outrider.cli.serve import serve
-from outrider.saved import __file__ as saved_file
+from outrider.system.saved import __file__ as saved_file
 from outrider_export import export_bundle  # noqa: F401 - the package that `outrider export` needs
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ def test_the_dockerfile_is_well_formed() -> None:
 def test_the_package_builds_from_what_is_copied() -> None:
     """All that pyproject.toml names for the build is copied before pip runs."""
     copied = {source for line in of("COPY") if not line.startswith("--") for source in line.split()[:-1]}
-    assert {"pyproject.toml", "README.md", "LICENSE", "runtime", "export", "configs"} == copied
+    assert {"pyproject.toml", "README.md", "LICENSE", "runtime", "export", "bench", "configs"} == copied
     extras = set(re.findall(r'"\.\[(\w+)\]"', " ".join(of("RUN"))))
     text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     assert extras == {"server", "export"}

@@ -22,11 +22,11 @@ import numpy as np
 import openvino as ov
 import openvino_genai
 
-from outrider.bench.modes.peers.link import link
 from outrider.bundle import read_bundle
 from outrider.config import DeviceConfig
-from outrider.part import Part
-from outrider.setting import choice_of
+from outrider.models.part import Part
+from outrider.models.settled import choice_of
+from outrider_bench.modes.peers.link import link
 from outrider_export.distill.data import tap_names
 from outrider_export.distill.texts import Task
 from outrider_export.distill.writer import Writer

@@ -18,7 +18,7 @@ import numpy as np
 
 from outrider.bundle.folder import Bundle, read_bundle
 from outrider.config import Config
-from outrider.engine import Engine
+from outrider.engine.engine import Engine
 from outrider.errors import ExportError
 from outrider.types import Chunk
 from outrider_export.convert import load_model

@@ -49,7 +49,7 @@ class Comparison:
         Raises:
             ExportError: with the cosine of the logits.
         """
-        from outrider.backends.openvino_paged import OpenVINOPaged
+        from outrider.models.backends.openvino_paged import OpenVINOPaged
 
         properties = {"DYNAMIC_QUANTIZATION_GROUP_SIZE": 0}
         width = self._logits.shape[1]
@@ -62,7 +62,7 @@ class Comparison:
         Raises:
             ExportError: with the cosine of the logits.
         """
-        from outrider.backends.onnxruntime import OnnxRuntime
+        from outrider.models.backends.onnxruntime import OnnxRuntime
 
         backend = OnnxRuntime(path, vocab_size=self._logits.shape[1])
         said = "onnxruntime-genai's model builder does not write it rightly in ONNX"

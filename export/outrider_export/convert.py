@@ -1,5 +1,7 @@
 """Child process: a checkpoint folder or a GGUF file to stateful OpenVINO IR, through torch.
 
+For models that `outrider_export.direct` does not convert.
+
 Job: `model`, the checkpoint folder or the GGUF file; `gguf`, whether it is one; `weights`; `output`, the folder for
 openvino_model; `scratch`, a folder for the uncompressed IR; `trust_remote_code`; `adapter`, the folder of a LoRA
 adapter that is merged into it, if any; and, for the model that brings the tokenizer, `tokenizer`: the folder with
@@ -18,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from outrider.errors import ExportError, one_line
+from outrider.system.core import new_core
 from outrider_export.adapters.merge import merge
 from outrider_export.adapters.peft_format import read_adapter
 from outrider_export.architectures import ARCHITECTURES, LAST_TRANSFORMERS
@@ -154,9 +157,8 @@ def lift(architecture: str, *tasks: str, like: str = "") -> None:
 
 
 def _compress(source: Path, target: Path, weights: str) -> None:
-    import openvino
 
-    compress(openvino.Core().read_model(source), target, weights)
+    compress(new_core().read_model(source), target, weights)
 
 
 def compress(model: Any, target: Path, weights: str) -> None:

@@ -23,6 +23,7 @@ from outrider_export.onnx_check import check_onnx
 from outrider_export.plan import PARALLEL_PLACES, parallel_mask
 from outrider_export.sources import CHAT_TEMPLATES, TOKENIZER_FILES, read_json
 from outrider_export.special_tokens import eos_of, token_of_config
+from outrider_export.target import NoRoom
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -38,6 +39,7 @@ _CONVERTERS = {"openvino": "convert", "onnx": "convert_onnx"}
 _FULL = 50_000_000  # bytes; with less free space than this, a failure is reported as a full disk
 _PACKAGES = {
     "keep": ("openvino", "openvino-genai", "openvino-tokenizers"),
+    "direct": ("openvino", "openvino-tokenizers", "gguf"),
     "convert": ("openvino", "openvino-tokenizers", "optimum-intel", "nncf", "transformers", "torch"),
     "onnx": ("onnxruntime-genai", "onnxruntime", "onnx", "transformers", "torch"),
 }
@@ -65,9 +67,9 @@ def convert_model(
     except ExportError as error:
         folder = target.output.parent
         if (free := shutil.disk_usage(folder).free) < _FULL:
-            raise ExportError(
-                f"{folder} is full: {free / 1e9:.2f} GB were left when converting the {plan.role} model failed. Make "
-                "room, or choose another disk with -o."
+            raise NoRoom(
+                f"{folder} is full: {free / 1e9:.2f} GB were left when converting the {plan.role} model failed.",
+                "Make room, or choose another disk with -o.",
             ) from error
         raise
 
@@ -102,7 +104,7 @@ def _convert(
             "geometry": msgspec.to_builtins(geometry),
             "adapter": None if adapter is None else str(adapter.resolve()),
         }
-        module = f"outrider_export.{_CONVERTERS[plan.format]}"
+        module = f"outrider_export.{'direct.convert' if plan.direct else _CONVERTERS[plan.format]}"
         if plan.encoder:
             module = encoder_decoder.MODULE
             job |= encoder_decoder.job_of(plan, plan.encoder, target.new)
@@ -166,7 +168,8 @@ def copy_tokenizer(plan: Plan, folder: Path) -> None:
 
 
 def _describe_source(plan: Plan, recipe: dict[str, str], progress: Progress) -> Source:
-    packages = _PACKAGES["onnx" if plan.format == "onnx" else "keep" if plan.weights == "keep" else "convert"]
+    kept = "keep" if plan.weights == "keep" else "direct" if plan.direct else "convert"
+    packages = _PACKAGES["onnx" if plan.format == "onnx" else kept]
     digest = None
     if plan.header is not None:
         progress.phase("hash", plan.path.stat().st_size)

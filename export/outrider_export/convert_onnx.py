@@ -27,9 +27,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
-from outrider.backends.attention import SLIDING, describe_windows
 from outrider.bundle.manifest import Geometry
 from outrider.errors import ExportError, one_line
+from outrider.models.backends.attention import SLIDING, describe_windows
 from outrider_export.architectures import ARCHITECTURES
 from outrider_export.comparison import Comparison
 from outrider_export.convert import load_model

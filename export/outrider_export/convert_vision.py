@@ -3,8 +3,8 @@
 Job: as `outrider_export.convert`, for a checkpoint folder, and `vision`, the folder for the encoder.
 
 The decoder is exported as a model of text, as optimum-intel does it: it reads token ids, and the runtime adds the input
-for embeddings (`outrider.backends.embeds`). optimum-intel 2.2 exports the encoder with transformers before 4.58 only,
-so it is traced here: whole square tiles, without the mask for padding that it would have, too.
+for embeddings (`outrider.models.backends.embeds`). optimum-intel 2.2 exports the encoder with transformers before 4.58
+only, so it is traced here: whole square tiles, without the mask for padding that it would have, too.
 """
 
 from __future__ import annotations

@@ -18,8 +18,9 @@ import numpy as np
 from outrider.bundle.manifest import MODEL_NAMES, PROPOSED_NAME
 from outrider.config.files import user_path
 from outrider.errors import ExportError, OptionError
-from outrider.files import reading
-from outrider.text import Tokenizer
+from outrider.inputs.text import Tokenizer
+from outrider.system.core import new_core
+from outrider.system.files import reading
 from outrider_export import onnx_matrices, output_matrix
 from outrider_export.onnx_files import load
 from outrider_export.sources import read_json
@@ -224,7 +225,7 @@ def _cut_ir(path: Path, target: Path, token_ids: NDArray[np.int32]) -> None:
     import openvino
 
     try:
-        model = openvino.Core().read_model(path)
+        model = new_core().read_model(path)
         output_matrix.cut_output(model, token_ids)
         openvino.save_model(model, target / path.name, compress_to_fp16=False)
     except RuntimeError as error:

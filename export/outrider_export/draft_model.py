@@ -12,7 +12,7 @@ from outrider_export.diet import plan_diet
 from outrider_export.heads.formats import kind_of
 from outrider_export.pairing import Pairing
 from outrider_export.plan import Plan, check_route, check_weights, make_plan, space_needed
-from outrider_export.sources import read_json
+from outrider_export.sources import architectures_of, read_json
 from outrider_export.target import check_space
 from outrider_export.vocabulary import Vocabulary
 
@@ -31,8 +31,8 @@ def is_model(path: Path) -> bool:
     """Whether a source is a model that writes text by itself, and no drafter of another kind."""
     if not path.is_dir():
         return True
-    names = read_json(path / "config.json").get("architectures") or []
-    return kind_of(path) is None and any(str(name).endswith(("ForCausalLM", "LMHeadModel")) for name in names)
+    names = architectures_of(read_json(path / "config.json"))
+    return kind_of(path) is None and any(name.endswith(("ForCausalLM", "LMHeadModel")) for name in names)
 
 
 @dataclass(frozen=True)

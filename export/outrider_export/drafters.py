@@ -85,7 +85,8 @@ def add_drafter(
         found = DraftModel.of(old, source, weights, *check_diet(True, draft_vocab, draft_vocab_corpus), progress)
     else:
         check_head_weights("weights", weights or "int8")
-        check_extra("Adding a drafter", main.format)
+        if main.format == "onnx":
+            check_extra("Adding a drafter", main.format)
         head = read_head(source.path, main.geometry)
         check_main(head, main.format)
         check_draft_vocab(head, draft_vocab, draft_vocab_corpus)

@@ -18,7 +18,7 @@ from outrider.bundle.manifest import (
 )
 from outrider.config.files import user_path
 from outrider.errors import ExportError, OptionError
-from outrider.files import usable
+from outrider.system.files import usable
 from outrider_export.adapters.peft_format import read_adapter
 from outrider_export.convert_model import convert_model, describe_drafter, describe_tokenizer
 from outrider_export.diet import check_diet, plan_diet
@@ -35,7 +35,7 @@ from outrider_export.plan import (
 )
 from outrider_export.progress import ForModel, Silent
 from outrider_export.sources import fetch, locate
-from outrider_export.target import Target, check_space
+from outrider_export.target import NoRoom, Target, check_space
 
 if TYPE_CHECKING:
     from collections.abc import Sequence as Seq
@@ -86,7 +86,7 @@ def export_bundle(
     merged = None if adapter is None else check_adapter(adapter, weights)
     num_tokens, corpus = check_diet(draft is not None, draft_vocab, draft_vocab_corpus)
     for role, source, form, asked in named:
-        check_route(role, source, form, asked)
+        check_route(role, source, form, asked, trust_remote_code=trust_remote_code)
     try:
         with Target(Path(output), overwrite) as target:
             for leftover in target.leftovers:
@@ -98,7 +98,10 @@ def export_bundle(
             head = None
             if draft is not None and is_head(fetched[1][1]):
                 head = HeadPlan.of(fetched.pop()[1], draft_weights, num_tokens, corpus)
-            plans = [make_plan(role, source, form, asked) for role, source, form, asked in fetched]
+            plans = [
+                make_plan(role, source, form, asked, trust_remote_code=trust_remote_code)
+                for role, source, form, asked in fetched
+            ]
             if merged is not None and (plans[0].encoder or plans[0].vision):
                 raise ExportError(
                     f"The adapter {merged} cannot be merged into {plans[0].source.id}: adapters are for models that "
@@ -132,7 +135,7 @@ def export_bundle(
             added = [] if head is None else [head.write(target.new, entries[0], progress)]
             finish(target, plans, entries, pairings, diets, progress, added)
     except OSError as error:
-        raise ExportError(f"{output} cannot be written: {error}.") from error
+        raise NoRoom(f"{output} cannot be written: {error}.", "Choose another folder with -o.") from error
     return read_bundle(target.output)
 
 

@@ -7,14 +7,13 @@ found.median, found.top1_agreement
 from __future__ import annotations
 
 import tempfile
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from outrider.bundle.folder import draft_models_of, read_bundle
 from outrider.errors import ExportError, OptionError, nearest
-from outrider.verify.fidelity import Fidelity
 from outrider_export.child import run_child
 from outrider_export.plan import check_extra
 from outrider_export.progress import ForModel, Silent
@@ -27,6 +26,19 @@ if TYPE_CHECKING:
     from outrider.bundle.folder import Bundle
     from outrider.config import Config
     from outrider_export.progress import Progress
+
+
+@dataclass(frozen=True, slots=True)
+class Fidelity:
+    """The cosine between a bundle's logits and the checkpoint's in float32, over the rows of all texts."""
+
+    checkpoint: str  # its name
+    setting: str  # device and precision of the bundle's model
+    num_rows: int
+    median: float
+    first_percentile: float
+    minimum: float
+    top1_agreement: float  # the share of rows whose likeliest token is the same
 
 
 def compare_with_checkpoint(

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from outrider.backends.attention import describe_windows, windows_of
+import msgspec
+
 from outrider.bundle.architectures import refusal_of
 from outrider.bundle.manifest import Geometry
 from outrider.errors import BundleError, ExportError
+from outrider.models.backends.attention import describe_windows, windows_of
+from outrider.system.core import new_core
 from outrider_export.gguf_file import is_array
+from outrider_export.sources import configuring
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -44,13 +48,14 @@ def geometry_of_config(config: dict[str, Any], where: Path) -> Geometry:
     if lacking := [_NAMES[ours][0] for ours, value in found.items() if value is None]:
         raise ExportError(f"{where}/config.json has no '{lacking[0]}', so its model's shape is not known.")
     heads = found["num_heads"]
-    return Geometry(
-        **found,
-        architecture=architecture,
-        num_kv_heads=_num_kv_heads(config, heads),
-        head_size=config.get("head_dim") or found["hidden_size"] // heads,
-        logits_width=logits_width,
-    )
+    with configuring(where / "config.json"):
+        found |= {
+            "architecture": architecture,
+            "num_kv_heads": _num_kv_heads(config, heads),
+            "head_size": config.get("head_dim") or found["hidden_size"] // heads,
+            "logits_width": logits_width,
+        }
+        return msgspec.convert(found, Geometry)
 
 
 def _num_kv_heads(config: dict[str, Any], num_heads: int) -> int:
@@ -68,7 +73,8 @@ def check_architecture(config: dict[str, Any], where: Path) -> None:
     Raises:
         ExportError: with the architecture, the rule and the next step.
     """
-    if refusal := refusal_of(str(config.get("model_type")), config.get("layer_types") or ()):
+    layers = config.get("layer_types")
+    if refusal := refusal_of(str(config.get("model_type")), map(str, layers) if isinstance(layers, list) else ()):
         raise ExportError(f"{where} cannot be exported. {refusal}")
     size, of_full = (config.get(name) for name in ("head_dim", "global_head_dim"))
     if of_full and of_full != size:
@@ -88,18 +94,20 @@ def geometry_of_genai(config: dict[str, Any], where: Path) -> Geometry:
     try:
         model = config["model"]
         decoder = model["decoder"]
-        return Geometry(
-            architecture=model["type"],
-            num_layers=decoder["num_hidden_layers"],
-            num_heads=decoder["num_attention_heads"],
-            num_kv_heads=decoder["num_key_value_heads"],
-            head_size=decoder["head_size"],
-            hidden_size=decoder["hidden_size"],
-            context_length=model["context_length"],
-            logits_width=model["vocab_size"],
-        )
+        found = {
+            "architecture": model["type"],
+            "num_layers": decoder["num_hidden_layers"],
+            "num_heads": decoder["num_attention_heads"],
+            "num_kv_heads": decoder["num_key_value_heads"],
+            "head_size": decoder["head_size"],
+            "hidden_size": decoder["hidden_size"],
+            "context_length": model["context_length"],
+            "logits_width": model["vocab_size"],
+        }
     except (KeyError, TypeError) as error:
         raise ExportError(f"{where}/genai_config.json has no {error}, so its model's shape is not known.") from error
+    with configuring(where / "genai_config.json"):
+        return msgspec.convert(found, Geometry)
 
 
 def geometry_of_gguf(header: GGUFHeader) -> Geometry:
@@ -142,12 +150,11 @@ def check_ir(path: Path, geometry: Geometry) -> tuple[int, ...]:
     Raises:
         ExportError: with the differences.
     """
-    import openvino
 
-    from outrider.backends.paged_graph import to_paged_attention
+    from outrider.models.backends.paged_graph import to_paged_attention
 
     try:
-        model = openvino.Core().read_model(path)
+        model = new_core().read_model(path)
     except RuntimeError as error:
         raise ExportError(f"The converted model cannot be read back: {' '.join(str(error).split())[:300]}") from error
     logits = model.output("logits").get_partial_shape()[-1]

@@ -36,7 +36,7 @@ TENSOR_TYPES = {
     20: ("IQ4_NL", 32, 18), 21: ("IQ3_S", 256, 110), 22: ("IQ2_S", 256, 82), 23: ("IQ4_XS", 256, 136),
     24: ("I8", 1, 1), 25: ("I16", 1, 2), 26: ("I32", 1, 4), 27: ("I64", 1, 8), 28: ("F64", 1, 8),
     29: ("IQ1_M", 256, 56), 30: ("BF16", 1, 2), 34: ("TQ1_0", 256, 54), 35: ("TQ2_0", 256, 66),
-    39: ("MXFP4", 32, 17),
+    39: ("MXFP4", 32, 17), 40: ("NVFP4", 64, 36),
 }  # fmt: skip
 # general.file_type: the name under which people know a mixture of tensor types
 FILE_TYPES = {
@@ -53,6 +53,7 @@ _READ = {
     "tokenizer.ggml.tokens": frozenset((_STRING,)),
     "tokenizer.ggml.token_type": _INTEGERS,
     "tokenizer.ggml.merges": frozenset((_STRING,)),
+    "tokenizer.ggml.scores": frozenset((6,)),  # float32
 }
 
 
@@ -96,7 +97,7 @@ class GGUFHeader:
     """The header of a GGUF file."""
 
     path: Path
-    metadata: dict[str, Any]  # arrays as lists of str, memoryviews of integers, or `UnreadArray`
+    metadata: dict[str, Any]  # arrays as lists of str, memoryviews of numbers, or `UnreadArray`
     tensors: dict[str, TensorInfo]
     entries: dict[str, tuple[int, int]]  # where each key with its value lies in the file: first byte, one past the last
     infos: tuple[int, int]  # the same for the list of tensors
@@ -173,8 +174,19 @@ class GGUFHeader:
             ExportError: if there is none, or another type.
         """
         value = self._require(key)
-        if not isinstance(value, (list, memoryview)):
+        if not isinstance(value, (list, memoryview)) or getattr(value, "format", "") == "f":
             raise self._wrong(key, value, "an array of integers")
+        return value
+
+    def floats(self, key: str) -> Seq[float]:
+        """The array of float32 under `key`, which is one of the arrays that are read.
+
+        Raises:
+            ExportError: if there is none, or another type.
+        """
+        value = self._require(key)
+        if not isinstance(value, memoryview) or value.format != "f":
+            raise self._wrong(key, value, "an array of float32")
         return value
 
     def _require(self, key: str, default: Any = None) -> Any:

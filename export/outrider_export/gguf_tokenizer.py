@@ -2,14 +2,17 @@
 
     write_tokenizer(header, folder)
 
-The file has vocabulary, merges and token types, but only the name of its pre-tokenizer (`tokenizer.ggml.pre`). For
-known names, the expressions are those of the models' own `tokenizer.json`. Other names are refused, because a wrong
-pre-tokenizer gives plausible but wrong tokens. (transformers 5.5 saves a GGUF's tokenizer as CodeLlama's.)
+Of byte-level BPE ("gpt2"), the file has vocabulary, merges and token types, but only the name of its pre-tokenizer
+(`tokenizer.ggml.pre`). For known names, the expressions are those of the models' own `tokenizer.json`. Other names are
+refused, because a wrong pre-tokenizer gives plausible but wrong tokens. (transformers 5.5 saves a GGUF's tokenizer as
+CodeLlama's.) Of SentencePiece's BPE ("llama"), it has scores instead of merges: two tokens are merged where the result
+is a token, those with the highest score first (as in Transformers' `generate_merges`).
 """
 
 from __future__ import annotations
 
 import json
+import re
 from typing import TYPE_CHECKING, Any
 
 from outrider.errors import ExportError
@@ -34,12 +37,31 @@ def _split(pattern: str) -> dict[str, Any]:
     return {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
 
 
-# name: normalizer, and the steps before the merges. Not here: llama-bpe, whose tokenizer takes a whole word from the
-# vocabulary before it tries the merges (ignore_merges), which OpenVINO's tokenizers do not support.
+_LLAMA3 = _QWEN2.replace(r"\p{N}|", r"\p{N}{1,3}|")
+_DIGITS: list[dict[str, Any]] = [{"type": "Digits", "individual_digits": True}, _byte_level(True)]
+
+# name: normalizer, and the steps before the merges.
 PRE_TOKENIZERS: dict[str, tuple[dict[str, str] | None, list[dict[str, Any]]]] = {
     "qwen2": ({"type": "NFC"}, [_split(_QWEN2), _byte_level(False)]),
-    "smollm": (None, [{"type": "Digits", "individual_digits": True}, _byte_level(True)]),
+    "llama-bpe": (None, [_split(_LLAMA3), _byte_level(False)]),
+    "smollm": (None, _DIGITS),
+    "starcoder": (None, _DIGITS),
+    "refact": (None, _DIGITS),  # Granite's
 }
+_WHOLE_WORDS = ("llama-bpe",)  # take a whole word from the vocabulary before the merges are tried
+_SPACE = "\u2581"  # SentencePiece's spelling of a space
+_PHI3 = re.compile(r"phi[- ]?3", re.IGNORECASE)  # in the name of a model, of files whose architecture is llama
+_NOT_STRIPPED = ("<unk>", "<s>", "<|endoftext|>")
+
+
+def name_of(header: GGUFHeader) -> str:
+    """The model's name; empty if the file does not say."""
+    return header.text("general.name", "")
+
+
+def is_sentencepiece(header: GGUFHeader) -> bool:
+    """Whether the tokens have SentencePiece's spelling."""
+    return header.text("tokenizer.ggml.model") == "llama"
 
 
 def check_tokenizer(header: GGUFHeader) -> None:
@@ -51,17 +73,22 @@ def check_tokenizer(header: GGUFHeader) -> None:
     model, pre = header.text("tokenizer.ggml.model"), header.text("tokenizer.ggml.pre", "default")
     known = ", ".join(PRE_TOKENIZERS)
     instead = "Export the original checkpoint instead."
-    if model != "gpt2":
+    if model not in ("gpt2", "llama"):
         raise ExportError(
-            f"{header.path} has a {model!r} tokenizer; byte-level BPE ('gpt2') is the one that can be rebuilt "
-            f"from a GGUF file. {instead}"
+            f"{header.path} has a {model!r} tokenizer; byte-level BPE ('gpt2') and SentencePiece's BPE ('llama') are "
+            f"those that can be rebuilt from a GGUF file. {instead}"
         )
-    if pre not in PRE_TOKENIZERS:
+    if model == "gpt2" and pre not in PRE_TOKENIZERS:
         raise ExportError(f"{header.path} has the pre-tokenizer {pre!r}; known are {known}. {instead}")
     tokens, types = header.texts("tokenizer.ggml.tokens"), header.integers("tokenizer.ggml.token_type")
-    header.texts("tokenizer.ggml.merges")
     if len(tokens) != len(types):
         raise ExportError(f"{header.path} is damaged: {len(tokens):,} tokens and {len(types):,} token types.")
+    if header.flag("tokenizer.ggml.add_eos_token", False):
+        raise ExportError(f"{header.path} has a tokenizer that ends every text with the end token. {instead}")
+    if model == "gpt2":
+        header.texts("tokenizer.ggml.merges")
+    elif len(scores := header.floats("tokenizer.ggml.scores")) != len(tokens):
+        raise ExportError(f"{header.path} is damaged: {len(tokens):,} tokens and {len(scores):,} scores.")
 
 
 def is_padding(token: str, token_type: int, token_id: int) -> bool:
@@ -83,29 +110,29 @@ def write_tokenizer(header: GGUFHeader, folder: Path) -> None:
 
 
 def _tokenizer(header: GGUFHeader) -> dict[str, Any]:
-    normalizer, steps = PRE_TOKENIZERS[header.text("tokenizer.ggml.pre")]
     tokens, types = header.texts("tokenizer.ggml.tokens"), header.integers("tokenizer.ggml.token_type")
     real = [(i, t, k) for i, (t, k) in enumerate(zip(tokens, types, strict=True)) if not is_padding(t, k, i)]
+    # The file cannot say that spaces behind a special token belong to it, as they do in Phi 3's tokenizers.
+    is_phi3 = is_sentencepiece(header) and (header.architecture == "phi3" or _PHI3.search(name_of(header)) is not None)
     added = [
         {
-            "id": token_id, "content": token, "single_word": False, "lstrip": False, "rstrip": False,
+            "id": token_id, "content": token, "single_word": False, "lstrip": False,
+            "rstrip": is_phi3 and token not in _NOT_STRIPPED and token_type in (CONTROL, USER_DEFINED),
             "normalized": False, "special": token_type != USER_DEFINED,
         }
         for token_id, token, token_type in real
         if token_type in (CONTROL, USER_DEFINED, UNKNOWN)
     ]  # fmt: skip
-    post: dict[str, Any] = _byte_level(True)
-    if header.flag("tokenizer.ggml.add_bos_token", False):
-        post = {"type": "Sequence", "processors": [post, _begin_with(header)]}
+    # Added tokens are listed among the others, too, so that they have their ids even if the vocabulary has gaps.
+    vocabulary = {token: token_id for token_id, token, _ in real}
+    parts = (_sentencepiece if is_sentencepiece(header) else _bytes)(header, vocabulary)
+    model = parts.pop("model")
     return {
         "version": "1.0",
         "truncation": None,
         "padding": None,
         "added_tokens": added,
-        "normalizer": normalizer,
-        "pre_tokenizer": {"type": "Sequence", "pretokenizers": steps},
-        "post_processor": post,
-        "decoder": _byte_level(True),
+        **parts,
         "model": {
             "type": "BPE",
             "dropout": None,
@@ -115,11 +142,67 @@ def _tokenizer(header: GGUFHeader) -> dict[str, Any]:
             "fuse_unk": False,
             "byte_fallback": False,
             "ignore_merges": False,
-            # Added tokens are listed here too, so that they have their ids even if the vocabulary has gaps.
-            "vocab": {token: token_id for token_id, token, _ in real},
-            "merges": [merge.split(" ", 1) for merge in header.texts("tokenizer.ggml.merges")],
+            "vocab": vocabulary,
+            **model,
         },
     }
+
+
+def _bytes(header: GGUFHeader, _: dict[str, int]) -> dict[str, Any]:
+    """The parts of a tokenizer.json that are byte-level BPE's own."""
+    pre = header.text("tokenizer.ggml.pre")
+    normalizer, steps = PRE_TOKENIZERS[pre]
+    post: dict[str, Any] = _byte_level(True)
+    if header.flag("tokenizer.ggml.add_bos_token", pre in _WHOLE_WORDS):
+        post = {"type": "Sequence", "processors": [post, _begin_with(header)]}
+    merges = [merge.split(" ", 1) for merge in header.texts("tokenizer.ggml.merges")]
+    return {
+        "normalizer": normalizer,
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": steps},
+        "post_processor": post,
+        "decoder": _byte_level(True),
+        "model": {"merges": merges, "ignore_merges": pre in _WHOLE_WORDS},
+    }
+
+
+def _sentencepiece(header: GGUFHeader, vocabulary: dict[str, int]) -> dict[str, Any]:
+    """The parts of a tokenizer.json that are those of BPE with SentencePiece's spelling, as Llama 2's is."""
+    is_prefixed = header.flag("tokenizer.ggml.add_space_prefix", True)
+    normalizers: list[dict[str, Any]] = [{"type": "Prepend", "prepend": _SPACE}] if is_prefixed else []
+    normalizers.append({"type": "Replace", "pattern": {"String": " "}, "content": _SPACE})
+    decoders: list[dict[str, Any]] = [
+        {"type": "Replace", "pattern": {"String": _SPACE}, "content": " "}, {"type": "ByteFallback"}, {"type": "Fuse"},
+    ]  # fmt: skip
+    if is_prefixed:
+        decoders.append({"type": "Strip", "content": " ", "start": 1, "stop": 0})
+    unknown = next((i for i, k in enumerate(header.integers("tokenizer.ggml.token_type")) if k == UNKNOWN), None)
+    return {
+        "normalizer": {"type": "Sequence", "normalizers": normalizers},
+        "pre_tokenizer": None,
+        "post_processor": _begin_with(header) if header.flag("tokenizer.ggml.add_bos_token", True) else None,
+        "decoder": {"type": "Sequence", "decoders": decoders},
+        "model": {
+            "unk_token": None if unknown is None else header.texts("tokenizer.ggml.tokens")[unknown],
+            "fuse_unk": True,
+            "byte_fallback": True,
+            "merges": _merges(header, vocabulary),
+        },
+    }
+
+
+def _merges(header: GGUFHeader, vocabulary: dict[str, int]) -> list[list[str]]:
+    """All pairs of tokens that make a token, in the order in which SentencePiece merges them."""
+    scores, types = header.floats("tokenizer.ggml.scores"), header.integers("tokenizer.ggml.token_type")
+    found = []
+    for token, token_id in vocabulary.items():
+        if types[token_id] != NORMAL:
+            continue
+        parts = [(token[:i], token[i:]) for i in range(1, len(token))]
+        for left, right in parts:
+            if left in vocabulary and right in vocabulary:
+                found.append((-scores[token_id], -len(left), -len(right), left, right))
+    found.sort()
+    return [[left, right] for *_, left, right in found]
 
 
 def _begin_with(header: GGUFHeader) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from outrider.errors import ExportError
+from outrider.errors import ExportError, install
 
 if TYPE_CHECKING:
     from outrider_export.progress import Progress
@@ -55,7 +55,7 @@ def download(
     except ImportError as error:
         raise ExportError(
             f"Fetching {repo_id} from the hub needs packages that are not installed. "
-            'Install them with: pip install "outrider[export]"'
+            f"Install them with: {install('export')}"
         ) from error
     options: dict[str, Any] = {
         "revision": revision,

@@ -14,6 +14,7 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from outrider.system.core import new_core
 from outrider_export.gguf_file import read_header
 from outrider_export.gguf_minima import has_minima, restore_minima
 from outrider_export.tokenizer_ir import write_tokenizer_ir
@@ -33,7 +34,8 @@ def keep(job: dict[str, Any], progress: Progress) -> dict[str, Any]:
     # The reader writes into the folder of the file that it reads, so give it a link in our own folder.
     alias = scratch / "model.gguf"
     link_or_copy(Path(job["gguf"]), alias)
-    openvino_genai.LLMPipeline(str(alias), "CPU", enable_save_ov_model=True)
+    # It compiles what it writes. In bf16, with AMX and one thread, OpenVINO 2026.4 would divide by zero.
+    openvino_genai.LLMPipeline(str(alias), "CPU", enable_save_ov_model=True, INFERENCE_PRECISION_HINT="f32")
     header = read_header(Path(job["gguf"]))
     if has_minima(header):
         _move_restored(scratch, output, header)
@@ -48,7 +50,7 @@ def keep(job: dict[str, Any], progress: Progress) -> dict[str, Any]:
 def _move_restored(source: Path, target: Path, header: GGUFHeader) -> None:
     import openvino
 
-    model = openvino.Core().read_model(source / "openvino_model.xml")
+    model = new_core().read_model(source / "openvino_model.xml")
     restore_minima(model, header)
     target.mkdir(parents=True)
     openvino.save_model(model, target / "openvino_model.xml", compress_to_fp16=False)

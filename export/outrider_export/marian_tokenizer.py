@@ -142,7 +142,7 @@ def _read_model(path: Path) -> tuple[dict[str, float], bytes]:
                 charsmap = dict(_fields(value)).get(2, b"")
         if not scores:
             raise ValueError("it has no pieces")
-    except (OSError, ValueError, TypeError, IndexError, KeyError, struct.error) as error:
+    except (OSError, ValueError, TypeError, AttributeError, LookupError, struct.error) as error:
         raise ExportError(
             f"{path} is no SentencePiece model that Outrider reads: {error}. MarianMT's are Unigram models without "
             "bytes and user-defined symbols."
@@ -156,14 +156,14 @@ def _fields(data: bytes) -> Iterator[tuple[int, Any]]:
 
     def varint() -> int:
         nonlocal at
-        value = shift = 0
-        while True:
+        value = 0
+        for shift in range(0, 70, 7):
             byte = data[at]
             at += 1
             value |= (byte & 0x7F) << shift
-            shift += 7
             if byte < 0x80:
                 return value
+        raise ValueError("a number in it has more than ten bytes")
 
     while at < len(data):
         number, kind = divmod(varint(), 8)

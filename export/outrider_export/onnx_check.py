@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from outrider.backends.attention import SLIDING, describe_windows
 from outrider.errors import ExportError
+from outrider.models.backends.attention import SLIDING, describe_windows
 from outrider_export.onnx_files import data_files, load
 from outrider_export.onnx_graph import (
     EXPORT_IT,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 
-from outrider.errors import ExportError, one_line
+from outrider.errors import ExportError, install, one_line
 from outrider_export.keep import link_or_copy
 from outrider_export.onnx_graph import graphs_of
 
@@ -25,9 +25,7 @@ def import_onnx() -> Any:
     try:
         import onnx
     except ImportError as error:
-        raise ExportError(
-            'Models in ONNX need onnx, which is not installed. Run: pip install "outrider[onnx-export]"'
-        ) from error
+        raise ExportError(f"Models in ONNX need onnx, which is not installed. Run: {install('onnx-export')}") from error
     return onnx
 
 

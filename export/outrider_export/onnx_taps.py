@@ -1,4 +1,6 @@
-"""Hidden states of a decoder in ONNX: finds them in its graph, and makes outputs of them; see `outrider.backends.taps`.
+"""Hidden states of a decoder in ONNX: finds them in its graph, and makes outputs of them.
+
+See `outrider.models.backends.taps`.
 
     found = hidden_states_of(model)
     add_outputs(model, found, ["hidden_states.2", "last_hidden_state"], width=576)
@@ -10,7 +12,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from outrider.backends.taps import LAST, after_layers
+from outrider.models.backends.taps import LAST, after_layers
 from outrider_export.onnx_graph import FLOAT, find_head
 from outrider_export.onnx_inputs import rename
 
@@ -25,7 +27,7 @@ Place = tuple[Any, int]  # a node, and the number of its output
 
 
 def hidden_states_of(model: Any) -> dict[str, Place]:
-    """Where a decoder's hidden states are made, by the names of `outrider.backends.taps`; empty if its form is unknown.
+    """Where a decoder's hidden states are made, by the names of `backends.taps`; empty if its form is unknown.
 
     Follows the residual stream from the output matrix back to the embedding. Each node on the way adds to it, and gives
     the sum and its norm, as onnxruntime-genai's model builder and onnxruntime's optimizer write it.

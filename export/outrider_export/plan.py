@@ -4,13 +4,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from outrider.errors import ExportError, OptionError, nearest
+import msgspec
+
+from outrider.errors import ExportError, OptionError, install, nearest
+from outrider_export.defaults import DEFAULT_WEIGHTS
+from outrider_export.direct.describe import NotDirect, describe
+from outrider_export.direct.gguf_config import decoder_of
 from outrider_export.encoder_decoder.checkpoint import describe_encoder, geometry_of, is_encoder_decoder
 from outrider_export.geometry import geometry_of_config, geometry_of_gguf
 from outrider_export.gguf_file import GGUFHeader, read_header
-from outrider_export.sources import count_weights, read_config
+from outrider_export.progress import Silent
+from outrider_export.sources import architectures_of, configuring, count_weights, fetch, read_config, read_json
 from outrider_export.vision import vision_of
 from outrider_export.vocabulary import Vocabulary
 
@@ -20,15 +26,12 @@ if TYPE_CHECKING:
     from outrider.bundle.manifest import EncoderEntry, Format, Geometry, VisionEntry
     from outrider_export.sources import Located
 
-# GGUF files are converted, too, unless "keep" is set: a target pass takes 276 ms in Q4_K_M against 123 in int8 (Intel
-# Xeon), and more for every draft token. A draft model has to be fast rather than right: in 4 bits, the 0.5B of the
-# Qwen2.5-Coder pair drafts in 11 ms per token instead of 15, and 83 % instead of 85 % of its first tokens are accepted.
-DEFAULT_WEIGHTS = {"main": "int8", "draft": "int4"}
 # In ONNX a model computes in float32, and GGUF's blocks are unknown.
 WEIGHTS: dict[str, tuple[str, ...]] = {
     "openvino": ("int8", "int4", "fp16", "fp32", "keep"),
     "onnx": ("int8", "int4", "fp32"),
 }
+_Entry = TypeVar("_Entry")
 _OPTIONS = {"main": "weights", "draft": "draft_weights"}
 # What openvino-genai's GGUF reader (2026.4) supports, tested type by type.
 KEPT_ARCHITECTURES = ("llama", "qwen2", "qwen3")
@@ -38,6 +41,7 @@ _BYTES = {
     "openvino": {"int8": 1.05, "int4": 0.75, "fp16": 2.0, "fp32": 4.0},
     "onnx": {"int8": 1.15, "int4": 0.9, "fp32": 4.0},
 }
+# Through PyTorch; without it, the rounded weights are written twice.
 _SCRATCH_BYTES = {
     "openvino": {"int8": 4.0, "int4": 4.0, "fp16": 0.0, "fp32": 0.0},
     "onnx": {"int8": 2.2, "int4": 2.0, "fp32": 5.5},  # with the embedding in float32, tied or not
@@ -75,6 +79,7 @@ class Plan:
     num_weights: int
     encoder: EncoderEntry | None = None  # of an encoder-decoder model
     vision: VisionEntry | None = None  # of a main model that reads images
+    direct: bool = False  # converted without PyTorch; see `outrider_export.direct`
 
     @property
     def final_bytes(self) -> int:
@@ -88,6 +93,8 @@ class Plan:
         """Estimated bytes of temporary files during the conversion."""
         if self.weights == "keep":
             return self.path.stat().st_size * 2  # the reader's IR, and a copy of the file if no hard link is possible
+        if self.direct:
+            return self.final_bytes
         scratch = int(self.num_weights * _SCRATCH_BYTES[self.format][self.weights])
         return scratch if self.role == "main" else max(scratch, self.final_bytes)  # before its output matrix is cut
 
@@ -121,8 +128,15 @@ def check_weights(option: str, weights: str | None, format: str) -> None:  # noq
     raise OptionError(f"{option}={weights!r} is not for ONNX: {reason}. Choose int8, int4 or fp32.")
 
 
-def check_route(role: str, source: Located, format: Format, weights: str | None) -> None:  # noqa: A002
-    """Check, before the download, that `source` can be converted with these options.
+def check_route(
+    role: str,
+    source: Located,
+    format: Format,  # noqa: A002 - the option's name
+    weights: str | None,
+    *,
+    trust_remote_code: bool = False,
+) -> None:
+    """Check, before the download of its weights, that `source` can be converted with these options.
 
     Raises:
         OptionError: for "keep" with other files than GGUF.
@@ -135,12 +149,51 @@ def check_route(role: str, source: Located, format: Format, weights: str | None)
                 f"{option}='keep' is for GGUF files; {source.id} is none. Choose int8, int4, fp16 or fp32."
             )
         return
+    what = f"Exporting {source.id}{' to ONNX' if format == 'onnx' else ''}"
+    if format == "onnx":
+        check_extra(what, format)
+        return
+    if not _missing(format):
+        return
+    header, config = _look(source)
+    obstacle = why_not_direct(source.id, header, config, trust_remote_code=trust_remote_code)
+    if obstacle is None:
+        return
+    check_extra(f"{what}, which has {obstacle},", format)
+
+
+def _look(source: Located) -> tuple[GGUFHeader | None, dict[str, Any]]:
+    """A GGUF file's header, or a checkpoint's configuration, which is all that is downloaded."""
+    if source.kind == "gguf" and source.path is not None:
+        return read_header(source.path), {}
+    folder = fetch(source, False, Silent(), ("config.json",)).path
+    return None, {} if folder is None else read_json(folder / "config.json")
+
+
+def why_not_direct(
+    where: str, header: GGUFHeader | None, config: dict[str, Any], *, trust_remote_code: bool
+) -> str | None:
+    """What a model has that only PyTorch converts, such as "the architecture 'bloom'"; None if there is nothing.
+
+    where: its name. header: of a GGUF file; config: of a checkpoint.
+
+    Raises:
+        ExportError: when a value of its configuration is not what it has to be.
+    """
+    if trust_remote_code and "auto_map" in config:
+        return "Python code of its own"
+    names = architectures_of(config)
+    if not all(name.endswith("ForCausalLM") for name in names):
+        return f"the architecture {names[0]!r}"
     try:
-        check_extra(f"Exporting {source.id}{' to ONNX' if format == 'onnx' else ''}", format)
-    except ExportError as error:
-        if format == "openvino" and _can_be_kept(source):
-            raise ExportError(f"{error}, or use {_flag(role)} keep, which needs none of its packages.") from error
-        raise
+        with configuring(where):
+            if header is None:
+                describe(config)
+            else:
+                decoder_of(header)
+    except NotDirect as error:
+        return str(error)
+    return None
 
 
 def check_extra(why: str, format: str) -> None:  # noqa: A002
@@ -149,10 +202,16 @@ def check_extra(why: str, format: str) -> None:  # noqa: A002
     Raises:
         ExportError: with the command that installs them.
     """
-    extra = "onnx-export" if format == "onnx" else "export"
-    missing = [name for name in _EXTRAS[extra] if not _is_installed(name)]
-    if missing:
-        raise ExportError(f'{why} needs {missing[0]}, which is not installed. Run: pip install "outrider[{extra}]"')
+    if missing := _missing(format):
+        raise ExportError(f"{why} needs {missing[0]}, which is not installed. Run: {install(_extra_of(format))}")
+
+
+def _missing(format: str) -> list[str]:  # noqa: A002
+    return [name for name in _EXTRAS[_extra_of(format)] if not _is_installed(name)]
+
+
+def _extra_of(format: str) -> str:  # noqa: A002
+    return "onnx-export" if format == "onnx" else "export"
 
 
 def _is_installed(package: str) -> bool:
@@ -162,7 +221,14 @@ def _is_installed(package: str) -> bool:
         return False
 
 
-def make_plan(role: str, source: Located, format: Format, weights: str | None) -> Plan:  # noqa: A002
+def make_plan(
+    role: str,
+    source: Located,
+    format: Format,  # noqa: A002 - the option's name
+    weights: str | None,
+    *,
+    trust_remote_code: bool = False,
+) -> Plan:
     """Plan the conversion of a model that has passed `check_route`.
 
     Raises:
@@ -172,9 +238,11 @@ def make_plan(role: str, source: Located, format: Format, weights: str | None) -
         raise AssertionError("a plan needs a fetched source")
     path = source.path
     weights = weights or DEFAULT_WEIGHTS[role]
+    vision: VisionEntry | None = None
     if source.kind == "gguf":
         header = read_header(path)
-        vocabulary, geometry = Vocabulary.of_gguf(header), geometry_of_gguf(header)
+        with configuring(path):
+            vocabulary, geometry = Vocabulary.of_gguf(header), _checked(geometry_of_gguf(header))
         if weights == "keep" and (obstacle := _why_not_kept(header)):
             instead = f"{_flag(role)} {DEFAULT_WEIGHTS[role]}"
             raise ExportError(f"{path} cannot be kept as it is: {obstacle}. Use {instead} instead.")
@@ -182,27 +250,42 @@ def make_plan(role: str, source: Located, format: Format, weights: str | None) -
         config: dict[str, Any] = {}
         encoder = None
     else:
-        config, num_weights = read_config(path), count_weights(path)
-        vocabulary, header, encoder = Vocabulary.of_folder(path), None, None
-        if is_encoder_decoder(config):
-            if format != "openvino":
-                raise ExportError(
-                    f"{source.id} is an encoder-decoder model, and Outrider runs these in OpenVINO's format only. "
-                    "Leave out --format."
-                )
-            geometry, encoder = geometry_of(config, path), describe_encoder(path, config, vocabulary)
-        else:
-            geometry = geometry_of_config(config, path)
-    vision = None if header or encoder else vision_of(path, config, weights, vocabulary)
+        with configuring(path):
+            config, num_weights = read_config(path), count_weights(path)
+            vocabulary, header, encoder = Vocabulary.of_folder(path), None, None
+            if is_encoder_decoder(config):
+                if format != "openvino":
+                    raise ExportError(
+                        f"{source.id} is an encoder-decoder model, and Outrider runs these in OpenVINO's format only. "
+                        "Leave out --format."
+                    )
+                geometry = _checked(geometry_of(config, path))
+                encoder = _checked(describe_encoder(path, config, vocabulary))
+            else:
+                geometry = geometry_of_config(config, path)
+                vision = _checked(vision_of(path, config, weights, vocabulary))
     if vision is not None and (role != "main" or format != "openvino"):
         raise ExportError(
             f"{source.id} reads images, and the draft model reads text only. Name a model of text with --draft."
             if role != "main"
             else f"{source.id} reads images, which is not for {format} yet. Leave out --format {format}."
         )
-    plan = Plan(role, source, path, format, weights, geometry, vocabulary, header, config, num_weights, encoder, vision)
+    direct = format == "openvino" and weights != "keep" and vision is None
+    direct = direct and why_not_direct(source.id, header, config, trust_remote_code=trust_remote_code) is None
+    plan = Plan(
+        role, source, path, format, weights, geometry, vocabulary, header, config, num_weights, encoder, vision, direct
+    )
     check_width(plan)
     return plan
+
+
+def _checked(entry: _Entry) -> _Entry:
+    """An entry of the manifest, if its fields have the values that they may have there.
+
+    Raises:
+        msgspec.ValidationError: otherwise.
+    """
+    return msgspec.convert(msgspec.to_builtins(entry), type(entry))
 
 
 def check_width(plan: Plan) -> None:
@@ -234,10 +317,6 @@ def space_needed(plans: list[Plan]) -> int:
 
 def _flag(role: str) -> str:
     return f"--{_OPTIONS[role].replace('_', '-')}"
-
-
-def _can_be_kept(source: Located) -> bool:
-    return source.kind == "gguf" and source.path is not None and _why_not_kept(read_header(source.path)) is None
 
 
 def _why_not_kept(header: GGUFHeader) -> str | None:

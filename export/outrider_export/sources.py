@@ -11,17 +11,26 @@ from __future__ import annotations
 import json
 import re
 import struct
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+import numpy as np
+
+from outrider.bundle.manifest import NonNegative  # noqa: TC001 - msgspec reads it
 from outrider.config.files import user_path
-from outrider.errors import ExportError, OptionError
-from outrider.files import FAULTS, usable, why
+from outrider.errors import ExportError, OptionError, OutriderError
+from outrider.system.files import FAULTS, shown, usable, why
 from outrider_export.hub import download
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from numpy.typing import NDArray
+
     from outrider_export.progress import Progress
 
 CHAT_TEMPLATES = ("chat_template.jinja", "chat_template.json")
@@ -30,6 +39,9 @@ _HUB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)?"
 ENCODER_DECODERS = ("T5ForConditionalGeneration", "WhisperForConditionalGeneration", "MarianMTModel")
 # Models that read images, as in config.json's architectures, and have the layout of `outrider_export.vision`.
 IMAGE_MODELS = ("SmolVLMForConditionalGeneration", "Idefics3ForConditionalGeneration")
+_FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{,199}")  # in the checkpoint's own folder
+_AGAIN = "Download the checkpoint again."
+# Of the types of tensors that are read; others are known to those who read them.
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 
 
@@ -75,12 +87,17 @@ def default_output(main: str | Path, draft: str | Path | None = None) -> Path:
     >>> default_output("Qwen/Qwen2.5-Coder-1.5B-Instruct", "Qwen/Qwen2.5-Coder-0.5B-Instruct").name
     'qwen2.5-coder-1.5b-instruct-pair'
     """
-    source = usable(user_path(main))
-    name = source.resolve().name if source.exists() else str(main).rsplit("/", 1)[-1]
-    name = re.sub(r"[^a-z0-9._-]+", "-", name.lower().removesuffix(".gguf")).strip("-.") or "bundle"
-    path = Path(f"{name}-pair" if draft is not None else name)
+    path = Path(default_name(main, draft))
     # A checkpoint in the current folder may have that name.
     return path.with_name(f"{path.name}-bundle") if path.exists() and path.resolve() == Path(main).resolve() else path
+
+
+def default_name(main: str | Path, draft: str | Path | None = None) -> str:
+    """The name of a bundle that is given none, after the main model."""
+    source = usable(user_path(main))
+    name = source.resolve().name if source.exists() else re.split(r"[/\\]", str(main))[-1]
+    name = re.sub(r"[^a-z0-9._-]+", "-", name.lower().removesuffix(".gguf")).strip("-.") or "bundle"
+    return f"{name}-pair" if draft is not None else name
 
 
 def fetch(
@@ -111,10 +128,11 @@ def read_config(folder: Path) -> dict[str, Any]:
         hint = f"Name the file itself: {folder / ggufs[0]}." if ggufs else "Name the folder that has it."
         raise ExportError(f"{folder} is not a checkpoint: it has no config.json. {hint}")
     config = read_json(path)
-    architectures = config.get("architectures") or []
+    architectures = architectures_of(config)
     reads_images = any(name in IMAGE_MODELS for name in architectures)
     if reads_images:
-        config |= config.get("text_config") or {}
+        with configuring(path):
+            config |= config.get("text_config") or {}
     elif "vision_config" in config and not any("CausalLM" in name for name in architectures):
         raise ExportError(
             f"{folder} holds a {(architectures or ['model'])[0]}, whose images are laid out in another way than those "
@@ -130,6 +148,28 @@ def read_config(folder: Path) -> dict[str, Any]:
         method = quantised.get("quant_method", "an unknown method") if isinstance(quantised, dict) else quantised
         raise ExportError(f"{folder} is quantised already ({method}). Export the original checkpoint or a GGUF file.")
     return config
+
+
+@contextmanager
+def configuring(where: Path | str) -> Iterator[None]:
+    """Turn errors from values of a wrong type into one that names their file, or the model.
+
+    The block uses what configuration files say, whose values may be anything.
+    """
+    try:
+        yield
+    except OutriderError:
+        raise
+    except (*FAULTS, ArithmeticError, AttributeError, LookupError, TypeError) as error:
+        raise ExportError(
+            f"{where} is damaged: a value in it is not what it has to be ({why(error)}). {_AGAIN}"
+        ) from error
+
+
+def architectures_of(config: dict[str, Any]) -> list[str]:
+    """The names of the model's class in a `config.json`; none if it does not say."""
+    names = config.get("architectures")
+    return list(map(str, names)) if isinstance(names, list) else []
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -150,22 +190,8 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def count_weights(folder: Path) -> int:
-    """The number of weights in a checkpoint's safetensors files, from their headers.
-
-    Raises:
-        ExportError: if there are none, one that the index names is missing, or one is cut short.
-    """
-    index = read_json(folder / "model.safetensors.index.json")
-    names = sorted(set(index.get("weight_map", {}).values())) or sorted(p.name for p in folder.glob("*.safetensors"))
-    if not names:
-        pickles = sorted(p.name for p in folder.iterdir() if p.suffix in _PICKLES)
-        if pickles:
-            raise ExportError(
-                f"{folder} has its weights as pickles only ({pickles[0]}), which run code when they are loaded. Look "
-                "for the same model with safetensors, or save it anew with save_pretrained where you trust it."
-            )
-        raise ExportError(f"{folder} has no *.safetensors. Download the checkpoint again, with its weights.")
-    return sum(_safetensors_weights(folder / name) for name in names)
+    """The number of weights in a checkpoint's safetensors files, from their headers. Raises as `tensors_of`."""
+    return sum(prod(tensor.shape) for tensor in tensors_of(folder).values())
 
 
 @dataclass(frozen=True)
@@ -184,34 +210,88 @@ class Tensor:
             file.seek(self.begin)
             return file.read(self.size)
 
+    def numbers(self) -> NDArray[Any]:
+        """Its numbers; those with a fraction as float32.
+
+        Raises:
+            ExportError: for a type that is not known.
+        """
+        return self.unpacked(np.frombuffer(self.read(), np.uint8)).reshape(self.shape)
+
+    def unpacked(self, stored: NDArray[np.uint8]) -> NDArray[Any]:
+        """Some of its numbers, as `numbers`: uint8 [..., bytes] become [..., numbers]."""
+        if self.kind not in _TYPES:
+            raise ExportError(f"{self.path} stores numbers as {shown(self.kind)}; known are {', '.join(_TYPES)}.")
+        found = stored.view(_TYPES[self.kind])
+        if self.kind == "BF16":  # the upper half of a float32
+            return (found.astype(np.uint32) << np.uint32(16)).view(np.float32)
+        return found.astype(np.float32) if self.kind.startswith("F") else found
+
+
+_TYPES = {
+    "F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2", "I64": "<i8", "I32": "<i4", "I16": "<i2", "I8": "i1",
+    "U8": "u1", "BOOL": "?",
+}  # fmt: skip
+
+
+class _Entry(msgspec.Struct):
+    """A tensor in the header of a safetensors file. data_offsets: begin and end, in bytes behind the header."""
+
+    dtype: str
+    shape: tuple[NonNegative, ...]
+    data_offsets: tuple[NonNegative, NonNegative]
+
 
 def tensors_of(folder: Path) -> dict[str, Tensor]:
-    """The tensors in a checkpoint's safetensors files, by name. Call `count_weights` first: it checks the files."""
-    index = read_json(folder / "model.safetensors.index.json")
-    names = sorted(set(index.get("weight_map", {}).values())) or sorted(p.name for p in folder.glob("*.safetensors"))
-    found = {}
-    for path in (folder / name for name in names):
-        with path.open("rb") as file:
-            length = struct.unpack("<Q", file.read(8))[0]
-            header = json.loads(file.read(length))
-        for name, tensor in header.items():
-            if name != "__metadata__":
-                begin, end = tensor["data_offsets"]
-                found[name] = Tensor(path, tensor["dtype"], tuple(tensor["shape"]), 8 + length + begin, end - begin)
-    return found
+    """The tensors in a checkpoint's safetensors files, by name.
+
+    Raises:
+        ExportError: if there are none, one that the index names is missing, or one is damaged.
+    """
+    names = _indexed(folder / "model.safetensors.index.json") or sorted(p.name for p in folder.glob("*.safetensors"))
+    if not names:
+        pickles = sorted(p.name for p in folder.iterdir() if p.suffix in _PICKLES)
+        if pickles:
+            raise ExportError(
+                f"{folder} has its weights as pickles only ({pickles[0]}), which run code when they are loaded. Look "
+                "for the same model with safetensors, or save it anew with save_pretrained where you trust it."
+            )
+        raise ExportError(f"{folder} has no *.safetensors. Download the checkpoint again, with its weights.")
+    return {name: tensor for file in names for name, tensor in tensors_in(folder / file).items()}
 
 
-def _safetensors_weights(path: Path) -> int:
+def _indexed(path: Path) -> list[str]:
+    """The names of the files that an index names; none if there is no index."""
+    with configuring(path):
+        names = sorted(set(msgspec.convert(read_json(path).get("weight_map", {}), dict[str, str]).values()))
+    if outside := [name for name in names if not _FILE_NAME.fullmatch(name)]:
+        raise ExportError(f"{path} names {shown(repr(outside[0]))}, which is no file beside it. {_AGAIN}")
+    return names
+
+
+def tensors_in(path: Path) -> dict[str, Tensor]:
+    """The tensors in a safetensors file, by name.
+
+    Raises:
+        ExportError: if it is missing or damaged.
+    """
     try:
         size = path.stat().st_size
         with path.open("rb") as file:
-            length = struct.unpack("<Q", file.read(8))[0]
-            if length > size - 8:
+            start = 8 + struct.unpack("<Q", file.read(8))[0]
+            if start > size:
                 raise ValueError("its header goes on past its end")
-            tensors = {k: v for k, v in json.loads(file.read(length)).items() if k != "__metadata__"}
-        end = max((tensor["data_offsets"][1] for tensor in tensors.values()), default=0)
-        if 8 + length + end > size:
-            raise ValueError(f"it has {size:,} bytes of {8 + length + end:,}")
-        return sum(prod(tensor["shape"]) for tensor in tensors.values())
-    except (OSError, ValueError, KeyError, TypeError, struct.error) as error:
-        raise ExportError(f"{path} is missing or damaged: {error}. Download the checkpoint again.") from error
+            header = msgspec.json.decode(file.read(start - 8), type=dict[str, Any])
+        header.pop("__metadata__", None)
+        found = {}
+        for name, entry in msgspec.convert(header, dict[str, _Entry]).items():
+            begin, end = entry.data_offsets
+            if not begin <= end <= size - start:
+                raise ValueError(f"it has {size:,} bytes of {start + max(begin, end):,}")
+            known = _TYPES.get(entry.dtype)
+            if known is not None and np.dtype(known).itemsize * prod(entry.shape) != end - begin:
+                raise ValueError(f"{shown(name)} has {end - begin:,} bytes for {entry.dtype} {list(entry.shape)}")
+            found[name] = Tensor(path, entry.dtype, entry.shape, start + begin, end - begin)
+    except (*FAULTS, struct.error) as error:
+        raise ExportError(f"{path} is missing or damaged: {why(error)}. {_AGAIN}") from error
+    return found

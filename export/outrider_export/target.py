@@ -21,6 +21,14 @@ if TYPE_CHECKING:
     from types import TracebackType
 
 
+class NoRoom(ExportError):
+    """A bundle cannot be written where it should be. what: without the way out, which depends on who asked for it."""
+
+    def __init__(self, what: str, instead: str) -> None:
+        super().__init__(f"{what} {instead}")
+        self.what = what
+
+
 class Target:
     """A context manager for the folder `output`.
 
@@ -46,8 +54,8 @@ class Target:
             self._partial = Path(tempfile.mkdtemp(prefix=prefix, dir=self.output.parent))
         except OSError as error:
             self._remove_made()
-            raise ExportError(
-                f"{self.output.parent} cannot be written: {error.strerror}. Choose another folder with -o."
+            raise NoRoom(
+                f"{self.output.parent} cannot be written: {error.strerror}.", "Choose another folder with -o."
             ) from error
         self.new, self.scratch = self._partial / "bundle", self._partial / "scratch"
         self._old = self._partial / "old"
@@ -103,11 +111,11 @@ def check_space(folder: Path, needed: int) -> None:
     """Check that `folder`'s disk has `needed` free bytes.
 
     Raises:
-        ExportError: with both in GB.
+        NoRoom: with both in GB.
     """
     free = shutil.disk_usage(folder).free
     if needed > free:
-        raise ExportError(
-            f"The export needs {needed / 1e9:.2f} GB and {folder} has {free / 1e9:.2f} GB free. Make room, or choose "
-            "another disk with -o."
+        raise NoRoom(
+            f"The export needs {needed / 1e9:.2f} GB and {folder} has {free / 1e9:.2f} GB free.",
+            "Make room, or choose another disk with -o.",
         )

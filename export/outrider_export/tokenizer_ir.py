@@ -1,4 +1,7 @@
-"""Converts a byte-level BPE `tokenizer.json` to OpenVINO's tokenizer and detokenizer, without torch or transformers.
+"""Converts a BPE `tokenizer.json` to OpenVINO's tokenizer and detokenizer, without torch or transformers.
+
+Byte-level BPE (GPT-2's, Llama 3's, Qwen's), and BPE with SentencePiece's spelling of spaces and bytes (Llama 2's,
+Mistral's, Phi 3's, Gemma's).
 
     if not write_tokenizer_ir(folder):     # reads tokenizer.json and tokenizer_config.json, writes four files
         ...                                # another kind of tokenizer: use openvino_tokenizers
@@ -57,20 +60,37 @@ def write_tokenizer_ir(folder: Path) -> bool:
 def _is_known(tokenizer: dict[str, Any]) -> bool:
     """Whether `_pipeline` can rebuild every part of `tokenizer.json`."""
     model, steps = tokenizer["model"], _steps(tokenizer)
+    is_byte_level = any(step["type"] == "ByteLevel" for step in steps)
     return (
         model["type"] == "BPE"
         and not any(model.get(key) for key in _UNKNOWN_IN_BPE)
-        and (tokenizer["normalizer"] or {"type": "NFC"})["type"] in ("NFC", "NFD", "NFKC", "NFKD")
-        and all(_splits(step) is not None for step in steps)
-        and any(step["type"] == "ByteLevel" for step in steps)
-        and (tokenizer["decoder"] or {}).get("type") == "ByteLevel"
+        and all(_normalizer(step) is not None for step in _normalizers(tokenizer))
+        and all(_splits(step, tokenizer) is not None for step in steps)
+        and (is_byte_level or bool(model.get("byte_fallback")))
+        and all(_decoder(step) is not None for step in _decoders(tokenizer))
+        and is_byte_level == (_decoders(tokenizer) == [tokenizer["decoder"]])
         and {step["type"] for step in _post_processors(tokenizer)} <= {"ByteLevel", "TemplateProcessing"}
         and not any(token[key] for token in tokenizer["added_tokens"] for key in _UNKNOWN_IN_ADDED)
     )
 
 
-_UNKNOWN_IN_BPE = ("dropout", "continuing_subword_prefix", "end_of_word_suffix", "byte_fallback", "ignore_merges")
-_UNKNOWN_IN_ADDED = ("single_word", "lstrip", "rstrip", "normalized")
+# OpenVINO's BPE takes a whole word from the vocabulary before it tries the merges, as `ignore_merges` says. Where it
+# does not say so, that is the same: merges lead to every word of a vocabulary that was trained with them.
+_UNKNOWN_IN_BPE = ("dropout", "continuing_subword_prefix", "end_of_word_suffix")
+_UNKNOWN_IN_ADDED = ("single_word", "normalized")
+_LONGEST = 2**30  # tokens of a text; OpenVINO adds special tokens to it, and the sum has to fit 32 bits
+_SPACE = "\u2581"  # SentencePiece's spelling of a space
+_UNICODE = ("NFC", "NFD", "NFKC", "NFKD")
+
+
+def _normalizers(tokenizer: dict[str, Any]) -> list[dict[str, Any]]:
+    step = tokenizer["normalizer"] or {"type": "Sequence", "normalizers": []}
+    return list(step["normalizers"]) if step["type"] == "Sequence" else [step]
+
+
+def _decoders(tokenizer: dict[str, Any]) -> list[dict[str, Any]]:
+    step = tokenizer["decoder"] or {"type": "Sequence", "decoders": []}
+    return list(step["decoders"]) if step["type"] == "Sequence" else [step]
 
 
 def _steps(tokenizer: dict[str, Any]) -> list[dict[str, Any]]:
@@ -91,14 +111,15 @@ def _pipeline(tokenizer: dict[str, Any], config: dict[str, Any]) -> Any:
     special = {token["id"]: token["content"] for token in tokenizer["added_tokens"] if token["special"]}
     pipeline = steps.TokenizerPipeline()
     pipeline.number_of_inputs = 1
-    pipeline.add_steps(steps.SpecialTokensSplit.from_string_iter(added.values()))
-    if tokenizer["normalizer"]:
-        pipeline.add_steps(steps.NormalizeUnicode(tokenizer["normalizer"]["type"]))
+    tokens = [steps.SpecialToken(each["content"], each["lstrip"], each["rstrip"]) for each in tokenizer["added_tokens"]]
+    pipeline.add_steps(steps.SpecialTokensSplit(tokens))
+    for step in _normalizers(tokenizer):
+        pipeline.add_steps(_normalizer(step))
     for step in _steps(tokenizer):
-        pipeline.add_steps(_splits(step))
+        pipeline.add_steps(_splits(step, tokenizer))
     pipeline.add_steps(steps.BPETokenizationStep.from_hf_json(tokenizer))
     pipeline.vocab = pipeline[-1].vocab
-    longest = min(int(config.get("model_max_length") or 2**31 - 1), 2**31 - 1)
+    longest = min(int(config.get("model_max_length") or _LONGEST), _LONGEST)
     pipeline.add_steps(steps.TruncationStep(max_length=longest, truncate_right=False))  # off by default
     templates = [step for step in _post_processors(tokenizer) if step["type"] == "TemplateProcessing"]
     pipeline.add_steps(
@@ -113,13 +134,41 @@ def _pipeline(tokenizer: dict[str, Any], config: dict[str, Any]) -> Any:
         skip_tokens=special,
         added_tokens=added,
         do_skip_tokens=True,
-        is_byte_level=True,
+        is_byte_level=pipeline.is_byte_level,
     )
-    pipeline.add_steps([decoder, steps.CharsToBytesStep(), steps.UTF8ValidateStep(mode=UTF8ReplaceMode.REPLACE)])
+    pipeline.add_steps([decoder, *(_decoder(step) for step in _decoders(tokenizer))])
+    pipeline.add_steps(steps.UTF8ValidateStep(mode=UTF8ReplaceMode.REPLACE))
     return pipeline
 
 
-def _splits(step: dict[str, Any]) -> list[Any] | None:
+def _normalizer(step: dict[str, Any]) -> Any:
+    """One normaliser's step, or None if it is not known."""
+    from openvino_tokenizers import tokenizer_pipeline as steps
+
+    if step["type"] in _UNICODE:
+        return steps.NormalizeUnicode(step["type"])
+    if step["type"] == "Prepend":
+        return steps.RegexNormalizationStep.prepend_regex(step["prepend"])
+    if step["type"] == "Replace" and step["pattern"] == {"String": " "}:
+        return steps.RegexNormalizationStep.replace_spaces_metaspace(step["content"])
+    return None
+
+
+def _decoder(step: dict[str, Any]) -> Any:
+    """One decoder's step, or None if it is not known."""
+    from openvino_tokenizers import tokenizer_pipeline as steps
+
+    if step["type"] == "ByteLevel":
+        return steps.CharsToBytesStep()
+    if step["type"] == "Replace" and "String" in step["pattern"]:
+        return steps.RegexDecodingStep.parse_replace_dict(step)
+    if step["type"] == "Strip" and (step["start"], step["stop"]) == (1, 0):
+        return steps.RegexDecodingStep.parse_strip_dict(step)
+    made = {"Fuse": steps.FuseStep, "ByteFallback": steps.ByteFallbackStep}.get(step["type"])
+    return made and made()
+
+
+def _splits(step: dict[str, Any], tokenizer: dict[str, Any]) -> list[Any] | None:
     """One pre-tokenizer's steps, or None if it is not known.
 
     They must not be merged into one expression: each splits the pieces of the one before.
@@ -133,6 +182,15 @@ def _splits(step: dict[str, Any]) -> list[Any] | None:
         return [isolate(r"\p{N}")]
     if step["type"] == "Split" and "Regex" in step["pattern"] and step["behavior"] == "Isolated" and not step["invert"]:
         return [isolate(step["pattern"]["Regex"])]
+    if step["type"] == "Split" and step["pattern"] == {"String": " "}:
+        # Where spaces have been replaced, there are none to split at (Gemma).
+        replaced = [each.get("pattern") for each in _normalizers(tokenizer)]
+        return [] if {"String": " "} in replaced else None
+    if step["type"] == "Metaspace" and step["replacement"] == _SPACE and not step.get("split", True):
+        made = [steps.RegexNormalizationStep.replace_spaces_metaspace(_SPACE)]
+        if step["prepend_scheme"] == "always":
+            made.append(steps.RegexNormalizationStep.prepend_with_check_regex(_SPACE, _SPACE))
+        return made if step["prepend_scheme"] in ("always", "never") else None
     if step["type"] == "ByteLevel" and not step["add_prefix_space"]:
         pattern = steps.RegexSplitStep.byte_level_splitter().split_pattern
         return [*([isolate(pattern)] if step.get("use_regex", True) else []), steps.BytesToCharsStep()]

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from outrider.bundle.manifest import VisionEntry
 from outrider.errors import ExportError
-from outrider_export.sources import IMAGE_MODELS, read_json
+from outrider.system.files import shown
+from outrider_export.sources import IMAGE_MODELS, architectures_of, read_json
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -36,7 +37,7 @@ def vision_of(folder: Path, config: dict[str, Any], weights: str, vocabulary: Vo
     Raises:
         ExportError: when images are laid out in a way that Outrider does not know.
     """
-    if not {*config.get("architectures", ())} & {*IMAGE_MODELS}:
+    if not {*architectures_of(config)} & {*IMAGE_MODELS}:
         return None
     whole = read_json(folder / "processor_config.json")
     images = read_json(folder / "preprocessor_config.json") or whole.get("image_processor", {})
@@ -58,8 +59,8 @@ def vision_of(folder: Path, config: dict[str, Any], weights: str, vocabulary: Vo
     ):
         if found != known:
             raise ExportError(
-                f"{folder} prepares images with {what}={found}, and Outrider knows {what}={known} only for its encoder "
-                f"of {tile_size} pixels."
+                f"{folder} prepares images with {what}={shown(found)}, and Outrider knows {what}={known} only for its "
+                f"encoder of {tile_size} pixels."
             )
     tokens = _tokens(folder)
     image_token_id = vocabulary.find(tokens["image_token"])

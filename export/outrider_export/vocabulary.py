@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from outrider.bundle.hashes import vocabulary_sha256
 from outrider.errors import ExportError
-from outrider_export.gguf_tokenizer import CONTROL, UNKNOWN, USER_DEFINED, check_tokenizer, is_padding
+from outrider.system.files import FAULTS, why
+from outrider_export.gguf_tokenizer import CONTROL, UNKNOWN, USER_DEFINED, check_tokenizer, is_padding, is_sentencepiece
 from outrider_export.marian_tokenizer import is_marian, tokenizer_of
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 BYTE_PIECE = re.compile("<0x([0-9A-F]{2})>")  # SentencePiece's spelling of a byte
 _SPACE = "\u2581"  # and of a space
+_MOST_GAPS = 1000  # ids without a token, beside as many as there are tokens
 
 
 @dataclass(frozen=True)
@@ -50,7 +52,9 @@ class Vocabulary:
         real = {token_id: token for token_id, (token, kind) in pairs if not is_padding(token, kind, token_id)}
         special = [token_id for token_id in real if types[token_id] in (CONTROL, UNKNOWN)]
         added = frozenset(token_id for token_id in real if types[token_id] in (CONTROL, UNKNOWN, USER_DEFINED))
-        return cls(_in_order(real), tuple(special), added, "byte level")
+        return cls(
+            _in_order(real), tuple(special), added, "sentencepiece" if is_sentencepiece(header) else "byte level"
+        )
 
     @classmethod
     def of_folder(cls, folder: Path) -> Vocabulary:
@@ -75,8 +79,12 @@ class Vocabulary:
             real |= {int(token["id"]): str(token["content"]) for token in added}
             special = sorted(int(token["id"]) for token in added if token["special"])
             spelling = _spelling(content)
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            raise ExportError(f"{path} is not a tokenizer that can be read: {error!r}.") from error
+            if not all(0 <= token_id < 2 * len(real) + _MOST_GAPS for token_id in real):  # they are filled below
+                raise ValueError(f"its {len(real):,} tokens have ids from {min(real):,} to {max(real):,}")
+        except (*FAULTS, AttributeError, LookupError, TypeError) as error:
+            raise ExportError(
+                f"{path} is not a tokenizer that can be read: {why(error)}. Download the checkpoint again."
+            ) from error
         return cls(_in_order(real), tuple(special), frozenset(int(token["id"]) for token in added), spelling)
 
     def __len__(self) -> int:

@@ -17,13 +17,16 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from outrider.bundle.folder import read_bundle
-    from outrider.chat import Chat, ChatTurn
     from outrider.config import Config, DeviceConfig, GenerationConfig, SchedulerConfig
-    from outrider.engine import Engine, load
+    from outrider.decoding.metrics import Stats
+    from outrider.decoding.results import AnswerToken, Result, TextChunk
+    from outrider.engine.chat import Chat, ChatTurn
+    from outrider.engine.engine import Engine, load
     from outrider.errors import (
         BundleError,
         DeviceError,
         DeviceWarning,
+        DrafterError,
         ExactnessWarning,
         ExportError,
         NoTokenLeft,
@@ -33,8 +36,6 @@ if TYPE_CHECKING:
         TooLong,
         VocabularyMismatch,
     )
-    from outrider.metrics import Stats
-    from outrider.results import AnswerToken, Result, TextChunk
     from outrider.types import CacheUse, Prompt, TokenLogprobs
 
 __version__ = "0.1.0"
@@ -49,6 +50,7 @@ __all__ = [
     "DeviceConfig",
     "DeviceError",
     "DeviceWarning",
+    "DrafterError",
     "Engine",
     "ExactnessWarning",
     "ExportError",
@@ -71,9 +73,9 @@ __all__ = [
 
 _MODULES = {
     "bundle": ("read_bundle",),
-    "chat": ("Chat", "ChatTurn"),
+    "engine.chat": ("Chat", "ChatTurn"),
     "config": ("Config", "DeviceConfig", "GenerationConfig", "SchedulerConfig"),
-    "engine": ("Engine", "load"),
+    "engine.engine": ("Engine", "load"),
     "errors": (
         "BundleError",
         "DeviceError",
@@ -81,14 +83,15 @@ _MODULES = {
         "ExactnessWarning",
         "ExportError",
         "NoTokenLeft",
+        "DrafterError",
         "OptionError",
         "OutriderError",
         "RequestError",
         "TooLong",
         "VocabularyMismatch",
     ),
-    "metrics": ("Stats",),
-    "results": ("AnswerToken", "Result", "TextChunk"),
+    "decoding.metrics": ("Stats",),
+    "decoding.results": ("AnswerToken", "Result", "TextChunk"),
     "types": ("CacheUse", "Prompt", "TokenLogprobs"),
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}

@@ -7,6 +7,7 @@
     ├── RequestError             1             a request that cannot be run: its prompt is empty, or does not fit
     │   ├── NoTokenLeft          1             a request's options leave no token to choose
     │   └── TooLong              1             prompt and answer do not fit in the context or the cache
+    ├── DrafterError             1             an app's drafter failed, or gave what breaks its interface's rules
     ├── BundleError              1             a bundle is missing, damaged, too new, or its parts do not fit
     ├── ExportError              1             a checkpoint cannot be turned into a bundle
     │   └── VocabularyMismatch   1             main and draft model have no token in common
@@ -16,21 +17,33 @@
 this model, device and precision, drafts may change the text.
 
 A message names the value, the rule it breaks and the next step, in one line: the command line prints it as it is.
+Values from elsewhere may be of any length, so that the middle of a long message is left out.
 """
 
 from __future__ import annotations
 
 import difflib
+import json
+import re
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
 
+_LONGEST = 2000  # characters of a message
+
+
 class OutriderError(Exception):
     """Base of all errors that Outrider raises on purpose."""
 
     exit_code = 1
+
+    def __init__(self, message: str = "") -> None:
+        if len(message) > _LONGEST:  # its end says what to do
+            message = f"{message[: _LONGEST // 2]} … {message[-_LONGEST // 2 :]}"
+        super().__init__(message)
 
 
 class OptionError(OutriderError, ValueError):
@@ -53,6 +66,10 @@ class NoTokenLeft(RequestError):
 
 class TooLong(RequestError):
     """A request's prompt and answer exceed the model's context, the cache, or what a device was compiled for."""
+
+
+class DrafterError(OutriderError, ValueError):
+    """A drafter failed, or gave a value that breaks a rule of `outrider.types.Drafter`. The request ends, no other."""
 
 
 class BundleError(OutriderError):
@@ -79,6 +96,9 @@ class ExactnessWarning(UserWarning):
     """Rows of the main model depend on the batch, so that drafts may change the text."""
 
 
+_PLACE = re.compile(r"Exception from \S+:\d+:\s")
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
     """The end of a message about an unknown name: the nearest known one if there is any, otherwise all."""
     known = sorted(known)
@@ -87,5 +107,26 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 
 def one_line(error: BaseException) -> str:
-    """The text of another library's error, which may have many lines, for the end of our message."""
-    return " ".join(str(error).split())[:300].rstrip(".") or type(error).__name__
+    """The text of another library's error, which may have many lines, for the end of our message.
+
+    Where in its sources OpenVINO raised it is left out.
+    """
+    try:
+        text = str(error)
+    except BaseException:  # of an app's own class
+        text = ""
+    return " ".join(_PLACE.sub("", text).split())[:300].rstrip(".") or type(error).__name__
+
+
+def install(extra: str) -> str:
+    """The command that installs an extra of Outrider: from where Outrider was installed, a clone's folder or PyPI."""
+    from importlib.metadata import PackageNotFoundError, distribution  # these two take time, and few need them
+    from urllib.parse import urlsplit
+    from urllib.request import url2pathname
+
+    with suppress(PackageNotFoundError, ValueError, KeyError):
+        origin = json.loads(distribution("outrider").read_text("direct_url.json") or "{}")
+        url = urlsplit(origin["url"])
+        if url.scheme == "file":
+            return f'pip install "{url2pathname(url.path)}[{extra}]"'
+    return f'pip install "outrider[{extra}]"'

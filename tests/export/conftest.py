@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -15,12 +16,18 @@ import pytest
 import outrider
 import outrider_export
 from conversions import Conversions, sha256_of
+from in_process import convert_here
 from outrider.bundle import Bundle, read_bundle
 from tiny import TEMPLATE, gguf_name_of, train_tokenizer, write_gguf
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
+
+# PyTorch reads them when it is loaded, here and in child processes. Toys are too small for two threads. Where a test
+# asks for two, they are not to hold a processor while they wait for each other.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 # Without the packages of outrider[export] there is nothing here to run; the header of the report says so.
 _MISSING = [name for name in ("torch", "transformers", "optimum", "nncf", "gguf", "tokenizers") if not find_spec(name)]
@@ -37,6 +44,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if {"convert", "build_genai"} & {*getattr(item, "fixturenames", ())}:
             item.add_marker("slow")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def in_this_process(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Conversions run in this process, but for tests of modules that are marked `children`."""
+    with pytest.MonkeyPatch.context() as patch:
+        if not request.node.get_closest_marker("children"):
+            convert_here(patch)
+        yield
 
 
 @pytest.fixture(scope="session")

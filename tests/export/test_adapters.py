@@ -15,12 +15,12 @@ from transformers import AutoModelForCausalLM
 
 import outrider
 from adapters import changes_of, write_adapter
-from outrider.backends.openvino_paged import OpenVINOPaged
 from outrider.cli import run
 from outrider.config import DeviceConfig
 from outrider.errors import BundleError, ExportError, OptionError, OutriderError
-from outrider.measure.exactness import read
-from outrider.part import Part, adapters_of
+from outrider.models.backends.openvino_paged import OpenVINOPaged
+from outrider.models.measure.exactness import read
+from outrider.models.part import Part, adapters_of
 from outrider.types import Chunk, Prompt
 from outrider_export import add_adapter, export_bundle
 from outrider_export.adapters.merge import merge
@@ -70,7 +70,7 @@ PLACE = "base_model.model.model.layers.1.mlp.up_proj.lora_"
 FAULTS: dict[str, tuple[Callable[[Path], object], str]] = {
     "no configuration": (lambda f: (f / CONFIG).unlink(), "is no adapter: it has no adapter_config.json"),
     "no weights": (lambda f: (f / WEIGHTS).unlink(), "has no adapter_model.safetensors. Save the adapter with"),
-    "damaged weights": (lambda f: (f / WEIGHTS).write_bytes(b"\x07" * 99), "cannot be read"),
+    "damaged weights": (lambda f: (f / WEIGHTS).write_bytes(b"\x07" * 99), "is missing or damaged"),
     "damaged configuration": (lambda f: (f / CONFIG).write_text("{"), "adapter_config.json"),
     "another kind": (spoil_config(peft_type="IA3"), "has peft_type 'IA3', and only LORA is read"),
     "biases": (spoil_config(bias="all"), "has bias='all': it trains biases"),

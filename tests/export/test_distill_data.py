@@ -12,7 +12,7 @@ import torch
 
 from answering import HIDDEN_SIZE, PROMPTS, make_bundle
 from outrider.errors import ExportError, OptionError
-from outrider.text import Tokenizer
+from outrider.inputs.text import Tokenizer
 from outrider_export.distill import answers as answers_module
 from outrider_export.distill.answers import Progress, write_data
 from outrider_export.distill.data import Data, bytes_per_token, find_shards, needs_of
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from outrider.bundle import Bundle
     from outrider_export.distill.texts import Text
 
-RECIPE = Recipe(5000, frozenset({"taps", "last"}), seed=3, max_new_tokens=40, user_share=0.9)
+RECIPE = Recipe(2500, frozenset({"taps", "last"}), seed=3, max_new_tokens=20, user_share=0.9)
 EXCLUDED = [Prompt(each) for each in PROMPTS[10:40]]
 
 
@@ -77,7 +77,7 @@ def asked_in(folder: Path) -> list[dict[str, Any]]:
 
 def test_shards_have_what_they_promise(made: tuple[Path, Progress], data: Data) -> None:
     folder, progress = made
-    assert progress.num_tokens == data.num_answer_tokens >= progress.num_wanted == 5000
+    assert progress.num_tokens == data.num_answer_tokens >= progress.num_wanted == 2500
     assert progress.num_conversations == data.num_conversations
     assert progress.removed["excluded prompt"] == 30
     assert progress.removed["duplicate prompt"] >= 5
@@ -132,8 +132,8 @@ def test_what_was_asked_before_is_not_asked_again(
         return [each for each in asked if new.takes(each)][:3]
 
     monkeypatch.setattr(answers_module, "make_prompts", make_up)
-    for num_tokens in (3000, 5000):
-        write(tmp_path, bundle, Recipe(num_tokens, frozenset(), seed=3, max_new_tokens=40, user_share=0.9))
+    for num_tokens in (1500, 2500):
+        write(tmp_path, bundle, Recipe(num_tokens, frozenset(), seed=3, max_new_tokens=20, user_share=0.9))
     made = [each["prompt"] for each in asked_in(tmp_path)]
     assert len(find_shards(tmp_path)) == 3
     assert sum(each.content in made for each in asked) == 9
@@ -147,7 +147,7 @@ def test_what_was_killed_is_written_again_the_same(
     monkeypatch.setattr(answers_module, "_TELL", 0.0)
 
     def kill(progress: Progress) -> None:
-        if progress.num_tokens > 2600:
+        if progress.num_tokens > 1300:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -160,14 +160,14 @@ def test_what_was_killed_is_written_again_the_same(
     assert again.removed == made[1].removed
     assert contents(tmp_path) == contents(made[0])
     before = contents(tmp_path)
-    assert write(tmp_path, bundle, batch_size=None).tokens_per_second == 0
+    assert write(tmp_path, bundle, batch_size=None).num_written == 0
     assert contents(tmp_path) == before
 
 
 def test_more_tokens_go_on_from_those_that_are_there(
     bundle: Bundle, made: tuple[Path, Progress], tmp_path: Path
 ) -> None:
-    less = Recipe(1000, RECIPE.needs, seed=3, max_new_tokens=40, user_share=0.9)
+    less = Recipe(500, RECIPE.needs, seed=3, max_new_tokens=20, user_share=0.9)
     write(tmp_path, bundle, less)
     assert len(find_shards(tmp_path)) == 1
     write(tmp_path, bundle)
@@ -255,7 +255,7 @@ def test_other_data_is_not_gone_on_with(bundle: Bundle, made: tuple[Path, Progre
     folder = tmp_path / "data"
     shutil.copytree(made[0], folder)
     with pytest.raises(ExportError, match=r"data with another seed \(3, now 4\)"):
-        write(folder, bundle, Recipe(5000, RECIPE.needs, seed=4, max_new_tokens=40, user_share=0.9))
+        write(folder, bundle, Recipe(2500, RECIPE.needs, seed=4, max_new_tokens=20, user_share=0.9))
     with pytest.raises(ExportError, match="with another prompts"):
         write_data(folder, bundle, RECIPE, prompts=[Prompt("What is a fox?")], excluded=EXCLUDED)
     (folder / "recipe.json").write_text("{", encoding="utf-8")
@@ -423,7 +423,7 @@ def test_follow_ups_are_about_earlier_answers() -> None:
 def test_a_model_without_a_chat_template_is_asked_the_users_prompts_alone(
     bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("outrider.text.Tokenizer.chat_template", "")
+    monkeypatch.setattr("outrider.inputs.text.Tokenizer.chat_template", "")
     with pytest.raises(ExportError, match="There is nothing left to ask: 180 prompts of yours gave"):
         write(tmp_path / "few", bundle, Recipe(100_000, max_new_tokens=8))
     assert {each["source"] for each in asked_in(tmp_path / "few")} == {USER}

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 import outrider
 from answering import HIDDEN_SIZE, NUM_LAYERS, PROMPTS, make_bundle
-from outrider.backends.taps import LAST
 from outrider.config import DeviceConfig
 from outrider.errors import DeviceError, ExportError
+from outrider.models.backends.taps import LAST
 from outrider_export.distill import writer as writer_module
 from outrider_export.distill.data import feature_names, tap_names
 from outrider_export.distill.loops import is_loop

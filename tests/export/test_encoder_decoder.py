@@ -13,16 +13,16 @@ import pytest
 
 import outrider
 from encoder_decoders import SAMPLED, cut_decoder, shake_decoder, tone, write_t5, write_whisper
-from outrider.audio import log_mel
 from outrider.cli import run
 from outrider.errors import BundleError, ExportError, OptionError, OutriderError, RequestError
+from outrider.inputs.audio import log_mel
 from outrider.types import Prompt, Source
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from outrider.engine import Engine
+    from outrider.engine.engine import Engine
 
 TEXTS = (
     "The quick brown fox jumps over the lazy dog.",

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
     from outrider.bundle import Format
 
+pytestmark = pytest.mark.children
+
 IDS = np.arange(20, 52)[None]
 
 
@@ -130,11 +132,11 @@ def test_manifest_describes_the_pair(exact: tuple[Bundle, Any], tied: Path) -> N
 def test_progress_tells_the_phases(exact: tuple[Bundle, Any]) -> None:
     bundle, progress = exact
     assert progress.phases == [
-        *(f"{name} main" for name in ("read", "convert", "tokenizer")),
-        *(f"{name} draft" for name in ("read", "convert")),
+        *(f"{name} main" for name in ("convert", "write", "tokenizer")),
+        *(f"{name} draft" for name in ("convert", "write")),
         "hash",
     ]
-    assert progress.num_bytes == sum(file.size for file in bundle.manifest.files)
+    assert progress.num_bytes > sum(file.size for file in bundle.manifest.files)  # and the checkpoints' weights
 
 
 def test_nothing_else_is_left(exact: tuple[Bundle, Any]) -> None:
@@ -256,31 +258,23 @@ def test_what_the_gguf_reader_would_read_wrongly_is_not_kept(
         export_bundle(path, output=tmp_path / "b", weights="keep")
 
 
-def test_without_the_extra_the_way_out_is_named(
-    make_checkpoint: Any, make_gguf: Any, tied: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_without_the_extra_other_architectures_name_it(
+    tied: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = make_gguf("five", make_checkpoint("gguf-draft", vocab_size=448, seed=4), quantisation="Q5_0")
     monkeypatch.setattr("outrider_export.plan._is_installed", lambda package: package != "torch")
-    for source in (path, tied):
-        with pytest.raises(
-            ExportError, match=r'torch, which is not installed\. Run: pip install "outrider\[export\]"$'
-        ):
-            export_bundle(source, output=tmp_path / "b")
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_without_the_extra_gguf_files_can_be_kept(
-    make_checkpoint: Any, make_gguf: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = make_gguf("plain", make_checkpoint("plain"))
-    monkeypatch.setattr("outrider_export.plan._is_installed", lambda package: package != "torch")
-    way_out = r'needs torch, which is not installed\. Run: pip install "outrider\[export\]", or use {} keep'
-    with pytest.raises(ExportError, match=way_out.format("--weights")):
-        export_bundle(path, output=tmp_path / "b")
-    with pytest.raises(ExportError, match=way_out.format("--draft-weights")):
-        export_bundle(path, path, output=tmp_path / "b", weights="keep")
-    bundle = export_bundle(path, path, output=tmp_path / "b", weights="keep", draft_weights="keep")
-    assert bundle.manifest.main.source.recipe["route"] == "keep"
+    config = json.loads((tied / "config.json").read_text(encoding="utf-8"))
+    (tmp_path / "other").mkdir()
+    for change, obstacle in (
+        ({"model_type": "bloom"}, "the architecture 'bloom'"),
+        ({"hidden_act": "relu2"}, "the activation 'relu2'"),
+        ({"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4}}, "RoPE of the kind 'dynamic'"),
+        ({"num_attention_heads": None}, "no 'num_attention_heads' in its configuration"),
+    ):
+        (tmp_path / "other" / "config.json").write_text(json.dumps(config | change), encoding="utf-8")
+        told = rf"other, which has {obstacle}, needs torch, .* Run: pip install \".*\[export\]\"$"
+        with pytest.raises(ExportError, match=told):
+            export_bundle(tmp_path / "other", output=tmp_path / "b")
+    assert [path.name for path in tmp_path.iterdir()] == ["other"]
 
 
 # What does not go together

@@ -111,7 +111,7 @@ def test_what_cannot_be_compared_is_said(
 def test_a_checkpoint_that_is_not_there_is_said_before_models_are_loaded(
     pair: Bundle, option: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("outrider.engine.load", lambda *_, **__: pytest.fail("models are loaded"))
+    monkeypatch.setattr("outrider.engine.engine.load", lambda *_, **__: pytest.fail("models are loaded"))
     for place, message in (
         (tmp_path / "nowhere", "nowhere. Name a .gguf file, a checkpoint folder or a hub id"),
         (tmp_path, "is not a checkpoint: it has no config.json"),

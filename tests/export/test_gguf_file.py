@@ -14,6 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from fuzzing import damaged, few_or_many, fuzz
 from outrider.errors import ExportError, OutriderError
 from outrider_export.gguf_file import TENSOR_TYPES, UnreadArray, is_array, read_header, write_slim_copy
 from outrider_export.gguf_tokenizer import write_tokenizer
@@ -78,14 +79,19 @@ READ: dict[str, Value] = {
 }
 
 
-def read_all(path: Path, folder: Path) -> None:
-    """Read of a GGUF file what an export reads."""
+def read_for_conversion(path: Path, folder: Path) -> None:
+    """Read of a GGUF file what an export reads that converts it."""
     header = read_header(path)
     plan = make_plan("main", locate(path), "openvino", "int8")
     assert header.quantisation
     eos_of(plan)
     write_tokenizer(header, folder)
     write_slim_copy(path, path.with_name("slim.gguf"))
+
+
+def read_all(path: Path, folder: Path) -> None:
+    """Read of a GGUF file what an export reads."""
+    read_for_conversion(path, folder)
     make_plan("main", locate(path), "openvino", "keep")
 
 
@@ -154,17 +160,16 @@ def test_every_truncation_is_noticed(small: Path, tmp_path: Path) -> None:
     read_header(cut)
 
 
-@settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(data=st.data())
-def test_damage_never_crashes(small: Path, tmp_path: Path, data: st.DataObject) -> None:
-    """Any bytes overwritten: a header comes out or an ExportError, quickly, and nothing else."""
-    damaged = bytearray(small.read_bytes())
-    for _ in range(data.draw(st.integers(1, 8))):
-        damaged[data.draw(st.integers(0, len(damaged) - 1))] = data.draw(st.integers(0, 255))
+@few_or_many
+def test_damage_never_crashes(tmp_path: Path, num_examples: int) -> None:
     path = tmp_path / "damaged.gguf"
-    path.write_bytes(damaged)
-    with contextlib.suppress(ExportError):
-        read_header(path)
+
+    def read(content: bytes) -> None:
+        path.write_bytes(content)
+        read_for_conversion(path, tmp_path / "tokenizer")
+
+    whole = write_raw(tmp_path / "whole.gguf", READ).read_bytes()
+    fuzz(read, whole, damaged(whole), num_examples)
 
 
 @pytest.mark.parametrize(

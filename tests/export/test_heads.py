@@ -6,18 +6,26 @@ import shutil
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import openvino as ov
 import pytest
 import torch
-from openvino import opset13 as ops
 from transformers import LlamaConfig, Qwen3Config
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMSNorm, LlamaRotaryEmbedding
 
-from heads import DECODER, KINDS, MASK, NUM_PLACES, TOKEN_MAP, TOKENS, VOCAB, config_of, tensors_of, write_head
-from outrider.backends.heads import Head, load_head
-from outrider.backends.heads.weights import MainWeights
+from heads import (
+    DECODER,
+    KINDS,
+    MASK,
+    NUM_PLACES,
+    TOKEN_MAP,
+    TOKENS,
+    config_of,
+    matrices_of_main,
+    tensors_of,
+    write_head,
+)
 from outrider.bundle import Bundle, read_bundle
 from outrider.drafters import Subset
+from outrider.models.backends.heads import Head, load_head
 from outrider.types import Chunk, Exactness, Prompt, Rounding, RowRule
 from outrider_export.drafters import add_drafter
 
@@ -33,7 +41,6 @@ RULES = {
     "eights": RowRule(sequence=Rounding(8, 8), call=Rounding(8, 8)),
     "separate": RowRule(separate=True, dummy_rows=2),
 }
-F32 = {"INFERENCE_PRECISION_HINT": "f32", "DYNAMIC_QUANTIZATION_GROUP_SIZE": "0"}
 
 
 @pytest.fixture(scope="module")
@@ -48,13 +55,9 @@ def bundle(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
 
 @pytest.fixture(scope="module")
 def shared(bundle: Bundle) -> tuple[Any, Any]:
-    """The main model's embedding and output matrix, both float32 [vocabulary, hidden], as its graph computes them."""
-    core, main = ov.Core(), MainWeights(ov.Core(), bundle.model_path(bundle.manifest.main))
-    token_ids, rows = ops.parameter([-1], np.int64), ops.parameter([-1, 1, 64], np.float32)
-    embed = core.compile_model(ov.Model([ops.result(main.embed(token_ids))], [token_ids]), "CPU", F32)
-    logits = core.compile_model(ov.Model([ops.result(main.logits(rows))], [rows]), "CPU", F32)
-    matrix = logits([np.eye(64, dtype=np.float32)[:, None]])[0][:, 0].T
-    return torch.tensor(embed([np.arange(VOCAB)])[0][:, 0]), torch.tensor(matrix)
+    """The main model's embedding and output matrix, both float32 [vocabulary, hidden]."""
+    embedding, matrix = matrices_of_main(bundle)
+    return torch.tensor(embedding), torch.tensor(matrix)
 
 
 def load(bundle: Bundle, kind: str, rule: RowRule = RULES["any"]) -> Any:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from outrider.engine import Engine
+    from outrider.engine.engine import Engine
 
 TEXTS = (
     "The quick brown fox jumps over the lazy dog.",

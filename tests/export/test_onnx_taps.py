@@ -87,7 +87,7 @@ def write_head(folder: Path, main: Geometry, kind: str, *, own_matrix: bool = Tr
     if kind == "blockwise":
         shapes = {f"{i}.{name}.weight": (hidden, hidden) for i in range(3) for name in ("up", "down")}
         config |= {"architectures": ["BlockwiseHeads"], "num_heads": 3}
-    if kind in ("eagle3", "dflash"):
+    if kind in ("eagle3", "dflash", "dspark"):
         layer, read = ("midlayer", 2 * hidden) if kind == "eagle3" else ("layers.0", hidden)
         shapes |= {f"{layer}.self_attn.{name}_proj.weight": (heads * size, read) for name in "qkv"}
         shapes |= {f"{layer}.self_attn.o_proj.weight": (hidden, heads * size), "norm.weight": (hidden,)}
@@ -99,8 +99,13 @@ def write_head(folder: Path, main: Geometry, kind: str, *, own_matrix: bool = Tr
             config |= {"architectures": ["LlamaForCausalLMEagle3"], "eagle_aux_hidden_state_layer_ids": [0, 2]}
         else:
             shapes["hidden_norm.weight"] = (hidden,)
+            if kind == "dspark":
+                config |= {"markov_rank": 4, "markov_head_type": "gated", "enable_confidence_head": False}
+                config |= {"architectures": ["Qwen3DSparkModel"], "mask_token_id": 1, "target_layer_ids": [0, 1]}
+                shapes |= {f"markov_head.markov_w{i}.weight": (width, 4) for i in (1, 2)}
+                shapes |= {"markov_head.gate_proj.weight": (4, hidden + 4), "markov_head.gate_proj.bias": (4,)}
             own = {"mask_token_id": 1, "target_layer_ids": [0, 1]}
-            config |= {"architectures": ["DFlashDraftModel"], "block_size": 4, "dflash_config": own}
+            config = {"architectures": ["DFlashDraftModel"], "block_size": 4, "dflash_config": own} | config
     folder.mkdir()
     tensors = {
         name: (rng.standard_normal(shape) * shape[-1] ** -0.5).astype(np.float32) for name, shape in shapes.items()
@@ -180,7 +185,7 @@ def test_drafts_change_no_text(toy: Bundle, tmp_path: Path, kind: str) -> None:
         assert answers[1].stats.num_draft_tokens > 0
 
 
-@pytest.mark.parametrize("kind", ["eagle3", "blockwise"])
+@pytest.mark.parametrize("kind", ["eagle3", "blockwise", "dspark"])
 def test_drafters_share_the_matrices_of_a_converted_model(tied: Path, convert: Any, tmp_path: Path, kind: str) -> None:
     """A tied matrix in 8 bits; the drafter's own is cut."""
     shutil.copytree(convert(tied, format="onnx")[0].folder, tmp_path / "bundle")

@@ -13,10 +13,6 @@ import numpy as np
 import pytest
 
 from outrider import __version__
-from outrider.bench.modes.make import load_modes
-from outrider.bench.modes.peers.link import link
-from outrider.bench.modes.setup import Setup
-from outrider.bench.setting import describe_runtimes, describe_versions
 from outrider.bundle import (
     SCHEMA_VERSION,
     Bundle,
@@ -33,13 +29,17 @@ from outrider.bundle import (
 )
 from outrider.config import Config, GenerationConfig
 from outrider.errors import OptionError
+from outrider_bench.modes.make import load_modes
+from outrider_bench.modes.peers.link import link
+from outrider_bench.modes.setup import Setup
+from outrider_bench.setting import describe_runtimes, describe_versions
 from outrider_export.onnx_files import load, save
 from outrider_export.onnx_inputs import add_rows
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from outrider.bench.modes.mode import Run
+    from outrider_bench.modes.mode import Run
 
 og = pytest.importorskip("onnxruntime_genai")
 

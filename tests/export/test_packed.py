@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from outrider.bundle import Bundle
 
-KINDS = ("eagle3", "dflash", "hydra", "masks")
+KINDS = ("eagle3", "dflash", "dspark", "hydra", "masks")
 ANSWER: dict[str, Any] = {"max_new_tokens": 24, "ignore_eos": True, "num_assistant_tokens": 3}
 
 

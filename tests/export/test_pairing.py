@@ -12,7 +12,7 @@ import outrider
 from outrider.bundle import read_bundle
 from outrider.cli import run
 from outrider.errors import VocabularyMismatch
-from outrider.text import Tokenizer
+from outrider.inputs.text import Tokenizer
 from outrider_export import export_bundle
 from outrider_export.pairing import map_tokens
 from outrider_export.vocabulary import Vocabulary

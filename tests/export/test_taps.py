@@ -13,11 +13,11 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
-from outrider.backends.openvino_paged import OpenVINOPaged
-from outrider.backends.paged_graph import read_decoder
-from outrider.backends.taps import hidden_states_of
 from outrider.bundle import read_bundle
 from outrider.errors import BundleError
+from outrider.models.backends.openvino_paged import OpenVINOPaged
+from outrider.models.backends.paged_graph import read_decoder
+from outrider.models.backends.taps import hidden_states_of
 from outrider.types import Chunk, Exactness, Rounding, RowRule
 from outrider_export import export_bundle
 from tiny import SHAPE, gguf_name_of

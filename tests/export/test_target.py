@@ -20,6 +20,8 @@ from outrider_export.target import Target
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+pytestmark = pytest.mark.children
+
 
 def fill(target: Target, text: str = "new") -> None:
     (target.new / MANIFEST_NAME).write_text(text, encoding="utf-8")
@@ -177,7 +179,7 @@ def test_a_failing_conversion_leaves_nothing_and_says_why(make_checkpoint: Any, 
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="there is no SIGINT to send to another process")
-@pytest.mark.parametrize("wait", ["read main", "convert main"])
+@pytest.mark.parametrize("wait", ["convert main", "write main"])
 def test_ctrl_c_leaves_nothing_and_no_process(make_checkpoint: Any, tmp_path: Path, wait: str) -> None:
     program = (
         "import sys; from outrider_export import export_bundle\n"

@@ -21,7 +21,7 @@ from outrider_export.tokenizer_ir import write_tokenizer_ir
 if TYPE_CHECKING:
     from pathlib import Path
 
-PRES = ("qwen2", "smollm")
+PRES = ("qwen2", "smollm", "llama-bpe", "sentencepiece")
 TEXTS = st.text() | st.text("a1 \n'é\u0301日<|im_end|>") | st.lists(st.sampled_from(PROBES)).map("".join)
 
 
@@ -74,7 +74,7 @@ def test_the_check_passes_and_can_fail(rebuilt: dict[str, Any], pre: str, tmp_pa
     check_tokenizer_ir(folder)
     mixed = tmp_path / "mixed"
     shutil.copytree(folder, mixed)
-    other = PRES[1 - PRES.index(pre)]
+    other = PRES[PRES.index(pre) - 1]
     shutil.copyfile(rebuilt[other][3] / "tokenizer.json", mixed / "tokenizer.json")
     with pytest.raises(ExportError, match="OpenVINO's tokenizer turns"):
         check_tokenizer_ir(mixed)
@@ -117,12 +117,31 @@ def test_bos_token_is_added_where_the_file_says_so(make_checkpoint: Any, make_gg
     assert converted.encode("a", add_special_tokens=False).input_ids.data[0].tolist()[0] != 401
 
 
+@pytest.mark.parametrize("name", ["Phi-3 mini", "Llama 2"])
+def test_phi3_has_spaces_in_its_special_tokens(
+    make_checkpoint: Any, make_gguf: Any, build_tokenizer: Any, tmp_path: Path, name: str
+) -> None:
+    """Which its GGUF files cannot say."""
+    checkpoint = make_checkpoint("tokenizer-sentencepiece", tokenizer=build_tokenizer("sentencepiece"))
+    path = make_gguf(name, checkpoint, pre="sentencepiece", metadata={"general.name": name})
+    write_tokenizer(read_header(path), tmp_path)
+    tokens = json.loads((tmp_path / "tokenizer.json").read_text(encoding="utf-8"))["added_tokens"]
+    stripped = {token["content"] for token in tokens if token["rstrip"]}
+    assert stripped == ({"<|im_start|>", "<|im_end|>", "<tool_call>"} if "Phi" in name else set())
+    assert write_tokenizer_ir(tmp_path)
+    original, converted = Tokenizer.from_file(str(tmp_path / "tokenizer.json")), openvino_genai.Tokenizer(tmp_path)
+    text = "<|im_start|>\n The quick<|im_end|>  brown\n<|im_start|>"
+    assert converted.encode(text).input_ids.data[0].tolist() == original.encode(text).ids
+
+
 @pytest.mark.parametrize(
     ("key", "value", "message"),
     [
-        ("tokenizer.ggml.pre", "tekken", "has the pre-tokenizer 'tekken'; known are qwen2, smollm"),
+        ("tokenizer.ggml.pre", "tekken", "has the pre-tokenizer 'tekken'; known are qwen2, llama-bpe"),
         ("tokenizer.ggml.pre", None, "has the pre-tokenizer 'default'"),
-        ("tokenizer.ggml.model", "llama", "has a 'llama' tokenizer"),
+        ("tokenizer.ggml.model", "bert", "has a 'bert' tokenizer"),
+        ("tokenizer.ggml.model", "llama", "has no tokenizer.ggml.scores"),
+        ("tokenizer.ggml.add_eos_token", True, "ends every text with the end token"),
         ("tokenizer.ggml.merges", None, "has no tokenizer.ggml.merges"),
         ("tokenizer.ggml.token_type", [1, 1], "404 tokens and 2 token types"),
     ],

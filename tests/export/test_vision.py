@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import outrider
-from outrider.vision import cut_into_tiles, read_image
+from outrider.inputs.vision import cut_into_tiles, read_image
 from outrider_export import export_bundle
 from tiny_vision import NUM_TOKENS, asking, picture, vision_tokenizer, write_vision_checkpoint
 

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from outrider.engine import Engine
-    from outrider.results import Transcription
+    from outrider.decoding.results import Transcription
+    from outrider.engine.engine import Engine
 
 
 @pytest.fixture(scope="session")

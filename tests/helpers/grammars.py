@@ -8,14 +8,14 @@ import msgspec
 
 from outrider.bundle.folder import read_bundle
 from outrider.bundle.manifest import write_manifest
-from outrider.grammar import Grammars
 from outrider.testing import save_toy_bundle
+from outrider.tokens.grammar import Grammars
 from tiny import train_tokenizer
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from outrider.bundle import Bundle
+    from outrider.bundle import Bundle, Format
 
 VOCAB_SIZE = 404
 EOS = (400, 402)  # <|endoftext|>, <|im_end|>
@@ -100,9 +100,10 @@ SCHEMAS: dict[str, Any] = {
 }  # fmt: skip
 
 
-def save_pair(folder: Path, tokenizer: Path, *, seed: int = 0) -> Bundle:
+def save_pair(folder: Path, tokenizer: Path, *, seed: int = 0, format: Format = "openvino") -> Bundle:  # noqa: A002
     """A toy main and draft model with the tokenizer of another bundle."""
-    bundle = save_toy_bundle(folder, vocab_size=VOCAB_SIZE, tokenizer=tokenizer, seed=seed)
+    formats = (format, format)
+    bundle = save_toy_bundle(folder, vocab_size=VOCAB_SIZE, tokenizer=tokenizer, seed=seed, formats=formats)
     entry = msgspec.structs.replace(bundle.manifest.tokenizer, eos_token_ids=EOS)
     write_manifest(folder, msgspec.structs.replace(bundle.manifest, tokenizer=entry))
     return read_bundle(folder)

@@ -6,16 +6,23 @@ import json
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import openvino as ov
+from openvino import opset13 as ops
+
+from outrider.models.backends.heads.weights import MainWeights
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from numpy.typing import NDArray
 
+    from outrider.bundle import Bundle
+
 HIDDEN, WIDE, HEADS, KV_HEADS, HEAD_SIZE, VOCAB, TOKENS = 64, 96, 4, 2, 16, 448, 404
-NUM_PLACES, MASK = 3, 17
+NUM_PLACES, MASK, RANK = 3, 17, 8
 TOKEN_MAP = np.random.default_rng(7).permutation(TOKENS)[:150]  # in no order
-KINDS = ("eagle", "eagle3", "mtp", "dflash", "medusa", "hydra", "blockwise", "masks")
+KINDS = ("eagle", "eagle3", "mtp", "dflash", "medusa", "hydra", "blockwise", "masks", "dspark")
+DSPARKS = ("dspark", "dspark gated", "dspark rnn", "dspark gemma", "dspark plain", "dspark without confidence")
 DECODER: dict[str, Any] = {
     "hidden_size": HIDDEN, "intermediate_size": WIDE, "num_attention_heads": HEADS, "num_key_value_heads": KV_HEADS,
     "head_dim": HEAD_SIZE, "vocab_size": VOCAB, "rms_norm_eps": 1e-5, "rope_theta": 10_000.0,
@@ -23,8 +30,23 @@ DECODER: dict[str, Any] = {
 }  # fmt: skip
 
 
+F32 = {"INFERENCE_PRECISION_HINT": "f32", "DYNAMIC_QUANTIZATION_GROUP_SIZE": "0"}
+
+
+def matrices_of_main(bundle: Bundle) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """The main model's embedding and output matrix, both float32 [vocabulary, hidden], as its graph computes them."""
+    core, main = ov.Core(), MainWeights(ov.Core(), bundle.model_path(bundle.manifest.main))
+    token_ids, rows = ops.parameter([-1], np.int64), ops.parameter([-1, 1, HIDDEN], np.float32)
+    embed = core.compile_model(ov.Model([ops.result(main.embed(token_ids))], [token_ids]), "CPU", F32)
+    logits = core.compile_model(ov.Model([ops.result(main.logits(rows))], [rows]), "CPU", F32)
+    matrix = logits([np.eye(HIDDEN, dtype=np.float32)[:, None]])[0][:, 0].T
+    return embed([np.arange(VOCAB)])[0][:, 0], matrix
+
+
 def config_of(kind: str) -> dict[str, Any]:
     """The content of config.json."""
+    if kind in DSPARKS:
+        return _dspark_config(kind)
     dflash = {"mask_token_id": MASK, "target_layer_ids": [0, 1]}
     return {
         "eagle": {**DECODER, "architectures": ["EagleLlamaForCausalLM"]},
@@ -72,6 +94,8 @@ def tensors_of(kind: str, seed: int = 0, hidden: int = HIDDEN) -> dict[str, NDAr
         for i in range(2):
             shapes |= _layer(f"layers.{i}", hidden, hidden)
             shapes |= {f"layers.{i}.self_attn.{name}_norm.weight": (HEAD_SIZE,) for name in "qk"}
+    elif kind in DSPARKS:
+        shapes = _dspark_shapes(kind, hidden)
     elif kind == "masks":
         shapes = {"embeddings": (NUM_PLACES, hidden)}
     else:
@@ -84,11 +108,8 @@ def tensors_of(kind: str, seed: int = 0, hidden: int = HIDDEN) -> dict[str, NDAr
                 shapes |= {f"{i}.in.weight": (hidden, (i + 2) * hidden), f"{i}.in.bias": (hidden,)}
             shapes |= {f"{i}.0.linear.weight": (hidden, hidden), f"{i}.0.linear.bias": (hidden,)}
             shapes[f"{i}.1.weight"] = (len(TOKEN_MAP), hidden)
-    rng = np.random.default_rng([seed, KINDS.index(kind)])
-    tensors: dict[str, NDArray[Any]] = {
-        name: (rng.uniform(0.5, 1.5, shape) if "norm" in name else rng.normal(0, shape[-1] ** -0.5, shape)).astype("f4")
-        for name, shape in shapes.items()
-    }
+    rng = np.random.default_rng([seed, (*KINDS, *DSPARKS).index(kind)])
+    tensors: dict[str, NDArray[Any]] = {name: _drawn(name, shape, rng) for name, shape in shapes.items()}
     if kind == "eagle3":
         tensors["d2t"] = TOKEN_MAP - np.arange(len(TOKEN_MAP))
         tensors["t2d"] = np.isin(np.arange(VOCAB), TOKEN_MAP)
@@ -106,6 +127,60 @@ def write_head(folder: Path, kind: str, tensors: dict[str, NDArray[Any]] | None 
     config = {name: value for name, value in (config_of(kind) | changes).items() if value is not None}
     (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
     return folder
+
+
+def _drawn(name: str, shape: tuple[int, ...], rng: np.random.Generator) -> NDArray[Any]:
+    if "norm" in name or "scalar" in name:
+        return rng.uniform(0.5, 1.5, shape).astype("f4")
+    return rng.normal(0, 1 if "markov_w" in name else shape[-1] ** -0.5, shape).astype("f4")
+
+
+def _dspark_config(kind: str) -> dict[str, Any]:
+    form = kind.removeprefix("dspark ")
+    config: dict[str, Any] = {
+        **DECODER, "architectures": ["Qwen3DSparkModel"], "num_hidden_layers": 2, "block_size": NUM_PLACES,
+        "target_layer_ids": [0, 1], "mask_token_id": MASK, "markov_rank": 0 if form == "plain" else RANK,
+        "markov_head_type": form if form in ("gated", "rnn") else "vanilla",
+        "enable_confidence_head": form != "without confidence", "confidence_head_with_markov": form != "plain",
+    }  # fmt: skip
+    if form == "gemma":
+        rope = {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 10_000.0}
+        config |= {
+            "architectures": ["Gemma4DSparkModel"], "attention_k_eq_v": True, "global_head_dim": 2 * HEAD_SIZE,
+            "num_global_key_value_heads": 1, "final_logit_softcapping": 0.3,
+            "rope_parameters": {"full_attention": rope, "sliding_attention": {"rope_theta": 100.0}},
+        }  # fmt: skip
+    return config
+
+
+def _dspark_shapes(kind: str, hidden: int) -> dict[str, tuple[int, ...]]:
+    form, copies = kind.removeprefix("dspark "), ("embed_tokens", "lm_head")
+    shapes: dict[str, tuple[int, ...]] = {f"{name}.weight": (VOCAB, hidden) for name in copies}
+    shapes |= {"fc.weight": (hidden, 2 * hidden), "hidden_norm.weight": (hidden,), "norm.weight": (hidden,)}
+    for i in range(2):
+        name, size = f"layers.{i}", HEAD_SIZE
+        shapes |= _layer(name, hidden, hidden)
+        if form == "gemma":
+            size = 2 * HEAD_SIZE
+            shapes |= {f"{name}.{place}_feedforward_layernorm.weight": (hidden,) for place in ("pre", "post")} | {
+                f"{name}.layer_scalar": (1,)
+            }
+            shapes[f"{name}.self_attn.q_proj.weight"] = (HEADS * size, hidden)
+            shapes[f"{name}.self_attn.k_proj.weight"] = (size, hidden)
+            shapes[f"{name}.self_attn.o_proj.weight"] = (hidden, HEADS * size)
+            del shapes[f"{name}.self_attn.v_proj.weight"]
+        shapes |= {f"{name}.self_attn.{part}_norm.weight": (size,) for part in "qk"}
+    if form != "plain":
+        shapes |= {f"markov_head.markov_w{i}.weight": (VOCAB, RANK) for i in (1, 2)}
+    if form == "gated":
+        shapes |= {"markov_head.gate_proj.weight": (RANK, hidden + RANK), "markov_head.gate_proj.bias": (RANK,)}
+    if form == "rnn":
+        joint = 3 * RANK, 2 * RANK + hidden
+        shapes |= {"markov_head.joint_proj.weight": joint, "markov_head.joint_proj.bias": joint[:1]}
+    if form != "without confidence":
+        read = hidden + (0 if form == "plain" else RANK)
+        shapes |= {"confidence_head.proj.weight": (1, read), "confidence_head.proj.bias": (1,)}
+    return shapes
 
 
 def _layer(name: str, hidden: int, width: int) -> dict[str, tuple[int, ...]]:

@@ -18,9 +18,9 @@ NUM_LAYERS = 5
 VOCAB_SIZE = 404
 
 
-def make_layered(folder: Path, kept: Sequence[int] | None = None) -> Bundle:
+def make_layered(folder: Path, kept: Sequence[int] | None = None, num_layers: int = NUM_LAYERS) -> Bundle:
     """A random model of five layers, or of those `kept`, with a tokenizer."""
-    write_checkpoint(folder / "checkpoint", num_layers=NUM_LAYERS, kept=kept)
+    write_checkpoint(folder / "checkpoint", num_layers=num_layers, kept=kept)
     write_gguf(folder / "tiny.gguf", folder / "checkpoint", "Q8_0", "qwen2", {})
     return export_bundle(folder / "tiny.gguf", output=folder / "bundle", weights="keep")
 

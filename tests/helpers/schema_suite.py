@@ -18,7 +18,7 @@ import numpy as np
 
 from outrider.config import GenerationConfig
 from outrider.errors import OptionError
-from outrider.grammar import Source
+from outrider.tokens.grammar import Source
 from outrider.types import Distribution, Draft
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence as Seq
     from pathlib import Path
 
-    from outrider.grammar import Grammars
+    from outrider.tokens.grammar import Grammars
 
 # A schema that does not name its draft is taken for 2020-12.
 DRAFTS: dict[str, dict[str, str]] = {

@@ -117,7 +117,7 @@ def serving(
 @contextmanager
 def served(*arguments: object, **environment: str) -> Iterator[tuple[subprocess.Popen[str], dict[str, Any]]]:
     """A server, and what it prints when it is ready."""
-    command = [*SERVE, *map(str, arguments), "--port", "0", "--cache-size", "0.02", "--json"]
+    command = [*SERVE, "--port", "0", "--cache-size", "0.02", "--json", *map(str, arguments)]
     process = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ | environment
     )

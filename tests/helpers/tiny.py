@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 USER_DEFINED = ("<tool_call>",)
+UNKNOWN = "<unk>"
 TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
@@ -26,15 +27,22 @@ TEXT = (
 
 
 def train_tokenizer(pre: str = "qwen2", special: Iterable[str] = SPECIAL, text: Iterable[str] = TEXT) -> Any:
-    """A byte-level BPE tokenizer as the real ones are made, written here by hand: `pre` is "qwen2" or "smollm"."""
+    """A BPE tokenizer as the real ones are made, written here by hand.
+
+    pre: "qwen2", "llama-bpe" or "smollm", which are byte-level, or "sentencepiece".
+    """
     from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
+    if pre == "sentencepiece":
+        return train_sentencepiece(special, text)
     tokenizer = Tokenizer(models.BPE())
-    if pre == "qwen2":
-        tokenizer.normalizer = normalizers.NFC()
+    if pre in ("qwen2", "llama-bpe"):
+        if pre == "qwen2":
+            tokenizer.normalizer = normalizers.NFC()
+        digits = r"\p{N}" if pre == "qwen2" else r"\p{N}{1,3}"
         words = (
-            r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
-            r"|\s+(?!\S)|\s+"
+            rf"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|{digits}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*"
+            r"|\s*[\r\n]+|\s+(?!\S)|\s+"
         )
         first: Any = pre_tokenizers.Split(Regex(words), behavior="isolated")
         second = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
@@ -48,6 +56,39 @@ def train_tokenizer(pre: str = "qwen2", special: Iterable[str] = SPECIAL, text: 
     tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in special])
     tokenizer.add_tokens([AddedToken(token, special=False, normalized=False) for token in USER_DEFINED])
     return tokenizer
+
+
+def train_sentencepiece(special: Iterable[str] = SPECIAL, text: Iterable[str] = TEXT) -> Any:
+    """BPE with SentencePiece's spelling of spaces and bytes, as Llama 2's, whose merges are those of its tokens."""
+    from tokenizers import Tokenizer, models, normalizers, trainers
+    from transformers.convert_slow_tokenizer import generate_merges
+
+    trained = Tokenizer(models.BPE(unk_token=UNKNOWN))
+    replaced = normalizers.Replace(" ", "\u2581")
+    trained.normalizer = normalizers.Sequence([normalizers.Prepend("\u2581"), replaced])
+    first = [UNKNOWN, *special, *USER_DEFINED, *(f"<0x{byte:02X}>" for byte in range(256))]
+    trained.train_from_iterator(
+        text, trainers.BpeTrainer(vocab_size=NUM_TOKENS, special_tokens=first, limit_alphabet=60)
+    )
+    content = json.loads(trained.to_str())
+    vocabulary: dict[str, int] = content["model"]["vocab"]
+    scores = {token: -token_id for token, token_id in vocabulary.items()}
+    content["model"] |= {"byte_fallback": True, "fuse_unk": True, "merges": generate_merges(vocabulary, scores, first)}
+    content["added_tokens"] = [
+        {
+            "id": vocabulary[token], "content": token, "single_word": False, "lstrip": False, "rstrip": False,
+            "normalized": False, "special": token not in USER_DEFINED,
+        }
+        for token in (UNKNOWN, *special, *USER_DEFINED)
+    ]  # fmt: skip
+    content["decoder"] = {
+        "type": "Sequence",
+        "decoders": [
+            {"type": "Replace", "pattern": {"String": "\u2581"}, "content": " "}, {"type": "ByteFallback"},
+            {"type": "Fuse"}, {"type": "Strip", "content": " ", "start": 1, "stop": 0},
+        ],
+    }  # fmt: skip
+    return Tokenizer.from_str(json.dumps(content))
 
 
 SHAPE: dict[str, Any] = {
@@ -128,7 +169,11 @@ def write_gguf(path: Path, checkpoint: Path, quantisation: str, pre: str, metada
     tokens = {token_id: (token, 1) for token, token_id in tokenizer["model"]["vocab"].items()}
     for token in tokenizer["added_tokens"]:
         tokens[token["id"]] = (token["content"], 3 if token["special"] else 4)
+    tokens |= {i: (token, 6) for i, (token, _) in tokens.items() if token.startswith("<0x")}
     rows = [tokens.get(i, (f"[PAD{i}]", 5)) for i in range(config["vocab_size"])]
+    unknown = tokenizer["model"]["unk_token"]
+    rows = [(token, 2 if token == unknown else kind) for token, kind in rows]
+    has_scores = bool(tokenizer["model"]["byte_fallback"])
     values: dict[str, Any] = {
         "general.file_type": int(gguf.LlamaFileType[FILE_TYPES.get(quantisation, f"MOSTLY_{quantisation}")]),
         "qwen2.block_count": config["num_hidden_layers"],
@@ -139,11 +184,12 @@ def write_gguf(path: Path, checkpoint: Path, quantisation: str, pre: str, metada
         "qwen2.attention.head_count_kv": config["num_key_value_heads"],
         "qwen2.rope.freq_base": 10000.0,
         "qwen2.attention.layer_norm_rms_epsilon": config["rms_norm_eps"],
-        "tokenizer.ggml.model": "gpt2",
-        "tokenizer.ggml.pre": pre,
+        "tokenizer.ggml.model": "llama" if has_scores else "gpt2",
+        "tokenizer.ggml.pre": "default" if has_scores else pre,
         "tokenizer.ggml.tokens": [token for token, _ in rows],
         "tokenizer.ggml.token_type": [kind for _, kind in rows],
-        "tokenizer.ggml.merges": [" ".join(merge) for merge in tokenizer["model"]["merges"]],
+        "tokenizer.ggml.merges": None if has_scores else [" ".join(merge) for merge in tokenizer["model"]["merges"]],
+        "tokenizer.ggml.scores": [-float(i) for i in range(len(rows))] if has_scores else None,
         "tokenizer.ggml.eos_token_id": 402,
         "tokenizer.ggml.padding_token_id": 400,
         "tokenizer.ggml.add_bos_token": False,

@@ -6,21 +6,22 @@ import functools
 from typing import TYPE_CHECKING, Any
 
 from outrider.config import GenerationConfig
-from outrider.controller import Controller
+from outrider.decoding.loop import step
+from outrider.decoding.request import Request
+from outrider.decoding.scheduler import Scheduler
 from outrider.drafters import DraftModel, Ngram
-from outrider.loop import step
-from outrider.measure import PassCost
-from outrider.request import Request
-from outrider.sampling import LogitsSampler
+from outrider.drafters.controller import Controller
+from outrider.inputs.text import TextStream
+from outrider.models.measure import PassCost
 from outrider.testing import FakeBackend
-from outrider.text import TextStream
+from outrider.tokens.sampling import LogitsSampler
+from outrider.tokens.verifiers import Greedy
 from outrider.types import Draft, Noise, Sequence
-from outrider.verifiers import Greedy
 
 if TYPE_CHECKING:
     from collections.abc import Sequence as Seq
 
-    from outrider.types import Chunk, DraftRequest, Logits, PricedDrafter
+    from outrider.types import Chunk, Drafter, DraftRequest, Logits
 
 # Milliseconds as they are on two cores, of a 1.5B main model and its 0.5B draft model.
 MAIN_MS = {2: 39.4, 3: 39.7, 4: 41.8, 5: 43.2, 6: 45.3, 8: 49.9, 12: 60.3, 16: 70.2}
@@ -88,7 +89,7 @@ class World:
         self,
         noise: float | Seq[tuple[int, float]] = 0.0,
         *,
-        copies: bool | PricedDrafter = False,
+        copies: bool | Drafter = False,
         model: bool = True,
         periods: Seq[tuple[int, int]] = (),
         scale: float = 1.0,
@@ -130,7 +131,7 @@ class World:
         """The seconds until each request has ended, after the first tokens."""
         ended, began = [0.0] * len(requests), 0.0
         while running := [i for i, request in enumerate(requests) if not request.ended]:
-            step(self.main, [requests[i] for i in running], _PIECE)
+            step(self.main, [requests[i] for i in running], Scheduler(_PIECE))
             began = began or self.seconds
             for i in running:
                 assert requests[i].error is None

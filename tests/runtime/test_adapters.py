@@ -16,14 +16,14 @@ import outrider
 from adapters import changes_of, write_adapter
 from heads import write_head
 from layered import make_layered, with_layers
-from outrider.backends.adapters import Adapter, Adapters
-from outrider.backends.openvino_paged import OpenVINOPaged
 from outrider.bundle import Bundle
 from outrider.config import DeviceConfig
-from outrider.controller import Records
-from outrider.part import Part, adapters_of
+from outrider.drafters.controller import Records
+from outrider.models.backends.adapters import Adapter, Adapters
+from outrider.models.backends.openvino_paged import OpenVINOPaged
+from outrider.models.part import Part, adapters_of
+from outrider.tokens.verifiers import Greedy
 from outrider.types import Chunk, Exactness, Prompt, RowRule
-from outrider.verifiers import Greedy
 from tiny import SHAPE, write_checkpoint, write_gguf
 
 pytest.importorskip("gguf", reason="writes the file that the bundle is made of")
@@ -343,7 +343,7 @@ def test_records_are_kept_for_each_adapter() -> None:
 def test_models_in_other_formats_refuse_adapters(bundle: Bundle, tmp_path: Path) -> None:
     own = adapters_of(bundle)
     main = bundle.manifest.main
-    from outrider.backends import load_model
+    from outrider.models.backends import load_model
 
     with pytest.raises(outrider.DeviceError, match="and this one is on an NPU. Load it with adapters=()"):
         load_model(bundle.model_path(main), main, "NPU", DeviceConfig(), adapters=own)

@@ -11,14 +11,14 @@ import pytest
 from openvino import opset13 as ops
 
 import outrider
-from outrider.backends import load_model
-from outrider.backends.attention import check_windows, describe_windows, windows_of
-from outrider.backends.paged_graph import read_decoder
 from outrider.bundle import Bundle, read_bundle, write_manifest
 from outrider.bundle.architectures import REFUSED, refusal_of
 from outrider.config import DeviceConfig
 from outrider.errors import BundleError
-from outrider.measure import MAIN_ROWS, measure_contention, measure_pass, time_calls
+from outrider.models.backends import load_model
+from outrider.models.backends.attention import check_windows, describe_windows, windows_of
+from outrider.models.backends.paged_graph import read_decoder
+from outrider.models.measure import MAIN_ROWS, measure_contention, measure_pass, time_calls
 from outrider.testing import FakeBackend, ToyTokenizer, save_toy_bundle
 from outrider.testing.weights import LAYERS
 

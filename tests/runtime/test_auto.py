@@ -9,15 +9,18 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import outrider
-from outrider.controller import Controller, Fixed
+from outrider.decoding.own import inner
 from outrider.drafters import DraftModel, Ngram
-from outrider.measure import LONGEST, PassCost
+from outrider.drafters.controller import Controller, Fixed
+from outrider.models.measure import LONGEST, PassCost
 from outrider.testing import ToyTokenizer, save_toy_bundle
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from outrider.bundle import Bundle
+
+pytestmark = pytest.mark.any_format
 
 
 class Steady(PassCost):
@@ -120,7 +123,7 @@ def test_an_apps_own_drafter_that_says_its_price_is_controlled(engine: outrider.
     engine.add_drafter("priced", bundled.on(bundled.backend, bundled.cost))
     request = engine.prepare("hello", drafter="priced")
     assert isinstance(request.policy, Controller)
-    assert request.policy.drafters == (engine.find_drafter("priced"),)
+    assert [*map(inner, request.policy.drafters)] == [engine.find_drafter("priced")]
     assert request.num_assistant_tokens == LONGEST
     assert isinstance(engine.prepare("hello", drafter="priced", num_assistant_tokens=2).policy, Fixed)
     plain = engine.generate("hello", drafter=None, max_new_tokens=60, ignore_eos=True)
@@ -130,22 +133,31 @@ def test_an_apps_own_drafter_that_says_its_price_is_controlled(engine: outrider.
 
 
 def test_costs_are_kept_for_the_next_start(toy_bundle: Bundle, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("outrider.saved.FOLDER", tmp_path)
-    config = outrider.Config().replace(cache_size=0.01)
+    monkeypatch.setattr("outrider.system.saved.FOLDER", tmp_path)
+    config = outrider.Config().replace(cache_size=0.01, overlap=True)
     first = outrider.Engine(toy_bundle, config, tokenizer=ToyTokenizer())
     assert len(list((tmp_path / "costs").iterdir())) == 3  # of both models, and of both at once
     again = outrider.Engine(toy_bundle, config, tokenizer=ToyTokenizer())
     assert {role: cost.near for role, cost in again.costs.items()} == {r: c.near for r, c in first.costs.items()}
-    outrider.Engine(toy_bundle, config.replace(num_threads=1), tokenizer=ToyTokenizer())
-    assert len(list((tmp_path / "costs").iterdir())) == 6  # other threads, other costs
     again.measure_costs(repeats=2)
     assert {role: cost.near for role, cost in again.costs.items()} != {r: c.near for r, c in first.costs.items()}
+
+
+@pytest.mark.slow  # quick tests may have one processor only
+def test_other_threads_have_other_costs(
+    openvino_bundle: Bundle, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("outrider.system.saved.FOLDER", tmp_path)
+    for num_threads, count in ((2, 3), (1, 6)):
+        config = outrider.Config().replace(cache_size=0.01, num_threads=num_threads, overlap=True)
+        outrider.Engine(openvino_bundle, config, tokenizer=ToyTokenizer())
+        assert len(list((tmp_path / "costs").iterdir())) == count
 
 
 def test_costs_of_a_small_cache_do_not_stand_for_a_larger_one(
     openvino_bundle: Bundle, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("outrider.saved.FOLDER", tmp_path)
+    monkeypatch.setattr("outrider.system.saved.FOLDER", tmp_path)
     measured = []
     for cache_size in (0.0001, 0.005, 0.0001, 0.005):
         config = outrider.Config().replace(cache_size=cache_size, precision="f32", cache_precision="f32")

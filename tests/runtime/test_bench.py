@@ -18,37 +18,39 @@ import msgspec
 import numpy as np
 import pytest
 
-from outrider.backends import devices
-from outrider.backends.devices import Device
-from outrider.backends.processor import find_processor
-from outrider.bench import benchmark
-from outrider.bench.modes.make import default_modes, default_peers, make_modes
-from outrider.bench.modes.mode import Run
-from outrider.bench.modes.name import ModeName, split_modes
-from outrider.bench.modes.peers import genai
-from outrider.bench.modes.peers.check import check_options, check_peer
-from outrider.bench.modes.peers.known import PEERS
-from outrider.bench.modes.setup import Setup
-from outrider.bench.prompts import Prompt, Task, encode_prompts, read_prompts
-from outrider.bench.report import page as report
-from outrider.bench.report.spread import median_ratio, quartiles, ratio_interval
-from outrider.bench.report.summary import collect, profile, summarize, summarize_prompts
-from outrider.bench.runs.budget import FEWEST_TOKENS, Budget
-from outrider.bench.runs.measure import Record, layers, measure
-from outrider.bench.runs.run_folder import RunFolder
-from outrider.bench.runs.workers import RunFailed, Worker, start_workers
 from outrider.cli import run
 from outrider.config import Config, GenerationConfig
 from outrider.errors import DeviceWarning, OptionError, OutriderError
+from outrider.models.backends import devices
+from outrider.models.backends.devices import Device
+from outrider.models.backends.processor import find_processor
 from outrider.testing import ToyTokenizer
+from outrider_bench import benchmark
+from outrider_bench.modes.make import default_modes, default_peers, make_modes
+from outrider_bench.modes.mode import Run
+from outrider_bench.modes.name import ModeName, split_modes
+from outrider_bench.modes.peers import genai
+from outrider_bench.modes.peers.check import check_options, check_peer
+from outrider_bench.modes.peers.known import PEERS
+from outrider_bench.modes.setup import Setup
+from outrider_bench.prompts import Prompt, Task, encode_prompts, read_prompts
+from outrider_bench.report import page as report
+from outrider_bench.report.spread import median_ratio, quartiles, ratio_interval
+from outrider_bench.report.summary import collect, profile, summarize, summarize_prompts
+from outrider_bench.runs.budget import FEWEST_TOKENS, Budget
+from outrider_bench.runs.measure import Record, layers, measure
+from outrider_bench.runs.run_folder import RunFolder
+from outrider_bench.runs.workers import RunFailed, Worker, start_workers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from outrider.bench.modes.mode import Mode
     from outrider.bundle import Bundle
-    from outrider.engine import Engine
+    from outrider.engine.engine import Engine
+    from outrider_bench.modes.mode import Mode
+
+pytestmark = pytest.mark.any_format
 
 PROMPTS = [Prompt("one", "letters", "hello"), Prompt("two", "letters", "abc abc"), Prompt("three", "digits", "1 2 1 2")]
 GENERATION = GenerationConfig(max_new_tokens=8)
@@ -490,7 +492,7 @@ class TestFastestPrecision:
 def test_a_peers_model_that_is_not_there_is_said_before_devices_are_tried(
     openvino_bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("outrider.loading.settle", lambda *_, **__: pytest.fail("devices are tried"))
+    monkeypatch.setattr("outrider.models.loading.settle", lambda *_, **__: pytest.fail("devices are tried"))
     given = ["--main-device", "auto", "--modes", "plain,auto@other", "--peer-model", f"other={tmp_path / 'nowhere'}"]
     assert run(["bench", str(openvino_bundle.folder), *given]) == 1
     assert f"There is no folder {tmp_path / 'nowhere'}" in capsys.readouterr().err
@@ -521,8 +523,24 @@ def test_a_peer_is_not_asked_for_what_it_lacks() -> None:
         check_options("peer", "m", GenerationConfig(temperature=1, sampling="typical"), ("temperature",))
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"adapter": "a"},
+        {"json_schema": True},
+        {"regex": "a"},
+        {"grammar": "start: /a/"},
+        {"tools": [{"type": "function", "function": {"name": "f"}}]},
+    ],
+    ids=lambda options: next(iter(options)),
+)
+def test_no_peer_follows_what_makes_another_text(options: dict[str, Any]) -> None:
+    with pytest.raises(OptionError, match=f"peer has no {next(iter(options))} here"):
+        check_options("peer", "m", GenerationConfig(**options), ())
+
+
 def test_every_peer_is_documented() -> None:
-    import outrider.bench.modes.peers as module
+    import outrider_bench.modes.peers as module
 
     for kind, peer in PEERS.items():
         assert kind in (module.__doc__ or "")
@@ -664,9 +682,9 @@ def test_what_is_there_is_not_run_again_and_what_failed_is() -> None:
 PROGRAM = """
 import sys
 from pathlib import Path
-from outrider.bench import benchmark
-from outrider.bench.modes.setup import Setup
-from outrider.bench.prompts import Prompt
+from outrider_bench import benchmark
+from outrider_bench.modes.setup import Setup
+from outrider_bench.prompts import Prompt
 from outrider.bundle import read_bundle
 from outrider.config import Config
 from outrider.testing import ToyTokenizer

@@ -14,11 +14,11 @@ import openvino as ov
 import pytest
 
 import outrider
-from outrider.backends.openvino_paged import OpenVINOPaged
 from outrider.config import DeviceConfig
-from outrider.measure.exactness import compare_readings
-from outrider.part import Part
-from outrider.setting import compile_settled
+from outrider.models.backends.openvino_paged import OpenVINOPaged
+from outrider.models.measure.exactness import compare_readings
+from outrider.models.part import Part
+from outrider.models.settled import choice_of, compile_settled
 from outrider.testing import save_toy_bundle
 from outrider.types import Chunk, Exactness, Prompt, Rounding, RowRule
 
@@ -50,6 +50,8 @@ def backend(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     else:
         bundle = outrider.read_bundle(request.getfixturevalue(name))
     part = Part("main", bundle, bundle.manifest.main)
+    if (name, precision) == ("smollm2", "f32") and choice_of(part, "CPU", DeviceConfig()).setting.precision == "f32":
+        pytest.skip("'auto' is f32 here")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", outrider.ExactnessWarning)  # of a precision that was asked for
         made = compile_settled(part, "CPU", DeviceConfig(precision="auto" if precision == "onnx" else precision))

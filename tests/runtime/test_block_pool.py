@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from openvino import opset13 as ops
 
 import outrider
-from outrider.backends import paged_cache
-from outrider.backends.openvino_paged import OpenVINOPaged
-from outrider.kv import BlockPool, BlockTable
-from outrider.kv.block_pool import _Block, _Root
+from outrider.models.backends import paged_cache
+from outrider.models.backends.openvino_paged import OpenVINOPaged
+from outrider.models.kv import BlockPool, BlockTable
+from outrider.models.kv.block_pool import _Block, _Root
 from outrider.types import Chunk, Prompt
 
 SIZE, NUM_BLOCKS, GARBAGE = 3, 12, -7
@@ -259,7 +259,7 @@ def test_a_cache_that_grows_stays_in_its_budget(openvino_bundle: Any, monkeypatc
             super().__init__(*given, **options, grows=True)
             made.append(self)
 
-    monkeypatch.setattr("outrider.backends.openvino_paged.PagedCache", Growing)
+    monkeypatch.setattr("outrider.models.backends.openvino_paged.PagedCache", Growing)
     np.testing.assert_array_equal(rows(4096), whole)
     assert made[0]._pool.num_blocks < 4096 // model.block_size
     assert model.open(2000)  # to its full size
@@ -271,7 +271,7 @@ def test_a_device_that_fails_for_a_while_is_used_again(openvino_bundle: Any, mon
     main = openvino_bundle.manifest.main
     model = OpenVINOPaged(openvino_bundle.model_path(main), vocab_size=main.vocab_size)
     grown = functools.partial(paged_cache.PagedCache, grows=True)
-    monkeypatch.setattr("outrider.backends.openvino_paged.PagedCache", grown)
+    monkeypatch.setattr("outrider.models.backends.openvino_paged.PagedCache", grown)
     model.allocate(8192)
     fails_at: int | None = 2
 
@@ -308,7 +308,7 @@ def test_a_device_that_fails_for_a_while_is_used_again(openvino_bundle: Any, mon
 def test_two_graphs_share_a_cache(openvino_bundle: Any, monkeypatch: pytest.MonkeyPatch, grows: bool) -> None:
     """Each graph reads the blocks that the other has written, also after the tensors have grown."""
     made = functools.partial(paged_cache.PagedCache, grows=grows)
-    monkeypatch.setattr("outrider.backends.openvino_paged.PagedCache", made)
+    monkeypatch.setattr("outrider.models.backends.openvino_paged.PagedCache", made)
     main = openvino_bundle.manifest.main
     path = openvino_bundle.model_path(main)
     first, second = (OpenVINOPaged(path, vocab_size=main.vocab_size, precision="f32") for _ in range(2))

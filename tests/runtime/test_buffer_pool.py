@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outrider.kv import Buffer, BufferPool
+from outrider.models.kv import Buffer, BufferPool
 
 ROOM, NUM_PARTS = 24, 2
 

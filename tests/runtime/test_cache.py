@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 
 import outrider
-from outrider.bench.cache import conversations
-from outrider.kv import num_common_tokens
-from outrider.rereading import Rereading
+from outrider.decoding.rereading import Rereading
+from outrider.models.backends import openvino_paged
+from outrider.models.measure.exactness import read
 from outrider.testing import FakeBackend, ToyTokenizer, save_toy_bundle
-from outrider.types import Chunk, Prompt, Sequence, Span, keyed, mark, unmarked
+from outrider.types import CallCancelled, Chunk, Prompt, Sequence, Span, keyed, mark, num_common_tokens, unmarked
+from outrider_bench.cache import conversations
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -62,6 +63,43 @@ def test_a_conversation_says_what_it_would_have_said(
             text = text + result.token_ids + random_ids(turn, 7)
     use = engine.cache["main"]
     assert (use.num_requests, use.num_hits) == (10, 8)
+
+
+def test_a_cancelled_call_leaves_its_slot_as_it_was(
+    openvino_engine: outrider.Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    main, ids = openvino_engine.main, random_ids(11, 600)
+    monkeypatch.setattr(openvino_paged, "_PATIENCE", 0)  # milliseconds
+    slot = main.open(len(ids))
+    assert slot
+    try:
+        main.submit([Chunk(slot, ids[:70], num_rows=0)]).wait(lambda: False)
+        with pytest.raises(CallCancelled):
+            main.submit([Chunk(slot, ids[70:], num_rows=1)]).wait(lambda: True)
+        assert slot.length == 70
+        row = main.submit([Chunk(slot, ids[70:], num_rows=1)]).wait(lambda: False).row(0).full().copy()
+    finally:
+        slot.close()
+    assert np.array_equal(row, read(main, ids, [len(ids)], num_rows=1)[0])
+
+
+@pytest.mark.slow
+def test_a_long_prompt_is_cancelled_at_once(smollm2: Path) -> None:
+    prompt = random_ids(12, 4000)
+    with outrider.load(smollm2, cache_size=0.5, max_num_batched_tokens=2000, drafter=None) as engine:
+        engine.generate(prompt[-40:], max_new_tokens=2)
+        cancel, ended = threading.Event(), list[float]()
+
+        def end() -> None:
+            ended.append(time.monotonic())
+            cancel.set()
+
+        threading.Timer(0.3, end).start()
+        assert engine.generate(prompt, max_new_tokens=5, cancel=cancel).finish_reason == "cancelled"
+        assert time.monotonic() - ended[0] < 0.5
+        again = engine.generate(prompt, max_new_tokens=5, ignore_eos=True).token_ids
+    with outrider.load(smollm2, cache_size=0.5, drafter=None) as engine:
+        assert engine.generate(prompt, max_new_tokens=5, ignore_eos=True).token_ids == again
 
 
 @pytest.mark.every_format
@@ -126,6 +164,25 @@ def test_an_answer_that_cannot_be_read_again_costs_nothing(caplog: pytest.LogCap
     rereading.add(Sequence([1, 2, 3, 4], 2))
     rereading.read_on(backend)  # there is no room
     assert not rereading.is_due
+
+
+def test_what_cannot_be_published_after_a_second_reading_is_closed(caplog: pytest.LogCaptureFixture) -> None:
+    class Full:
+        closed = False
+
+        def publish(self, _: Any) -> None:
+            raise ZeroDivisionError
+
+        def close(self) -> None:
+            self.closed = True
+
+    rereading, slot = Rereading(), Full()
+    rereading.add(Sequence([1] * 100, 2))
+    rereading._slot = slot  # type: ignore[assignment]
+    rereading.pause()
+    assert slot.closed
+    assert not rereading.has_begun
+    assert "could not be published: ZeroDivisionError" in caplog.text
 
 
 def test_what_needs_no_second_reading() -> None:

@@ -9,19 +9,21 @@ import numpy as np
 import pytest
 
 import outrider
-from outrider.bench.prompts import Prompt
 from outrider.cli import run
 from outrider.config import LOSSY
 from outrider.testing import FakeBackend, ToyTokenizer
+from outrider.tokens.verifiers import BlockRejection, Coupled, Greedy
 from outrider.types import Outcome
-from outrider.verifiers import BlockRejection, Coupled, Greedy
-from outrider.verify import certify
-from outrider.verify.exact import chi_square_p_value, expected_total_variation, total_variation
+from outrider_bench.prompts import Prompt
+from outrider_bench.verify import certify
+from outrider_bench.verify.exact import chi_square_p_value, expected_total_variation, total_variation
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from outrider.bundle import Bundle
+
+pytestmark = pytest.mark.any_format
 
 PROMPTS = [Prompt("one", "toy", "hello"), Prompt("two", "toy", "abc abc")]
 
@@ -56,15 +58,14 @@ def test_verify_checks_what_it_is_asked_for(model: Path, capsys: pytest.CaptureF
     ("arguments", "message"),
     [
         (["--modes", "genai-ngram:3"], "--modes are Outrider's own"),
-        (["--checks", "batching", "--cache-size", "SMALL"], "--context 256 needs room for three sequences"),
+        (["--checks", "batching", "--cache-size", "0.0005"], "--context 256 needs room for three sequences"),
         (["--modes", "drat:3"], "There is no mode 'drat:3'"),
     ],
 )
 def test_what_cannot_be_verified_is_said_at_once(
-    model: Path, arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+    tiny: Path, arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    small = "0.0005" if "tiny" in str(model) else "0.01"  # room for some hundred tokens
-    assert run(["verify", str(model), *(small if word == "SMALL" else word for word in arguments)]) == 2
+    assert run(["verify", str(tiny), *arguments]) == 2
     assert message in capsys.readouterr().err
 
 
@@ -133,14 +134,16 @@ def test_a_backend_that_depends_on_its_batch_is_noticed() -> None:
 
 
 def test_verify_exits_with_1_on_failure(
-    model: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tiny: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     failed = certify.Check("batch invariance", False, "logits differ")
     monkeypatch.setattr(certify, "check_batching", lambda *_: failed)
-    assert run(["verify", str(model), "--checks", "batching"]) == 1
+    assert run(["verify", str(tiny), "--checks", "batching"]) == 1
     printed = capsys.readouterr()
     assert "FAILED" in printed.out
-    assert printed.err.splitlines()[-1] == "outrider: Not certified on this device: batch invariance."
+    assert printed.err.splitlines()[-1] == (
+        "outrider: Not certified: on this machine, these checks failed: batch invariance."
+    )
 
 
 def test_total_variation_of_exact_samples() -> None:

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
     from outrider.bundle import Bundle
 
+pytestmark = pytest.mark.any_format
+
 WORDS = ("hello there", "the same the same the same", "9 8 7 6", "why not")
 SAMPLED: dict[str, Any] = {"temperature": 0.8, "seed": 5}
 DRAFTED: list[dict[str, Any]] = [

@@ -14,8 +14,8 @@ from rich.markdown import Markdown
 
 from outrider.cli.chat.blocks import Block, Blocks, Rendered, visible
 from outrider.cli.chat.views import MarkdownView
-from outrider.metrics import Stats
-from outrider.results import TextChunk
+from outrider.decoding.metrics import Stats
+from outrider.decoding.results import TextChunk
 
 if TYPE_CHECKING:
     from collections.abc import Sequence as Seq

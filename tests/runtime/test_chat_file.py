@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 import pathlib
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 import outrider
+from outrider.errors import OptionError
+from outrider.system.nesting import MOST_LEVELS, TooDeep, check_levels
 from outrider.testing import save_toy_bundle
 from watching import chat_engine
 
@@ -23,6 +26,13 @@ if TYPE_CHECKING:
 def engine(openvino_bundle: Bundle) -> Iterator[outrider.Engine]:
     with chat_engine(openvino_bundle) as engine:
         yield engine
+
+
+def nested(levels: int) -> Any:
+    value: Any = 1
+    for _ in range(levels):
+        value = [value]
+    return value
 
 
 def talked(engine: outrider.Engine) -> outrider.Chat:
@@ -114,6 +124,7 @@ def in_turn(**fields: Any) -> Callable[[dict[str, Any]], None]:
         (in_turn(token_ids=[1, 40]), "turn 2 has the token id 40, of 40"),
         (in_turn(token_ids=[-1]), "turn 2 has the token id -1"),
         (in_turn(messages=[{"role": "user"}]), "turn 2 has a message without"),
+        (changed(tools=[{"parameters": nested(200)}]), "cannot be read: it is nested too deeply"),
     ],
 )
 def test_damaged_files_are_refused(
@@ -125,6 +136,17 @@ def test_damaged_files_are_refused(
     (tmp_path / "chat.json").write_text(json.dumps(saved), encoding="utf-8")
     with pytest.raises(outrider.OptionError, match=says):
         engine.load_chat(tmp_path / "chat.json")
+
+
+def test_a_file_has_room_for_every_message_that_was_answered(engine: outrider.Engine, tmp_path: Path) -> None:
+    chat = engine.chat(max_new_tokens=3)
+    deepest = nested(MOST_LEVELS - 3)
+    chat.send(message := {"role": "user", "content": "hello", "extra": deepest})
+    check_levels(([message], ()))  # as a tokenizer does
+    with pytest.raises(TooDeep):
+        check_levels(([{"extra": [deepest]}], ()))
+    chat.save(tmp_path / "chat.json")
+    assert engine.load_chat(tmp_path / "chat.json").turns == chat.turns
 
 
 def test_files_that_are_no_chats_are_refused(engine: outrider.Engine, tmp_path: Path) -> None:
@@ -149,3 +171,37 @@ def test_other_models_and_tokenizers_are_refused(engine: outrider.Engine, tmp_pa
         for same_model in (True, False):
             with pytest.raises(outrider.OptionError, match="saved with another tokenizer"):
                 wide.load_chat(tmp_path / "chat.json", same_model=same_model)
+
+
+@pytest.mark.skipif(os.name == "nt", reason="this system has other permissions")
+def test_a_file_keeps_its_permissions_and_a_new_one_is_its_owners(engine: outrider.Engine, tmp_path: Path) -> None:
+    chat, path = talked(engine), tmp_path / "chat.json"
+    before = os.umask(0o022)
+    try:
+        chat.save(path)
+        assert path.stat().st_mode & 0o777 == 0o600
+        path.chmod(0o640)
+        chat.save(path)
+    finally:
+        os.umask(before)
+    assert path.stat().st_mode & 0o777 == 0o640
+
+
+@pytest.mark.skipif(os.name == "nt", reason="links and pipes are others there")
+def test_a_link_is_followed_and_a_pipe_is_refused(engine: outrider.Engine, tmp_path: Path) -> None:
+    chat, link, pipe = talked(engine), tmp_path / "link.json", tmp_path / "pipe"
+    (tmp_path / "there").mkdir()
+    for name in ("new.json", "new.json"):  # it is there the second time
+        link.unlink(missing_ok=True)
+        link.symlink_to(tmp_path / "there" / name)
+        chat.save(link)
+        assert link.is_symlink()
+        assert engine.load_chat(tmp_path / "there" / name).turns == chat.turns
+    os.mkfifo(pipe)
+    link.unlink()
+    link.symlink_to(link)  # to itself
+    for path, says in ((pipe, "it is no regular file"), (tmp_path / "there", "it is no regular file"), (link, "")):
+        with pytest.raises(OptionError, match=f"cannot be (written|used): {says}"):
+            chat.save(path)
+    assert pipe.is_fifo()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["link.json", "pipe", "there"]

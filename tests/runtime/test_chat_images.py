@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from threading import Event
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,7 +12,8 @@ import pytest
 
 import outrider
 from outrider.cli.chat.session import Session
-from outrider.vision import Tiles, VisionEncoder, read_image, to_data_url
+from outrider.errors import RequestError
+from outrider.inputs.vision import Tiles, VisionEncoder, read_image, to_data_url
 from tiny_vision import PARTS_TEMPLATE, TOY_PLACE, add_toy_encoder, asking, picture
 
 if TYPE_CHECKING:
@@ -105,6 +107,36 @@ def test_streams_and_event_loops_answer_alike(engine: outrider.Engine) -> None:
             pass
     asyncio.run(both(awaited))
     assert sent.turns == streamed.turns == awaited.turns
+
+
+def test_closing_ends_tasks_whose_images_wait(seeing: Path) -> None:
+    """With the engine's own error: nobody has cancelled these tasks."""
+
+    async def ask(engine: outrider.Engine) -> list[BaseException | outrider.Result]:
+        assert engine.vision
+        thread, goes_on = engine.vision.encoder.thread, Event()
+        thread.submit(goes_on.wait, 60)
+        waiting = asyncio.create_task(engine.agenerate(asking(picture(1)), **OPTIONS))
+        while not thread._work_queue.qsize():
+            await asyncio.sleep(0.001)
+        await asyncio.to_thread(engine.close)
+        goes_on.set()
+        return [*await asyncio.gather(waiting, return_exceptions=True)]
+
+    with outrider.load(seeing, precision="f32", cache_size=0.05, keep_records=False) as engine:
+        (error,) = asyncio.run(ask(engine))
+    assert isinstance(error, RequestError)
+    assert "closed" in str(error)
+
+
+def test_an_engine_that_closes_before_images_are_sent_to_their_thread(
+    seeing: Path,
+) -> None:
+    with outrider.load(seeing, precision="f32", cache_size=0.05, keep_records=False) as engine:
+        assert engine.vision
+        engine.vision.encoder.thread.shutdown()  # as closing does, behind the request's own check
+        with pytest.raises(RequestError, match="This engine is closed"):
+            asyncio.run(engine.agenerate(asking(picture(1)), **OPTIONS))
 
 
 def test_a_conversation_with_images_is_saved_whole(engine: outrider.Engine, seeing: Path, tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from outrider.chat.turn import ChatTurn, Layout
+from outrider.engine.chat.turn import ChatTurn, Layout
 from outrider.testing import ToyTokenizer
 
 if TYPE_CHECKING:

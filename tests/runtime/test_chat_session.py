@@ -13,9 +13,9 @@ from outrider.cli.chat.commands import COMMANDS, reply_to
 from outrider.cli.chat.completion import completions
 from outrider.cli.chat.session import Session, value_of
 from outrider.cli.chat.sources import LOOKS, Pieces, count_sources, drafters_of
+from outrider.decoding.metrics import Stats
+from outrider.decoding.results import AnswerToken, TextChunk
 from outrider.errors import OptionError, OutriderError, RequestError
-from outrider.metrics import Stats
-from outrider.results import AnswerToken, TextChunk
 from outrider.types import Draft
 from watching import Watcher, chat_engine, watched
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     import outrider
     from outrider.bundle import Bundle
-    from outrider.results import Source
+    from outrider.decoding.results import Source
 
 SAMPLED = ("/set temperature 0.9", "/seed 4")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import _thread
 import io
 import os
-import select
+import selectors
 import signal
 import subprocess
 import sys
@@ -23,8 +23,8 @@ from outrider.cli.chat.interrupts import interruptible
 from outrider.cli.chat.pipe import joined
 from outrider.cli.chat.session import Session
 from outrider.cli.chat.terminal import open_history, run_terminal, status
-from outrider.metrics import Stats
-from outrider.results import TextChunk
+from outrider.decoding.metrics import Stats
+from outrider.decoding.results import TextChunk
 from watching import Watcher, chat_engine, watched
 
 if TYPE_CHECKING:
@@ -215,27 +215,17 @@ def test_a_pipe_gets_answers_as_text(model: Path, tmp_path: Path) -> None:
         assert resumed.stdout == chat.send("jumps").text + "\n"
 
 
-def test_a_pipe_ends_with_the_first_error(model: Path) -> None:
-    done = piped(model, "/sead 1\nnever\n")
+def test_a_pipe_ends_with_the_first_error(tiny: Path) -> None:
+    done = piped(tiny, "/sead 1\nnever\n")
     assert done.returncode == 2
     assert done.stdout == ""
-    assert done.stderr.startswith("outrider: There is no command /sead. Did you mean 'seed'?")
-    assert len(done.stderr.splitlines()) == 1
+    (line,) = [each for each in done.stderr.splitlines() if not each.startswith("Loading ")]
+    assert line.startswith("outrider: There is no command /sead. Did you mean 'seed'?")
 
 
 def test_options_that_do_not_go_together(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["chat", "b", "--system", "s", "--resume", "f"]) == 2
     assert "--resume has the conversation's own system message" in capsys.readouterr().err
-
-
-def test_a_missing_package_is_named(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    for stream in (sys.stdin, sys.stdout):
-        monkeypatch.setattr(stream, "isatty", lambda: True)
-    monkeypatch.setattr("outrider.cli.chat.command.find_spec", lambda name: None)
-    assert run(["chat", "b"]) == 1
-    printed = capsys.readouterr().err
-    assert printed.endswith('which is not installed. Run: pip install "outrider[chat]"\n')
-    assert len(printed.splitlines()) == 1
 
 
 @pytest.mark.skipif(os.name == "nt", reason="Windows has no pseudo-terminals of this kind")
@@ -249,6 +239,8 @@ def test_the_program_in_a_pseudo_terminal(model: Path, tmp_path: Path) -> None:
         env={**os.environ, "TERM": "xterm", "NO_COLOR": "1", "XDG_STATE_HOME": str(tmp_path)},
     )  # fmt: skip
     os.close(side)
+    ready = selectors.DefaultSelector()  # select.select takes no descriptor from 1024 on
+    ready.register(main, selectors.EVENT_READ)
     shown = b""
 
     def wait_for(*texts: str) -> None:
@@ -256,7 +248,7 @@ def test_the_program_in_a_pseudo_terminal(model: Path, tmp_path: Path) -> None:
         nonlocal shown
         for text in texts:
             while text.encode() not in shown:
-                assert select.select([main], [], [], 300)[0], f"no {text!r} in {shown!r}"
+                assert ready.select(300), f"no {text!r} in {shown!r}"
                 shown += os.read(main, 65536)
                 if b"\x1b[6n" in shown:  # where is the cursor?
                     shown = shown.replace(b"\x1b[6n", b"")
@@ -282,6 +274,7 @@ def test_the_program_in_a_pseudo_terminal(model: Path, tmp_path: Path) -> None:
     finally:
         process.kill()
         process.wait()
+        ready.close()
         os.close(main)
     typed_before = open_history(tmp_path / "outrider" / "chat-history").load_history_strings()
     assert [*typed_before] == ["jumps", "/set max_new_tokens 5", "The quick brown fox", "/drafts on"]

@@ -104,6 +104,7 @@ def test_a_table_is_copied() -> None:
         ({"banned_token_ids": [-1]}, r"banned_token_ids=\(-1,\) is not a list of token ids"),
         ({"banned_token_ids": 3}, "banned_token_ids=3 is not"),
         ({"logit_bias": [1]}, r"logit_bias=\[1\] is not a table"),
+        ({"logit_bias": {"9" * 5000: 1}}, r"logit_bias=\{'9+… is not a table of token ids"),
         ({"logit_bias": {-1: 0}}, "logit_bias={-1: 0} is not a table"),
         ({"logit_bias": {1.5: 0}}, "logit_bias={1.5: 0} is not a table"),
         ({"logit_bias": {1: 101}}, "logit_bias={1: 101} is not .* from -100 to 100"),

@@ -10,17 +10,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.controller import Acceptance, ConfidenceThreshold, Controller, Record, Records, Share
-from outrider.controller.answer import Answer
-from outrider.controller.batch import Batch, best_length
-from outrider.controller.rules import WorthIt
+from outrider.decoding.loop import step
+from outrider.decoding.scheduler import Scheduler
 from outrider.drafters import DraftModel
-from outrider.measure import PassCost, measure_pass
-from outrider.saved import SavedValue
+from outrider.drafters.controller import Acceptance, ConfidenceThreshold, Controller, Record, Records, Share
+from outrider.drafters.controller.answer import Answer
+from outrider.drafters.controller.batch import Batch, best_length
+from outrider.drafters.controller.rules import WorthIt
+from outrider.models.measure import PassCost, measure_pass
+from outrider.system.saved import SavedValue
 from outrider.testing import FakeBackend
+from outrider.tokens.verifiers import BlockRejection, Coupled, Greedy
 from outrider.types import Capabilities, Draft, FixedShape, Sequence
-from outrider.verifiers import BlockRejection, Coupled, Greedy
-from virtual_time import MAIN_MS, Liar, World, cost_of, speed_up
+from virtual_time import DRAFT_MS, MAIN_MS, Liar, World, cost_of, speed_up
 
 if TYPE_CHECKING:
     from collections.abc import Sequence as Seq
@@ -59,6 +61,19 @@ def test_a_model_is_only_asked_where_it_can_draft(prompt: Seq[int], monkeypatch:
     assert drafted == world.decode(prompt, drafted=False, num=100)[0]
     assert max(asked, default=0) <= 60
     assert bool(asked) == bool(request.stats.num_draft_tokens) == (len(prompt) < 60)
+
+
+def test_a_short_answer_alone_does_not_pay_for_a_models_first_call() -> None:
+    """It packs the weights. Once many answers have missed the model for as long, it is called."""
+    world, usual = World(0.0), World(0.0)
+    world.model.cost = dataclasses.replace(cost_of(DRAFT_MS), first=1.0)
+    first = [w.decode((1, 2, 3), num=24)[2].stats.num_drafts for w in (world, usual)]
+    assert first[0] == 0 < first[1]
+    drafts = [world.decode((1, 2, 3), num=24)[2].stats.num_drafts for _ in range(20)]
+    at = next(i for i, count in enumerate(drafts) if count)
+    assert 1 < at < 20
+    assert all(drafts[at:])
+    assert world.model.first_seconds == 0
 
 
 @pytest.mark.parametrize("copies", [False, True])
@@ -143,14 +158,12 @@ def test_a_number_of_rows_that_changes_has_its_price() -> None:
 def test_what_drafters_have_earned_is_kept(tmp_path: Path) -> None:
     file = SavedValue(tmp_path, {"bundle": "a"}, dict[str, Record])
     records = Records(file)
-    assert not records.has_tried("draft")
     for _ in range(50):
         records.of_model(Greedy(), "draft").observe(Draft([1, 2, 3], confidences=[0.8] * 3), [])
     records.save()  # not a moment after the last time
     assert file.read() is None
     records.save(at_once=True)
     known = Records(file)
-    assert known.has_tried("draft")
     greedy = known.of_model(Greedy(), "draft")
     assert greedy.by_confidence.chance(0.8) < 0.2
     assert greedy == records.of_model(Greedy(), "draft")
@@ -183,6 +196,18 @@ def test_a_machine_that_slows_down_is_followed() -> None:
     assert world.controller._main_cost.scale == pytest.approx(1.4, abs=0.1)
     assert world.model.cost is not None
     assert world.model.cost.scale == pytest.approx(1.4, abs=0.1)
+
+
+def test_calls_that_also_read_prompts_do_not_make_the_machine_seem_slower() -> None:
+    """A draft would cost more than it does, and so would the next piece of a prompt."""
+    world = World(0.0, copies=True, model=False)
+    answer = world.request([1, 2, 3], drafted=True, num=300)
+    step(world.main, [answer], Scheduler(64))
+    newcomer = world.request([1] * 1300, drafted=True, num=1)
+    while not newcomer.ended:
+        step(world.main, [answer, newcomer], Scheduler(16))
+    assert answer.stats.num_rounds > 30
+    assert world.controller._main_cost.scale == pytest.approx(1.0, abs=0.01)
 
 
 def test_a_long_prompt_is_not_read_for_a_short_answer() -> None:

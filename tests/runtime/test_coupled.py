@@ -10,32 +10,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from joint import OneRow
+from outrider.tokens.verifiers import Coupled
 from outrider.types import Distribution, Noise
-from outrider.verifiers import Coupled
 
 if TYPE_CHECKING:
     import outrider
 
+pytestmark = pytest.mark.any_format
+
 TOKEN_IDS = st.lists(st.integers(0, 2**17), min_size=1, max_size=50, unique=True).map(sorted)
-
-
-class OneRow:
-    """A model whose distribution is the same everywhere."""
-
-    def __init__(self, probs: Distribution) -> None:
-        self.probs = probs
-
-    def depth(self, i: int) -> int:
-        return i
-
-    def best(self, i: int) -> int:
-        raise AssertionError("sampling does not ask for the best token")
-
-    def best_several(self, i: int, count: int) -> list[int]:
-        raise AssertionError("sampling does not ask for the best tokens")
-
-    def distribution(self, i: int) -> Distribution:
-        return self.probs
 
 
 def splitmix64(start: int, index: int) -> int:

@@ -21,12 +21,13 @@ import openvino as ov
 import pytest
 
 import outrider
-from outrider import backends, loading, saved
-from outrider.backends import devices, onnx_providers, probe, processor
-from outrider.backends.devices import Device
-from outrider.backends.memory import system_memory
-from outrider.backends.openvino_paged import OpenVINOPaged
-from outrider.part import Part
+from outrider.models import backends, loading
+from outrider.models.backends import devices, onnx_providers, probe, processor
+from outrider.models.backends.devices import Device
+from outrider.models.backends.memory import system_memory
+from outrider.models.backends.openvino_paged import OpenVINOPaged
+from outrider.models.part import Part
+from outrider.system import saved
 from outrider.testing import ToyTokenizer, save_toy_bundle
 from outrider.types import Chunk
 
@@ -40,7 +41,7 @@ SMALL = outrider.Config().replace(cache_size=0.01)
 # The child of a machine whose GPU is the CPU; what comes before `probe.main()` is what its driver does.
 CHILD = """
 import os, sys
-from outrider.backends import onnx_providers, probe
+from outrider.models.backends import onnx_providers, probe
 onnx_providers._PROVIDERS["GPU"] = onnx_providers._PROVIDERS["CPU"]
 open({log!r}, "a").write("tried\\n")
 {driver}
@@ -147,7 +148,7 @@ class TestADriverThatCrashes:
                 raise error("It has other needs.")
             return backends.load_model(path, model, device, *given, **options)
 
-        monkeypatch.setattr("outrider.part.load_model", picky)
+        monkeypatch.setattr("outrider.models.part.load_model", picky)
         with pytest.warns(
             outrider.DeviceWarning, match=r"main model cannot go to GPU: It has other needs\. CPU is used instead"
         ):
@@ -326,7 +327,7 @@ class TestAuto:
                 raise outrider.DeviceError("The GPU is out of memory.")
             return backends.load_model(path, model, device, *given, **options)
 
-        monkeypatch.setattr("outrider.part.load_model", failing)
+        monkeypatch.setattr("outrider.models.part.load_model", failing)
         with pytest.warns(outrider.DeviceWarning, match=r"The GPU is out of memory\. CPU is used instead"):
             engine = load(bundle, main_device="auto")
         assert (engine.placement.main, engine.placement.draft) == ("CPU", "CPU")
@@ -378,6 +379,7 @@ def forbidden(*_: object, **__: object) -> None:
 class TestRoles:
     """Options of each model."""
 
+    @pytest.mark.slow  # quick tests may have one processor only
     def test_threads_and_properties_of_each(self, openvino_bundle: Bundle) -> None:
         engine = load(
             openvino_bundle,
@@ -602,13 +604,13 @@ class TestCommand:
         printed = capsys.readouterr().out
         assert "OpenVINO" in printed
         for line in (
-            "CPU (OpenVINO): whether drafts leave the text as it is",
+            "CPU (OpenVINO): whether it is bit-exact",
             "CPU (ONNX Runtime): ",
             "DML (ONNX Runtime): ",
         ):
             assert line in printed
         for name, value in processor.find_processor().description.items():
-            assert f"{name}: {value}\n" in printed
+            assert f"{name}: {value}" in " ".join(printed.split())  # long lines are folded
 
     def test_a_bundle_is_tried(
         self, bundle: Bundle, gpu: Callable[[str], None], capsys: pytest.CaptureFixture[str]
@@ -677,7 +679,7 @@ def test_without_onnxruntime_devices_are_found(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_broken_onnxruntime_is_listed_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "outrider.backends.onnx_providers", None)
+    monkeypatch.setitem(sys.modules, "outrider.models.backends.onnx_providers", None)
     found = [device for device in devices.find_devices() if device.format == "onnx"]
     assert len(found) == 1
     assert "onnxruntime cannot be imported: import of" in (found[0].why_not("main") or "")
@@ -737,6 +739,33 @@ class TestProcessor:
 
     XEON = "processor\t: 0\nmodel name\t: A Xeon\nflags\t\t: fpu avx2 avx512f amx_tile amx_int8 amx_bf16 avx_vnni\n\n"
     ARM = "processor\t: 0\nBogoMIPS\t: 50.00\nFeatures\t: fp asimd crc32 asimddp i8mm bf16 sve\nCPU part\t: 0xd4f\n"
+
+    @pytest.mark.parametrize(
+        ("precision", "weights", "num_threads", "may"),
+        [
+            ("bf16", "fp16", 1, True),
+            ("bf16", "F16", 1, True),  # of a GGUF file
+            ("bf16", "int8", 1, False),
+            ("f32", "fp16", 1, False),
+            ("f16", "fp16", 1, False),  # it has no tiles for that
+        ],
+    )
+    def test_openvino_divides_by_zero_with_amx_and_one_thread(
+        self, precision: str, weights: str, num_threads: int, may: bool
+    ) -> None:
+        """`tests/runtime/test_adapters.py` converts such a file, with one processor, where there is AMX."""
+        xeon = processor.Processor("A Xeon", instructions=("avx2", "amx_bf16"))
+        assert processor.may_divide_by_zero(xeon, precision, weights, num_threads) == may
+        assert not processor.may_divide_by_zero(processor.Processor("another"), precision, weights, num_threads)
+
+    def test_what_may_end_the_process_is_tried_in_another(
+        self, openvino_bundle: Bundle, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        config = outrider.Config().replace(precision="bf16", cache_size=0.005)
+        monkeypatch.setattr(loading, "may_divide_by_zero", lambda *_: True)
+        monkeypatch.setattr(loading, "verdict_of", lambda *_: probe.Verdict(False, "it was ended by SIGFPE"))
+        with pytest.raises(outrider.DeviceError, match=r"ended by SIGFPE. Load with precision='f32', or with more"):
+            outrider.Engine(openvino_bundle, config, tokenizer=ToyTokenizer())
 
     @pytest.mark.parametrize(
         ("cpuinfo", "instructions"),

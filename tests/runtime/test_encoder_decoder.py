@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.audio import log_mel, mel_filters, read_samples
 from outrider.bundle.manifest import AudioEntry, EncoderEntry
 from outrider.config import GenerationConfig
-from outrider.encoder_input import adapt_config, decode_text, read_prompt, rules_of
 from outrider.errors import OptionError, RequestError, TooLong
-from outrider.sampling import BannedAtFirst, OnlyTokens, Timestamps
+from outrider.inputs.audio import log_mel, mel_filters, read_samples
+from outrider.inputs.encoder_input import adapt_config, decode_text, read_prompt, rules_of
 from outrider.testing import ToyTokenizer
+from outrider.tokens.sampling import BannedAtFirst, OnlyTokens, Timestamps
 from outrider.types import Prompt, Sequence, Source
 
 if TYPE_CHECKING:

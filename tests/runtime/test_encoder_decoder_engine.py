@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from encoder_decoder_toy import START, VOCAB, save_encoder_decoder
-from outrider.backends.encoder_decoder import EncoderDecoder
 from outrider.config import Config
-from outrider.engine import Engine
+from outrider.engine.engine import Engine
 from outrider.errors import OptionError, RequestError
-from outrider.measure.exactness import compare_readings
+from outrider.models.backends.encoder_decoder import EncoderDecoder
+from outrider.models.measure.exactness import compare_readings
 from outrider.testing import ToyTokenizer
 from outrider.types import Chunk, Exactness, Prompt, Rounding, RowRule, Source
 

@@ -13,15 +13,17 @@ import numpy as np
 import pytest
 
 import outrider
-from outrider.backends.openvino_paged import OpenVINOPaged
 from outrider.drafters import Suffix
+from outrider.inputs.text import Tokenizer
+from outrider.models.backends.openvino_paged import OpenVINOPaged
 from outrider.testing import ToyTokenizer, save_toy_bundle
-from outrider.text import Tokenizer
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from outrider.bundle import Bundle
+
+pytestmark = pytest.mark.any_format
 
 
 @pytest.mark.every_format
@@ -298,7 +300,7 @@ def test_options_reach_their_place(openvino_bundle: Bundle) -> None:
     options = {"precision": "f32", "num_threads": 1, "cache_precision": "u8", "cache_size": 0.001}
     engine = outrider.Engine(openvino_bundle, outrider.Config().replace(**options), tokenizer=ToyTokenizer())
     assert engine.setting == {
-        "main_device": "CPU f32 in groups of 32, not exact, cache u8, 1 thread, OpenVINO",
+        "main_device": "CPU f32 in groups of 32, not bit-exact, cache u8, 1 thread, OpenVINO",
         "draft_device": "CPU f32 in groups of 32, cache u8, 1 thread, OpenVINO",
     }
     assert isinstance(engine._main, OpenVINOPaged)
@@ -346,8 +348,8 @@ def test_a_small_draft_cache_limits_requests_up_front(toy_bundle: Bundle) -> Non
         ("\udce9", "lone surrogates"),
     ],
 )
-def test_odd_prompts_are_refused(model: Path, prompt: Any, message: str) -> None:
-    tokenizer = Tokenizer(outrider.read_bundle(model).tokenizer_path)
+def test_odd_prompts_are_refused(tiny: Path, prompt: Any, message: str) -> None:
+    tokenizer = Tokenizer(outrider.read_bundle(tiny).tokenizer_path)
     with pytest.raises(outrider.OutriderError, match=message):
         tokenizer.encode_prompt(prompt)
 
@@ -405,7 +407,7 @@ def test_a_cancel_that_fails_ends_its_request_alone(
 
 def test_properties_reach_the_device(openvino_bundle: Bundle) -> None:
     config = outrider.Config().replace(properties={"NO_SUCH_PROPERTY": 1})
-    with pytest.raises(outrider.DeviceError, match="NO_SUCH_PROPERTY"):
+    with pytest.raises(outrider.DeviceError, match="CPU cannot compile main: it has no property 'NO_SUCH_PROPERTY'"):
         outrider.Engine(openvino_bundle, config, tokenizer=ToyTokenizer())
 
 
@@ -463,6 +465,7 @@ def test_answers_are_stored_and_copied(toy_bundle: Bundle, tmp_path: Path) -> No
     for _ in engine.stream("other", cancel=cancel, **options):
         cancel.set()
     stopped = engine.generate("world", max_new_tokens=60, ignore_eos=True, stop=first.text[-2:])
+    engine.close()
     again = outrider.Engine(toy_bundle, config, tokenizer=ToyTokenizer())
     store = again._registry._store
     assert store is not None

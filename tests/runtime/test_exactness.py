@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outrider.measure.exactness import ROWS, compare_readings, measure_exactness
+from outrider.models.measure.exactness import ROWS, compare_readings, measure_exactness
 from outrider.testing import FakeBackend
 from outrider.types import Chunk, Exactness, Prompt, Rounding, RowRule
 

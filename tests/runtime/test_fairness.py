@@ -6,6 +6,8 @@ import threading
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
+import pytest
+
 from watching import Watcher, chat_engine, watched
 
 if TYPE_CHECKING:
@@ -46,6 +48,22 @@ def test_running_conversations_get_equal_rounds(openvino_bundle: Bundle) -> None
     assert len(watcher.rounds) == 6
     assert min(watcher.rounds.values()) > 20
     assert watcher.widest <= 1
+
+
+@pytest.mark.parametrize("max_round_seconds", ["auto", 0.001])
+def test_long_prompts_and_answers_beside_them_are_as_alone(
+    openvino_bundle: Bundle, max_round_seconds: float | str
+) -> None:
+    """However rows are shared: each prompt's pieces, and the answers that share their calls."""
+    prompts = ["abc", "hello " * 70, "x", "one two " * 50, "yes " * 20]
+    options: dict[str, Any] = {"max_new_tokens": 120, "ignore_eos": True}
+    with chat_engine(openvino_bundle, max_round_seconds=max_round_seconds, enable_prefix_caching=False) as engine:
+        alone = [engine.generate(prompt, drafter=None, **options).token_ids for prompt in prompts]
+        streams = [engine.stream(prompt, **options) for prompt in prompts]
+        begun = [(next(streams[0]), 0)]  # the first one is decoded when the others come
+        chunks = begun + [(chunk, i) for i, stream in enumerate(streams) for chunk in stream]
+    together = {i: chunk.result.token_ids for chunk, i in chunks if chunk.result}
+    assert [together[i] for i in range(len(prompts))] == alone
 
 
 def test_conversations_that_wait_for_room_take_turns(openvino_bundle: Bundle) -> None:

@@ -11,17 +11,18 @@ from hypothesis import strategies as st
 
 import outrider
 from outrider.config import GenerationConfig
-from outrider.controller import Controller, Fixed
+from outrider.decoding.loop import step
+from outrider.decoding.request import Request
+from outrider.decoding.scheduler import Scheduler
 from outrider.drafters import DraftModel, Suffix
+from outrider.drafters.controller import Controller, Fixed
 from outrider.errors import BundleError, RequestError
-from outrider.loop import step
-from outrider.measure import PassCost
-from outrider.request import Request
-from outrider.sampling import LogitsSampler
+from outrider.inputs.text import TextStream
+from outrider.models.measure import PassCost
 from outrider.testing import FakeBackend, ToyTokenizer
-from outrider.text import TextStream
-from outrider.types import Chunk, Draft, Noise, Requirements, Sequence
-from outrider.verifiers import Greedy, Threshold
+from outrider.tokens.sampling import LogitsSampler
+from outrider.tokens.verifiers import Greedy, Threshold
+from outrider.types import Chunk, Draft, Drafter, Noise, Requirements, Sequence
 
 if TYPE_CHECKING:
     from collections.abc import Sequence as Seq
@@ -29,14 +30,14 @@ if TYPE_CHECKING:
     from outrider.bundle import Bundle
     from outrider.types import Committed, DraftRequest
 
+pytestmark = pytest.mark.any_format
+
 VOCAB_SIZE = 6
 NAMES = ("late", "early")
 
 
-class Reading:
+class Reading(Drafter):
     """A drafter that is right about half of the time, and records the hidden states that it is given."""
-
-    num_assistant_tokens, seconds = 4, 0.0
 
     def __init__(self, main: FakeBackend, requirements: Requirements) -> None:
         self.main, self.requirements = main, requirements
@@ -68,9 +69,6 @@ class Reading:
         else:
             assert committed.features is None
 
-    def release(self, sequence: Sequence) -> None:
-        pass
-
 
 def make_request(prompt: Seq[int], drafter: Any, max_new_tokens: int = 20) -> Request:
     return Request(
@@ -92,7 +90,7 @@ def run(main: FakeBackend, *requests: Request, max_num_batched_tokens: int = 32)
     for request in requests:
         assert request.admit(main)
     while running:
-        step(main, running, max_num_batched_tokens)
+        step(main, running, Scheduler(max_num_batched_tokens))
         for request in [request for request in running if request.ended]:
             assert request.error is None
             request.release()
@@ -149,7 +147,7 @@ def test_a_controller_asks_for_what_its_draft_model_needs() -> None:
     request.policy = Controller(main, cost, copier=Suffix(), models={"draft": model})
     assert request.admit(main)
     assert not request.features
-    model.requirements = Requirements(NAMES)  # type: ignore[attr-defined]
+    model.requirements = Requirements(NAMES)
     assert request.admit(main)
     assert request.features == NAMES
 

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from outrider.bench.runs.run_folder import RunFolder
 from outrider.cli import run
 from outrider.errors import OptionError
+from outrider_bench.runs.run_folder import RunFolder
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -46,7 +46,7 @@ CHECK = '{"ph": "X", "pid": 1, "tid": 1, "name": "check", "cat": "device", "ts":
     [
         ("config", f"[generation]\nseed = {DEEP}", "it is nested too deeply"),
         ("config", f"[generation]\nseed = {DIGITS}", "a number in it has too many digits"),
-        ("config", f"[generation]\nlogit_bias = {{'{DIGITS}' = 1}}", "a number in it has too many digits"),
+        ("config", f"[generation]\nlogit_bias = {{'{DIGITS}' = 1}}", "999… is not a table of token ids"),
         # No number of digits is too many for TOML's other notations.
         ("config", f"[generation]\nmax_new_tokens = 0x{DIGITS}", "'generation.max_new_tokens' that takes more than 64"),
         ("config", f"[generation]\nstop_token_ids = [1, 0x{DIGITS}]", "'generation.stop_token_ids' that takes more"),

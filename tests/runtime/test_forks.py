@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 PROGRAM = """
 import os, sys, time, outrider
 from pathlib import Path
-from outrider import saved
+from outrider.system import saved
 from outrider.testing import ToyTokenizer
 
 saved.FOLDER = Path(sys.argv[2])

@@ -6,6 +6,8 @@ import calendar
 import dataclasses
 import json
 import sys
+from concurrent.futures import ThreadPoolExecutor
+from threading import Event
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,8 +18,8 @@ from hypothesis import strategies as st
 from grammars import EOS, SCHEMAS, VOCAB_SIZE, new_grammars
 from outrider.config import GenerationConfig
 from outrider.errors import BundleError, NoTokenLeft, OptionError
-from outrider.grammar import Grammars, GrammarState, Source, fill_masks, with_real_dates
-from outrider.sampling import LogitsSampler, whole_row
+from outrider.tokens.grammar import Grammars, GrammarState, Source, compiler, fill_masks, with_real_dates
+from outrider.tokens.sampling import LogitsSampler, whole_row
 from outrider.types import Draft, LogitsRow
 from tiny import train_tokenizer
 
@@ -219,7 +221,7 @@ def test_a_grammar_that_is_too_complex_to_be_followed(grammars: Grammars) -> Non
 @pytest.mark.parametrize(
     ("source", "says"),
     [
-        (Source("json_schema", '{"not":' * 200 + "{}" + "}" * 200), "cannot be followed: recursion limit exceeded"),
+        (Source("json_schema", '{"not":' * 200 + "{}" + "}" * 200), "cannot be followed: it is nested too deeply"),
         (Source("regex", "("), r"regex=\( cannot be followed: .*unclosed group"),
         (Source("grammar", "start: foo"), 'grammar=start: foo cannot be followed: unknown name: "foo"'),
         (Source("json_schema", '{"not": {}}'), 'Unimplemented keys: \\["not"\\]'),
@@ -263,9 +265,38 @@ def test_dates_that_do_not_exist(grammars: Grammars, depth: int) -> None:
             assert (state.num_allowed(token_ids) == len(token_ids)) == exists
 
 
+def test_a_slow_grammar_keeps_no_other_waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither one that was compiled before, nor a new one. The slow one is compiled once for all who ask for it."""
+    grammars, known, slow = new_grammars(tmp_path), Source("regex", "a+"), Source("regex", "b+")
+    grammars.new_state(known)
+    begun, goes_on, calls = Event(), Event(), list[Source]()
+
+    def compile_slowly(tokenizer: Any, source: Source) -> Any:
+        calls.append(source)
+        if source == slow:
+            begun.set()
+            assert goes_on.wait(60)
+        return compiled(tokenizer, source)
+
+    compiled = compiler._compile
+    monkeypatch.setattr(compiler, "_compile", compile_slowly)
+    with ThreadPoolExecutor(4) as pool:
+        waiting = [pool.submit(grammars.new_state, slow) for _ in range(2)]
+        assert begun.wait(60)
+        try:
+            pool.submit(grammars.new_state, known).result(10)
+            pool.submit(grammars.new_state, Source("regex", "c+")).result(10)
+        finally:
+            goes_on.set()
+        for each in waiting:
+            each.result(60)
+    assert calls.count(slow) == 1
+    assert known not in calls
+
+
 def test_without_llguidance(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "llguidance", None)
-    with pytest.raises(OptionError, match=r'regex needs the package llguidance .*pip install "outrider\[structured\]"'):
+    with pytest.raises(OptionError, match=r'regex needs the package llguidance .*pip install ".*\[structured\]"'):
         new_grammars(tmp_path).new_state(Source("regex", "a"))
 
 
@@ -291,7 +322,7 @@ def test_tokenizers_that_cannot_be_used(tmp_path: Path) -> None:
         ({"json_schema": "[]"}, r"json_schema=\[\] is not a JSON schema"),
         ({"json_schema": '{"type"'}, "is not JSON: Expecting ':'"),
         ({"json_schema": {"a": object()}}, "is not JSON"),
-        ({"json_schema": nested(5000)}, "json_schema=<dict> is not JSON: maximum recursion"),
+        ({"json_schema": nested(5000)}, "json_schema cannot be used: it is nested too deeply"),
         ({"regex": ""}, "regex='' is not a text"),
         ({"grammar": 1}, "grammar=1 is not a text"),
         ({"regex": "a", "grammar": "b"}, "regex and grammar are both set"),

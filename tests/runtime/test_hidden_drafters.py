@@ -6,8 +6,9 @@ one made from scratch, from the committed tokens and the main model's hidden sta
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter, defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -16,19 +17,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from outrider.config import GenerationConfig
-from outrider.controller import Fixed
-from outrider.drafters import HiddenModel, hidden_model
-from outrider.loop import step
-from outrider.request import Request
-from outrider.sampling import LogitsSampler
+from outrider.decoding.loop import step
+from outrider.decoding.request import Request
+from outrider.decoding.scheduler import Scheduler
+from outrider.drafters import HiddenModel, MarkovHead, hidden_model
+from outrider.drafters.controller import Fixed
+from outrider.inputs.text import TextStream
 from outrider.testing import FakeBackend, FakeHead
-from outrider.text import TextStream
+from outrider.tokens.sampling import LogitsSampler
+from outrider.tokens.verifiers import BlockRejection, Greedy, TokenRejection
 from outrider.types import Noise, Sequence, Turn
-from outrider.verifiers import Greedy
 
 if TYPE_CHECKING:
     from collections.abc import Sequence as Seq
 
+    from outrider.drafters.draft_state import DraftState
     from outrider.testing import FakeSlot
     from outrider.types import Committed, Draft, DraftRequest, Pending
 
@@ -36,8 +39,17 @@ VOCAB_SIZE = 3  # a third of all draft tokens are right
 WIDTH = FakeBackend.width
 MASKS = [2, 2, 2]
 NUM_PLACES = 3
-KINDS = ("module", "wide module", "block", "places", "places in turn")
+KINDS = ("module", "wide module", "block", "corrected block", "places", "places in turn")
 FEATURES = {"wide module": ("early", "late"), "block": ("late", "early")}
+RANK = 2
+
+
+def markov_head() -> MarkovHead:
+    """One with a memory."""
+    rng = np.random.default_rng(0)
+    before, after = rng.standard_normal((2, VOCAB_SIZE, RANK)).astype("f4")
+    joint = rng.standard_normal((3 * RANK, 2 * RANK)).astype("f4")
+    return MarkovHead(VOCAB_SIZE, cast("Any", before), cast("Any", after), joint)
 
 
 class Checked(HiddenModel):
@@ -55,8 +67,11 @@ class Checked(HiddenModel):
             both = width if width == own else width + own
             backend = FakeHead(VOCAB_SIZE, "module", hidden_width=both, own_width=own, seed=seed)
             made = cls.module(backend, features, both, **options)
-        elif kind == "block":
-            made = cls.block(FakeHead(VOCAB_SIZE, "block", hidden_width=width, seed=seed), features, MASKS, **options)
+        elif "block" in kind:
+            markov = markov_head() if kind == "corrected block" else None
+            own = 3 * RANK if markov else 0
+            backend = FakeHead(VOCAB_SIZE, "block", hidden_width=width, own_width=own, seed=seed)
+            made = cls.block(backend, features, MASKS, markov, **options)
         else:
             backend = FakeHead(VOCAB_SIZE, "places", hidden_width=width, seed=seed)
             made = cls.places(backend, features, NUM_PLACES, at_once=kind == "places", **options)
@@ -129,15 +144,20 @@ class Checked(HiddenModel):
     def propose(self, requests: Seq[DraftRequest]) -> list[Draft]:
         unread = [self.num_unread(request.sequence) for request in requests]
         drafts = super().propose(requests)
-        piece = max(self._max_num_batched_tokens // len(requests), 2)
         for request, draft, num_unread in zip(requests, drafts, unread, strict=True):
             fits = len(self.entries(request.sequence)) + request.limit <= self._context_length or "places" in self.kind
-            is_read = num_unread <= piece or "places" in self.kind
+            share = self.shares.get(request.sequence, 0)
+            is_read = share > 0 and (num_unread <= share or "places" in self.kind)
             expected = self.expected(request) if fits and is_read else []
             assert draft.token_ids == expected
             self.num_drafts += bool(expected)
             self.num_empty += not expected
         return drafts
+
+    def _share(self, states: Seq[DraftState]) -> list[int]:
+        shares = super()._share(states)
+        self.shares = {state.request.sequence: count for state, count in zip(states, shares, strict=True)}
+        return shares
 
     def expected(self, request: DraftRequest) -> list[int]:
         """A greedy draft, from scratch."""
@@ -151,6 +171,8 @@ class Checked(HiddenModel):
                 drafted.append(int(head.logits_for(read, row_ids, place=place).argmax()))
             return drafted
         token_ids, shifts = map(list, zip(*self.entries(sequence), strict=True))
+        if self.kind == "corrected block":
+            return self.corrected(token_ids, shifts, [newest, *MASKS[:-1]], request.limit)
         if self.kind == "block":
             rows = [head.logits_for(token_ids, shifts, [newest, *MASKS], place=i) for i in range(len(MASKS))]
             return [int(row.argmax()) for row in rows[: request.limit]]
@@ -160,6 +182,19 @@ class Checked(HiddenModel):
             token_ids.append(drafted[-1])
             shifts.append(head.row_id(np.pad(own, (head.hidden_width - len(own), 0))))
         return drafted
+
+    def corrected(self, token_ids: list[int], shifts: list[int], block: list[int], limit: int) -> list[int]:
+        """A block whose rows are corrected by the tokens before."""
+        head, known, memory, drafted = markov_head(), self.head, np.zeros(RANK), [block[0]]
+        before, after = cast("Any", head.before), cast("Any", head.after)
+        for i in range(min(len(block), limit)):
+            read = np.concatenate([memory, before[drafted[-1]]])
+            gate, new, out = np.split(head.joint @ read + known.block_state(token_ids, shifts, block, place=i), 3)
+            gate = 1 / (1 + np.exp(-gate))
+            memory = gate * memory + (1 - gate) * np.tanh(new)
+            logits = known.logits_for(token_ids, shifts, block, place=i) + after @ np.tanh(out)
+            drafted.append(int(logits.argmax()))
+        return drafted[1:]
 
     def observe(self, sequence: Sequence, committed: Committed) -> None:
         super().observe(sequence, committed)
@@ -215,7 +250,7 @@ def run(main: FakeBackend, *requests: Request, piece: int = 32) -> None:
     for request in requests:
         assert request.admit(main)
     while running:
-        step(main, running, piece)
+        step(main, running, Scheduler(piece))
         for request in [request for request in running if request.ended or request.error]:
             if request.error:
                 raise request.error
@@ -275,7 +310,7 @@ def test_each_drafter_gets_its_own_hidden_states() -> None:
     """All kinds draft for one text in turns. They want hidden states of one, or of two in another order."""
     main = new_main()
     drafters = [Checked.of(main, kind, i) for i, kind in enumerate(KINDS)]
-    requests = [make_request([0, i, 1], InTurns(drafters, [1, 2, 3, 4, 5, 0]), max_new_tokens=60) for i in range(2)]
+    requests = [make_request([0, i, 1], InTurns(drafters, [1, 2, 3, 4, 5, 6, 0]), max_new_tokens=60) for i in range(2)]
     run(main, *requests)
     assert requests[0].features == ("late", "early")
     assert min(drafter.num_drafts for drafter in drafters) > 4
@@ -343,7 +378,7 @@ def test_of_long_prompts_little_is_kept(kind: str, length: int) -> None:
     assert request.admit(main)
     most = 0
     while not request.ended:
-        step(main, [request], 64)
+        step(main, [request], Scheduler(64))
         assert request.error is None
         most = max(most, drafter.num_unread(request.sequence))
     assert most <= 256
@@ -366,7 +401,7 @@ def test_behind_the_end_of_its_context_nothing_is_drafted_or_kept(kind: str) -> 
     long = make_request([2, 1, 2] * 200, policy, max_new_tokens=20)
     assert long.admit(main)
     while not long.ended:
-        step(main, [long], 32)
+        step(main, [long], Scheduler(32))
         assert drafter.num_unread(long.sequence) < 40
     long.release()
     run(main, make_request(request.sequence.token_ids[:35], policy, max_new_tokens=3))
@@ -418,3 +453,36 @@ def test_a_drafter_of_another_backend_is_one_of_its_kind() -> None:
         plain: Any = other
         run(main, make_request([0, 1, 2], Fixed(plain)))
         assert other.backend is not drafter.backend
+
+
+@pytest.mark.parametrize("verifier", [BlockRejection, TokenRejection])
+def test_a_corrected_draft_that_is_drawn_changes_no_distribution(verifier: Any) -> None:
+    """The first three tokens of 800 answers; a chi-square test that is wrong once in a million."""
+    main, most = new_main(), 75  # of 26 degrees of freedom
+    head = FakeHead(VOCAB_SIZE, "block", hidden_width=WIDTH, own_width=3 * RANK)
+    drafter = HiddenModel.block(head, ("late",), MASKS, markov_head(), context_length=2000)
+    counts: Counter[tuple[int, ...]] = Counter()
+    num_accepted = 0
+    for seed in range(800):
+        request = make_request([0, 1, 2], Fixed(drafter), max_new_tokens=4)
+        request = replace(
+            request,
+            sampler=LogitsSampler(GenerationConfig(temperature=1.0), [0, 1, 2]),
+            verifier=verifier(),
+            noise=Noise(seed),
+        )
+        assert request.admit(main)
+        while not request.ended:
+            step(main, [request], Scheduler(32))
+        request.release()
+        counts[tuple(request.sequence.generated_token_ids[:3])] += 1
+        num_accepted += request.stats.num_accepted_tokens
+    assert num_accepted > 200
+    chi_square = 0.0
+    for token_ids in itertools.product(range(VOCAB_SIZE), repeat=3):
+        expected = 800.0
+        for i, token_id in enumerate(token_ids):
+            logits = main.logits_after([0, 1, 2, *token_ids[:i]]).astype(np.float64)
+            expected *= np.exp(logits[token_id]) / np.exp(logits).sum()
+        chi_square += (counts[token_ids] - expected) ** 2 / expected
+    assert chi_square < most

@@ -19,14 +19,14 @@ import pytest
 import outrider
 import schema_suite
 from grammars import EOS, VOCAB_SIZE, new_grammars, save_pair
-from outrider.grammar import Source
+from outrider.tokens.grammar import Source
 from schema_suite import Silent, Wrong, judge, kind_of, read_cases, source_of
 from tiny import train_tokenizer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from outrider.grammar import Grammars
+    from outrider.tokens.grammar import Grammars
     from schema_suite import Case
 
 OWN = Path(schema_suite.__file__).with_name("schema_cases")

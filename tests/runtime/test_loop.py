@@ -5,6 +5,7 @@ from __future__ import annotations
 import _thread
 import threading
 import time
+from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,23 +13,24 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outrider.bench.modes.shuffled import Shuffled
 from outrider.config import GenerationConfig
-from outrider.controller import Fixed
+from outrider.decoding.request import Request
+from outrider.decoding.request_queue import RequestQueue
+from outrider.decoding.scheduler import Scheduler
 from outrider.drafters import DraftModel, Ngram, References, Suffix
+from outrider.drafters.controller import Fixed
 from outrider.errors import DeviceError, RequestError
-from outrider.request import Request
-from outrider.request_queue import RequestQueue
-from outrider.sampling import LogitsSampler
+from outrider.inputs.text import TextStream
 from outrider.testing import FakeBackend
-from outrider.text import TextStream
-from outrider.types import NO_PROMPT, Draft, DraftRequest, Noise, Sequence
-from outrider.verifiers import BlockRejection, Coupled, Greedy
+from outrider.tokens.sampling import LogitsSampler
+from outrider.tokens.verifiers import BlockRejection, Coupled, Greedy
+from outrider.types import NO_PROMPT, Draft, Drafter, DraftRequest, Noise, Sequence
+from outrider_bench.modes.shuffled import Shuffled
 
 if TYPE_CHECKING:
     from collections.abc import Sequence as Seq
 
-    from outrider.types import Committed, Drafter
+    from outrider.types import Committed
 
 VOCAB_SIZE = 6
 SEED = st.integers(0, 2**20)
@@ -80,11 +82,8 @@ def drafter_of(kind: str, seed: int, noise: float) -> Drafter:
     return RandomDrafter(seed)
 
 
-class RandomDrafter:
+class RandomDrafter(Drafter):
     """Proposes any number of any tokens, within the limit."""
-
-    num_assistant_tokens = 4
-    seconds = 0.0
 
     def __init__(self, seed: int) -> None:
         self.rng = np.random.default_rng(seed)
@@ -148,10 +147,10 @@ def test_greedy_and_coupled_text_is_plain_text(
     batched: int,
 ) -> None:
     options = options | sampling
-    plain = finish(RequestQueue(FakeBackend(VOCAB_SIZE, seed=seed), 512), make_request(**options))
+    plain = finish(RequestQueue(FakeBackend(VOCAB_SIZE, seed=seed), Scheduler(512)), make_request(**options))
     made = drafter_of(drafter[0], seed, drafter[2])
     backend = FakeBackend(VOCAB_SIZE, seed=seed)
-    request = finish(RequestQueue(backend, batched), make_request(drafter=made, n=n, **options))
+    request = finish(RequestQueue(backend, Scheduler(batched)), make_request(drafter=made, n=n, **options))
 
     assert request.sequence.token_ids == plain.sequence.token_ids
     assert request.result().text == plain.result().text
@@ -165,7 +164,7 @@ def test_greedy_and_coupled_text_is_plain_text(
 @given(SEED, st.lists(st.tuples(requests, samplings, drafters, st.integers(1, 6)), min_size=2, max_size=4))
 def test_a_batch_gives_what_each_request_gives_alone(seed: int, batch: list[Any]) -> None:
     """Requests in threads of their own share the main model's calls and their draft model's."""
-    queue = RequestQueue(FakeBackend(VOCAB_SIZE, seed=seed), 64)
+    queue = RequestQueue(FakeBackend(VOCAB_SIZE, seed=seed), Scheduler(64))
     shared = draft_model(FakeBackend(VOCAB_SIZE, seed=seed, noise=0.5))
     together = []
     for options, sampling, drafter, n in batch:
@@ -177,7 +176,9 @@ def test_a_batch_gives_what_each_request_gives_alone(seed: int, batch: list[Any]
     for thread in threads:
         thread.join()
     for request, (options, sampling, _, _) in zip(together, batch, strict=True):
-        alone = finish(RequestQueue(FakeBackend(VOCAB_SIZE, seed=seed), 512), make_request(**options, **sampling))
+        alone = finish(
+            RequestQueue(FakeBackend(VOCAB_SIZE, seed=seed), Scheduler(512)), make_request(**options, **sampling)
+        )
         assert request.result().token_ids == alone.result().token_ids
         check_bookkeeping(request, None)
 
@@ -190,7 +191,7 @@ def test_rejection_sampling_ends_and_counts_as_it_should(
     backend = FakeBackend(VOCAB_SIZE, seed=seed)
     made = drafter_of(drafter[0], seed, drafter[2])
     request = make_request(drafter=made, n=n, temperature=temperature, seed=seed, sampling="rejection", **options)
-    check_bookkeeping(finish(RequestQueue(backend, 64), request), backend)
+    check_bookkeeping(finish(RequestQueue(backend, Scheduler(64)), request), backend)
 
 
 def check_bookkeeping(request: Request, backend: FakeBackend | None) -> None:
@@ -215,13 +216,13 @@ def check_bookkeeping(request: Request, backend: FakeBackend | None) -> None:
 
 def test_a_prompt_is_read_in_pieces_and_asks_for_one_row() -> None:
     backend = FakeBackend(VOCAB_SIZE)
-    finish(RequestQueue(backend, 32), make_request([1] * 100, max_new_tokens=1))
+    finish(RequestQueue(backend, Scheduler(32)), make_request([1] * 100, max_new_tokens=1))
     assert backend.calls == [[32], [32], [32], [4]]
 
 
 def test_plain_decoding_calls_no_drafter_and_checks_one_row() -> None:
     backend = FakeBackend(VOCAB_SIZE)
-    finish(RequestQueue(backend, 32), make_request([1, 2], max_new_tokens=5))
+    finish(RequestQueue(backend, Scheduler(32)), make_request([1, 2], max_new_tokens=5))
     assert backend.calls == [[2], [1], [1], [1], [1]]
 
 
@@ -229,7 +230,7 @@ def test_nothing_is_drafted_past_max_new_tokens() -> None:
     """The bonus token is always there, so the last token is never drafted."""
     draft = FakeBackend(VOCAB_SIZE)
     backend = FakeBackend(VOCAB_SIZE)
-    finish(RequestQueue(backend, 32), make_request([1, 2], draft_model(draft), max_new_tokens=4, n=8))
+    finish(RequestQueue(backend, Scheduler(32)), make_request([1, 2], draft_model(draft), max_new_tokens=4, n=8))
     assert backend.calls == [[2], [3]]  # the first token; then two drafts, accepted, and the bonus
     assert len(draft.calls) == 2
 
@@ -238,7 +239,9 @@ def test_a_draft_model_that_is_always_right_is_read_once() -> None:
     """After an accepted draft it reads its own last token and the bonus token. It reads no token twice."""
     draft = FakeBackend(VOCAB_SIZE, seed=3)
     backend = FakeBackend(VOCAB_SIZE, seed=3)
-    request = finish(RequestQueue(backend, 512), make_request([1, 2], draft_model(draft), max_new_tokens=13, n=3))
+    request = finish(
+        RequestQueue(backend, Scheduler(512)), make_request([1, 2], draft_model(draft), max_new_tokens=13, n=3)
+    )
     assert request.stats.acceptance_rate == 1
     assert draft.calls == [[3], [1], [1], [2], [1], [1], [2], [1], [1]]
     assert backend.calls == [[2], [4], [4], [4]]
@@ -247,18 +250,20 @@ def test_a_draft_model_that_is_always_right_is_read_once() -> None:
 def test_a_draft_model_reads_a_long_prompt_piece_by_piece() -> None:
     """It reads one piece per round, so that other requests do not wait. Until all is read, its drafts are empty."""
     draft, backend = FakeBackend(VOCAB_SIZE, seed=3), FakeBackend(VOCAB_SIZE, seed=3)
-    finish(RequestQueue(backend, 512), make_request([1] * 70, draft_model(draft), max_new_tokens=9, n=3))
+    finish(RequestQueue(backend, Scheduler(512)), make_request([1] * 70, draft_model(draft), max_new_tokens=9, n=3))
     assert draft.calls == [[32], [32], [9], [1], [1], [2]]
     assert backend.calls == [[70], [1], [1], [4], [2]]
 
 
 def test_nothing_is_drafted_behind_an_end() -> None:
-    plain = finish(RequestQueue(FakeBackend(VOCAB_SIZE, seed=3), 512), make_request([1, 2], max_new_tokens=20))
+    plain = finish(
+        RequestQueue(FakeBackend(VOCAB_SIZE, seed=3), Scheduler(512)), make_request([1, 2], max_new_tokens=20)
+    )
     token_ids = plain.sequence.generated_token_ids
     end = next(i for i in range(2, 20) if token_ids[i] not in token_ids[:i])
     draft, backend = FakeBackend(VOCAB_SIZE, seed=3), FakeBackend(VOCAB_SIZE, seed=3)
     request = make_request([1, 2], draft_model(draft), max_new_tokens=20, n=12, eos={token_ids[end]})
-    finish(RequestQueue(backend, 512), request)
+    finish(RequestQueue(backend, Scheduler(512)), request)
     assert request.sequence.generated_token_ids == token_ids[: end + 1]
     assert len(draft.calls) == end  # all but the first token, and none behind the end
     assert request.stats.num_draft_tokens == end
@@ -267,7 +272,7 @@ def test_nothing_is_drafted_behind_an_end() -> None:
 def test_nothing_is_drafted_beyond_the_draft_models_context() -> None:
     draft, backend = FakeBackend(VOCAB_SIZE, seed=3), FakeBackend(VOCAB_SIZE, seed=3)
     drafter = draft_model(draft, context_length=10)
-    request = finish(RequestQueue(backend, 512), make_request([1, 2], drafter, max_new_tokens=20, n=3))
+    request = finish(RequestQueue(backend, Scheduler(512)), make_request([1, 2], drafter, max_new_tokens=20, n=3))
     assert len(request.sequence.generated_token_ids) == 20
     assert 0 < request.stats.num_draft_tokens < 10
 
@@ -275,7 +280,7 @@ def test_nothing_is_drafted_beyond_the_draft_models_context() -> None:
 def test_a_reader_that_pauses_is_waited_for() -> None:
     """The worker goes some rounds ahead, and then waits until the reader comes back."""
     backend = FakeBackend(VOCAB_SIZE)
-    queue = RequestQueue(backend, 512)
+    queue = RequestQueue(backend, Scheduler(512))
     stream = queue.run(make_request([1], max_new_tokens=100))
     text = next(stream).text
     num_calls = -1
@@ -288,7 +293,7 @@ def test_a_reader_that_pauses_is_waited_for() -> None:
 
 
 def test_an_answer_can_be_cancelled_from_outside() -> None:
-    queue, cancel = RequestQueue(FakeBackend(VOCAB_SIZE), 512), threading.Event()
+    queue, cancel = RequestQueue(FakeBackend(VOCAB_SIZE), Scheduler(512)), threading.Event()
     request = make_request([1], max_new_tokens=1000)
     request.cancel = cancel
     stream = queue.run(request)
@@ -320,7 +325,7 @@ def test_an_answer_that_is_cancelled_at_any_moment_ends(at_call: int, error: Exc
 
     def read() -> None:
         try:
-            ended.append(finish(RequestQueue(FakeBackend(VOCAB_SIZE), 512), request).finish_reason)
+            ended.append(finish(RequestQueue(FakeBackend(VOCAB_SIZE), Scheduler(512)), request).finish_reason)
         except RequestError as caught:
             ended.append(caught.__cause__)
 
@@ -360,12 +365,12 @@ def test_a_whole_answer_is_not_asked_whether_it_is_cancelled() -> None:
 
     request = make_request([1], max_new_tokens=5)
     request.cancel = Cancel()
-    assert finish(RequestQueue(FakeBackend(VOCAB_SIZE), 512), request).finish_reason == "length"
+    assert finish(RequestQueue(FakeBackend(VOCAB_SIZE), Scheduler(512)), request).finish_reason == "length"
     assert request.error is None
 
 
 def test_a_cancelled_request_that_waits_ends_without_text() -> None:
-    queue = RequestQueue(Narrow(), 512)
+    queue = RequestQueue(Narrow(), Scheduler(512))
     first = queue.run(make_request([1], max_new_tokens=20))
     next(first)
     waiting = make_request([2], max_new_tokens=20)
@@ -392,10 +397,28 @@ class Failing(FakeBackend):
 
 @pytest.mark.parametrize("error", [DeviceError("lost"), RuntimeError("odd"), MemoryError()])
 def test_a_failed_call_ends_what_runs_and_nothing_else(error: BaseException) -> None:
-    queue = RequestQueue(Failing(5, error), 512)
+    queue = RequestQueue(Failing(5, error), Scheduler(512))
     with pytest.raises(type(error)):
         finish(queue, make_request([1], max_new_tokens=20))
     assert finish(queue, make_request([1], max_new_tokens=20)).finish_reason == "length"
+
+
+def test_an_error_while_messages_are_received_reaches_the_reader() -> None:
+    """Here that of an answer's second reading, which a new request interrupts. The worker goes on."""
+    queue, errors = RequestQueue(FakeBackend(VOCAB_SIZE), Scheduler(512)), [RuntimeError("no room to publish")]
+
+    def pause() -> None:
+        if errors:
+            raise errors.pop()
+
+    queue._worker._rereading.pause = pause  # type: ignore[method-assign]
+    news: SimpleQueue[Any] = SimpleQueue()
+    request = make_request([1], max_new_tokens=3)
+    request.sink = news
+    queue.submit(request)
+    with pytest.raises(RuntimeError, match="no room to publish"):
+        raise news.get(timeout=10)
+    assert finish(queue, make_request([1], max_new_tokens=3)).finish_reason == "length"
 
 
 def test_one_requests_error_is_its_own() -> None:
@@ -404,7 +427,7 @@ def test_one_requests_error_is_its_own() -> None:
             logits = super().logits_after(token_ids)
             return logits * np.float32(np.nan) if token_ids[0] == 5 and len(token_ids) > 4 else logits
 
-    queue = RequestQueue(Broken(VOCAB_SIZE), 512)
+    queue = RequestQueue(Broken(VOCAB_SIZE), Scheduler(512))
     broken = queue.run(make_request([5, 1, 2], max_new_tokens=20))
     next(broken)
     for _ in range(3):
@@ -417,8 +440,10 @@ def test_interrupts_at_any_time_harm_no_other_request() -> None:
     """After each of a hundred Ctrl-C at random times, requests get their text, and every slot is released."""
     backend = FakeBackend(VOCAB_SIZE, seed=1)
     drafter = draft_model(FakeBackend(VOCAB_SIZE, seed=1, noise=0.5))
-    queue = RequestQueue(backend, 512)
-    alone = finish(RequestQueue(FakeBackend(VOCAB_SIZE, seed=1), 512), make_request([1, 2, 3], max_new_tokens=20))
+    queue = RequestQueue(backend, Scheduler(512))
+    alone = finish(
+        RequestQueue(FakeBackend(VOCAB_SIZE, seed=1), Scheduler(512)), make_request([1, 2, 3], max_new_tokens=20)
+    )
     slots: list[Any] = []
     open_slot = backend.open
 
@@ -446,7 +471,7 @@ def test_interrupts_at_any_time_harm_no_other_request() -> None:
 def test_a_prompt_of_another_scope_shares_nothing() -> None:
     """Neither in the main model's cache nor in the draft model's, though its tokens are the same."""
     main, backend = FakeBackend(VOCAB_SIZE), FakeBackend(VOCAB_SIZE, noise=0.5)
-    queue, drafter, prompt = RequestQueue(main, 512), draft_model(backend), [1, 2, 3] * 20
+    queue, drafter, prompt = RequestQueue(main, Scheduler(512)), draft_model(backend), [1, 2, 3] * 20
     for scope, num_cached in ((b"", 0), (b"image", 0), (b"", 59), (b"image", 59)):
         request = make_request(prompt, drafter)
         request.sequence.scope = scope
@@ -480,7 +505,7 @@ def test_a_drafter_hears_all_that_was_read_behind_the_commit(
     seed: int, prompt: list[int], eos: tuple[int, ...]
 ) -> None:
     drafter = Listening(seed)
-    queue = RequestQueue(FakeBackend(VOCAB_SIZE, seed=seed, memory=1), 32)
+    queue = RequestQueue(FakeBackend(VOCAB_SIZE, seed=seed, memory=1), Scheduler(32))
     request = finish(queue, make_request(prompt, drafter, eos=set(eos), n=4, max_new_tokens=40))
     token_ids = request.sequence.token_ids
     assert [token_id for committed in drafter.heard for token_id in committed.token_ids] == token_ids[:-1]
@@ -516,19 +541,19 @@ class Narrow(FakeBackend):
 
 def test_a_request_without_room_waits_and_moves_the_others_along() -> None:
     """In one thread, too: the second stream begins before the first one is read to its end."""
-    queue = RequestQueue(Narrow(), 512)
+    queue = RequestQueue(Narrow(), Scheduler(512))
     first, second = make_request([1], max_new_tokens=20), make_request([2], max_new_tokens=20)
     stream = queue.run(first)
     begun = next(stream).text
     finish(queue, second)
     assert second.finish_reason == "length"
     assert begun + "".join(chunk.text for chunk in stream) == first.result().text
-    alone = finish(RequestQueue(Narrow(), 512), make_request([1], max_new_tokens=20))
+    alone = finish(RequestQueue(Narrow(), Scheduler(512)), make_request([1], max_new_tokens=20))
     assert first.sequence.token_ids == alone.sequence.token_ids
 
 
 def test_an_abandoned_stream_gives_its_room_back() -> None:
-    queue = RequestQueue(Narrow(), 512)
+    queue = RequestQueue(Narrow(), Scheduler(512))
     stream = queue.run(make_request([1], max_new_tokens=20))
     next(stream)
     stream.close()
@@ -537,7 +562,7 @@ def test_an_abandoned_stream_gives_its_room_back() -> None:
 
 
 def test_an_abandoned_request_that_waits_is_dropped() -> None:
-    queue = RequestQueue(Narrow(), 512)
+    queue = RequestQueue(Narrow(), Scheduler(512))
     first = queue.run(make_request([1], max_new_tokens=20))
     next(first)
     waiting = make_request([2], max_new_tokens=20)
@@ -549,7 +574,7 @@ def test_an_abandoned_request_that_waits_is_dropped() -> None:
 
 def test_the_worker_ends_with_its_queue() -> None:
     before = threading.active_count()
-    queue = RequestQueue(FakeBackend(VOCAB_SIZE), 512)
+    queue = RequestQueue(FakeBackend(VOCAB_SIZE), Scheduler(512))
     finish(queue, make_request([1], max_new_tokens=5))
     stream = queue.run(make_request([1], max_new_tokens=500))
     next(stream)
@@ -570,7 +595,7 @@ def test_a_tokenizer_that_fails_ends_its_request_alone(at_call: int) -> None:
             raise ValueError("no such token")
         return letters(token_ids)
 
-    queue = RequestQueue(FakeBackend(VOCAB_SIZE), 512)
+    queue = RequestQueue(FakeBackend(VOCAB_SIZE), Scheduler(512))
     request = make_request([1], max_new_tokens=5)
     request.text = TextStream(decode)
     with pytest.raises(ValueError, match="no such token"):
@@ -586,4 +611,4 @@ def test_logits_that_are_not_finite_are_an_error(broken: float) -> None:
 
     for temperature in (0.0, 1.0):
         with pytest.raises(Exception, match=r"not finite \((nan|inf) for token 2\)"):
-            finish(RequestQueue(Broken(VOCAB_SIZE), 512), make_request([1], temperature=temperature))
+            finish(RequestQueue(Broken(VOCAB_SIZE), Scheduler(512)), make_request([1], temperature=temperature))

@@ -18,19 +18,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from outrider.config import GenerationConfig
-from outrider.controller import ConfidenceThreshold, Controller, Fixed
-from outrider.controller.lookahead import Lookahead
+from outrider.decoding.loop import step
+from outrider.decoding.request import Request
+from outrider.decoding.scheduler import Scheduler
 from outrider.drafters import MaskTokens, Suffix
+from outrider.drafters.controller import ConfidenceThreshold, Controller, Fixed
+from outrider.drafters.controller.lookahead import Lookahead
 from outrider.errors import NoTokenLeft, RequestError
-from outrider.loop import step
-from outrider.request import Request
-from outrider.sampling import DraftRows, LogitsSampler
+from outrider.inputs.text import TextStream
 from outrider.testing import FakeBackend
 from outrider.testing.fake import FakeSlot
-from outrider.text import TextStream
+from outrider.tokens.sampling import DraftRows, LogitsSampler
+from outrider.tokens.verifiers import BlockRejection, Coupled, Greedy, TokenRejection
 from outrider.types import Distribution, Draft, LogitsRow, Noise, Sequence
 from outrider.types.backend import path_to
-from outrider.verifiers import BlockRejection, Coupled, Greedy, TokenRejection
 from virtual_time import ClockedBackend, World, cost_of, speed_up
 
 if TYPE_CHECKING:
@@ -101,7 +102,7 @@ def run(main: FakeBackend, *requests: Request, piece: int = 32) -> list[list[int
     for request in requests:
         assert request.admit(main)
     while running:
-        step(main, running, piece)
+        step(main, running, Scheduler(piece))
         for request in [request for request in running if request.ended or request.error]:
             request.release()
             if request.error and not isinstance(request.error, NoTokenLeft):
@@ -212,8 +213,8 @@ def test_an_answer_that_pauses_goes_on() -> None:
     for each in (request, other):
         assert each.admit(main)
     while not request.ended:
-        step(main, [request, other], 32)
-        step(main, [other], 32)
+        step(main, [request, other], Scheduler(32))
+        step(main, [other], Scheduler(32))
         assert request.error is None
     assert request.sequence.token_ids == plain
     assert request.stats.num_accepted_tokens > 5

@@ -1,17 +1,26 @@
-"""Memory that a long prompt takes beyond its cache."""
+"""Memory that a long prompt takes beyond its cache, that a closed engine leaves, and that mapped files take."""
 
 from __future__ import annotations
 
+import gc
 import json
+import mmap
 import os
 import subprocess
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+import outrider
+from outrider.models.backends.memory import release_pages
+from outrider.testing import ToyTokenizer
+
 if TYPE_CHECKING:
-    from pathlib import Path
+    from collections.abc import Callable, Iterator
+
+    from outrider.bundle import Bundle
 
 PROGRAM = """
 import json, resource, sys
@@ -37,3 +46,71 @@ def test_a_long_prompt_takes_little_more_than_its_cache(smollm2: Path) -> None:
     assert found["tokens"] == 4000
     cache = 4004 * 30 * 2 * 3 * 64 * 4  # layers, keys and values, heads, head size, at most four bytes
     assert found["rise"] < cache + 0.3e9
+
+
+@pytest.fixture
+def uncollected() -> Iterator[Callable[[], set[str]]]:
+    """Names the classes of ours whose objects nobody holds any more, and that wait for the garbage collector."""
+
+    def find() -> set[str]:
+        gc.collect()
+        names = {f"{type(each).__module__}.{type(each).__name__}" for each in gc.garbage}
+        return {name for name in names if name.startswith("outrider.")}
+
+    gc.collect()
+    gc.disable()
+    gc.set_debug(gc.DEBUG_SAVEALL)
+    yield find
+    gc.set_debug(0)
+    gc.garbage.clear()
+    gc.enable()
+
+
+# A tree, whose leaves know its root: numbers alone.
+TREE = {f"outrider.models.kv.block_pool.{name}" for name in ("BlockPool", "_Block", "_Root")}
+
+
+@pytest.mark.every_format
+def test_a_closed_engine_does_not_wait_for_the_garbage_collector(
+    toy_bundle: Bundle, uncollected: Callable[[], set[str]]
+) -> None:
+    """In a server that has nothing to do it never runs, and the weights of models that were unloaded stay."""
+    with outrider.Engine(toy_bundle, outrider.Config().replace(cache_size=0.005), tokenizer=ToyTokenizer()) as engine:
+        for drafter in ("draft", "suffix"):
+            engine.generate("hello", max_new_tokens=5, drafter=drafter)
+        list(engine.stream("hello", max_new_tokens=5))
+    del engine
+    assert uncollected() <= TREE
+
+
+def test_nor_do_its_grammars(tiny: Path, uncollected: Callable[[], set[str]]) -> None:
+    pytest.importorskip("llguidance", reason="the extra [structured]")
+    with outrider.load(tiny, cache_size=0.02) as engine:
+        assert engine.generate("Hi", regex="[a-z]{3}", chat_template=False).text
+    del engine
+    assert uncollected() <= TREE
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="pages are released on Linux only")
+def test_a_mapped_files_pages_are_released_and_come_back(tmp_path: Path) -> None:
+    path, content = tmp_path / "weights.bin", bytes(range(256)) * 16_384  # 4 MB
+    path.write_bytes(content)
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
+        assert mapped[:] == content
+        assert resident(path) >= len(content)
+        release_pages(tmp_path / "other.bin")
+        assert resident(path) >= len(content)
+        release_pages(path)
+        assert resident(path) == 0
+        assert mapped[:] == content
+
+
+def resident(path: Path) -> int:
+    """Bytes of a mapped file that are in this process's memory."""
+    found, ours = 0, False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if "-" in line.split()[0]:
+            ours = line.endswith(str(path))
+        elif ours and line.startswith("Rss:"):
+            found += 1024 * int(line.split()[1])
+    return found

@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 
 from outrider.config import GenerationConfig
 from outrider.drafters import Ngram
-from outrider.sampling import LogitsSampler
+from outrider.tokens.sampling import LogitsSampler
+from outrider.tokens.verifiers import Greedy
 from outrider.types import DraftRequest, Noise, Sequence
-from outrider.verifiers import Greedy
 
 SAMPLER = LogitsSampler(GenerationConfig(), [])
 

@@ -11,11 +11,11 @@ import onnx
 import pytest
 
 import outrider
-from outrider.backends import onnx_providers
-from outrider.backends.onnx_cache import BufferCache
-from outrider.backends.onnxruntime import OnnxRuntime
-from outrider.measure import TRIAL_TOKENS, PassCost, measure_exactness
-from outrider.measure.exactness import compare_readings
+from outrider.models.backends import onnx_providers
+from outrider.models.backends.onnx_cache import BufferCache
+from outrider.models.backends.onnxruntime import OnnxRuntime
+from outrider.models.measure import TRIAL_TOKENS, PassCost, measure_exactness
+from outrider.models.measure.exactness import compare_readings
 from outrider.testing import ToyTokenizer, save_toy_bundle, save_toy_model
 from outrider.types import Chunk, Exactness, Rounding, RowRule
 
@@ -55,7 +55,7 @@ def rows_of(backend: OnnxRuntime, token_ids: list[int], sizes: list[int]) -> np.
 
 
 def test_both_backends_calculate_the_same(model: Path, tmp_path: Path) -> None:
-    from outrider.backends.openvino_paged import OpenVINOPaged
+    from outrider.models.backends.openvino_paged import OpenVINOPaged
 
     save_toy_model(tmp_path, vocab_size=40, padding=8)
     other = OpenVINOPaged(tmp_path / "openvino_model.xml", vocab_size=40, precision="f32")
@@ -258,8 +258,8 @@ def test_a_precision_is_not_dropped(model: Path, option: str) -> None:
 def test_without_onnxruntime_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bundle = save_toy_bundle(tmp_path / "b", formats=("onnx", "onnx"))
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
-    monkeypatch.delitem(sys.modules, "outrider.backends.onnxruntime", raising=False)
-    with pytest.raises(outrider.DeviceError, match=r'pip install "outrider\[onnx\]"'):
+    monkeypatch.delitem(sys.modules, "outrider.models.backends.onnxruntime", raising=False)
+    with pytest.raises(outrider.DeviceError, match=r'pip install ".*\[onnx\]"'):
         outrider.Engine(bundle, SMALL, tokenizer=ToyTokenizer())
 
 

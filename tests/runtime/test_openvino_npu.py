@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 
 import outrider
-from outrider.backends.npu_sizes import find_sizes
-from outrider.backends.openvino_npu import OpenVINONpu
-from outrider.backends.openvino_paged import OpenVINOPaged
-from outrider.backends.probe import Job, Verdict, _try
-from outrider.bench.modes.make import make_modes
-from outrider.measure import LONGEST, MAIN_ROWS, measure_pass
-from outrider.measure.exactness import compare_readings, measure_exactness
+from outrider.models.backends.npu_sizes import find_sizes
+from outrider.models.backends.openvino_npu import OpenVINONpu
+from outrider.models.backends.openvino_paged import OpenVINOPaged
+from outrider.models.backends.probe import Job, Verdict, _try
+from outrider.models.measure import LONGEST, MAIN_ROWS, measure_pass
+from outrider.models.measure.exactness import compare_readings, measure_exactness
 from outrider.testing import ToyTokenizer
 from outrider.types import Chunk, Prompt, RowRule, Span
+from outrider_bench.modes.make import make_modes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence as Seq

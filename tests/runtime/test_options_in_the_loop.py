@@ -13,13 +13,15 @@ from hypothesis import strategies as st
 
 import outrider
 from outrider.drafters import DraftModel
-from outrider.sampling import LogitsSampler
 from outrider.testing import TOY_ALPHABET, FakeBackend, ToyTokenizer
+from outrider.tokens.sampling import LogitsSampler
+from outrider.tokens.verifiers import Greedy
 from outrider.types import Chunk, DraftRequest, LogitsRow, Noise, Sequence, TokenLogprobs
-from outrider.verifiers import Greedy
 
 if TYPE_CHECKING:
     from collections.abc import Sequence as Seq
+
+pytestmark = pytest.mark.any_format
 
 VOCAB_SIZE, EOS = len(TOY_ALPHABET), ToyTokenizer.eos_token_id
 token_ids = st.integers(0, VOCAB_SIZE - 1)

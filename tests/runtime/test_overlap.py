@@ -13,21 +13,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import outrider
-from outrider.backends.call_end import CallEnd
-from outrider.backends.openvino_paged import OpenVINOPaged
 from outrider.config import GenerationConfig
-from outrider.controller import Controller, Fixed
+from outrider.decoding.request import Request
+from outrider.decoding.request_queue import RequestQueue
+from outrider.decoding.scheduler import Scheduler
 from outrider.drafters import DraftModel, Suffix
+from outrider.drafters.controller import Controller, Fixed
 from outrider.errors import DeviceError, OptionError
-from outrider.measure import Contention, PassCost, pays
-from outrider.measure.overlap import rate
-from outrider.request import Request
-from outrider.request_queue import RequestQueue
-from outrider.sampling import LogitsSampler
+from outrider.inputs.text import TextStream
+from outrider.models.backends.call_end import CallEnd
+from outrider.models.backends.openvino_paged import OpenVINOPaged
+from outrider.models.measure import Contention, PassCost, pays
+from outrider.models.measure.overlap import rate
 from outrider.testing import FakeBackend, ToyTokenizer
-from outrider.text import TextStream
+from outrider.tokens.sampling import LogitsSampler
+from outrider.tokens.verifiers import BlockRejection, Coupled, Greedy, TokenRejection
 from outrider.types import Noise, Sequence
-from outrider.verifiers import BlockRejection, Coupled, Greedy, TokenRejection
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -56,7 +57,7 @@ class SlowPending:
         self.left -= 1
         return self.left < 0
 
-    def wait(self) -> FakeBackend.Step:
+    def wait(self, unless: Callable[[], bool] | None = None) -> FakeBackend.Step:
         self.main.ends.append(self.main.watch())
         return self.step
 
@@ -102,7 +103,7 @@ def make_request(
 
 def run(main: FakeBackend, *requests: Request) -> None:
     """Answer requests together."""
-    queue = RequestQueue(main, 32)
+    queue = RequestQueue(main, Scheduler(32))
     threads = [threading.Thread(target=lambda r=request: [*queue.run(r)]) for request in requests]
     for thread in threads:
         thread.start()
@@ -244,7 +245,7 @@ def test_a_draft_model_that_fails_ahead_ends_its_requests_alone() -> None:
     broken = make_request([1, 2], DraftModel(Breaks(VOCAB_SIZE), context_length=1000))
     plain, alone = make_request([3], None), make_request([3], None)
     main = SlowBackend(VOCAB_SIZE, patience=9)
-    queue = RequestQueue(main, 32)
+    queue = RequestQueue(main, Scheduler(32))
     with pytest.raises(DeviceError, match="it broke"):
         [*queue.run(broken)]
     run(main, plain)
@@ -310,6 +311,14 @@ def test_an_engine_that_overlaps_gives_plain_text(toy_bundle: Bundle, sampling: 
         result = engine.generate("abc abc", drafter="draft", num_assistant_tokens=n, **options)
         assert result.token_ids == plain.token_ids
     assert engine.generate("abc", drafter="draft", num_assistant_tokens=3, **options).stats.ahead_seconds > 0
+
+
+def test_models_on_one_device_overlap_only_if_that_is_wanted(
+    openvino_bundle: Bundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("outrider.models.costs.measure_contention", lambda *_: pytest.fail("nothing is measured"))
+    config = outrider.Config().replace(cache_size=0.005)
+    assert not outrider.Engine(openvino_bundle, config, tokenizer=ToyTokenizer()).overlaps
 
 
 def test_overlap_needs_a_draft_model(toy_bundle: Bundle) -> None:

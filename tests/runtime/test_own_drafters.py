@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, cast
 
+import numpy as np
 import pytest
 
 import outrider
 from outrider.drafters import Suffix
-from outrider.errors import OptionError
+from outrider.errors import DrafterError, OptionError
+from outrider.models.measure import PassCost
 from outrider.testing import ToyTokenizer
-from outrider.types import Draft
+from outrider.types import Distribution, Draft
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from outrider.bundle import Bundle
+
+pytestmark = pytest.mark.any_format
 
 OPTIONS: dict[str, Any] = {"max_new_tokens": 20, "ignore_eos": True}
 
@@ -28,6 +32,7 @@ class Own:
 
     draft: Callable[[Any], Draft] = lambda request: Draft([1] * request.limit)
     failing: str = ""
+    error: type[BaseException] = ValueError
     sequences: list[Any] = field(default_factory=list)
     num_assistant_tokens: int = 4
 
@@ -36,7 +41,7 @@ class Own:
 
     def _perhaps_fail(self, name: str) -> None:
         if self.failing == name:
-            raise ValueError(f"no {name}")
+            raise self.error(f"no {name}")
 
     @property
     def seconds(self) -> float:
@@ -73,6 +78,8 @@ def engine(toy_bundle: Bundle) -> outrider.Engine:
         lambda request: Draft([1, 2, 10**9]),
         lambda request: Draft([-1]),
         lambda request: Draft([]),
+        lambda request: Draft([], parents=[]),
+        lambda request: Draft([10**9, 1], parents=[-1, -1]),
     ],
 )
 def test_any_draft_leaves_the_text_as_it_is(engine: outrider.Engine, draft: Callable[[Any], Draft]) -> None:
@@ -89,8 +96,11 @@ def test_any_draft_leaves_the_text_as_it_is(engine: outrider.Engine, draft: Call
 
 @pytest.mark.filterwarnings("ignore:A drafter failed to release")
 @pytest.mark.parametrize("failing", ["reserve", "propose", "observe", "seconds", "release"])
-def test_a_drafter_that_fails_ends_its_request_alone(engine: outrider.Engine, failing: str) -> None:
-    engine.add_drafter("own", Own(failing=failing))
+@pytest.mark.parametrize("error", [ValueError, SystemExit, KeyboardInterrupt, GeneratorExit])
+def test_a_drafter_that_fails_ends_its_request_alone(
+    engine: outrider.Engine, failing: str, error: type[BaseException]
+) -> None:
+    engine.add_drafter("own", Own(failing=failing, error=error))
     plain = engine.generate("hello", drafter=None, **OPTIONS)
     for _ in range(2):
         beside = engine.stream("hello", drafter=None, **OPTIONS)
@@ -98,11 +108,128 @@ def test_a_drafter_that_fails_ends_its_request_alone(engine: outrider.Engine, fa
         if failing == "release":
             assert engine.generate("hello", drafter="own", **OPTIONS).token_ids == plain.token_ids
         else:
-            with pytest.raises(ValueError, match=f"no {failing}"):
+            raised = rf"^{failing}(\(\))? of the drafter 'own' raised {error.__name__}: no {failing}\. Mend it"
+            with pytest.raises(DrafterError, match=raised) as failed:
                 engine.generate("hello", drafter="own", **OPTIONS)
-        if failing != "seconds":  # which is the whole round's
-            assert first + "".join(chunk.text for chunk in beside) == plain.text
+            assert isinstance(failed.value.__cause__, error)
+        assert first + "".join(chunk.text for chunk in beside) == plain.text
         assert engine.generate("hello", drafter=None, **OPTIONS).token_ids == plain.token_ids
+
+
+SURE = Distribution(np.array([1]), np.array([1.0]))
+FAR = Distribution(np.array([10**6]), np.array([1.0]))
+HALF = Distribution(np.array([1]), np.array([0.5]))
+BAD_DRAFTS: dict[str, Any] = {
+    r"\[1\] \(a list\) instead of a Draft": [1],
+    "None .* instead of a Draft": None,
+    r"token_ids=array\(\[17\]\) \(a ndarray\), which is no list of integers": Draft(cast("Any", np.array([17]))),
+    r"token_ids=\[1\.0\]": Draft(cast("Any", [1.0])),
+    r"token_ids=\(1, 2\)": Draft(cast("Any", (1, 2))),
+    r"token_ids=\[True\]": Draft([True]),
+    r"token_ids=\[np.int64\(1\)\]": Draft([cast("Any", np.int64(1))]),
+    "token_ids=None": Draft(cast("Any", None)),
+    "parents=.*is no tree": Draft([1, 2], parents=cast("Any", np.array([-1, 0]))),
+    r"confidences=\[nan\]": Draft([1], confidences=[float("nan")]),
+    r"confidences=\[0\.5\].* for 2 tokens": Draft([1, 2], confidences=[0.5]),
+    r"confidences=\[2\.0\]": Draft([1], confidences=[2.0]),
+    r"num_masks=\[1\].* 2 counts": Draft([1], num_masks=[1]),
+    r"num_masks=\[1, -1\]": Draft([1], num_masks=[1, -1]),
+    "probs=.* for 2 tokens": Draft([1, 2], probs=[SURE]),
+    r"probs\[0\]=.*is no Distribution": Draft([1], probs=cast("Any", [np.ones(3)])),
+    r"probs\[0\]=.*does not sum to 1": Draft([1], probs=[HALF]),
+    r"probs\[0\]=.*nan.*sum to 1": Draft([1], probs=[replace(SURE, probs=np.array([np.nan]))]),
+    r"probs\[0\]=.*none below 0": Draft([1], probs=[Distribution(np.array([1, 2]), np.array([1.5, -0.5]))]),
+    r"probs\[0\]=.*equal length": Draft([1], probs=[replace(SURE, probs=np.ones(2))]),
+    r"probs\[0\]=.*do not ascend": Draft([1], probs=[Distribution(np.array([2, 1]), np.array([0.5, 0.5]))]),
+    r"token_ids=\[1000000\] .* with probs, and the main model has no token 1000000": Draft([10**6], probs=[FAR]),
+    r"probs\[0\]=.*its token 2 no chance": Draft([2], probs=[SURE]),
+}
+
+
+@pytest.mark.parametrize("message", BAD_DRAFTS)
+@pytest.mark.parametrize("sampled", [False, True])
+def test_a_draft_that_breaks_a_rule_ends_its_own_request_alone(
+    engine: outrider.Engine, message: str, sampled: bool
+) -> None:
+    """Neither one that uses another drafter, nor one that gets a sound draft out of the same call."""
+    more: dict[str, Any] = {"temperature": 1.0, "seed": 3, "sampling": "rejection"} if sampled else {}
+    bad = BAD_DRAFTS[message]
+
+    class Mixed(Own):
+        def propose(self, requests: Any) -> list[Any]:
+            return [bad if request.sequence.num_prompt_tokens == 3 else Draft([]) for request in requests]
+
+    engine.add_drafter("own", Mixed())
+    plain = engine.generate("hello", drafter=None, **OPTIONS, **more)
+    besides = [engine.stream("hello", drafter=name, **OPTIONS, **more) for name in ("own", None)]
+    texts = [next(beside).text for beside in besides]
+    with pytest.raises(DrafterError, match=f"^The drafter 'own' proposed {message}"):
+        engine.generate([1, 2, 3], drafter="own", **OPTIONS, **more)
+    assert [text + "".join(chunk.text for chunk in beside) for text, beside in zip(texts, besides, strict=True)] == [
+        plain.text
+    ] * 2
+
+
+def test_a_tree_that_is_none_is_refused_where_it_is_made(engine: outrider.Engine) -> None:
+    engine.add_drafter("own", Own(lambda _: Draft([1, 2], parents=[-1, 5])))
+    with pytest.raises(DrafterError, match=r"A draft has parents=\[-1, 5\], where token 1 follows token 5"):
+        engine.generate("hello", drafter="own", **OPTIONS)
+
+
+def test_a_draft_that_its_drafter_changes_later_is_as_it_was(engine: outrider.Engine) -> None:
+    """The sequence's own list is the nearest trap: it grows before the round is counted."""
+    engine.add_drafter("live", Own(lambda request: Draft(request.sequence.token_ids)))
+    plain = engine.generate([1, 2], drafter=None, **OPTIONS)
+    drafted = engine.generate([1, 2], drafter="live", num_assistant_tokens=64, **OPTIONS)
+    assert drafted.token_ids == plain.token_ids
+    first, *_ = drafted.stats.num_draft_tokens_per_round
+    assert first == 3  # the prompt and the first token
+
+
+def test_trees_of_a_drafter_that_a_controller_chooses_have_room(engine: outrider.Engine) -> None:
+    """Their branches need blocks of their own, as those of any drafter: else the next round reads anywhere."""
+
+    class Branching(Suffix):
+        def propose(self, requests: Any) -> list[Draft]:
+            return [Draft([1, 2, 3], parents=[-1, -1, 0], confidences=[0.9, 0.9, 0.9]) for _ in requests]
+
+    slow = (0.040, 0.041)  # rows cost little, whatever the toy's own calls take
+    engine.loaded["main"] = replace(engine.loaded["main"], cost=PassCost((2, 16), slow, slow))
+    engine.add_drafter("branching", Branching())
+    plain = engine.generate("hello", drafter=None, **OPTIONS)
+    drafted = engine.generate("hello", drafter="branching", **OPTIONS)
+    assert drafted.token_ids == plain.token_ids
+    assert drafted.stats.num_draft_tokens
+
+
+@pytest.mark.parametrize(
+    ("member", "value", "rule"),
+    [
+        ("num_assistant_tokens", None, "an integer from 0 to 64"),
+        ("num_assistant_tokens", 1000, "an integer from 0 to 64"),
+        ("seconds", None, "a finite number"),
+        ("seconds", float("nan"), "a finite number"),
+        ("ahead_seconds", None, "a finite number"),
+        ("requirements", ("hidden",), "Requirements"),
+        ("reserve", lambda *_: None, "True or False"),
+        ("propose", lambda _: None, "a list of drafts"),
+        ("propose", lambda requests: (Draft([]) for _ in requests), "a list of drafts"),
+    ],
+)
+def test_a_member_that_breaks_a_rule_ends_its_request_alone(
+    engine: outrider.Engine, member: str, value: Any, rule: str
+) -> None:
+    class Bad(Own):
+        def __getattribute__(self, name: str) -> Any:
+            return value if name == member else super().__getattribute__(name)
+
+    engine.add_drafter("own", Bad())
+    plain = engine.generate("hello", drafter=None, **OPTIONS)
+    beside = engine.stream("hello", drafter=None, **OPTIONS)
+    first = next(beside).text
+    with pytest.raises(DrafterError, match=rf"^{member}(\(\))? of the drafter 'own' is .*, not {rule}"):
+        engine.generate("hello", drafter="own", **OPTIONS)
+    assert first + "".join(chunk.text for chunk in beside) == plain.text
 
 
 @pytest.mark.parametrize("failing", ["admitted", "left"])

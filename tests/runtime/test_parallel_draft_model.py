@@ -13,15 +13,16 @@ import outrider
 from outrider.bundle import read_bundle
 from outrider.bundle.manifest import write_manifest
 from outrider.config import GenerationConfig
-from outrider.controller import Fixed
+from outrider.decoding.loop import step
+from outrider.decoding.request import Request
+from outrider.decoding.scheduler import Scheduler
 from outrider.drafters import DraftModel
-from outrider.loop import step
-from outrider.request import Request
-from outrider.sampling import DraftRows, LogitsSampler
+from outrider.drafters.controller import Fixed
+from outrider.inputs.text import TextStream
 from outrider.testing import FakeBackend, ToyTokenizer
-from outrider.text import TextStream
+from outrider.tokens.sampling import DraftRows, LogitsSampler
+from outrider.tokens.verifiers import Coupled, Greedy
 from outrider.types import Chunk, Draft, LogitsRow, Noise, Sequence
-from outrider.verifiers import Coupled, Greedy
 
 if TYPE_CHECKING:
     from collections.abc import Sequence as Seq
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 
     from outrider.bundle import Bundle
     from outrider.types import DraftRequest, Sampler, Verifier
+
+pytestmark = pytest.mark.any_format
 
 VOCAB_SIZE, MASK, NUM_PLACES = 3, 2, 4
 
@@ -74,7 +77,7 @@ def answer(main: FakeBackend, drafter: Any, verifier: Verifier, most: int, num: 
     )
     assert request.admit(main)
     while not request.ended:
-        step(main, [request], 32)
+        step(main, [request], Scheduler(32))
         if request.error:
             raise request.error
     return request

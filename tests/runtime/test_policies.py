@@ -2,28 +2,32 @@
 
 from __future__ import annotations
 
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from outrider.config import GenerationConfig
-from outrider.controller import Controller, Fixed, ModelRecord
-from outrider.controller.trial import Trial
+from outrider.decoding.loop import step
+from outrider.decoding.request import Request
+from outrider.decoding.request_queue import RequestQueue
+from outrider.decoding.scheduler import Scheduler
 from outrider.drafters import DraftModel, Ngram, Suffix
-from outrider.loop import step
-from outrider.measure import PassCost
-from outrider.request import Request
-from outrider.request_queue import RequestQueue
-from outrider.sampling import LogitsSampler
+from outrider.drafters.controller import Controller, Fixed, Records
+from outrider.drafters.drafter_registry import DrafterRegistry
+from outrider.inputs.text import TextStream
+from outrider.models.measure import PassCost
 from outrider.testing import FakeBackend
-from outrider.text import TextStream
-from outrider.types import Draft, Noise, Sequence, goes_ahead, is_priced
-from outrider.verifiers import Greedy
+from outrider.tokens.sampling import LogitsSampler
+from outrider.tokens.verifiers import Greedy
+from outrider.types import Draft, Drafter, Noise, Sequence
 
 if TYPE_CHECKING:
     from collections.abc import Sequence as Seq
 
-    from outrider.types import Committed, Drafter, DraftPolicy, DraftRequest, Pending
+    from outrider.types import Committed, DraftPolicy, DraftRequest
 
 COST = PassCost((1, 16), (1.0, 1.1), (1.0, 1.1))
 
@@ -42,7 +46,7 @@ def make_request(policy: DraftPolicy | None, prompt: Seq[int] = (1, 2)) -> Reque
     )
 
 
-class Counting:
+class Counting(Drafter):
     """Proposes one token. Records calls, reserved sequences and observations. It has no hash."""
 
     __hash__ = None  # type: ignore[assignment]
@@ -91,7 +95,7 @@ def test_requests_of_one_drafter_are_drafted_for_in_one_call() -> None:
     for request in requests:
         assert request.admit(main)
     for _ in range(3):
-        step(main, requests, 64)
+        step(main, requests, Scheduler(64))
     assert not any(request.error for request in requests)
     assert drafter.asked == [2, 2]  # the first round reads the prompts
     assert other.asked == [1, 1]
@@ -108,7 +112,7 @@ def test_a_drafter_that_fails_ends_the_requests_that_use_it() -> None:
     for request in requests:
         assert request.admit(main)
     for _ in range(2):
-        step(main, requests, 64)
+        step(main, requests, Scheduler(64))
     assert [type(request.error) for request in requests] == [KeyError, KeyError, type(None), type(None)]
 
 
@@ -133,27 +137,26 @@ def test_an_observer_is_told_of_each_stage_of_drafting() -> None:
     requests = [make_request(policy) for policy in (Fixed(drafter), None, Fixed(drafter))]
     for request in requests:
         assert request.admit(main)
-    step(main, requests, 64)  # reads the prompts
+    step(main, requests, Scheduler(64))  # reads the prompts
     observer: Any = Noting()
-    step(main, requests, 64, observer)
+    step(main, requests, Scheduler(64), observer)
     assert observer.told == [("choose", 2), [0, 0], ("propose", 2), [1, 1], "called", *["verified", "committed"] * 3]
 
 
 def test_an_observer_is_told_what_a_stage_failed_of() -> None:
     class Failing(Counting):
         goes_ahead = True
-        ahead_seconds = 0.0
 
-        def draft_ahead(self, requests: Seq[DraftRequest], drafts: Seq[Draft], check: Pending) -> None:
+        def draft_ahead(self, *_: Any, **__: Any) -> None:
             raise error
 
     error = KeyError("odd")
     main, request = FakeBackend(6), make_request(Fixed(Failing()))
     request.ahead = True
     assert request.admit(main)
-    step(main, [request], 64)
+    step(main, [request], Scheduler(64))
     observer: Any = Noting()
-    step(main, [request], 64, observer)
+    step(main, [request], Scheduler(64), observer)
     assert observer.told[:6] == [("choose", 1), [0], ("propose", 1), [1], ("draft ahead", 1), error]
     assert request.error is error
 
@@ -183,9 +186,9 @@ def test_a_drafter_that_cannot_let_go_does_not_keep_the_others_from_it() -> None
 
 def test_a_drafter_of_two_policies_is_timed_once() -> None:
     main, drafter = FakeBackend(6), Counting()
-    queue = RequestQueue(main, 64)
+    queue = RequestQueue(main, Scheduler(64))
     first = queue.run(make_request(Fixed(drafter)))
-    second = make_request(Trial(drafter, ModelRecord()))
+    second = make_request(Fixed(drafter))
     next(first)
     for _ in queue.run(second):
         pass
@@ -195,22 +198,11 @@ def test_a_drafter_of_two_policies_is_timed_once() -> None:
         assert 0 < stats.draft_seconds <= drafter.seconds
 
 
-def test_a_trial_keeps_the_record_of_each_draft_once() -> None:
-    main, record = FakeBackend(6), ModelRecord()
-    drafter = Counting()
-    request = make_request(Trial(drafter, record))
-    for _ in RequestQueue(main, 64).run(request):
-        pass
-    # The last round drafts nothing, as the last token is the main model's.
-    assert sum(record.by_confidence.seen) == pytest.approx(len(drafter.asked), rel=0.02)
-    assert len(drafter.asked) == request.stats.num_draft_tokens
-
-
 def test_what_a_drafter_can_do_it_says_itself() -> None:
     backend: Any = FakeBackend(6)
     unpriced, model = (DraftModel(backend, context_length=9, cost=cost) for cost in (None, COST))
-    assert [is_priced(each) for each in (Ngram(), Suffix(), model, unpriced, Counting())] == [True] * 3 + [False] * 2
-    assert [goes_ahead(each) for each in (Suffix(), model, Counting())] == [False, True, False]
+    assert [each.is_priced for each in (Ngram(), Suffix(), model, unpriced, Counting())] == [True] * 3 + [False] * 2
+    assert [each.goes_ahead for each in (Suffix(), model, Counting())] == [False, True, False]
     assert [Fixed(each).goes_ahead for each in (Suffix(), model, Counting())] == [False, True, False]
     assert Controller(backend, COST, copier=Suffix(), models={"draft": model}).goes_ahead
     assert not Controller(backend, COST, copier=Suffix()).goes_ahead
@@ -219,3 +211,25 @@ def test_what_a_drafter_can_do_it_says_itself() -> None:
     assert copier.is_free
     assert copier.can_draft(request)
     assert copier.seconds_for([9], 256) == copier.num_unread(request.sequence) == copier.ahead_seconds == 0
+
+
+def test_shared_records_are_read_once() -> None:
+    """Requests are prepared in several threads. Of two sets of records, the one saved last would replace the other."""
+    barrier = threading.Barrier(4)
+    made: list[Records] = []
+
+    def read() -> Records:
+        time.sleep(0.05)
+        made.append(Records())
+        return made[-1]
+
+    registry = DrafterRegistry({}, {}, [], encode=lambda _: [], records=read)
+
+    def ask() -> Records:
+        barrier.wait()
+        return registry._records_of("auto")
+
+    with ThreadPoolExecutor(4) as threads:
+        found = [each.result() for each in [threads.submit(ask) for _ in range(4)]]
+    assert len(made) == 1
+    assert all(each is made[0] for each in found)

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from outrider.config import GenerationConfig
 from outrider.errors import DeviceError, NoTokenLeft, RequestError
-from outrider.sampling import LogitsSampler
-from outrider.sampling.truncate import truncated_softmax
+from outrider.tokens.sampling import LogitsSampler
+from outrider.tokens.sampling.truncate import truncated_softmax
 from outrider.types import LogitsRow
 
 VOCAB_SIZE = 30

@@ -14,14 +14,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outrider import saved
-from outrider.backends.probe import Verdict
-from outrider.controller import Record
-from outrider.loading import cost_of
-from outrider.measure import DRAFT_ROWS, MAIN_ROWS, Contention, PassCost
-from outrider.part import Part, describe
-from outrider.saved import SavedValue
-from outrider.testing import FakeBackend
+import outrider
+from outrider.drafters.controller import Record
+from outrider.models.backends.probe import Verdict
+from outrider.models.costs import cost_of
+from outrider.models.measure import DRAFT_ROWS, MAIN_ROWS, Contention, PassCost
+from outrider.models.part import Part, describe
+from outrider.system import saved
+from outrider.system.saved import SavedValue
+from outrider.testing import FakeBackend, ToyTokenizer
 from outrider.testing.fake import FakeSlot
 from outrider.types import NO_PROMPT
 
@@ -80,8 +81,23 @@ def is_sound(value: Any) -> bool:
     return isinstance(value, Verdict)
 
 
+def test_a_draft_model_is_not_called_before_its_first_draft(
+    openvino_bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its first call packs the weights, which takes longer than the first token."""
+    monkeypatch.setattr(saved, "FOLDER", tmp_path)
+    config = outrider.Config().replace(cache_size=0.005)
+    for seconds in (1, 0):
+        engine = outrider.Engine(openvino_bundle, config, tokenizer=ToyTokenizer())
+        assert (engine.loaded["draft"].backend.seconds > 0) == bool(seconds)
+        options: dict[str, Any] = {"drafter": "draft", "num_assistant_tokens": 2}
+        assert engine.generate("abc", max_new_tokens=8, ignore_eos=True, **options).stats.num_drafts
+        assert engine.loaded["draft"].backend.seconds > 0
+        engine.close()
+
+
 @given(st.data(), st.sampled_from(VALUES))
-@settings(max_examples=400)
+@settings(max_examples=150)
 def test_numbers_that_nothing_measures_are_not_taken(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject, value: Any
 ) -> None:
@@ -97,7 +113,7 @@ def test_numbers_that_nothing_measures_are_not_taken(
 
 
 @given(st.sampled_from(VALUES), st.integers(0), st.integers(0, 60), st.binary(max_size=20))
-@settings(max_examples=400)
+@settings(max_examples=150)
 def test_bytes_that_are_damaged_are_not_taken(
     tmp_path_factory: pytest.TempPathFactory, value: Any, at: int, length: int, new: bytes
 ) -> None:
@@ -192,7 +208,7 @@ class StrictSlot(FakeSlot):
     st.lists(st.integers(0, 5000), min_size=2, max_size=2).map(sorted)
     | st.sampled_from([[256, 1024], [0, 1 << 29], [256, 256], [2047, 2048]]),
 )
-@settings(max_examples=60)
+@settings(max_examples=25)
 def test_a_cost_that_was_kept_of_another_cache_is_not_taken(
     openvino_bundle: Bundle, rows: list[int], contexts: list[int]
 ) -> None:
@@ -213,10 +229,10 @@ ENGINE = """
 import sys
 from pathlib import Path
 import outrider
-from outrider import saved
+from outrider.system import saved
 from outrider.testing import ToyTokenizer
 saved.FOLDER = Path(sys.argv[2])
-config = outrider.Config().replace(cache_size=0.005, max_new_tokens=4)
+config = outrider.Config().replace(cache_size=0.005, max_new_tokens=4, overlap=True)
 engine = outrider.Engine(outrider.read_bundle(sys.argv[1]), config, tokenizer=ToyTokenizer())
 print(len(engine.generate("hello", ignore_eos=True).token_ids))
 """

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import outrider
-from outrider.scoring import PIECE
+from outrider.engine.scoring import PIECE
 from outrider.types import Chunk, Prompt
 
 if TYPE_CHECKING:
@@ -57,5 +57,11 @@ def test_what_cannot_be_scored_is_said(openvino_engine: outrider.Engine) -> None
         openvino_engine.score(PROMPT, "")
     with pytest.raises(outrider.RequestError, match="The answer has token id 99999; the vocabulary ends at"):
         openvino_engine.score(PROMPT, [3, 99_999])
+    wrong: list[Any] = [None, 5, b"ab", [1.5], ["a"], [True], {1: 2}, [-1], np.zeros(2)]
+    for answer in wrong:
+        with pytest.raises(outrider.OptionError, match="answer=.* is neither a text nor token ids"):
+            openvino_engine.score(PROMPT, answer)
+    array: Any = np.array([3, 4])
+    assert openvino_engine.score(PROMPT, array) == openvino_engine.score(PROMPT, (3, 4))
     with pytest.raises(outrider.RequestError, match="exceed the model's context"):
         openvino_engine.score(PROMPT, [3] * 100_000)

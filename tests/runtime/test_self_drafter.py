@@ -19,17 +19,18 @@ import msgspec
 
 import outrider
 from layered import NUM_LAYERS, VOCAB_SIZE, make_layered, with_layers
-from outrider.backends.openvino_layers import OpenVINOLayers
-from outrider.backends.openvino_paged import OpenVINOPaged
-from outrider.backends.paged_graph import read_decoder
-from outrider.backends.segments import cut
-from outrider.backends.taps import hidden_states_of
 from outrider.bundle import Bundle, DrafterEntry, draft_models_of, read_bundle
 from outrider.bundle.fit import check_fit
 from outrider.errors import BundleError, DeviceError, OutriderError
-from outrider.part import cuts_for
+from outrider.models.backends.openvino_layers import OpenVINOLayers
+from outrider.models.backends.openvino_paged import OpenVINOPaged
+from outrider.models.backends.paged_graph import read_decoder
+from outrider.models.backends.segments import cut
+from outrider.models.backends.taps import hidden_states_of
+from outrider.models.measure import PassCost
+from outrider.models.part import cuts_for
 from outrider.types import Chunk, Exactness, Rounding, RowRule
-from outrider.verify.certify import our_subject
+from outrider_bench.verify.certify import our_subject
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -103,7 +104,7 @@ def test_a_model_is_cut_where_kept_layers_and_others_meet(kept: set[int]) -> Non
     assert kept.issuperset(runs[-1])
 
 
-@pytest.mark.parametrize("precision", ["f32", "auto"])
+@pytest.mark.parametrize("precision", [pytest.param("f32", marks=pytest.mark.slow), "auto"])
 def test_no_bit_changes_where_a_model_is_cut(layered: Bundle, precision: str) -> None:
     model = compiled(layered, precision, ())
     whole = {rule: read(model, rule) for rule in RULES}
@@ -183,7 +184,7 @@ def test_a_model_whose_layers_read_past_each_other_is_refused(layered: Bundle) -
         cut(model, [2, 3])
 
 
-@pytest.mark.parametrize("layers", [KEPT, (0, 1, 2)], ids=str)
+@pytest.mark.parametrize("layers", [KEPT, pytest.param((0, 1, 2), marks=pytest.mark.slow)], ids=str)
 def test_greedy_and_sampled_text_is_that_of_plain_decoding(layered: Bundle, layers: tuple[int, ...]) -> None:
     engine = load(layered, layers)
     for seed, options in itertools.product(range(2), ({}, {"temperature": 0.8, "seed": 1, "top_p": 0.9})):
@@ -310,15 +311,18 @@ def test_a_segment_that_cannot_be_started_ends_the_call(layered: Bundle) -> None
     assert main.is_idle
 
 
-def test_its_cost_is_measured_and_the_controller_may_say_no(engine: outrider.Engine) -> None:
+def test_its_cost_is_measured_and_the_controller_may_say_no(
+    engine: outrider.Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(PassCost, "follow", lambda *_: None)  # the toy's calls take another time
     model = engine.find_drafter("self")
-    assert model.is_priced  # type: ignore[attr-defined]
+    assert model.is_priced
     assert engine.find_drafter("auto") is model
     main, part = engine.costs["main"], engine.costs["self"]
     saved = main.near, main.far, part.near, part.far
     try:
         main.near = main.far = tuple(1.0 + 0.01 * rows for rows in main.rows)
-        part.near = part.far = tuple(0.9 for _ in part.rows)
+        part.near = part.far = tuple(1.5 for _ in part.rows)
         assert ask(engine, prompt_of(3), "self", num_assistant_tokens="auto", max_new_tokens=80).stats.num_drafts < 8
         part.near = part.far = tuple(0.001 for _ in part.rows)
         stats = ask(engine, prompt_of(3), "self", num_assistant_tokens="auto", max_new_tokens=80).stats

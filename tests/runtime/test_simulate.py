@@ -9,22 +9,22 @@ from unittest.mock import Mock, call
 import pytest
 
 import outrider
-from outrider.bench.prompts import Prompt, Task
-from outrider.bench.simulation.profiles import Profile, read_profile
-from outrider.bench.simulation.simulate import _Clock, _Simulated, compare, simulate
 from outrider.cli import run
 from outrider.drafters import Suffix
 from outrider.errors import DeviceError, OptionError
-from outrider.measure import LONGEST, Contention, PassCost, measure_contention
+from outrider.models.measure import LONGEST, Contention, PassCost, measure_contention
 from outrider.testing import FakeBackend, ToyTokenizer, save_toy_bundle
 from outrider.types import NO_DRAFT
+from outrider_bench.prompts import Prompt, Task
+from outrider_bench.simulation.profiles import Profile, read_profile
+from outrider_bench.simulation.simulate import _Clock, _Simulated, compare, simulate
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from outrider.bench.modes.mode import Run
-    from outrider.engine import Engine
+    from outrider.engine.engine import Engine
     from outrider.types import Backend, CompiledModel
+    from outrider_bench.modes.mode import Run
 
 PROMPT = [1, 2, 3, 4]
 
@@ -40,7 +40,7 @@ def right(tmp_path_factory: pytest.TempPathFactory) -> Engine:
 @pytest.fixture(autouse=True)
 def sure(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its confidences are 1, so no recovered token is guessed."""
-    monkeypatch.setattr("outrider.drafters.choices._confidence", lambda *_: 1.0)
+    monkeypatch.setattr("outrider.drafters.choices.Choices._confidence", lambda *_: 1.0)
 
 
 def flat(seconds: float) -> PassCost:
@@ -115,7 +115,7 @@ def test_what_is_measured_of_simulated_devices_is_their_contention(
     main = _Simulated(FakeBackend(9), flat(1.0), clock, is_main=True)
     background = Mock()
     monkeypatch.setattr(main, "run_in_background", background, raising=False)
-    monkeypatch.setattr("outrider.measure.overlap.time", SimpleNamespace(perf_counter=lambda: clock.now))
+    monkeypatch.setattr("outrider.models.measure.overlap.time", SimpleNamespace(perf_counter=lambda: clock.now))
     other = _Simulated(FakeBackend(9), flat(0.031), clock, is_main=False)
     found = measure_contention(cast("CompiledModel", main), cast("Backend", other))
     assert (found.check, found.draft) == pytest.approx((check, draft))
@@ -231,7 +231,8 @@ def test_a_draft_model_that_was_left_on_disk_is_named(right: Engine) -> None:
 def test_the_command_line_compares_with_the_first_mode(
     right: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("outrider.engine.load", lambda *_, **__: right)
+    monkeypatch.setattr("outrider.engine.engine.load", lambda *_, **__: right)
+    monkeypatch.setattr("outrider.cli.simulate.open_model", lambda *_, **__: right.bundle)
     (tmp_path / "a.toml").write_text("".join(f"[{name}]\nrows = [1, 9]\nnear = [9, 9]\n" for name in ("main", "draft")))
     (tmp_path / "prompts.jsonl").write_text('{"prompt": "abc"}\n')
     given = ["--profile", str(tmp_path / "a.toml"), "--prompts", str(tmp_path / "prompts.jsonl")]

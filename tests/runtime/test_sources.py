@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.results import AnswerToken, tokens_of_round
+from outrider.decoding.results import AnswerToken, tokens_of_round
 from outrider.testing import ToyTokenizer
 from outrider.types import Draft, Outcome
 from watching import chat_engine

@@ -11,6 +11,7 @@ import sqlite3
 import subprocess
 import sys
 import threading
+import time
 import warnings
 from typing import TYPE_CHECKING
 
@@ -18,11 +19,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import outrider
 from outrider.drafters import AnswerStore
+from outrider.drafters.references import References
 from outrider.errors import OptionError
+from outrider.testing import ToyTokenizer
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from outrider.bundle import Bundle
 
 VOCAB = "ab" * 32
 EMPTY = 3 * 4096  # bytes of a store without answers
@@ -371,7 +377,7 @@ def test_a_file_that_another_program_holds_is_waited_for_and_named(
         with pytest.warns(UserWarning, match=r"answers.bin was not written: database is locked"):
             store.add([1])
     store.add([2])
-    assert answers_in(path) == [[2]]
+    assert answers_in(path) == [[1], [2]]
 
 
 def test_threads_share_a_store(tmp_path: Path) -> None:
@@ -422,7 +428,7 @@ def test_a_full_disk_costs_the_store_alone(tmp_path: Path) -> None:
     assert answers_in(path) == [[1, 2]]
     assert list(store._answers) == [[1, 2], [3] * 5000]
     store.add([4])
-    assert answers_in(path) == [[1, 2], [4]]
+    assert answers_in(path) == [[1, 2], [3] * 5000, [4]]
 
 
 def test_a_relative_name_stays_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -433,3 +439,117 @@ def test_a_relative_name_stays_where_it_was(tmp_path: Path, monkeypatch: pytest.
     store.add([1])
     assert answers_in(tmp_path / "answers.bin") == [[1]]
     assert not list((tmp_path / "elsewhere").iterdir())
+
+
+@pytest.mark.skipif(os.name == "nt", reason="this system has other permissions")
+def test_a_new_file_is_its_owners_alone(tmp_path: Path) -> None:
+    path = tmp_path / "answers.bin"
+    before = os.umask(0o022)
+    try:
+        filled(path, [[1, 2, 3]])
+    finally:
+        os.umask(before)
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
+def test_an_engine_does_not_wait_for_the_file(openvino_bundle: Bundle, tmp_path: Path) -> None:
+    """Nothing is lost of what it has answered meanwhile, and no answer is kept that would be deleted again."""
+    path = tmp_path / "answers.bin"
+    config = outrider.Config().replace(cache_size=0.005, answer_store=str(path), drafter="suffix")
+    with outrider.Engine(openvino_bundle, config, tokenizer=ToyTokenizer()) as engine:
+        store = engine._preparation.store
+        assert store is not None
+        engine.generate("warm up", max_new_tokens=4)
+        wait_for_writer(store)
+        with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as database:
+            database.execute("BEGIN EXCLUSIVE")
+            began = time.monotonic()
+            answers = [
+                engine.generate(f"answer {i}", max_new_tokens=4, seed=i, temperature=1).token_ids for i in range(5)
+            ]
+            assert time.monotonic() - began < 0.9  # SQLite would wait a second for each
+            assert store.references()  # they can be copied from already
+    assert list(AnswerStore(path, openvino_bundle.manifest.main.vocab_sha256)._answers)[1:] == answers
+
+
+def test_what_waits_for_the_file_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("outrider.drafters.store._PATIENCE_LATER", 0.01)
+    path = tmp_path / "answers.bin"
+    store = AnswerStore(path, VOCAB, max_tokens=20)
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as database, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        database.execute("BEGIN EXCLUSIVE")
+        for i in range(50):
+            store.add_soon([i] * 5)
+            assert len(store._pending) <= 4
+        wait_for_writer(store)
+    store.flush()
+    assert answers_in(path, max_tokens=20) == [[i] * 5 for i in range(46, 50)]
+
+
+def wait_for_writer(store: AnswerStore) -> None:
+    """Until its thread has ended."""
+    while (writer := store._writer) is not None:
+        writer.join(0.01)
+
+
+def test_answers_are_taken_while_others_are_indexed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = AnswerStore(tmp_path / "answers.bin", VOCAB)
+    store.add([1, 2])
+    begun, goes_on, taken = threading.Event(), threading.Event(), threading.Event()
+
+    def slow(answers: list[list[int]]) -> References:
+        begun.set()
+        assert goes_on.wait(60)
+        return References(answers)
+
+    def take() -> None:
+        store.add_soon([3, 4])
+        taken.set()
+
+    monkeypatch.setattr("outrider.drafters.store.References", slow)
+    reader, engine = threading.Thread(target=store.references), threading.Thread(target=take)
+    reader.start()
+    assert begun.wait(60)
+    engine.start()
+    is_taken = taken.wait(10)
+    goes_on.set()
+    reader.join()
+    engine.join()
+    assert is_taken  # before the index was there
+    (found,) = store.references()
+    assert found.find([3])
+    assert found.find([1])
+
+
+def test_a_write_that_fails_as_never_before_is_done_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = AnswerStore(tmp_path / "answers.bin", VOCAB)
+
+    goes_on = threading.Event()
+
+    def fail(*_: object) -> None:
+        assert goes_on.wait(60)
+        raise MemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store, "_insert", fail)
+        patch.setattr(threading, "excepthook", lambda _: None)
+        store.add_soon([1, 2])
+        writer = store._writer
+        assert writer is not None
+        goes_on.set()
+        writer.join()
+    store.add_soon([3, 4])
+    if (writer := store._writer) is not None:
+        writer.join(10)
+    assert answers_in(store.path) == [[1, 2], [3, 4]]
+
+
+def test_a_process_that_ends_writes_all(tmp_path: Path) -> None:
+    path = tmp_path / "answers.bin"
+    code = (
+        "import sys\nfrom outrider.drafters import AnswerStore\nstore = AnswerStore(sys.argv[1], 'ab' * 32)\n"
+        "for i in range(30): store.add_soon([i])"
+    )
+    subprocess.run([sys.executable, "-c", code, path], check=True, timeout=60)
+    assert answers_in(path) == [[i] for i in range(30)]

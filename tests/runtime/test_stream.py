@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.text import TextStream
-from outrider.text.stop_strings import StopStrings
+from outrider.inputs.text import TextStream
+from outrider.inputs.text.stop_strings import StopStrings
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -16,25 +16,27 @@ import pytest
 import outrider
 from grammars import EOS, SCHEMAS, VOCAB_SIZE, new_grammars, save_pair
 from outrider.config import GenerationConfig
-from outrider.controller import Fixed
-from outrider.drafters import DraftModel, HiddenModel
-from outrider.drafting import _allowed
-from outrider.grammar import Grammars, Source
-from outrider.loop import step
-from outrider.request import Request
-from outrider.sampling import LogitsSampler
+from outrider.decoding.drafting import _allowed
+from outrider.decoding.loop import step
+from outrider.decoding.request import Request
+from outrider.decoding.scheduler import Scheduler
+from outrider.drafters import DraftModel, HiddenModel, MarkovHead
+from outrider.drafters.controller import Fixed
+from outrider.errors import RequestError
+from outrider.inputs.text import TextStream
 from outrider.testing import FakeBackend, FakeHead
-from outrider.text import TextStream
-from outrider.types import Distribution, Draft, LogitsRow, Noise, Sequence
-from outrider.verifiers import BlockRejection, Coupled, Greedy, TokenRejection
-from outrider.verify.exact import chi_square_p_value
+from outrider.tokens.grammar import Grammars, Source
+from outrider.tokens.sampling import LogitsSampler
+from outrider.tokens.verifiers import BlockRejection, Coupled, Greedy, TokenRejection
+from outrider.types import Distribution, Draft, Drafter, LogitsRow, Noise, Sequence
+from outrider_bench.verify.exact import chi_square_p_value
 from tiny import train_tokenizer
 
 if TYPE_CHECKING:
     from collections.abc import Sequence as Seq
     from pathlib import Path
 
-    from outrider.types import Drafter, Verifier
+    from outrider.types import Verifier
 
 TOKENIZER = train_tokenizer()
 LARK = 'start: "the " noun ("," " " noun)~1..3\nnoun: /fo[xg]/ | "dog" | %json {"type": "boolean"}'
@@ -158,23 +160,16 @@ def test_an_error_in_one_grammar_is_that_requests_own(engine: outrider.Engine) -
 # In the loop, with fakes
 
 
-class Proposes:
+class Proposes(Drafter):
     """A drafter that proposes these tokens, whatever they are."""
 
     num_assistant_tokens = 8
-    seconds = 0.0
 
     def __init__(self, drafts: Seq[Draft]) -> None:
         self.drafts = [*drafts]
 
-    def reserve(self, sequence: Sequence, max_tokens: int, num_cached: int) -> bool:
-        return True
-
     def propose(self, requests: Seq[Any]) -> list[Draft]:
         return [self.drafts.pop(0) if self.drafts else Draft([]) for _ in requests]
-
-    def observe(self, sequence: Sequence, committed: Any) -> None: ...
-    def release(self, sequence: Sequence) -> None: ...
 
 
 @pytest.fixture(scope="module")
@@ -207,7 +202,7 @@ def answer(main: FakeBackend, *requests: Request) -> list[list[int]]:
     for request in requests:
         assert request.admit(main)
     while running:
-        step(main, running, 64)
+        step(main, running, Scheduler(64))
         for request in [request for request in running if request.ended]:
             if request.error:
                 raise request.error
@@ -216,14 +211,17 @@ def answer(main: FakeBackend, *requests: Request) -> list[list[int]]:
     return [request.sequence.generated_token_ids for request in requests]
 
 
-@pytest.mark.parametrize("kind", ["module", "block", "places"])
+@pytest.mark.parametrize("kind", ["module", "block", "corrected block", "places"])
 def test_heads_see_the_masks(grammars: Grammars, kind: Any) -> None:
     main = FakeBackend(VOCAB_SIZE, seed=1, features=("late",))
     width = FakeBackend.width
-    head = FakeHead(VOCAB_SIZE, kind, hidden_width=width, own_width=width)
+    head = FakeHead(VOCAB_SIZE, kind.split()[-1], hidden_width=width, own_width=width)
+    w1, w2 = np.random.default_rng(0).standard_normal((2, VOCAB_SIZE, 2)).astype("f4")
+    corrects = MarkovHead(VOCAB_SIZE, w1, w2)
     made: Any = {
         "module": lambda: HiddenModel.module(head, ("late",), width, context_length=2000),
         "block": lambda: HiddenModel.block(head, ("late",), [3, 3, 3], context_length=2000),
+        "corrected block": lambda: HiddenModel.block(head, ("late",), [3, 3, 3], corrects, context_length=2000),
         "places": lambda: HiddenModel.places(head, ("late",), 3, context_length=2000),
     }
     for verifier in (Greedy(), Coupled()):
@@ -235,6 +233,73 @@ def test_heads_see_the_masks(grammars: Grammars, kind: Any) -> None:
             grammar = grammars.new_state(source)
             assert grammar.num_until_complete(plain) == len(plain)
             assert grammar.is_complete(plain)
+
+
+class Panic(BaseException):
+    """As llguidance's, which is no Exception."""
+
+
+@pytest.mark.parametrize("method", ["compute_bitmask", "try_consume_tokens"])
+def test_a_panic_while_a_model_drafts_ends_that_draft_alone(grammars: Grammars, method: str) -> None:
+    """Requests that the same draft model drafts for go on, and the text is the one without drafts."""
+    main, source = FakeBackend(VOCAB_SIZE, seed=1), Source("regex", "[a-c]{30}")
+    (plain,) = answer(main, make_request(grammars, source))
+
+    class Panics:
+        """A matcher with a method that panics."""
+
+        def __init__(self, matcher: Any) -> None:
+            self.matcher = matcher
+
+        def __getattr__(self, name: str) -> Any:
+            return self.panic if name == method else getattr(self.matcher, name)
+
+        def panic(self, *_: Any) -> None:
+            panics.append(method)
+            raise Panic("index out of bounds")
+
+    class Panicking(DraftModel):
+        def propose(self, requests: Seq[Any]) -> list[Draft]:
+            state.matcher = Panics(state.matcher)
+            return super().propose(requests)
+
+    panics: list[str] = []
+    drafter = Panicking(FakeBackend(VOCAB_SIZE, seed=1), context_length=1000, max_num_batched_tokens=64)
+    requests = [make_request(grammars, source, drafter) for _ in range(2)]
+    state: Any = requests[0].grammar
+    assert answer(main, *requests) == [plain, plain]
+    assert len(panics) > 1
+
+
+@pytest.mark.parametrize("at", ["propose", "draft_ahead"])
+def test_what_a_drafter_raises_ends_its_own_requests_alone(grammars: Grammars, at: str) -> None:
+    """Whatever it is. They take no rows any more, and their answers are not saved."""
+
+    main, source, saved = FakeBackend(VOCAB_SIZE, seed=1), Source("regex", "[a-c]{3}"), list[Any]()
+    (plain,) = answer(main, make_request(grammars, source))
+
+    class Raises(Proposes):
+        goes_ahead = True
+
+        def propose(self, requests: Seq[Any]) -> list[Draft]:
+            if at == "propose":
+                raise Panic
+            return [Draft([plain[1]]) for _ in requests]
+
+        def draft_ahead(self, *_: Any) -> None:
+            raise Panic
+
+    failing, other = (make_request(grammars, source, drafter) for drafter in (Raises([]), None))
+    failing.ahead, failing.save = True, saved.append
+    assert failing.admit(main)
+    assert other.admit(main)
+    main.calls.clear()
+    while running := [request for request in (failing, other) if not request.ended]:
+        step(main, running, Scheduler(64))
+    assert isinstance(failing.error, RequestError)
+    assert other.sequence.generated_token_ids == plain
+    assert len(main.calls[1]) == (1 if at == "propose" else 2)
+    assert not saved
 
 
 def test_copies_are_cut_where_the_grammar_forbids_them(grammars: Grammars) -> None:
@@ -274,7 +339,11 @@ def test_sampled_drafts_are_never_cut(grammars: Grammars) -> None:
     assert _allowed(request, tree, goes_on=True) is tree
 
 
-@pytest.mark.parametrize("verifier", [TokenRejection(), BlockRejection()], ids=lambda each: type(each).__name__)
+@pytest.mark.parametrize(
+    "verifier",
+    [pytest.param(TokenRejection(), marks=pytest.mark.slow), BlockRejection()],
+    ids=lambda each: type(each).__name__,
+)
 def test_rejection_samples_the_masked_distribution(grammars: Grammars, verifier: Any) -> None:
     """Every text that the grammar allows, with its probability. False alarms: one in a million runs."""
     source = Source("regex", "[abc]X[ab]{2}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import threading
+import time
 import weakref
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,7 @@ from outrider.testing import ToyTokenizer
 
 if TYPE_CHECKING:
     from outrider.bundle import Bundle
-    from outrider.results import TextChunk
+    from outrider.decoding.results import TextChunk
 
 LONG: dict[str, Any] = {"max_new_tokens": 400, "ignore_eos": True}
 
@@ -145,3 +146,22 @@ def test_requests_that_arrive_while_an_engine_closes_all_end(openvino_bundle: Bu
         thread.join(30)
     assert len(ended) == 4
     assert set(ended) == {"This engine is closed. Load the bundle again."}
+
+
+def test_an_engine_that_is_closed_while_a_round_fails_ends(
+    openvino_bundle: Bundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = outrider.Engine(openvino_bundle, outrider.Config().replace(cache_size=0.005), tokenizer=ToyTokenizer())
+    closing = threading.Thread(target=engine.close, daemon=True)
+
+    def fail(worker: Any, _: Any) -> None:
+        closing.start()
+        while worker._inbox.empty():
+            time.sleep(0.001)
+        raise RuntimeError("of ours")
+
+    monkeypatch.setattr("outrider.decoding.request_queue._Worker._round", fail)
+    with pytest.raises((RuntimeError, outrider.RequestError)):
+        engine.generate("hello")
+    closing.join(20)
+    assert not closing.is_alive()

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
-import msgspec
 import numpy as np
 import pytest
 
 import outrider
-from outrider.bundle import list_files, read_bundle, write_manifest
+from joint import CONFIG, PROMPT, sample_joint
+from manifests import rewrite
+from outrider.bundle import read_bundle
 from outrider.cli import run
 from outrider.drafters import Subset
 from outrider.errors import BundleError
 from outrider.testing import ToyTokenizer, save_toy_bundle
-from outrider.verify.exact import chi_square_p_value, exact_joint
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -31,15 +30,14 @@ PAIRS: dict[str, dict[str, Any]] = {
     "intersection": {"draft_tokens": OTHER, "vocabulary": "intersection", "proposed": PROPOSED_OF_OTHER},
     "text": {"draft_tokens": OTHER, "vocabulary": "text", "proposed": PROPOSED_OF_OTHER},
 }
-PROMPT = [1, 2, 3, 1, 2, 3, 1, 2]
-NUM_TOKENS, NUM_SAMPLES = 3, 3000
+NUM_SAMPLES = 3000
 
 
 def make_engine(bundle: Bundle) -> outrider.Engine:
     other = bundle.manifest.drafters[0].vocabulary != "same"
     return outrider.Engine(
         bundle,
-        outrider.Config().replace(cache_size=0.002),
+        CONFIG,
         tokenizer=ToyTokenizer(LETTERS),
         draft_tokenizer=ToyTokenizer(OTHER if other else LETTERS),
     )
@@ -70,30 +68,11 @@ def test_greedy_and_coupled_text_is_plain_text(engine: outrider.Engine, options:
 
 @pytest.mark.slow
 def test_rejection_samples_have_the_joint_distribution_of_the_main_model(engine: outrider.Engine) -> None:
-    """As in test_rejection.py; the seeds are fixed, and each case had a chance of 1e-4 of a false alarm."""
-    exact = exact_joint(engine, PROMPT, outrider.GenerationConfig(temperature=1.0), NUM_TOKENS)
-    counts: dict[tuple[int, ...], int] = {}
-    num_accepted_tokens = 0
-
-    def generate(seed: int) -> outrider.Result:
-        return engine.generate(
-            PROMPT,
-            max_new_tokens=NUM_TOKENS + 2,
-            seed=seed,
-            ignore_eos=True,
-            temperature=1.0,
-            sampling="rejection",
-            num_assistant_tokens=3,
-        )
-
-    with ThreadPoolExecutor(16) as pool:
-        results = list(pool.map(generate, range(NUM_SAMPLES)))
-    for result in results:
-        answer = tuple(result.token_ids[:NUM_TOKENS])
-        counts[answer] = counts.get(answer, 0) + 1
-        num_accepted_tokens += result.stats.num_accepted_tokens
-    assert num_accepted_tokens > NUM_SAMPLES / 10
-    assert chi_square_p_value(counts, exact) > 1e-4
+    p_value, stats = sample_joint(
+        engine, NUM_SAMPLES, {"temperature": 1.0}, sampling="rejection", num_assistant_tokens=3
+    )
+    assert sum(each.num_accepted_tokens for each in stats) > NUM_SAMPLES / 10
+    assert p_value > 1e-4
 
 
 def test_a_twin_is_right_where_it_has_the_token_and_never_elsewhere(tmp_path: Path) -> None:
@@ -124,14 +103,8 @@ def test_rows_are_widened() -> None:
 
 @pytest.fixture
 def bundle(tmp_path: Path) -> Bundle:
-    return save_toy_bundle(tmp_path / "pair", vocab_size=16, tokens=LETTERS, proposed=PROPOSED)
-
-
-def rewrite(bundle: Bundle, **changes: Any) -> None:
-    """Write the manifest again, with a changed drafter and the current files."""
-    drafter = msgspec.structs.replace(bundle.manifest.drafters[0], **changes)
-    files = list_files(bundle.folder)
-    write_manifest(bundle.folder, msgspec.structs.replace(bundle.manifest, drafters=(drafter,), files=files))
+    options: dict[str, Any] = {"tokens": LETTERS, "proposed": PROPOSED, "formats": ("onnx", "onnx")}
+    return save_toy_bundle(tmp_path / "pair", vocab_size=16, **options)
 
 
 @pytest.mark.parametrize(

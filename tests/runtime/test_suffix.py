@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 from outrider.config import GenerationConfig
 from outrider.drafters import References, Suffix
 from outrider.drafters.next_tokens import NextTokens
+from outrider.drafters.suffix import MOST_INDEXED
 from outrider.drafters.suffix_automaton import Followers, SuffixAutomaton
-from outrider.sampling import LogitsSampler
-from outrider.types import Draft, DraftRequest, Noise, Sequence
-from outrider.verifiers import Coupled, Greedy
+from outrider.tokens.sampling import LogitsSampler
+from outrider.tokens.verifiers import Coupled, Greedy
+from outrider.types import Committed, Draft, DraftRequest, Noise, Sequence
 from virtual_time import World
 
 if TYPE_CHECKING:
@@ -158,6 +159,33 @@ def draft_of(
     sequence = Sequence(context, len(context) if num_prompt_tokens is None else num_prompt_tokens)
     drafter.reserve(sequence, 1000)
     return propose(drafter, sequence, limit, eos)
+
+
+def test_a_long_context_is_indexed_in_pieces() -> None:
+    """All answers of a round wait for it. Nothing is copied before the index is whole, and then as by a new one."""
+    context = [*range(64)] * (3 * MOST_INDEXED // 64) + [7, 8]
+    drafter, sequences = Suffix(), [Sequence([*context], len(context)) for _ in range(2)]
+    for sequence in sequences:
+        drafter.reserve(sequence, 10_000)
+    requests = [DraftRequest(sequence, 4, SAMPLER, Greedy(), Noise(0), frozenset()) for sequence in sequences]
+    before, num_calls = 0, 0
+    while before < 2 * len(context):
+        drafts = drafter.propose(requests)
+        indexed = [drafter._indexes[sequence].num_tokens for sequence in sequences]
+        assert 0 < sum(indexed) - before <= MOST_INDEXED + 64
+        for draft, count in zip(drafts, indexed, strict=True):
+            assert draft.token_ids == ([9, 10, 11, 12] if count == len(context) else [])
+        before, num_calls = sum(indexed), num_calls + 1
+    assert num_calls > 5
+
+
+def test_a_prompt_is_indexed_as_it_is_read() -> None:
+    context = [*range(64)] * (3 * MOST_INDEXED // 64) + [7, 8]
+    drafter, sequence = Suffix(), Sequence(context, len(context))
+    drafter.reserve(sequence, 10_000)
+    for begin in range(0, len(context), 512):
+        drafter.observe(sequence, Committed(context[begin : begin + 512], []))
+    assert propose(drafter, sequence, 4).token_ids == [9, 10, 11, 12]
 
 
 @given(texts, st.lists(texts, max_size=5), documents, st.integers(0, 12), st.sampled_from([0.0, 0.02, 0.5]))

@@ -14,11 +14,11 @@ from tokenizers import AddedToken
 
 import outrider
 from grammars import EOS, VOCAB_SIZE, new_grammars
-from outrider.grammar import Grammars, GrammarState, Source
-from outrider.text import Tokenizer
-from outrider.tools import ToolCall, ToolCallDelta, ToolFormat, keep_markers, source_of_calls
-from outrider.tools.formats import GLM, GLM_IN_LINE, HERMES, LLAMA, MISTRAL, MISTRAL_ARGS, QWEN_CODER
-from outrider.tools.stream import joined
+from outrider.inputs.text import Tokenizer
+from outrider.inputs.tools import ToolCall, ToolCallDelta, ToolFormat, keep_markers, source_of_calls
+from outrider.inputs.tools.formats import GLM, GLM_IN_LINE, HERMES, LLAMA, MISTRAL, MISTRAL_ARGS, QWEN_CODER
+from outrider.inputs.tools.stream import joined
+from outrider.tokens.grammar import Grammars, GrammarState, Source
 from tiny import train_tokenizer
 
 if TYPE_CHECKING:
@@ -259,9 +259,16 @@ def walk(state: GrammarState, tokenizer: Fast, step: int = 7) -> list[int]:
     return token_ids
 
 
+# Which tools may be called, and how the markers stand in the vocabulary: in the fast tests, one of both is as usual.
+ONLY_AND_SPECIAL = [
+    pytest.param(only, special, marks=() if only is None or special is None else pytest.mark.slow)
+    for only in (None, "get_weather", "stop")
+    for special in (True, False, None)
+]
+
+
 @pytest.mark.parametrize("form", FORMS, ids=lambda form: form.name)
-@pytest.mark.parametrize("special", [True, False, None])
-@pytest.mark.parametrize("only", [None, "get_weather", "stop"])
+@pytest.mark.parametrize(("only", "special"), ONLY_AND_SPECIAL)
 def test_a_grammar_gives_calls_and_nothing_else(
     tmp_path: Path, form: ToolFormat, special: bool | None, only: str | None
 ) -> None:
@@ -507,7 +514,7 @@ def test_strict_functions_are_free_to_call(engine: outrider.Engine, monkeypatch:
         made.append(more)
         return source_of_calls(*given, **more)
 
-    monkeypatch.setattr("outrider.preparation.source_of_calls", recorded)
+    monkeypatch.setattr("outrider.engine.preparation.source_of_calls", recorded)
     strict = [{"type": "function", "function": {**tool["function"], "strict": True}} for tool in TOOLS]
     for options in ({}, {"temperature": 1.0, "seed": 4}):
         given: dict[str, Any] = {"max_new_tokens": 60, **options}
@@ -527,7 +534,7 @@ def test_the_answer_ends_with_its_first_call(
 ) -> None:
     if not by_grammar:
         monkeypatch.setattr(
-            "outrider.preparation.source_of_calls", lambda *given, once, **more: source_of_calls(*given, **more)
+            "outrider.engine.preparation.source_of_calls", lambda *given, once, **more: source_of_calls(*given, **more)
         )
     given: dict[str, Any] = {"tools": TOOLS, "tool_choice": "required", "max_new_tokens": 300, "temperature": 1.0}
     results = [engine.generate(MESSAGES, seed=seed, **given) for seed in range(12)]

@@ -13,14 +13,14 @@ from hypothesis import strategies as st
 from openvino import opset13 as ops
 
 import outrider
-from outrider.backends.openvino_paged import OpenVINOPaged
-from outrider.backends.paged_graph import TOP, add_top_logits
-from outrider.backends.paged_step import PagedStep
 from outrider.config import GenerationConfig
 from outrider.drafters import Subset
 from outrider.errors import DeviceError, NoTokenLeft, OptionError
-from outrider.sampling import LogitsSampler, argmax, probability, whole_row
+from outrider.models.backends.openvino_paged import OpenVINOPaged
+from outrider.models.backends.paged_graph import TOP, add_top_logits
+from outrider.models.backends.paged_step import PagedStep
 from outrider.testing import ToyTokenizer, save_toy_bundle
+from outrider.tokens.sampling import LogitsSampler, argmax, probability, whole_row
 from outrider.types import Chunk, LogitsRow, TopLogits
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ options_of = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=600)
+@settings(max_examples=300)
 @given(rows, st.integers(1, VOCAB_SIZE), options_of, token_ids_of, token_ids_of, st.integers(0, 99))
 def test_decisions_are_those_of_the_whole_row(
     row: Logits, k: int, options: dict[str, Any], prompt: list[int], prefix: list[int], seed: int
@@ -447,7 +447,8 @@ def test_a_real_model_in_single_precision_has_the_same_rows_and_lists_the_larges
 
 
 def test_a_real_model_has_the_same_rows_and_says_the_same(smollm2: Path) -> None:
-    whole, reduced = (outrider.load(smollm2, cache_size=0.1, precision="bf16", top_logits=k) for k in (0, 64))
+    setting: dict[str, Any] = {"precision": "bf16", "properties": {"DYNAMIC_QUANTIZATION_GROUP_SIZE": 128}}
+    whole, reduced = (outrider.load(smollm2, cache_size=0.1, top_logits=k, **setting) for k in (0, 64))
     check_real_rows(whole.main, reduced.main)
     for options in REAL_OPTIONS:
         asked: dict[str, Any] = {"max_new_tokens": 24, "seed": 1, "num_assistant_tokens": 3, **options}

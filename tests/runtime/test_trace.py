@@ -17,26 +17,29 @@ import numpy as np
 import pytest
 
 import outrider
-from outrider.bench.traces.timeline import Span, Timeline, read_timeline, summarise
-from outrider.calls import submit
 from outrider.cli import run
 from outrider.config import GenerationConfig
-from outrider.controller import Fixed
+from outrider.decoding.loop import step
+from outrider.decoding.request import Request
+from outrider.decoding.scheduler import Scheduler
+from outrider.decoding.trace import Trace
+from outrider.decoding.trace.events import REQUESTS
+from outrider.drafters.controller import Fixed
 from outrider.errors import DeviceError, OptionError, OutriderError
-from outrider.loop import step
-from outrider.request import Request
-from outrider.sampling import LogitsSampler
+from outrider.inputs.text import TextStream
+from outrider.models.calls import submit
 from outrider.testing import FakeBackend, ToyTokenizer
-from outrider.text import TextStream
-from outrider.trace import Trace
-from outrider.trace.events import REQUESTS
-from outrider.types import Chunk, Draft, Noise, Sequence
-from outrider.verifiers import Greedy
+from outrider.tokens.sampling import LogitsSampler
+from outrider.tokens.verifiers import Greedy
+from outrider.types import Chunk, Draft, Drafter, Noise, Sequence
+from outrider_bench.traces.timeline import Span, Timeline, read_timeline, summarise
 
 if TYPE_CHECKING:
     from collections.abc import Sequence as Seq
 
     from outrider.bundle import Bundle
+
+pytestmark = pytest.mark.any_format
 
 OPTIONS: dict[str, Any] = {"max_new_tokens": 40, "ignore_eos": True}
 WAYS: dict[str, dict[str, Any]] = {
@@ -145,7 +148,11 @@ def test_no_text_and_no_token_gets_into_a_trace(toy_engine: outrider.Engine, tmp
 def test_nothing_of_it_is_there_unless_a_trace_runs(openvino_bundle: Bundle, tmp_path: Path) -> None:
     def objects() -> list[Any]:
         gc.collect()
-        return [o for o in gc.get_objects() if str(type(o).__module__).startswith(("outrider.trace", "outrider.calls"))]
+        return [
+            o
+            for o in gc.get_objects()
+            if str(type(o).__module__).startswith(("outrider.decoding.trace", "outrider.models.calls"))
+        ]
 
     engine = outrider.Engine(openvino_bundle, outrider.Config().replace(cache_size=0.005), tokenizer=ToyTokenizer())
     engine.generate("hello", **OPTIONS)
@@ -228,7 +235,7 @@ def test_a_request_from_before_a_trace_is_drafted_for_beside_the_others(tmp_path
     trace = Trace(tmp_path / "out.json", models)
     trace.entered(requests[1], "counting")
     for _ in range(4):
-        step(main, requests, 512, trace)
+        step(main, requests, Scheduler(512), trace)
     trace.close()
     assert drafter.num_requests == [2, 2, 2]
     (life, *_) = (span for span in read_timeline(tmp_path / "out.json").of("request") if span.depth == 0)
@@ -303,24 +310,13 @@ def test_requests_at_the_same_time_have_lanes_of_their_own(toy_engine: outrider.
     assert checked == sum(span.args["drafted"] + 1 for span in timeline.of("request", "prompt", "round"))
 
 
-class Failing:
+class Failing(Drafter):
     """An app's drafter, which fails."""
-
-    num_assistant_tokens, seconds = 4, 0.0
 
     def propose(self, requests: Any) -> Any:
         if requests:
             raise ValueError("no draft")
         return []
-
-    def reserve(self, sequence: Any, max_tokens: int, num_cached: int) -> bool:
-        return True
-
-    def observe(self, sequence: Any, committed: Any) -> None:
-        pass
-
-    def release(self, sequence: Any) -> None:
-        pass
 
 
 class Counting(Failing):
@@ -357,8 +353,8 @@ def test_what_is_cancelled_or_fails_ends_in_the_trace(
     read_strictly(tmp_path / "out.json")
     timeline = read_timeline(tmp_path / "out.json")
     reasons = {span.name: span.args["finish_reason"] for span in timeline.of("request") if span.depth == 0}
-    assert [*reasons.values()] == ["cancelled", "ValueError", "DeviceError", "goes on"]
-    assert [args["error"] for args in of_host(timeline, "propose") if "error" in args] == ["ValueError"]
+    assert [*reasons.values()] == ["cancelled", "DrafterError", "DeviceError", "goes on"]
+    assert [args["error"] for args in of_host(timeline, "propose") if "error" in args] == ["DrafterError"]
     assert [args["error"] for args in of_lane(timeline, "main: CPU") if "error" in args] == ["DeviceError"]
 
 
@@ -496,7 +492,8 @@ def test_the_command_line(
         return outrider.Engine(openvino_bundle, config, tokenizer=ToyTokenizer())
 
     path, svg = tmp_path / "out.json", tmp_path / "out.svg"
-    monkeypatch.setattr("outrider.engine.load", load)  # a toy has no tokenizer of its own
+    monkeypatch.setattr("outrider.engine.engine.load", load)  # a toy has no tokenizer of its own
+    monkeypatch.setattr("outrider.cli.generate.open_model", lambda *_, **__: openvino_bundle)
     arguments = ["generate", "toy", "hello hello", "--max-new-tokens", "30", "--drafter", "draft", "--ignore-eos"]
     assert run([*arguments, "--trace", str(path), "--compare", "--json"]) == 0
     printed = capsys.readouterr()

@@ -9,17 +9,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from outrider.bench.modes.shuffled import Shuffled
 from outrider.config import GenerationConfig
-from outrider.controller import Fixed
+from outrider.decoding.request import Request
+from outrider.decoding.request_queue import RequestQueue
+from outrider.decoding.scheduler import Scheduler
 from outrider.drafters import DraftModel, Ngram
-from outrider.request import Request
-from outrider.request_queue import RequestQueue
-from outrider.sampling import DraftRows, LogitsSampler
+from outrider.drafters.controller import Fixed
+from outrider.inputs.text import TextStream
 from outrider.testing import FakeBackend
-from outrider.text import TextStream
+from outrider.tokens.sampling import DraftRows, LogitsSampler
+from outrider.tokens.verifiers import BlockRejection, Greedy, Threshold, TokenRejection, Typical
 from outrider.types import Draft, Noise, Outcome, Sequence
-from outrider.verifiers import BlockRejection, Greedy, Threshold, TokenRejection, Typical
+from outrider_bench.modes.shuffled import Shuffled
 
 if TYPE_CHECKING:
     from outrider.types import Drafter, Rows
@@ -97,7 +98,7 @@ def finish(
         policy=Fixed(drafter) if drafter else None,
         num_assistant_tokens=4,
     )
-    for _ in RequestQueue(FakeBackend(VOCAB_SIZE, seed=1, memory=99), 512).run(request):
+    for _ in RequestQueue(FakeBackend(VOCAB_SIZE, seed=1, memory=99), Scheduler(512)).run(request):
         pass
 
 

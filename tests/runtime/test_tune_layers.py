@@ -16,14 +16,14 @@ import msgspec
 
 import outrider
 from layered import NUM_LAYERS, make_layered, with_layers
-from outrider.backends.openvino_layers import OpenVINOLayers
-from outrider.bench.layers import Found, _Reader, add_layers, check_name, find_layers, probe_engine, search
-from outrider.bench.prompts import Prompt, Task
 from outrider.bundle import Bundle, read_bundle
 from outrider.bundle.manifest import describe_layers
 from outrider.cli import run
 from outrider.errors import BundleError, OptionError
+from outrider.models.backends.openvino_layers import OpenVINOLayers
 from outrider.types import Chunk
+from outrider_bench.layers import Found, _Reader, add_layers, check_name, find_layers, probe_engine, search
+from outrider_bench.prompts import Prompt, Task
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -12,17 +12,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from outrider.config import LOSSY, SAMPLING, GenerationConfig
+from outrider.decoding.request import Request
 from outrider.errors import NoTokenLeft, RequestError
-from outrider.request import Request
-from outrider.sampling import LogitsSampler
-from outrider.text import TextStream
+from outrider.inputs.text import TextStream
+from outrider.tokens.sampling import LogitsSampler
+from outrider.tokens.verifiers import SAMPLING_VERIFIERS, BlockRejection, Threshold, TokenRejection, Typical
 from outrider.types import Distribution, Draft, Noise, Outcome, Sequence
-from outrider.verifiers import SAMPLING_VERIFIERS, BlockRejection, Threshold, TokenRejection, Typical
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     import outrider
+
+pytestmark = pytest.mark.any_format
 
 VOCAB_SIZE, LONGEST = 3, 3
 Law = dict[tuple[int, ...], float]

@@ -18,14 +18,14 @@ from hypothesis import strategies as st
 import outrider
 from adapters import write_adapter
 from heads import write_head
-from outrider.backends.embeds import EMBED_ROWS, EMBEDS
-from outrider.backends.openvino_paged import OpenVINOPaged
-from outrider.backends.paged_graph import read_decoder
 from outrider.bundle import read_bundle
 from outrider.cli import run
-from outrider.part import adapters_of
+from outrider.inputs.vision import cut_into_tiles, image_text, read_image
+from outrider.models.backends.embeds import EMBED_ROWS, EMBEDS
+from outrider.models.backends.openvino_paged import OpenVINOPaged
+from outrider.models.backends.paged_graph import read_decoder
+from outrider.models.part import adapters_of
 from outrider.types import Chunk, Exactness, Prompt, Span
-from outrider.vision import cut_into_tiles, image_text, read_image
 from tiny import SHAPE
 from tiny_vision import ROWS, SIDE, TOY_PLACE, add_toy_encoder, asking, picture
 
@@ -35,9 +35,9 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from outrider.backends.adapters import Adapters
     from outrider.bundle import Bundle
-    from outrider.vision import Vision
+    from outrider.inputs.vision import Vision
+    from outrider.models.backends.adapters import Adapters
 
 Image: Any = pytest.importorskip("PIL.Image", reason="the extra [vision]")
 STATES = "hidden_states.0"
@@ -247,7 +247,7 @@ def test_an_image_can_be_given_in_many_ways(engine: outrider.Engine, tmp_path: P
 
 WRONG: dict[str, tuple[Any, str]] = {
     "no pixels": (asking(np.zeros((0, 5, 3), np.uint8)), "^The image has 5 × 0 pixels, so there is nothing to see"),
-    "no image": (asking(b"This is no image."), "^The image is none that Pillow can read. Give the path or the bytes"),
+    "no image": (asking(b"This is no image."), "^The image is none that Pillow can read. Give the path or bytes"),
     "half an image": (asking(b"\x89PNG\r\n\x1a\n"), "^The image is none that Pillow can read"),
     "nowhere": (asking("nowhere.png"), "^The image nowhere.png cannot be read"),
     "remote": (asking("https://example.org/cat.png"), "^The image https://example.org/cat.png is on the network, and"),

@@ -10,16 +10,17 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from outrider.config import GenerationConfig
-from outrider.controller import Fixed
+from outrider.decoding.request import Request
+from outrider.decoding.request_queue import RequestQueue
+from outrider.decoding.scheduler import Scheduler
 from outrider.drafters import DraftModel, Intersection, Text, TokenMap
+from outrider.drafters.controller import Fixed
 from outrider.drafters.translation import Translation
-from outrider.request import Request
-from outrider.request_queue import RequestQueue
-from outrider.sampling import LogitsSampler
+from outrider.inputs.text import TextStream
 from outrider.testing import FakeBackend, ToyTokenizer
-from outrider.text import TextStream
+from outrider.tokens.sampling import LogitsSampler
+from outrider.tokens.verifiers import Coupled, Greedy
 from outrider.types import Noise, Sequence
-from outrider.verifiers import Coupled, Greedy
 
 if TYPE_CHECKING:
     from outrider.drafters import Vocabulary
@@ -78,7 +79,7 @@ def make_request(drafter: DraftModel | None, prompt: list[int], n: int, **option
 
 
 def answer(backend: FakeBackend, request: Request) -> Request:
-    for _ in RequestQueue(backend, 64).run(request):
+    for _ in RequestQueue(backend, Scheduler(64)).run(request):
         pass
     return request
 

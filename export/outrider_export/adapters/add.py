@@ -10,20 +10,19 @@ import re
 from typing import TYPE_CHECKING
 
 import numpy as np
-import openvino as ov
 
 from outrider import __version__
-from outrider.backends.adapters import check_matrices
-from outrider.backends.projections import NAMES, projections_of
-from outrider.backends.taps import read_ir
 from outrider.bundle.folder import Bundle, read_bundle
 from outrider.bundle.manifest import ADAPTER_NAMES, NAME, RESERVED_NAMES, AdapterEntry, Source
 from outrider.config.files import user_path
 from outrider.errors import ExportError, OptionError
-from outrider.files import usable
+from outrider.models.backends.adapters import check_matrices
+from outrider.models.backends.projections import NAMES, projections_of
+from outrider.models.backends.taps import read_ir
+from outrider.system.core import new_core
+from outrider.system.files import usable
 from outrider_export.adapters.peft_format import layer_of, read_adapter
 from outrider_export.heads import container
-from outrider_export.plan import check_extra
 from outrider_export.progress import Silent
 from outrider_export.rewrite import rewrite
 
@@ -56,14 +55,13 @@ def add_adapter(
             f"An adapter is added to main models in OpenVINO's format, and this one is in {main.format}. Merge it at "
             "export: outrider export MODEL --adapter FOLDER."
         )
-    check_extra("Adding an adapter", main.format)
     read = read_adapter(usable(user_path(adapter)))
     name = read.id if name is None else name
     check_name(name, old)
     matrices = matrices_of(read)
     geometry = main.geometry
     layers = projections_of(
-        read_ir(ov.Core(), old.model_path(main)),
+        read_ir(new_core(), old.model_path(main)),
         geometry.num_layers,
         attended=geometry.num_heads * geometry.head_size,
     )
@@ -84,7 +82,7 @@ def add_adapter(
 
 
 def matrices_of(adapter: LoraAdapter) -> dict[str, NDArray[np.float32]]:
-    """An adapter's matrices as `outrider.backends.adapters.Adapter` has them.
+    """An adapter's matrices as `outrider.models.backends.adapters.Adapter` has them.
 
     Raises:
         ExportError: for a module that is in no layer.

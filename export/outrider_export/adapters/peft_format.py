@@ -19,9 +19,9 @@ import numpy as np
 
 from outrider.bundle.hashes import sha256_of
 from outrider.errors import ExportError
-from outrider.files import shown
+from outrider.system.files import shown
 from outrider_export.heads.formats import read_tensors
-from outrider_export.sources import read_json
+from outrider_export.sources import configuring, read_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _NAME = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<side>[AB])\.weight")
+_MOST_CHARACTERS = 300  # of a module's name
+_EXPRESSION = re.compile(r"[^*+?{}()|]*([*+][^*+?{}()|]*){0,2}")  # a key of rank_pattern or alpha_pattern
 _LAYER = re.compile(r"(?:.+\.)?layers\.(\d+)\..+")
 # Fields that do not change what an adapter calculates, or are read here.
 _KNOWN = {
@@ -92,14 +94,19 @@ def read_adapter(folder: Path) -> LoraAdapter:
     if not (folder / WEIGHTS).is_file():
         raise ExportError(f"{folder} has no {WEIGHTS}. Save the adapter with safe_serialization=True.")
     config = read_json(folder / CONFIG)
+    with configuring(folder / CONFIG):
+        return _read(folder, config)
+
+
+def _read(folder: Path, config: dict[str, Any]) -> LoraAdapter:
     _check_config(folder, config)
     found: dict[str, dict[str, Matrix]] = {}
     for name, tensor in read_tensors(folder, WEIGHTS).items():
         match = _NAME.fullmatch(name)
-        if match is None:
+        if match is None or len(name) > _MOST_CHARACTERS:
             raise ExportError(
-                f"{folder / WEIGHTS} has {name!r}, which is no lora_A or lora_B of a module. Adapters with more than "
-                "these, such as trained embeddings, are not read."
+                f"{folder / WEIGHTS} has {shown(repr(name))}, which is no lora_A or lora_B of a module. Adapters with "
+                "more than these, such as trained embeddings, are not read."
             )
         found.setdefault(match["module"], {})[match["side"]] = tensor
     if not found:
@@ -107,7 +114,8 @@ def read_adapter(folder: Path) -> LoraAdapter:
     modules = {name: _change(folder, config, name, sides) for name, sides in found.items()}
     _check_targets(folder, config, modules)
     base = config.get("base_model_name_or_path")
-    return LoraAdapter(folder.resolve().name, sha256_of(folder / WEIGHTS), modules, base if base else None)
+    base = base if isinstance(base, str) and base else None
+    return LoraAdapter(folder.resolve().name, sha256_of(folder / WEIGHTS), modules, base)
 
 
 def layer_of(module: str) -> tuple[int, str] | None:
@@ -120,24 +128,26 @@ def _check_config(folder: Path, config: dict[str, Any]) -> None:
     """Raise ExportError for other kinds of adapters than LoRA's plain one."""
     path = folder / CONFIG
     if config.get("peft_type") != "LORA":
-        raise ExportError(f"{path} has peft_type {config.get('peft_type')!r}, and only LORA is read.")
+        raise ExportError(f"{path} has peft_type {shown(repr(config.get('peft_type')))}, and only LORA is read.")
     if config.get("bias", "none") != "none":
-        raise ExportError(f"{path} has bias={config['bias']!r}: it trains biases, too, and only 'none' is read.")
+        raise ExportError(
+            f"{path} has bias={shown(repr(config['bias']))}: it trains biases, too, and only 'none' is read."
+        )
     start = config.get("init_lora_weights")
     if isinstance(start, str) and start.lower().startswith(_FROM_THE_WEIGHTS):
         raise ExportError(
-            f"{path} has init_lora_weights={start!r}, with which a part of the model's weights was taken out. Convert "
-            "it to a plain adapter: PEFT's save_pretrained with path_initial_model_for_weight_conversion."
+            f"{path} has init_lora_weights={shown(repr(start))}, with which a part of the model's weights was taken "
+            "out. Convert it to a plain adapter: PEFT's save_pretrained with path_initial_model_for_weight_conversion."
         )
     for name, value in config.items():
         if name not in _KNOWN and value:
             raise ExportError(
-                f"{path} has {name}={str(value)[:60]!r}, and such adapters are not read. Only plain LoRA is: A and B "
-                "of linear layers."
+                f"{path} has {shown(name)}={str(value)[:60]!r}, and such adapters are not read. Only plain LoRA is: A "
+                "and B of linear layers."
             )
     for name in ("r", "lora_alpha"):
-        if not isinstance(config.get(name), int | float) or not config[name] > 0:
-            raise ExportError(f"{path} has {name}={config.get(name)!r}, which has to be a number above 0.")
+        if not isinstance(config.get(name), int | float) or not 0 < config[name] < math.inf:
+            raise ExportError(f"{path} has {name}={shown(repr(config.get(name)))}, which has to be a number above 0.")
 
 
 def _change(folder: Path, config: dict[str, Any], module: str, sides: dict[str, Matrix]) -> Change:
@@ -162,7 +172,14 @@ def _change(folder: Path, config: dict[str, Any], module: str, sides: dict[str, 
 
 
 def _of_pattern(pattern: dict[str, Any] | None, module: str, default: Any) -> Any:
-    """The value of the first key that is the module's name, or its end (`get_pattern_key` in PEFT)."""
+    """The value of the first key that is the module's name, or its end (`get_pattern_key` in PEFT).
+
+    Raises:
+        ValueError: for an expression that could take for ever.
+    """
+    for key in pattern or {}:
+        if not _EXPRESSION.fullmatch(key):
+            raise ValueError(f"{shown(repr(key))} is no module's name with at most two * and + and no groups")
     found = (value for key, value in (pattern or {}).items() if re.match(rf"(.*\.)?({key})$", module))
     return next(found, default)
 

@@ -15,6 +15,7 @@ import dataclasses
 import functools
 import itertools
 import json
+import math
 import shutil
 import time
 from collections import Counter
@@ -24,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from outrider.errors import ExportError, RequestError
-from outrider.files import reading
+from outrider.system.files import reading
 from outrider_export.distill.data import NUM_TAPS, bytes_per_token, feature_names, find_shards
 from outrider_export.distill.loops import is_loop
 from outrider_export.distill.prompts import Filter, Prompt, is_refusal, make_follow_ups, make_prompts
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
 
     from outrider.bundle import Bundle
     from outrider.config import DeviceConfig
-    from outrider.text import Tokenizer
+    from outrider.inputs.text import Tokenizer
 
 TEMPERATURE = 0.7  # of every second answer; the others are greedy
 _FOLLOW_UP_SHARE = 0.1  # of the prompts
@@ -50,20 +51,28 @@ _BEGINNING = 40  # tokens of an answer that are looked at for a refusal
 _TURNS = 4  # least conversations of a shard for each place in the batch, which is not full at the shard's end
 _NUMBERS = 1 << 20  # of texts that one shard may write
 _TELL = 1.0  # seconds
+_FEW = 8  # answers, whose mean length says little of the others'
 
 
 @dataclass(frozen=True)
 class Progress:
     """How far the data is.
 
-    num_tokens: of the answers that are kept. tokens_per_second: written in this run, in removed texts and made-up
-    prompts too. removed: how many prompts and answers, by reason.
+    num_tokens: of the answers that are kept, of which num_safe are in whole shards, which a stop leaves. num_expected:
+    tokens in the end, as the last shard is written to its end; `num_wanted` as long as that is not known. num_written:
+    in this run, in removed texts and made-up prompts too, in `seconds`. seconds_left: None if unknown. is_asking:
+    whether answers are written, not prompts. removed: how many prompts and answers, by reason.
     """
 
     num_tokens: int
+    num_safe: int
     num_wanted: int
+    num_expected: int
     num_conversations: int
-    tokens_per_second: float
+    num_written: int
+    seconds: float
+    seconds_left: float | None
+    is_asking: bool
     batch_size: int
     removed: dict[str, int]
 
@@ -127,9 +136,11 @@ class _Job:
         self._removed = Counter(self._filter.removed)
         self._kept = _Kept()  # of the shard under way
         self._num_tokens = self._num_conversations = self._num_written = 0
+        self._ended = _Ended()
         self._began = self._told = time.monotonic()
         for shard in find_shards(folder):
             self._count(shard)
+        self._num_before = self._num_tokens
 
     def run(self) -> Progress:
         """Write the shards that are missing."""
@@ -140,7 +151,7 @@ class _Job:
             self._check_disk()
             with Shard(self._folder, index, self._stored.needs, self._hidden_size) as shard:
                 self._fill(shard, index)
-            self._kept = _Kept()
+            self._kept, self._ended = _Kept(), _Ended()
             self._count(shard.path)
         return self._state
 
@@ -152,12 +163,21 @@ class _Job:
 
     @property
     def _state(self) -> Progress:
-        seconds = max(time.monotonic() - self._began, 1e-9)
+        seconds, safe, wanted = time.monotonic() - self._began, self._num_tokens, self._recipe.num_tokens
+        per_shard = self._ended.expected
+        expected = safe + per_shard * math.ceil((wanted - safe) / per_shard) if per_shard and safe < wanted else 0
+        done = safe - self._num_before + self._ended.num_tokens
+        left = seconds * (expected - safe - self._ended.num_tokens) / done if expected and done else None
         return Progress(
-            self._num_tokens + self._kept.num_tokens,
-            self._recipe.num_tokens,
+            safe + self._kept.num_tokens,
+            safe,
+            wanted,
+            max(expected, wanted, safe),
             self._num_conversations + self._kept.num_conversations,
-            self._num_written / seconds,
+            self._num_written,
+            seconds,
+            left,
+            bool(self._ended.num_asked),
             self._stored.batch_size,
             dict(sorted((self._removed + self._kept.removed).items())),
         )
@@ -176,11 +196,13 @@ class _Job:
         """Ask a shard's prompts, and add the answers in the prompts' order."""
         kept, first = self._kept, index * _NUMBERS
         asked = self._asked(index)
+        self._ended.num_asked = len(asked)
         tasks = [Task(first + i, token_ids, TEMPERATURE * (i % 2)) for i, (_, token_ids) in enumerate(asked)]
         waiting: dict[int, Text] = {}  # for those before them
         place = 0
         for text in self._writer.write(tasks, seed=self._recipe.seed, watch=self._watch):
             waiting[text.number - first] = text
+            self._ended.count(text)
             while (found := waiting.pop(place, None)) is not None:
                 if kept.takes(found, self._writer.tokenizer):
                     shard.add(self._conversation(found, asked[place][0], greedy=not tasks[place].temperature))
@@ -270,6 +292,25 @@ class _Job:
         if time.monotonic() - self._told > _TELL:
             self._told = time.monotonic()
             self._progress(self._state)
+
+
+@dataclass(slots=True)
+class _Ended:
+    """The answers of a shard that have ended, kept or not."""
+
+    num_asked: int = 0
+    num_texts: int = 0
+    num_tokens: int = 0
+
+    def count(self, text: Text) -> None:
+        """Add one."""
+        self.num_texts += 1
+        self.num_tokens += len(text.token_ids) - text.num_prompt_tokens
+
+    @property
+    def expected(self) -> int:
+        """Tokens of all of the shard's answers, when a few have ended; 0 before."""
+        return self.num_tokens * self.num_asked // self.num_texts if self.num_texts > _FEW else 0
 
 
 class _Kept:

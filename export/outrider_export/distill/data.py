@@ -24,8 +24,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from outrider.backends.taps import LAST, after_layers
 from outrider.errors import ExportError, nearest
+from outrider.models.backends.taps import LAST, after_layers
 from outrider_export.distill.rows import NUM_KEPT
 
 if TYPE_CHECKING:

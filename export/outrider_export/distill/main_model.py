@@ -14,18 +14,19 @@ import numpy as np
 import openvino as ov
 from openvino import opset13 as ops
 
-from outrider.backends.heads.weights import MainWeights
-from outrider.backends.projections import backwards, projections_of
-from outrider.backends.taps import LAST, hidden_states_of, multiplied_by, output_matrix_of, read_ir
 from outrider.errors import BundleError, ExportError
+from outrider.models.backends.heads.weights import MainWeights
+from outrider.models.backends.projections import backwards, projections_of
+from outrider.models.backends.taps import LAST, hidden_states_of, multiplied_by, output_matrix_of, read_ir
+from outrider.system.core import new_core
 from outrider_export.distill.writer import check_format
 from outrider_export.train.layers import NUM_LAYERS, Shape, Teacher
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from outrider.backends.projections import Projection
     from outrider.bundle import Bundle
+    from outrider.models.backends.projections import Projection
 
 _ROWS = 4096  # embeddings that one call reads
 _EXACT = {"INFERENCE_PRECISION_HINT": "f32", "DYNAMIC_QUANTIZATION_GROUP_SIZE": "0"}
@@ -42,7 +43,7 @@ def read_teacher(bundle: Bundle) -> Teacher:
     check_format(bundle)
     path = bundle.folder / main.folder / "openvino_model.xml"
     geometry = main.geometry
-    graph = _Graph(read_ir(ov.Core(), path), geometry.num_layers)
+    graph = _Graph(read_ir(new_core(), path), geometry.num_layers)
     import torch
 
     hidden, attended = geometry.hidden_size, geometry.num_heads * geometry.head_size
@@ -134,8 +135,8 @@ class _Graph:
 def _embedding(path: Any, shape: Shape) -> NDArray[np.float32]:
     """The embeddings of all tokens, float32 [vocab, h], as the first layer gets them."""
     token_ids = ops.parameter([-1], np.int64)
-    rows = MainWeights(ov.Core(), path).embed(token_ids)
-    compiled = ov.Core().compile_model(ov.Model([ops.result(rows)], [token_ids]), "CPU", _EXACT)
+    rows = MainWeights(new_core(), path).embed(token_ids)
+    compiled = new_core().compile_model(ov.Model([ops.result(rows)], [token_ids]), "CPU", _EXACT)
     pieces = np.array_split(np.arange(shape.vocab_size), -(-shape.vocab_size // _ROWS))
     return np.concatenate([compiled([each])[0].reshape(len(each), -1).copy() for each in pieces])
 
@@ -148,7 +149,7 @@ def _unpack(product: ov.Node, width: int) -> NDArray[np.float32]:
     targets = list(before.get_target_inputs())
     for each in targets:
         each.replace_source_output(rows.output(0))
-    compiled = ov.Core().compile_model(ov.Model([ops.result(product)], [rows]), "CPU", _EXACT)
+    compiled = new_core().compile_model(ov.Model([ops.result(product)], [rows]), "CPU", _EXACT)
     for each in targets:
         each.replace_source_output(before)
     return np.ascontiguousarray(compiled([np.eye(width, dtype=np.float32)[:, None]])[0][:, 0].T)

@@ -14,21 +14,23 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import outrider
-from outrider.measure.cost import LONGEST, NEAR
+from outrider.models.measure.cost import LONGEST, NEAR
 from outrider_export.drafters import add_drafter
 from outrider_export.export import export_bundle
 from outrider_export.keep import link_or_copy
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
+    from typing import Any
 
     from outrider.bundle import Bundle
     from outrider.drafters import DraftModel
-    from outrider.engine import Engine
+    from outrider.engine.engine import Engine
     from outrider_export.progress import Progress
 
 _UNREAD = 2  # committed tokens that a drafter reads before it drafts: about a round's
+_WORTH, _GOOD = 1.05, 1.2  # speed-ups from which a drafter is worth using, and worth the work
 _BATCHES = (16, 32, 64)  # texts written at the same time
 
 
@@ -64,6 +66,29 @@ def predict(acceptance: Sequence[float], costs: Costs) -> Prediction:
         if speed_up > best.speed_up:
             best = Prediction(k, tokens, speed_up)
     return best
+
+
+def needed(speed_up: float, costs: Costs) -> float | None:
+    """The acceptance at every place that gives this speed-up; None if none does, as drafts cost too much here."""
+    shares = [share / 100 for share in range(1, 101)]
+    return next((each for each in shares if predict([each] * len(costs.draft), costs).speed_up >= speed_up), None)
+
+
+def shortfall(found: Prediction, costs: Costs, training: Mapping[str, Any]) -> str:
+    """Why a drafter is not worth using, and what would make it so; "" where it is. training: as in training.json."""
+    if found.speed_up >= _WORTH:
+        return ""
+    acceptance, tokens = training["held_out_acceptance_by_place"], training["data_answer_tokens"]
+    said = (
+        f"It does not pay yet: {found.speed_up:.2f} × plain decoding is expected here, and {acceptance[0]:.0%} of first"
+        " draft tokens are accepted. "
+    )
+    if (share := needed(_GOOD, costs)) is None:
+        return f"{said}No acceptance would give {_GOOD} × here, as drafting costs too much beside this main model."
+    return (
+        f"{said}{_GOOD} × takes {share:.0%} at every place: train on more tokens than {tokens:,}, with --tokens and "
+        "--hours, and with --prompts like those of your app. Drafters for everything learn from millions."
+    )
 
 
 def measure_head(bundle: Bundle, head: Path, scratch: Path) -> Costs:

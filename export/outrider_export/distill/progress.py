@@ -13,8 +13,9 @@ import time
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from outrider.errors import ExportError
-from outrider.files import write_whole
+from outrider.errors import ExportError, install
+from outrider.system.files import write_whole
+from outrider_export.distill.curve import curve
 from outrider_export.distill.prediction import Costs, predict
 
 if TYPE_CHECKING:
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
 
 _LINE_EVERY, _PAGE_EVERY = 30.0, 5.0  # seconds
 _REFRESH = 10
-_WIDTH, _HEIGHT = 640, 180
 
 
 class Live:
@@ -40,8 +40,9 @@ class Live:
         self._title, self._facts = "", dict[str, str]()
         self._table: list[list[str]] = []
         self._evaluations: list[Evaluation] = []
+        self._kept: list[tuple[float, int]] = []  # seconds of this run, and tokens of data then
+        self._ends = False
         self._told = self._shown = 0.0
-        self._began: tuple[float, int] | None = None
         self._logs: Any = None
         self.costs: Costs | None = None
         for line in lines:
@@ -49,8 +50,7 @@ class Live:
 
     def stage(self, title: str) -> None:
         """Begin a stage."""
-        self._title, self._facts, self._evaluations = title, {}, []
-        self._began = None
+        self._title, self._facts, self._evaluations, self._kept = title, {}, [], []
         self.tell(title)
         self._show(at_once=True)
 
@@ -64,17 +64,28 @@ class Live:
 
     def wrote(self, state: Written) -> None:
         """Data has been written."""
-        now = time.monotonic()
-        self._began = self._began or (now, state.num_tokens)
-        speed = (state.num_tokens - self._began[1]) / max(now - self._began[0], 1e-9)
-        left = (state.num_wanted - state.num_tokens) / speed if speed > 0 else None
-        self._facts = {
-            "tokens": f"{state.num_tokens:,} of {state.num_wanted:,}",
-            "conversations": f"{state.num_conversations:,}",
-            "tokens per second": f"{speed:.0f} kept, {state.tokens_per_second:.0f} written",
-            "left": "unknown yet" if left is None else _duration(left),
-        }
+        left, is_done = state.seconds_left, state.num_safe >= state.num_wanted
+        speed = state.num_written / max(state.seconds, 1)
+        self._facts = {"tokens kept": f"{state.num_tokens:,}", "conversations": f"{state.num_conversations:,}"}
+        self._facts |= (
+            {}
+            if is_done
+            else {
+                "now": "writing answers" if state.is_asking else "writing prompts, which are answered next",
+                "tokens kept": f"{state.num_tokens:,} of about {state.num_expected:,}",
+                "conversations": f"{state.num_conversations:,}",
+                "tokens written in this run": f"{state.num_written:,}, {speed:.0f} per second",
+                "left": "not known yet" if left is None else _duration(left),
+            }
+        )
+        self._kept.append((state.seconds, state.num_tokens))
         self._say()
+
+    def stopped(self) -> None:
+        """Nothing follows: the page refreshes itself no more."""
+        self._title += ": stopped. The same command goes on."
+        self._ends = True
+        self._show(at_once=True)
 
     def stepped(self, status: Status) -> None:
         """See `Watch`."""
@@ -102,7 +113,7 @@ class Live:
 
     def finish(self, line: str) -> None:
         """The last line; the page refreshes itself no more."""
-        self._title = "Done"
+        self._title, self._ends = "Done", True
         self.tell(line)
         self._show(at_once=True)
         if self._logs is not None:
@@ -131,22 +142,28 @@ class Live:
             raise ExportError(f"{path} cannot be written: {error.strerror}. Make room.") from error
 
     def _page(self) -> str:
-        refresh = "" if self._title == "Done" else f'<meta http-equiv="refresh" content="{_REFRESH}">'
+        refresh = "" if self._ends else f'<meta http-equiv="refresh" content="{_REFRESH}">'
         facts = "".join(
             f"<tr><th>{_text(name)}</th><td>{_text(value)}</td></tr>" for name, value in self._facts.items()
         )
         kinds = "".join(f"<tr>{''.join(f'<td>{_text(cell)}</td>' for cell in row)}</tr>" for row in self._table)
         plan = "".join(f"<p>{_text(line)}</p>" for line in self._lines)
-        tokens = [each.num_tokens for each in self._evaluations]
-        curves = _curve(
-            "tokens per round, held-out text", tokens, [each.tokens_per_round for each in self._evaluations]
-        )
-        curves += _curve("loss", tokens, [each.loss for each in self._evaluations])
+        curves = self._curves()
         return (
             f'<!doctype html><html lang="en"><meta charset="utf-8">{refresh}<title>outrider distill</title>'
             f"<style>{_STYLE}</style><h1>{_text(self._title)}</h1>{plan}<table>{facts}</table>"
             f"{curves}<table>{kinds}</table></html>\n"
         )
+
+    def _curves(self) -> str:
+        """Of data while it is written, and of training."""
+        if self._kept:
+            minutes = [seconds / 60 for seconds, _ in self._kept]
+            return curve("tokens of data", "minutes of this run", minutes, [count for _, count in self._kept])
+        tokens, found = [each.num_tokens for each in self._evaluations], self._evaluations
+        axis = "tokens trained"
+        rounds = curve("tokens per round, held-out text", axis, tokens, [each.tokens_per_round for each in found])
+        return rounds + curve("loss", axis, tokens, [each.loss for each in found])
 
     def _log(self, kind: str, last: Evaluation) -> None:
         """Add an evaluation to TensorBoard's logs."""
@@ -155,7 +172,7 @@ class Live:
                 from torch.utils.tensorboard import SummaryWriter
             except ImportError:
                 self._logs = _NoLogs()
-                self.tell('No TensorBoard logs, as tensorboard is not installed. Run: pip install "outrider[distill]"')
+                self.tell(f"No TensorBoard logs, as tensorboard is not installed. Run: {install('distill')}")
             else:
                 self._logs = SummaryWriter(self._folder / "tensorboard")
         self._logs.add_scalar(f"{kind}/loss", last.loss, last.step)
@@ -183,24 +200,6 @@ _STYLE = (
     "background:#fff}table{border-collapse:collapse;margin:1rem 0}th{color:#666}"
     "td,th{text-align:left;padding:.2rem 1.2rem .2rem 0;font-weight:normal}svg{width:100%;height:auto}"
 )
-
-
-def _curve(name: str, xs: Sequence[float], ys: Sequence[float]) -> str:
-    """An SVG of values by trained tokens."""
-    if len(xs) < 2:
-        return ""
-    low, high = min(ys), max(max(ys), min(ys) + 1e-9)
-    right = max(xs) or 1
-
-    def place(x: float, y: float) -> str:
-        return f"{_WIDTH * x / right:.1f},{_HEIGHT - 20 - (_HEIGHT - 40) * (y - low) / (high - low):.1f}"
-
-    line = " ".join(place(x, y) for x, y in zip(xs, ys, strict=True))
-    said = f"{name}: {ys[0]:.2f} → {ys[-1]:.2f} after {xs[-1]:,} tokens"
-    return (
-        f'<figure><figcaption>{_text(said)}</figcaption><svg viewBox="-4 0 {_WIDTH + 8} {_HEIGHT}" role="img">'
-        f'<polyline fill="none" stroke="#3f51b5" stroke-width="2" points="{line}"/></svg></figure>'
-    )
 
 
 def _text(value: str) -> str:

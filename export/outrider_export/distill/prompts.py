@@ -17,14 +17,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from outrider.errors import ExportError, OptionError, OutriderError
-from outrider.files import reading
+from outrider.system.files import reading
 from outrider_export.distill.texts import Task
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
     from pathlib import Path
 
-    from outrider.text import Tokenizer
+    from outrider.inputs.text import Tokenizer
     from outrider_export.distill.writer import Writer
 
 USER, MODEL = "user", "model"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from outrider.errors import ExportError
-from outrider.files import reading, write_whole
+from outrider.system.files import reading, write_whole
 from outrider_export.distill.data import find_shards
 
 if TYPE_CHECKING:

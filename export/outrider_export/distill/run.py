@@ -23,13 +23,13 @@ from outrider.bundle.folder import read_bundle
 from outrider.bundle.manifest import MANIFEST_NAME
 from outrider.config.files import user_path
 from outrider.errors import ExportError
-from outrider.files import reading, write_whole
+from outrider.system.files import reading, write_whole
 from outrider_export.distill.answers import write_data
 from outrider_export.distill.card import card, describe
 from outrider_export.distill.data import Data
 from outrider_export.distill.kinds import SHARE, Trial, choose, table
 from outrider_export.distill.plan import check_options, freeze, make_the_plan
-from outrider_export.distill.prediction import Costs, Prediction, predict, writing_speed
+from outrider_export.distill.prediction import Costs, Prediction, predict, shortfall, writing_speed
 from outrider_export.distill.progress import Live
 from outrider_export.distill.prompts import read_prompts, texts_in
 from outrider_export.distill.recipe import Recipe
@@ -61,11 +61,12 @@ _TIMED_STEPS = 4
 
 @dataclass(frozen=True)
 class Result:
-    """What was made. folder: of the drafter. report: what training.json says."""
+    """What was made. folder: of the drafter. shortfall: why it does not pay; "" if it does. report: training.json."""
 
     folder: Path
     kind: str
     prediction: Prediction
+    shortfall: str
     report: dict[str, Any]
 
 
@@ -97,11 +98,15 @@ def distill(
 def _distill(options: Options, plan: Plan, progress: Progress, tell: Callable[[str], None]) -> Result:
     """All of it, in the work folder that is there."""
     live = Live(options.work, plan.lines(), tell)
-    bundle = _bundle_of(options, live, progress)
-    run = _Run(options, bundle, live, progress)
-    run.write_data()
-    kind = run.choose_kind()
-    head, report = run.train(kind)
+    try:
+        bundle = _bundle_of(options, live, progress)
+        run = _Run(options, bundle, live, progress)
+        run.write_data()
+        kind = run.choose_kind()
+        head, report = run.train(kind)
+    except (KeyboardInterrupt, Stopped):
+        live.stopped()
+        raise
     costs = run.costs
     prediction = predict(report["held_out_acceptance_by_place"], costs)
     more = {"prediction": asdict(prediction), "costs": asdict(costs), "trials": [asdict(each) for each in run.trials]}
@@ -112,7 +117,7 @@ def _distill(options: Options, plan: Plan, progress: Progress, tell: Callable[[s
         f"{prediction.speed_up:.2f} × plain decoding expected here."
     )
     _publish(options, folder, live)
-    return Result(options.output, kind, prediction, training)
+    return Result(options.output, kind, prediction, shortfall(prediction, costs, training), training)
 
 
 @contextmanager
@@ -172,7 +177,7 @@ class _Run:
                 clock.tick()
                 self._live.wrote(state)
                 if stopped():
-                    raise Stopped
+                    raise Stopped(_what_is_kept(state))
 
             state = write_data(
                 self._work / "data", self._bundle, recipe, prompts=prompts, excluded=excluded, progress=wrote
@@ -233,7 +238,10 @@ class _Run:
         wanted, possible = self._options.num_tokens, int(speed * 3600 * self._options.hours * _DATA_HOURS)
         self._live.tell(f"Data: about {min(wanted, possible) / speed / 3600:.2f} hours, {speed:.0f} tokens per second.")
         if possible < wanted:
-            self._live.tell(f"{self._options.hours:g} hours are for {possible:,} tokens of data, not {wanted:,}.")
+            self._live.tell(
+                f"Only {possible:,} of {wanted:,} tokens of data fit in {self._options.hours:g} hours with training. "
+                "Raise --hours."
+            )
         return max(min(wanted, possible), 1)
 
     def _try(self, kind: str, hours: float) -> Trial:
@@ -251,7 +259,8 @@ class _Run:
         self._live.costs = self._stored(f"costs-{kind}", Costs, lambda: self._made.measure(head))
         steps = self._stored(f"steps-{name}", int, lambda: _num_steps(head, data, share, hours))
         if (planned := _planned_steps(head.kind, data, share)) > steps:
-            self._live.tell(f"{hours:.2f} hours are for {steps:,} steps, not {planned:,}.")
+            left = f"{hours:.1f} hours" if hours >= 1 else f"{60 * hours:.0f} minutes"
+            self._live.tell(f"Only {steps:,} of {planned:,} steps fit in the remaining {left}. Raise --hours.")
         with Stopping() as stopped, _Clock(self, stage) as clock:
 
             def stops() -> bool:
@@ -312,6 +321,12 @@ class _Clock:
         self._stored = time.monotonic()
         self._run.hours[self._stage] = self._before + (self._stored - self._began) / 3600
         self._run.store("hours", self._run.hours)
+
+
+def _what_is_kept(state: Written) -> str:
+    again = state.num_tokens - state.num_safe
+    kept = f"The same command goes on with {state.num_safe:,} tokens of data"
+    return kept + (f"; {again:,} of the part under way are written again." if again else ".")
 
 
 def _planned_steps(kind: str, data: Data, share: float = 1.0) -> int:

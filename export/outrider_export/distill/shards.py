@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Self
 import numpy as np
 
 from outrider.errors import ExportError
-from outrider.files import why
+from outrider.system.files import why
 from outrider_export.distill.data import columns
 
 if TYPE_CHECKING:

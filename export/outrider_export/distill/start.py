@@ -11,7 +11,7 @@ import functools
 import json
 from typing import TYPE_CHECKING, Any
 
-from outrider.files import reading, write_whole
+from outrider.system.files import reading, write_whole
 from outrider_export.distill.draft.files import open_source, save_draft
 from outrider_export.distill.draft.start import restore_draft, start_draft
 from outrider_export.distill.main_model import read_teacher

@@ -18,13 +18,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from outrider.backends.memory import system_memory
-from outrider.backends.openvino_paged import OpenVINOPaged
 from outrider.config import DeviceConfig
 from outrider.errors import BundleError, DeviceError, ExportError
-from outrider.part import Part
-from outrider.setting import choice_of
-from outrider.text import Tokenizer
+from outrider.inputs.text import Tokenizer
+from outrider.models.backends.memory import system_memory
+from outrider.models.backends.openvino_paged import OpenVINOPaged
+from outrider.models.part import Part
+from outrider.models.settled import choice_of
 from outrider.types import Chunk, Exactness
 from outrider_export.distill.texts import Running, Task, Text
 
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from outrider.backends.paged_step import PagedStep
     from outrider.bundle import Bundle
+    from outrider.models.backends.paged_step import PagedStep
 
 BATCH_SIZES = (16, 32, 64, 128)
 PROMPT_TOKENS = 256  # of prompts, that one call reads

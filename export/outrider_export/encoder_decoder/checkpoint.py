@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from outrider.bundle.manifest import AudioEntry, EncoderEntry, Geometry
 from outrider.errors import ExportError
-from outrider_export.sources import ENCODER_DECODERS, read_json, tensors_of
+from outrider_export.sources import ENCODER_DECODERS, architectures_of, read_json, tensors_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -52,8 +52,7 @@ _SHAPE = {
 
 def kind_of(config: dict[str, Any]) -> str | None:
     """ "t5", "whisper" or "marian"; None for another kind of model."""
-    names = config.get("architectures") or []
-    return next((ARCHITECTURES[name] for name in names if name in ARCHITECTURES), None)
+    return next((ARCHITECTURES[name] for name in architectures_of(config) if name in ARCHITECTURES), None)
 
 
 def is_encoder_decoder(config: dict[str, Any]) -> bool:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from outrider.bundle.manifest import CROSS_NAME, Geometry
+from outrider.system.core import new_core
 from outrider_export.convert import compress, lift
 from outrider_export.encoder_decoder.checkpoint import TASKS
 from outrider_export.encoder_decoder.graphs import cross_model, decoder_model, encoder_model
@@ -27,7 +28,6 @@ _SPARE_POSITIONS = 64  # behind the model's context, for the padding of calls
 
 def convert(job: dict[str, Any], progress: Progress) -> dict[str, Any]:
     """Convert the model that `job` describes. All files are written when this returns."""
-    import openvino
 
     output, scratch = Path(job["output"]), Path(job["scratch"])
     scratch.mkdir(parents=True, exist_ok=True)
@@ -38,7 +38,7 @@ def convert(job: dict[str, Any], progress: Progress) -> dict[str, Any]:
     progress.phase("convert")
     _to_ir(model, scratch / "ir", job)
     del model
-    core = openvino.Core()
+    core = new_core()
     first, later, encoder = (
         core.read_model(scratch / "ir" / f"openvino_{name}_model.xml")
         for name in ("decoder", "decoder_with_past", "encoder")

@@ -8,6 +8,7 @@ import msgspec
 
 from outrider.bundle.manifest import CROSS_NAME, MODEL_NAMES
 from outrider.errors import ExportError, OptionError
+from outrider.system.core import new_core
 from outrider_export.encoder_decoder.checkpoint import ENCODER_FOLDER, kind_of
 
 if TYPE_CHECKING:
@@ -92,9 +93,8 @@ def check_written(folder: Path, encoder: Path, geometry: Geometry) -> None:
     Raises:
         ExportError: with the differences.
     """
-    import openvino
 
-    core = openvino.Core()
+    core = new_core()
     name = MODEL_NAMES["openvino"][0]
     try:
         decoder, *_ = (core.read_model(path) for path in (folder / name, folder / CROSS_NAME, encoder / name))

@@ -1,4 +1,4 @@
-"""Writes the weights of a drafter to an IR with one output for each; see `outrider.backends.heads.weights`."""
+"""Writes the weights of a drafter to an IR with one output for each; see `outrider.models.backends.heads.weights`."""
 
 from __future__ import annotations
 
@@ -8,13 +8,15 @@ import numpy as np
 import openvino as ov
 from openvino import opset13 as ops
 
+from outrider_export.direct.pack import rounded
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
     from numpy.typing import NDArray
 
-_LEVELS = 255
+_LARGEST = 255  # code of 8 bits
 _SMALL = 4096  # numbers of a matrix; compressing fewer saves nothing
 
 
@@ -45,12 +47,6 @@ def _compressed(values: NDArray[np.float32], weights: str) -> ov.Node:
         return ops.constant(values)
     if weights == "fp16":
         return ops.convert(ops.constant(values.astype(np.float16)), "f32")
-    low, high = np.minimum(values.min(1, keepdims=True), 0), np.maximum(values.max(1, keepdims=True), 0)
-    scale = np.maximum((high - low) / _LEVELS, np.finfo(np.float16).tiny).astype(np.float16)
-    wide = scale.astype(np.float32)
-    zero = np.clip(np.round(-low / wide), 0, _LEVELS)
-    codes = np.clip(np.round(values / wide) + zero, 0, _LEVELS).astype(np.uint8)
-    centred = ops.subtract(
-        ops.convert(ops.constant(codes), "f16"), ops.convert(ops.constant(zero.astype(np.uint8)), "f16")
-    )
-    return ops.convert(ops.multiply(centred, ops.constant(scale)), "f32")
+    codes, zero_points, scales = rounded(values, values.shape[1], _LARGEST)
+    centred = ops.subtract(ops.convert(ops.constant(codes), "f16"), ops.convert(ops.constant(zero_points), "f16"))
+    return ops.convert(ops.multiply(centred, ops.constant(scales)), "f32")

@@ -13,11 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from outrider.backends.heads.recurrent import NORM_FIRST
-from outrider.backends.masks import EMBEDDINGS
-from outrider.backends.taps import LAST, after_layers
 from outrider.errors import ExportError, OptionError
-from outrider_export.sources import read_json
+from outrider.models.backends.heads.recurrent import NORM_FIRST
+from outrider.models.backends.masks import EMBEDDINGS
+from outrider.models.backends.taps import LAST, after_layers
+from outrider_export.direct.rope import rope_of
+from outrider_export.heads import dspark
+from outrider_export.sources import architectures_of, configuring, read_json, tensors_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container
@@ -37,6 +39,8 @@ KINDS = {
     "EagleLlamaForCausalLM": "eagle",
     "LlamaMTP": "mtp",
     "DFlashDraftModel": "dflash",
+    "Qwen3DSparkModel": "dspark",
+    "Gemma4DSparkModel": "dspark",
     "HydraHeads": "hydra",
     "BlockwiseHeads": "blockwise",
     "MaskTokens": "masks",
@@ -83,7 +87,7 @@ def kind_of(folder: Path) -> str | None:
     config = read_json(folder / "config.json")
     if "medusa_num_heads" in config:
         return "medusa"
-    names = [*(config.get("architectures") or []), str(config.get("speculators_model_type"))]
+    names = [*architectures_of(config), str(config.get("speculators_model_type"))]
     return next((KINDS[name] for name in names if name in KINDS), "eagle3" if "eagle3" in names else None)
 
 
@@ -97,14 +101,13 @@ def read_head(folder: Path, main: Geometry) -> Head:
     if kind is None:
         raise ExportError(f"{folder} is no drafter of a kind that is known: {', '.join(sorted(_READERS))}.")
     config = read_json(folder / "config.json")
-    config = {**config, **(config.get("transformer_layer_config") or {})}
     tensors = read_tensors(folder)
-    try:
-        head = _READERS[kind](config, tensors, main)
-    except KeyError as error:
-        raise ExportError(f"{folder}: config.json has no {error}, which {kind} drafters have. Add it.") from error
-    except (TypeError, ValueError) as error:
-        raise ExportError(f"{folder}: config.json is not that of a {kind} drafter: {error}.") from error
+    with configuring(folder / "config.json"):
+        config = {**config, **(config.get("transformer_layer_config") or {})}
+        try:
+            head = _READERS[kind](config, tensors, main)
+        except KeyError as error:
+            raise ExportError(f"{folder}: config.json has no {error}, which {kind} drafters have. Add it.") from error
     if head.hidden_size != main.hidden_size:
         raise ExportError(
             f"{folder} is for a main model with hidden_size {head.hidden_size:,}, and this one has "
@@ -159,21 +162,10 @@ def read_tensors(folder: Path, files: str = "*.safetensors") -> dict[str, NDArra
     Raises:
         ExportError: when there are none, or a file is damaged.
     """
-    from safetensors import SafetensorError, safe_open
-
     paths = sorted(folder.glob(files))
     if not paths:
         raise ExportError(f"{folder} has no {files}. Convert its weights to that format.")
-    found: dict[str, NDArray[Any]] = {}
-    for path in paths:
-        try:
-            with safe_open(path, framework="pt") as file:
-                for name in file.keys():  # noqa: SIM118 - no mapping
-                    tensor = file.get_tensor(name)
-                    found[name] = (tensor.float() if tensor.is_floating_point() else tensor).numpy()
-        except (SafetensorError, OSError) as error:
-            raise ExportError(f"{path} cannot be read: {error}.") from error
-    return found
+    return {name: tensor.numbers() for path in paths for name, tensor in tensors_in(path).items()}
 
 
 def _eagle3(config: dict[str, Any], tensors: dict[str, NDArray[Any]], main: Geometry) -> Head:
@@ -227,6 +219,22 @@ def _dflash(config: dict[str, Any], tensors: dict[str, NDArray[Any]], main: Geom
         features=tuple(after_layers(i + 1) for i in own["target_layer_ids"]),
         num_places=int(config.get("block_size") or own.get("block_size", 16)) - 1,
         mask_token_id=int(own["mask_token_id"]),
+    )
+
+
+def _dspark(config: dict[str, Any], tensors: dict[str, NDArray[Any]], main: Geometry) -> Head:  # noqa: ARG001
+    """Its embedding and output matrix are copies of the main model's, and are not read."""
+    tensors, numbers = dspark.split_heads(config, tensors), dict[str, float]()
+    if "Gemma4DSparkModel" in architectures_of(config):
+        config, tensors, numbers = dspark.from_gemma(config, tensors)
+    head = _decoder("dspark", config, tensors, int(config["num_hidden_layers"]))
+    soft_cap = {"soft_cap": float(config.get("final_logit_softcapping") or 0)}
+    return dataclasses.replace(
+        head,
+        features=tuple(after_layers(i + 1) for i in config["target_layer_ids"]),
+        num_places=int(config["block_size"]),
+        mask_token_id=int(config["mask_token_id"]),
+        numbers=head.numbers | soft_cap | numbers,
     )
 
 
@@ -288,6 +296,12 @@ def _decoder(kind: str, config: dict[str, Any], tensors: dict[str, NDArray[Any]]
     heads, hidden = int(config["num_attention_heads"]), int(config["hidden_size"])
     size = int(config.get("head_dim") or hidden // heads)
     kv_heads = int(config.get("num_key_value_heads") or heads)
+    queries = next((len(each) for name, each in tensors.items() if name.endswith("q_proj.weight")), 0)
+    if heads * size != queries:
+        raise ExportError(
+            f"config.json has {heads:,} heads of {size:,} numbers, and the drafter's weights have {queries:,} numbers "
+            "for them (q_proj). Fetch the checkpoint again."
+        )
     frequencies, scale = _rotary(config, size)
     floats = {name: values for name, values in tensors.items() if values.dtype == np.float32}
     numbers = {
@@ -314,25 +328,14 @@ def _decoder(kind: str, config: dict[str, Any], tensors: dict[str, NDArray[Any]]
 
 def _rotary(config: dict[str, Any], size: int) -> tuple[NDArray[np.float32], float]:
     """The frequencies float32 [size / 2] of rotary embeddings, and the scale of their cosines and sines."""
-    scaling = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    kind = scaling.get("rope_type") or scaling.get("type") or "default"
-    theta = float(scaling.get("rope_theta") or config.get("rope_theta") or 10_000)
-    if kind == "default":
-        return (1 / theta ** (np.arange(0, size, 2, dtype=np.float64) / size)).astype(np.float32), 1.0
-    import torch  # these take seconds
-    from transformers import LlamaConfig
-    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
-
-    if kind not in ROPE_INIT_FUNCTIONS:
-        raise ExportError(f"config.json has rope_type {kind!r}, which is not supported for drafters.")
-    names = ("hidden_size", "num_attention_heads", "max_position_embeddings")
-    own = LlamaConfig(
-        head_dim=size,
-        rope_parameters={**scaling, "rope_type": kind, "rope_theta": theta},
-        **{name: config[name] for name in names if name in config},
-    )
-    frequencies, scale = ROPE_INIT_FUNCTIONS[kind](own, torch.device("cpu"))
-    return frequencies.float().numpy(), float(scale)
+    context = int(config.get("max_position_embeddings", 2048))
+    given = {"rope_theta": config.get("rope_theta") or 10_000.0, "original_max_position_embeddings": context}
+    given |= config.get("rope_parameters") or config.get("rope_scaling") or {}
+    try:
+        rope = rope_of(given, size, context)
+    except (KeyError, TypeError, ValueError) as error:
+        raise ExportError(f"config.json has {given}, which is not supported for drafters: {error}.") from error
+    return rope.frequencies, rope.scale
 
 
 def _in_order(
@@ -372,6 +375,7 @@ _READERS: dict[str, Callable[[dict[str, Any], dict[str, NDArray[Any]], Geometry]
     "eagle": _eagle,
     "mtp": _mtp,
     "dflash": _dflash,
+    "dspark": _dspark,
     "medusa": _medusa,
     "hydra": _hydra,
     "blockwise": _blockwise,

@@ -3,10 +3,10 @@
     write_for_genai(read_bundle("my-bundle"), "eagle3", Path("eagle3-genai"))
     openvino_genai.LLMPipeline(main, "CPU", draft_model=openvino_genai.draft_model("eagle3-genai", "CPU"), …)
 
-openvino-genai 2026.4 has EAGLE-3 and DFlash. The graphs are those of `outrider.backends.heads` on the same weights,
-with keys and values in the model's state. It finds their parts by `rt_info` and by the names of inputs, outputs and
-nodes (src/cpp/src/speculative_decoding/*_model_transforms.cpp there). The main model's embedding and, for DFlash, its
-output matrix are not stored, as it takes them from the main model.
+openvino-genai 2026.4 has EAGLE-3 and DFlash. The graphs are those of `outrider.models.backends.heads` on the same
+weights, with keys and values in the model's state. It finds their parts by `rt_info` and by the names of inputs,
+outputs and nodes (src/cpp/src/speculative_decoding/*_model_transforms.cpp there). The main model's embedding and, for
+DFlash, its output matrix are not stored, as it takes them from the main model.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ import numpy as np
 import openvino as ov
 from openvino import opset13 as ops
 
-from outrider.backends.heads.layers import (
+from outrider.bundle.manifest import MODEL_NAMES, PROPOSED_NAME
+from outrider.errors import ExportError, OptionError, nearest
+from outrider.models.backends.heads.layers import (
     Rotation,
     behind_attention,
     behind_feed_forward,
@@ -28,11 +30,10 @@ from outrider.backends.heads.layers import (
     parameter,
     result,
 )
-from outrider.backends.heads.recurrent import NORM_FIRST
-from outrider.backends.heads.weights import Weights
-from outrider.backends.taps import LAST, after_layers, ints
-from outrider.bundle.manifest import MODEL_NAMES, PROPOSED_NAME
-from outrider.errors import ExportError, OptionError, nearest
+from outrider.models.backends.heads.recurrent import NORM_FIRST
+from outrider.models.backends.heads.weights import Weights
+from outrider.models.backends.taps import LAST, after_layers, ints
+from outrider.system.core import new_core
 from outrider_export.target import Target
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ def write_for_genai(bundle: Bundle, name: str, folder: Path) -> None:
     if main.format != "openvino":
         raise ExportError(f"openvino-genai reads OpenVINO models, and the main model is in {main.format}.")
     main_path = bundle.folder / main.folder / _MODEL
-    weights = Weights.read(ov.Core(), bundle.folder / entry.model.folder / _MODEL, main_path)
+    weights = Weights.read(new_core(), bundle.folder / entry.model.folder / _MODEL, main_path)
     model = _MAKERS[entry.kind](weights, entry, bundle)
     if folder.exists():
         raise OptionError(f"{folder} exists. Choose another name with -o.")
@@ -82,7 +83,7 @@ def write_for_genai(bundle: Bundle, name: str, folder: Path) -> None:
 
 
 def _eagle3(weights: Weights, entry: DrafterEntry, bundle: Bundle) -> ov.Model:
-    """As `outrider.backends.heads.recurrent.eagle3`.
+    """As `outrider.models.backends.heads.recurrent.eagle3`.
 
     openvino-genai moves `fc`, the MatMul at the input, into the main model; what it finds as the drafter's own hidden
     states takes its place for draft tokens.
@@ -130,7 +131,7 @@ def _eagle3(weights: Weights, entry: DrafterEntry, bundle: Bundle) -> ov.Model:
 
 
 def _dflash(weights: Weights, entry: DrafterEntry, bundle: Bundle) -> ov.Model:
-    """As `outrider.backends.heads.block.dflash`. Only the context's keys and values are kept.
+    """As `outrider.models.backends.heads.block.dflash`. Only the context's keys and values are kept.
 
     position_ids: of the context's new tokens, and then of the block. attention_mask is not used, as all tokens see each
     other. There are no hidden states for the block's first token, which is known.

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from outrider.backends.taps import after_layers
 from outrider.errors import ExportError, one_line
+from outrider.models.backends.taps import after_layers
 from outrider_export.heads.formats import EMBEDDING, MATRIX, check_features
 from outrider_export.onnx_files import load
 from outrider_export.onnx_graph import EXPORT_IT, FLOAT, find_head

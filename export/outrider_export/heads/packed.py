@@ -17,7 +17,7 @@ import msgspec
 from outrider.bundle.hashes import list_files, sha256_of
 from outrider.bundle.manifest import DrafterEntry, FileEntry, Geometry, Sha256  # noqa: TC001 - read at run time
 from outrider.errors import ExportError, OptionError, nearest
-from outrider.files import reading, write_whole
+from outrider.system.files import reading, write_whole
 from outrider_export.heads.write import check_drafter
 
 if TYPE_CHECKING:

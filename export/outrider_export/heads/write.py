@@ -8,14 +8,15 @@ import numpy as np
 import openvino as ov
 from openvino import opset13 as ops
 
-from outrider.backends.heads import Head as Graphs
-from outrider.backends.heads import check_head
-from outrider.backends.masks import Masks
-from outrider.backends.paged_graph import read_decoder
-from outrider.backends.taps import hidden_states_of, multiplied_by, output_matrix_of, read_ir
 from outrider.bundle.manifest import MODEL_NAMES, PROPOSED_NAME, DrafterEntry, Geometry, ModelEntry, Source
 from outrider.errors import BundleError, ExportError, OptionError, nearest, one_line
-from outrider_export.heads import container, onnx_main
+from outrider.models.backends.heads import Head as Graphs
+from outrider.models.backends.heads import check_head
+from outrider.models.backends.masks import Masks
+from outrider.models.backends.paged_graph import read_decoder
+from outrider.models.backends.taps import hidden_states_of, multiplied_by, output_matrix_of, read_ir
+from outrider.system.core import new_core
+from outrider_export.heads import container, dspark, onnx_main
 from outrider_export.heads.formats import MATRIX, check_features
 from outrider_export.output_matrix import cut_output
 
@@ -59,6 +60,7 @@ def write_head(
     """
     path = folder / main.folder / MODEL_NAMES[main.format][0]
     tensors = head.tensors | {key: np.array([value], dtype=np.float32) for key, value in head.numbers.items()}
+    tensors |= dspark.cut(tensors, main.vocab_size, tokens)
     shared: dict[str, ov.Output] = {}
     if main.format == "onnx":
         tensors |= onnx_main.share(path, main.geometry, head, tokens)
@@ -110,7 +112,7 @@ def check_drafter(folder: Path, main: ModelEntry, entry: DrafterEntry) -> None:
     own, mains = (folder / each.folder / MODEL_NAMES[each.format][0] for each in (entry.model, main))
     try:
         if entry.kind == "masks":
-            read_decoder(ov.Core(), mains, masks=Masks(own, range(entry.num_places or 0)))
+            read_decoder(new_core(), mains, masks=Masks(own, range(entry.num_places or 0)))
         else:
             check_head(own, Graphs.of(entry, mains))
     except (BundleError, RuntimeError) as error:
@@ -125,7 +127,7 @@ def _share(
 
     As it is in the graph, or if it has further columns there, as a tensor. All else is read from the IR at load.
     """
-    model = read_ir(ov.Core(), path)
+    model = read_ir(new_core(), path)
     check_features(head, hidden_states_of(model, geometry.num_layers), geometry.num_layers)
     if tokens is None:
         return {}, {}
@@ -166,6 +168,6 @@ def _without_sums(matrix: ov.Node, hidden_size: int) -> NDArray[np.float32]:
     rows = ops.parameter([-1, 1, hidden_size], np.float32)
     multiplied_by(matrix).replace(rows.output(0))
     part = ov.Model([ops.result(matrix)], [rows])
-    compiled = ov.Core().compile_model(part, "CPU", {"INFERENCE_PRECISION_HINT": "f32", _GROUPS: "0"})
+    compiled = new_core().compile_model(part, "CPU", {"INFERENCE_PRECISION_HINT": "f32", _GROUPS: "0"})
     ones = np.eye(hidden_size, dtype=np.float32)[:, None]
     return np.ascontiguousarray(compiled([ones])[0][:, 0].T)

@@ -109,13 +109,14 @@ def _check_encoder(manifest: Manifest, role: str, model: ModelEntry, listed: set
 
 def _check_kind(drafter: DrafterEntry) -> None:
     """Check that a drafter that reads hidden states says which, and how many tokens it drafts in a call."""
-    places = drafter.kind in ("dflash", "medusa", "hydra", "blockwise", "masks")
+    block = drafter.kind in ("dflash", "dspark")
+    places = block or drafter.kind in ("medusa", "hydra", "blockwise", "masks")
     # A draft model may draft in one call, if it says both.
     at_once = drafter.kind == "draft_model" and None not in (drafter.num_places, drafter.mask_token_id)
     for name, value, needed in (
         ("features", drafter.features, drafter.kind not in ("draft_model", "masks", "self")),
         ("num_places", drafter.num_places, places or at_once),
-        ("mask_token_id", drafter.mask_token_id is not None, drafter.kind == "dflash" or at_once),
+        ("mask_token_id", drafter.mask_token_id is not None, block or at_once),
         ("layers", drafter.layers, drafter.kind == "self"),
     ):
         if bool(value) != needed:

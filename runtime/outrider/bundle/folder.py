@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import re
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from tokenize import TokenError
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -27,7 +29,8 @@ from outrider.bundle.manifest import (
     Manifest,
 )
 from outrider.errors import BundleError
-from outrider.files import FAULTS, reading, shown, why
+from outrider.system.files import FAULTS, reading, shown, why
+from outrider.system.nesting import check_json
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -55,7 +58,7 @@ class Bundle:
         return self.folder / model.folder / MODEL_NAMES[model.format][0]
 
     def adapter_path(self, adapter: AdapterEntry) -> Path:
-        """The file with an adapter's matrices; see `outrider.backends.adapters.Adapter`."""
+        """The file with an adapter's matrices; see `outrider.models.backends.adapters.Adapter`."""
         return self.folder / adapter.folder / ADAPTER_NAMES[0]
 
     def encoder_path(self, model: ModelEntry) -> Path | None:
@@ -146,28 +149,42 @@ class Bundle:
             )
 
 
+def as_folder(name: str | Path) -> Path:
+    """The path of this name, at which there need not be a folder.
+
+    Raises:
+        BundleError: when none can have it.
+    """
+    try:
+        folder = Path(name).expanduser()
+        folder.is_dir()
+    except (OSError, RuntimeError, TypeError, ValueError) as error:  # too long, no such user, or no text
+        raise BundleError(
+            f"{shown(name)!r} is not a folder's name: {why(error)}. Name one that 'outrider export' wrote."
+        ) from error
+    if "\0" in str(folder):
+        raise BundleError(f"{shown(folder)!r} is not a folder's name: none has a null character. Take it out.")
+    return folder
+
+
 def read_bundle(folder: str | Path) -> Bundle:
     """Open a bundle: read its manifest, and check that its parts exist, are complete and fit together.
 
     Raises:
         BundleError: with the folder, file or field, and the next step.
     """
-    try:
-        folder = Path(folder).expanduser()
-        is_folder = folder.is_dir()
-    except (OSError, RuntimeError, TypeError, ValueError) as error:  # too long, no such user, or no text
-        raise BundleError(
-            f"{shown(folder)!r} is not a folder's name: {why(error)}. Name one that 'outrider export' wrote."
-        ) from error
-    if "\0" in str(folder):
-        raise BundleError(f"{shown(folder)!r} is not a folder's name: none has a null character. Take it out.")
+    folder = as_folder(folder)
     path = folder / MANIFEST_NAME
-    if not is_folder:
+    if not folder.is_dir():
         raise BundleError(f"There is no folder {folder}. Make a bundle with 'outrider export MODEL -o {folder}'.")
     if not path.is_file():
-        raise BundleError(f"{folder} is not a bundle: it has no {MANIFEST_NAME}. Make one with 'outrider export'.")
+        raise BundleError(
+            f"{folder} is not a bundle: it has no {MANIFEST_NAME}. Name the folder that 'outrider "
+            "export' wrote, or a model: a checkpoint folder with config.json, a .gguf file or a hub id."
+        )
     with reading(str(path), _AGAIN, BundleError):
         raw = path.read_bytes()
+        check_json(raw)
         header = msgspec.json.decode(raw)
     if isinstance(header, dict):  # check for a newer schema first: its fields may differ
         _check_version(path, header.get("schema_version"), header.get("minimum_runtime"))
@@ -206,13 +223,19 @@ def _read_ids(path: Path, length: int, of_each: str, lowest: int, end: int) -> N
     """int32 [length] from `lowest` to below `end`, an id for each of something."""
     import numpy as np
 
-    with reading(str(path), _AGAIN, BundleError), path.open("rb") as file:
-        ids: NDArray[np.int32] = np.lib.format.read_array(file, allow_pickle=False)
-    if ids.dtype != np.int32 or ids.shape != (length,):
-        raise BundleError(
-            f"{path} is {ids.dtype} {list(ids.shape)} and has to be int32 [{length}], an id for each {of_each}. "
-            "Export the bundle again."
-        )
+    with reading(str(path), _AGAIN, BundleError):
+        content = path.read_bytes()
+        file = io.BytesIO(content)
+        try:
+            np.lib.format.read_magic(file)
+            shape, _, dtype = np.lib.format.read_array_header_1_0(file)
+        except (SyntaxError, TokenError) as error:  # NumPy reads the header as Python
+            raise ValueError("its header is damaged") from error
+        if dtype != np.int32 or shape != (length,):
+            raise BundleError(
+                f"{path} is {dtype} {list(shape)} and has to be int32 [{length}], an id for each {of_each}. {_AGAIN}"
+            )
+        ids = np.frombuffer(content, np.int32, length, file.tell())
     if ids.min() < lowest or ids.max() >= end:
         raise BundleError(
             f"{path} has ids from {ids.min()} to {ids.max():,}; they go from {'−1' if lowest else 0} to {end - 1:,}. "

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
 import msgspec
 
 from outrider.errors import BundleError
-from outrider.files import why, write_whole
+from outrider.system.files import why, write_whole
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -34,6 +34,9 @@ VERSION = r"^\d{1,9}(\.\d{1,9})*$"
 Format: TypeAlias = Literal["openvino", "onnx"]
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 NonNegative = Annotated[int, msgspec.Meta(ge=0)]
+# Room is made for these before any weights are seen; real ones have some hundred layers, and are 20,000 wide.
+MOST_LAYERS, MOST_WIDTH = 10_000, 1 << 20
+Width = Annotated[int, msgspec.Meta(ge=1, le=MOST_WIDTH)]
 Sha256 = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
 Name = Annotated[str, msgspec.Meta(pattern=NAME)]
 
@@ -42,11 +45,11 @@ class Geometry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A model's shape, which the runtime needs before it compiles the model."""
 
     architecture: str  # "llama", "qwen2", … as in config.json's model_type or GGUF's general.architecture
-    num_layers: NonNegative  # with a cache; 0 for heads that have none
-    num_heads: Positive
-    num_kv_heads: Positive
-    head_size: Positive
-    hidden_size: Positive
+    num_layers: Annotated[int, msgspec.Meta(ge=0, le=MOST_LAYERS)]  # with a cache; 0 for heads that have none
+    num_heads: Width
+    num_kv_heads: Width
+    head_size: Width
+    hidden_size: Width
     context_length: Positive  # tokens the model was trained to attend to
     logits_width: Positive  # of the output matrix: ≥ the vocabulary if padded, < if cut
     # By layer, the tokens that one attends to, itself among them; 0 for all before it. None: not known.
@@ -99,7 +102,7 @@ class EncoderEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class VisionEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A main model's vision encoder, and how images are laid out for it; see `outrider.vision`."""
+    """A main model's vision encoder, and how images are laid out for it; see `outrider.inputs.vision`."""
 
     folder: Name
     weights: str  # "int8", "fp16" or "fp32"
@@ -135,7 +138,9 @@ class DrafterEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A named drafter that needs files, or the main model's. Others (n-gram, suffix) are always available."""
 
     name: Name
-    kind: Literal["draft_model", "eagle", "eagle3", "mtp", "dflash", "medusa", "hydra", "blockwise", "masks", "self"]
+    kind: Literal[
+        "draft_model", "eagle", "eagle3", "mtp", "dflash", "dspark", "medusa", "hydra", "blockwise", "masks", "self"
+    ]
     model: ModelEntry
     # "same": the main model's. "intersection": tokens that both have (`outrider.drafters.Intersection`). "text":
     # through the tokens' text (`outrider.drafters.Text`).

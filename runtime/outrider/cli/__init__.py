@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import importlib
 import io
-import logging
 import os
 import sys
 import warnings
@@ -15,6 +14,7 @@ from typing import TextIO
 import click
 
 from outrider import __version__
+from outrider.cli.progress import show_progress
 from outrider.errors import DeviceWarning, ExactnessWarning, OptionError, OutriderError, nearest
 
 OUR_WARNINGS = (DeviceWarning, ExactnessWarning)
@@ -30,6 +30,7 @@ COMMANDS = (
     "generate",
     "import",
     "inspect",
+    "models",
     "peer-draft",
     "serve",
     "simulate",
@@ -80,7 +81,7 @@ def run(arguments: list[str] | None = None) -> int:
     arguments = sys.argv[1:] if arguments is None else arguments
     _speak_utf8()
     try:
-        _show_progress()
+        show_progress()
         # Not `root.main`, which prints interrupts and closed pipes in its own way.
         with warnings.catch_warnings(), root.make_context("outrider", list(arguments)) as context:
             for kind in OUR_WARNINGS:
@@ -107,24 +108,6 @@ def run(arguments: list[str] | None = None) -> int:
             1,
         )
     return 0
-
-
-class _ToStandardError(logging.Handler):
-    """Prints messages unchanged to the current standard error."""
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """Print one."""
-        if sys.stderr.isatty():
-            print(record.getMessage(), file=sys.stderr)
-
-
-def _show_progress() -> None:
-    """Show the progress of a first load on standard error."""
-    log = logging.getLogger("outrider")
-    if not log.handlers:
-        log.addHandler(_ToStandardError())
-        log.setLevel(logging.INFO)
-        log.propagate = False
 
 
 def _speak_utf8() -> None:

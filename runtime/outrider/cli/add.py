@@ -8,10 +8,11 @@ import click
 
 from outrider.cli.console import out, print_json
 from outrider.cli.export import Bars
+from outrider.cli.opening import open_model
 from outrider.cli.options import json_option
 from outrider.config.files import user_path
-from outrider.errors import ExportError, OptionError
-from outrider.files import usable
+from outrider.errors import ExportError, OptionError, install
+from outrider.system.files import usable
 
 if TYPE_CHECKING:
     from outrider.bundle.folder import Bundle
@@ -29,16 +30,16 @@ if TYPE_CHECKING:
 def add(bundle: str, part: str, as_json: bool, name: str | None, weights: str | None, **options: Any) -> None:
     """Add to BUNDLE a drafter or a LoRA adapter.
 
-    PART is a checkpoint folder or hub id of a drafter: EAGLE-3, EAGLE, MTP, DFlash, Medusa, Hydra, blockwise heads,
-    masks, or a draft model with the main model's vocabulary, which may be a .gguf file, too. Or it is the folder of a
-    packed drafter, which needs no further packages, or of an adapter in PEFT's format, which requests then choose by
-    its name.
+    PART is a checkpoint folder or hub id of a drafter: EAGLE-3, EAGLE, MTP, DFlash, DSpark, Medusa, Hydra, blockwise
+    heads, masks, or a draft model with the main model's vocabulary, which may be a .gguf file, too. Or it is the folder
+    of a packed drafter, which needs no further packages, or of an adapter in PEFT's format, which requests then choose
+    by its name.
     """
     try:
         from outrider_export import add_adapter, add_drafter
     except ImportError as error:
         raise ExportError(
-            f'The export half of outrider is not installed ({error}). Run: pip install "outrider[export]"'
+            f"The export half of outrider is not installed ({error}). Run: {install('export')}"
         ) from error
     if (usable(user_path(part)) / "adapter_config.json").is_file():
         for option, value in {"weights": weights, **options}.items():
@@ -46,18 +47,23 @@ def add(bundle: str, part: str, as_json: bool, name: str | None, weights: str | 
                 raise OptionError(
                     f"--{option.replace('_', '-')} is for drafters, and {part} is an adapter. Leave it out."
                 )
+        opened = open_model(bundle, None, quiet=as_json)
         with Bars(quiet=as_json) as bars:
-            _report_adapter(add_adapter(bundle, part, name=name, progress=bars), as_json=as_json)
+            _report_adapter(add_adapter(opened.folder, part, name=name, progress=bars), as_json=as_json)
         return
+    opened = open_model(bundle, None, quiet=as_json)
     with Bars(quiet=as_json) as bars:
-        made = add_drafter(bundle, part, name=name, weights=weights, progress=bars, **options)
+        made = add_drafter(opened.folder, part, name=name, weights=weights, progress=bars, **options)
     entry = made.manifest.drafters[-1]
     size = sum(file.size for file in made.files_of(entry.model.folder))
     if as_json:
         print_json({"bundle": str(made.folder), "name": entry.name, "kind": entry.kind, "bytes": size})
         return
     out.print(f"{bundle} has a drafter '{entry.name}' ({entry.kind}, {size / 1e6:.1f} MB) now.")
-    out.print(f"Try it: outrider generate {bundle} 'Write a haiku about sledges' --drafter {entry.name} --compare")
+    out.print(
+        f"Try it: outrider generate {bundle} 'Write a haiku about sledges' --drafter {entry.name} --compare",
+        soft_wrap=True,
+    )
 
 
 def _report_adapter(bundle: Bundle, *, as_json: bool) -> None:
@@ -72,4 +78,7 @@ def _report_adapter(bundle: Bundle, *, as_json: bool) -> None:
     out.print(
         f"{bundle.folder} has an adapter '{entry.name}' (rank {entry.rank} in {targets}, {size / 1e6:.1f} MB) now."
     )
-    out.print(f"Try it: outrider generate {bundle.folder} 'Write a haiku about sledges' --adapter {entry.name}")
+    out.print(
+        f"Try it: outrider generate {bundle.folder} 'Write a haiku about sledges' --adapter {entry.name}",
+        soft_wrap=True,
+    )

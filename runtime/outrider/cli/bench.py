@@ -7,22 +7,22 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from outrider.bench.setting import describe_models, describe_processor, describe_versions
-from outrider.cli.console import err, out, print_json, progress_bar, table
+from outrider.cli.console import err, out, print_json, print_setting, progress_bar, table
+from outrider.cli.opening import model_argument, open_model
 from outrider.cli.options import generation_options, json_option, load_options, read_options
 from outrider.config import LOSSY
 from outrider.config.files import user_path
 from outrider.errors import OptionError
-from outrider.files import usable
+from outrider.system.files import usable
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from outrider.bench.modes.setup import Setup
-    from outrider.bench.prompts import Prompt
     from outrider.bundle.folder import Bundle
     from outrider.config import Config
-    from outrider.engine import Engine
+    from outrider.engine.engine import Engine
+    from outrider_bench.modes.setup import Setup
+    from outrider_bench.prompts import Prompt
 
 
 def _read_models(context: click.Context, parameter: click.Parameter, given: tuple[str, ...]) -> dict[str, Path]:
@@ -49,7 +49,7 @@ def _read_levels(context: click.Context, parameter: click.Parameter, given: str 
 
 
 @click.command()
-@click.argument("bundle")
+@model_argument
 @click.option(
     "--prompts",
     metavar="NAME|FILE",
@@ -103,6 +103,7 @@ def _read_levels(context: click.Context, parameter: click.Parameter, given: str 
 @json_option
 def bench(
     bundle: str,
+    draft: str | None,
     prompts: str | None,
     per_category: int | None,
     modes: str | None,
@@ -116,20 +117,21 @@ def bench(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Compare ways to decode on BUNDLE.
+    """Compare ways to decode with MODEL.
+
+    MODEL is a bundle, a .gguf file, a checkpoint folder or a hub id.
 
     All run interleaved, on the same prompts and threads, each engine in a process of its own. With --out DIR, a run
     that was interrupted continues when the same command is given again. With --concurrency, tokens/s are those of all
     requests that run at the same time, after the first token of each.
     """
-    from outrider.bench import benchmark
-    from outrider.bench.modes.make import default_modes
-    from outrider.bench.modes.name import split_modes
-    from outrider.bench.modes.setup import Setup
-    from outrider.bench.prompts import read_prompts
-    from outrider.bench.setting import default_num_threads
-    from outrider.bundle.folder import read_bundle
-    from outrider.loading import settle
+    from outrider.models.loading import settle
+    from outrider_bench import benchmark
+    from outrider_bench.modes.make import default_modes
+    from outrider_bench.modes.name import split_modes
+    from outrider_bench.modes.setup import Setup
+    from outrider_bench.prompts import read_prompts
+    from outrider_bench.setting import default_num_threads
 
     kinds = {"conversations": conversations, "concurrency": concurrency, "compare-adapter": compare_adapter}
     instead = [name for name, given in kinds.items() if given]
@@ -140,13 +142,14 @@ def bench(
     chosen = read_prompts(prompts, per_category)
     if not config.device.num_threads:
         config = config.replace(num_threads=default_num_threads())
+    opened = open_model(bundle, draft, quiet=as_json)
     if conversations:
-        _bench_conversations(read_bundle(bundle), config, conversations, as_json)
+        _bench_conversations(opened, config, conversations, as_json)
         return
     if compare_adapter:
-        _bench_adapter(read_bundle(bundle), config, chosen, compare_adapter, as_json)
+        _bench_adapter(opened, config, chosen, compare_adapter, as_json)
         return
-    setup = Setup(read_bundle(bundle), config, peer_models)
+    setup = Setup(opened, config, peer_models)
     names = split_modes(modes) if modes else default_modes(setup)
     if not concurrency:
         benchmark.check_setup(setup, names)  # before devices are tried, because that loads the models
@@ -183,8 +186,8 @@ def bench(
 def _bench_concurrency(
     setup: Setup, prompts: list[Prompt], names: list[str] | None, levels: list[int], repeats: int, as_json: bool
 ) -> None:
-    from outrider.bench import concurrency
-    from outrider.bench.report.page import span, times
+    from outrider_bench import concurrency
+    from outrider_bench.report.page import span, times
 
     results = concurrency.run(
         setup,
@@ -223,7 +226,7 @@ def _bench_concurrency(
 
 
 def _bench_adapter(bundle: Bundle, config: Config, prompts: list[Prompt], adapter: str, as_json: bool) -> None:
-    from outrider.bench import adapters
+    from outrider_bench import adapters
 
     found = adapters.compare_adapter(
         bundle, config, prompts, adapter, lambda num_runs: progress_bar("measuring", num_runs, quiet=as_json)
@@ -231,7 +234,7 @@ def _bench_adapter(bundle: Bundle, config: Config, prompts: list[Prompt], adapte
     if as_json:
         print_json(found)
         return
-    out.print("  ".join(f"{key}={value}" for key, value in found["setting"].items()), style="dim")
+    print_setting(found["setting"])
     made = table("drafter", "accepted without", "with", "tokens/draft without", "with", "tokens/s without", "with")
     for mode in found["modes"]:
         both = [mode["without"], mode["with"]]
@@ -249,14 +252,15 @@ def _bench_adapter(bundle: Bundle, config: Config, prompts: list[Prompt], adapte
 
 
 def _bench_conversations(bundle: Bundle, config: Config, count: int, as_json: bool) -> None:
-    from outrider.bench.cache.conversations import measure_conversations
+    from outrider_bench.cache.conversations import measure_conversations
+    from outrider_bench.setting import describe_processor
 
     found = measure_conversations(bundle, config, count)
     setting = describe_processor()
     if as_json:
         print_json({"setting": setting, **found})
         return
-    out.print("  ".join(f"{key}={value}" for key, value in setting.items()), style="dim")
+    print_setting(setting)
     had, long, memory = found["conversations"], found["take_up"], found["conversations"]["resident_bytes"]
     out.print(
         f"{count} conversations of two turns, {had['tokens']} tokens each, in {had['cache_size']:.3f} GB, which is "
@@ -280,8 +284,10 @@ def _bench_conversations(bundle: Bundle, config: Config, count: int, as_json: bo
 
 
 def _print(results: dict[str, Any]) -> None:
-    from outrider.bench.report.page import COLUMNS, cells, notes
+    from outrider_bench.report.page import COLUMNS, cells, notes, verdict
 
+    if said := verdict(results):
+        out.print(said, style="bold")
     _print_setting(results)
     headings = {
         "first token": "first\ntoken",
@@ -305,13 +311,15 @@ def _print_setting(results: dict[str, Any]) -> None:
     if setting.get("temperature"):
         sampling = setting.get("sampling", "coupled")
         setting = setting | {"sampling": f"{sampling} (LOSSY)" if sampling in LOSSY else sampling}
-    out.print("  ".join(f"{key}={value}" for key, value in setting.items() if key != "modes"), style="dim")
+    print_setting({key: value for key, value in setting.items() if key != "modes"})
     for mode in results["modes"]:
         out.print(f"{mode['name']}: {mode['description']}", style="dim")
 
 
 def describe(engine: Engine, max_new_tokens: int | None, repeats: int) -> dict[str, Any]:
     """The setting of a measurement."""
+    from outrider_bench.setting import describe_models, describe_processor, describe_versions
+
     return {
         **describe_models(engine.models),
         **engine.setting,

@@ -8,21 +8,20 @@ import sys
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from rich.cells import cell_len
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
+from rich.text import Text
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
-# A table that is wider than the terminal wraps, and loses no column.
-out = Console(
-    markup=False,
-    emoji=False,
-    highlight=False,
-    soft_wrap=True,
-    width=max(shutil.get_terminal_size((120, 24)).columns, 110),
-)
+    from rich.console import ConsoleOptions, RenderResult
+
+# Without a terminal, each sentence and each row is one line.
+_WIDTH = shutil.get_terminal_size((0, 24)).columns
+out = Console(markup=False, emoji=False, highlight=False, soft_wrap=not _WIDTH, width=_WIDTH or 160)
 err = Console(stderr=True, markup=False, emoji=False, highlight=False)
 
 
@@ -32,12 +31,73 @@ def print_json(value: Any) -> None:
     sys.stdout.write("\n")
 
 
-def table(*columns: str, title: str | None = None) -> Table:
+class _FittingTable(Table):
+    """A table that is turned on its side, or written row by row, where its columns do not fit beside each other."""
+
+    heading: str | None = None  # a line before it, which may be longer than its lines
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        if self.heading:
+            yield Text(self.heading, "bold")
+        if self._fits(options.max_width):
+            yield from super().__rich_console__(console, options)
+            return
+        turned = self._turned()
+        if turned._fits(options.max_width):
+            yield from Table.__rich_console__(turned, console, options)
+            return
+        for i in range(self.row_count):
+            if i:
+                yield from console.render("", options)
+            yield from Table.__rich_console__(self._row(i), console, options)
+
+    def _fits(self, width: int) -> bool:
+        return sum(self._narrowest()) + 2 * (len(self.columns) - 1) <= width
+
+    def _narrowest(self) -> list[int]:
+        """The width of each column at which its words stay whole."""
+        texts = ([str(column.header), *map(str, column.cells)] for column in self.columns)
+        return [
+            max(cell_len(part) for text in found for part in ([text] if column.no_wrap else text.split() or [""]))
+            for column, found in zip(self.columns, texts, strict=True)
+        ]
+
+    def _turned(self) -> _FittingTable:
+        """The same with a column for each row."""
+        first, *others = self.columns
+        made = table(str(first.header), *map(str, first.cells))
+        for column in others:
+            made.add_row(str(column.header), *map(str, column.cells))
+        return made
+
+    def _row(self, i: int) -> Table:
+        """The cells of one row, each in a line of its own behind its column's heading."""
+        made = Table(show_header=False, box=None, pad_edge=False)
+        made.add_column(no_wrap=True, style="dim")
+        made.add_column(overflow="fold")  # a path is whole
+        for column in self.columns:
+            made.add_row(str(column.header), [*map(str, column.cells)][i])
+        return made
+
+
+def table(*columns: str, title: str | None = None) -> _FittingTable:
     """A table whose first column is text and whose others are numbers."""
-    made = Table(title=title, title_justify="left", title_style="bold", header_style="bold", box=None, pad_edge=False)
+    made = _FittingTable(header_style="bold", box=None, pad_edge=False)
+    made.heading = title
     for i, column in enumerate(columns):
         made.add_column(column, justify="right" if i else "left", no_wrap=True)
     return made
+
+
+def print_setting(setting: Mapping[str, Any]) -> None:
+    """What a measurement was taken with, a line each."""
+    made = table("", "")
+    made.show_header, made.style = False, "dim"
+    made.columns[-1].justify, made.columns[-1].no_wrap = "left", False
+    for name, value in setting.items():
+        made.add_row(name, str(value))
+    out.print(made)
+    out.print()
 
 
 @contextmanager

@@ -3,22 +3,34 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import click
+from rich.console import Console
+from rich.live import Live
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
 
-from outrider import saved
+from outrider import __version__
+from outrider.bundle.folder import read_bundle
+from outrider.bundle.hashes import list_files
 from outrider.cli.console import out, print_json, table
 from outrider.cli.export import Bars
-from outrider.cli.generate import compare_as_dict, print_stream, speed_up, verdict, warm_up
+from outrider.cli.generate import compare_as_dict, speed_up, verdict, warm_up
+from outrider.cli.opening import load_model
 from outrider.cli.options import json_option, trace_option, tracing
+from outrider.config import Config
 from outrider.config.files import user_path
-from outrider.errors import BundleError
-from outrider.files import usable
+from outrider.system import saved
+from outrider.system.files import usable
 
 if TYPE_CHECKING:
-    from outrider.engine import Engine
-    from outrider.results import Result
+    from collections.abc import Iterator
+
+    from outrider.bundle.folder import Bundle
+    from outrider.decoding.results import Result, TextChunk
+    from outrider.engine.engine import Engine
 
 MAX_NEW_TOKENS = 96
 PROMPTS = {
@@ -51,12 +63,11 @@ def demo(cache_dir: Path | None, trace: str | None, as_json: bool) -> None:
     SmolLM2-135M-Instruct with a small EAGLE-3 drafter, and copies from the prompt. The controller takes what pays,
     round by round: copies where the answer repeats the prompt, the drafter elsewhere.
     """
-    from outrider.engine import load
-
     folder = usable(user_path(cache_dir)) if cache_dir else saved.FOLDER
     bundle = demo_bundle(folder, quiet=as_json)
     # Both runs read the whole prompt.
-    engine = load(bundle, max_new_tokens=MAX_NEW_TOKENS, enable_prefix_caching=False)
+    config = Config().replace(max_new_tokens=MAX_NEW_TOKENS, enable_prefix_caching=False)
+    engine = load_model(read_bundle(bundle), config)
     warm_up(engine, PROMPTS["extract"], "auto", max_new_tokens=24)
     with tracing(engine, trace):
         compared = {name: _compare(engine, name, quiet=as_json) for name in PROMPTS}
@@ -79,42 +90,88 @@ def demo(cache_dir: Path | None, trace: str | None, as_json: bool) -> None:
             "yes" if result.token_ids == plain.token_ids else "NO",
         )
     out.print(made)
-    out.print(f"\nTry your own: outrider generate {bundle} 'your prompt' --compare")
+    out.print(f"\nThe same with your own prompt: outrider generate {bundle} 'your prompt' --compare", soft_wrap=True)
+    out.print(
+        "With your own model: outrider chat MODEL.gguf (or a checkpoint folder, or a hub id such as Qwen/Qwen3-0.6B)"
+    )
 
 
 def _compare(engine: Engine, name: str, *, quiet: bool) -> tuple[Result, Result]:
-    """Answer a prompt both ways, and print it unless `quiet`."""
+    """Answer a prompt both ways, plainly first, and show both as they come unless `quiet`."""
     prompt = PROMPTS[name]
     if quiet:
-        return engine.generate(prompt), engine.generate(prompt, drafter=None)
+        plain = engine.generate(prompt, drafter=None)
+        return engine.generate(prompt), plain
     out.print(f"── {name}", style="bold")
     out.print(prompt, style="dim", markup=False)
     out.print()
-    result = print_stream(engine.stream(prompt))
-    plain = engine.generate(prompt, drafter=None)
+    screen = Console(markup=False, emoji=False, highlight=False)
+    with Columns("plain", "speculative", screen) as columns:
+        plain = columns.show(engine.stream(prompt, drafter=None))
+        result = columns.show(engine.stream(prompt))
     out.print(verdict(result, plain), style="bold green" if result.token_ids == plain.token_ids else "bold red")
     out.print()
     return result, plain
 
 
+class Columns:
+    """Answers side by side on a terminal, one after the other, each as it comes; elsewhere one below the other."""
+
+    def __init__(self, left: str, right: str, screen: Console) -> None:
+        self._titles, self._texts = [left, right], ["", ""]
+        self._shown = 0
+        self._screen = screen
+        self._live = Live(console=screen, get_renderable=self._drawn, refresh_per_second=10)
+
+    def __enter__(self) -> Self:
+        if self._screen.is_terminal:
+            self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._live.stop()
+
+    def show(self, chunks: Iterator[TextChunk]) -> Result:
+        """Show an answer in the next column, and return it with its speed in the column's title."""
+        place = self._shown
+        self._shown += 1
+        for chunk in chunks:
+            self._texts[place] += chunk.text
+            if chunk.result:
+                self._titles[place] += f", {chunk.result.stats.tokens_per_second:.0f} tokens a second"
+                if not self._screen.is_terminal:
+                    out.print(f"[{self._titles[place]}]\n{self._texts[place]}\n")
+                return chunk.result
+        raise AssertionError("a stream ends with a result")
+
+    def _drawn(self) -> Table:
+        made = Table.grid(expand=True)
+        panels = [
+            Panel(Text(text), title=title, title_align="left", border_style="green" if place else "default")
+            for place, (title, text) in enumerate(zip(self._titles, self._texts, strict=True))
+        ]
+        for _ in panels:
+            made.add_column(ratio=1)
+        made.add_row(*panels)
+        return made
+
+
 def demo_bundle(folder: Path, *, quiet: bool, drafter: bool = True) -> Path:
     """The demo's bundle in `folder`, made if it is missing or damaged. drafter: whether it has one of its own."""
-    from outrider.bundle.folder import read_bundle
+    from outrider_export.bundle_cache import BundleCache, Source
+    from outrider_export.content import absolute
+    from outrider_export.demo_model import DRAFTER, FILE, SHA256, fetch_demo_model
 
-    bundle = folder / ("smollm2-135m-instruct" if drafter else "smollm2-135m-instruct-alone")
-    try:
-        found = read_bundle(bundle)
-        if not drafter or found.manifest.drafters:
-            return found.folder
-    except BundleError:
-        pass
-    from outrider_export import add_drafter, export_bundle
-    from outrider_export.demo_model import DRAFTER, fetch_demo_model
+    weights = "int8"
+    drafter_files = [file.sha256 for file in list_files(DRAFTER)] if drafter else []
+    key = {"version": __version__, "main": [SHA256, weights], "drafter": drafter_files}
+
+    def make(output: Path) -> Bundle:
+        from outrider_export import add_drafter, export_bundle
+
+        made = export_bundle(fetch_demo_model(folder, bars), output=output, weights=weights, progress=bars)
+        return add_drafter(made.folder, DRAFTER, progress=bars) if drafter else made
 
     with Bars(quiet=quiet) as bars:
-        checkpoint = fetch_demo_model(folder, bars)
-        # Weights are not converted, because that needs torch, which a plain installation does not have.
-        export_bundle(checkpoint, output=bundle, weights="keep", overwrite=True, progress=bars)
-        if drafter:
-            add_drafter(bundle, DRAFTER, progress=bars)
-    return bundle
+        source = Source("main", "gguf", str(absolute(folder / FILE)), SHA256)
+        return BundleCache(folder).get("smollm2-135m-instruct", key, (source,), make, bars).folder

@@ -7,40 +7,49 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from outrider.bundle.opening import open_bundle
 from outrider.cli.console import out, print_json, table
+from outrider.cli.opening import draft_option, open_model
 from outrider.cli.options import json_option, load_options, read_options
+from outrider.errors import OptionError
+from outrider.system.core import new_core
 
 if TYPE_CHECKING:
-    from outrider.backends.devices import Device
-    from outrider.backends.processor import Processor
+    from outrider.bundle.folder import Bundle
     from outrider.config import Config
-    from outrider.part import Part
+    from outrider.models.backends.devices import Device
+    from outrider.models.backends.processor import Processor
+    from outrider.models.part import Part
 
 LIBRARIES = {"openvino": "OpenVINO", "onnx": "ONNX Runtime"}
 
 
 @click.command()
-@click.argument("bundle", required=False)
+@click.argument("bundle", metavar="[MODEL]", required=False)
+@draft_option
 @click.option("--again", is_flag=True, help="Forget which devices failed and which worked: try them again.")
 @load_options
 @json_option
-def devices(bundle: str | None, again: bool, as_json: bool, **options: Any) -> None:
+def devices(bundle: str | None, draft: str | None, again: bool, as_json: bool, **options: Any) -> None:
     """List the devices, what each can run, and if not, why.
 
-    With BUNDLE, its models are loaded on every device but the CPU that may run them. Each load runs in a process of its
-    own, so that a driver that aborts does no harm. The results are saved. The other options are those of loading a
-    bundle; the devices that they give the models are named.
+    With MODEL (a bundle, a .gguf file, a checkpoint folder or a hub id), it is loaded on every device but the CPU that
+    may run it, and so is its draft model. Each load runs in a process of its own, so that a driver that aborts does no
+    harm. The results are saved. The other options are those of loading a model; the devices that they give the models
+    are named.
     """
-    from outrider.backends.devices import find_devices
-    from outrider.backends.processor import find_processor
-    from outrider.loading import forget
+    from outrider.models.backends.devices import find_devices
+    from outrider.models.backends.processor import find_processor
+    from outrider.models.loading import forget
 
     config = read_options(options)
+    if draft and not bundle:
+        raise OptionError(f"--draft {draft} needs its MODEL. Name both, or none.")
     if again:
         forget()
     found = find_devices()
     processor = find_processor()
-    tried, placement = _try_models(bundle, config, found) if bundle else ([], None)
+    tried, placement = _try_models(open_model(bundle, draft, quiet=as_json), config, found) if bundle else ([], None)
     if as_json:
         listed = [asdict(device) | {"runtime": LIBRARIES[device.format]} for device in found]
         more = {"models": tried, "placement": placement} if bundle else {}
@@ -52,15 +61,13 @@ def devices(bundle: str | None, again: bool, as_json: bool, **options: Any) -> N
         out.print(f"\nThese options: {_placement_text(placement)}")
 
 
-def _try_models(folder: str, config: Config, found: list[Device]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+def _try_models(bundle: Bundle, config: Config, found: list[Device]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """A row for each model on each device of its library, and the placement by the options."""
-    from outrider.bundle.folder import read_bundle
-    from outrider.loading import choose_devices
-    from outrider.part import parts_of
+    from outrider.models.loading import choose_devices
+    from outrider.models.part import parts_of
 
-    bundle = read_bundle(folder)
     named = config.device.draft_bundle
-    other = bundle if named is None else read_bundle(named)
+    other = bundle if named is None else open_bundle(named)
     main, drafts = parts_of(bundle, other)
     rows = [
         _try_model(part, device, config)
@@ -73,7 +80,7 @@ def _try_models(folder: str, config: Config, found: list[Device]) -> tuple[list[
 
 def _try_model(part: Part, device: Device, config: Config) -> dict[str, Any]:
     """Whether a device runs a model, and the memory that it takes there, in bytes."""
-    from outrider.loading import verdict_of
+    from outrider.models.loading import verdict_of
 
     reason = device.why_not(part.role)
     works: bool | None = reason is None
@@ -82,7 +89,7 @@ def _try_model(part: Part, device: Device, config: Config) -> dict[str, Any]:
         works, reason = verdict.works, verdict.reason or None
     setting = None
     if device.name == "CPU":
-        from outrider.setting import choice_of
+        from outrider.models.settled import choice_of
 
         setting = choice_of(part, device.name, config.device).setting
     precision = setting.cache_precision if setting else _cache_precision(part, device, config)
@@ -112,9 +119,8 @@ _BYTES = {"f32": 4.0, "bf16": 2.0, "f16": 2.0, "u8": 1.2}
 
 def _cache_precision(part: Part, device: Device, config: Config) -> str | None:
     """The cache's precision; None if unknown."""
-    import openvino as ov
 
-    from outrider.backends.npu_sizes import CACHE_KINDS
+    from outrider.models.backends.npu_sizes import CACHE_KINDS
 
     asked = config.device.cache_precision, config.device.precision
     if part.model.format == "onnx":
@@ -123,23 +129,23 @@ def _cache_precision(part: Part, device: Device, config: Config) -> str | None:
         return CACHE_KINDS.get(asked[0], asked[0])
     chosen = next((each for each in asked if each != "auto"), None)
     try:
-        return chosen or str(ov.Core().get_property(device.name, "INFERENCE_PRECISION_HINT").get_type_name())
+        return chosen or str(new_core().get_property(device.name, "INFERENCE_PRECISION_HINT").get_type_name())
     except RuntimeError:
         return None
 
 
 def _print_devices(found: list[Device], processor: Processor) -> None:
-    made = table("device", "runtime", "name", "memory", "free", "precisions", "driver", "main", "draft")
+    made = table("device", "runtime", "name", "memory", "free", "precisions", "driver", "main model", "draft model")
     for column in made.columns:
         column.justify = "left"
-    for device in found:
+    for device in (each for each in found if each.full_name):
         made.add_row(
             device.name,
             LIBRARIES[device.format],
-            device.full_name or "-",
+            device.full_name,
             _gigabytes(device.memory),
             _gigabytes(device.free),
-            " ".join(device.precisions) or ("the model's" if device.full_name else "-"),
+            " ".join(device.precisions) or "the model's",
             device.driver or "-",
             "no" if device.not_for_main else "yes",
             "no" if device.not_for_draft else "yes",
@@ -157,7 +163,8 @@ def _print_devices(found: list[Device], processor: Processor) -> None:
 
 
 def _print_models(rows: list[dict[str, Any]]) -> None:
-    made = table("model", "weights", "size", "device", "runtime", "runs", "cache", "a token", "free memory holds")
+    headings = ("model", "weights", "size", "device", "runtime", "runs", "cache", "per token", "free memory holds")
+    made = table(*headings)
     for column in made.columns:
         column.justify = "left"
     for row in rows:

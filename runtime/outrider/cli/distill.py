@@ -11,7 +11,7 @@ from outrider.cli.console import err, out, print_json
 from outrider.cli.export import Bars, terminable
 from outrider.cli.options import json_option
 from outrider.config.files import user_path
-from outrider.errors import ExportError
+from outrider.errors import ExportError, install
 
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
@@ -54,7 +54,7 @@ def distill(main: str, output: str, num_tokens: str, into: str | None, as_json: 
         from outrider_export.train.fit import Stopped
     except ImportError as error:
         raise ExportError(
-            f'Training needs packages that are not installed ({error}). Run: pip install "outrider[distill]"'
+            f"Training needs packages that are not installed ({error}). Run: {install('distill')}"
         ) from error
     asked = Options(
         main,
@@ -66,13 +66,23 @@ def distill(main: str, output: str, num_tokens: str, into: str | None, as_json: 
     with terminable(), Bars(quiet=as_json) as bars:
         try:
             found = run(asked, progress=bars, tell=bars.note)
-        except Stopped:
-            err.print("Stopped. The same command goes on from here.")
+        except Stopped as stop:
+            err.print(f"Stopped. {stop}")
             raise KeyboardInterrupt from None
     if as_json:
-        print_json({"drafter": output, "kind": found.kind, "training": found.report, "notes": bars.notes})
+        print_json(
+            {
+                "drafter": output,
+                "kind": found.kind,
+                "training": found.report,
+                "shortfall": found.shortfall or None,
+                "notes": bars.notes,
+            }
+        )
         return
-    if into is None:
-        out.print(f"Use it: outrider add BUNDLE {output}")
+    if found.shortfall:
+        out.print(found.shortfall)
+    elif into is None:
+        out.print(f"Use it: outrider add BUNDLE {output}", soft_wrap=True)
     else:
-        out.print(f"Try it: outrider generate {into} 'Write a haiku about sledges' --compare")
+        out.print(f"Try it: outrider generate {into} 'Write a haiku about sledges' --compare", soft_wrap=True)

@@ -19,8 +19,8 @@ from outrider.cli.console import err, out, print_json
 from outrider.cli.options import json_option
 from outrider.cli.serving import pop_serving, served_options
 from outrider.config.files import user_path
-from outrider.errors import ExportError, OptionError
-from outrider.files import usable
+from outrider.errors import ExportError, OptionError, install
+from outrider.system.files import usable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -63,7 +63,7 @@ def export(main: str, draft: str | None, output: str | None, as_json: bool, **op
         from outrider_export import default_output, export_bundle
     except ImportError as error:
         raise ExportError(
-            f'The export half of outrider is not installed ({error}). Run: pip install "outrider[export]"'
+            f"The export half of outrider is not installed ({error}). Run: {install('export')}"
         ) from error
     if server is not None:
         serve(main, draft, output, serving, options, as_json)
@@ -97,7 +97,7 @@ def serve(
         print_json({"repository": str(folder), "model": name, "notes": bars.notes})
         return
     out.print(f"{folder}: a model repository with '{name}'.")
-    out.print(f"Serve it: ovms --rest_port 8000 --config_path {folder / 'config.json'}")
+    out.print(f"Serve it: ovms --rest_port 8000 --config_path {folder / 'config.json'}", soft_wrap=True)
 
 
 def _check_none_given(bundle: str, options: dict[str, Any]) -> None:
@@ -126,7 +126,7 @@ def make(work: Callable[[Bars], Bundle], output: str, as_json: bool) -> None:
     try_it = f"generate {output} 'Write a haiku about sledges'"
     if encoder is not None:
         try_it = f"transcribe {output} talk.wav" if encoder.kind == "audio" else f"generate {output} 'A text to read'"
-    out.print(f"Try it: outrider {try_it}")
+    out.print(f"Try it: outrider {try_it}", soft_wrap=True)
 
 
 @contextmanager
@@ -172,7 +172,7 @@ class Bars:
         """Print a line of its own."""
         self.notes.append(text)
         if not self._quiet:
-            err.print(text)
+            err.print(text, soft_wrap=True)
 
     def _end(self) -> None:
         if self._task is None:

@@ -4,41 +4,39 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from outrider.bundle.folder import read_bundle
 from outrider.cli.console import err, progress_bar
-from outrider.errors import ExportError
-from outrider.verify.fidelity import answered, check_cosine
+from outrider.errors import ExportError, install
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from outrider.bench.prompts import Prompt
+    from outrider.bundle.folder import Bundle
     from outrider.config import Config
-    from outrider.engine import Engine
-    from outrider.verify.certify import Check
+    from outrider.engine.engine import Engine
+    from outrider_bench.prompts import Prompt
+    from outrider_bench.verify.certify import Check
     from outrider_export.sources import Located
 
 
 def fetch_checkpoints(
-    bundle: str, config: Config, checkpoints: Mapping[str, str], *, quiet: bool
+    bundle: Bundle, config: Config, checkpoints: Mapping[str, str], *, quiet: bool
 ) -> dict[str, Located]:
     """Find the checkpoints by their names, by role. Called before models are loaded, which takes longer.
 
     Raises:
         OptionError: for a model that is not there.
-        BundleError: when the bundle cannot be read.
         ExportError: when a checkpoint is not there, or the export half is not installed.
     """
     try:
         from outrider_export.fidelity import fetch_checkpoint, find_holder
     except ImportError as error:
         raise ExportError(
-            f'The export half of outrider is not installed ({error}). Run: pip install "outrider[export]"'
+            f"The export half of outrider is not installed ({error}). Run: {install('export')}"
         ) from error
-    opened, progress = read_bundle(bundle), _Steps(lambda: None, quiet)
+    progress = _Steps(lambda: None, quiet)
     for role in checkpoints:
-        find_holder(opened, role, config)
-    return {role: fetch_checkpoint(opened, role, name, progress) for role, name in checkpoints.items()}
+        find_holder(bundle, role, config)
+    return {role: fetch_checkpoint(bundle, role, name, progress) for role, name in checkpoints.items()}
 
 
 def check_fidelity(
@@ -55,6 +53,7 @@ def check_fidelity(
     Raises:
         ExportError: when a checkpoint cannot be read.
     """
+    from outrider_bench.verify.fidelity import answered, check_cosine
     from outrider_export.fidelity import compare_with_checkpoint
 
     with progress_bar("answering", len(prompts), quiet=quiet) as advance:

@@ -8,22 +8,23 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from outrider.cli.console import out, print_json, table
+from outrider.cli.opening import load_model, model_argument, open_model
 from outrider.cli.options import generation_options, json_option, load_options, read_options, trace_option, tracing
 from outrider.config.files import user_path
-from outrider.files import reading
+from outrider.system.files import reading
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from rich.table import Table
 
-    from outrider.engine import Engine
-    from outrider.metrics import Stats
-    from outrider.results import Result, TextChunk
+    from outrider.decoding.metrics import Stats
+    from outrider.decoding.results import Result, TextChunk
+    from outrider.engine.engine import Engine
 
 
 @click.command()
-@click.argument("bundle")
+@model_argument
 @click.argument("prompt")
 @click.option("--system", metavar="TEXT", help="System message before the prompt.")
 @click.option("--image", multiple=True, metavar="FILE", help="An image before the prompt. Can be given several times.")
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
 @json_option
 def generate(
     bundle: str,
+    draft: str | None,
     prompt: str,
     system: str | None,
     image: tuple[str, ...],
@@ -57,12 +59,10 @@ def generate(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Answer PROMPT with the main model of BUNDLE.
+    """Answer PROMPT with MODEL.
 
-    A PROMPT of "-" is read from standard input.
+    MODEL is a bundle, a .gguf file, a checkpoint folder or a hub id. A PROMPT of "-" is read from standard input.
     """
-    from outrider.engine import load
-
     config = read_options(options)
     if reference:
         config = config.replace(references=[_read_text("Reference", path) for path in reference])
@@ -93,7 +93,7 @@ def generate(
     if config.device.adapters is None:  # what the request does not need would make it slower
         adapter = config.generation.adapter
         config = config.replace(adapters=() if adapter is None else (adapter,))
-    engine = load(bundle, config)
+    engine = load_model(open_model(bundle, draft, quiet=as_json), config)
     if compare:
         few = min(config.generation.max_new_tokens or 16, 16)
         warm_up(engine, request, config.generation.drafter, max_new_tokens=few, min_new_tokens=0, **arguments)

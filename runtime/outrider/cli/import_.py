@@ -8,7 +8,7 @@ import click
 
 from outrider.cli.export import make
 from outrider.cli.options import json_option
-from outrider.errors import ExportError
+from outrider.errors import ExportError, install
 
 
 @click.command(name="import")
@@ -31,7 +31,7 @@ def import_(main: str, draft: str | None, output: str | None, as_json: bool, **o
         from outrider_export import default_output, import_bundle
     except ImportError as error:
         raise ExportError(
-            f'The export half of outrider is not installed ({error}). Run: pip install "outrider[onnx-export]"'
+            f"The export half of outrider is not installed ({error}). Run: {install('onnx-export')}"
         ) from error
     output = output or str(default_output(main, draft))
     make(lambda bars: import_bundle(main, draft, output=output, progress=bars, **options), output, as_json)

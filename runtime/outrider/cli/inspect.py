@@ -8,26 +8,30 @@ import click
 import msgspec
 from rich.filesize import decimal
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
-from rich.table import Table
 
-from outrider.backends.attention import describe_windows
-from outrider.bundle.folder import read_bundle
 from outrider.bundle.manifest import describe_layers
-from outrider.cli.console import err, out, print_json
+from outrider.cli.console import err, out, print_json, table
+from outrider.cli.opening import model_argument, open_model
 from outrider.cli.options import json_option
+from outrider.models.backends.attention import describe_windows
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from outrider.bundle.folder import Bundle
     from outrider.bundle.manifest import DrafterEntry, EncoderEntry, Geometry, ModelEntry
 
 
 @click.command()
-@click.argument("bundle")
+@model_argument
 @click.option("--check", is_flag=True, help="Read every file and compare its sha256 with the manifest.")
 @json_option
-def inspect(bundle: str, check: bool, as_json: bool) -> None:
-    """Print what is inside BUNDLE."""
-    opened = read_bundle(bundle)
+def inspect(bundle: str, draft: str | None, check: bool, as_json: bool) -> None:
+    """Print what is inside MODEL.
+
+    MODEL is a bundle, a .gguf file, a checkpoint folder or a hub id.
+    """
+    opened = open_model(bundle, draft, quiet=as_json)
     if check:
         _check(opened, quiet=as_json)
     if as_json:
@@ -48,10 +52,10 @@ def _check(bundle: Bundle, *, quiet: bool) -> None:
 def _print(bundle: Bundle) -> None:
     manifest = bundle.manifest
     models = {"main": manifest.main} | {drafter.name: drafter.model for drafter in manifest.drafters}
-    out.print(f"{bundle.folder}", style="bold")
+    out.print(f"{bundle.folder}", style="bold", soft_wrap=True)
     out.print(
-        f"{decimal(_size(bundle))} in {len(manifest.files)} files, made by {manifest.created_by}; "
-        f"schema {manifest.schema_version}, for outrider {manifest.minimum_runtime} or later\n"
+        f"{decimal(_size(bundle))} in {len(manifest.files)} files, made by {manifest.created_by}, for outrider "
+        f"{manifest.minimum_runtime} or later\n"
     )
     described = {name: _describe(model) for name, model in models.items()}
     for drafter in manifest.drafters:
@@ -65,15 +69,15 @@ def _print(bundle: Bundle) -> None:
         out.print(f"\nadapter {adapter.name}", style="bold")
         out.print(f"{adapter.source.id}; rank {adapter.rank} in {targets}")
     tokenizer = manifest.tokenizer
-    eos = ", ".join(str(token_id) for token_id in tokenizer.eos_token_ids) or "none"
+    eos = " or ".join(str(token_id) for token_id in tokenizer.eos_token_ids) or "none"
     out.print("\ntokenizer", style="bold")
-    out.print(f"eos {eos}; bos {_or_none(tokenizer.bos_token_id)}; pad {_or_none(tokenizer.pad_token_id)}", end="; ")
     template = "with" if tokenizer.chat_template else "without"
-    out.print(f"{len(tokenizer.special_token_ids)} special tokens; {template} a chat template\n")
-    files = Table(box=None, pad_edge=False, header_style="bold")
-    files.add_column("file", no_wrap=True)
-    files.add_column("size", justify="right", no_wrap=True)
-    files.add_column("sha256", no_wrap=True)
+    out.print(
+        f"{template} a chat template; answers end with token {eos}; a text begins with "
+        f"{_or_none(tokenizer.bos_token_id)}; padding {_or_none(tokenizer.pad_token_id)}; "
+        f"{len(tokenizer.special_token_ids)} special tokens\n"
+    )
+    files = table("file", "size", "sha256")
     for file in manifest.files:
         files.add_row(file.path, decimal(file.size), f"{file.sha256[:16]}…")
     out.print(files)
@@ -82,21 +86,37 @@ def _print(bundle: Bundle) -> None:
 def _describe(model: ModelEntry) -> dict[str, str]:
     geometry, source = model.geometry, model.source
     return {
-        "source": source.id,
+        "made from": source.id,
         "revision": source.revision or "-",
         "architecture": geometry.architecture,
         "weights": model.weights,
         "format": model.format,
-        "layers": str(geometry.num_layers),
-        "heads": f"{geometry.num_heads}, {geometry.num_kv_heads} for keys and values, of {geometry.head_size}",
+        "longest context": f"{geometry.context_length:,} tokens",
+        "vocabulary": _vocabulary(model),
+        "layers": f"{geometry.num_layers}, hidden size {geometry.hidden_size:,}",
+        "attention heads": f"{geometry.num_heads}, with {geometry.num_kv_heads} key-value heads, size "
+        f"{geometry.head_size}",
         "sliding window": _windows(geometry),
         "experts": f"{geometry.num_experts}, {geometry.num_active_experts} per token" if geometry.num_experts else "-",
-        "hidden size": f"{geometry.hidden_size:,}",
-        "context": f"{geometry.context_length:,} tokens",
-        "vocabulary": f"{model.vocab_size:,} tokens, {geometry.logits_width:,} logits",
         **({"encoder": _encoder(model.encoder)} if model.encoder else {}),
         **_images(model),
-    } | source.recipe
+    } | {_RECIPE.get(name, name): _ROUTES.get(value, value) for name, value in source.recipe.items()}
+
+
+# What manifests call what an export did, and what users read.
+_RECIPE = {"route": "conversion", "tied_embeddings": "tied embeddings"}
+_ROUTES = {
+    "keep": "none: the GGUF file's own weights",
+    "import": "none: an OpenVINO or ONNX model as it was",
+    "drafter": "of a published drafter",
+    "true": "yes",
+    "false": "no",
+}
+
+
+def _vocabulary(model: ModelEntry) -> str:
+    padding = model.geometry.logits_width - model.vocab_size
+    return f"{model.vocab_size:,} tokens" + (f", padded to {model.geometry.logits_width:,}" if padding else "")
 
 
 def _windows(geometry: Geometry) -> str:
@@ -135,13 +155,14 @@ def _way(drafter: DrafterEntry, main: ModelEntry) -> str:
 
 
 def _side_by_side(models: dict[str, dict[str, str]]) -> Table:
-    made = Table(box=None, pad_edge=False, header_style="bold")
-    made.add_column("")
-    for name in models:
-        made.add_column(name, overflow="fold")
-    keys = dict.fromkeys(key for described in models.values() for key in described)
-    for key in keys:
-        made.add_row(key, *(described.get(key, "-") for described in models.values()))
+    """A column for each model. Lines that say nothing of any are left out."""
+    made = table("", *(f"{name} model" if name == "main" else name for name in models))
+    for column in made.columns[1:]:
+        column.justify, column.no_wrap = "left", False
+    for key in dict.fromkeys(key for described in models.values() for key in described):
+        values = [described.get(key, "-") for described in models.values()]
+        if any(value != "-" for value in values):
+            made.add_row(key, *values)
     return made
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -10,13 +11,24 @@ import click
 from outrider.cli.console import err
 from outrider.config.files import find_presets, load_config, user_path
 from outrider.errors import OptionError
-from outrider.files import shown, why
+from outrider.system.files import shown, why
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from outrider.config import Config
-    from outrider.engine import Engine
+    from outrider.engine.engine import Engine
+
+
+class FiniteRange(click.FloatRange):
+    """A range of numbers, without "nan", which is above no limit and below none, and "inf"."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """The number, or a usage error."""
+        number: float = super().convert(value, param, ctx)
+        if not math.isfinite(number):
+            self.fail(f"{value} is not a number.", param, ctx)
+        return number
 
 
 def _read_biases(context: click.Context, parameter: click.Parameter, given: tuple[str, ...]) -> dict[str, float] | None:
@@ -48,14 +60,18 @@ def _read_properties(
     return properties or None
 
 
-def _read_count(context: click.Context, parameter: click.Parameter, given: str | None) -> int | str | None:
-    """A number, or "auto"."""
-    if given is None or given == "auto":
-        return given
-    try:
-        return int(given)
-    except ValueError as error:
-        raise click.BadParameter(f"'{given}' is neither a number nor auto.", context, parameter) from error
+def _number_or_auto(kind: Callable[[str], float]) -> Callable[[click.Context, click.Parameter, str | None], Any]:
+    """Reads a number of this kind, or "auto"."""
+
+    def read(context: click.Context, parameter: click.Parameter, given: str | None) -> float | str | None:
+        if given is None or given == "auto":
+            return given
+        try:
+            return kind(given)
+        except ValueError as error:
+            raise click.BadParameter(f"'{given}' is neither a number nor auto.", context, parameter) from error
+
+    return read
 
 
 def _read_names(context: click.Context, parameter: click.Parameter, given: str | None) -> tuple[str, ...] | None:  # noqa: ARG001
@@ -102,7 +118,7 @@ _LOAD = [
     click.option(
         "--top-logits",
         metavar="N|auto",
-        callback=_read_count,
+        callback=_number_or_auto(int),
         help="Logits per row that OpenVINO's device picks out; 0 is off.  [default: auto, 0 on CPU]",
     ),
     click.option("--num-threads", type=int, help="CPU threads."),
@@ -131,13 +147,20 @@ _LOAD = [
         callback=_read_switch,
         help="Reuse the KV cache for prompts that begin alike.  [default: on; off in measurements]",
     ),
-    click.option("--max-num-batched-tokens", type=int, help="Prompt tokens that one call reads.  [default: 512]"),
+    click.option("--max-num-batched-tokens", type=int, help="Tokens that one call reads.  [default: 512]"),
+    click.option(
+        "--max-round-seconds",
+        metavar="SECONDS|auto",
+        callback=_number_or_auto(float),
+        help="Of a round that reads prompts beside answers.  [default: auto]",
+    ),
     click.option(
         "--overlap",
         type=click.Choice(["auto", "on", "off"]),
         callback=_read_switch,
         help="Draft during target passes.  [default: auto, if it pays]",
     ),
+    click.option("--image-memory", type=float, help="GB to decode an image in, one at a time.  [default: 0.5]"),
     click.option("--answer-store", metavar="FILE", help="Save answers here, unencrypted, to copy from."),
 ]
 
@@ -148,7 +171,7 @@ _GENERATION = [
     click.option(
         "--num-assistant-tokens",
         metavar="N|auto",
-        callback=_read_count,
+        callback=_number_or_auto(int),
         help="Draft tokens a round; 0 is plain decoding.  [default: auto, as many as pay]",
     ),
     click.option("--assistant-confidence-threshold", type=float, help="End a draft behind a token less sure."),

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import click
 
-from outrider.bundle.folder import read_bundle
 from outrider.cli.console import out
+from outrider.cli.opening import open_model
 from outrider.config.files import user_path
-from outrider.errors import ExportError
-from outrider.files import usable
+from outrider.errors import ExportError, install
+from outrider.system.files import usable
 
 
 @click.command(name="peer-draft")
@@ -24,11 +24,11 @@ def peer_draft(bundle: str, name: str, output: str) -> None:
         from outrider_export.heads.genai import write_for_genai
     except ImportError as error:
         raise ExportError(
-            f'The export half of outrider is not installed ({error}). Run: pip install "outrider[export]"'
+            f"The export half of outrider is not installed ({error}). Run: {install('export')}"
         ) from error
-    opened, folder = read_bundle(bundle), usable(user_path(output))
+    opened, folder = open_model(bundle, None, quiet=False), usable(user_path(output))
     write_for_genai(opened, name, folder)
     entry = next(entry for entry in opened.manifest.drafters if entry.name == name)
     mode, number = f"genai-{entry.kind}", entry.num_places or 3
     modes = f"plain,{name}:{number},genai,{mode}:{number}"
-    out.print(f"Compare with it: outrider bench {bundle} --modes {modes} --peer-model {mode}={output}")
+    out.print(f"Compare with it: outrider bench {bundle} --modes {modes} --peer-model {mode}={output}", soft_wrap=True)

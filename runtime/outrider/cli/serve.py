@@ -4,35 +4,46 @@ from __future__ import annotations
 
 import ipaddress
 import sys
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from outrider.bundle.folder import draft_models_of, read_bundle
 from outrider.cli.console import err, out, print_json
-from outrider.cli.options import generation_options, json_option, load_options, read_options
-from outrider.errors import OptionError, OutriderError
+from outrider.cli.opening import draft_option, open_model
+from outrider.cli.options import FiniteRange, generation_options, json_option, load_options, read_options
+from outrider.cli.progress import progress_line
+from outrider.config import COPYING
+from outrider.errors import OptionError, OutriderError, install, nearest
+
+if TYPE_CHECKING:
+    from outrider.bundle import Bundle
+    from outrider.config import Config
 
 
 @click.command()
-@click.argument("bundles", metavar="[NAME=]BUNDLE...", nargs=-1, required=True)
-@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen at.")
+@click.argument("bundles", metavar="[NAME=]MODEL...", nargs=-1, required=True)
+@draft_option
+@click.option("--host", default="localhost", show_default=True, help="Address to listen at.")
 @click.option("--port", type=click.IntRange(0, 65535), default=8000, show_default=True, help="0: any that is free.")
 @click.option("--api-key", envvar="OUTRIDER_API_KEY", metavar="KEY", help="Clients must send it.  [$OUTRIDER_API_KEY]")
 @click.option("--no-api-key", is_flag=True, help="Let anyone in who reaches an address that is not this machine's own.")
 @click.option("--allowed-host", multiple=True, metavar="NAME", help="A name that clients may use. Several times.")
 @click.option("--max-running", type=click.IntRange(1), default=32, show_default=True, help="Answers at a time.")
 @click.option("--max-waiting", type=click.IntRange(0), default=128, show_default=True, help="In the queue; then 429.")
-@click.option("--max-body", type=click.FloatRange(0.001), default=4.0, show_default=True, help="MB of a request.")
-@click.option("--timeout", type=click.FloatRange(1), default=600.0, show_default=True, help="Seconds for an answer.")
+@click.option("--max-body", type=FiniteRange(0.001, 1e6), default=4.0, show_default=True, help="MB of a request.")
+@click.option("--timeout", type=FiniteRange(1), default=600.0, show_default=True, help="Seconds for an answer.")
 @click.option("--grace", type=click.IntRange(0), default=30, show_default=True, help="Seconds for streams at the end.")
-@click.option("--idle-minutes", type=click.FloatRange(0, min_open=True), help="Unload models unused for so long.")
+@click.option("--idle-minutes", type=FiniteRange(0, min_open=True), help="Unload models unused for so long.")
 @click.option("--access-log", is_flag=True, help="Print a line for each request.")
 @load_options
 @generation_options
 @json_option
 def serve(
     bundles: tuple[str, ...],
+    draft: str | None,
     host: str,
     port: int,
     api_key: str | None,
@@ -48,18 +59,20 @@ def serve(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Serve BUNDLEs to clients of OpenAI's API.
+    """Serve MODELs to clients of OpenAI's API.
 
-    NAME is that of the bundle's folder unless given. A single bundle is loaded at once, several when requests ask for
-    them. Options of generation are the defaults of requests.
+    MODEL is a bundle, a .gguf file, a checkpoint folder or a hub id.
+
+    NAME is that of the bundle's folder unless given, or of the bundle that is made of a model. A single model is loaded
+    at once, several when requests ask for them. Options of generation are the defaults of requests.
     """
     try:
         from outrider.server import Settings, make_app
-        from outrider.server.run import listen, run, url_of
+        from outrider.server.run import listen_all, run, url_of
     except ImportError as error:
-        raise OutriderError(f'The server is not installed ({error}). Run: pip install "outrider[server]"') from error
+        raise OutriderError(f"The server is not installed ({error}). Run: {install('server')}") from error
     check_access(host, api_key, no_api_key)
-    named = name_bundles(bundles)
+    named = name_bundles(bundles, draft)
     settings = Settings(
         api_key=api_key or None,
         allowed_hosts=allowed_host,
@@ -69,14 +82,20 @@ def serve(
         request_seconds=timeout,
         idle_seconds=None if idle_minutes is None else idle_minutes * 60,
     )
-    app = make_app(named, settings, read_options(options))
-    with listen(host, port) as listening:
-        url, models = url_of(listening), app.state.service.models.all
-        if len(models) == 1:  # clients that come before it is loaded wait
-            with err.status(f"Loading {models[0].name}", spinner="dots"):
-                models[0].load()
+    config = read_options(options)
+    opened = {name: open_model(path, draft, quiet=as_json).folder for name, path in named.items()}
+    app = make_app(opened, settings, config)
+    for model in app.state.service.models.all:
+        check_drafter(model.bundle, config)
+    with ExitStack() as stack:
+        listening = [stack.enter_context(each) for each in listen_all(host, port)]
+        url, models = url_of(listening[0]), app.state.service.models.all
+        loading = stack.enter_context(ExitStack())
+        if len(models) == 1:
+            loading.enter_context(progress_line(f"Loading {models[0].name}.", quiet=True))
 
         def ready() -> None:
+            loading.close()
             if as_json:
                 print_json({"url": url, "models": list(named)})
                 sys.stdout.flush()
@@ -85,26 +104,60 @@ def serve(
                 if not api_key and not _is_own(host):
                     err.print("Anyone who reaches this address may use it.")
 
-        run(app, listening, grace=grace, access_log=access_log, ready=ready)
+        def ending(num_answers: int) -> None:
+            answers = "an answer" if num_answers == 1 else f"{num_answers} answers"
+            err.print(f"Waiting up to {grace} s for {answers}. Ctrl-C again ends without.")
+
+        run(app, listening, grace=grace, access_log=access_log, ready=ready, ending=ending)
 
 
-def name_bundles(bundles: tuple[str, ...]) -> dict[str, str]:
-    """Folders by the names that requests ask for.
+def name_bundles(bundles: tuple[str, ...], draft: str | None = None) -> dict[str, str]:
+    """Bundles and models by the names that requests ask for.
 
     Raises:
-        OptionError: for a name that occurs twice.
+        OptionError: for a name that occurs twice, or a draft model for several.
     """
+    if draft is not None and len(bundles) > 1:
+        raise OptionError(
+            f"--draft {draft} is for one model, and {len(bundles)} are named. Export the pairs with 'outrider export', "
+            "and name the bundles."
+        )
     named: dict[str, str] = {}
     for given in bundles:
         name, sign, path = given.partition("=")
         if not sign or Path(given).exists():
-            name, path = Path(given).resolve().name, given
+            name, path = _name_of(given), given
         if not name or not path:
-            raise OptionError(f"'{given}' is neither a bundle nor NAME=BUNDLE.")
+            raise OptionError(f"'{given}' is neither a model nor NAME=MODEL.")
         if name in named:
-            raise OptionError(f"Two bundles are named '{name}'. Name one otherwise: other={path}.")
+            raise OptionError(f"Two models are named '{name}'. Name one otherwise: other={path}.")
         named[name] = path
     return named
+
+
+def _name_of(model: str) -> str:
+    """A bundle's folder; for a model, the name that an export gives to its bundle."""
+    folder = Path(model).resolve()
+    if folder.is_dir() and not (folder / "config.json").exists():
+        return folder.name
+    try:
+        from outrider_export.sources import default_name
+    except ImportError:
+        return folder.name
+    return default_name(model)
+
+
+def check_drafter(bundle: Bundle, config: Config) -> None:
+    """Whether a bundle has the drafter that requests without one are to use.
+
+    Raises:
+        OptionError: when it has not.
+    """
+    wanted, other = config.generation.drafter, config.device.draft_bundle
+    drafters = draft_models_of(bundle if other is None else read_bundle(other), bundle)
+    known = ("auto", *COPYING, *(entry.name for entry in drafters))
+    if wanted is not None and wanted not in known:
+        raise OptionError(f"{bundle.folder} has no drafter '{wanted}'. {nearest(wanted, (*known, 'none'))}")
 
 
 def check_access(host: str, api_key: str | None, no_api_key: bool) -> None:
@@ -131,5 +184,5 @@ def _is_own(host: str) -> bool:
 def _announce(url: str, model: str, *, needs_key: bool) -> None:
     key = ' -H "Authorization: Bearer $OUTRIDER_API_KEY"' if needs_key else ""
     body = f'{{"model": "{model}", "messages": [{{"role": "user", "content": "Hello"}}]}}'
-    out.print(f"Serving OpenAI's API at {url}/v1 and a page at {url} until Ctrl-C. Try it:")
-    out.print(f"curl {url}/v1/chat/completions -H 'Content-Type: application/json'{key} -d '{body}'")
+    out.print(f"Serving OpenAI's API at {url}/v1 and a page at {url} until Ctrl-C. Try it:", soft_wrap=True)
+    out.print(f"curl {url}/v1/chat/completions -H 'Content-Type: application/json'{key} -d '{body}'", soft_wrap=True)

@@ -6,18 +6,19 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from outrider.cli.console import err, out, print_json, progress_bar, table
+from outrider.cli.console import err, out, print_json, print_setting, progress_bar, table
+from outrider.cli.opening import load_model, model_argument, open_model
 from outrider.cli.options import generation_options, json_option, load_options, read_options
 from outrider.config.files import user_path
 
 if TYPE_CHECKING:
-    from outrider.bench.simulation.profiles import Profile
+    from outrider_bench.simulation.profiles import Profile
 
 _MODES = "plain,draft:3,auto"
 
 
 @click.command()
-@click.argument("bundle")
+@model_argument
 @click.option("--profile", metavar="FILE", help="What calls take on another machine.  [default: measured on this one]")
 @click.option("--modes", default=_MODES, show_default=True, help="Comma-separated: plain, auto, draft[:N].")
 @click.option("--prompts", metavar="FILE", help="JSON Lines with 'turns' or 'prompt'.  [default: six of our own]")
@@ -27,6 +28,7 @@ _MODES = "plain,draft:3,auto"
 @json_option
 def simulate(
     bundle: str,
+    draft: str | None,
     profile: str | None,
     modes: str,
     prompts: str | None,
@@ -34,30 +36,30 @@ def simulate(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Predict the speed of BUNDLE's pair on another machine, overlapped or not.
+    """Predict the speed of MODEL, a pair, on another machine, overlapped or not.
 
     The models run here, but times come from a profile. Without one, this machine's own times are measured, and the
     predictions are shown beside measurements.
     """
-    from outrider.bench.modes.name import split_modes
-    from outrider.bench.prompts import encode_prompts, read_prompts
-    from outrider.bench.simulation.profiles import read_profile
-    from outrider.bench.simulation.simulate import check_modes, compare
-    from outrider.engine import load
+    from outrider_bench.modes.name import split_modes
+    from outrider_bench.prompts import encode_prompts, read_prompts
+    from outrider_bench.simulation.profiles import read_profile
+    from outrider_bench.simulation.simulate import check_modes, compare
 
     config = read_options(options, max_new_tokens=64)
     names = split_modes(modes)
     check_modes(names)
     given = read_profile(user_path(profile)) if profile else None
     chosen = read_prompts(prompts, per_category)
-    engine = load(bundle, config, enable_prefix_caching=False)  # every run reads its whole prompt
+    opened = open_model(bundle, draft, quiet=as_json)
+    engine = load_model(opened, config, enable_prefix_caching=False)  # every run reads its whole prompt
     tasks = encode_prompts(chosen, engine.tokenizer)
     with progress_bar("simulating", len(tasks), quiet=as_json) as advance:
         found, rows = compare(engine, tasks, names, given, advance)
     if as_json:
         print_json({"profile": _describe(found), "measured": given is None, "rows": rows})
         return
-    out.print("  ".join(f"{key}={value}" for key, value in _describe(found).items()), style="dim")
+    print_setting(_describe(found))
     made = table("mode", "predicted tokens/s", f"vs {names[0]}", *(("measured tokens/s", "error") if not given else ()))
     for row in rows:
         cells = [row["mode"], f"{row['predicted']:.1f}", f"{row['speed_up']:.2f}×"]

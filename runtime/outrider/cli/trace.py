@@ -24,8 +24,8 @@ def trace(file: Path, output: Path | None, first: int, rounds: int, as_json: boo
 
     FILE comes from `outrider generate … --trace FILE`; https://ui.perfetto.dev shows all of it.
     """
-    from outrider.bench.traces.picture import draw_timeline
-    from outrider.bench.traces.timeline import read_timeline, summarise
+    from outrider_bench.traces.picture import draw_timeline
+    from outrider_bench.traces.timeline import read_timeline, summarise
 
     timeline = read_timeline(user_path(file))
     drawing = draw_timeline(timeline, first=first, count=rounds) if output else ""

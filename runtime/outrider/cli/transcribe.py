@@ -7,11 +7,12 @@ from typing import Any
 import click
 
 from outrider.cli.console import out, print_json
+from outrider.cli.opening import load_model, model_argument, open_model
 from outrider.cli.options import generation_options, json_option, load_options, read_options, trace_option, tracing
 
 
 @click.command()
-@click.argument("bundle")
+@model_argument
 @click.argument("file")
 @click.option("--language", metavar="CODE", help="Language of the audio, such as en.  [default: found in the audio]")
 @click.option("--task", type=click.Choice(["transcribe", "translate"]), help="translate writes English.")
@@ -22,6 +23,7 @@ from outrider.cli.options import generation_options, json_option, load_options, 
 @json_option
 def transcribe(
     bundle: str,
+    draft: str | None,
     file: str,
     language: str | None,
     task: str | None,
@@ -30,13 +32,13 @@ def transcribe(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Write down what is said in FILE, a .wav file, with the Whisper model of BUNDLE.
+    """Write down what is said in FILE, a .wav file, with the Whisper model of MODEL.
 
-    FILE has 16,000 samples a second, as Whisper's models read them. Longer audio than 30 s is read in windows.
+    MODEL is a bundle, a checkpoint folder or a hub id. FILE has 16,000 samples a second, as Whisper's models read
+    them. Longer audio than 30 s is read in windows.
     """
-    from outrider.engine import load
-
-    engine = load(bundle, read_options(options))
+    config = read_options(options)
+    engine = load_model(open_model(bundle, draft, quiet=as_json), config)
     with tracing(engine, trace):
         found = engine.transcribe(file, language=language, task=task, timestamps=timestamps)
     if as_json:

@@ -8,30 +8,34 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from outrider.cli.bench import describe
-from outrider.cli.console import out, print_json, progress_bar, table
+from outrider.cli.console import err, out, print_json, print_setting, progress_bar, table
+from outrider.cli.opening import load_model, model_argument, open_model
 from outrider.cli.options import generation_options, json_option, load_options, read_options
+from outrider.cli.progress import progress_line
 from outrider.cli.tune_layers import tune_layers
 from outrider.errors import OptionError, nearest
 
 if TYPE_CHECKING:
-    from outrider.engine import Engine
+    from outrider.engine.engine import Engine
+    from outrider.types import Exactness
 
 LONGEST = 8
 REPEATS = 15  # of every timed call
 
 
 @click.command()
-@click.argument("bundle")
+@model_argument
 @click.option("--prompts", metavar="FILE", help="JSON Lines with 'turns' or 'prompt'.  [default: six of our own]")
 @click.option("--per-category", type=click.IntRange(1), help="Use the first N prompts of each category.")
 @click.option("--layers", is_flag=True, help="Find layers of the main model to draft with, and add that drafter.")
 @click.option("--name", metavar="NAME", help="What requests call the drafter that --layers adds.  [default: self]")
-@click.option("--dry-run", is_flag=True, help="With --layers: leave BUNDLE as it is.")
+@click.option("--dry-run", is_flag=True, help="With --layers: leave the bundle as it is.")
 @load_options
 @generation_options
 @json_option
 def tune(
     bundle: str,
+    draft: str | None,
     prompts: str | None,
     per_category: int | None,
     layers: bool,
@@ -42,31 +46,39 @@ def tune(
 ) -> None:
     """Measure the cost of calls and the gain of drafting on this machine.
 
-    The costs are saved, and num_assistant_tokens=auto decides by them. It is compared with fixed numbers of draft
-    tokens of one drafter: the one that --drafter names, the bundle's own, or the suffix drafter.
+    MODEL is a bundle, a .gguf file, a checkpoint folder or a hub id. The costs are saved, and num_assistant_tokens=auto
+    decides by them. It is compared with fixed numbers of draft tokens of one drafter: the one that --drafter names, the
+    bundle's own, or the suffix drafter.
 
-    With --layers, a drafter is looked for that is made of the main model's own layers. It is added to BUNDLE as a list
-    of these layers; there are no more weights.
+    With --layers, a drafter is looked for that is made of the main model's own layers. It is added to the bundle as a
+    list of these layers; there are no more weights.
     """
-    from outrider.bench.modes.make import make_modes
-    from outrider.bench.prompts import encode_prompts, read_prompts
-    from outrider.bench.report.summary import collect, summarize
-    from outrider.bench.runs.measure import measure, warm_up
-    from outrider.engine import load
+    from outrider_bench.modes.make import make_modes
+    from outrider_bench.prompts import encode_prompts, read_prompts
+    from outrider_bench.report.summary import collect, summarize
+    from outrider_bench.runs.measure import measure, warm_up
 
     if options.get("num_assistant_tokens") is not None:
         raise OptionError(f"--num-assistant-tokens is what tune varies, from 1 to {LONGEST}: leave it out.")
     config = read_options(options, max_new_tokens=64)
     if layers:
-        tune_layers(bundle, config, prompts, per_category, name or "self", dry_run=dry_run, as_json=as_json)
+        tune_layers(
+            open_model(bundle, draft, quiet=as_json),
+            config,
+            prompts,
+            per_category,
+            name or "self",
+            dry_run=dry_run,
+            as_json=as_json,
+        )
         return
     if name is not None or dry_run:
         raise OptionError(f"{'--dry-run' if dry_run else '--name'} is for --layers. Add that, or leave it out.")
     if config.generation.drafter is None:
         raise OptionError("--drafter none leaves nothing to tune. Name a drafter, or leave the option out.")
     chosen = read_prompts(prompts, per_category)
-    engine = load(bundle, config, enable_prefix_caching=False)  # every run reads its whole prompt
-    engine.measure_costs(REPEATS)
+    opened = open_model(bundle, draft, quiet=as_json)
+    engine = load_model(opened, config, enable_prefix_caching=False)  # every run reads its whole prompt
     auto = config.generation.drafter
     drafter = next(iter(engine.bundled_drafters), "suffix") if auto == "auto" else auto
     if drafter not in engine.drafters:
@@ -74,7 +86,11 @@ def tune(
     lengths = list(range(1, LONGEST + 1))
     modes = make_modes(["plain", auto, *(f"{drafter}:{n}" for n in lengths)], engine, forgets=True)
     tasks = encode_prompts(chosen, engine.tokenizer)
-    with progress_bar("measuring", len(chosen) * len(modes), quiet=as_json) as advance:
+    if not as_json:
+        _announce(engine, drafter, len(chosen), len(modes))
+    with progress_line("Timing the models' calls.", quiet=as_json):
+        engine.measure_costs(REPEATS)
+    with progress_bar("answers measured", len(chosen) * len(modes), quiet=as_json) as advance:
         warm_up(modes, tasks, config.generation)
         records = measure(modes, tasks, config.generation, record=lambda _: advance())
     summary = summarize(collect(records), tasks, [mode.name for mode in modes], "plain")
@@ -89,14 +105,17 @@ def tune(
         figures = {"setting": setting, "choices": choices, "costs": costs, "drafter": drafter, "rows": rows}
         print_json(figures | {"best": best["num_assistant_tokens"]})
         return
-    out.print("  ".join(f"{key}={value}" for key, value in setting.items()), style="dim")
+    print_setting(setting)
     _print_settings(engine)
     for role, cost in engine.costs.items():
-        made = table(f"{role} model, milliseconds a call", *(f"{n} rows" for n in cost.rows))
-        for context, seconds in zip(cost.contexts, (cost.near, cost.far), strict=True):
-            made.add_row(f"{context:,} tokens of context", *(f"{1000 * each:.1f}" for each in seconds))
+        headings = (f"after {context:,} tokens" for context in cost.contexts)
+        made = table("tokens per call", *headings, title=f"{role} model: milliseconds of a call")
+        for count, *seconds in zip(cost.rows, cost.near, cost.far, strict=True):
+            made.add_row(str(count), *(f"{1000 * each:.1f}" for each in seconds))
         out.print(made)
-    made = table("draft tokens", "acceptance rate", "tokens/round", "tokens/s", "vs plain", "slowest prompt")
+        out.print()
+    columns = ("draft tokens", "accepted", "tokens/round", "tokens/s", "speed-up", "slowest prompt")
+    made = table(*columns, title=f"Drafter {drafter}; auto chooses among {', '.join(engine.drafters)}")
     for row in rows:
         made.add_row(
             str(row["num_assistant_tokens"]),
@@ -109,9 +128,21 @@ def tune(
     out.print(made)
     if best["num_assistant_tokens"]:
         name = auto if best["num_assistant_tokens"] == "auto" else drafter
-        out.print(f"Best on these prompts: drafter={name}, num_assistant_tokens={best['num_assistant_tokens']}.")
+        out.print(f"\nBest on these prompts: drafter={name}, num_assistant_tokens={best['num_assistant_tokens']}.")
     else:
-        out.print("Plain decoding was the fastest on these prompts: use drafter=none here.")
+        out.print("\nPlain decoding was the fastest on these prompts: use drafter=none here.")
+
+
+def _announce(engine: Engine, drafter: str, num_prompts: int, num_modes: int) -> None:
+    """Say what will be measured, and about how long that takes where drafts gain nothing."""
+    num_runs, length = num_prompts * num_modes, engine.config.generation.max_new_tokens or 0
+    calls = sum(sum(cost.near) + sum(cost.far) for cost in engine.costs.values())
+    seconds = REPEATS * calls + num_runs * length * engine.costs["main"](1)
+    err.print(
+        f"Calls of the models are timed; then {num_prompts} prompts are answered in {num_modes} ways: plainly, with "
+        f"{engine.config.generation.drafter}, and with 1 to {LONGEST} draft tokens of {drafter}. That is {num_runs} "
+        f"answers of up to {length} tokens, about {max(round(seconds / 60), 1)} min."
+    )
 
 
 def _print_settings(engine: Engine) -> None:
@@ -121,14 +152,20 @@ def _print_settings(engine: Engine) -> None:
         if not choice.trials:
             continue
         counts = sorted({count for trial in choice.trials for count in trial.seconds})
-        made = table(f"{role} model's settings", *(f"{n} tokens, ms" for n in counts), "KL to f32", "rows", "")
-        made.columns[-1].justify = "left"
+        title = f"{role} model: settings tried, milliseconds of calls with so many tokens"
+        made = table("setting", *(f"{n}" for n in counts), "KL to f32", "bit-exact", "result", title=title)
+        made.columns[-1].justify, made.columns[-1].no_wrap = "left", False
         for trial in choice.trials:
             made.add_row(
                 str(trial.setting),
                 *(f"{1000 * trial.seconds[n]:.1f}" if n in trial.seconds else "-" for n in counts),
                 "-" if trial.kl is None else f"{trial.kl:.4f}",
-                str(trial.setting.exactness.rule) if trial.setting.exactness.holds else "-",
-                "taken" if trial.setting == choice.setting else trial.verdict,
+                _is_exact(trial.setting.exactness),
+                "chosen" if trial.setting == choice.setting else trial.verdict,
             )
         out.print(made)
+        out.print()
+
+
+def _is_exact(found: Exactness) -> str:
+    return "-" if not found.differences else "yes" if found.holds else "no"

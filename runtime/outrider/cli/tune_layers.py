@@ -11,12 +11,13 @@ from outrider.cli.console import err, out, print_json, table
 if TYPE_CHECKING:
     from collections.abc import Sequence as Seq
 
-    from outrider.bench.layers import Found
+    from outrider.bundle.folder import Bundle
     from outrider.config import Config
+    from outrider_bench.layers import Found
 
 
 def tune_layers(
-    bundle: str,
+    opened: Bundle,
     config: Config,
     prompts: str | None,
     per_category: int | None,
@@ -26,31 +27,31 @@ def tune_layers(
     as_json: bool,
 ) -> None:
     """Find the layers of the main model that draft best on some prompts, and add that drafter to the bundle."""
-    from outrider.bench.layers import add_layers, check_name, find_layers, probe_engine
-    from outrider.bench.prompts import encode_prompts, read_prompts
-    from outrider.bundle.folder import read_bundle
+    from outrider_bench.layers import add_layers, check_name, find_layers, probe_engine
+    from outrider_bench.prompts import encode_prompts, read_prompts
 
-    opened = read_bundle(bundle)
     check_name(opened, name)
     chosen = read_prompts(prompts, per_category)
     with (
         probe_engine(opened, config) as engine,
-        err.status("measuring", spinner="dots") as status,
+        err.status("Measuring layers", spinner="dots") as status,
     ):
         tasks = encode_prompts(chosen, engine.tokenizer)
         found = find_layers(engine, tasks, config.generation.max_new_tokens or 64, status.update)
     if not dry_run:
         add_layers(opened, name, found[0].layers)
     if as_json:
-        print_json({"bundle": bundle, "name": None if dry_run else name, "found": [asdict(each) for each in found]})
+        print_json(
+            {"bundle": str(opened.folder), "name": None if dry_run else name, "found": [asdict(each) for each in found]}
+        )
         return
     _print(found)
     if not dry_run:
-        out.print(f"{bundle} has a drafter '{name}' of these layers now.")
+        out.print(f"{opened.folder} has a drafter '{name}' of these layers now.")
     if found[0].speed_up <= 1:
         out.print("It is expected to be slower than plain decoding here, and drafter=auto will leave it alone.")
     elif not dry_run:
-        out.print(f"Measure it: outrider tune {bundle} --drafter {name}")
+        out.print(f"Measure it: outrider tune {opened.folder} --drafter {name}", soft_wrap=True)
 
 
 def _print(found: Seq[Found]) -> None:

@@ -34,9 +34,9 @@ from outrider.errors import OptionError, nearest
 
 DEFAULT_MAX_NEW_TOKENS = 512
 
-# How drafts are verified when temperature > 0; see `outrider.verifiers`.
+# How drafts are verified when temperature > 0; see `outrider.tokens.verifiers`.
 SAMPLING = {
-    "coupled": "lossless, and one text a seed, whatever drafts",
+    "coupled": "lossless, and the same seed always gives the same text",
     "rejection": "lossless in distribution, block by block: accepts the most draft tokens",
     "token-rejection": "lossless in distribution, token by token",
     "threshold": "LOSSY: accepts a token by the ratio of its probabilities",
@@ -45,6 +45,7 @@ SAMPLING = {
 LOSSY = ("threshold", "typical")
 
 PRECISIONS = ("auto", "f32", "bf16", "f16")  # that models calculate in
+MOST_THREADS = 1024  # of a model; OpenVINO makes as many as it is told, however many that are
 COPYING = ("ngram", "suffix")  # drafters without a model, which every engine has
 
 
@@ -54,7 +55,7 @@ class GenerationConfig:
 
     Processors run in the order logit bias, repetition penalty, presence and frequency penalty, no-repeat n-gram,
     min_new_tokens, banned tokens, grammar, temperature, top-k, top-p, min-p, typical-p. For their formulas and sources
-    see `outrider.sampling`.
+    see `outrider.tokens.sampling`.
     """
 
     max_new_tokens: int | None = None  # longest answer, in tokens; None: 512, or as many as still fit
@@ -90,7 +91,7 @@ class GenerationConfig:
     stop: tuple[str, ...] = ()  # strings that end the answer; cut from the text
     stop_token_ids: tuple[int, ...] = ()  # token ids that end the answer, besides the model's own
     # JSON schema that the answer follows: a table or its text. True: any object. At most one of this, `regex` and
-    # `grammar`; all need `pip install "outrider[structured]"`.
+    # `grammar`; all need `pip install ".[structured]"`.
     json_schema: Mapping[str, Any] | str | bool | None = None
     regex: str | None = None  # regular expression that the whole answer matches, in the syntax of Rust's regex crate
     grammar: str | None = None  # Lark grammar that the answer follows, in llguidance's dialect
@@ -98,7 +99,7 @@ class GenerationConfig:
     # follow the functions' parameters whatever `tool_choice` is.
     tools: tuple[Mapping[str, Any], ...] = ()
     # "auto": the model decides. "none": it is not told of the functions. "required": it calls one or several. A
-    # function's name: it calls that one. The last two need `pip install "outrider[structured]"`.
+    # function's name: it calls that one. The last two need `pip install ".[structured]"`.
     tool_choice: str | Mapping[str, Any] = "auto"
     parallel_tool_calls: bool = True  # False: the answer ends with its first call
     ignore_eos: bool = False  # decode past the end of the answer (for benchmarks)
@@ -214,18 +215,31 @@ class SchedulerConfig:
     cache_size: float = 2.0
     # Publish committed tokens to the prefix cache, for prompts that begin with the same tokens.
     enable_prefix_caching: bool = True
-    max_num_batched_tokens: int = 512  # prompt tokens that one call reads, at most
+    max_num_batched_tokens: int = 512  # tokens that one call reads, at most; more if answers alone need them
+    # Seconds of a round in which answers are decoded. Pieces of long prompts are as large as that allows. "auto": 0.1,
+    # or twice the round's time without prompts if that is more.
+    max_round_seconds: float | str = "auto"
     overlap: bool | str = "auto"  # draft for the next round during this round's target pass; "auto": if it pays
     keep_records: bool = True  # save acceptance records on disk, by bundle and kind of request, for later starts
+    image_memory: float = 0.5  # GB to decode an image in, one at a time; larger images are refused
     # File for earlier answers, unencrypted, to copy drafts from. None: no file.
     answer_store: str | None = None
 
     def __post_init__(self) -> None:
         make_plain(self)
         check(self, "cache_size", ..., Real, lambda s: 0 < s <= 1e6, "a number of GB above 0")
+        check(self, "image_memory", ..., Real, lambda s: 0 < s <= 1e6, "a number of GB above 0")
         for name in ("enable_prefix_caching", "keep_records"):
             check(self, name, ..., bool, lambda _: True, "true or false")
         check(self, "max_num_batched_tokens", ..., Integral, lambda n: n >= 32, "an integer of at least 32")
+        check(
+            self,
+            "max_round_seconds",
+            "auto",
+            Real,
+            lambda s: 0.001 <= s <= 3600,
+            "seconds from 0.001 to 3600, or 'auto'",
+        )
         check(self, "overlap", "auto", bool, lambda _: True, "true, false or 'auto'")
         check(self, "answer_store", None, str, bool, "a file's name")
 
@@ -240,10 +254,10 @@ class DeviceConfig:
     model there limits every request, and a draft model there drafts for one request at a time, for prompts of up to
     `npu_max_prompt_tokens`, while others run without it.
 
-    With precision="auto", the CPU's is measured at the first load: the fastest one that is exact and near enough to
-    f32. Other devices choose their own. The cache gets the same precision unless you name one. With a
-    quantised cache, the text depends on drafts and on earlier texts: 8-bit blocks are quantised again whenever a token
-    is written, rejected tokens included.
+    With precision="auto", the CPU's is measured at the first load: f32, or another one if it is exact, near enough to
+    f32 and faster by a tenth. Other devices choose their own. The cache gets the same precision unless you name one.
+    With a quantised cache, the text depends on drafts and on earlier texts: 8-bit blocks are quantised again whenever a
+    token is written, rejected tokens included.
     """
 
     main_device: str = "CPU"  # device of the main model
@@ -279,8 +293,9 @@ class DeviceConfig:
         check(self, "precision", ..., str, PRECISIONS.__contains__, f"one of {', '.join(PRECISIONS)}")
         known = (*PRECISIONS, "u8")
         check(self, "cache_precision", ..., str, known.__contains__, f"one of {', '.join(known)}")
-        check(self, "num_threads", ..., Integral, lambda n: n >= 0, "an integer of at least 0")
-        check(self, "draft_num_threads", None, Integral, lambda n: n >= 0, "an integer of at least 0, or None")
+        most = f"an integer from 0 to {MOST_THREADS}"
+        check(self, "num_threads", ..., Integral, lambda n: 0 <= n <= MOST_THREADS, most)
+        check(self, "draft_num_threads", None, Integral, lambda n: 0 <= n <= MOST_THREADS, f"{most}, or None")
         for name in ("properties", "main_properties", "draft_properties"):
             check(self, name, ..., Mapping, are_named, "a table of properties, by their names")
         check(self, "top_logits", "auto", Integral, lambda n: 0 <= n <= 4096, "'auto', or an integer from 0 to 4096")

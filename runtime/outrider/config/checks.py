@@ -10,8 +10,10 @@ from numbers import Integral, Real
 from typing import Any
 
 from outrider.errors import OptionError, one_line
+from outrider.system.nesting import TooDeep, check_json, check_levels
 
 _MOST_SHOWN = 200  # characters of a value, in a message
+_MOST_DIGITS = 100  # of a token id; Python reads no integer of more than 4,300
 
 
 def is_temperature(value: float) -> bool:
@@ -51,20 +53,31 @@ def as_biases(value: Any) -> Any:
     """A copy with plain numbers, whose keys are integers: those of TOML and JSON are strings."""
     if not isinstance(value, Mapping):
         return value
-    biases = {int(k) if isinstance(k, str) and k.isdecimal() else _plain(k): _plain(v) for k, v in value.items()}
+    biases = {int(k) if _is_number(k) else _plain(k): _plain(v) for k, v in value.items()}
     return biases if len(biases) == len(value) else value  # an id that occurs twice, as "7" and 7, is refused
+
+
+def _is_number(key: Any) -> bool:
+    """Whether a text is an integer. No token id has more digits than these."""
+    return isinstance(key, str) and key.isdecimal() and len(key) <= _MOST_DIGITS
 
 
 def as_schema(value: Any) -> Any:
     """A JSON schema from its text; anything else as it is.
 
     Raises:
-        OptionError: for a text that is not JSON, or a table that cannot be written as JSON.
+        OptionError: for a text that is not JSON, or a table that cannot be written as JSON, or is nested too deeply.
     """
     try:
         if isinstance(value, Mapping):
+            check_levels(value)
             json.dumps(value)
-        return json.loads(value) if isinstance(value, str) else value
+        if isinstance(value, str):
+            check_json(value)
+            return json.loads(value)
+        return value
+    except TooDeep as error:
+        raise OptionError(f"json_schema cannot be used: {one_line(error)}. Make it flatter, with '$defs'.") from error
     except (TypeError, ValueError, RecursionError) as error:
         raise OptionError(
             f"json_schema={shown_value(value)} is not JSON: {one_line(error)}. Give a JSON schema."
@@ -78,7 +91,15 @@ def as_tool_choice(value: Any) -> Any:
 
 
 def are_tools(values: tuple[Any, ...]) -> bool:
-    """Whether these are functions as in OpenAI's API, each with a name of its own."""
+    """Whether these are functions as in OpenAI's API, each with a name of its own.
+
+    Raises:
+        OptionError: when they are nested too deeply.
+    """
+    try:
+        check_levels(values)
+    except TooDeep as error:
+        raise OptionError(f"tools cannot be used: {one_line(error)}. Make their parameters flatter.") from error
     given = [value.get("function") if isinstance(value, Mapping) else None for value in values]
     functions = [function for function in given if isinstance(function, Mapping)]
     if len(functions) < len(values):

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from outrider.config import SECTION_OF, SECTIONS, Config
 from outrider.config.checks import shown_value
 from outrider.errors import OptionError, nearest, one_line
-from outrider.files import reading
+from outrider.system.files import reading
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

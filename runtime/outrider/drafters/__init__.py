@@ -2,6 +2,7 @@
 
 from outrider.drafters.draft_model import DraftModel
 from outrider.drafters.hidden_model import HiddenModel
+from outrider.drafters.markov import MarkovHead
 from outrider.drafters.mask_tokens import MaskTokens
 from outrider.drafters.ngram import Ngram
 from outrider.drafters.references import References
@@ -16,6 +17,7 @@ __all__ = [
     "DraftModel",
     "HiddenModel",
     "Intersection",
+    "MarkovHead",
     "MaskTokens",
     "Ngram",
     "References",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from outrider.errors import DeviceError, NoTokenLeft
-from outrider.sampling import DraftRows, probability, without
+from outrider.tokens.sampling import DraftRows, probability, without
 from outrider.types import Draft
 
 if TYPE_CHECKING:
@@ -51,11 +51,11 @@ class Choices:
         self._token_ids.append(token_id)
         ahead = request.ahead and self.can_draft_ahead
         if request.rule or ahead:  # otherwise confidences are not used
-            self._confidences.append(_confidence(latest, rows.found.get(i), token_id))
+            self._confidences.append(self._confidence(latest, rows.found.get(i), token_id))
         if ahead:
             # With rejection sampling, the recovered token depends on target_probs, which are unknown here.
             second = None if probs else self._runner_up(latest, i, token_id)
-            found = None if second is None else (second, _confidence(latest, rows.found.get(i), second))
+            found = None if second is None else (second, self._confidence(latest, rows.found.get(i), second))
             self._runners_up.append(found)
         self.unread = [token_id]
 
@@ -104,14 +104,13 @@ class Choices:
         places = rule.places_of_seconds(self._confidences) if rule and any(self._seconds) else []
         return _with_seconds(chain, [(i, second) for i in places if (second := self._seconds[i])])
 
+    def _confidence(self, latest: LogitsRow, drawn: Distribution | None, token_id: int) -> float:
+        """A chosen token's probability: in draft_probs if they were computed, otherwise in the model's softmax."""
+        return drawn.prob(token_id) if drawn else probability(latest, token_id)
+
     def _clear(self) -> None:
         self._behind, self._token_ids, self._probs, self._confidences = [], [], [], []
         self._runners_up, self._seconds = [], []
-
-
-def _confidence(latest: LogitsRow, drawn: Distribution | None, token_id: int) -> float:
-    """The probability of a chosen token: in draft_probs if they were computed, otherwise in the model's softmax."""
-    return drawn.prob(token_id) if drawn else probability(latest, token_id)
 
 
 def _with_seconds(chain: Draft, seconds: Seq[tuple[int, tuple[int, Distribution | None]]]) -> Draft:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from outrider.calls import submit
+from outrider.decoding.scheduler import Scheduler
 from outrider.drafters.draft_state import MaskedState
 from outrider.drafters.vocabulary import Vocabulary
-from outrider.types import NO_DRAFT, NO_PROMPT, Draft, Prompt
+from outrider.models.calls import submit
+from outrider.models.measure import SHORT
+from outrider.types import NO_DRAFT, NO_PROMPT, Draft, Drafter, Prompt
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -15,11 +17,13 @@ if TYPE_CHECKING:
 
     from outrider.drafters.draft_state import DraftState
     from outrider.drafters.vocabulary import Subset
-    from outrider.measure import PassCost
+    from outrider.models.measure import PassCost
     from outrider.types import Backend, Committed, DraftRequest, Guess, Pending, Sequence
 
+_PART = 0.5  # of a round's seconds, for reading prompts; the rest is the main model's
 
-class DraftModel:
+
+class DraftModel(Drafter):
     """A smaller model that proposes tokens.
 
     The request's verifier draws the tokens, with the same processors as the main model's, so that draft_probs are as
@@ -40,8 +44,6 @@ class DraftModel:
     num_assistant_tokens = 3
     takes_rules = True
     goes_ahead = True
-    is_free = at_once = False
-    most_tokens: int | None = None
 
     def __init__(
         self,
@@ -49,6 +51,7 @@ class DraftModel:
         *,
         context_length: int,
         max_num_batched_tokens: int = 512,
+        max_round_seconds: float | str = "auto",
         vocabulary: Vocabulary | None = None,
         subset: Subset | None = None,
         reuse: bool = True,
@@ -60,15 +63,17 @@ class DraftModel:
         if mask_token_ids:
             self.at_once, self.most_tokens, self.goes_ahead = True, len(mask_token_ids) + 1, False
         self._context_length = context_length
-        self._max_num_batched_tokens = max_num_batched_tokens
+        self._max_num_batched_tokens, self._max_round_seconds = max_num_batched_tokens, max_round_seconds
+        # In fixed shapes, a short piece of a prompt takes as long as a long one.
+        limited = None if backend.capabilities.fixed else cost
+        self._scheduler = Scheduler(max_num_batched_tokens, max_round_seconds, limited, part=_PART)
         self._vocabulary = vocabulary or Vocabulary()
         self._subset = subset
         self._reuse = reuse
         self._states: dict[Sequence, DraftState] = {}
-        self.ahead_seconds = 0.0  # of calls during target passes
 
     @property
-    def seconds(self) -> float:
+    def seconds(self) -> float:  # type: ignore[override]
         """Seconds spent in the draft model's calls so far, except for those during target passes."""
         return self.backend.seconds - self.ahead_seconds
 
@@ -82,6 +87,7 @@ class DraftModel:
         return {
             "context_length": self._context_length,
             "max_num_batched_tokens": self._max_num_batched_tokens,
+            "max_round_seconds": self._max_round_seconds,
             "vocabulary": self._vocabulary,
             "subset": self._subset,
             "reuse": self._reuse,
@@ -112,14 +118,20 @@ class DraftModel:
     def propose(self, requests: Seq[DraftRequest]) -> list[Draft]:
         """A draft of `limit` tokens for each request; empty if it does not fit the draft model's context.
 
-        A long prompt is read piece by piece, one per round. Until it is read, its drafts are empty.
+        A long prompt is read piece by piece, at most one per round. Until it is read, its drafts are empty.
         """
         states = [self._states.get(request.sequence) for request in requests]
-        piece = max(self._max_num_batched_tokens // max(len(requests), 1), 2)
         both = zip(states, requests, strict=True)
         active = [state for state, request in both if state is not None and state.begin(request)]
+        began, counts = self.backend.seconds, self._share(active)
+        pieces = [count for count in counts if count]
+        active = [state for state, count in zip(active, counts, strict=True) if count]
+        if active:
+            self._read(active, pieces)
+            self._scheduler.took(self.backend.seconds - began)
+            active = [state for state in active if state.wants_more]
         while active:
-            self._read(active, piece)
+            self._read(active, [self._max_num_batched_tokens] * len(active))
             active = [state for state in active if state.wants_more]
         return [NO_DRAFT if state is None else state.draft for state in states]
 
@@ -161,14 +173,24 @@ class DraftModel:
                 active.append(state)
         num_calls = 0
         while active and not (num_calls and check.done) and num_calls != max_calls:
-            self._read(active, 1)
+            self._read(active, [1] * len(active))
             num_calls += 1
             active = [state for state in active if state.goes_on_ahead()]
         self.ahead_seconds += self.backend.seconds - began
 
-    def _read(self, states: Seq[DraftState], piece: int) -> None:
-        """Read up to `piece` tokens of each sequence. Choose the next tokens of those that are read to the end."""
-        chunks = [state.next_chunk(piece) for state in states]
+    def _share(self, states: Seq[DraftState]) -> list[int]:
+        """How many tokens of each sequence the next call reads: all, or if these are many, a piece or none."""
+        unread = [state.num_unread for state in states]
+        limited = any(state.request.together > 1 for state in states)
+        contexts = [state.slot.length for state in states]
+        return self._scheduler.share(unread, [count <= SHORT for count in unread], contexts, limited=limited)
+
+    def _read(self, states: Seq[DraftState], pieces: Seq[int]) -> None:
+        """Read tokens of each sequence. Choose the next tokens of those that are read to the end.
+
+        pieces: most tokens of each.
+        """
+        chunks = [state.next_chunk(piece) for state, piece in zip(states, pieces, strict=True)]
         step = submit(self.backend, chunks, states[0].request.observer).wait()  # a round has one observer
         first = 0
         for state, chunk in zip(states, chunks, strict=True):
@@ -179,7 +201,7 @@ class DraftModel:
             state.take(rows, step.features(chunk) if chunk.features else None)
 
     @property
-    def is_priced(self) -> bool:
+    def is_priced(self) -> bool:  # type: ignore[override]
         """Whether the cost of the model's calls is known."""
         return self.cost is not None
 
@@ -190,6 +212,11 @@ class DraftModel:
         """
         num_masks = len(self._mask_token_ids)
         return self.cost.together([n + num_masks for n in num_tokens], context, before) if self.cost else 0.0
+
+    @property
+    def first_seconds(self) -> float:  # type: ignore[override]
+        """Seconds that the next call takes longer, if none was made since the load."""
+        return self.cost.scale * self.cost.first if self.cost and not self.backend.seconds else 0.0
 
     def follow(self, expected: float, seconds: float) -> None:
         """Adapt the cost to calls that took `seconds` instead of the `expected` seconds."""

@@ -6,9 +6,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from outrider.drafters.choices import Choices
-from outrider.kv import num_common_tokens
-from outrider.measure import SHORT
-from outrider.types import Chunk, Guess
+from outrider.models.measure import SHORT
+from outrider.types import Chunk, Guess, num_common_tokens
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -41,6 +40,11 @@ class DraftState(Choices):
     def context(self, sequence: Sequence) -> list[int]:
         """The committed tokens, in the draft model's ids."""
         return sequence.token_ids
+
+    @property
+    def num_unread(self) -> int:
+        """Tokens to read before the next row."""
+        return len(self.unread)
 
     def has_room(self, request: DraftRequest) -> bool:
         """Whether the context and a draft fit in the slot. The draft's last token is never read."""

@@ -5,16 +5,17 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from outrider.calls import submit
 from outrider.drafters.draft_model import DraftModel
-from outrider.drafters.hidden_state import BlockState, HiddenState, ModuleState, PlacesState
+from outrider.drafters.hidden_state import BlockState, HiddenState, MarkovState, ModuleState, PlacesState
+from outrider.models.calls import submit
 from outrider.types import NO_PROMPT, Prompt, Requirements, keyed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from collections.abc import Sequence as Seq
 
-    from outrider.measure import PassCost
+    from outrider.drafters.markov import MarkovHead
+    from outrider.models.measure import PassCost
     from outrider.types import Backend, Committed, Sequence, Slot
 
 _MOST_KEPT = 256  # tokens whose hidden states are kept, before the drafter reads them
@@ -32,7 +33,7 @@ class HiddenModel(DraftModel):
 
     features: the names of the hidden states. new_state: makes a sequence's state from a slot, its room and the position
     of the first hidden states. ahead: see `HiddenState.ahead`. spare: positions of the slot behind the context, for a
-    block. at_once, most_tokens: see `PricedDrafter`.
+    block. at_once, most_tokens: see `Drafter`.
     """
 
     goes_ahead = False
@@ -69,15 +70,26 @@ class HiddenModel(DraftModel):
 
     @classmethod
     def block(
-        cls, backend: Backend, features: tuple[str, ...], mask_token_ids: list[int], **options: Any
+        cls,
+        backend: Backend,
+        features: tuple[str, ...],
+        mask_token_ids: list[int],
+        markov: MarkovHead | None = None,
+        **options: Any,
     ) -> HiddenModel:
-        """A drafter that fills in a block of masks behind the newest token."""
+        """A drafter that fills in a block of masks behind the newest token.
+
+        markov: corrects what it drafts; see `MarkovState`.
+        """
 
         def state(slot: Slot, room: int, position: int) -> HiddenState:
+            if markov is not None:
+                return MarkovState(slot, room, position, mask_token_ids, markov)
             return BlockState(slot, room, position, mask_token_ids)
 
         count = len(mask_token_ids)
-        return cls(backend, features, state, spare=count + 1, at_once=True, most_tokens=count, **options)
+        size = count + (markov is None)
+        return cls(backend, features, state, spare=size, at_once=True, most_tokens=count, **options)
 
     @classmethod
     def places(
@@ -91,7 +103,7 @@ class HiddenModel(DraftModel):
         return cls(backend, features, state, at_once=at_once, most_tokens=num_places, **options)
 
     def seconds_for(self, num_tokens: Seq[int], context: float, before: int | None = None) -> float:
-        """Seconds of one call, with the rows of its block. See `PricedDrafter`."""
+        """Seconds of one call, with the rows of its block. See `Drafter`."""
         return super().seconds_for([count + self._spare for count in num_tokens], context, before)
 
     def on(self, backend: Backend, cost: PassCost | None = None) -> HiddenModel:
@@ -103,7 +115,8 @@ class HiddenModel(DraftModel):
     def reserve(self, sequence: Sequence, max_tokens: int, num_cached: int = 0) -> bool:
         """Open a slot for a sequence that may grow to `max_tokens`; False while there is no room."""
         room = min(max_tokens, self._context_length)
-        # Where the first token is not read itself, its hidden states are.
+        # A drafter that reads hidden states with the token behind them reads those of the first token, but never the
+        # token: so it is part of the scope.
         scope = b"%d " % keyed(sequence.token_ids[:1], sequence.embeds)[0] + sequence.scope
         known = [*sequence.token_ids[self._ahead : self._ahead + num_cached], 0]  # the last token is never found
         embeds = tuple(replace(span, begin=span.begin - self._ahead) for span in sequence.embeds)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from outrider.backends.features import NEXT_HIDDEN
 from outrider.drafters.draft_state import DraftState
-from outrider.measure import SHORT
+from outrider.models.backends.features import BLOCK_STATES, NEXT_HIDDEN
+from outrider.models.measure import SHORT
 from outrider.types import Chunk
 
 if TYPE_CHECKING:
@@ -16,7 +17,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from outrider.types import Committed, DraftRequest, LogitsRow, Sequence, Slot
+    from outrider.drafters.markov import Correction, MarkovHead
+    from outrider.types import Committed, Distribution, DraftRequest, LogitsRow, Sequence, Slot
 
 
 class HiddenState(DraftState):
@@ -27,7 +29,7 @@ class HiddenState(DraftState):
     """
 
     can_draft_ahead = False
-    ahead: ClassVar[int] = 0  # how many places the token that is read beside hidden states is behind theirs
+    ahead: ClassVar[int] = 0  # positions from hidden states to the token that is read with them
 
     def __init__(self, slot: Slot, room: int, position: int) -> None:
         super().__init__(slot, room)
@@ -183,6 +185,43 @@ class BlockState(HiddenState):
     def wants_more(self) -> bool:
         """Never: one call gives the whole draft."""
         return False
+
+
+class MarkovState(BlockState):
+    """In a block drafter whose newest token drafts, too, and whose rows are corrected by the tokens before them.
+
+    mask_token_ids: as many as the tokens that it drafts; all but one are read.
+    """
+
+    def __init__(self, slot: Slot, room: int, position: int, mask_token_ids: Seq[int], head: MarkovHead) -> None:
+        super().__init__(slot, room, position, mask_token_ids)
+        self._head = head
+        self._correction: Correction | None = None  # of this round's draft
+        self._chance: float | None = None  # of the newest token's acceptance, if the head says it
+
+    def next_chunk(self, piece: int) -> Chunk:
+        """What was kept, and behind all of it the block without its last mask."""
+        chunk = super().next_chunk(piece)
+        if not chunk.num_rows:
+            return chunk
+        features = (BLOCK_STATES,) if self._head.reads_states else ()
+        return replace(chunk, token_ids=chunk.token_ids[:-1], features=features)
+
+    def take(self, rows: Seq[LogitsRow], hidden: NDArray[np.float32] | None) -> None:
+        """Take in a call, and with it the whole draft."""
+        self._correction = self._head.correction(hidden)
+        super().take(rows, hidden)
+
+    def choose(self, latest: LogitsRow) -> None:
+        """Take the next token from its row, once that is corrected."""
+        if self._correction is None:
+            raise AssertionError("`take` makes it")
+        before = self._token_ids[-1] if self._token_ids else self.request.sequence.token_ids[-1]
+        corrected, self._chance = self._correction.next(latest, before)
+        super().choose(corrected)
+
+    def _confidence(self, latest: LogitsRow, drawn: Distribution | None, token_id: int) -> float:
+        return super()._confidence(latest, drawn, token_id) if self._chance is None else self._chance
 
 
 class PlacesState(HiddenState):

@@ -6,8 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from outrider.drafters.choices import Choices
-from outrider.drafters.without_calls import WithoutCalls
-from outrider.types import Draft, Requirements
+from outrider.types import Draft, Drafter, Requirements
 
 if TYPE_CHECKING:
     from collections.abc import Sequence as Seq
@@ -15,7 +14,7 @@ if TYPE_CHECKING:
     from outrider.types import Committed, DraftRequest, LogitsRow, Sequence
 
 
-class MaskTokens(WithoutCalls):
+class MaskTokens(Drafter):
     """Proposes what the main model predicted at its mask tokens in the round before, and asks for the next ones.
 
         MaskTokens(num_masks=4)
@@ -31,7 +30,7 @@ class MaskTokens(WithoutCalls):
     """
 
     num_assistant_tokens = 2
-    takes_rules = True
+    takes_rules = is_priced = at_once = True
 
     def __init__(self, num_masks: int) -> None:
         self.most_tokens = num_masks

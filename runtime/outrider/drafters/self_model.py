@@ -10,7 +10,7 @@ from outrider.drafters.draft_state import DraftState
 if TYPE_CHECKING:
     from collections.abc import Sequence as Seq
 
-    from outrider.measure import PassCost
+    from outrider.models.measure import PassCost
     from outrider.types import Backend, Draft, DraftRequest, Sequence
 
 

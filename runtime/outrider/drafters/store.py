@@ -16,7 +16,7 @@ import numpy as np
 from outrider.config.files import user_path
 from outrider.drafters.references import References
 from outrider.errors import OptionError, one_line
-from outrider.files import shown, why
+from outrider.system.files import shown, why
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -28,6 +28,7 @@ _APPLICATION = 0x4F757472  # "Outr": marks the database as ours
 _VERSION = 2  # of the tables; version 1 was no database, and began as follows
 _OLD = b"outrider answers\1\0\0\0"
 _PATIENCE = 1.0  # seconds to wait while other processes write
+_PATIENCE_LATER = 10.0  # the same where no caller waits
 _MIN_MERGED = 4096  # recent tokens; fewer have a separate index, which is rebuilt for each request
 
 # Closing a file drops all of the process's locks on it (POSIX), so only one store at a time uses its file. Forks wait
@@ -41,7 +42,7 @@ class AnswerStore:
     """A file of an app's newest answers, for `Suffix` to copy from: answers often repeat earlier ones.
 
         store = AnswerStore("answers.db", manifest.main.vocab_sha256)
-        store.add(result.token_ids)
+        store.add(result.token_ids)    # or add_soon, in the engine's thread
         Suffix(store.references())
 
     The file holds the answers unencrypted, as token ids: whoever can read the file can read them. To remove them,
@@ -59,8 +60,11 @@ class AnswerStore:
         self.path, self.max_tokens = user_path(path), max_tokens
         self._vocab_sha256 = vocab_sha256
         self._mutex = threading.Lock()
+        self._indexing = threading.Lock()  # taken before the mutex, by readers only: no answer waits for an index
         self._answers: deque[list[int]] = deque()  # the newest, with at most `max_tokens` tokens in all
         self._num_tokens = 0  # of these
+        self._pending: deque[list[int]] = deque()  # answers that are not in the file yet
+        self._writer: threading.Thread | None = None  # writes them, for those who do not wait
         try:
             self._file = self.path.absolute()  # stays valid if the app changes its folder
             with self._transaction(writes=False) as database:
@@ -80,36 +84,103 @@ class AnswerStore:
         self._recent_indexed: tuple[References, ...] | None = ()  # None: not up to date
 
     def add(self, token_ids: Seq[int]) -> None:
-        """Store an answer. If the file cannot be written, warns, and stores the answer in memory only."""
-        if not token_ids:
+        """Store an answer. If the file cannot be written, warns, and writes the answer with a later one."""
+        if self._take(token_ids):
+            self.flush()
+
+    def add_soon(self, token_ids: Seq[int]) -> None:
+        """The same without waiting for the file: a thread writes it, which a process that ends waits for."""
+        if not self._take(token_ids):
             return
+        with self._mutex:
+            if self._writer is not None:
+                return
+            self._writer = writer = threading.Thread(target=self._write_on, name="outrider answers")
+        try:
+            writer.start()
+        except RuntimeError:  # the interpreter ends, and starts no more threads
+            self._write_on()
+
+    def flush(self) -> None:
+        """Write the answers that are not in the file yet. If it cannot be written, warns."""
+        self._write(_PATIENCE)
+
+    def _take(self, token_ids: Seq[int]) -> bool:
+        """Keep an answer in memory. Returns whether there is something to write."""
+        if not token_ids:
+            return False
         with self._mutex:
             self._append(list(token_ids))
             self._recent.append(list(token_ids))
             self._recent_indexed = None
-        data = np.asarray(token_ids, dtype="<u4").tobytes()
+            self._pending.append(list(token_ids))
+            while len(self._pending) > len(self._answers):  # these would be deleted with the next answer
+                self._pending.popleft()
+        return True
+
+    def _write_on(self) -> None:
+        """Write until all is written, or a write fails. The body of the thread."""
+        is_done = False
+        while not is_done:
+            could = False
+            try:
+                could = self._write(_PATIENCE_LATER)
+            finally:
+                with self._mutex:
+                    is_done = not (could and self._pending)
+                    if is_done:
+                        self._writer = None
+
+    def _write(self, patience: float) -> bool:
+        """Write what is not in the file yet. Returns whether that could be done."""
+        if not self._pending:
+            return True
+        pending, is_written = deque[list[int]](), False
         try:
-            with self._transaction() as database:
-                last = database.execute("SELECT begin + length(token_ids) / 4 FROM answers ORDER BY begin DESC LIMIT 1")
-                (begin,) = last.fetchone() or (0,)
-                database.execute("INSERT INTO answers VALUES (?, ?, ?)", (begin, data, zlib.crc32(data)))
-                oldest = min(begin, begin + len(token_ids) - self.max_tokens)
-                database.execute("DELETE FROM answers WHERE begin < ?", (oldest,))
+            with self._transaction(patience=patience) as database:
+                with self._mutex:
+                    pending, self._pending = self._pending, pending
+                for token_ids in pending:
+                    self._insert(database, token_ids)
+            is_written = True
         except (OSError, ValueError, sqlite3.Error) as error:
-            warnings.warn(f"The answer store {self.path} was not written: {one_line(error)}.", stacklevel=2)
+            with contextlib.suppress(UserWarning):  # if the app turns warnings into errors
+                warnings.warn(f"The answer store {self.path} was not written: {one_line(error)}.", stacklevel=4)
+        finally:
+            if not is_written:
+                with self._mutex:
+                    self._pending = pending + self._pending
+        return is_written
+
+    def _insert(self, database: sqlite3.Connection, token_ids: list[int]) -> None:
+        data = np.asarray(token_ids, dtype="<u4").tobytes()
+        last = database.execute("SELECT begin + length(token_ids) / 4 FROM answers ORDER BY begin DESC LIMIT 1")
+        (begin,) = last.fetchone() or (0,)
+        database.execute("INSERT INTO answers VALUES (?, ?, ?)", (begin, data, zlib.crc32(data)))
+        oldest = min(begin, begin + len(token_ids) - self.max_tokens)
+        database.execute("DELETE FROM answers WHERE begin < ?", (oldest,))
 
     def references(self) -> tuple[References, ...]:
         """Indexes of all stored answers.
 
         Recent answers have a separate index, so that no request waits for all answers to be indexed again.
         """
-        with self._mutex:
-            if self._recent_indexed is None:
-                if sum(map(len, self._recent)) > max(_MIN_MERGED, self._num_tokens // 8):
-                    self._indexed, self._recent, self._recent_indexed = (References(self._answers),), [], ()
-                else:
-                    self._recent_indexed = (References(self._recent),)
-            return self._indexed + self._recent_indexed
+        with self._indexing:
+            with self._mutex:
+                if self._recent_indexed is not None:
+                    return self._indexed + self._recent_indexed
+                num_recent, num_tokens = len(self._recent), sum(map(len, self._recent))
+                is_merged = num_tokens > max(_MIN_MERGED, self._num_tokens // 8)
+                answers = [*(self._answers if is_merged else self._recent)]
+            made = (References(answers),)
+            with self._mutex:
+                is_current = len(self._recent) == num_recent  # else the next reader indexes what has come since
+                if is_merged:
+                    self._indexed, self._recent = made, self._recent[num_recent:]
+                    self._recent_indexed = () if is_current else None
+                    return made
+                self._recent_indexed = made if is_current else None
+                return self._indexed + made
 
     def _append(self, answer: list[int]) -> None:
         self._answers.append(answer)
@@ -118,13 +189,17 @@ class AnswerStore:
             self._num_tokens -= len(self._answers.popleft())
 
     @contextlib.contextmanager
-    def _transaction(self, writes: bool = True) -> Iterator[sqlite3.Connection]:
-        """The file, made if there is none. The block's writes are one transaction."""
+    def _transaction(self, writes: bool = True, patience: float | None = None) -> Iterator[sqlite3.Connection]:
+        """The file, made if there is none, for its owner alone. The block's writes are one transaction."""
         with _FILES:
             self._check_ours()
+            with contextlib.suppress(OSError):  # that it is there, or SQLite says why it cannot be
+                os.close(os.open(self._file, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
             # Python begins no transactions of its own (isolation_level). The journal is SQLite's default, a file that
             # is deleted after the write. A write-ahead log would need two more files while the database is open.
-            database = sqlite3.connect(self._file, timeout=_PATIENCE, isolation_level=None)
+            database = sqlite3.connect(
+                self._file, timeout=_PATIENCE if patience is None else patience, isolation_level=None
+            )
             with contextlib.closing(database):
                 database.execute("BEGIN IMMEDIATE")
                 with database:  # commits, or rolls back

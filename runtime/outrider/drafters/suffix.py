@@ -15,9 +15,11 @@ if TYPE_CHECKING:
 
     from outrider.drafters.references import References
     from outrider.drafters.suffix_automaton import Followers
-    from outrider.types import DraftRequest, Sequence
+    from outrider.types import Committed, DraftRequest, Sequence
 
 _SURE = 0.95  # highest chance of a copied token
+MOST_INDEXED = 2048  # tokens that one call of `propose` adds to indexes; some 4 µs each, for which all answers wait
+_LEAST_INDEXED = 64  # of each sequence; more than a round commits
 _NUM_ORDERS = 4  # contexts, ever shorter, that a chance is blended from; shorter ones add little
 
 
@@ -30,7 +32,8 @@ class Suffix(Copier):
     continuation; among equals the context's. A copy that reaches the end of the context continues with its own
     beginning. Where there is little to copy, it proposes what the main model last said behind the same tokens, in this
     answer or an earlier one. A draft ends where the chance that all of it is accepted falls to `min_chance`. No model
-    is called.
+    is called. A prompt is indexed as the main model reads it; what the prefix cache had of it follows in pieces, one in
+    each round, and nothing is copied from the context before it is whole.
 
     Source: Oliaro et al. 2024, "SuffixDecoding" (frequencies decide how far to draft); Hu et al. 2024, "SAM Decoding"
     (a suffix automaton of the context beside one of other texts; here, these have a suffix array). A token's chance is
@@ -53,37 +56,46 @@ class Suffix(Copier):
 
     def propose(self, requests: Seq[DraftRequest]) -> list[Draft]:
         """A draft for each request, with confidences; empty without a match."""
+        left = MOST_INDEXED
+        for request in requests:
+            left -= self._index(request.sequence, max(left, _LEAST_INDEXED))
         return [self._propose_one(request) for request in requests]
+
+    def observe(self, sequence: Sequence, committed: Committed) -> None:
+        """Index as many tokens as the main model has read."""
+        self._index(sequence, len(committed.token_ids))
 
     def release(self, sequence: Sequence) -> None:
         """Drop a sequence's index."""
         if index := self._indexes.pop(sequence, None):
-            self._learn(sequence, index.num_tokens)
+            self._learn(sequence, range(index.num_tokens, len(sequence)))
 
     def forget(self) -> None:
         """Forget what earlier answers said. For measurements, which repeat prompts."""
         self._next_tokens.forget()
 
-    def _read(self, sequence: Sequence) -> SuffixAutomaton:
-        """The sequence's index, with its new tokens."""
-        index = self._indexes[sequence]
-        self._learn(sequence, index.num_tokens)
-        for token_id in sequence.token_ids[index.num_tokens :]:
-            index.append(token_id)
-        return index
+    def _index(self, sequence: Sequence, most: int) -> int:
+        """Add up to `most` new tokens to a sequence's index. Returns how many."""
+        index, token_ids = self._indexes[sequence], sequence.token_ids
+        new = range(index.num_tokens, min(index.num_tokens + most, len(token_ids)))
+        self._learn(sequence, new)
+        for i in new:
+            index.append(token_ids[i])
+        return len(new)
 
-    def _learn(self, sequence: Sequence, begin: int) -> None:
-        """Take in what the main model has said from position `begin` on."""
+    def _learn(self, sequence: Sequence, positions: range) -> None:
+        """Take in what the main model has said at these positions."""
         token_ids = sequence.token_ids
-        for i in range(max(begin, sequence.num_prompt_tokens), len(token_ids)):
+        for i in range(max(positions.start, sequence.num_prompt_tokens), positions.stop):
             self._next_tokens.add(token_ids[max(i - LONGEST_CONTEXT, 0) : i], token_ids[i])
 
     def _sources(self, request: DraftRequest) -> list[_Source]:
         """Where the next draft tokens may come from; of equals the first wins."""
-        index, context = self._read(request.sequence), request.sequence.token_ids
+        index, context = self._indexes[request.sequence], request.sequence.token_ids
         references = (*self.references, *request.sequence.references)
         others = [_Other(each, context) for each in references]
-        return [_Own(index), *others, _Said(self._next_tokens, context)]
+        own = [_Own(index)] if index.num_tokens == len(context) else []
+        return [*own, *others, _Said(self._next_tokens, context)]
 
     def _propose_one(self, request: DraftRequest) -> Draft:
         """Tokens that are each the likeliest of the sources'."""

@@ -9,7 +9,7 @@ import numpy as np
 
 from outrider.drafters.draft_state import DraftState
 from outrider.drafters.translation import TokenMap, Translation, utf8_decoder
-from outrider.sampling import argmax, probability, whole_row
+from outrider.tokens.sampling import argmax, probability, whole_row
 from outrider.types import Draft, LogitsRow
 
 if TYPE_CHECKING:
@@ -52,21 +52,21 @@ class Subset:
     """
 
     def __init__(self, token_ids: NDArray[np.int32], vocab_size: int) -> None:
-        self._token_ids = token_ids.astype(np.int64)
+        self.token_ids = token_ids.astype(np.int64)
         self._row = np.full(vocab_size, -np.inf, dtype=np.float32)  # every call writes the same elements
 
     def widen(self, logits: Logits) -> Logits:
         """A row float32 [n] as float32 [vocab_size], −inf for tokens without a logit. Valid until the next call."""
-        self._row[self._token_ids] = logits
+        self._row[self.token_ids] = logits
         return self._row
 
     def row(self, row: LogitsRow) -> LogitsRow:
         """The model's row as a row over all draft ids. Its `top` lists only tokens with a logit."""
         top, vocab_size = row.top, len(self._row)
         if top is None:
-            top = whole_row(self._token_ids, row.full(), vocab_size)
+            top = whole_row(self.token_ids, row.full(), vocab_size)
         else:
-            top = dataclasses.replace(top, token_ids=self._token_ids[top.token_ids], vocab_size=vocab_size)
+            top = dataclasses.replace(top, token_ids=self.token_ids[top.token_ids], vocab_size=vocab_size)
         return LogitsRow(lambda: self.widen(row.full()), top)
 
 

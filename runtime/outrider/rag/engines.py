@@ -9,7 +9,7 @@ import msgspec
 
 from outrider.bundle.folder import read_bundle
 from outrider.config.files import load_config
-from outrider.engine import Engine
+from outrider.engine.engine import Engine
 from outrider.errors import OptionError, nearest
 
 if TYPE_CHECKING:

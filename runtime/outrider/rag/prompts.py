@@ -9,8 +9,8 @@ from outrider.errors import RequestError
 if TYPE_CHECKING:
     from collections.abc import Sequence as Seq
 
-    from outrider.engine import Engine
-    from outrider.results import Result
+    from outrider.decoding.results import Result
+    from outrider.engine.engine import Engine
 
 RATIONALE, ANSWER = "Rationale: ", "Answer: "
 # The draft model's whole answer. Small models do not keep to a form that they are merely told.

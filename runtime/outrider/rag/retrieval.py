@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from outrider.errors import OptionError, RequestError
+from outrider.errors import OptionError, RequestError, install
 
 if TYPE_CHECKING:
     from collections.abc import Sequence as Seq
@@ -21,7 +21,7 @@ class Retriever:
         try:
             import bm25s
         except ImportError as error:
-            raise OptionError('Searching documents needs bm25s. Run: pip install "outrider[rag]"') from error
+            raise OptionError(f"Searching documents needs bm25s. Run: {install('rag')}") from error
         if not any(each.strip() for each in documents):
             raise OptionError(f"There are {len(documents)} documents, and none has words. Pass their texts.")
         self._documents = [*documents]

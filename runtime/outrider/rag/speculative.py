@@ -20,8 +20,8 @@ from outrider.types import Prompt
 if TYPE_CHECKING:
     from collections.abc import Sequence as Seq
 
-    from outrider.engine import Engine
-    from outrider.results import Result
+    from outrider.decoding.results import Result
+    from outrider.engine.engine import Engine
     from outrider.types import ChatTokenizer
 
 _MARK = "OUTRIDER"  # stands for a draft in the chat template

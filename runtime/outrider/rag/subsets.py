@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from outrider.errors import OptionError
+from outrider.errors import OptionError, install
 
 if TYPE_CHECKING:
     from collections.abc import Sequence as Seq
@@ -54,7 +54,7 @@ def _clusters(documents: Seq[str], count: int, seed: int) -> list[list[int]]:
         from sklearn.cluster import KMeans
         from sklearn.feature_extraction.text import TfidfVectorizer
     except ImportError as error:
-        raise OptionError('Splitting documents needs scikit-learn. Run: pip install "outrider[rag]"') from error
+        raise OptionError(f"Splitting documents needs scikit-learn. Run: {install('rag')}") from error
     try:
         rows = TfidfVectorizer().fit_transform(documents)
     except ValueError:  # no document has a word

@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 
     import msgspec
 
-    from outrider.results import AnswerToken, Result, TextChunk
+    from outrider.decoding.results import AnswerToken, Result, TextChunk
+    from outrider.inputs.tools import ToolFormat
     from outrider.server.conversations import Conversations
     from outrider.server.errors import ApiError
     from outrider.server.logprobs import TokenTexts
     from outrider.server.options import Choice
     from outrider.server.protocol.responses import FinishReason
-    from outrider.tools import ToolFormat
 
 Kind = TypeVar("Kind", bound=Asked)
 Many = TypeVar("Many", bound=Generation)

@@ -99,11 +99,14 @@ async def _failed(_: Request, error: Exception) -> Response:
 async def _health(service: Service, _: Request) -> Response:
     """As llama-server: 503 while the first model is loaded."""
     if service.models.is_starting:
-        raise ApiError(503, "Loading model", type="unavailable_error")
+        doing = service.models.progress
+        raise ApiError(503, f"Loading model: {doing}" if doing else "Loading model", type="unavailable_error")
     return _json(Health())
 
 
 async def _metrics(service: Service, _: Request) -> Response:
+    for model in service.models.all:
+        service.metrics.cache_use.labels(model.name).set(model.cache_use)
     return Response(service.metrics.text(), media_type=_METRICS_TYPE)
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from outrider.inputs.tools import ToolCallDelta
 from outrider.server.answers import Choices, finish_reason
 from outrider.server.logprobs import chat_logprobs
 from outrider.server.options import choices_of_chat
@@ -23,13 +24,12 @@ from outrider.server.protocol.responses import (
     ToolCall,
     ToolCallPart,
 )
-from outrider.tools import ToolCallDelta
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from collections.abc import Sequence as Seq
 
-    from outrider.results import Result, TextChunk
+    from outrider.decoding.results import Result, TextChunk
     from outrider.server.answers import Head
     from outrider.server.conversations import Conversations
     from outrider.server.options import Choice

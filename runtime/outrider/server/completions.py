@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from collections.abc import Sequence as Seq
 
-    from outrider.results import Result, TextChunk
+    from outrider.decoding.results import Result, TextChunk
     from outrider.server.answers import Head
     from outrider.server.conversations import Conversations
     from outrider.server.options import Choice

@@ -28,9 +28,15 @@ class Conversations:
         self._stored: OrderedDict[str, tuple[Seq[Mapping[str, Any]], int]] = OrderedDict()
         self._size = 0
 
-    def add(self, name: str, turns: Seq[Mapping[str, Any]]) -> None:
-        """Store the turns up to an answer, which are shared with those of earlier answers, though counted again."""
-        size = len(json.dumps(turns))
+    def add(self, name: str, turns: Seq[Mapping[str, Any]], previous: str | None = None) -> None:
+        """Store the turns up to an answer, unless they are larger than all that is stored may be.
+
+        previous: an answer whose turns they begin with. These are shared, though counted again.
+        """
+        known, size = self._stored.get(previous or "", ((), 0))
+        size += len(json.dumps(turns[len(known) :]))
+        if size > self._max_size:
+            return  # and nothing else goes for it
         self._stored[name] = (turns, size)
         self._size += size
         while self._size > self._max_size:

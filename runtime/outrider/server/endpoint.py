@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import logging
 import secrets
 import time
@@ -28,8 +29,8 @@ if TYPE_CHECKING:
 
     from starlette.types import Message, Receive, Scope, Send
 
-    from outrider.engine import Engine
-    from outrider.results import Result, TextChunk
+    from outrider.decoding.results import Result, TextChunk
+    from outrider.engine.engine import Engine
     from outrider.server.conversations import Conversations
     from outrider.server.limits import Queue
     from outrider.server.metrics import Metrics
@@ -128,7 +129,11 @@ class _Job:
         meters = [self._service.metrics.meter(self._model.name, self._began) for _ in self._choices]
         try:
             whole = not self._request.stream
-            streams = [engine.astream(choice.prompt, at_once=whole, **choice.options) for choice in self._choices]
+            choices = self._choices
+            if len({id(choice.prompt) for choice in choices}) == 1:  # several answers: its images are read once
+                prompt = await engine.aread_images(choices[0].prompt, **choices[0].options)
+                choices = [dataclasses.replace(choice, prompt=prompt) for choice in choices]
+            streams = [engine.astream(choice.prompt, at_once=whole, **choice.options) for choice in choices]
             async with aclosing(merge(streams)) as pieces:
                 async for number, chunk in pieces:
                     meters[number].read(chunk)

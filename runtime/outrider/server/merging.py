@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
     from collections.abc import Sequence as Seq
 
-    from outrider.results import TextChunk
+    from outrider.decoding.results import TextChunk
 
 
 async def merge(streams: Seq[AsyncGenerator[TextChunk, None]]) -> AsyncGenerator[tuple[int, TextChunk], None]:

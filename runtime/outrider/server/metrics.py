@@ -10,8 +10,8 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Proc
 if TYPE_CHECKING:
     from collections.abc import Sequence as Seq
 
-    from outrider.metrics import Stats
-    from outrider.results import TextChunk
+    from outrider.decoding.metrics import Stats
+    from outrider.decoding.results import TextChunk
 
 _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160, 640)
 _TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000)
@@ -42,6 +42,7 @@ class Metrics:
         ProcessCollector(registry=self._registry)  # memory and time; on Linux
         self.running = self._gauge("num_requests_running", "Answers that are being generated.")
         self.waiting = self._gauge("num_requests_waiting", "Answers that wait in the queue.")
+        self.cache_use = self._gauge("kv_cache_usage_perc", "Share of the KV cache that requests hold; 1 is all.")
         self.counters = [(self._counter(name, what), field) for name, what, field in _COUNTERS]
         self.accepted = self._counter(
             "spec_decode_num_accepted_tokens_per_pos", "Accepted draft tokens, by their place in the draft.", "position"
@@ -57,7 +58,13 @@ class Metrics:
         self.answers = self._histogram("request_generation_tokens", "Generated tokens of an answer.", _TOKENS)
         histograms = (self.queued, self.first_token, self.per_token, self.whole, self.prompts, self.answers)
         for name in names:  # so that they are there before the first request
-            for each in (self.running, self.waiting, *(counter for counter, _ in self.counters), *histograms):
+            for each in (
+                self.running,
+                self.waiting,
+                self.cache_use,
+                *(counter for counter, _ in self.counters),
+                *histograms,
+            ):
                 each.labels(name)
 
     def text(self) -> bytes:

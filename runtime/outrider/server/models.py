@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import hashlib
 import logging
 import time
@@ -14,14 +15,15 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from outrider import __version__
-from outrider.bundle.folder import read_bundle
 from outrider.bundle.manifest import MANIFEST_NAME
+from outrider.bundle.opening import open_bundle
 from outrider.config import COPYING, Config
-from outrider.engine import Engine
-from outrider.errors import OptionError, nearest
+from outrider.engine.engine import Engine
+from outrider.errors import OptionError, RequestError, nearest
 from outrider.server.errors import ApiError
 from outrider.server.logprobs import TokenTexts
 from outrider.server.protocol.responses import ModelInfo
+from outrider.system.progress import listener
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
@@ -42,16 +44,24 @@ class Model:
     engine: Engine | None = None
     texts: TokenTexts = field(init=False)  # the engine's
     loading: asyncio.Task[None] | None = None
+    progress: str = ""  # of the load that is under way
+    given_up: bool = False  # the load ends at its next step
     num_users: int = 0
     last_used: float = 0.0  # time.monotonic
 
     def load(self) -> None:
         """Load the engine. Takes seconds."""
-        engine = Engine(self.bundle, self.config)
+        with listener(self._take_progress):
+            engine = Engine(self.bundle, self.config)
         self.texts = TokenTexts(engine.tokenizer)
         self.engine = engine
         self.last_used = time.monotonic()
         log.info("Loaded %s.", self.name)
+
+    def _take_progress(self, message: str) -> None:
+        if self.given_up:
+            raise RequestError(f"{self.name} is not loaded: the server is ending.")
+        self.progress = message
 
     @cached_property
     def fingerprint(self) -> str:
@@ -65,6 +75,12 @@ class Model:
         wanted = self.config.device.adapters
         names = (entry.name for entry in self.bundle.manifest.adapters)
         return tuple(name for name in names if wanted is None or name in wanted)
+
+    @property
+    def cache_use(self) -> float:
+        """The share of the main model's cache that requests hold; 0 while it is not loaded."""
+        cache = self.engine.cache["main"] if self.engine else None
+        return cache.num_used_tokens / cache.num_tokens if cache else 0.0
 
     @property
     def info(self) -> ModelInfo:
@@ -97,7 +113,7 @@ class Models:
     def __init__(self, bundles: Mapping[str, str | Path], config: Config) -> None:
         if not bundles:
             raise OptionError("No model is served. Name at least one bundle.")
-        self._models = {name: Model(name, read_bundle(path), config) for name, path in bundles.items()}
+        self._models = {name: Model(name, open_bundle(path), config) for name, path in bundles.items()}
 
     @property
     def all(self) -> list[Model]:
@@ -136,6 +152,11 @@ class Models:
         """Whether the first model is being loaded."""
         return any(m.loading for m in self.all) and not any(m.engine for m in self.all)
 
+    @property
+    def progress(self) -> str:
+        """What the load of the first model is doing; empty when none is under way."""
+        return next((model.progress for model in self.all if model.loading), "")
+
     @asynccontextmanager
     async def use(self, model: Model) -> AsyncIterator[Engine]:
         """The model's engine, which is loaded if it is not, and stays while the block runs.
@@ -158,7 +179,7 @@ class Models:
         try:
             await asyncio.to_thread(model.load)
         finally:
-            model.loading = None
+            model.loading, model.progress = None, ""
 
     async def unload_idle(self, idle_seconds: float) -> None:
         """Unload the models that nobody has used for so long."""
@@ -173,6 +194,11 @@ class Models:
             await asyncio.sleep(min(max(idle_seconds / 4, 0.01), 30.0))
             await self.unload_idle(idle_seconds)
 
+    def give_up_loading(self) -> None:
+        """End the loads that are under way, each at its next step, and those to come."""
+        for model in self.all:
+            model.given_up = True
+
     async def close(self) -> None:
         """Unload all models. Requests that still run end with an error."""
         for model in self.all:
@@ -185,4 +211,7 @@ class Models:
         engine, model.engine = model.engine, None
         if engine is not None:
             await asyncio.to_thread(engine.close)  # waits for the engine's thread
+            # Errors of requests and their frames refer to each other, and to what the engine has had. A server that
+            # has nothing to do collects no garbage by itself.
+            await asyncio.to_thread(gc.collect)
             log.info("Unloaded %s.", model.name)

@@ -9,6 +9,7 @@ import msgspec
 
 from outrider.server.errors import ApiError
 from outrider.server.protocol.requests import MOST_CHOICES, ImagePart, JsonObject, JsonSchema, TextPart
+from outrider.system.nesting import TooDeep, check_json
 
 if TYPE_CHECKING:
     from collections.abc import Sequence as Seq
@@ -86,8 +87,8 @@ def choices_of_chat(request: ChatRequest) -> list[Choice]:
     if request.prediction is not None:
         predicted = _text(request.prediction.content)
         options["references"] = ([predicted] if predicted else []) + (request.references or [])
-    if request.tools:
-        options |= _tools(request.tools, request.tool_choice)
+    if request.tools or request.tool_choice is not None:
+        options |= _tools(request.tools or [], request.tool_choice)
         _set(options, "parallel_tool_calls", request.parallel_tool_calls)
     messages = [_turn(message, i) for i, message in enumerate(request.messages)]
     return _repeat([(messages, True)], request, options)
@@ -207,9 +208,10 @@ def _called(function: CalledFunction) -> dict[str, Any]:
 def arguments_of(written: str) -> Any:
     """Arguments of a call for the chat template, which writes them as JSON itself."""
     try:
+        check_json(written)
         return msgspec.json.decode(written)
-    except (msgspec.DecodeError, RecursionError):
-        return written  # cut off by a token limit, say
+    except (msgspec.DecodeError, TooDeep):
+        return written  # cut off by a token limit, say; what is too deep, the tokenizer refuses
 
 
 def _content(content: str | list[TextPart | ImagePart]) -> str | list[dict[str, Any]]:

@@ -27,12 +27,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from collections.abc import Sequence as Seq
 
-    from outrider.results import Result, TextChunk
+    from outrider.decoding.results import Result, TextChunk
+    from outrider.inputs.tools import ToolCallDelta
     from outrider.server.answers import Head
     from outrider.server.conversations import Conversations
     from outrider.server.errors import ApiError
     from outrider.server.protocol.items import Status
-    from outrider.tools import ToolCallDelta
 
 
 class Responses(Answer[ResponseRequest]):
@@ -63,8 +63,8 @@ class Responses(Answer[ResponseRequest]):
             options["json_schema"] = form.schema
         elif isinstance(form, JsonObject):
             options["json_schema"] = True
-        if tools := _tools(request):
-            choice = request.tool_choice or "auto"
+        tools, choice = _tools(request), request.tool_choice or "auto"
+        if tools or request.tool_choice is not None:
             options |= {"tools": tools, "tool_choice": choice if isinstance(choice, str) else choice.name}
             options["parallel_tool_calls"] = request.parallel_tool_calls is not False
         system = [] if request.instructions is None else [{"role": "system", "content": request.instructions}]
@@ -154,7 +154,8 @@ class Responses(Answer[ResponseRequest]):
     def _ended(self, result: Result) -> ResponseObject:
         """The complete answer, which is stored."""
         if self.request.store is not False:
-            self.head.conversations.add(self.head.id, [*self._turns, turn_of_output(self._output)])
+            turns = [*self._turns, turn_of_output(self._output)]
+            self.head.conversations.add(self.head.id, turns, self.request.previous_response_id)
         status = _status(result)
         return self._response(
             status,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 from typing import TYPE_CHECKING
 
@@ -9,37 +10,134 @@ import uvicorn
 from sse_starlette.sse import AppStatus
 
 from outrider.errors import OptionError
-from outrider.files import why
+from outrider.system.files import why
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from collections.abc import Sequence as Seq
+    from types import FrameType
 
     from starlette.applications import Starlette
 
+    from outrider.server.models import Models
+
 
 class _Server(uvicorn.Server):
-    """Says that it is ready, once it is."""
+    """Loads a single model while clients are told so, and says that it is ready, and that it ends.
 
-    def __init__(self, config: uvicorn.Config, ready: Callable[[], object]) -> None:
+    A second signal hangs up on clients, as if they had left. failure: why the model was not loaded.
+    """
+
+    failure: BaseException | None = None
+    _starting: asyncio.Task[None] | None = None
+
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        models: Models,
+        ready: Callable[[], object],
+        ending: Callable[[int], object] | None,
+    ) -> None:
         super().__init__(config)
-        self._ready = ready
+        self._models, self._ready, self._ending = models, ready, ending
+        self._loop: asyncio.AbstractEventLoop | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        self._loop = asyncio.get_running_loop()
         await super().startup(sockets)
-        self._ready()
+        self._starting = asyncio.create_task(self._start())
+
+    async def _start(self) -> None:
+        try:
+            if len(self._models.all) == 1:
+                async with self._models.use(self._models.all[0]):
+                    pass
+        except Exception as error:
+            if not self.should_exit:  # else the load was given up, as the server ends
+                self.failure, self.should_exit = error, True
+        else:
+            self._ready()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._models.give_up_loading()
+        if self.server_state.tasks and self._ending is not None:
+            self._ending(len(self.server_state.tasks))
+        await super().shutdown(sockets)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        if self.should_exit and self._loop is not None:
+            self._loop.call_soon_threadsafe(self._hang_up)
+        else:
+            super().handle_exit(sig, frame)
+
+    def _hang_up(self) -> None:
+        for connection in list(self.server_state.connections):
+            connection.transport.abort()
 
 
-def run(app: Starlette, listening: socket.socket, *, grace: int, access_log: bool, ready: Callable[[], object]) -> None:
-    """Serve until SIGINT or SIGTERM. Answers that are under way then have `grace` seconds to end.
+def run(
+    app: Starlette,
+    listening: Seq[socket.socket],
+    *,
+    grace: int,
+    access_log: bool,
+    ready: Callable[[], object],
+    ending: Callable[[int], object] | None = None,
+) -> None:
+    """Serve until SIGINT or SIGTERM. Answers that are under way then have `grace` seconds to end, or until a second.
 
-    ready: is called once the app answers.
+    A single model is loaded at once. Until it is, `/health` says what the load is doing, and requests wait.
+
+    app: of `make_app`. ready: is called once requests are answered. ending: is called with the number of these answers,
+    if there are any.
+
+    Raises:
+        OutriderError: when the single model cannot be loaded.
     """
     AppStatus.enable_automatic_graceful_drain = False  # streams are finished, not cut
     level = "info" if access_log else "error"
     config = uvicorn.Config(
         app, access_log=access_log, log_level=level, timeout_graceful_shutdown=grace, server_header=False
     )
-    _Server(config, ready).run(sockets=[listening])
+    server = _Server(config, app.state.service.models, ready, ending)
+    server.run(sockets=list(listening))
+    if server.failure is not None:
+        raise server.failure
+
+
+def listen_all(host: str, port: int) -> list[socket.socket]:
+    """The sockets for a host: for "localhost" one of IPv4 and one of IPv6, where the machine has it.
+
+    Clients try one of these addresses first; where nobody listens there, some wait for seconds, and others fail.
+
+    Raises:
+        OptionError: as `listen`.
+    """
+    if host != "localhost":
+        return [listen(host, port)]
+    first = listen("127.0.0.1", port)
+    if not _has_ipv6():
+        return [first]
+    for _ in range(_TRIES):
+        try:
+            return [first, listen("::1", first.getsockname()[1])]
+        except OptionError:
+            first.close()
+            if port:
+                raise
+            first = listen("127.0.0.1", 0)  # this port is another program's on IPv6
+    return [first]
+
+
+_TRIES = 8
+
+
+def _has_ipv6() -> bool:
+    try:
+        with socket.create_server(("::1", 0), family=socket.AF_INET6):
+            return True
+    except OSError:
+        return False
 
 
 def listen(host: str, port: int) -> socket.socket:

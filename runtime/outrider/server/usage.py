@@ -10,7 +10,7 @@ from outrider.server.protocol.responses import PromptTokensDetails, Timings, Usa
 if TYPE_CHECKING:
     from collections.abc import Sequence as Seq
 
-    from outrider.metrics import Stats
+    from outrider.decoding.metrics import Stats
 
 
 def usage_of(stats: Seq[Stats], n: int) -> Usage:

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from outrider.kv import num_common_tokens
-from outrider.types import NO_PROMPT, Capabilities, Exactness, LogitsRow, mark, unmarked
+from outrider.types import NO_PROMPT, Capabilities, Exactness, LogitsRow, mark, num_common_tokens, unmarked
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -236,7 +235,7 @@ class FakeBackend:
         of_slots: dict[int, NDArray[np.float32]] = field(default_factory=dict)
         done = True
 
-        def wait(self) -> FakeBackend.Step:
+        def wait(self, unless: Callable[[], bool] | None = None) -> FakeBackend.Step:  # noqa: ARG002
             """Return at once."""
             return self
 

@@ -26,13 +26,14 @@ class FakeHead(FakeBackend):
         FakeHead(16, "module", hidden_width=4, own_width=4)    # or "block", "places"
 
     One wrong row of hidden states, however old, gives other logits. kind: what chunks are, see
-    `outrider.backends.heads`. hidden_width: of the hidden states that it reads. own_width: of those that a module
-    makes, its feature "next_hidden". In a slot, `shifts` has `row_id` of each token's hidden states. Raises
-    AssertionError for hidden states of another shape.
+    `outrider.models.backends.heads`. hidden_width: of the hidden states that it reads. own_width: of those that a
+    module makes, its feature "next_hidden", or of a block's "block_states". In a slot, `shifts` has `row_id` of each
+    token's hidden states. Raises AssertionError for hidden states of another shape.
     """
 
     def __init__(self, vocab_size: int, kind: Kind, *, hidden_width: int, own_width: int = 0, seed: int = 0) -> None:
-        super().__init__(vocab_size, seed=seed, features=("next_hidden",) if kind == "module" else ())
+        made = {"module": ("next_hidden",), "block": ("block_states",) if own_width else ()}
+        super().__init__(vocab_size, seed=seed, features=made.get(kind, ()))
         self.kind, self.hidden_width, self.own_width = kind, hidden_width, own_width
 
     def submit(self, chunks: Seq[Chunk]) -> FakeBackend.Step:
@@ -56,7 +57,11 @@ class FakeHead(FakeBackend):
             for i in range(chunk.num_rows):
                 end = slot.length if block else slot.length - chunk.num_rows + 1 + i
                 rows.append(self.logits_for(slot.token_ids[:end], slot.shifts[:end], block, place=i if block else 0))
-            if chunk.features:
+            if chunk.features and block:
+                read = slot.token_ids, slot.shifts, block
+                places = [self.block_state(*read, place=i) for i in range(chunk.num_rows)]
+                features[id(slot)] = np.array(places)
+            elif chunk.features:
                 ends = range(slot.length - count + 1, slot.length + 1)
                 features[id(slot)] = np.array([self.next_hidden(slot.token_ids[:n], slot.shifts[:n]) for n in ends])
         return FakeBackend.Step(rows, features)
@@ -68,6 +73,12 @@ class FakeHead(FakeBackend):
     def next_hidden(self, token_ids: Seq[int], row_ids: Seq[int]) -> NDArray[np.float32]:
         """float32 [own_width], the module's own hidden states behind these."""
         return _random(self.own_width, self.seed + 1, *token_ids, *row_ids)
+
+    def block_state(
+        self, token_ids: Seq[int], row_ids: Seq[int], block: Seq[int], *, place: int
+    ) -> NDArray[np.float32]:
+        """float32 [own_width], what a correction reads of a block's place."""
+        return _random(self.own_width, self.seed + 1, place, *token_ids, *block, *row_ids)
 
     @staticmethod
     def row_id(row: NDArray[np.float32]) -> int:

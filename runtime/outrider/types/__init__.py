@@ -5,12 +5,13 @@ One round, for one sequence::
     DraftPolicy.choose ──Turn──▶ Drafter.propose ──Draft──▶ Backend.submit ──Step──▶ Verifier.verify ──Outcome──▶ commit
            ◀────────────────────────◀───────────────────Committed────────────────────────────────────────────┘
 
-The roles know these types and not each other; `outrider.assembly` wires them together.
+The roles know these types and not each other; `outrider.engine.assembly` wires them together.
 """
 
 from outrider.types.backend import (
     Backend,
     CacheUse,
+    CallCancelled,
     Capabilities,
     Chunk,
     CompiledModel,
@@ -40,29 +41,26 @@ from outrider.types.decoding import (
     Verifier,
 )
 from outrider.types.drafting import (
-    AheadDrafter,
     Committed,
     Drafter,
     DraftPolicy,
     DraftRequest,
     DraftRule,
     Guess,
-    PricedDrafter,
+    Proposer,
     Requirements,
     Turn,
-    goes_ahead,
-    is_priced,
 )
-from outrider.types.prompt import NO_PROMPT, Prompt, Source, Span, keyed, mark, unmarked
+from outrider.types.prompt import NO_PROMPT, Prompt, Source, Span, keyed, mark, num_common_tokens, unmarked
 from outrider.types.randomness import Distribution, Noise
 
 __all__ = [
     "NO_DRAFT",
     "NO_PROMPT",
-    "AheadDrafter",
     "Backend",
     "CacheUse",
     "Call",
+    "CallCancelled",
     "CallObserver",
     "Capabilities",
     "ChatTokenizer",
@@ -84,8 +82,8 @@ __all__ = [
     "Outcome",
     "PaddedBackend",
     "Pending",
-    "PricedDrafter",
     "Prompt",
+    "Proposer",
     "Requirements",
     "Rounding",
     "RowRule",
@@ -101,9 +99,8 @@ __all__ = [
     "TopLogits",
     "Turn",
     "Verifier",
-    "goes_ahead",
-    "is_priced",
     "keyed",
     "mark",
+    "num_common_tokens",
     "unmarked",
 ]

@@ -20,7 +20,7 @@ Logits: TypeAlias = "NDArray[np.float32]"  # [vocab_size], unnormalised
 
 @dataclass(frozen=True, slots=True)
 class TopLogits:
-    """The largest logits of a row, picked out by the device; see `outrider.sampling.top`.
+    """The largest logits of a row, picked out by the device; see `outrider.tokens.sampling.top`.
 
     token_ids: int64 [k], ascending. logits: float32 [k]. bound: upper bound of all other logits. logsumexp: of the
     whole row, which has `vocab_size` tokens, in single precision; not finite if the row is broken.
@@ -311,6 +311,10 @@ class Step(Protocol):
         """
 
 
+class CallCancelled(Exception):
+    """A call was cancelled, as nobody waits for it any more. Its slots are as before, or empty."""
+
+
 class Pending(Protocol):
     """A running call."""
 
@@ -318,8 +322,15 @@ class Pending(Protocol):
     def done(self) -> bool:
         """Whether `wait` would return at once."""
 
-    def wait(self) -> Step:
-        """Block until the rows are there."""
+    def wait(self, unless: Callable[[], bool] | None = None) -> Step:
+        """Block until the rows are there.
+
+        unless: asked ten times a second; once it is true, a device that can cancels the call.
+
+        Raises:
+            CallCancelled: when it has done so.
+            DeviceError: when the device failed.
+        """
 
 
 class Backend(Protocol):

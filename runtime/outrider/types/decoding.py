@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-from outrider.errors import RequestError
+from outrider.errors import DrafterError, RequestError
 from outrider.types.backend import branches_of, path_to
 
 if TYPE_CHECKING:
@@ -68,17 +68,18 @@ class Draft:
         Draft([5, 7, 8], parents=[-1, -1, 0])    # 5 or 7, and 8 behind 5
 
     token_ids: [n], in a tree parents before children, and siblings in the order in which they were drawn. probs: for
-    each token the distribution it was drawn from, of a later sibling without the earlier ones (`draw_several`), if the
-    verifier's mode needs it; None if the tokens were chosen without the round's noise (n-gram drafts), or are judged by
-    equality (greedy, coupled). confidences: for each token the drafter's estimate of its acceptance, given that those
-    before it are accepted; None without estimates. parents: [n], for each token the index of the one that it follows,
-    −1 for the newest committed token; None for a chain. num_masks: [n + 1], for each row how many of the main model's
-    mask tokens it reads behind it, for the draft after this one (`Committed.masks`); None for none.
+    each token the distribution it was drawn from, if the verifier's mode needs it: that of a later sibling has no
+    chance for the earlier ones (`draw_several`); None if the tokens were chosen without the round's noise (n-gram
+    drafts), or are judged by equality (greedy, coupled). confidences: for each token the drafter's estimate of its
+    acceptance, given that those before it are accepted; None without estimates. parents: [n], for each token the index
+    of the one that it follows, −1 for the newest committed token; None for a chain. num_masks: [n + 1], for each row
+    how many of the main model's mask tokens it reads behind it, for the draft after this one (`Committed.masks`); None
+    for none.
 
     A model has n + 1 rows for it: row 0 follows the newest committed token, and row i + 1 follows token i.
 
     Raises:
-        RequestError: when `parents` is no tree.
+        DrafterError: when `parents` is no tree.
     """
 
     token_ids: list[int]
@@ -91,13 +92,13 @@ class Draft:
         if self.parents is None:
             return
         if len(self.parents) != len(self.token_ids):
-            raise RequestError(
+            raise DrafterError(
                 f"A draft of {len(self)} tokens has {len(self.parents)} parents. Give one for each token, or parents="
                 "None for a chain."
             )
         for i, parent in enumerate(self.parents):
             if not -1 <= parent < i:
-                raise RequestError(
+                raise DrafterError(
                     f"A draft has parents={self.parents}, where token {i} follows token {parent}. Let each token "
                     "follow one before it in the list, or −1, the newest committed token."
                 )
@@ -201,7 +202,7 @@ class Draft:
         """The first `length` tokens: of a tree a tree, as parents come before children."""
         probs = None if self.probs is None else self.probs[:length]
         confidences = None if self.confidences is None else self.confidences[:length]
-        parents = None if self.parents is None else self.parents[:length]
+        parents = self.parents[:length] if self.parents and length else None  # no token is no tree
         num_masks = None if self.num_masks is None else self.num_masks[: length + 1]
         return Draft(self.token_ids[:length], probs, confidences, parents, num_masks)
 

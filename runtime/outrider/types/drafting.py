@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, TypeGuard
+from typing import TYPE_CHECKING, Protocol
 
 from outrider.types.decoding import NO_DRAFT
 
@@ -34,12 +34,14 @@ class Committed:
     masks: the main model's rows at the mask tokens behind the last of these tokens, as the draft asked for
     (`Draft.num_masks`). The first is for the token behind the sequence's newest. Valid until the main model's next
     call.
+    beside_prompts: whether pieces of prompts were read in the same call, so that its seconds are not those of answers.
     """
 
     token_ids: list[int]
     path: list[int]
     features: NDArray[np.float32] | None = None
     masks: Seq[LogitsRow] = ()
+    beside_prompts: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,12 +55,6 @@ class Requirements:
     features: tuple[str, ...] = ()
     trees: bool = False
     num_masks: int = 0
-
-    @classmethod
-    def of(cls, drafter: Drafter | None) -> Requirements:
-        """A drafter's `requirements`; nothing if it has no such attribute."""
-        found: Requirements | None = getattr(drafter, "requirements", None)
-        return cls() if found is None else found
 
 
 class DraftRule(Protocol):
@@ -87,7 +83,8 @@ class DraftRequest:
 
     rule: may end the draft earlier. num_left: tokens that the answer may still get. ahead: whether `draft_ahead` may be
     called for the sequence. trees: whether the draft may be a tree. observer: is told of the model calls for the draft.
-    slot: the sequence's slot in the main model's cache, for a drafter that is a part of that model.
+    slot: the sequence's slot in the main model's cache, for a drafter that is a part of that model. together: answers
+    that are decoded in this round, and wait for the drafter.
     """
 
     sequence: Sequence
@@ -102,50 +99,7 @@ class DraftRequest:
     trees: bool = False
     observer: CallObserver | None = None
     slot: Slot | None = None
-
-
-class Drafter(Protocol):
-    """Proposes tokens. Holds state per sequence from `reserve` to `release`.
-
-    Optional attributes: `requirements`, of type `Requirements`; `takes_rules`, whether it follows the request's rule;
-    `goes_ahead`, True for an `AheadDrafter`; `is_priced`, True for a `PricedDrafter`; `name`, for one that the engine
-    makes itself.
-    """
-
-    num_assistant_tokens: int  # tokens per round, unless the request says otherwise
-
-    @property
-    def seconds(self) -> float:
-        """Seconds spent in model calls so far."""
-
-    def reserve(self, sequence: Sequence, max_tokens: int, num_cached: int) -> bool:
-        """Reserve room for a sequence that may grow to `max_tokens`; False while there is none.
-
-        num_cached: tokens of the prompt in the main model's prefix cache. The main model reads from that position on,
-        so `observe` gets committed tokens, and hidden states, from there on.
-        """
-
-    def propose(self, requests: Seq[DraftRequest]) -> list[Draft]:
-        """A draft for each request, in order. An empty draft costs nothing."""
-
-    def observe(self, sequence: Sequence, committed: Committed) -> None:
-        """Take in what a round has committed, including pieces of the prompt. The sequence has it already."""
-
-    def release(self, sequence: Sequence) -> None:
-        """Drop a sequence's state and free its room. No effect for an unknown sequence."""
-
-
-class AheadDrafter(Drafter, Protocol):
-    """A drafter that can draft during the target pass, if `goes_ahead`."""
-
-    goes_ahead: bool
-
-    @property
-    def ahead_seconds(self) -> float:
-        """Seconds spent in model calls during target passes; not part of `seconds`."""
-
-    def draft_ahead(self, requests: Seq[DraftRequest], drafts: Seq[Draft], check: Pending) -> None:
-        """Draft for the next round until the target pass `check` is done. requests, drafts: this round's."""
+    together: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,48 +115,98 @@ class Guess:
     token_id: int | None = None
 
 
-class PricedDrafter(AheadDrafter, Protocol):
-    """A drafter that knows what its drafts cost, so that a controller can choose it.
+class Proposer(Protocol):
+    """The least that an app's drafter has. Whatever else it has of `Drafter` is used, too."""
 
-    is_priced: whether the cost of its calls is known. is_free: whether its drafts cost nothing and do not depend on the
-    noise. The controller asks such a drafter before it chooses. at_once: whether one call gives a whole draft, instead
-    of one token. most_tokens: of a draft; None: no limit.
+    def propose(self, requests: Seq[DraftRequest]) -> list[Draft]:
+        """See `Drafter`."""
+
+
+class Drafter:
+    """Proposes tokens. Holds state per sequence from `reserve` to `release`.
+
+    A subclass has `propose`, and whatever else differs from what is here: a drafter that keeps nothing, calls no model
+    and does not know its price. An app's class may do without this base (`Proposer`); what it lacks is as here.
+
+    num_assistant_tokens: tokens per round, unless the request says otherwise. requirements: what it needs besides
+    tokens. takes_rules: whether it follows a request's rule. seconds: spent in model calls so far. name: of one that
+    the engine makes itself; empty: the class's.
+
+    is_priced: whether the cost of its calls is known, so that a controller can choose it. is_free: whether its drafts
+    cost nothing and do not depend on the noise: the controller asks it before it chooses. at_once: whether one call
+    gives a whole draft, instead of one token. most_tokens: of a draft; None: no limit. first_seconds: extra seconds of
+    its next call, if that is the first.
+
+    goes_ahead: whether it can draft during the target pass. ahead_seconds: spent in model calls during target passes;
+    not part of `seconds`.
     """
 
-    is_free: bool
-    at_once: bool
-    most_tokens: int | None
+    num_assistant_tokens: int = 4
+    requirements: Requirements = Requirements()
+    takes_rules: bool = False
+    seconds: float = 0.0
+    name: str = ""
+    is_priced: bool = False
+    is_free: bool = False
+    at_once: bool = False
+    most_tokens: int | None = None
+    first_seconds: float = 0.0
+    goes_ahead: bool = False
+    ahead_seconds: float = 0.0
 
-    @property
-    def is_priced(self) -> bool:
-        """Whether the cost of its calls is known."""
+    def reserve(self, sequence: Sequence, max_tokens: int, num_cached: int) -> bool:  # noqa: ARG002
+        """Reserve room for a sequence that may grow to `max_tokens`; False while there is none.
 
-    def can_draft(self, request: DraftRequest) -> bool:
+        num_cached: tokens of the prompt in the main model's prefix cache. The main model reads from that position on,
+        so `observe` gets committed tokens, and hidden states, from there on.
+        """
+        return True
+
+    def propose(self, requests: Seq[DraftRequest]) -> list[Draft]:
+        """A draft for each request, in order. An empty draft costs nothing."""
+        raise NotImplementedError(f"{type(self).__name__} proposes nothing")
+
+    def observe(self, sequence: Sequence, committed: Committed) -> None:
+        """Take in what a round has committed, including pieces of the prompt. The sequence has it already."""
+
+    def release(self, sequence: Sequence) -> None:
+        """Drop a sequence's state and free its room. No effect for an unknown sequence."""
+
+    def can_draft(self, request: DraftRequest) -> bool:  # noqa: ARG002
         """Whether the sequence has a slot with room for the draft."""
+        return True
 
-    def seconds_for(self, num_tokens: Seq[int], context: float, before: int | None = None) -> float:
+    def seconds_for(self, num_tokens: Seq[int], context: float, before: int | None = None) -> float:  # noqa: ARG002
         """Seconds of one call. num_tokens: tokens to read, for each sequence. context: average length of the sequences.
 
         A draft takes one call per token, unless `at_once`. before: rows of the call before, if they matter.
         """
+        return 0.0
 
-    def num_unread(self, sequence: Sequence) -> int:
+    def num_unread(self, sequence: Sequence) -> int:  # noqa: ARG002
         """Committed tokens to read before the next draft; 0 for a sequence without a slot."""
+        return 0
 
-    def num_ahead(self, sequence: Sequence) -> int:
+    def num_ahead(self, sequence: Sequence) -> int:  # noqa: ARG002
         """Tokens of the next draft that were drafted ahead."""
+        return 0
 
     def follow(self, expected: float, seconds: float) -> None:
         """Adapt the cost to calls that took `seconds` instead of the `expected` seconds."""
 
     def guess(
-        self, request: DraftRequest, draft: Draft, chance: Callable[[float], float], next_chance: float
+        self,
+        request: DraftRequest,  # noqa: ARG002
+        draft: Draft,  # noqa: ARG002
+        chance: Callable[[float], float],  # noqa: ARG002
+        next_chance: float,  # noqa: ARG002
     ) -> Guess | None:
         """The likeliest outcome of a draft of this drafter, among those that it can draft ahead for; None for none.
 
         chance: a token's probability of acceptance, by its confidence. next_chance: the probability that the bonus
         token is the one that the drafter expects.
         """
+        return None
 
     def draft_ahead(
         self,
@@ -212,17 +216,10 @@ class PricedDrafter(AheadDrafter, Protocol):
         guesses: Seq[Guess | None] | None = None,
         max_calls: int | None = None,
     ) -> None:
-        """As `AheadDrafter`. guesses: the outcomes to draft from. max_calls: most calls; None: no limit."""
+        """Draft for the next round until the target pass `check` is done. requests, drafts: this round's.
 
-
-def is_priced(drafter: Drafter) -> TypeGuard[PricedDrafter]:
-    """Whether a controller may choose this drafter: its `is_priced`, or False."""
-    return bool(getattr(drafter, "is_priced", False))
-
-
-def goes_ahead(drafter: Drafter) -> TypeGuard[AheadDrafter]:
-    """Whether this drafter can draft ahead: its `goes_ahead`, or False."""
-    return bool(getattr(drafter, "goes_ahead", False))
+        guesses: the outcomes to draft from. max_calls: most calls; None: no limit.
+        """
 
 
 @dataclass(slots=True)

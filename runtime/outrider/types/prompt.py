@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+_STRETCH = 64  # tokens that are compared at once
+
 
 @dataclass(frozen=True, slots=True)
 class Span:
@@ -57,9 +59,9 @@ def keyed(token_ids: Seq[int], embeds: Seq[Span], begin: int = 0) -> list[int]:
 
 
 def mark(token_ids: Iterable[int]) -> list[int]:
-    """Other numbers for tokens that were read as parts of an answer, where their keys and values have other bits.
+    """The prefix cache's keys of an answer's tokens, where answers have other keys and values than prompts.
 
-    So the prefix cache does not take them for the same tokens of a prompt.
+    They differ from the keys of the same tokens in a prompt, so that one is not taken for the other.
     """
     return [~token_id for token_id in token_ids]
 
@@ -191,3 +193,12 @@ class Prompt:
 
 
 NO_PROMPT = Prompt(())
+
+
+def num_common_tokens(some: Seq[int], others: Seq[int]) -> int:
+    """The length of two texts' common prefix."""
+    length, begin = min(len(some), len(others)), 0
+    while begin < length and some[begin : begin + _STRETCH] == others[begin : begin + _STRETCH]:
+        begin += _STRETCH
+    end = min(begin + _STRETCH, length)
+    return next((i for i in range(begin, end) if some[i] != others[i]), end)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import openai
 import pytest
 
-from serving import MESSAGES
+from serving import MESSAGES, wait_until
 
 if TYPE_CHECKING:
     import outrider
@@ -243,6 +243,9 @@ WRONG: list[tuple[dict[str, Any], int, str | None, str, str]] = [
      "invalid_type", "image_url"),
     ({"messages": [{"role": "user", "content": [{"type": "input_audio"}]}]}, 400, "messages[0].content[0].type",
      "invalid_type", "input_audio"),
+    ({"tool_choice": "required"}, 400, "tool_choice", "invalid_value", "needs tools, and there are none"),
+    ({"tool_choice": {"type": "function", "function": {"name": "f"}}}, 400, "tool_choice", "invalid_value",
+     "'f' is not one of auto, none, required"),
     ({"max_tokens": 5, "max_completion_tokens": 6}, 400, "max_completion_tokens", "invalid_value", "two names"),
 ]  # fmt: skip
 
@@ -296,7 +299,7 @@ def test_an_option_that_leaves_no_token_fails_alone(client: Any, live: Live) -> 
     with pytest.raises(openai.BadRequestError, match="no token"):
         client.completions.create(model="tiny", prompt="Hi", **everything)
     assert client.completions.create(model="tiny", prompt="Hi").choices[0].text
-    assert live.service.queue.running == 0
+    wait_until(lambda: live.service.queue.running == 0)
 
 
 def test_timings_are_finite(client: Any) -> None:

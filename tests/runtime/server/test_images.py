@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import base64
 import io
+import threading
 from typing import TYPE_CHECKING, Any
 
 import openai
 import pytest
 
+from outrider.inputs.vision import Vision
 from outrider.server import Settings
-from serving import serving
+from serving import serving, wait_until
 from tiny_vision import add_toy_encoder, asking, picture
 
 if TYPE_CHECKING:
@@ -84,3 +86,64 @@ def test_an_image_is_read_from_a_data_url(tiny: Path, tmp_path: Path) -> None:
         ):
             with pytest.raises(openai.BadRequestError, match=said):
                 client.chat.completions.create(model=model, messages=messages(given), max_tokens=4)
+
+
+@pytest.fixture
+def read(monkeypatch: pytest.MonkeyPatch) -> Reading:
+    """What is read of images."""
+    reading = Reading()
+    encode = Vision.encode
+
+    def watched(self: Vision, image: Any) -> Any:
+        reading.count += 1
+        reading.begun.set()
+        assert reading.go_on.wait(30)
+        return encode(self, image)
+
+    monkeypatch.setattr(Vision, "encode", watched)
+    return reading
+
+
+class Reading:
+    """begun: that an image was begun. go_on: has to be set before one is read."""
+
+    def __init__(self) -> None:
+        self.count, self.begun, self.go_on = 0, threading.Event(), threading.Event()
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+def test_an_image_is_read_once_for_all_answers(tiny: Path, tmp_path: Path, read: Reading, stream: bool) -> None:
+    read.go_on.set()
+    folder = add_toy_encoder(tiny, tmp_path / "seeing").folder
+    asked: dict[str, Any] = {"model": "seeing", "messages": messages(url_of(2)), "max_tokens": 8, "temperature": 1}
+    with serving({"seeing": folder}) as live:
+        client = live.client()
+        texts = [""] * 5
+        answer = client.chat.completions.create(**asked, n=5, seed=7, stream=stream)
+        for choice in (choice for chunk in answer for choice in chunk.choices) if stream else answer.choices:
+            texts[choice.index] += (choice.delta if stream else choice.message).content or ""
+        assert read.count == 1
+        for i, text in enumerate(texts):
+            assert client.chat.completions.create(**asked, seed=7 + i).choices[0].message.content == text
+
+
+def test_a_client_that_leaves_has_no_more_images_read(tiny: Path, tmp_path: Path, read: Reading) -> None:
+    """Nor do those wait who have none."""
+    folder = add_toy_encoder(tiny, tmp_path / "seeing").folder
+    many = [part for seed in range(4) for part in messages(url_of(seed))[0]["content"]]
+    with serving({"seeing": folder}) as live:
+        client = live.client()
+        client.completions.create(model="seeing", prompt="Hi", max_tokens=1)
+        with pytest.raises(openai.APITimeoutError):
+            live.client(timeout=0.3).chat.completions.create(
+                model="seeing", messages=[{"role": "user", "content": many}], max_tokens=4
+            )
+        assert read.begun.is_set()
+        for _ in range(40):  # each would take one of the event loop's threads
+            with pytest.raises(openai.APITimeoutError):
+                live.client(timeout=0.02).chat.completions.create(model="seeing", messages=messages(url_of(9)))
+        assert client.completions.create(model="seeing", prompt="Hi", max_tokens=4).choices
+        wait_until(lambda: live.is_idle)
+        read.go_on.set()
+        assert client.chat.completions.create(model="seeing", messages=messages(url_of(5)), max_tokens=4).choices
+        assert read.count == 2

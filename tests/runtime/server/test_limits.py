@@ -14,7 +14,9 @@ import openai
 import pytest
 
 import outrider
+from outrider.engine.engine import Engine
 from outrider.server import Settings
+from outrider.system.progress import report
 from serving import CONFIG, MESSAGES, Live, serving, wait_until
 
 if TYPE_CHECKING:
@@ -146,7 +148,8 @@ def test_bodies_that_are_not_json_are_refused(live: Live) -> None:
     url = f"{live.url}/v1/completions"
     plain = httpx.post(url, content=b"{}", headers={"Content-Type": "text/plain"})
     assert (plain.status_code, plain.json()["error"]["code"]) == (415, "not_json")
-    for body in (b"{", b"[]", b"\xff", b"[" * 100_000, b'{"model": "tiny", "prompt": "\\ud800"}'):
+    wrong = (b"{", b"[]", b"\xff", b"[" * 100_000, b'{"model": "tiny", "prompt": "\\ud800"}')
+    for body in (*wrong, b'{"model": "tiny", "prompt": "\xff"}', b'{"\xff": 1}'):
         refused = httpx.post(url, content=body, headers={"Content-Type": "application/json"})
         assert refused.status_code == 400
         assert refused.json()["error"]["code"] in ("invalid_json", "invalid_type")
@@ -312,15 +315,15 @@ def test_a_model_that_cannot_be_loaded_says_why(tiny: Path) -> None:
 
 def test_health_waits_for_the_first_model(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with serving({"tiny": tiny}) as live:
-        model = live.service.models.find("tiny")
-        load, loading, go_on = type(model).load, threading.Event(), threading.Event()
+        loading, go_on = threading.Event(), threading.Event()
 
-        def wait(self: Any) -> None:
+        def wait(*arguments: Any) -> Engine:
+            report("It is measured.")
             loading.set()
             assert go_on.wait(30)
-            load(self)
+            return Engine(*arguments)
 
-        monkeypatch.setattr(type(model), "load", wait)
+        monkeypatch.setattr("outrider.server.models.Engine", wait)
         with ThreadPoolExecutor(1) as pool:
             asked = pool.submit(live.client().completions.create, model="tiny", prompt="Hi")
             assert loading.wait(30)
@@ -328,5 +331,5 @@ def test_health_waits_for_the_first_model(tiny: Path, monkeypatch: pytest.Monkey
             go_on.set()
             assert asked.result().choices
         assert busy.status_code == 503
-        assert busy.json()["error"]["message"] == "Loading model"
+        assert busy.json()["error"]["message"] == "Loading model: It is measured."
         assert httpx.get(f"{live.url}/health").json() == {"status": "ok"}

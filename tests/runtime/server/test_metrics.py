@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 import time
 
-from outrider.metrics import Stats
-from outrider.results import TextChunk
+from outrider.decoding.metrics import Stats
+from outrider.decoding.results import TextChunk
 from outrider.server.metrics import Metrics
 
 

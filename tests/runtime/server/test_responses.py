@@ -10,8 +10,9 @@ import jsonschema
 import openai
 import pytest
 
-from outrider.metrics import Stats
-from outrider.results import Result, TextChunk
+from outrider.decoding.metrics import Stats
+from outrider.decoding.results import Result, TextChunk
+from outrider.inputs.tools.formats import HERMES
 from outrider.server import Settings
 from outrider.server.answers import Head
 from outrider.server.conversations import Conversations
@@ -21,7 +22,6 @@ from outrider.server.options import Choice
 from outrider.server.protocol.reading import read_request
 from outrider.server.responses import Responses
 from outrider.testing import ToyTokenizer
-from outrider.tools.formats import HERMES
 from serving import MESSAGES, SCHEMA, serving
 
 if TYPE_CHECKING:
@@ -295,3 +295,32 @@ def test_a_stream_that_fails_says_so(live: Live) -> None:
     assert events[-1].type == "error"
     assert events[-1].code == "timeout"
     assert events[-1].sequence_number == len(events) - 1
+
+
+def test_a_call_is_not_required_of_no_tools(client: Any) -> None:
+    with pytest.raises(openai.BadRequestError, match="needs tools, and there are none"):
+        client.responses.create(model="tiny", input="Hi", tool_choice="required")
+    assert client.responses.create(model="tiny", input="Hi", tool_choice="auto", max_output_tokens=2).output
+
+
+def test_a_conversation_that_is_too_large_costs_no_other_its_place() -> None:
+    kept = Conversations(max_size=200)
+    kept.add("first", [{"role": "user", "content": "Hi"}])
+    kept.add("second", [{"role": "user", "content": "x" * 300}])
+    assert kept.turns("first") == [{"role": "user", "content": "Hi"}]
+    with pytest.raises(ApiError, match="not stored any more"):
+        kept.turns("second")
+
+
+def test_a_conversation_is_counted_with_what_it_follows() -> None:
+    kept = Conversations(max_size=1_250)
+    turns = [{"role": "user", "content": "x" * 100}]
+    kept.add("0", turns)
+    for i in range(1, 4):
+        turns = [*turns, {"role": "user", "content": "x" * 100}]
+        kept.add(str(i), turns, str(i - 1))
+    sizes = [len(json.dumps(turns[: i + 1])) for i in range(4)]
+    assert sum(sizes[1:]) < 1_250 < sum(sizes)
+    assert len(kept.turns("3")) == 4
+    with pytest.raises(ApiError, match="not stored any more"):
+        kept.turns("0")

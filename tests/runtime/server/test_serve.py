@@ -6,6 +6,7 @@ import json
 import signal
 import socket
 import subprocess
+import sys
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -16,8 +17,8 @@ import pytest
 import outrider
 from outrider.cli import run
 from outrider.cli.serve import check_access, name_bundles
-from outrider.server.run import listen
-from serving import MESSAGES, SERVE, served
+from outrider.server.run import listen, listen_all
+from serving import MESSAGES, SERVE, served, wait_until
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -45,6 +46,104 @@ def test_serve_answers_and_finishes_streams_when_it_is_ended(tiny: Path) -> None
         process.wait(30)
         assert process.stderr
         assert "Traceback" not in process.stderr.read()
+
+
+def test_a_second_signal_ends_answers_without_a_traceback(tiny: Path) -> None:
+    with served(f"one={tiny}", "--ignore-eos") as (process, printed):
+        stream = client_of(printed).chat.completions.create(
+            model="one", messages=MESSAGES, max_tokens=NUM_TOKENS, stream=True
+        )
+        next(stream)
+        process.send_signal(signal.SIGINT)
+        assert process.stderr
+        while not (line := process.stderr.readline()).startswith("Waiting up to 30 s for an answer."):
+            assert line
+        process.send_signal(signal.SIGINT)
+        with pytest.raises(Exception, match="closed|peer|incomplete|Connection|reset"):
+            list(stream)
+        process.wait(30)
+        assert process.stderr.read().splitlines()[:2] == ["A client has left.", "Unloaded one."]
+
+
+SLOW_LOAD = """
+import sys, time
+from pathlib import Path
+from outrider.cli import run
+from outrider.system.progress import report
+from outrider.server import models
+
+load, go_on, args = models.Engine, Path(sys.argv[1]), sys.argv[2:]
+
+def slow(*arguments):
+    while not go_on.exists():
+        report("It is measured.")
+        time.sleep(0.02)
+    return load(*arguments)
+
+models.Engine = slow
+sys.exit(run(["serve", *args]))
+"""
+
+
+@pytest.mark.parametrize("ends", [False, True])
+def test_the_only_model_is_loaded_while_clients_are_told_so(tiny: Path, tmp_path: Path, ends: bool) -> None:
+    go_on = tmp_path / "go on"
+    port = free_port()
+    command = [sys.executable, "-c", SLOW_LOAD, str(go_on), f"one={tiny}", "--port", str(port), "--cache-size", "0.02"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        wait_until(lambda: health(port) == "Loading model: It is measured.")
+        if ends:
+            process.send_signal(signal.SIGINT)
+            printed, errors = process.communicate(timeout=30)
+            assert not printed
+            assert "Traceback" not in errors
+        else:
+            go_on.touch()
+            assert process.stdout
+            assert process.stdout.readline().startswith("Serving OpenAI's API at ")
+            assert health(port) == "ok"
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        return int(taken.getsockname()[1])
+
+
+def health(port: int) -> str:
+    """What `/health` says; nothing while nobody listens."""
+    try:
+        found = httpx.get(f"http://127.0.0.1:{port}/health").json()
+    except httpx.TransportError:
+        return ""
+    return str(found.get("status") or found["error"]["message"])
+
+
+def test_a_model_that_cannot_be_loaded_ends_the_server(tiny: Path) -> None:
+    command = [*SERVE, f"tiny={tiny}", "--port", "0", "--cache-size", "0.0000001"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "cache_size" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not done.stdout
+
+
+def test_localhost_is_ipv4_and_ipv6() -> None:
+    found = listen_all("localhost", 0)
+    try:
+        names = [each.getsockname() for each in found]
+        assert [name[0] for name in names] == ["127.0.0.1", "::1"][: len(names)]
+        assert len({name[1] for name in names}) == 1
+        for name in names:
+            socket.create_connection(name[:2]).close()
+        with pytest.raises(outrider.OptionError, match="cannot be listened at"):
+            listen_all("localhost", names[0][1])
+    finally:
+        for each in found:
+            each.close()
 
 
 def test_parts_of_a_response_are_sent_at_once() -> None:
@@ -77,7 +176,7 @@ def test_wrong_use_is_one_line(tiny: Path, capsys: pytest.CaptureFixture[str]) -
         port = str(taken.getsockname()[1])
         for arguments, says in (
             (["--host", "::"], "lets other machines in, and there is no API key"),
-            ([f"tiny={tiny}"], "Two bundles are named 'tiny'"),
+            ([f"tiny={tiny}"], "Two models are named 'tiny'"),
             (["--port", port], "cannot be listened at"),
             (["--cache-size", "-1"], "cache_size"),
         ):
@@ -87,6 +186,30 @@ def test_wrong_use_is_one_line(tiny: Path, capsys: pytest.CaptureFixture[str]) -
             assert says in printed
     assert run(["serve", str(tiny / "nothing")]) == 1
     assert "nothing" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--max-body", "nan"], "'--max-body': nan is not a number"),
+        (["--max-body", "inf"], "'--max-body': inf is not in the range"),
+        (["--timeout", "nan"], "'--timeout': nan is not a number"),
+        (["--timeout", "inf"], "'--timeout': inf is not a number"),
+        (["--idle-minutes", "nan"], "'--idle-minutes': nan is not a number"),
+        (["--num-threads", "100000000"], "num_threads=100000000 is not an integer from 0 to 1024"),
+        (["--drafter", "sufix"], "has no drafter 'sufix'. Did you mean 'suffix'?"),
+        (["--drafter", "draft"], "has no drafter 'draft'. Known: auto, ngram, none, suffix."),
+    ],
+)
+def test_numbers_and_names_that_no_server_can_use(
+    tiny: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, arguments: list[str], says: str
+) -> None:
+    """They are refused before anything is loaded."""
+    monkeypatch.setattr("outrider.server.models.Model.load", lambda _: pytest.fail("a model was loaded"))
+    monkeypatch.setattr("outrider.server.run.run", lambda *_, **__: pytest.fail("the server has begun"))
+    assert run(["serve", f"one={tiny}", f"two={tiny}", *arguments]) == 2
+    (printed,) = capsys.readouterr().err.splitlines()
+    assert says in printed
 
 
 def test_access_has_to_be_decided() -> None:
@@ -104,7 +227,7 @@ def test_bundles_are_named_by_their_folders(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.chdir(tmp_path)
     assert name_bundles(("x/qwen", "small=y/z", "a=b")) == {"qwen": "x/qwen", "small": "y/z", "a=b": "a=b"}
     for wrong in ("=x", "x="):
-        with pytest.raises(outrider.OptionError, match="neither a bundle nor NAME=BUNDLE"):
+        with pytest.raises(outrider.OptionError, match="neither a model nor NAME=MODEL"):
             name_bundles((wrong,))
 
 

@@ -10,8 +10,9 @@ import msgspec
 import openai
 import pytest
 
-from outrider.metrics import Stats
-from outrider.results import Result, TextChunk
+from outrider.decoding.metrics import Stats
+from outrider.decoding.results import Result, TextChunk
+from outrider.inputs.tools import ToolFormat
 from outrider.server.answers import Head
 from outrider.server.chat import Chat
 from outrider.server.conversations import Conversations
@@ -19,7 +20,6 @@ from outrider.server.logprobs import TokenTexts
 from outrider.server.options import Choice
 from outrider.server.protocol.requests import ChatRequest
 from outrider.testing import ToyTokenizer
-from outrider.tools import ToolFormat
 from serving import MESSAGES, SCHEMA, TEMPLATE
 
 pytest.importorskip("llguidance", reason="the extra [structured]")

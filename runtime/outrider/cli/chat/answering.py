@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING
 
 from outrider.cli.chat.commands import remarks, reply_to
 from outrider.cli.chat.interrupts import interruptible
+from outrider.cli.chat.keyboard import held_back
 from outrider.cli.chat.views import show, view_of
 
 if TYPE_CHECKING:
@@ -31,8 +33,9 @@ def do(session: Session, line: str, console: Console, notes: Console, *, ends_an
     if reply.chunks is not None:
         view = view_of(session, console)
         if ends_answers:
-            with interruptible(reply.chunks, session.cancel) as chunks:
+            with held_back(sys.stdin) as typed, interruptible(reply.chunks, session.cancel) as chunks:
                 show(chunks, view)
+            session.unsent = session.unsent or typed()
         else:
             show(reply.chunks, view)
         _note(notes, remarks(session, before if is_retry else None))

@@ -9,7 +9,7 @@ from outrider.cli.chat.sources import LOOKS, drafters_of
 from outrider.cli.console import table
 from outrider.config.files import user_path
 from outrider.errors import OptionError, RequestError, nearest
-from outrider.files import shown
+from outrider.system.files import shown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from outrider.cli.chat.session import Session
-    from outrider.results import Result, TextChunk
+    from outrider.decoding.results import Result, TextChunk
 
 SWITCH = {"on": True, "off": False}
 
@@ -143,7 +143,7 @@ def _seed(session: Session, argument: str) -> Reply:
         return Reply("Each answer has a seed of its own, which /stats shows.")
     if not session.config.temperature:
         return Reply("It has no effect at temperature 0, which is greedy: /set temperature 0.7")
-    return Reply(f"The same messages have the same answers now, by seed {session.config.seed}, whatever drafts.")
+    return Reply(f"Seed {session.config.seed} now gives the same answers to the same messages, with any drafter.")
 
 
 def _set(session: Session, argument: str) -> Reply:
@@ -227,7 +227,7 @@ COMMANDS: dict[str, Command] = {
     "undo": Command("", "Take back the last change of the conversation.", _undo),
     "new": Command("", "Begin a new conversation.", _new),
     "system": Command("[TEXT|off]", "Begin a new conversation with this system message; alone, show it.", _system),
-    "seed": Command("N|off", "Sample with this seed: one text a seed.", _seed),
+    "seed": Command("N|off", "Sample with this seed: the same seed gives the same text.", _seed),
     "set": Command("[OPTION [VALUE]]", "Set a generation option, as temperature 0.7; default resets it.", _set),
     "save": Command("FILE", "Save the conversation.", _save),
     "load": Command("FILE", "Go on with a saved conversation.", _load),

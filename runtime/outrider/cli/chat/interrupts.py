@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TypeAlias
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from outrider.results import TextChunk
+    from outrider.decoding.results import TextChunk
 
     News: TypeAlias = TextChunk | BaseException | None  # None: the answer has ended
 

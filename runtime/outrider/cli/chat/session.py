@@ -12,11 +12,11 @@ if TYPE_CHECKING:
     from collections.abc import Generator
     from collections.abc import Sequence as Seq
 
-    from outrider.chat import Chat
-    from outrider.chat.turn import Message
     from outrider.config import GenerationConfig
-    from outrider.engine import Engine
-    from outrider.results import Result, TextChunk
+    from outrider.decoding.results import Result, TextChunk
+    from outrider.engine.chat import Chat
+    from outrider.engine.chat.turn import Message
+    from outrider.engine.engine import Engine
 
 WORDS = {"none": None, "off": None, "on": True}  # besides JSON's true, false and null
 MANY = ("stop", "references")  # options whose value is a text or several

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple
 
-from outrider.text import TextStream
+from outrider.inputs.text import TextStream
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from collections.abc import Sequence as Seq
 
-    from outrider.results import AnswerToken, Source, TextChunk
+    from outrider.decoding.results import AnswerToken, Source, TextChunk
 
 
 class Look(NamedTuple):

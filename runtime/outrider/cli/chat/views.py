@@ -10,6 +10,7 @@ from rich.text import Text
 
 from outrider.cli.chat.blocks import Block, Blocks, Rendered, visible
 from outrider.cli.chat.sources import LOOKS, Pieces, count_sources
+from outrider.cli.chat.words import Words
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from outrider.cli.chat.session import Session
-    from outrider.results import Source, TextChunk
+    from outrider.decoding.results import Source, TextChunk
 
 _SECONDS = 0.05  # between two drawings of the block under way
 
@@ -55,6 +56,7 @@ class DraftsView:
     def __init__(self, console: Console, pieces: Pieces) -> None:
         self._console, self._pieces = console, pieces
         self._marks = not shows_colours(console)
+        self._words = Words(self._write, console.width if console.is_terminal else None)
         self._latest: Source | None = None
         self._counts: dict[Source, int] = dict.fromkeys(LOOKS, 0)
 
@@ -63,7 +65,7 @@ class DraftsView:
         for text, source in self._pieces.push(chunk):
             mark = LOOKS[source].mark if self._marks and source != self._latest else ""
             style = None if self._marks else LOOKS[source].style
-            self._console.out(mark + visible(text), style=style, end="", highlight=False)
+            self._words.push(mark + visible(text), style)
             self._latest = source
         for source, count in count_sources(chunk.tokens).items():
             self._counts[source] += count
@@ -71,6 +73,7 @@ class DraftsView:
 
     def close(self) -> None:
         """Write how many tokens there were of each kind."""
+        self._words.close()
         self._console.out("\n")
         legend = Text()
         for source, count in self._counts.items():
@@ -79,6 +82,9 @@ class DraftsView:
             legend.append(f"{look.mark if self._marks else ''}{source}", style="" if self._marks else look.style)
             legend.append(f" {count}")
         self._console.print(legend)
+
+    def _write(self, text: str, style: str | None) -> None:
+        self._console.out(text, style=style, end="", highlight=False)
 
 
 class MarkdownView:

@@ -9,10 +9,11 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from outrider.errors import nearest
+from outrider.errors import nearest, one_line
 from outrider.server.errors import ApiError, bad_field
 from outrider.server.protocol.items import ResponseRequest
 from outrider.server.protocol.requests import Asked, ChatRequest, CompletionRequest
+from outrider.system.nesting import TooDeep, check_json
 
 # Fields that never change an answer: accepted with any value, and ignored.
 HARMLESS = (
@@ -64,9 +65,12 @@ def read_request(body: bytes, kind: type[Body]) -> Body:
         ApiError: with status 400, naming the field that is wrong.
     """
     try:
+        check_json(body)
         fields = msgspec.json.decode(body)
-    except (msgspec.DecodeError, RecursionError) as error:
-        raise ApiError(400, f"The body is not JSON: {error}.", code="invalid_json") from error
+    except TooDeep as error:
+        raise ApiError(400, f"The body cannot be read: {error}. Make it flatter.", code="invalid_json") from error
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ApiError(400, f"The body is not JSON: {one_line(error)}.", code="invalid_json") from error
     if not isinstance(fields, dict):
         raise ApiError(400, "The body is not a JSON object.", code="invalid_type")
     known = set(kind.__struct_fields__)

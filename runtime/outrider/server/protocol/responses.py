@@ -128,7 +128,7 @@ class CompletionLogprobs(msgspec.Struct, frozen=True):
 
 
 class Token(msgspec.Struct, frozen=True):
-    """A token of the answer, and where it comes from; see `outrider.results.AnswerToken`."""
+    """A token of the answer, and where it comes from; see `outrider.decoding.results.AnswerToken`."""
 
     id: Count
     text: str

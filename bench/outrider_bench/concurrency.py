@@ -1,0 +1,286 @@
+"""Throughput: tokens per second of several requests at the same time.
+
+    results = run(setup, prompts, ["plain", "auto", "genai"], levels=[1, 4, 8], repeats=3)
+
+A level is a number of requests. They run at the same time through one engine: ours has a thread for each,
+openvino-genai's `ContinuousBatchingPipeline` gets all at once, llama.cpp's server one from each client. All read their
+whole prompts, and continue past the end of the answer, so that every request has the same number of tokens in every
+mode.
+
+Each batch runs twice: for one new token, which reads the prompts, and for all new tokens. Decoding is the difference.
+"""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, nullcontext
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from outrider.errors import OptionError, OutriderError
+from outrider.inputs.text import Tokenizer
+from outrider_bench.benchmark import check_setup, describe_modes, describe_run
+from outrider_bench.modes.make import default_peers, our_modes
+from outrider_bench.modes.mode import Batch
+from outrider_bench.modes.name import ModeName
+from outrider_bench.modes.peers.check import default_precision, precisions_of
+from outrider_bench.modes.peers.known import FASTEST, PEERS
+from outrider_bench.prompts import encode_prompts
+from outrider_bench.report.spread import median_and_range, median_ratio, ratio_interval
+from outrider_bench.runs.workers import RunFailed, start_workers
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from collections.abc import Sequence as Seq
+    from contextlib import AbstractContextManager
+
+    from outrider.config import GenerationConfig
+    from outrider.engine.engine import Engine
+    from outrider_bench.modes.mode import BatchMode, Mode
+    from outrider_bench.modes.setup import Setup
+    from outrider_bench.prompts import Prompt
+    from outrider_bench.runs.workers import RemoteMode
+
+WARM_UP_TOKENS = 8
+_SLACK = 64  # tokens of cache per request besides its own: the rest of a block, and a draft
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """One batch of a mode. read_seconds: for the same prompts with one new token each."""
+
+    mode: str
+    num_requests: int
+    repeat: int
+    batch: Batch
+    read_seconds: float
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Decoded tokens per second of all requests, after the first of each; 0 if noise exceeds decoding."""
+        seconds = self.batch.seconds - self.read_seconds
+        return (self.batch.num_tokens - self.num_requests) / seconds if seconds > 0 else 0.0
+
+    @property
+    def end_to_end(self) -> float:
+        """New tokens per second of all requests, reading the prompts included."""
+        return self.batch.num_tokens / self.batch.seconds
+
+
+def run(
+    setup: Setup,
+    prompts: list[Prompt],
+    names: list[str],
+    levels: Seq[int],
+    *,
+    repeats: int = 3,
+    progress: Callable[[int], AbstractContextManager[Callable[[], None]]] = lambda _: nullcontext(lambda: None),
+) -> dict[str, Any]:
+    """Run every level in every mode, interleaved. The others are compared with the first mode.
+
+    If a level has more requests than there are prompts, these are used again from the first on. A prompt's `references`
+    are not used. progress: as `benchmark.run`.
+
+    Raises:
+        OptionError: for an invalid mode, or one that decodes one request at a time.
+        OutriderError: when no mode can be loaded.
+    """
+    config = _check(setup, names)
+    failures: list[dict[str, Any]] = []
+
+    def fail(mode: str, error: str, num_requests: int | None = None) -> None:
+        failures.append({"mode": mode, "num_requests": num_requests, "error": error})
+
+    with ExitStack() as stack:
+        logs = Path(stack.enter_context(tempfile.TemporaryDirectory(ignore_cleanup_errors=True)))
+        tokenizer = setup.tokenizer or Tokenizer(setup.bundle.tokenizer_path)
+        tasks = encode_prompts(prompts, tokenizer)
+        batches = {level: [tasks[i % len(tasks)].token_ids for i in range(level)] for level in levels}
+        modes = stack.enter_context(start_workers(names, setup, logs, fail, load_together))
+        if not modes:
+            raise OutriderError(f"No mode can be loaded; {failures[0]['mode']}: {failures[0]['error']}.")
+        advance = stack.enter_context(progress(len(modes) * len(levels) * repeats))
+        measured = measure(modes, batches, config, repeats, fail, advance)
+        described = describe_modes(modes)
+    setting = describe_run(setup, prompts, names, repeats, quick=False)
+    return {
+        "setting": setting | {"ignore_eos": True, "concurrency": list(levels), "num_prompts": len(prompts)},
+        "reference": names[0],
+        "modes": described,
+        "summary": summarize(measured, levels, names),
+        "failures": failures,
+        "runs": [
+            {
+                "mode": one.mode,
+                "num_requests": one.num_requests,
+                "repeat": one.repeat,
+                "seconds": one.batch.seconds,
+                "read_seconds": one.read_seconds,
+                "token_ids": one.batch.token_ids,
+            }
+            for one in measured
+        ],
+    }
+
+
+def measure(
+    modes: Seq[RemoteMode],
+    batches: dict[int, list[list[int]]],
+    config: GenerationConfig,
+    repeats: int,
+    fail: Callable[[str, str, int | None], None],
+    advance: Callable[[], None],
+) -> list[Measured]:
+    """Run every batch in every mode, `repeats` times, each time starting with another mode.
+
+    Each batch first runs for a few tokens, uncounted, because first calls of a shape compile kernels. A batch that
+    fails is not tried again, nor is a mode whose process died.
+    """
+    read = config.replace(max_new_tokens=1, min_new_tokens=0)
+    warm = config.replace(max_new_tokens=min(WARM_UP_TOKENS, config.max_new_tokens or 2), min_new_tokens=0)
+    failed: set[tuple[str, int]] = set()
+    measured = []
+    for repeat in range(repeats):
+        for number, (level, prompts) in enumerate(batches.items()):
+            shift = (number + repeat) % len(modes)
+            for mode in (*modes[shift:], *modes[:shift]):
+                if (mode.name, level) in failed:
+                    advance()
+                    continue
+                try:
+                    if not repeat:
+                        mode.run_together(prompts, warm)
+                    read_seconds = mode.run_together(prompts, read).seconds
+                    batch = mode.run_together(prompts, config)
+                    measured.append(Measured(mode.name, level, repeat, batch, read_seconds))
+                except RunFailed as error:
+                    fail(mode.name, str(error), level)
+                    failed |= {(mode.name, each) for each in (batches if error.died else [level])}
+                advance()
+    return measured
+
+
+def summarize(measured: Seq[Measured], levels: Seq[int], names: Seq[str]) -> list[dict[str, Any]]:
+    """For each level and mode, medians over repeats, their smallest and largest, and ratios to the first mode.
+
+    Ratios are paired, repeat by repeat, as the two ran one after the other. identical: of num_requests, how many had
+    the first mode's tokens in every repeat.
+    """
+    rows = []
+    for level in levels:
+        found = {
+            name: {one.repeat: one for one in measured if (one.mode, one.num_requests) == (name, level)}
+            for name in names
+        }
+        others = found[names[0]]
+        reference = others[min(others)].batch.token_ids if others else []
+        for name, own in found.items():
+            if not own:
+                continue
+            both = [(own[repeat], others[repeat]) for repeat in own if repeat in others]
+            decode = [
+                one.tokens_per_second / other.tokens_per_second
+                for one, other in both
+                if one.tokens_per_second and other.tokens_per_second
+            ]
+            rate, rates = median_and_range([one.tokens_per_second for one in own.values()])
+            rows.append(
+                {
+                    "num_requests": level,
+                    "mode": name,
+                    "num_repeats": len(own),
+                    "tokens_per_second": rate,
+                    "tokens_per_second_range": rates,
+                    "speed_up": median_ratio(decode),
+                    "speed_up_interval": ratio_interval(decode),
+                    "seconds": statistics.median(one.batch.seconds for one in own.values()),
+                    "read_seconds": statistics.median(one.read_seconds for one in own.values()),
+                    "end_to_end_tokens_per_second": statistics.median(one.end_to_end for one in own.values()),
+                    "end_to_end": median_ratio([one.end_to_end / other.end_to_end for one, other in both]),
+                    "identical": sum(
+                        all(one.batch.token_ids[i] == token_ids for one in own.values())
+                        for i, token_ids in enumerate(reference)
+                    ),
+                }
+            )
+    return rows
+
+
+def default_modes(setup: Setup) -> list[str]:
+    """Plain decoding, the engine's own choice, and openvino-genai in each precision, its default first."""
+    if not (peers := default_peers(setup)):
+        return ["plain", "auto"]
+    named = precisions_of(ModeName.parse(peers[0]), setup)
+    default = default_precision(setup.config.device)
+    return ["plain", "auto", peers[0], *(f"{peers[0]}/{each}" for each in named if each != default)]
+
+
+def load_together(names: list[str], setup: Setup) -> list[BatchMode]:
+    """The modes of one worker, with the engine that they share.
+
+    Raises:
+        OptionError: as `outrider_bench.modes.make.load_modes`.
+    """
+    parsed = [ModeName.parse(name) for name in names]
+    if parsed[0].kind in PEERS:
+        module = import_module(f"outrider_bench.modes.peers.{PEERS[parsed[0].kind].module}")
+        made: list[BatchMode] = module.load_together(parsed, setup)
+        return made
+    modes, engine = our_modes(parsed, setup)
+    return [_Ours(mode, engine) for mode in modes]
+
+
+class _Ours:
+    """One of our own modes, with a thread for each request."""
+
+    def __init__(self, mode: Mode, engine: Engine) -> None:
+        self.name, self.runtime, self.description = mode.name, mode.runtime, mode.description
+        self._mode, self._engine = mode, engine
+
+    def run(self, prompts: list[list[int]], config: GenerationConfig) -> Batch:
+        """Decode these prompts at the same time."""
+        needed = sum(len(prompt) + (config.max_new_tokens or 0) + _SLACK for prompt in prompts)
+        room = min(use.num_tokens for use in self._engine.cache.values())
+        if needed > room:
+            size = self._engine.config.scheduler.cache_size
+            raise OutriderError(
+                f"cache_size={size:g} GB holds {room:,} tokens, and {len(prompts)} requests need {needed:,} at the "
+                f"same time. Raise it to {1.1 * size * needed / room:.2g} or more."
+            )
+        with ThreadPoolExecutor(len(prompts)) as threads:
+            began = time.perf_counter()
+            runs = list(threads.map(lambda prompt: self._mode.run(prompt, config), prompts))
+            return Batch([one.token_ids for one in runs], time.perf_counter() - began)
+
+
+def _check(setup: Setup, names: list[str]) -> GenerationConfig:
+    """The config for all requests.
+
+    Raises:
+        OptionError: for a mode or an option that cannot be compared.
+    """
+    for name in map(ModeName.parse, names):
+        if name.kind in PEERS and not PEERS[name.kind].together:
+            raise OptionError(
+                f"Mode '{name.text}' decodes one request at a time here. Leave it out: several at a time are compared "
+                "in our own modes, openvino-genai's and llama-server's."
+            )
+        if name.precision == FASTEST:
+            kind = name.text.removesuffix(f"/{FASTEST}")
+            each = ",".join(f"{kind}/{precision}" for precision in precisions_of(name, setup)) or kind
+            raise OptionError(
+                f"Mode '{name.text}' is chosen by a trial of one request, and another precision may be the fastest "
+                f"for several. Name each instead: {each}."
+            )
+    check_setup(setup, names)
+    config = setup.config.generation
+    if config.stop or config.stop_token_ids:
+        raise OptionError("--stop would end some answers sooner, and all are to have as many tokens. Leave it out.")
+    if (config.max_new_tokens or 0) < 2:
+        raise OptionError(f"max_new_tokens={config.max_new_tokens} leaves nothing to decode. Give 2 or more.")
+    return config.replace(ignore_eos=True, references=())

@@ -1,0 +1,94 @@
+"""Makes modes from their names: in this process, or those of one worker."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from outrider.config import COPYING
+from outrider.errors import OptionError, nearest
+from outrider_bench.modes.name import ModeName
+from outrider_bench.modes.ours import Ours
+from outrider_bench.modes.peers.check import check_options, check_peer, precisions_of
+from outrider_bench.modes.peers.known import FASTEST, GENAI_FOLLOWED, PEERS
+from outrider_bench.modes.setup import Setup
+
+if TYPE_CHECKING:
+    from outrider.engine.engine import Engine
+    from outrider_bench.modes.mode import Mode
+
+
+def make_modes(names: list[str], engine: Engine, *, forgets: bool = False) -> list[Mode]:
+    """The modes of these names in this process, on the engine's bundle, device and precision. forgets: see `Ours`.
+
+    Raises:
+        OptionError: for a name that is not of the form above, names a drafter that the bundle does not have, or a peer
+            that is not installed.
+    """
+    parsed = [ModeName.parse(name) for name in names]
+    for name in parsed:
+        if name.bundle:
+            raise OptionError(f"Mode '{name.text}' has another bundle, which only 'outrider bench' compares with.")
+    setup = Setup(engine.bundle, engine.config)
+    made: dict[str, Mode] = {}
+    for worker in dict.fromkeys(name.worker for name in parsed):
+        mine = [name for name in parsed if name.worker == worker]
+        modes = _ours(mine, engine, forgets=forgets) if worker == "outrider" else _peers(mine, setup)
+        made |= {mode.name: mode for mode in modes}
+    return [made[name] for name in names]
+
+
+def load_modes(names: list[str], setup: Setup) -> list[Mode]:
+    """The modes of one worker, with the engine that they share.
+
+    Raises:
+        OptionError: as `make_modes`.
+    """
+    parsed = [ModeName.parse(name) for name in names]
+    return _peers(parsed, setup) if parsed[0].kind in PEERS else our_modes(parsed, setup)[0]
+
+
+def our_modes(names: list[ModeName], setup: Setup) -> tuple[list[Mode], Engine]:
+    """Our own modes of one worker, and the engine that they share."""
+    from outrider.engine.engine import Engine
+
+    setup = setup.on(names[0])
+    config = setup.config.replace(enable_prefix_caching=False)  # every run reads its whole prompt
+    engine = Engine(setup.bundle, config, tokenizer=setup.tokenizer)
+    return _ours(names, engine, forgets=True), engine
+
+
+def default_modes(setup: Setup) -> list[str]:
+    """Plain decoding, the engine's own choice, each of its drafters, then openvino-genai's plain decoding."""
+    free = setup.config.generation.drafter in (None, *COPYING)  # then draft models are not loaded
+    bundled = () if free else setup.drafters
+    return ["plain", "auto", *(entry.name for entry in bundled), *COPYING, *default_peers(setup)]
+
+
+def default_peers(setup: Setup) -> list[str]:
+    """openvino-genai in its default precision, and in the fastest if there are several; none if it cannot run."""
+    default, fastest = ModeName.parse("genai"), ModeName.parse(f"genai/{FASTEST}")
+    try:
+        check_options("openvino-genai", default.text, setup.config.generation, GENAI_FOLLOWED)
+        check_peer(default, setup)
+    except OptionError:
+        return []
+    return [default.text, fastest.text] if len(precisions_of(fastest, setup)) > 1 else [default.text]
+
+
+def _ours(names: list[ModeName], engine: Engine, *, forgets: bool) -> list[Mode]:
+    for name in names:
+        if name.kind == "draft" and not engine.bundled_drafters:
+            raise OptionError(f"Mode '{name.text}' needs a draft model, and {engine.bundle.folder} has none.")
+        if name.kind not in ("plain", "auto", "shuffled", *engine.drafters):
+            known = ["plain", "auto", "shuffled", *engine.drafters, *PEERS]
+            raise OptionError(f"There is no mode '{name.text}': write KIND or KIND:N. {nearest(name.kind, known)}")
+    return [Ours(name, engine, forgets=forgets) for name in names]
+
+
+def _peers(names: list[ModeName], setup: Setup) -> list[Mode]:
+    for name in names:
+        check_peer(name, setup)
+    module = import_module(f"outrider_bench.modes.peers.{PEERS[names[0].kind].module}")
+    modes: list[Mode] = module.load(names, setup)
+    return modes

@@ -1,0 +1,148 @@
+"""llama.cpp's server, `llama-server`, on a GGUF file: several requests at a time, through HTTP.
+
+Plain decoding, and its `ngram-simple` drafts. It gets the bundle's token ids, so the file must have the bundle's
+vocabulary.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import socket
+import subprocess
+import time
+import urllib.error
+import urllib.request
+import weakref
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+from outrider.errors import OutriderError
+from outrider_bench.modes.mode import Batch
+from outrider_bench.modes.peers.check import check_options, check_vocabulary
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from outrider.config import GenerationConfig
+    from outrider_bench.modes.mode import BatchMode
+    from outrider_bench.modes.name import ModeName
+    from outrider_bench.modes.setup import Setup
+
+PROGRAM = "llama-server"
+NUM_SLOTS = 8  # requests at the same time
+CONTEXT = 4096  # tokens of each
+DEFAULT_LENGTH = 3  # of its drafts, as of `--spec-draft-n-max`
+_START_SECONDS = 120.0
+_FOLLOWED = ("temperature", "top_k", "top_p", "min_p", "presence_penalty", "frequency_penalty")
+
+
+def load_together(names: list[ModeName], setup: Setup) -> list[BatchMode]:
+    """The modes of these names, each with a server of its own; a draft's length is an option of the program.
+
+    Raises:
+        OutriderError: when a server does not start.
+        OptionError: when the file has too few tokens.
+    """
+    return [_LlamaServer(name, setup) for name in names]
+
+
+class _LlamaServer:
+    runtime = "llama.cpp"
+
+    def __init__(self, name: ModeName, setup: Setup) -> None:
+        self.name = name.text
+        path, threads = setup.peer_models["llamaserver"], setup.config.device.num_threads
+        command = [*_command(path, threads), *_drafting(name, setup.config.generation.max_ngram_size)]
+        self._address = f"http://127.0.0.1:{command[command.index('--port') + 1]}"
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL)  # noqa: S603
+        weakref.finalize(self, _end, process)
+        self._wait(process)
+        model = _ask(f"{self._address}/v1/models")["data"][0]
+        check_vocabulary(path, model["meta"]["n_vocab"], setup, "a file")
+        build = _ask(f"{self._address}/props")["build_info"]
+        self.description = (
+            f"{path.name}, its own weights and kernels, cache f16; {threads or 'the default number of'} threads; "
+            f"{PROGRAM} {build}, {NUM_SLOTS} slots, through HTTP"
+        )
+
+    def _wait(self, process: subprocess.Popen[bytes]) -> None:
+        """Until the model is loaded."""
+        end = time.monotonic() + _START_SECONDS
+        while time.monotonic() < end:
+            if process.poll() is not None:
+                raise OutriderError(f"{PROGRAM} ended with status {process.returncode}.")
+            try:
+                _ask(f"{self._address}/health")
+            except OSError:  # nobody listens yet, or 503 while it loads
+                time.sleep(0.1)
+            else:
+                return
+        raise OutriderError(f"{PROGRAM} was not ready after {_START_SECONDS:.0f} s.")
+
+    def run(self, prompts: list[list[int]], config: GenerationConfig) -> Batch:
+        """Decode these prompts at the same time."""
+        check_options(self.runtime, self.name, config, _FOLLOWED)
+        if len(prompts) > NUM_SLOTS:
+            raise OutriderError(f"{PROGRAM} has {NUM_SLOTS} slots here, and {len(prompts)} requests would wait.")
+        bodies = [_request(prompt, config) for prompt in prompts]
+        with ThreadPoolExecutor(len(prompts)) as threads:
+            began = time.perf_counter()
+            answers = list(threads.map(lambda body: _ask(f"{self._address}/completion", body), bodies))
+            return Batch([answer["tokens"] for answer in answers], time.perf_counter() - began)
+
+
+def _command(path: Path, threads: int) -> list[str]:
+    """Starts the server. Nothing is kept between requests, as in the other modes."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    slots = [
+        "--parallel",
+        str(NUM_SLOTS),
+        "--ctx-size",
+        str(NUM_SLOTS * CONTEXT),
+        "--no-kv-unified",
+        "--cache-ram",
+        "0",
+    ]
+    limits = ["--threads", str(threads), "--threads-batch", str(threads)] if threads else []
+    program = shutil.which(PROGRAM) or PROGRAM
+    return [program, "--model", str(path), "--host", "127.0.0.1", "--port", str(port), "--no-ui", *slots, *limits]
+
+
+def _drafting(name: ModeName, max_ngram_size: int) -> list[str]:
+    if name.kind == "llamaserver":
+        return []
+    length = str(name.num_assistant_tokens or DEFAULT_LENGTH)
+    sizes = ["--spec-ngram-simple-size-n", str(max_ngram_size), "--spec-ngram-simple-size-m", length]
+    return ["--spec-type", "ngram-simple", "--spec-draft-n-max", length, *sizes]
+
+
+def _request(prompt_token_ids: list[int], config: GenerationConfig) -> dict[str, Any]:
+    given = {name: getattr(config, name) for name in _FOLLOWED}
+    ends = {"ignore_eos": config.ignore_eos, "n_predict": config.max_new_tokens, "seed": config.seed or 0}
+    return {"prompt": prompt_token_ids, "cache_prompt": False, "return_tokens": True, **ends, **given}
+
+
+def _ask(url: str, body: dict[str, Any] | None = None) -> Any:
+    """The JSON answer of a server. Raises OSError without one."""
+    data = None if body is None else json.dumps(body).encode()
+    request = urllib.request.Request(url, data, {"Content-Type": "application/json"})  # noqa: S310
+    try:
+        with urllib.request.urlopen(request) as response:  # noqa: S310
+            return json.load(response)
+    except urllib.error.HTTPError as error:
+        if body is None:
+            raise
+        raise OutriderError(
+            f"{PROGRAM} answered {error.code}: {error.read().decode(errors='replace')[:200]}"
+        ) from error
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.terminate()
+    try:
+        process.wait(5.0)
+    except subprocess.TimeoutExpired:
+        process.kill()

@@ -1,0 +1,284 @@
+"""The results as an HTML page and as Markdown.
+
+    html(results), markdown(results)
+
+`results` is what `outrider_bench.benchmark.run` returns and results.json holds. The page is self-contained.
+"""
+
+from __future__ import annotations
+
+import importlib.resources
+from collections.abc import Mapping
+from html import escape
+from typing import TYPE_CHECKING, Any
+
+from outrider_bench.report.plots import PARTS, colour, plot_acceptance, plot_lengths, plot_ratios, plot_time
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from collections.abc import Sequence as Seq
+
+    Rows = list[list[str]]
+
+COLUMNS = (
+    "tokens/s",
+    "quartiles",
+    "speed-up",
+    "95%",
+    "slowest",
+    "first token",
+    "reading",
+    "seconds",
+    "end to end",
+    "identical",
+    "accepted",
+    "tokens/round",
+)
+
+MEANINGS = {
+    "tokens/s": "decoded tokens per second after the first token, median over prompts",
+    "quartiles": "of tokens/s: half of the prompts are between these",
+    "speed-up": "tokens/s against the reference's, run by run: median of repeats, geometric mean over prompts",
+    "95%": "the interval of the speed-up over repeats; one repeat has none",
+    "slowest": "the speed-up of the prompt where it is least",
+    "first token": "seconds up to it, median",
+    "reading": "how fast prompts are read, up to the first token, against the reference",
+    "seconds": "of a whole request, median",
+    "end to end": "seconds per token of whole requests, reading included, against the reference, with its interval",
+    "identical": "prompts with the reference's very tokens",
+    "accepted": "share of the draft tokens",
+    "tokens/round": "tokens that a pass of the main model gives",
+}
+
+
+def cells(row: Mapping[str, Any]) -> list[str]:
+    """A row of the summary, without its mode and category, under `COLUMNS`."""
+    low, high = row["tokens_per_second_quartiles"]
+    known = "acceptance_rate" in row
+    return [
+        f"{row['tokens_per_second']:.1f}",
+        f"{low:.1f}–{high:.1f}" if row["num_prompts"] > 1 else "-",
+        times(row["speed_up"]),
+        span(row["speed_up_interval"]),
+        times(row["slowest"]),
+        f"{row['first_token_seconds']:.2f}",
+        times(row["reading"]),
+        f"{row['seconds']:.2f}",
+        times(row["end_to_end"]) + (f" ({span(interval)})" if (interval := row["end_to_end_interval"]) else ""),
+        f"{row['identical']}/{row['num_prompts']}",
+        f"{row['acceptance_rate']:.0%}" if known else "-",
+        f"{row['tokens_per_round']:.2f}" if known else "-",
+    ]
+
+
+def times(ratio: float | None) -> str:
+    """A ratio; "-" for none."""
+    return f"{ratio:.2f}×" if ratio else "-"
+
+
+def span(interval: Seq[float] | None) -> str:
+    """An interval; "-" for none, "wide" if it is too wide to be useful, as of two repeats."""
+    if not interval:
+        return "-"
+    return f"{interval[0]:.2f}–{interval[1]:.2f}" if interval[1] < 20 * interval[0] else "wide"
+
+
+def verdict(results: Mapping[str, Any]) -> str:
+    """The result in a sentence; empty if nothing was compared."""
+    reference = results["reference"]
+    rows = [row for row in results["summary"] if row["category"] == "all" and row["mode"] != reference]
+    best = max((row for row in rows if row["speed_up"]), key=lambda row: row["speed_up"], default=None)
+    if best is None:
+        return ""
+    same = f"{best['identical']} of {best['num_prompts']} prompts have the same text"
+    if best["speed_up"] <= 1:
+        return (
+            f"Nothing decodes faster than {reference}; next is {best['mode']} at {times(best['speed_up'])}, and {same}."
+        )
+    return (
+        f"{best['mode']} decodes fastest: {times(best['speed_up'])} the speed of {reference}, "
+        f"{times(best['slowest'])} on the slowest prompt, and {same}."
+    )
+
+
+def notes(results: Mapping[str, Any]) -> dict[str, list[str]]:
+    """What was cut, what failed, what was slower: each a list of sentences."""
+    reference = results["reference"]
+    said: dict[str, list[str]] = {}
+    if results["cut"]:
+        said["Cut"] = [results["cut"]]
+    if results["failures"]:
+        said["Failed"] = [
+            f"{f['mode']}{', prompt ' + f['id'] if f['id'] else ''}: {f['error']}" for f in results["failures"]
+        ]
+    slower: dict[str, list[str]] = {}
+    for row in results["summary"]:
+        if row["speed_up"] and row["speed_up"] < 1:
+            interval = row["speed_up_interval"]
+            noise = " (within noise)" if interval and interval[1] >= 1 else ""
+            slower.setdefault(row["mode"], []).append(f"{row['category']} {row['speed_up']:.2f}×{noise}")
+    said[f"Slower than {reference}"] = [f"{mode}: {', '.join(rows)}." for mode, rows in slower.items()] or [
+        "No mode, in any category."
+    ]
+    return said
+
+
+def markdown(results: Mapping[str, Any]) -> str:
+    """Tables and notes."""
+    reference = results["reference"]
+    lines = ["# outrider bench", "", *([said, ""] if (said := verdict(results)) else [])]
+    lines += [f"Against `{reference}`, over all prompts:", ""]
+    lines += _markdown_table(*_overall(results))
+    lines += ["", *(f"- {name}: {meaning}" for name, meaning in MEANINGS.items())]
+    lines += ["", "Speed-up by category:", "", *_markdown_table(*_by_category(results))]
+    for title, sentences in notes(results).items():
+        lines += ["", f"{title}:", "", *(f"- {sentence}" for sentence in sentences)]
+    lines += ["", "Modes:", "", *(f"- `{mode['name']}`: {mode['description']}" for mode in results["modes"])]
+    lines += ["", "Setting:", "", *(f"- {name}: {_plain(value)}" for name, value in results["setting"].items())]
+    return "\n".join(lines) + "\n"
+
+
+def html(results: Mapping[str, Any]) -> str:
+    """A page with plots, tables and notes."""
+    summary, reference, profile = results["summary"], results["reference"], results["profile"]
+    modes = [mode["name"] for mode in results["modes"]]
+    drafting = {mode: one for mode, one in profile.items() if max(one["drafted_by_round"], default=0) > 0}
+    longest = max((max(one["drafted_by_round"]) for one in drafting.values()), default=1.0)
+    setting = results["setting"]
+    sections = [
+        f"<h1>Outrider bench</h1><p class=lead>{escape(str(setting.get('main', '')))} on "
+        f"{escape(str(setting.get('device', '')))}, against <b>{escape(reference)}</b></p>",
+        _processor(setting),
+        f"<p class=lead>{escape(verdict(results))}</p>",
+        "<dl class=note>"
+        + "".join(f"<dt>{name}</dt><dd>{meaning}</dd>" for name, meaning in MEANINGS.items())
+        + "</dl>",
+        _table(*_overall(results)),
+        *(_notes(title, sentences) for title, sentences in notes(results).items()),
+        _plot(
+            "Decoding speed",
+            f"Against {reference}, logarithmic: to the right is faster. Lines are 95% intervals over repeats, drawn to "
+            "half and double at most.",
+            plot_ratios(summary, modes, reference, "speed_up"),
+            _legend([(mode, colour(modes, mode)) for mode in modes if mode != reference]),
+        ),
+        _plot(
+            "End to end",
+            "The same for whole requests, reading the prompt included, per token.",
+            plot_ratios(summary, modes, reference, "end_to_end"),
+            _legend([(mode, colour(modes, mode)) for mode in modes if mode != reference]),
+        ),
+        _plot(
+            "Acceptance by position",
+            "Of all drafts, the share whose token at this position was accepted.",
+            plot_acceptance(profile, modes),
+            _legend([(mode, colour(modes, mode)) for mode in drafting]),
+        ),
+        _plot(
+            "Where the time goes",
+            "Milliseconds of decoding per token, medians over runs, of modes that report it.",
+            plot_time(profile),
+            _legend([(label, f"part-{part}") for part, label in PARTS.items()]),
+        ),
+        _plot(
+            "Draft length over time",
+            "Line: mean tokens drafted in a round. Area: mean tokens accepted. Over answers with so many rounds.",
+            "".join(f"<div>{plot_lengths(mode, one, modes, longest)}</div>" for mode, one in drafting.items()),
+            kind="multiples",
+        ),
+        "<h2>Speed-up by category</h2>" + _table(*_by_category(results)),
+        "<h2>Modes</h2>" + _table(("mode", "what it runs"), [[m["name"], m["description"]] for m in results["modes"]]),
+        "<h2>Setting</h2>" + _table(("", ""), [[name, _plain(value)] for name, value in setting.items()]),
+        "<details><summary>Every prompt</summary>" + _table(*_by_prompt(results)) + "</details>",
+    ]
+    style = (importlib.resources.files("outrider_bench") / "report" / "report.css").read_text(encoding="utf-8")
+    return (
+        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"/><title>Outrider bench</title>'
+        '<meta name="viewport" content="width=device-width, initial-scale=1"/>'
+        f"<style>{style}</style></head><body><main>\n" + "\n".join(sections) + "\n</main></body></html>\n"
+    )
+
+
+def _processor(setting: Mapping[str, Any]) -> str:
+    if "processor" not in setting:
+        return ""
+    return f"<p class=note>Processor: {escape(setting['processor'])}; {escape(setting['instructions'])}.</p>"
+
+
+def _overall(results: Mapping[str, Any]) -> tuple[list[str], Rows]:
+    rows = [[row["mode"], *cells(row)] for row in results["summary"] if row["category"] == "all"]
+    return ["mode", *COLUMNS], rows
+
+
+def _by_category(results: Mapping[str, Any]) -> tuple[list[str], Rows]:
+    categories = list(dict.fromkeys(row["category"] for row in results["summary"]))
+    found = {(row["mode"], row["category"]): times(row["speed_up"]) for row in results["summary"]}
+    rows = [[mode["name"], *(found.get((mode["name"], c), "-") for c in categories)] for mode in results["modes"]]
+    return ["mode", *categories], rows
+
+
+def _by_prompt(results: Mapping[str, Any]) -> tuple[list[str], Rows]:
+    columns = ["prompt", "mode", "prompt tokens", "new tokens", "tokens/s", "range", "speed-up", "95% interval",
+               "end to end", "identical"]  # fmt: skip
+    rows = []
+    for row in results["prompts"]:
+        low, high = row["tokens_per_second_range"]
+        rows.append(
+            [
+                row["id"],
+                row["mode"],
+                f"{row['num_prompt_tokens']}",
+                f"{row['num_new_tokens']:g}",
+                f"{row['tokens_per_second']:.1f}",
+                f"{low:.1f}–{high:.1f}",
+                times(row["speed_up"]),
+                span(row["speed_up_interval"]),
+                times(row["end_to_end"]),
+                "yes" if row["identical"] else "NO",
+            ]
+        )
+    return columns, rows
+
+
+def _plot(title: str, says: str, drawing: str, legend: str = "", kind: str = "") -> str:
+    if not drawing:
+        return ""
+    return (
+        f"<section><h2>{title}</h2><p class=note>{escape(says)}</p>{legend}"
+        f'<figure class="{kind}">{drawing}</figure></section>'
+    )
+
+
+def _legend(entries: Iterable[tuple[str, str]]) -> str:
+    marks = "".join(
+        f'<li><svg width="12" height="12"><rect width="12" height="12" class="fill {kind}"/></svg>{escape(label)}</li>'
+        for label, kind in entries
+    )
+    return f"<ul class=legend>{marks}</ul>"
+
+
+def _notes(title: str, sentences: Seq[str]) -> str:
+    items = "".join(f"<li>{escape(sentence)}</li>" for sentence in sentences)
+    return f"<h2>{escape(title)}</h2><ul>{items}</ul>"
+
+
+def _table(columns: Seq[str], rows: Rows) -> str:
+    head = "".join(f"<th>{escape(column)}</th>" for column in columns)
+    body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
+    return f"<div class=wide><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
+
+
+def _markdown_table(columns: Seq[str], rows: Rows) -> list[str]:
+    return [
+        f"| {' | '.join(columns)} |",
+        f"|{'---|' * len(columns)}",
+        *(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |" for row in rows),
+    ]
+
+
+def _plain(value: object) -> str:
+    if isinstance(value, list | tuple):
+        return ", ".join(map(str, value))
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name}={inner}" for name, inner in value.items())
+    return str(value)

@@ -1,0 +1,213 @@
+"""Condenses runs into figures: for each prompt, each category, each mode.
+
+Speed is decoded tokens per second after the first token. Ratios to the reference mode are paired: repeat by repeat, as
+the two ran one after the other. Repeats give the median, prompts the geometric mean.
+"""
+
+from __future__ import annotations
+
+import statistics
+from typing import TYPE_CHECKING, Any
+
+from outrider_bench.report.spread import geometric_mean, median_and_range, median_ratio, quartiles, ratio_interval
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from collections.abc import Sequence as Seq
+
+    from outrider_bench.modes.mode import Run
+    from outrider_bench.prompts import Task
+    from outrider_bench.runs.measure import Record
+
+# For each prompt's number and mode, its runs by repeat.
+Runs = dict[tuple[int, str], dict[int, "Run"]]
+
+
+def collect(records: Iterable[Record]) -> Runs:
+    """The runs that did not fail."""
+    runs: Runs = {}
+    for record in records:
+        if record.run:
+            runs.setdefault((record.number, record.mode), {})[record.repeat] = record.run
+    return runs
+
+
+def summarize_prompts(runs: Runs, tasks: Seq[Task], modes: Seq[str], reference: str) -> list[dict[str, Any]]:
+    """For each prompt and mode, medians over its repeats, their smallest and largest, and ratios to the reference.
+
+    speed_up: of decoded tokens per second; end_to_end: of the seconds per token of whole requests, reading the prompt
+    included; each with its 95% interval over the repeats, None for one repeat. reading: of the speed at which the
+    prompt is read, up to the first token. identical: whether all runs gave the tokens of the reference's first.
+    """
+    rows = []
+    for number, task in enumerate(tasks):
+        others = runs.get((number, reference), {})
+        for mode in modes:
+            own = runs.get((number, mode))
+            if not own:
+                continue
+            rate, rates = median_and_range([run.tokens_per_second for run in own.values()])
+            seconds, spread = median_and_range([run.total_seconds for run in own.values()])
+            decode, whole = _ratios(own, others, _decoding), _ratios(own, others, _whole)
+            reading = _ratios(own, others, _reading)
+            first = others[min(others)].token_ids if others else None
+            rows.append(
+                {
+                    "id": task.prompt.id,
+                    "category": task.prompt.category,
+                    "mode": mode,
+                    "num_prompt_tokens": len(task.token_ids),
+                    "num_new_tokens": statistics.median(len(run.token_ids) for run in own.values()),
+                    "num_repeats": len(own),
+                    "tokens_per_second": rate,
+                    "tokens_per_second_range": rates,
+                    "seconds": seconds,
+                    "seconds_range": spread,
+                    "first_token_seconds": statistics.median(run.first_token_seconds for run in own.values()),
+                    "reading": median_ratio(reading),
+                    "speed_up": median_ratio(decode),
+                    "speed_up_interval": ratio_interval(decode),
+                    "end_to_end": median_ratio(whole),
+                    "end_to_end_interval": ratio_interval(whole),
+                    "identical": all(run.token_ids == first for run in own.values()),
+                }
+            )
+    return rows
+
+
+def summarize(runs: Runs, tasks: Seq[Task], modes: Seq[str], reference: str) -> list[dict[str, Any]]:
+    """For each mode and category, and for "all": medians over prompts with quartiles, and geometric means of ratios.
+
+    slowest: the worst prompt's speed_up; identical: of num_prompts, how many had the reference's tokens. Intervals are
+    over repeats of the whole set: what the ratio would be if these prompts ran again, not others.
+    """
+    prompts = summarize_prompts(runs, tasks, modes, reference)
+    categories = list(dict.fromkeys(task.prompt.category for task in tasks))
+    rows = []
+    for mode in modes:
+        for category in [*categories, "all"] if len(categories) > 1 else ["all"]:
+            mine = [row for row in prompts if row["mode"] == mode and category in ("all", row["category"])]
+            if not mine:
+                continue
+            rates = [row["tokens_per_second"] for row in mine]
+            ratios = [row["speed_up"] for row in mine if row["speed_up"]]
+            numbers = [n for n, task in enumerate(tasks) if category in ("all", task.prompt.category)]
+            row: dict[str, Any] = {
+                "mode": mode,
+                "category": category,
+                "num_prompts": len(mine),
+                "tokens_per_second": statistics.median(rates),
+                "tokens_per_second_quartiles": quartiles(rates),
+                "seconds": statistics.median(row["seconds"] for row in mine),
+                "seconds_quartiles": quartiles([row["seconds"] for row in mine]),
+                "first_token_seconds": statistics.median(row["first_token_seconds"] for row in mine),
+                "reading": geometric_mean([row["reading"] for row in mine if row["reading"]]),
+                "speed_up": geometric_mean(ratios),
+                "speed_up_interval": _repeat_interval(runs, numbers, mode, reference, _decoding),
+                "slowest": min(ratios, default=None),
+                "end_to_end": geometric_mean([row["end_to_end"] for row in mine if row["end_to_end"]]),
+                "end_to_end_interval": _repeat_interval(runs, numbers, mode, reference, _whole),
+                "identical": sum(row["identical"] for row in mine),
+            }
+            own = [run for number in numbers for run in runs.get((number, mode), {}).values()]
+            rows.append(row | _shares(own))
+    return rows
+
+
+def profile(runs: Runs, modes: Seq[str]) -> dict[str, dict[str, Any]]:
+    """Statistics of our own modes' rounds.
+
+    accepted_by_position: the share of drafts whose token at this position was accepted. drafted_by_round and
+    accepted_by_round: means over the answers that had that many rounds, whose number is answers_by_round.
+    milliseconds_per_token: of decoding, in the draft model's calls, in target passes, and in neither; medians over
+    runs.
+    """
+    made = {}
+    for mode in modes:
+        stats = [run.stats for key, repeats in runs.items() if key[1] == mode for run in repeats.values()]
+        if not stats or not all(stats):
+            continue
+        num_drafts = sum(one["num_drafts"] for one in stats)
+        positions = _columns([one["num_accepted_tokens_per_position"] for one in stats])
+        drafted = _columns([one["num_draft_tokens_per_round"] for one in stats])
+        made[mode] = {
+            "accepted_by_position": [sum(column) / num_drafts for column in positions],
+            "drafted_by_round": [statistics.mean(column) for column in drafted],
+            "accepted_by_round": [
+                statistics.mean(column) for column in _columns([s["num_accepted_tokens_per_round"] for s in stats])
+            ],
+            "answers_by_round": [len(column) for column in drafted],
+            "milliseconds_per_token": {
+                part: statistics.median(
+                    1e3 * one[f"{part}_seconds"] / max(one["num_generated_tokens"] - 1, 1) for one in stats
+                )
+                for part in ("draft", "check", "host")
+            },
+        }
+    return made
+
+
+def _decoding(run: Run) -> float:
+    return run.tokens_per_second
+
+
+def _reading(run: Run) -> float:
+    return 1 / run.first_token_seconds if run.first_token_seconds > 0 else 0.0
+
+
+def _whole(run: Run) -> float:
+    return len(run.token_ids) / run.total_seconds
+
+
+def _ratios(own: dict[int, Run], others: dict[int, Run], figure: Callable[[Run], float]) -> list[float]:
+    """A mode's figure by the reference's, for each repeat that both have. A single token has no decoding speed."""
+    pairs = [(figure(own[repeat]), figure(others[repeat])) for repeat in sorted(own) if repeat in others]
+    return [mine / other for mine, other in pairs if mine > 0 and other > 0]
+
+
+def _repeat_interval(
+    runs: Runs, numbers: list[int], mode: str, reference: str, figure: Callable[[Run], float]
+) -> tuple[float, float] | None:
+    """The interval of a ratio's geometric mean over prompts, from the repeats in which all of these prompts ran."""
+    both = [(runs.get((n, mode), {}), runs.get((n, reference), {})) for n in numbers]
+    both = [(own, others) for own, others in both if own and others]
+    repeats = set.intersection(*({*own} & {*others} for own, others in both)) if both else set()
+    means = []
+    for repeat in sorted(repeats):
+        ratios = [r for own, others in both for r in _ratios({repeat: own[repeat]}, others, figure)]
+        means += [mean] if (mean := geometric_mean(ratios)) else []
+    return ratio_interval(means)
+
+
+def _columns(lists: Seq[Seq[float]]) -> list[list[float]]:
+    """The first numbers of all lists, then the second ones of all lists that are long enough, and so on."""
+    longest = max(map(len, lists))
+    return [[values[i] for values in lists if i < len(values)] for i in range(longest)]
+
+
+def _shares(runs: Seq[Run]) -> dict[str, float]:
+    """Acceptance, and shares of decoding time, over all runs of a mode; empty for modes without statistics."""
+    if not all(run.stats for run in runs):
+        return {}
+    total = {name: sum(run.stats[name] for run in runs) for name in _COUNTS}
+    seconds = total["decode_seconds"] or 1.0
+    tokens = total["num_generated_tokens"] - len(runs)
+    return {
+        "acceptance_rate": total["num_accepted_tokens"] / (total["num_draft_tokens"] or 1),
+        "tokens_per_round": tokens / total["num_rounds"] if total["num_rounds"] else 1.0,
+        "draft_share": total["draft_seconds"] / seconds,
+        "check_share": total["check_seconds"] / seconds,
+        "host_share": total["host_seconds"] / seconds,
+    }
+
+
+_COUNTS = (
+    "num_generated_tokens",
+    "num_rounds",
+    "num_draft_tokens",
+    "num_accepted_tokens",
+    "decode_seconds",
+    "draft_seconds",
+    "check_seconds",
+    "host_seconds",
+)

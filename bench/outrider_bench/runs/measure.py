@@ -1,0 +1,116 @@
+"""Runs modes interleaved."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from outrider_bench.runs.workers import RunFailed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from collections.abc import Sequence as Seq
+
+    from outrider.config import GenerationConfig
+    from outrider_bench.modes.mode import Mode, Run
+    from outrider_bench.prompts import Task
+    from outrider_bench.runs.budget import Budget
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One run of a prompt in a mode, or the error instead. number: the prompt's."""
+
+    number: int
+    mode: str
+    repeat: int
+    run: Run | None
+    error: str | None = None
+
+    @property
+    def key(self) -> tuple[int, str, int]:
+        """Identifies the run."""
+        return self.number, self.mode, self.repeat
+
+
+def layers(tasks: Seq[Task], repeats: int) -> list[list[tuple[int, int]]]:
+    """The order of runs, as layers of (prompt's number, repeat), with one prompt of every category each.
+
+    All prompts run once before any runs again. So a measurement that ends between two layers covers all categories
+    about equally.
+    """
+    by_category: dict[str, list[int]] = {}
+    for number, task in enumerate(tasks):
+        by_category.setdefault(task.prompt.category, []).append(number)
+    deepest = max(len(numbers) for numbers in by_category.values())
+    return [
+        [(numbers[depth], repeat) for numbers in by_category.values() if depth < len(numbers)]
+        for repeat in range(repeats)
+        for depth in range(deepest)
+    ]
+
+
+def warm_up(modes: Seq[Mode], tasks: Seq[Task], config: GenerationConfig) -> float:
+    """Run the first prompt in every mode, uncounted, because first calls of a shape compile kernels. Returns seconds.
+
+    Errors are ignored here. They occur again, and are reported, in the measurement.
+    """
+    began = time.perf_counter()
+    for mode in modes:
+        _run(mode, tasks, 0, 0, config)
+    return time.perf_counter() - began
+
+
+def measure(
+    modes: Seq[Mode],
+    tasks: Seq[Task],
+    config: GenerationConfig,
+    repeats: int = 1,
+    *,
+    done: Seq[Record] = (),
+    record: Callable[[Record], None] = lambda _: None,
+    budget: Budget | None = None,
+) -> list[Record]:
+    """Run every prompt in every mode, interleaved, so that a machine that slows down slows all of them.
+
+    done: earlier records, which come first in the result. record: called with each new one. budget: ends the
+    measurement before the first layer that does not fit, or within a layer if the machine has become slower. The first
+    layer always runs.
+    """
+    records = list(done)
+    there = {old.key for old in done if old.run}
+    dead: set[str] = set()  # modes whose process died
+    planned = layers(tasks, repeats)
+    first = set(planned[0])
+    for layer in planned:
+        if budget and not budget.fits(len(layer)):
+            break
+        for number, repeat in layer:
+            if budget and (number, repeat) not in first and not budget.fits(1):
+                return records
+            # Start with another mode each time: after a long answer the machine may be warmer.
+            shift = (number + repeat) % len(modes)
+            ran = False
+            for mode in (*modes[shift:], *modes[:shift]):
+                if (number, mode.name, repeat) in there or mode.name in dead:
+                    continue
+                made, died = _run(mode, tasks, number, repeat, config)
+                dead |= {mode.name} if died else set()
+                records.append(made)
+                record(made)
+                ran = True
+            if budget and ran:
+                budget.count()
+    return records
+
+
+def _run(mode: Mode, tasks: Seq[Task], number: int, repeat: int, config: GenerationConfig) -> tuple[Record, bool]:
+    """A run, and whether its process died."""
+    task = tasks[number]
+    if task.prompt.references and mode.runtime == "outrider":  # other runtimes do not read them
+        config = config.replace(references=task.prompt.references)
+    try:
+        return Record(number, mode.name, repeat, mode.run(task.token_ids, config)), False
+    except RunFailed as error:
+        return Record(number, mode.name, repeat, None, str(error)), error.died

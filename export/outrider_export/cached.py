@@ -1,0 +1,140 @@
+"""Models as they come, made into bundles once and found again: `outrider chat model.gguf`.
+
+    bundle = cached_bundle("model.gguf", "small.gguf")     # exported, or found if it was
+
+A bundle is found by what the models' files hold, the export's options and our version. So a file that was moved leads
+to the bundle that is there, and a file that was changed to a new one. A hub id means the commit that it was exported
+from, as long as that bundle is there. A path at which nothing is any more means what was exported of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from outrider import __version__
+from outrider.bundle.opening import check_no_draft
+from outrider.config.files import user_path
+from outrider.errors import BundleError, ExportError, OptionError
+from outrider.system import saved
+from outrider.system.files import shown, usable
+from outrider.system.progress import report
+from outrider_export.bundle_cache import BundleCache, Source
+from outrider_export.content import absolute, check_unchanged, content_of, stamps_of
+from outrider_export.defaults import DEFAULT_WEIGHTS
+from outrider_export.progress import ForModel
+from outrider_export.sources import default_name, fetch, locate
+
+if TYPE_CHECKING:
+    from outrider.bundle.folder import Bundle
+    from outrider_export.progress import Progress
+    from outrider_export.sources import Located
+
+
+def cached_bundle(
+    main: str | Path,
+    draft: str | Path | None = None,
+    *,
+    weights: str | None = None,
+    draft_weights: str | None = None,
+    folder: Path | None = None,
+    progress: Progress | None = None,
+) -> Bundle:
+    """The bundle of a model, and of a draft model for it. weights, draft_weights: as of `export_bundle`.
+
+    folder: the cache; by default the user's. `main` may also be the name of a bundle in it.
+
+    Raises as `export_bundle`, and BundleError when there is nothing of this name.
+    """
+    cache, progress = BundleCache(folder or saved.FOLDER), progress or _Reported()
+    if (named := cache.named(str(main))) is not None:
+        check_no_draft(named.folder, draft)
+        return named
+    names = {"main": main} if draft is None else {"main": main, "draft": draft}
+    sources = tuple(_source(role, name, cache, ForModel(progress, role)) for role, name in names.items())
+    key = {
+        "version": __version__,
+        "main": [sources[0].content, weights or DEFAULT_WEIGHTS["main"]],
+        "draft": [sources[1].content, draft_weights or DEFAULT_WEIGHTS["draft"]] if draft is not None else None,
+    }
+
+    def make(output: Path) -> Bundle:
+        from outrider_export.export import export_bundle
+
+        commits = [source.content if source.kind == "hub" else None for source in sources]
+        paths = [absolute(Path(source.name)) for source in sources if source.kind != "hub"]
+        if gone := [path for path in paths if not path.exists()]:
+            raise ExportError(
+                f"There is no {gone[0]} any more, and what was exported of it is damaged, or of another version. "
+                "Restore it, or name another model."
+            )
+        before = [stamps_of(path) for path in paths]
+        whose = " and ".join(source.name for source in sources)
+        progress.note(f"Making a bundle of {whose}, once, in {cache.folder}.")
+        made = export_bundle(
+            main,
+            draft,
+            output=output,
+            weights=weights,
+            draft_weights=draft_weights,
+            revision=commits[0],
+            draft_revision=commits[-1] if draft is not None else None,
+            progress=progress,
+        )
+        for path, stamps in zip(paths, before, strict=True):
+            check_unchanged(path, stamps)
+        return made
+
+    return cache.get(default_name(main, draft), key, sources, make, progress)
+
+
+def _source(role: str, name: str | Path, cache: BundleCache, progress: Progress) -> Source:
+    """What a name leads to, and what that holds. A hub id that was never exported is downloaded.
+
+    Raises as `_locate`, `fetch` and `content_of`.
+    """
+    path = absolute(usable(user_path(name)))
+    if not path.exists() and (gone := cache.recorded(str(path))) is not None:
+        progress.note(f"{shown(name)} is gone; what was exported of it is used.")
+        return Source(role, gone.kind, gone.name, gone.content)
+    located = _locate(name, path)
+    if located.kind != "hub":
+        return Source(role, located.kind, str(path), content_of(located, cache.sources, progress))
+    if (known := cache.recorded(located.id)) is not None:
+        return Source(role, "hub", located.id, known.content)
+    return Source(role, "hub", located.id, fetch(located, trust_remote_code=False, progress=progress).revision or "")
+
+
+def _locate(name: str | Path, path: Path) -> Located:
+    """As `locate`, for a name that may be meant for a bundle's folder.
+
+    Raises:
+        BundleError: when there is nothing of this name. Nothing is asked of the network for one without a slash.
+        OptionError, ExportError: as `locate`.
+    """
+    if path.exists() or path.suffix.lower() == ".gguf":
+        return locate(name)
+    with contextlib.suppress(OptionError, ExportError):
+        located = locate(name)
+        if "/" in located.id:
+            return located
+    raise BundleError(
+        f"There is no folder {shown(name)}. Make a bundle with 'outrider export MODEL -o {shown(name)}', or name a "
+        "model: a .gguf file, a checkpoint folder or a hub id (org/name)."
+    )
+
+
+class _Reported:
+    """The progress for apps that bring none: a line for each phase, as loading has."""
+
+    def phase(self, name: str, total: int | None = None) -> None:  # noqa: ARG002
+        """Report that it begins."""
+        report(f"Exporting: {name}.")
+
+    def advance(self, count: int) -> None:
+        """Not told."""
+
+    def note(self, text: str) -> None:
+        """Report it."""
+        report(text)

@@ -1,0 +1,75 @@
+"""Child process: a GGUF file or a checkpoint folder of a Llama-like decoder to stateful OpenVINO IR, without PyTorch.
+
+Job: `model`, the checkpoint folder or the GGUF file; `gguf`, whether it is one; `weights`; `output`, the folder for
+openvino_model; `scratch`, a folder for the rounded weights; `adapter`, the folder of a LoRA adapter that is merged into
+it, if any; and, for the model that brings the tokenizer, `tokenizer`: see `outrider_export.tokenizer_job`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from outrider_export.adapters.peft_format import read_adapter
+from outrider_export.direct.describe import Decoder, describe
+from outrider_export.direct.gguf_config import decoder_of
+from outrider_export.direct.graph import build
+from outrider_export.direct.merged import Merged
+from outrider_export.direct.pack import matrices_of, pack
+from outrider_export.direct.weights import HEAD, CheckpointWeights, Weights
+from outrider_export.gguf_file import read_header
+from outrider_export.sources import read_config
+from outrider_export.tokenizer_job import add_tokenizer
+
+if TYPE_CHECKING:
+    from outrider_export.progress import Progress
+
+
+def convert(job: dict[str, Any], progress: Progress) -> dict[str, Any]:
+    """Convert the model that `job` describes. All files are written when this returns."""
+    import openvino as ov
+
+    weights = open_weights(Path(job["model"]), job["gguf"])
+    decoder = weights.decoder
+    if job.get("adapter"):
+        weights = Merged(weights, read_adapter(Path(job["adapter"])))
+    scratch, output = Path(job["scratch"]), Path(job["output"])
+    scratch.mkdir(parents=True, exist_ok=True)
+    output.mkdir(parents=True)
+    if decoder.context_length is not None:
+        progress.note(f"Its context length is {decoder.context_length:,}: see 'LongRoPE' in docs/models.md.")
+    progress.phase("convert", sum(weights.matrix(name).num_bytes for name in matrices_of(weights)))
+    packed = pack(weights, job["weights"], scratch / "weights", progress.advance)
+    progress.phase("write")
+    ov.save_model(build(decoder, weights, packed), output / "openvino_model.xml", compress_to_fp16=False)
+    if "tokenizer" in job:
+        progress.phase("tokenizer")
+        add_tokenizer(job)
+    return {"tied_embeddings": HEAD not in packed, "layers": describe_layers(decoder)}
+
+
+def open_weights(path: Path, is_gguf: bool) -> Weights:
+    """The weights of a model, with what it computes.
+
+    Raises:
+        NotDirect: when it computes something that `graph` does not have.
+        ExportError: when it is damaged.
+    """
+    if not is_gguf:
+        return CheckpointWeights(path, describe(read_config(path)))
+    from outrider_export.direct.gguf_weights import GGUFWeights
+
+    header = read_header(path)
+    return GGUFWeights(header, decoder_of(header))
+
+
+def describe_layers(decoder: Decoder) -> dict[str, Any]:
+    """The fields of `Geometry` that the configuration tells."""
+    found: dict[str, Any] = {"sliding_windows": decoder.windows, "num_experts": 0, "num_active_experts": 0}
+    return found | ({} if decoder.context_length is None else {"context_length": decoder.context_length})
+
+
+if __name__ == "__main__":
+    from outrider_export.child import serve
+
+    serve(convert)

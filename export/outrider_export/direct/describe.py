@@ -1,0 +1,189 @@
+"""What a decoder computes, from its configuration: `describe` reads what config.json says, with Transformers' defaults.
+
+Source: Transformers 5.5, configuration_*.py.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from outrider.bundle.manifest import MOST_LAYERS, MOST_WIDTH
+from outrider_export.direct.forms import FORMS, Form
+from outrider_export.direct.rope import Rope, rope_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+SLIDING, FULL = "sliding_attention", "full_attention"
+ACTIVATIONS = {
+    "silu": "silu",
+    "swish": "silu",
+    "gelu": "gelu",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_new": "gelu_tanh",
+}
+# Switches that change what is computed, in a way that the graph does not have.
+_SWITCHES = ("clip_qkv", "qk_layernorm", "use_parallel_residual", "use_bidirectional_attention")
+
+
+@dataclass(frozen=True)
+class Layer:
+    """window: its sliding window in tokens; 0 for none. rope: the key of its rotation in `Decoder.ropes`, or None."""
+
+    window: int
+    rope: str | None
+
+
+@dataclass(frozen=True)
+class Decoder:
+    """A decoder without its weights.
+
+    eps: of norms. attention_scale: of products of queries and keys. embedding_scale, residual_scale, logit_scale: of
+    embeddings, of what each part adds to the residual stream, of logits. logit_cap: logits become
+    cap · tanh(logits / cap); 0 for none. context_length: in tokens, where it is not config.json's.
+    """
+
+    form: Form
+    hidden_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_size: int
+    mlp_size: int
+    eps: float
+    activation: str
+    ropes: Mapping[str, Rope]
+    layers: tuple[Layer, ...]
+    attention_scale: float
+    embedding_scale: float = 1.0
+    residual_scale: float = 1.0
+    logit_scale: float = 1.0
+    logit_cap: float = 0.0
+    tied: bool = False
+    context_length: int | None = None
+
+    @property
+    def windows(self) -> list[int]:
+        """The sliding window of each layer, in tokens; 0 for none."""
+        return [layer.window for layer in self.layers]
+
+    @property
+    def rotary_size(self) -> int:
+        """How many numbers of each head are rotated."""
+        return 2 * len(next(iter(self.ropes.values())).frequencies)
+
+
+class NotDirect(Exception):
+    """Raised for a model that needs the exporter with PyTorch; the message completes "it has …"."""
+
+
+def describe(config: Mapping[str, Any]) -> Decoder:
+    """The decoder that a config.json describes.
+
+    Raises:
+        NotDirect: when it computes something that `graph` does not have.
+    """
+    name = config.get("model_type")
+    form = FORMS.get(str(name))
+    if form is None:
+        raise NotDirect(f"the architecture {name!r}")
+    config = {key: value for key, value in {**form.defaults, **config}.items() if value is not None}
+    for switch in _SWITCHES:
+        if config.get(switch):
+            raise NotDirect(f"{switch}={config[switch]!r}")
+    given = config.get("hidden_activation") or config.get("hidden_act") or "silu"
+    if given not in ACTIVATIONS:
+        raise NotDirect(f"the activation {given!r}")
+    try:
+        return _decoder(form, config, ACTIVATIONS[given])
+    except KeyError as error:
+        raise NotDirect(f"no {error.args[0]!r} in its configuration") from error
+    except (TypeError, ValueError) as error:
+        raise NotDirect(str(error)) from error
+
+
+def _decoder(form: Form, config: Mapping[str, Any], activation: str) -> Decoder:
+    hidden, heads = int(config["hidden_size"]), int(config["num_attention_heads"])
+    head_size = int(config.get("head_dim") or hidden // heads)
+    if head_size > MOST_WIDTH or int(config["num_hidden_layers"]) > MOST_LAYERS:
+        raise ValueError(f"{config['num_hidden_layers']} layers with heads of {head_size} numbers")
+    windows = _windows(form, config)
+    ropes, context = _ropes(form, config, head_size)
+    scale = config.get("attention_multiplier") or config.get("query_pre_attn_scalar", head_size) ** -0.5
+    return Decoder(
+        form=form,
+        hidden_size=hidden,
+        num_heads=heads,
+        num_kv_heads=int(config.get("num_key_value_heads") or heads),
+        head_size=head_size,
+        mlp_size=int(config["intermediate_size"]),
+        eps=float(config.get("rms_norm_eps", 1e-6) if form.norm == "rms" else config["layer_norm_eps"]),
+        activation=activation,
+        ropes=ropes,
+        layers=tuple(
+            Layer(window, rope) for window, rope in zip(windows, _rotations(form, config, windows), strict=True)
+        ),
+        attention_scale=float(scale),
+        embedding_scale=float(config.get("embedding_multiplier", hidden**0.5 if form.scale_embedding else 1.0)),
+        residual_scale=float(config.get("residual_multiplier", 1.0)),
+        logit_scale=1.0 / float(config.get("logits_scaling", 1.0)),
+        logit_cap=float(config.get("final_logit_softcapping", 0.0)),
+        tied=bool(config.get("tie_word_embeddings", False)),
+        context_length=context,
+    )
+
+
+def _windows(form: Form, config: Mapping[str, Any]) -> list[int]:
+    """The sliding window of each layer."""
+    count, window = int(config["num_hidden_layers"]), int(config.get("sliding_window", 0))
+    if form.windows == "late" and not config.get("use_sliding_window"):
+        window = 0
+    if kinds := config.get("layer_types"):
+        if len(kinds) != count:
+            raise ValueError(f"{len(kinds)} layer_types for {count} layers")
+        return [window if kind == SLIDING else 0 for kind in kinds]
+    if form.windows == "late":
+        return [window if i >= config["max_window_layers"] else 0 for i in range(count)]
+    pattern = config.get("sliding_window_pattern", form.windows)
+    if isinstance(form.windows, int):
+        if not isinstance(pattern, int):
+            raise ValueError(f"sliding_window_pattern={pattern!r}")
+        return [window if pattern and (i + 1) % pattern else 0 for i in range(count)]
+    return [window if form.windows == "all" else 0] * count
+
+
+def _ropes(form: Form, config: Mapping[str, Any], head_size: int) -> tuple[dict[str, Rope], int | None]:
+    """The rotations by kind of layer, and the context's length where they limit it."""
+    context = int(config["max_position_embeddings"])
+    given = {**(config.get("rope_parameters") or config.get("rope_scaling") or {})}
+    whole = {"rope_theta": config.get("rope_theta", 10_000.0)}
+    if "partial_rotary_factor" in config:
+        whole["partial_rotary_factor"] = config["partial_rotary_factor"]
+    if form.local_theta:
+        by_kind = given if FULL in given else {FULL: given}
+        local = {"rope_theta": config.get("rope_local_base_freq", 10_000.0)}
+        every = {FULL: whole | by_kind[FULL], SLIDING: local | by_kind.get(SLIDING, {})}
+        return {kind: rope_of(each, head_size, context) for kind, each in every.items()}, None
+    if FULL in given:
+        raise ValueError("RoPE by kind of layer")
+    settings = whole | {"original_max_position_embeddings": context} | given
+    if "original_max_position_embeddings" in config:
+        settings["original_max_position_embeddings"] = config["original_max_position_embeddings"]
+    kind = settings.get("rope_type") or settings.get("type")
+    if form.name == "phi3" and kind in ("su", "yarn"):
+        kind = settings["rope_type"] = "longrope"
+    limit = int(settings["original_max_position_embeddings"]) if kind == "longrope" else None
+    return {FULL: rope_of(settings, head_size, context)}, limit
+
+
+def _rotations(form: Form, config: Mapping[str, Any], windows: list[int]) -> list[str | None]:
+    """The rotation of each layer."""
+    if form.local_theta:
+        return [SLIDING if window else FULL for window in windows]
+    if form.rotated == "sliding" and any(windows):
+        return [FULL if window else None for window in windows]
+    if form.rotated == "no_rope_layers":
+        step = config["no_rope_layer_interval"]
+        rotated = config.get("no_rope_layers") or [int((i + 1) % step != 0) for i in range(len(windows))]
+        return [FULL if each else None for each in rotated]
+    return [FULL] * len(windows)

@@ -1,0 +1,100 @@
+"""The architectures that are converted without PyTorch, by their differences from Llama."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+@dataclass(frozen=True)
+class Norms:
+    """The names of a layer's norms in a checkpoint; "" where there is none.
+
+    before_*: of what attention and feed-forward part read; after_*: of what they add to the residual stream.
+    """
+
+    before_attention: str = "input_layernorm"
+    after_attention: str = ""
+    before_mlp: str = "post_attention_layernorm"
+    after_mlp: str = ""
+
+
+_AROUND = Norms(
+    "input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm"
+)
+_AFTER = Norms("", "post_attention_layernorm", "", "post_feedforward_layernorm")
+
+
+@dataclass(frozen=True)
+class Form:
+    """An architecture, by its `model_type` in config.json.
+
+    Biases, norms of queries and keys, and tied matrices are not listed: they are there if the file has their tensors.
+
+    gguf: its `general.architecture`; "" if its GGUF files are not read. gguf_interleaved: llama.cpp rotates pairs of
+    neighbours in this architecture, so its files have the rows of queries and keys in that order. norm: "rms", or
+    "layer" for mean and variance. norm_offset: added to the weights of norms in a checkpoint. scale_embedding:
+    embeddings are multiplied by the square root of their width. fused: one matrix holds queries, keys and values
+    (`qkv_proj`). fused_mlp: one holds gate and up (`gate_up_proj`). windows: which layers have the sliding window where
+    `layer_types` is missing: "none", "all", "late" (from max_window_layers on), or a number n: all but each n-th.
+    rotated: which layers rotate queries and keys: "all", "sliding", or by `no_rope_layers`. local_theta: layers with a
+    window rotate by frequencies of their own. defaults: what Transformers takes for keys that config.json lacks.
+    """
+
+    name: str
+    gguf: str = ""
+    gguf_interleaved: bool = False
+    norms: Norms = field(default_factory=Norms)
+    norm: str = "rms"
+    norm_offset: float = 0.0
+    scale_embedding: bool = False
+    fused: bool = False
+    fused_mlp: bool = False
+    windows: str | int = "none"
+    rotated: str = "all"
+    local_theta: bool = False
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+
+
+_GEMMA: dict[str, Any] = {"norm_offset": 1.0, "scale_embedding": True}
+_OF_GEMMA = {"head_dim": 256, "hidden_act": "gelu_pytorch_tanh", "tie_word_embeddings": True}
+_OF_GEMMA2 = _OF_GEMMA | {"query_pre_attn_scalar": 256, "sliding_window": 4096}
+
+# Source: Transformers 5.5, modeling_*.py and configuration_*.py; llama.cpp's convert_hf_to_gguf.py and llama-arch.cpp.
+FORMS: dict[str, Form] = {
+    form.name: form
+    for form in (
+        Form(
+            "exaone4", norms=_AFTER, windows=4, rotated="sliding",
+            defaults={"sliding_window": 4096, "rms_norm_eps": 1e-5},
+        ),
+        Form("gemma", "gemma", **_GEMMA, defaults=_OF_GEMMA),
+        Form(
+            "gemma2", "gemma2", norms=_AROUND, windows=2, **_GEMMA,
+            defaults=_OF_GEMMA2 | {"final_logit_softcapping": 30.0},
+        ),
+        Form(
+            "gemma3_text", "gemma3", norms=_AROUND, windows=6, local_theta=True, **_GEMMA,
+            defaults=_OF_GEMMA2 | {"rope_theta": 1e6},
+        ),
+        Form("granite", "granite", gguf_interleaved=True, defaults={"attention_multiplier": 1.0}),
+        Form("llama", "llama", gguf_interleaved=True),
+        Form("ministral", windows="all", defaults={"sliding_window": 4096}),
+        Form("mistral", windows="all", defaults={"sliding_window": 4096}),
+        Form("olmo", norm="layer", defaults={"layer_norm_eps": 1e-5}),
+        Form("olmo2", "olmo2", norms=_AFTER, defaults={"rms_norm_eps": 1e-5}),
+        Form("phi3", "phi3", fused=True, fused_mlp=True, windows="all", defaults={"rms_norm_eps": 1e-5}),
+        Form("qwen2", "qwen2", windows="late", defaults={"max_window_layers": 28}),
+        Form("qwen3", "qwen3", windows="late", defaults={"max_window_layers": 28, "head_dim": 128}),
+        Form("seed_oss", defaults={"head_dim": 128}),
+        Form(
+            "smollm3", "smollm3", gguf_interleaved=True, rotated="no_rope_layers",
+            defaults={"rope_theta": 2e6, "no_rope_layer_interval": 4, "tie_word_embeddings": True},
+        ),
+        Form("stablelm", norm="layer", defaults={"layer_norm_eps": 1e-5, "partial_rotary_factor": 0.25}),
+    )
+}  # fmt: skip
+BY_GGUF: dict[str, Form] = {form.gguf: form for form in FORMS.values() if form.gguf}

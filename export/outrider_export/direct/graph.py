@@ -1,0 +1,239 @@
+"""Writes a decoder's graph: stateful, in the form that optimum-intel gives it.
+
+    model = build(decoder, weights, packed)
+
+Inputs are input_ids, attention_mask, position_ids (int64 [batch, tokens]) and beam_idx (int32 [batch]); the output is
+logits float32 [batch, tokens, vocabulary]. Keys and values are states. OpenVINO's passes find attention, rotation,
+norms and sliding windows by their form, so it is kept to: see `paged_attention_transformation`. openvino-genai finds
+the embedding and the residual stream by their names.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import openvino as ov
+from openvino import opset13 as ops
+from openvino.op import util
+
+from outrider_export.direct.masks import Masks
+from outrider_export.direct.weights import EMBEDDING, FINAL_NORM, HEAD, layer_name
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from numpy.typing import ArrayLike
+
+    from outrider_export.direct.describe import Decoder, Layer
+    from outrider_export.direct.pack import Packed
+    from outrider_export.direct.rope import Rope
+    from outrider_export.direct.weights import Weights
+
+
+def build(decoder: Decoder, weights: Weights, packed: Mapping[str, Packed]) -> ov.Model:
+    """The graph of a decoder. The memory of `packed` has to outlive it."""
+    return _Builder(decoder, weights, packed).model()
+
+
+class _Builder:
+    """Builds one graph."""
+
+    def __init__(self, decoder: Decoder, weights: Weights, packed: Mapping[str, Packed]) -> None:
+        self.decoder, self.weights, self.packed = decoder, weights, packed
+        self.input_ids, self.attention_mask, self.position_ids = (
+            _input(name, "int64", 2) for name in ("input_ids", "attention_mask", "position_ids")
+        )
+        self.beam_idx = _input("beam_idx", "int32", 1)
+        self.batch = ops.gather(ops.shape_of(self.input_ids, "i64"), _ints(0), _int(0))
+        self.masks = Masks(self.input_ids, self.attention_mask)
+        self.rotations = {kind: self._rotation(rope) for kind, rope in decoder.ropes.items()}
+        self.sinks: list[ov.Node] = []
+
+    def model(self) -> ov.Model:
+        """The whole graph."""
+        decoder = self.decoder
+        embedding = self._matrix(EMBEDDING)
+        stream = ops.gather(embedding, ops.convert(self.input_ids, "i32"), ops.constant(np.int32(0)))
+        stream.set_friendly_name(f"__module.{EMBEDDING}/aten::embedding/Gather")
+        stream = _scaled(stream, decoder.embedding_scale)
+        for i, layer in enumerate(decoder.layers):
+            stream = self._layer(i, layer, stream)
+        last = self._norm(FINAL_NORM, stream)
+        matrix = self._matrix(HEAD) if HEAD in self.packed else embedding
+        logits = _scaled(self._biased(HEAD, ops.matmul(last, matrix, False, True)), decoder.logit_scale)
+        if decoder.logit_cap:
+            logits = _scaled(ops.tanh(_scaled(logits, 1 / decoder.logit_cap)), decoder.logit_cap)
+        result = ops.result(logits)
+        result.output(0).set_names({"logits"})
+        inputs = [self.input_ids, self.attention_mask, self.position_ids, self.beam_idx]
+        return ov.Model([result], self.sinks, inputs, "decoder")
+
+    def _layer(self, i: int, layer: Layer, stream: ov.Node) -> ov.Node:
+        norms, scale = self.decoder.form.norms, self.decoder.residual_scale
+        attended = self._attention(i, layer, self._norm(layer_name(i, norms.before_attention), stream))
+        attended = self._norm(layer_name(i, norms.after_attention), attended)
+        stream = ops.add(stream, _scaled(attended, scale))
+        stream.set_friendly_name(f"__module.model.layers.{i}/aten::add/Add")
+        fed = self._feed_forward(i, self._norm(layer_name(i, norms.before_mlp), stream))
+        fed = self._norm(layer_name(i, norms.after_mlp), fed)
+        stream = ops.add(stream, _scaled(fed, scale))
+        stream.set_friendly_name(f"__module.model.layers.{i}/aten::add/Add_1")
+        return stream
+
+    def _attention(self, i: int, layer: Layer, x: ov.Node) -> ov.Node:
+        decoder = self.decoder
+        heads, kv_heads, size = decoder.num_heads, decoder.num_kv_heads, decoder.head_size
+        queries = self._heads(self._normed(i, "q", self._project(i, "self_attn.q_proj", x), heads), heads)
+        keys = self._heads(self._normed(i, "k", self._project(i, "self_attn.k_proj", x), kv_heads), kv_heads)
+        values = self._heads(self._project(i, "self_attn.v_proj", x), kv_heads)
+        if layer.rope is not None:
+            queries, keys = self._rotated(queries, layer.rope), self._rotated(keys, layer.rope)
+        keys, values = (
+            self._repeated(self._cached(f"past_key_values.{i}.{name}present.{i}.{name}", each))
+            for name, each in (("key", keys), ("value", values))
+        )
+        scale = ops.constant(np.float32(decoder.attention_scale))
+        found = ops.scaled_dot_product_attention(queries, keys, values, self.masks.of(layer.window), scale)
+        found = ops.transpose(found, ops.constant(np.array([0, 2, 1, 3], np.int32)))
+        return self._project(i, "self_attn.o_proj", ops.reshape(found, _ints(0, 0, heads * size), special_zero=True))
+
+    def _feed_forward(self, i: int, x: ov.Node) -> ov.Node:
+        gate = self._project(i, "mlp.gate_proj", x)
+        activation = self.decoder.activation
+        if activation == "silu":
+            gate = ops.swish(gate)
+        else:
+            gate = ops.gelu(gate, "TANH" if activation == "gelu_tanh" else "ERF")
+        return self._project(i, "mlp.down_proj", ops.multiply(gate, self._project(i, "mlp.up_proj", x)))
+
+    def _project(self, i: int, part: str, x: ov.Node) -> ov.Node:
+        """The product with a matrix of layer i, with its bias."""
+        name = layer_name(i, part)
+        return self._biased(name, ops.matmul(x, self._matrix(name), False, True))
+
+    def _matrix(self, name: str) -> ov.Node:
+        made = self.packed[name].node()
+        made.set_friendly_name(f"self.{name}.weight")
+        return made
+
+    def _biased(self, name: str, product: ov.Node) -> ov.Node:
+        bias = self.weights.vector(f"{name}.bias")
+        return product if bias is None else ops.add(product, _floats(bias.reshape(1, 1, -1)))
+
+    def _norm(self, name: str, x: ov.Node) -> ov.Node:
+        """A norm of the last axis; x itself where the architecture has none of this name."""
+        if name.endswith("."):
+            return x
+        weight, bias = (self.weights.vector(f"{name}.{kind}") for kind in ("weight", "bias"))
+        if self.decoder.form.norm == "rms":
+            if weight is None:
+                raise self.weights.missing(f"{name}.weight")
+            return _rms_norm(x, weight, self.decoder.eps)
+        found = ops.mvn(x, _ints(-1), True, self.decoder.eps, "inside_sqrt")
+        rank = x.get_output_partial_shape(0).rank.get_length()
+        shape = (*[1] * (rank - 1), -1)
+        found = found if weight is None else ops.multiply(found, _floats(weight.reshape(shape)))
+        return found if bias is None else ops.add(found, _floats(bias.reshape(shape)))
+
+    def _normed(self, i: int, kind: str, x: ov.Node, num_heads: int) -> ov.Node:
+        """Queries or keys [batch, tokens, width] behind their norm, if they have one: of each head, or of all."""
+        name = layer_name(i, f"self_attn.{kind}_norm")
+        weight = self.weights.vector(f"{name}.weight")
+        if weight is None:
+            return x
+        if len(weight) != self.decoder.head_size:
+            return self._norm(name, x)
+        return self._norm(name, ops.reshape(x, _ints(0, 0, num_heads, self.decoder.head_size), special_zero=True))
+
+    def _heads(self, x: ov.Node, num_heads: int) -> ov.Node:
+        """[batch, heads, tokens, size] of [batch, tokens, heads · size] or [batch, tokens, heads, size]."""
+        if x.get_output_partial_shape(0).rank.get_length() == 3:
+            x = ops.reshape(x, _ints(0, 0, num_heads, self.decoder.head_size), special_zero=True)
+        return ops.transpose(x, ops.constant(np.array([0, 2, 1, 3], np.int32)))
+
+    def _rotation(self, rope: Rope) -> tuple[ov.Node, ov.Node]:
+        """Cosines and sines, float32 [batch, 1, tokens, 2n]."""
+        positions = ops.convert(ops.unsqueeze(self.position_ids, _int(1)), "f32")
+        angles = ops.matmul(_floats(rope.frequencies.reshape(1, -1, 1)), positions, False, False)
+        angles = ops.transpose(angles, ops.constant(np.array([0, 2, 1], np.int32)))
+        angles = ops.concat([angles, angles], -1)
+        cosines, sines = (
+            ops.unsqueeze(_scaled(each, rope.scale), _int(1)) for each in (ops.cos(angles), ops.sin(angles))
+        )
+        return cosines, sines
+
+    def _rotated(self, x: ov.Node, rope: str) -> ov.Node:
+        """Queries or keys [batch, heads, tokens, size] with their first 2n numbers rotated, as two halves."""
+        cosines, sines = self.rotations[rope]
+        size, rotary = self.decoder.head_size, self.decoder.rotary_size
+        whole = x
+        if rotary < size:
+            x = _slice(whole, 0, rotary)
+        half = rotary // 2
+        turned = ops.concat([_scaled(_slice(x, half, _END), -1.0), _slice(x, 0, half)], -1)
+        found = ops.add(ops.multiply(x, cosines), ops.multiply(turned, sines))
+        return ops.concat([found, _slice(whole, rotary, _END)], -1) if rotary < size else found
+
+    def _cached(self, name: str, x: ov.Node) -> ov.Node:
+        """Keys or values [batch, heads, tokens, size] behind those of earlier calls."""
+        heads, size = self.decoder.num_kv_heads, self.decoder.head_size
+        shape = ops.concat([self.batch, _ints(heads), _ints(0), _ints(size)], 0)
+        empty = ops.broadcast(ops.constant(np.float32(0)), shape)
+        info = util.VariableInfo()
+        info.data_shape, info.data_type, info.variable_id = ov.PartialShape([-1, heads, -1, size]), ov.Type.f32, name
+        variable = util.Variable(info)
+        past = ops.gather(ov.op.read_value(empty, variable), self.beam_idx, _int(0))
+        self.masks.read_past(past)
+        whole = ops.concat([past, x], -2)
+        self.sinks.append(ov.op.assign(whole, variable))
+        return whole
+
+    def _repeated(self, x: ov.Node) -> ov.Node:
+        """Keys or values for each head of queries."""
+        heads, kv_heads, size = self.decoder.num_heads, self.decoder.num_kv_heads, self.decoder.head_size
+        if heads == kv_heads:
+            return x
+        shape = ops.shape_of(x, "i64")
+        first, length = (ops.gather(shape, _ints(*axes), _int(0)) for axes in ((0, 1), (2,)))
+        wanted = ops.concat([first, _ints(heads // kv_heads), length, _ints(size)], 0)
+        copies = ops.broadcast(ops.unsqueeze(x, _int(2)), wanted, "BIDIRECTIONAL")
+        return ops.reshape(copies, _ints(0, heads, -1, size), special_zero=True)
+
+
+_END = 2**63 - 1
+
+
+def _rms_norm(x: ov.Node, weight: ArrayLike, eps: float) -> ov.Node:
+    rank = x.get_output_partial_shape(0).rank.get_length()
+    ones = [1] * rank
+    squares = ops.power(x, _floats(np.full(ones, 2)))
+    means = ops.add(ops.reduce_mean(squares, _ints(-1), True), _floats(np.full(ones, eps)))
+    normed = ops.multiply(x, ops.divide(_floats(np.ones(ones)), ops.sqrt(means)))
+    return ops.multiply(normed, _floats(np.reshape(weight, (*ones[:-1], -1))))
+
+
+def _input(name: str, kind: str, rank: int) -> ov.Node:
+    made = ops.parameter([-1] * rank, np.dtype(kind), name=name)
+    made.output(0).set_names({name})
+    return made
+
+
+def _scaled(x: ov.Node, factor: float) -> ov.Node:
+    return x if factor == 1 else ops.multiply(x, ops.constant(np.float32(factor)))
+
+
+def _slice(x: ov.Node, begin: int, end: int) -> ov.Node:
+    return ops.slice(x, _ints(begin), _ints(end), _ints(1), _ints(3))
+
+
+def _floats(values: ArrayLike) -> ov.Node:
+    return ops.constant(np.asarray(values, dtype=np.float32))
+
+
+def _ints(*numbers: int) -> ov.Node:
+    return ops.constant(np.array(numbers, dtype=np.int64))
+
+
+def _int(number: int) -> ov.Node:
+    return ops.constant(np.int64(number))

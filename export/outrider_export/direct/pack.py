@@ -1,0 +1,215 @@
+"""Rounds the matrices of a decoder to the weights of its IR, some rows at a time, on all processors.
+
+    packed = pack(weights, "int8", scratch / "weights", advance)
+    packed["model.layers.0.self_attn.q_proj"].node()    # float32 [rows, columns], of constants
+
+int8 is 8 bits, asymmetric, one scale a row. int4 is 4 bits, asymmetric, groups of 64 (or 32, where a row is no multiple
+of 64), with embedding and output matrix in int8. Both are what nncf's `compress_weights` makes, in the same form of
+constants, but that codes are rounded by the scales that are stored, in float16. Zero has a code of its own.
+
+The constants are in a file that is mapped, so that memory holds no more than the rows that are being rounded.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from outrider_export.direct.weights import ATTENTION, EMBEDDING, FEED_FORWARD, HEAD, layer_name
+from outrider_export.four_bits import pack as pack_codes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    import openvino as ov
+    from numpy.typing import NDArray
+
+    from outrider_export.direct.weights import Stored, Weights
+
+    Numbers = NDArray[Any]
+
+_CHUNK = 1 << 18  # weights that are rounded at a time, which fit in a processor's own cache
+_GROUPS = (64, 32)  # sizes of groups in int4
+_LARGEST = {"int8": 255, "int4": 15}  # codes
+_FLOATS: dict[str, type[np.generic]] = {"fp16": np.float16, "fp32": np.float32}
+_ALIGNMENT = 64
+
+
+@dataclass(frozen=True)
+class Packed:
+    """A matrix of an IR. kind: "int8", "int4", "fp16" or "fp32". group: columns that share a scale.
+
+    codes: uint8 [rows, columns], for int4 two a byte [rows, columns / 2]; or the weights themselves. zero_points:
+    uint8, scales: float16, both [rows, groups].
+    """
+
+    kind: str
+    shape: tuple[int, int]
+    group: int
+    codes: Numbers
+    zero_points: Numbers
+    scales: Numbers
+
+    def node(self) -> ov.Node:
+        """The matrix float32 [rows, columns] of constants that share the memory of `codes`."""
+        import openvino as ov
+        from openvino import opset13 as ops
+
+        if self.kind == "fp32":
+            return _constant(self.codes)
+        if self.kind == "fp16":
+            return ops.convert(_constant(self.codes), "f32")
+        rows, columns = self.shape
+        grouped = [rows, columns // self.group, self.group]
+        if self.kind == "int8":
+            codes, zero_points, scales = _constant(self.codes), _constant(self.zero_points), _constant(self.scales)
+        else:
+            tensor = ov.Tensor(self.codes.reshape(-1), ov.Shape(grouped), ov.Type.u4)
+            codes = ov.op.Constant(tensor, shared_memory=True)
+            zero_points = pack_codes(self.zero_points[..., None])
+            scales = _constant(self.scales[..., None])
+        centred = ops.subtract(ops.convert(codes, "f16"), ops.convert(zero_points, "f16"))
+        scaled = ops.multiply(centred, scales)
+        if self.kind == "int4":
+            scaled = ops.reshape(scaled, ops.constant(np.array([rows, columns], np.int64)), special_zero=False)
+        return ops.convert(scaled, "f32")
+
+
+def _constant(array: Numbers) -> ov.Node:
+    import openvino as ov
+
+    return ov.op.Constant(ov.Tensor(array, shared_memory=True), shared_memory=True)
+
+
+def pack(weights: Weights, kind: str, path: Path, advance: Callable[[int], None]) -> dict[str, Packed]:
+    """Round all matrices of a decoder, by their names. path: a new file for them. advance: called with bytes read.
+
+    Raises:
+        ExportError: when one is missing, or of a type that cannot be read.
+        OSError: when the disk is full.
+    """
+    found = {name: weights.matrix(name) for name in matrices_of(weights)}
+    shapes = {name: matrix.shape for name, matrix in found.items()}
+    kinds = {name: _kind_of(name, kind, columns) for name, (_, columns) in shapes.items()}
+    packed = _allocate(path, {name: ((rows, columns), *kinds[name]) for name, (rows, columns) in shapes.items()})
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        jobs = {
+            pool.submit(_round, found[name], packed[name], part): size
+            for name in found
+            for part, size in _parts(found[name])
+        }
+        try:
+            for job in as_completed(jobs):
+                job.result()
+                advance(jobs[job])
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
+    return packed
+
+
+def matrices_of(weights: Weights) -> list[str]:
+    """The names of a decoder's matrices."""
+    decoder = weights.decoder
+    layers = [layer_name(i, part) for i in range(len(decoder.layers)) for part in (*ATTENTION, *FEED_FORWARD)]
+    # A checkpoint may say that they are tied, and have the output matrix, too, which is the embedding then.
+    own_head = not decoder.tied and weights.stored(f"{HEAD}.weight") is not None
+    return [EMBEDDING, *layers, *([HEAD] if own_head else [])]
+
+
+def _kind_of(name: str, kind: str, columns: int) -> tuple[str, int]:
+    """The kind of weights of a matrix, and its columns that share a scale."""
+    if kind == "int4" and name not in (EMBEDDING, HEAD):
+        group = next((size for size in _GROUPS if columns % size == 0), None)
+        if group is not None:
+            return kind, group
+    return ("int8" if kind == "int4" else kind), columns
+
+
+def _allocate(path: Path, wanted: dict[str, tuple[tuple[int, int], str, int]]) -> dict[str, Packed]:
+    """Room in a new file for matrices of these shapes, kinds and groups."""
+    layouts = {name: _layout(*each) for name, each in wanted.items()}
+    sizes = {name: [_aligned(dtype, shape) for dtype, shape in layout] for name, layout in layouts.items()}
+    total = max(sum(map(sum, sizes.values())), 1)
+    with path.open("wb") as file:
+        if hasattr(os, "posix_fallocate"):  # elsewhere, a full disk ends the process when it is written
+            os.posix_fallocate(file.fileno(), 0, total)
+        file.truncate(total)
+    data = np.memmap(path, dtype=np.uint8, mode="r+")
+    made, at = {}, 0
+    for name, layout in layouts.items():
+        arrays = []
+        for (dtype, shape), size in zip(layout, sizes[name], strict=True):
+            arrays.append(np.ndarray(shape, dtype, data, at))
+            at += size
+        shape, kind, group = wanted[name]
+        made[name] = Packed(kind, shape, group, *arrays)
+    return made
+
+
+def _layout(shape: tuple[int, int], kind: str, group: int) -> list[tuple[type[np.generic], tuple[int, int]]]:
+    """The types and shapes of a matrix's codes, zero points and scales."""
+    rows, columns = shape
+    if kind in _FLOATS:
+        return [(_FLOATS[kind], shape), (np.uint8, (rows, 0)), (np.float16, (rows, 0))]
+    groups = (rows, columns // group)
+    return [(np.uint8, (rows, columns // (2 if kind == "int4" else 1))), (np.uint8, groups), (np.float16, groups)]
+
+
+def _aligned(dtype: type[np.generic], shape: tuple[int, int]) -> int:
+    """Bytes of an array, up to where the next may begin."""
+    size = np.dtype(dtype).itemsize * math.prod(shape)
+    return -(-size // _ALIGNMENT) * _ALIGNMENT
+
+
+def _parts(matrix: Stored) -> Iterator[tuple[slice, int]]:
+    """Slices of rows, with their bytes in the file."""
+    rows, columns = matrix.shape
+    step = max(1, _CHUNK // columns)
+    for first in range(0, rows, step):
+        count = min(step, rows - first)
+        yield slice(first, first + count), matrix.num_bytes * count // rows
+
+
+def _round(matrix: Stored, packed: Packed, part: slice) -> None:
+    """Round some rows of a matrix."""
+    values = matrix.read(part)
+    if packed.kind in _FLOATS:
+        packed.codes[part] = values
+        return
+    codes, zero_points, scales = rounded(values, packed.group, _LARGEST[packed.kind])
+    packed.codes[part] = codes if packed.kind == "int8" else codes[:, ::2] | codes[:, 1::2] << 4
+    packed.zero_points[part], packed.scales[part] = zero_points, scales
+
+
+def rounded(
+    values: NDArray[np.float32], group: int, largest: int
+) -> tuple[NDArray[np.uint8], NDArray[np.uint8], NDArray[np.float16]]:
+    """Codes uint8 [rows, columns] from 0 to `largest`, zero points uint8 and scales float16, both [rows, groups].
+
+    values: float32 [rows, columns], about scale · (code − zero point). group: columns that share a scale.
+    """
+    grouped = values.reshape(len(values), -1, group)
+    lowest = np.minimum(grouped.min(-1, keepdims=True), 0)
+    highest = np.maximum(grouped.max(-1, keepdims=True), 0)
+    scales = _rounded_up((highest - lowest) / np.float32(largest))
+    steps = np.where(scales == 0, 1, scales).astype(np.float32)
+    zero_points = np.clip(np.rint(-lowest / steps), 0, largest)
+    codes = grouped * (1 / steps)
+    codes += zero_points
+    np.rint(codes, out=codes)
+    np.clip(codes, 0, largest, out=codes)
+    whole = codes.astype(np.uint8).reshape(values.shape)
+    return whole, zero_points[..., 0].astype(np.uint8), scales[..., 0]
+
+
+def _rounded_up(scales: NDArray[np.float32]) -> NDArray[np.float16]:
+    """In float16, and no smaller, so that no value is beyond the largest code."""
+    rounded = scales.astype(np.float16)
+    return np.where(rounded < scales, np.nextafter(rounded, np.float16(np.inf)), rounded)

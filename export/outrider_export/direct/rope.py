@@ -1,0 +1,119 @@
+"""Frequencies of rotary position embeddings.
+
+Source: Su et al. 2021, "RoFormer"; the variants as Transformers computes them (modeling_rope_utils.py): linear, llama3,
+YaRN (Peng et al. 2023) and LongRoPE (Ding et al. 2024).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from numpy.typing import NDArray
+
+    Frequencies = NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Rope:
+    """How queries and keys are rotated.
+
+    frequencies: float32 [n], radians a position; the first 2n numbers of each head are rotated. scale: of sines and
+    cosines.
+    """
+
+    frequencies: Frequencies
+    scale: float = 1.0
+
+
+def rope_of(parameters: Mapping[str, Any], head_size: int, context: int) -> Rope:
+    """The rotation that `rope_parameters` of a configuration describes. context: max_position_embeddings.
+
+    Raises:
+        KeyError: for a parameter that is missing.
+        ValueError: for an unknown `rope_type`.
+    """
+    kind = parameters.get("rope_type") or parameters.get("type") or "default"
+    if kind not in (*_KINDS, "proportional"):
+        raise ValueError(f"RoPE of the kind {kind!r}")
+    if kind == "proportional":
+        return _proportional(parameters, head_size)
+    width = int(head_size * (parameters.get("partial_rotary_factor") or 1.0))
+    exponents = np.arange(0, width, 2, dtype=np.float32) / np.float32(width)
+    plain: Frequencies = (1.0 / np.float32(parameters["rope_theta"]) ** exponents).astype(np.float32)
+    return _KINDS[kind](plain, {"max_position_embeddings": context, **parameters})
+
+
+def _proportional(parameters: Mapping[str, Any], head_size: int) -> Rope:
+    """As Gemma 4: the first waves are those of the whole head, and the other numbers of the head are not rotated."""
+    count = int((parameters.get("partial_rotary_factor") or 1.0) * head_size // 2)
+    made = np.zeros(head_size // 2, dtype=np.float32)
+    made[:count] = np.float32(parameters["rope_theta"]) ** (-2 * np.arange(count, dtype=np.float32) / head_size)
+    return Rope(made / np.float32(parameters.get("factor") or 1.0))
+
+
+def _default(plain: Frequencies, _: Mapping[str, Any]) -> Rope:
+    return Rope(plain)
+
+
+def _linear(plain: Frequencies, parameters: Mapping[str, Any]) -> Rope:
+    return Rope(plain / np.float32(parameters["factor"]))
+
+
+def _llama3(plain: Frequencies, parameters: Mapping[str, Any]) -> Rope:
+    """Long waves are stretched by `factor`, short ones are not, those between are mixed."""
+    factor, low, high = (parameters[name] for name in ("factor", "low_freq_factor", "high_freq_factor"))
+    turns = parameters["original_max_position_embeddings"] * plain / (2 * math.pi)  # within the original context
+    share = np.clip((turns - low) / (high - low), 0, 1)
+    return Rope(((1 - share) * plain / factor + share * plain).astype(np.float32))
+
+
+def _yarn(plain: Frequencies, parameters: Mapping[str, Any]) -> Rope:
+    """YaRN, equations 19 to 23: stretched or not by the number of turns within the original context."""
+    base, original = parameters["rope_theta"], parameters["original_max_position_embeddings"]
+    factor = parameters.get("factor") or parameters["max_position_embeddings"] / original
+
+    def index_of(turns: float) -> float:
+        return len(plain) * math.log(original / (turns * 2 * math.pi)) / math.log(base)
+
+    low, high = index_of(parameters.get("beta_fast") or 32), index_of(parameters.get("beta_slow") or 1)
+    if parameters.get("truncate", True):
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, 2 * len(plain) - 1)
+    ramp = np.clip((np.arange(len(plain)) - low) / (high - low or 0.001), 0, 1)
+    scale = parameters.get("attention_factor")
+    if scale is None:
+        first, second = parameters.get("mscale"), parameters.get("mscale_all_dim")
+        both = bool(first and second)
+        scale = _magnitude(factor, first if both else 1) / (_magnitude(factor, second) if both else 1)
+    return Rope((plain / factor * ramp + plain * (1 - ramp)).astype(np.float32), float(scale))
+
+
+def _magnitude(factor: float, weight: Any) -> float:
+    return 0.1 * float(weight) * math.log(factor) + 1.0 if factor > 1 else 1.0
+
+
+def _longrope(plain: Frequencies, parameters: Mapping[str, Any]) -> Rope:
+    """LongRoPE by its short factors alone: see `settle_positions` in `outrider_export.layers`."""
+    original = parameters["original_max_position_embeddings"]
+    factor = parameters.get("factor") or parameters["max_position_embeddings"] / original
+    scale = parameters.get("attention_factor")
+    if scale is None:
+        scale = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
+    factors: Frequencies = np.array(parameters["short_factor"], dtype=np.float32)
+    return Rope(plain / factors, float(scale))
+
+
+_KINDS: dict[str, Callable[[Frequencies, Mapping[str, Any]], Rope]] = {
+    "default": _default,
+    "linear": _linear,
+    "llama3": _llama3,
+    "yarn": _yarn,
+    "longrope": _longrope,
+}

@@ -1,0 +1,179 @@
+"""The weights of a decoder by the names that Llama's checkpoints give them, whatever file they are in.
+
+    weights = CheckpointWeights(folder, decoder)
+    weights.matrix("model.layers.0.self_attn.q_proj").read(slice(0, 64))    # float32 [64, columns]
+
+Files are mapped, not read whole; a matrix is unpacked some rows at a time. Matrices that a file holds as one are taken
+apart, and rows of queries and keys that are stored for rotating neighbours are put in the order for rotating halves.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from outrider.errors import ExportError
+from outrider_export.sources import tensors_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from outrider_export.direct.describe import Decoder
+
+Rows = NDArray[np.float32]
+Indices = NDArray[np.int64]
+
+EMBEDDING, HEAD, FINAL_NORM = "model.embed_tokens", "lm_head", "model.norm"
+ATTENTION = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj")
+FEED_FORWARD = ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
+
+
+def layer_name(i: int, part: str) -> str:
+    """The name of a part of layer i."""
+    return f"model.layers.{i}.{part}"
+
+
+@dataclass(frozen=True)
+class Stored:
+    """Numbers in a file. num_bytes: there. read: some rows as float32, by a slice or their numbers."""
+
+    shape: tuple[int, ...]
+    num_bytes: int
+    read: Callable[[slice | Indices], Rows]
+
+
+class Weights(ABC):
+    """The weights of one model. interleaved: queries and keys are stored for rotating neighbours."""
+
+    def __init__(self, decoder: Decoder, *, interleaved: bool) -> None:
+        self.decoder = decoder
+        self._interleaved = interleaved
+
+    @abstractmethod
+    def stored(self, name: str) -> Stored | None:
+        """A tensor of the file, such as "lm_head.weight"; None if it does not have it.
+
+        Raises:
+            ExportError: when its type cannot be read.
+        """
+
+    @abstractmethod
+    def missing(self, name: str) -> ExportError:
+        """The error for a tensor that the file has to have."""
+
+    def matrix(self, name: str) -> Stored:
+        """A matrix, by its name without ".weight".
+
+        Raises:
+            ExportError: when it is missing, of another shape, or of a type that cannot be read.
+        """
+        module, _ = place_of(name, self.decoder)
+        whole, (rows, columns) = self.stored(f"{module}.weight"), self._shape_of(module)
+        found = self._part(name, "weight")
+        if whole is None or found is None:
+            raise self.missing(f"{module}.weight")
+        if whole.shape != (rows or whole.shape[0], columns):
+            raise ExportError(
+                f"{module}.weight is {[*whole.shape]} and has to be {[rows or 'tokens', columns]} by the model's "
+                "configuration. Download the model again."
+            )
+        return found
+
+    def _shape_of(self, module: str) -> tuple[int | None, int]:
+        """The rows and columns of a module's matrix by the configuration; None for as many rows as there are tokens."""
+        decoder = self.decoder
+        hidden, wide = decoder.hidden_size, decoder.mlp_size
+        queries, keys = decoder.num_heads * decoder.head_size, decoder.num_kv_heads * decoder.head_size
+        return {
+            "q_proj": (queries, hidden), "k_proj": (keys, hidden), "v_proj": (keys, hidden),
+            "o_proj": (hidden, queries), "qkv_proj": (queries + 2 * keys, hidden),
+            "gate_proj": (wide, hidden), "up_proj": (wide, hidden),
+            "gate_up_proj": (2 * wide, hidden), "down_proj": (hidden, wide),
+        }.get(module.rsplit(".", 1)[-1], (None, hidden))  # fmt: skip
+
+    def vector(self, name: str) -> Rows | None:
+        """A norm or a bias, float32 [n], by its whole name; None if the file does not have it."""
+        module, _, kind = name.rpartition(".")
+        found = self._part(module, kind)
+        return None if found is None else found.read(slice(None)).reshape(-1)
+
+    def _part(self, name: str, kind: str) -> Stored | None:
+        """The rows of a tensor that are this module's."""
+        whole = self.stored(f"{place_of(name, self.decoder)[0]}.{kind}")
+        rows = None if whole is None else self.rows_of(name, whole.shape[0])
+        if whole is None or rows is None:
+            return whole
+        shape = (len(rows), *whole.shape[1:])
+        return Stored(shape, whole.num_bytes * len(rows) // whole.shape[0], lambda part: whole.read(rows[part]))
+
+    def rows_of(self, name: str, count: int) -> Indices | None:
+        """Which of a tensor's `count` rows are this module's, in its order; None for all as they are."""
+        _, span = place_of(name, self.decoder)
+        heads = {"q_proj": self.decoder.num_heads, "k_proj": self.decoder.num_kv_heads}.get(name.rsplit(".", 1)[-1])
+        order = halves_order(heads, self.decoder.head_size, self.decoder.rotary_size) if heads else None
+        if not self._interleaved or order is None:
+            return None if span is None else np.arange(count)[span]
+        return np.arange(count)[span or slice(None)][order]
+
+
+def place_of(name: str, decoder: Decoder) -> tuple[str, slice | None]:
+    """The module that holds a projection, and which of its rows; None for all."""
+    layer, _, part = name.rpartition(".")
+    queries, keys = decoder.head_size * decoder.num_heads, decoder.head_size * decoder.num_kv_heads
+    fused = {"q_proj": (0, queries), "k_proj": (queries, keys), "v_proj": (queries + keys, keys)}
+    fused_mlp = {"gate_proj": (0, decoder.mlp_size), "up_proj": (decoder.mlp_size, decoder.mlp_size)}
+    for is_fused, parts, module in (
+        (decoder.form.fused, fused, "qkv_proj"),
+        (decoder.form.fused_mlp, fused_mlp, "gate_up_proj"),
+    ):
+        if is_fused and part in parts:
+            first, count = parts[part]
+            return f"{layer}.{module}", slice(first, first + count)
+    return name, None
+
+
+def halves_order(num_heads: int, head_size: int, rotary_size: int) -> Indices:
+    """The rows of queries or keys that are stored for rotating neighbours, in the order for rotating halves.
+
+    Of each head's first `rotary_size` rows, the even ones come first.
+    """
+    of_head = np.arange(head_size)
+    of_head[:rotary_size] = of_head[:rotary_size].reshape(-1, 2).T.reshape(-1)
+    order: Indices = (np.arange(num_heads)[:, None] * head_size + of_head).reshape(-1)
+    return order
+
+
+class CheckpointWeights(Weights):
+    """The weights of a checkpoint folder with safetensors files, one or several."""
+
+    def __init__(self, folder: Path, decoder: Decoder) -> None:
+        super().__init__(decoder, interleaved=False)
+        self._folder = folder
+        self._tensors = tensors_of(folder)
+        self._files: dict[Path, NDArray[np.uint8]] = {}
+
+    def stored(self, name: str) -> Stored | None:
+        """See `Weights`. Norms have the architecture's offset."""
+        tensor = self._tensors.get(name)
+        if tensor is None or not tensor.shape:
+            return None
+        if tensor.path not in self._files:
+            self._files[tensor.path] = np.memmap(tensor.path, dtype=np.uint8, mode="r")
+        data = self._files[tensor.path][tensor.begin : tensor.begin + tensor.size]
+        rows = data.reshape(tensor.shape[0], -1)
+        offset = np.float32(self.decoder.form.norm_offset if name.endswith("norm.weight") else 0)
+
+        def read(part: slice | Indices) -> Rows:
+            found = tensor.unpacked(np.ascontiguousarray(rows[part]))
+            return found + offset if offset else found
+
+        return Stored(tensor.shape, tensor.size, read)
+
+    def missing(self, name: str) -> ExportError:
+        """See `Weights`."""
+        return ExportError(f"{self._folder} has no matrix {name}. Download the checkpoint again.")

@@ -1,0 +1,64 @@
+"""A bundle by what a user names: its folder, or a model, of which one is made and found again.
+
+    bundle = open_bundle("my-pair")
+    bundle = open_bundle("model.gguf", draft="small.gguf")     # exported once, into the cache folder
+
+This is the one place outside the command line that reaches the export half, and only when a model is named.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from outrider.bundle.folder import Bundle, as_folder, read_bundle
+from outrider.bundle.manifest import MANIFEST_NAME
+from outrider.errors import ExportError, OptionError, install
+from outrider.system.files import shown
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from outrider_export.progress import Progress
+
+
+def open_bundle(
+    model: str | Path | Bundle, draft: str | Path | None = None, *, progress: Progress | None = None
+) -> Bundle:
+    """The bundle in a folder; or that of a .gguf file, a checkpoint folder or a hub id, exported if it was not yet.
+
+    draft: the draft model for a model that is no bundle, of the same kinds. progress: of an export.
+
+    Raises:
+        BundleError: when there is nothing of this name, or the bundle is damaged.
+        OptionError: when a draft model is named for a bundle.
+        ExportError: when the model cannot be exported.
+    """
+    if isinstance(model, Bundle):
+        check_no_draft(model.folder, draft)
+        return model
+    folder = as_folder(model)
+    if folder.is_dir() and ((folder / MANIFEST_NAME).is_file() or not (folder / "config.json").is_file()):
+        bundle = read_bundle(folder)
+        check_no_draft(folder, draft)
+        return bundle
+    try:
+        from outrider_export.cached import cached_bundle
+    except ImportError as error:
+        raise ExportError(
+            f"{shown(model)} is no bundle, and making one of a model needs the export half of outrider, which is not "
+            f"installed ({error}). Run: {install('export')}"
+        ) from error
+    return cached_bundle(model, draft, progress=progress)
+
+
+def check_no_draft(bundle: Path, draft: str | Path | None) -> None:
+    """Check that no draft model is named for a bundle, which has those that it was made with.
+
+    Raises:
+        OptionError: otherwise.
+    """
+    if draft is not None:
+        raise OptionError(
+            f"draft={shown(draft)!r} is for models, and {bundle} is a bundle already. Add the draft model to it: "
+            f"outrider add {bundle} {shown(draft)}"
+        )

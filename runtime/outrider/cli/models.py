@@ -1,0 +1,108 @@
+"""`outrider models`."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+import click
+from rich.filesize import decimal
+
+from outrider.cli.console import out, print_json, table
+from outrider.cli.options import json_option
+from outrider.errors import ExportError, install
+from outrider.system import saved
+
+if TYPE_CHECKING:
+    from outrider_export.bundle_cache import BundleCache
+
+
+@click.group(invoke_without_command=True)
+@json_option
+@click.pass_context
+def models(context: click.Context, as_json: bool) -> None:
+    """List the bundles that were made of models, or remove some.
+
+    Where a bundle is named, a .gguf file, a checkpoint folder or a hub id does: it is exported once, into the cache
+    folder. These are the bundles there, with what they were made of. Their names do wherever a bundle is named, too.
+    """
+    if context.invoked_subcommand is None:
+        _list(open_cache(), as_json)
+
+
+@models.command()
+@click.argument("names", metavar="NAME...", nargs=-1)
+@click.option("--all", "every", is_flag=True, help="Remove all of them.")
+@json_option
+def remove(names: tuple[str, ...], every: bool, as_json: bool) -> None:
+    """Remove bundles that were made of models. What they were made of stays.
+
+    NAME is as listed, or its beginning. The model is exported again when it is used again.
+    """
+    if every == bool(names):
+        raise click.UsageError("Name what to remove as 'outrider models' lists it, or give --all, and not both.")
+    cache = open_cache()
+    entries = cache.entries() if every else list({entry.name: entry for entry in map(cache.find, names)}.values())
+    size = sum(entry.size for entry in entries)
+    for entry in entries:
+        cache.remove(entry)
+    cache.tidy()
+    if as_json:
+        print_json({"removed": [entry.name for entry in entries], "bytes": size})
+        return
+    out.print(f"Removed {', '.join(entry.name for entry in entries) or 'nothing'}: {decimal(size)}.")
+
+
+def open_cache() -> BundleCache:
+    """The user's cache of bundles.
+
+    Raises:
+        ExportError: when the export half is not installed.
+    """
+    try:
+        from outrider_export.bundle_cache import BundleCache
+    except ImportError as error:
+        raise ExportError(
+            f"The export half of outrider is not installed ({error}). Run: {install('export')}"
+        ) from error
+    return BundleCache(saved.FOLDER)
+
+
+def _list(cache: BundleCache, as_json: bool) -> None:
+    entries = cache.entries()
+    size = sum(entry.size for entry in entries)
+    if as_json:
+        found = [
+            {
+                "name": entry.name,
+                "bundle": str(entry.folder),
+                "bytes": entry.size,
+                "sources": [
+                    {"role": each.role, "kind": each.kind, "name": each.name, "state": cache.state_of(each)}
+                    for each in entry.sources
+                ],
+                "last_used": _time(entry.last_used).isoformat(timespec="seconds"),
+            }
+            for entry in entries
+        ]
+        print_json({"folder": str(cache.folder), "bytes": size, "models": found})
+        return
+    if not entries:
+        out.print(f"There are none in {cache.folder}. Try: outrider chat model.gguf")
+        return
+    made = table("name", "size", "last used", "made of")
+    made.columns[-1].justify, made.columns[-1].no_wrap, made.columns[-1].overflow = "left", False, "fold"
+    for entry in entries:
+        made_of = [each.name + _remark(cache.state_of(each)) for each in entry.sources]
+        used = f"{_time(entry.last_used):%Y-%m-%d %H:%M}"
+        made.add_row(entry.name, decimal(entry.size), used, "\n".join(made_of) or "not known")
+    out.print(made)
+    out.print(f"{decimal(size)} in {cache.folder}", soft_wrap=True)
+
+
+def _remark(state: str) -> str:
+    return "" if state == "there" else f" ({state})"
+
+
+def _time(seconds: float) -> datetime:
+    return datetime.fromtimestamp(seconds).astimezone()

@@ -1,0 +1,1 @@
+"""Rounds of all requests: what is drafted for each, the target pass that verifies it, and what is committed."""

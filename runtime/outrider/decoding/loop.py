@@ -1,0 +1,81 @@
+"""The speculative loop."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from outrider.decoding.drafting import draft_ahead, propose
+from outrider.decoding.reading import Reading, draft_of
+from outrider.models.calls import submit
+from outrider.tokens.grammar import fill_masks
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence as Seq
+
+    from outrider.decoding.observer import Observer
+    from outrider.decoding.request import Request
+    from outrider.decoding.scheduler import Scheduler
+    from outrider.types import Backend, Turn
+
+
+def step(main: Backend, requests: Seq[Request], scheduler: Scheduler, observer: Observer | None = None) -> None:
+    """One round for every request: propose, verify, commit (Leviathan et al. 2022, algorithm 1).
+
+    A request whose prompt is not read yet reads its next piece instead, or waits, as the scheduler decides. All
+    requests share one target pass. Plain decoding is a round with an empty draft.
+
+    Raises:
+        CallCancelled: when all requests of the target pass were cancelled during it. Nothing is committed.
+        DeviceError: when a model's call fails. Other errors end only the request that they belong to.
+    """
+    began = time.perf_counter()
+    turns = propose(requests, main.vocab_size, observer)
+    readings = _share(requests, turns, scheduler, began)
+    if not readings:
+        return
+    main_began = main.seconds
+    target_pass = submit(main, [reading.chunk for reading in readings], observer)
+    try:
+        judged = [(reading.request.grammar, reading.draft) for reading in readings if reading.chunk.num_rows]
+        fill_masks([(grammar, draft) for grammar, draft in judged if grammar])
+        draft_ahead([(reading.request, reading.turn) for reading in readings], target_pass, observer)
+    finally:  # whatever happens: the next round writes where this one reads
+        target = target_pass.wait(lambda: all(reading.request.is_given_up for reading in readings))
+    scheduler.took(main.seconds - main_began)
+    for reading in readings:
+        request = reading.request
+        try:
+            path = reading.commit(target, observer) if reading.chunk.num_rows else []
+            if request.policy is not None:
+                request.observe(reading.committed(target, path, beside_prompts=scheduler.num_prompt_rows > 0))
+            if observer is not None:
+                observer.committed(request)
+        except BaseException as error:  # isolate failures per request; a panic in llguidance is no Exception
+            request.fail(error)
+
+
+def _share(requests: Seq[Request], turns: Seq[Turn | None], scheduler: Scheduler, began: float) -> list[Reading]:
+    """What each request reads in this round's call, as the scheduler shares its rows. began: the round."""
+    sound = [(request, turn) for request, turn in zip(requests, turns, strict=True) if not request.error]
+    counts = scheduler.share(
+        [_num_wanted(request, turn) for request, turn in sound],
+        [request.decodes for request, _ in sound],
+        [request.slot.length for request, _ in sound],
+        begun=time.perf_counter() - began,
+    )
+    readings: list[Reading] = []
+    row = 0
+    for (request, turn), count in zip(sound, counts, strict=True):
+        if count:  # else it waits
+            readings.append(Reading.of(request, turn, count, row))
+            row += readings[-1].chunk.num_rows
+    return readings
+
+
+def _num_wanted(request: Request, turn: Turn | None) -> int:
+    """Most rows of a request in one call: an answer's newest tokens and draft, or a prompt up to its next boundary."""
+    begin, length = request.slot.length, len(request.sequence)
+    if not request.decodes:
+        return len(request.sequence.next_piece(begin, length)[0])
+    return length - begin - 1 + draft_of(turn).num_rows

@@ -1,0 +1,84 @@
+"""Apps' own drafters: what they raise and return is checked where it enters."""
+
+from __future__ import annotations
+
+import math
+from numbers import Integral, Real
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+
+from outrider.errors import DrafterError
+from outrider.system.guard import Guarded, Rule
+from outrider.types import Drafter, Guess, Requirements
+
+if TYPE_CHECKING:
+    from outrider.types import Proposer
+
+REMEDY = "Mend it, or choose another drafter."
+_MOST = 64  # draft tokens a round, as of the option
+
+
+def guarded(drafter: Proposer, name: str) -> Drafter:
+    """An app's drafter, whose errors and wrong values are DrafterErrors."""
+    return cast("Drafter", Guarded(drafter, f"the drafter {name!r}", RULES, DrafterError, REMEDY, Drafter()))
+
+
+def inner(drafter: object) -> object:
+    """The app's own object behind a guarded drafter; any other drafter as it is."""
+    return drafter.inner if isinstance(drafter, Guarded) else drafter
+
+
+def _is_number(value: Any) -> bool:
+    is_real = type(value) is float or (isinstance(value, Real) and not isinstance(value, bool))
+    return is_real and math.isfinite(value)
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= 0
+
+
+def _are_requirements(value: Any) -> bool:
+    if not isinstance(value, Requirements):
+        return False
+    names = isinstance(value.features, tuple) and all(isinstance(name, str) for name in value.features)
+    return names and isinstance(value.trees, bool) and _is_count(value.num_masks)
+
+
+def _is_guess(value: Any) -> bool:
+    if not isinstance(value, Guess):
+        return value is None
+    is_known = value.token_id is None or _is_count(value.token_id)
+    return _is_number(value.chance) and 0 <= value.chance <= 1 and _is_count(value.num_accepted) and is_known
+
+
+_FLAG = ("True or False", lambda value: isinstance(value, bool | np.bool_))
+_NUMBER = ("a finite number", _is_number)
+_COUNT = ("an integer of at least 0", _is_count)
+_IGNORED = ("anything", lambda _: True)
+# By member of `Drafter`.
+RULES = {
+    "num_assistant_tokens": Rule(f"an integer from 0 to {_MOST}", lambda value: _is_count(value) and value <= _MOST),
+    "seconds": Rule(*_NUMBER),
+    "reserve": Rule(*_FLAG, of_call=True),
+    "propose": Rule("a list of drafts", lambda value: isinstance(value, list | tuple), of_call=True),
+    "observe": Rule(*_IGNORED, of_call=True),
+    "release": Rule(*_IGNORED, of_call=True),
+    "requirements": Rule("Requirements, with names of hidden states, a flag and a count", _are_requirements),
+    "takes_rules": Rule(*_FLAG),
+    "name": Rule("a text", lambda value: isinstance(value, str)),
+    "goes_ahead": Rule(*_FLAG),
+    "ahead_seconds": Rule(*_NUMBER),
+    "draft_ahead": Rule(*_IGNORED, of_call=True),
+    "is_priced": Rule(*_FLAG),
+    "is_free": Rule(*_FLAG),
+    "at_once": Rule(*_FLAG),
+    "most_tokens": Rule("None or an integer of at least 0", lambda value: value is None or _is_count(value)),
+    "first_seconds": Rule(*_NUMBER),
+    "can_draft": Rule(*_FLAG, of_call=True),
+    "seconds_for": Rule(*_NUMBER, of_call=True),
+    "num_unread": Rule(*_COUNT, of_call=True),
+    "num_ahead": Rule(*_COUNT, of_call=True),
+    "follow": Rule(*_IGNORED, of_call=True),
+    "guess": Rule("None, or a Guess with a chance from 0 to 1, a count and a token id", _is_guess, of_call=True),
+}

@@ -1,0 +1,402 @@
+"""One request on its way through the loop."""
+
+from __future__ import annotations
+
+import time
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+
+from outrider.decoding.metrics import Stats
+from outrider.decoding.results import AnswerToken, Result, TextChunk, tokens_of_round
+from outrider.errors import NoTokenLeft, RequestError, one_line
+from outrider.system.guard import Guard, is_interrupt
+from outrider.types import DraftRequest, Outcome, Prompt
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from collections.abc import Sequence as Seq
+    from threading import Event
+
+    from outrider.inputs.text import TextStream
+    from outrider.tokens.grammar import GrammarState
+    from outrider.tokens.sampling import DraftRows
+    from outrider.types import (
+        Backend,
+        Committed,
+        Draft,
+        Drafter,
+        DraftPolicy,
+        DraftRule,
+        Noise,
+        Sampler,
+        Sequence,
+        Slot,
+        TokenLogprobs,
+        Verifier,
+    )
+
+
+class Sink(Protocol):
+    """Where a request's output goes: pieces of text, the last with the result, or an error. Called by the worker."""
+
+    def put(self, news: TextChunk | BaseException, /) -> None:
+        """Take a piece. Must not raise, nor take long: all requests wait for it."""
+
+    def qsize(self) -> int:
+        """Pieces that were not read yet. A request pauses when it is far ahead of its reader."""
+
+
+@dataclass(eq=False, slots=True)
+class Request:
+    """A sequence with everything that is needed to continue it, and its text.
+
+    finish_reason: None while it runs, then "stop", "length" or "cancelled".
+    """
+
+    sequence: Sequence
+    sampler: Sampler
+    verifier: Verifier
+    noise: Noise
+    text: TextStream
+    max_new_tokens: int
+    eos_token_ids: frozenset[int]
+    grammar: GrammarState | None = None  # that the answer follows, as its sampler does
+    policy: DraftPolicy | None = None  # chooses the drafter of each round; None: plain decoding
+    num_assistant_tokens: int = 0  # most draft tokens per round
+    ahead: bool = False  # whether drafters draft ahead for it
+    rule: DraftRule | None = None  # may end a draft earlier
+    sampled: bool = False  # whether tokens depend on the noise
+    exact: bool = False  # whether tokens do not depend on drafts or on the batch
+    logprobs: list[TokenLogprobs] | None = None  # of the committed tokens; None: not wanted
+    cancel: Event | None = None  # set from any thread to end the answer here
+    save: Callable[[list[int]], None] | None = None  # called with the answer's tokens, unless it was cancelled
+    reuse: bool = True  # starts from cached prefixes, and publishes its own
+    name_of: Callable[[Drafter], str] = lambda drafter: type(drafter).__name__
+    created: float = field(default_factory=time.perf_counter)
+    stats: Stats = field(default_factory=Stats)
+    sink: Sink = field(default_factory=SimpleQueue[TextChunk | BaseException])
+    abandoned: bool = False  # set by the reader: the answer is not read any more
+    # The worker's own
+    slot: Slot = field(init=False)  # from `admit` on
+    trees: bool = False  # whether drafts may be trees, from `admit` on
+    features: tuple[str, ...] = ()  # the main model's hidden states that the drafter wants, from `admit` on
+    mask_token_ids: tuple[int, ...] = ()  # the main model's, from `admit` on
+    finish_reason: str | None = None
+    error: BaseException | None = None  # why the request failed
+    done: bool = False  # the result or the error was sent
+    tokens: list[AnswerToken] = field(default_factory=list)  # the committed tokens, with their sources
+    num_published: int = 0  # characters of the text that were sent
+    num_published_tokens: int = 0
+    first_token_at: float = 0.0
+
+    @property
+    def drafters(self) -> Seq[Drafter]:
+        """All drafters that may draft for it."""
+        return self.policy.drafters if self.policy is not None else ()
+
+    @property
+    def decodes(self) -> bool:
+        """Whether its prompt is read, and its answer has begun."""
+        return len(self.sequence) > self.sequence.num_prompt_tokens
+
+    @property
+    def limit(self) -> int:
+        """Most draft tokens of this round: none while the prompt is read, none past the answer's end.
+
+        The bonus token is always generated, so the last of max_new_tokens is never drafted.
+        """
+        sequence = self.sequence
+        if self.policy is None or not self.decodes:
+            return 0
+        left = sequence.num_prompt_tokens + self.max_new_tokens - len(sequence)
+        return min(self.num_assistant_tokens, left - 1)
+
+    @property
+    def draft_request(self) -> DraftRequest:
+        """The request for the drafter."""
+        sequence = self.sequence
+        return DraftRequest(
+            sequence=sequence,
+            limit=self.limit,
+            sampler=self.sampler,
+            verifier=self.verifier,
+            noise=self.noise,
+            eos_token_ids=self.eos_token_ids,
+            rule=self.rule,
+            num_left=sequence.num_prompt_tokens + self.max_new_tokens - len(sequence),
+            ahead=self.ahead,
+            trees=self.trees,
+        )
+
+    @property
+    def ended(self) -> bool:
+        """Whether the answer has ended."""
+        return bool(self.finish_reason or self.error)
+
+    def end_if_cancelled(self) -> None:
+        """End the answer if the reader has gone or cancelled. An answer that has ended does not change."""
+        if self.ended:
+            return
+        try:
+            if self.abandoned or self._is_cancelled():
+                self.finish("cancelled")
+        except Exception as error:  # the tokenizer's, or that of the app's `cancel`
+            self.fail(error)
+
+    @property
+    def is_given_up(self) -> bool:
+        """Whether nobody waits for the answer any more, or it cannot be known."""
+        try:
+            return self.abandoned or self._is_cancelled()
+        except RequestError:  # `end_if_cancelled` says so
+            return True
+
+    def _is_cancelled(self) -> bool:
+        """Whether the app has set `cancel`, which may be an object of its own.
+
+        Raises:
+            RequestError: when `cancel.is_set()` raises.
+        """
+        if self.cancel is None:
+            return False
+        what = f"cancel.is_set(), of a {type(self.cancel).__name__},"
+        with Guard(what, RequestError, "Mend it, or pass a threading.Event."):
+            return bool(self.cancel.is_set())
+
+    def publish(self) -> None:
+        """Send new text to the reader, then the result or the error."""
+        if self.done:
+            return
+        try:
+            self._publish_text()
+        except Exception as error:  # the tokenizer's: isolate failures per request
+            self.fail(error)
+        if self.error:
+            self.sink.put(self.error)
+        self.done = self.ended
+
+    def _publish_text(self) -> None:
+        text = self.text.text[self.num_published :]
+        is_last = bool(self.finish_reason and not self.error)
+        if not (text or is_last):
+            return
+        num_tokens = self.text.num_tokens if is_last else self.text.num_certain_tokens
+        new = slice(self.num_published_tokens, num_tokens)
+        logprobs = None if self.logprobs is None else self.logprobs[new]
+        self.num_published += len(text)
+        self.num_published_tokens = num_tokens
+        self.sink.put(TextChunk(text, self.stats, self.result() if is_last else None, self.tokens[new], logprobs))
+
+    def fail(self, error: BaseException) -> None:
+        """End the request with an error, which is sent to its reader."""
+        if is_interrupt(error):
+            raise error
+        if not isinstance(error, Exception):
+            error = _failure(error)
+        self.error = self.error or error
+
+    def result(self) -> Result:
+        """The answer, once it is finished; without the tokens of a stop string."""
+        num_tokens = self.text.num_tokens
+        return Result(
+            text=self.text.text,
+            token_ids=self.sequence.generated_token_ids[:num_tokens],
+            finish_reason=self.finish_reason or "cancelled",
+            stats=self.stats,
+            seed=self.noise.seed if self.sampled else None,
+            lossless=self.verifier.lossless,
+            exact=self.exact,
+            logprobs=None if self.logprobs is None else self.logprobs[:num_tokens],
+            tokens=self.tokens[:num_tokens],
+        )
+
+    def admit(self, main: Backend) -> bool:
+        """Open slots in the caches of main and draft model. False, with no slot open, while there is no room.
+
+        Raises:
+            RequestError: when the main model or the verifier lacks what the drafter requires.
+        """
+        self.features = self._features_of(main)
+        self.trees = main.capabilities.trees and self.verifier.trees
+        self.mask_token_ids = main.capabilities.mask_token_ids
+        max_tokens = self.sequence.num_prompt_tokens + self.max_new_tokens
+        sequence = self.sequence
+        prompt = Prompt((), adapter=sequence.adapter, source=sequence.source, embeds=sequence.embeds)
+        if self.reuse:
+            prompt = replace(prompt, token_ids=sequence.token_ids, scope=sequence.scope, answers=sequence.answers)
+        slot = main.open(max_tokens, prompt)
+        if slot is None:
+            return False
+        try:
+            if not self._reserve(max_tokens, slot.length):
+                slot.close()
+                return False
+        except BaseException:
+            slot.close()
+            raise
+        self.slot = slot
+        self.stats.num_cached_tokens = slot.length
+        return True
+
+    def _reserve(self, max_tokens: int, num_cached: int) -> bool:
+        """Reserve room with every drafter. False, with nothing reserved, while one has no room."""
+        with ExitStack() as taken:
+            for drafter in self.drafters:
+                if not drafter.reserve(self.sequence, max_tokens, num_cached):
+                    return False
+                taken.callback(drafter.release, self.sequence)
+            taken.pop_all()
+        return True
+
+    def _features_of(self, main: Backend) -> tuple[str, ...]:
+        """The hidden states that the drafters want, each once. All are equally wide."""
+        return tuple(dict.fromkeys(name for drafter in self.drafters for name in self._check_needs(drafter, main)))
+
+    def _check_needs(self, drafter: Drafter, main: Backend) -> tuple[str, ...]:
+        """The hidden states that a drafter wants.
+
+        Raises:
+            RequestError: when the drafter's requirements cannot be met.
+        """
+        needs, found = drafter.requirements, main.capabilities.features
+        if missing := [name for name in needs.features if name not in found]:
+            raise RequestError(
+                f"The drafter needs the main model's hidden states {missing[0]!r}, and the main model gives "
+                f"{', '.join(map(repr, found)) or 'none'}. Choose another drafter, or a bundle that has them."
+            )
+        if needs.num_masks > len(main.capabilities.mask_token_ids):
+            raise RequestError(
+                f"The drafter needs {needs.num_masks} mask tokens, and the main model reads "
+                f"{len(main.capabilities.mask_token_ids)} here. They are for main models in OpenVINO's format, on a "
+                "processor or GPU. Choose another drafter."
+            )
+        if needs.trees and not self.verifier.trees:
+            raise RequestError(
+                f"The drafter needs drafts to be verified as trees, and {type(self.verifier).__name__} verifies "
+                "chains only. Choose another drafter, or a lossless sampling mode."
+            )
+        return needs.features
+
+    def release(self) -> None:
+        """Publish the committed tokens and close the slots. After an error nothing is published."""
+        with ExitStack() as slots:  # all are closed, even if one fails
+            if self.policy is not None:
+                slots.callback(self.policy.release, self.sequence)
+                for drafter in self.drafters:
+                    slots.callback(drafter.release, self.sequence)
+            slots.callback(self.slot.close)
+            if self.reuse and self.error is None:
+                self.slot.publish(self.sequence.token_ids)
+
+    def observe(self, committed: Committed) -> None:
+        """Tell the drafters, then the policy, what a round has committed. Each drafter gets its own hidden states."""
+        policy, sequence = self.policy, self.sequence
+        if policy is not None:
+            for drafter in policy.drafters:
+                drafter.observe(sequence, self._for(drafter, committed))
+            policy.observe(sequence, committed)
+
+    def _for(self, drafter: Drafter, committed: Committed) -> Committed:
+        """What a round has committed, with the hidden states that a drafter wants."""
+        wanted = drafter.requirements.features
+        if committed.features is None or wanted == self.features:
+            return committed
+        if not wanted:
+            return replace(committed, features=None)
+        parts = dict(zip(self.features, np.split(committed.features, len(self.features), axis=1), strict=True))
+        return replace(committed, features=np.concatenate([parts[name] for name in wanted], axis=1))
+
+    def verify(self, draft: Draft, rows: DraftRows) -> Outcome:
+        """Verify a draft with the target pass's rows.
+
+        If the options leave no token at a row, the draft is cut there, and only the tokens before it are verified. If
+        all of them are accepted, they may end the answer, as in plain decoding. If they do not end it, the next round
+        fails, as plain decoding does.
+
+        A tree needs no second try: its rows are read behind accepted tokens only, so the token before such a row was
+        accepted, and all before it. Nor may it have one, as fewer tokens would be judged with other random numbers.
+        """
+        position = len(self.sequence)
+        try:
+            return self.verifier.verify(draft, rows, self.noise, position)
+        except NoTokenLeft as error:
+            if not error.row:
+                raise
+            if draft.parents is not None:
+                *path, last = draft.path_to(error.row - 1)
+                return Outcome(path, draft.token_ids[last])
+            draft = draft.cut(error.row)
+        try:
+            return self.verifier.verify(draft, rows, self.noise, position)
+        except NoTokenLeft:  # at the row behind the last token, which is read if all are accepted
+            return Outcome.of_chain(len(draft) - 1, draft.token_ids[-1])
+
+    def commit(self, rows: DraftRows, outcome: Outcome, drafter: Drafter | None = None) -> None:
+        """Commit a round's tokens, up to the end of the answer. Tokens past the end are not counted.
+
+        drafter: made the draft.
+        """
+        if not self.first_token_at:
+            self.first_token_at = time.perf_counter()
+            if self.reuse:
+                self.slot.publish(self.sequence.token_ids)  # for requests that begin with the same prompt
+        draft, draft_token_ids = rows.draft, rows.draft.token_ids
+        token_ids = self._until_end([*(draft_token_ids[i] for i in outcome.path), outcome.next_token_id])
+        if self.logprobs is not None:
+            self.logprobs += [rows.logprobs(i, token_id) for i, token_id in zip(outcome.rows, token_ids, strict=False)]
+        self.sequence.token_ids.extend(token_ids)
+        name = self.name_of(drafter) if drafter is not None and len(draft) else None
+        self.tokens += tokens_of_round(token_ids, draft, outcome, name)
+        self.sampler.commit(token_ids)
+        stats = self.stats
+        if stats.num_generated_tokens:  # the first token comes with the prompt
+            verified = draft.depths
+            if len(token_ids) <= outcome.num_accepted:  # the answer ended within the draft
+                verified = [depth for depth in verified if depth < len(token_ids)]
+            stats.count_round(verified, min(len(token_ids), outcome.num_accepted))
+        stats.num_generated_tokens += len(token_ids)
+        is_complete = self.grammar is not None and self.grammar.is_complete()
+        if token_ids[-1] in self.eos_token_ids or self.text.is_over or is_complete:
+            self.finish("stop")
+        elif stats.num_generated_tokens == self.max_new_tokens:
+            self.finish("length")
+
+    def _until_end(self, token_ids: list[int]) -> list[int]:
+        """The tokens up to the end of the answer. Their text is added to the answer."""
+        left = self.max_new_tokens - self.stats.num_generated_tokens
+        eos = next((i for i, token_id in enumerate(token_ids) if token_id in self.eos_token_ids), len(token_ids))
+        token_ids = token_ids[: min(left, eos + 1)]
+        if self.grammar is not None:
+            token_ids = token_ids[: self.grammar.num_until_complete(token_ids)]
+        # To find the token that ends the answer by its text, decode one at a time; otherwise the round at once.
+        for i in range(len(token_ids)) if self.text.stepwise else ():
+            self.text.push(token_ids[i : i + 1])
+            if self.text.is_over:
+                return token_ids[: i + 1]
+        if not self.text.stepwise:
+            self.text.push(token_ids)
+        return token_ids
+
+    def finish(self, reason: str) -> None:
+        """End the answer and release the text that was held back. Nothing else sets `finish_reason`."""
+        if self.finish_reason:
+            return
+        self.finish_reason = reason
+        self.text.finish()
+        now = time.perf_counter()
+        first = self.first_token_at or now
+        self.stats.time_to_first_token = first - self.created
+        self.stats.decode_seconds = now - first
+        if self.save is not None and not self.error and reason != "cancelled":
+            self.save(self.result().token_ids)
+
+
+def _failure(error: BaseException) -> RequestError:
+    """An error in place of what would end the reader's thread or process: SystemExit, a library's panic."""
+    failure = RequestError(f"The request failed with {type(error).__name__}: {one_line(error)}.")
+    failure.__cause__ = error
+    return failure

@@ -1,0 +1,149 @@
+"""All answers of one round: what draft tokens cost in the batch, and how many are worth it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from itertools import accumulate
+from operator import mul
+from typing import TYPE_CHECKING
+
+from outrider.models.measure import LONGEST
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence as Seq
+
+    from outrider.models.measure import PassCost
+    from outrider.types import Drafter
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """The answers of one round, and what draft tokens cost in their batch.
+
+        batch.allot([[0.9, 0.8], [0.2]])    # draft tokens of the first answer, and of the second
+
+    cost: of the main model's calls. together: number of answers. context: average tokens. plain: seconds of a round
+    without drafts, for all answers. rate: tokens per second of all answers lately. least: rows of a plain call. before:
+    rows of the main model's last call. change: extra seconds of a call with another number of rows than the one before.
+    _added: extra seconds of a call against a plain one, by its rows.
+    """
+
+    cost: PassCost
+    together: int
+    context: float
+    plain: float
+    rate: float
+    least: int
+    before: int
+    change: float
+    _added: dict[int, float] = field(init=False, default_factory=dict)
+
+    def allot(self, chances: Seq[Seq[float]]) -> list[int]:
+        """How many draft tokens of each answer are worth their rows in this batch. The likeliest tokens come first.
+
+        chances: each token's probability of acceptance if those before it are accepted. Rows are priced together: in a
+        full call few are worth it, and in a batch that is padded anyway some are free.
+        """
+        reached = [(kept, i) for i, each in enumerate(chances) for kept in accumulate(each, mul)]
+        lengths = [0] * len(chances)
+        most = sum(kept for kept, _ in reached)
+        if most <= self.rate * self._cheapest():
+            return lengths
+        reached.sort(key=lambda token: -token[0])  # stable: a token comes behind those before it
+        best, best_value, value = list(lengths), 0.0, 0.0
+        for kept, i in reached:
+            value += kept
+            lengths[i] += 1
+            added = self.added(lengths)
+            if value - self.rate * added > best_value:
+                best, best_value = list(lengths), value - self.rate * added
+            if most - self.rate * (added - 2 * self.change) <= best_value:
+                break  # more rows do not cost less, even if all are accepted
+        return best
+
+    def added(self, lengths: Seq[int]) -> float:
+        """Seconds that drafts of these lengths add to a plain round."""
+        rows, cost = [k + 1 for k in lengths], self.cost
+        if not cost.one_call:
+            return max(cost.together(rows, self.context) - self.plain, 0.0)
+        return self._added_by(cost.rule.num_rows(rows))
+
+    def _added_by(self, total: int) -> float:
+        """Extra seconds of one call with this many rows.
+
+        A call with another number of rows than the one before costs more, and so does the next plain call.
+        """
+        if total not in self._added:  # many lengths make the same number of rows
+            cost, least = self.cost, self.least
+            changes = (total != self.before) + (total != least) - (least != self.before)
+            seconds = cost.together([total], self.context) - self.plain + self.change * changes
+            self._added[total] = max(seconds, 0.0)
+        return self._added[total]
+
+    def _cheapest(self) -> float:
+        """The least seconds that any draft adds to a plain round."""
+        if not self.cost.one_call:
+            return 0.0
+        one = self.cost.rule.num_rows([2] + [1] * (self.together - 1))
+        return min(self._added_by(one), self._added_by(max(self.before, one)))
+
+
+@dataclass(frozen=True, slots=True)
+class ModelPrice:
+    """What drafts of a model cost each of the `share` answers that it drafts for at the same time.
+
+    call: seconds of its call. at_once: whether a draft takes one call; otherwise each token takes one. check: seconds
+    that 0, 1, … draft tokens add to the target pass. most: tokens of its longest draft.
+    """
+
+    share: int
+    call: float
+    at_once: bool
+    check: list[float]
+    most: int
+
+    @classmethod
+    def of(cls, model: Drafter, batch: Batch, share: int) -> ModelPrice:
+        """The price if the model drafts for `share` of the batch's answers."""
+        others = [0] * (batch.together - share)
+        check = [batch.added([k] * share + others) / share for k in range(LONGEST + 1)]
+        return cls(
+            share,
+            model.seconds_for([1] * share, batch.context) / share,
+            model.at_once,
+            check,
+            min(model.most_tokens or LONGEST, LONGEST),
+        )
+
+    @property
+    def step(self) -> float:
+        """Seconds to draft a token behind the first."""
+        return 0.0 if self.at_once else self.call
+
+    def drafting(self, count: int, num_ahead: int = 0) -> float:
+        """Seconds to draft so many tokens, of which `num_ahead` were drafted ahead."""
+        if not count or (num_ahead and self.at_once):
+            return 0.0
+        return self.step * (count - 1) + (0.0 if num_ahead else self.call)
+
+    def pays(self, chance: float, limit: int, rate: float) -> bool:
+        """Whether a draft is worth it. chance: of each token, to be accepted. rate: tokens per second."""
+        costs = [
+            rate * (seconds + self.drafting(k)) for k, seconds in enumerate(self.check[: min(limit, self.most) + 1])
+        ]
+        return best_length([chance] * (len(costs) - 1), costs)[1] > 0
+
+
+def best_length(chances: Seq[float], costs: Seq[float]) -> tuple[float, int]:
+    """The largest value of a draft, in tokens, and the length that has it.
+
+    chances: each token's probability of acceptance if those before it are accepted. costs: in tokens, of 0, 1, …
+    tokens.
+    """
+    best, length, kept, value = 0.0, 0, 1.0, 0.0
+    for k, chance in enumerate(chances[: len(costs) - 1], 1):
+        kept *= chance
+        value += kept
+        if value - costs[k] > best:
+            best, length = value - costs[k], k
+    return best, length

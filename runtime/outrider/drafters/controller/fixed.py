@@ -1,0 +1,42 @@
+"""The policy that always chooses the same drafter."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from outrider.drafters.controller.base import BasePolicy
+from outrider.types import Turn
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence as Seq
+
+    from outrider.types import Drafter, DraftRequest, Pending
+
+
+class Fixed(BasePolicy):
+    """Lets one drafter propose as many tokens as a request may have, whether that pays or not.
+
+        request.policy = Fixed(Ngram())
+
+    Policies of the same drafter are equal, so that it is called once for all requests that use it.
+    """
+
+    def __init__(self, drafter: Drafter) -> None:
+        self.drafters = (drafter,)
+        self.goes_ahead = drafter.goes_ahead
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is Fixed and other.drafters[0] is self.drafters[0]
+
+    def __hash__(self) -> int:
+        return id(self.drafters[0])
+
+    def choose(self, requests: Seq[DraftRequest]) -> list[Turn]:
+        """A turn of the drafter for each request."""
+        return [Turn(request, self.drafters[0]) for request in requests]
+
+    def go_ahead(self, turns: Seq[Turn], check: Pending) -> None:
+        """Let the drafter draft ahead until the target pass is done."""
+        (drafter,) = self.drafters
+        if drafter.goes_ahead:
+            drafter.draft_ahead([turn.request for turn in turns], [turn.draft for turn in turns], check)

@@ -1,0 +1,125 @@
+"""Records of the drafters' acceptance, saved for later answers and later starts."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from outrider.drafters.controller.acceptance import Acceptance, Share
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from collections.abc import Sequence as Seq
+
+    from outrider.system.saved import SavedValue
+    from outrider.types import Draft, Verifier
+
+_SECONDS = 5.0  # between two writes of the file
+_HEARSAY = 10.0  # most observations that greedy decoding's share counts for in sampling
+_UNSAID = 0.5  # the confidence of a drafter that gives none
+
+
+@dataclass(slots=True)
+class ModelRecord:
+    """One model's acceptance over all answers.
+
+    by_confidence: of its tokens, by its confidence. share: the accepted share, whatever the confidence. seconds: the
+    accepted share of second candidates where the first was rejected.
+    """
+
+    by_confidence: Acceptance = field(default_factory=Acceptance)
+    share: Share = field(default_factory=lambda: Share(0.7, weight=10.0, memory=0.999))
+    seconds: Share = field(default_factory=lambda: Share(0.3, weight=10.0, memory=0.998))
+
+    def observe(self, draft: Draft, path: Seq[int]) -> None:
+        """Take in the outcome of a draft of the model: its first candidates up to a rejected one, and the second there.
+
+        path: the indices of the accepted tokens.
+        """
+        num_accepted = draft.num_first(path)
+        for accepted, confidence in judged(draft, num_accepted):
+            self.by_confidence.observe(confidence, accepted=accepted)
+            self.share.add(accepted)
+        if len(draft.children(num_accepted - 1)) > 1:
+            self.seconds.add(len(path) > num_accepted)
+
+
+def judged(draft: Draft, num_accepted: int) -> Iterator[tuple[bool, float]]:
+    """For each first candidate that was verified, whether it was accepted, and its confidence."""
+    confidences = confidences_of(draft.first_chain if draft.parents else draft)
+    for i, confidence in enumerate(confidences[: num_accepted + 1]):
+        yield i < num_accepted, confidence
+
+
+@dataclass(slots=True)
+class Record:
+    """The drafters' acceptance over all answers.
+
+    copies: acceptance by confidence. first_copies: the same for the first token of a copy after a token that was not
+    copied, where most wrong copies go wrong. models: by the names of the drafters that call a model. length: tokens of
+    an answer.
+    """
+
+    copies: Acceptance = field(default_factory=Acceptance)
+    first_copies: Acceptance = field(default_factory=Acceptance)
+    models: dict[str, ModelRecord] = field(default_factory=dict)
+    length: Share = field(default_factory=lambda: Share(64.0, weight=1.0, memory=0.9))
+
+    def of_model(self, name: str) -> ModelRecord:
+        """The record of a model, which is empty at first."""
+        return self.models.setdefault(name, ModelRecord())
+
+
+def confidences_of(draft: Draft) -> Seq[float]:
+    """The confidences of a draft, or a default for each token."""
+    return draft.confidences or [_UNSAID] * len(draft)
+
+
+class Records:
+    """A record for each kind of request, in a file if there is one.
+
+        records = Records(SavedValue(folder, key, dict[str, Record]))
+        records.of(request.verifier).copies.chance(0.8)
+        records.save()
+
+    Sampling accepts other tokens than greedy decoding, so each verifier has its own record. So has each adapter of the
+    main model, which writes other texts. adapters: a hash of each, by name; one that changes begins anew.
+    """
+
+    def __init__(
+        self, file: SavedValue[dict[str, Record]] | None = None, adapters: Mapping[str, str] | None = None
+    ) -> None:
+        self._file, self._adapters = file, dict(adapters or {})
+        self.found = (file.read() if file else None) or {}
+        self._saved_at = time.monotonic()
+
+    def of(self, verifier: Verifier, adapter: str | None = None) -> Record:
+        """The record of requests with this kind of verifier, and this adapter or none."""
+        name = self._name(type(verifier).__name__, adapter)
+        if name not in self.found:
+            self.found[name] = Record()
+        return self.found[name]
+
+    def of_model(self, verifier: Verifier, model: str, adapter: str | None = None) -> ModelRecord:
+        """The record of a model for these requests.
+
+        It begins with the share of greedy decoding; with an adapter, with that of greedy decoding with it or without.
+        """
+        record = self.of(verifier, adapter)
+        for name in () if model in record.models else (self._name("Greedy", adapter), "Greedy"):
+            if (greedy := self.found.get(name)) and model in greedy.models:
+                known = greedy.models[model].share
+                record.models[model] = ModelRecord(share=replace(known, weight=min(known.weight, _HEARSAY)))
+                break
+        return record.of_model(model)
+
+    def _name(self, verifier: str, adapter: str | None) -> str:
+        return verifier if adapter is None else f"{verifier} {adapter} {self._adapters.get(adapter, '')[:16]}"
+
+    def save(self, *, at_once: bool = False) -> None:
+        """Write the file, at most once in a few seconds unless `at_once`."""
+        now = time.monotonic()
+        if self._file and self.found and (at_once or now - self._saved_at >= _SECONDS):
+            self._saved_at = now
+            self._file.write(self.found)

@@ -1,0 +1,103 @@
+"""Rules that end a draft."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from collections.abc import Sequence as Seq
+
+    from outrider.drafters.controller.lookahead import Lookahead
+
+
+@dataclass(frozen=True, slots=True)
+class ConfidenceThreshold:
+    """Wants more while the last token was drafted with at least this confidence.
+
+    OpenVINO GenAI's `assistant_confidence_threshold`. The token that ends a draft is part of it.
+    """
+
+    threshold: float
+
+    def wants_more(self, confidences: Seq[float]) -> bool:
+        """Whether another token is wanted."""
+        return not confidences or confidences[-1] >= self.threshold
+
+    wants_seconds = False
+
+    def places_of_seconds(self, confidences: Seq[float]) -> list[int]:  # noqa: ARG002
+        """None."""
+        return []
+
+    def num_masks(self, confidences: Seq[float], most: int) -> list[int]:
+        """All of them behind each row."""
+        return [most] * (len(confidences) + 1)
+
+
+@dataclass(frozen=True, slots=True)
+class WorthIt:
+    """Wants more while the next token is worth its cost: its probability of acceptance against its seconds.
+
+    chance: a token's probability of acceptance, by its confidence. next_chance: that of a token that is not drawn yet.
+    rate: tokens per second. step: seconds to draft a token. check: for k tokens, the seconds that they add to the
+    target pass. longest: tokens of the longest chain. num_ahead: tokens that were drafted ahead. second: the chance
+    that a second candidate is accepted where the first is rejected; 0 without any. fork: seconds that a branch adds
+    besides its rows. ahead: prices mask tokens; None without any.
+    """
+
+    chance: Callable[[float], float]
+    next_chance: float
+    rate: float
+    step: float
+    check: Seq[float]
+    longest: int
+    num_ahead: int = 0
+    second: float = 0.0
+    fork: float = 0.0
+    ahead: Lookahead | None = None
+
+    @property
+    def wants_seconds(self) -> bool:
+        """Whether a second candidate of the first token could be worth its two rows."""
+        rows = self.check[min(3, len(self.check) - 1)] - self.check[min(1, len(self.check) - 1)]
+        return self.second > self.rate * (rows + self.fork)
+
+    def places_of_seconds(self, confidences: Seq[float]) -> list[int]:
+        """The places at which a second candidate is worth its branch, which repeats the tokens before it.
+
+        It is accepted if those before it are, the first candidate is not, and it is the right one.
+        """
+        places, count, reached = list[int](), len(confidences), 1.0
+        for i, confidence in enumerate(confidences):
+            chance = self.chance(confidence)
+            behind = count + i + 2
+            if behind >= len(self.check):
+                break
+            cost = self.check[behind] - self.check[count] + self.fork
+            if reached * (1 - chance) * self.second > self.rate * cost:
+                places.append(i)
+                count = behind
+            reached *= chance
+        return places
+
+    def wants_more(self, confidences: Seq[float]) -> bool:
+        """Whether the next token is worth its cost. Later tokens are worth less."""
+        k = len(confidences)
+        if k >= self.longest:
+            return False
+        kept = prod(self.chance(confidence) for confidence in confidences) * self.next_chance
+        step = self.step if k >= self.num_ahead else 0.0
+        return kept > self.rate * (step + self.check[k + 1] - self.check[k])
+
+    def num_masks(self, confidences: Seq[float], most: int) -> list[int]:
+        """For each row of a chain the masks that are worth it. One in a round that has no token to draft: it is a try.
+
+        If they are worth nothing, such a round is there to find out how good the next draft is.
+        """
+        if self.ahead is None:
+            return [0] * (len(confidences) + 1)
+        wanted = [min(count, most) for count in self.ahead.num_masks([self.chance(each) for each in confidences])]
+        return wanted if confidences or any(wanted) else [min(1, most)]

@@ -1,0 +1,1 @@
+"""What apps call: engines, their chats, scoring and transcription."""

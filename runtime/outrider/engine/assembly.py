@@ -1,0 +1,174 @@
+"""Opens a bundle and makes what an engine consists of: models, drafters, the preparation of requests, their queue.
+
+parts = assemble(read_bundle("my-pair"), Config())
+request = parts.preparation.request("Why is the sky blue?", parts.config.generation)
+*_, last = parts.queue.run(request)
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+from outrider.bundle.folder import draft_models_of
+from outrider.bundle.opening import open_bundle
+from outrider.config import COPYING, Config
+from outrider.decoding.admission import Admission
+from outrider.decoding.request_queue import RequestQueue
+from outrider.decoding.scheduler import Scheduler
+from outrider.drafters import AnswerStore
+from outrider.drafters.draft_models import as_drafter, check_tokenizers
+from outrider.drafters.drafter_registry import DrafterRegistry, records_of
+from outrider.engine.preparation import Preparation, check_adapter
+from outrider.errors import OptionError
+from outrider.inputs.text import Tokenizer, check_tokenizer, pieces_of
+from outrider.inputs.text.own import guarded
+from outrider.inputs.vision import Vision
+from outrider.models.costs import contention_of, cost_of
+from outrider.models.loading import LoadedModel, load_parts
+from outrider.models.measure import pays
+from outrider.models.part import Part, parts_of
+from outrider.system.core import prepare_arrays
+from outrider.tokens.grammar import Grammars
+
+if TYPE_CHECKING:
+    from outrider.bundle.folder import Bundle
+    from outrider.config import DeviceConfig
+    from outrider.models.loading import Placement
+    from outrider.types import TextTokenizer
+
+
+@dataclasses.dataclass(frozen=True)
+class Parts:
+    """What an engine consists of.
+
+    config: with the devices that "auto" has become. device: as the models were loaded with. adapters: of the LoRA
+    adapters that are loaded, by name, a hash of the files.
+    """
+
+    config: Config
+    device: DeviceConfig
+    tokenizer: TextTokenizer
+    placement: Placement
+    loaded: dict[str, LoadedModel]
+    adapters: dict[str, str]
+    admission: Admission
+    registry: DrafterRegistry
+    preparation: Preparation
+    queue: RequestQueue
+
+    def pays_to_overlap(self, wanted: bool | str) -> bool:
+        """Whether draft models are to draft during target passes. With "auto" measured costs decide.
+
+        On one device they do not: its calls share what they are bound by, or wait for each other.
+
+        Raises:
+            OptionError: when it is wanted, and no draft model is loaded.
+        """
+        able = [self.loaded[name] for name, model in self.registry.models.items() if model.goes_ahead]
+        if not able or not wanted:
+            if wanted is True:
+                raise OptionError("overlap=True needs a draft model, and none is loaded. Leave it at 'auto'.")
+            return False
+        main, draft = self.loaded["main"], able[0]
+        if wanted == "auto" and main.backend.device == draft.backend.device:
+            return False
+        contention = contention_of(main.part, main.backend, draft.part, draft.backend)
+        self.registry.expect(contention)
+        return wanted is True or pays(main.cost, draft.cost, contention)
+
+
+def assemble(
+    bundle: Bundle,
+    config: Config,
+    *,
+    tokenizer: TextTokenizer | None = None,
+    draft_tokenizer: TextTokenizer | None = None,
+) -> Parts:
+    """Compile a bundle's models and make the rest. The tokenizers take the place of the bundle's own.
+
+    Raises:
+        OptionError, BundleError, DeviceError: as `outrider.load`.
+    """
+    scheduler, manifest = config.scheduler, bundle.manifest
+    if tokenizer is None:
+        check_tokenizer(bundle.tokenizer_path)
+    draft_tokenizer = None if draft_tokenizer is None else guarded(draft_tokenizer)
+    store = None
+    if scheduler.answer_store is not None:
+        store = AnswerStore(scheduler.answer_store, manifest.main.vocab_sha256)
+
+    # The draft models may be those of another bundle, in another format perhaps.
+    device = config.device
+    draft_bundle = bundle if device.draft_bundle is None else open_bundle(device.draft_bundle)
+    bundled = draft_models_of(draft_bundle, bundle)
+    wanted = config.generation.drafter
+    named = [entry for entry in bundled if entry.name == wanted]
+    entries = () if wanted in (None, *COPYING) else named or bundled
+    if draft_tokenizer is None:
+        check_tokenizers(draft_bundle, entries)
+
+    main, drafts = parts_of(bundle, draft_bundle, [entry.name for entry in entries], device.adapters)
+    names = main.adapters.names if main.adapters else ()
+    adapters = {each.name: bundle.sha256_of(each.folder) for each in manifest.adapters if each.name in names}
+    check_adapter(config.generation.adapter, names)
+
+    count = config.generation.num_assistant_tokens
+    if device.npu_window is None and not isinstance(count, str):
+        device = dataclasses.replace(device, npu_window=count + 1)
+    prepare_arrays()
+    with ThreadPoolExecutor(1) as pool:  # OpenVINO prepares graphs meanwhile
+        made = pool.submit(_tokenizers_of, bundle, tokenizer)
+        backends, placement = load_parts(main, drafts, device)
+    public, tokenizer = made.result()
+    config = config.replace(main_device=placement.main, draft_device=placement.draft or device.draft_device)
+    admission = Admission(manifest, backends, scheduler.cache_size)
+    admission.allocate()
+    loaded = {"main": LoadedModel(main, backends["main"], cost_of(main, backends["main"]))}
+    for part in drafts:
+        # On the main model's processor its speed today is known, too. The first draft packs the weights.
+        known = loaded["main"].cost.scale if {backends["main"].device, backends[part.role].device} == {"CPU"} else None
+        loaded[part.role] = LoadedModel(part, backends[part.role], cost_of(part, backends[part.role], scale=known))
+
+    masks = [Part(entry.name, draft_bundle, entry.model, entry) for entry in entries if entry.kind == "masks"]
+    make = functools.partial(
+        as_drafter, bundle=draft_bundle, scheduler=scheduler, tokenizer=tokenizer, own=draft_tokenizer
+    )
+    registry = DrafterRegistry(
+        loaded,
+        {entry.name: make(entry, loaded.get(entry.name, loaded["main"])) for entry in entries},
+        [entry.name for entry in bundled],
+        encode=lambda text: [token_id for piece in pieces_of(text) for token_id in tokenizer.encode(piece)],
+        loaded_with=wanted,
+        store=store,
+        records=functools.partial(records_of, scheduler.keep_records, (main, *drafts, *masks), adapters),
+    )
+    preparation = Preparation(
+        loaded,
+        tokenizer,
+        manifest.tokenizer,
+        admission,
+        registry,
+        Grammars(bundle.tokenizer_path, manifest.main.vocab_size, manifest.tokenizer.eos_token_ids),
+        adapters,
+        store=store,
+        reuse=scheduler.enable_prefix_caching,
+        vision=Vision.of(bundle, loaded["main"].backend, scheduler.image_memory),
+    )
+    main_backend, main_cost = loaded["main"].backend, loaded["main"].cost
+    # A main model in fixed shapes runs one request at a time.
+    cost = None if main_backend.capabilities.fixed else main_cost
+    queue = RequestQueue(main_backend, Scheduler(scheduler.max_num_batched_tokens, scheduler.max_round_seconds, cost))
+    return Parts(config, device, public, placement, loaded, adapters, admission, registry, preparation, queue)
+
+
+def _tokenizers_of(bundle: Bundle, given: TextTokenizer | None) -> tuple[TextTokenizer, TextTokenizer]:
+    """The app's tokenizer, or the bundle's, which refuses prompts without room: as apps see it, and as it is used."""
+    if given is not None:
+        return given, guarded(given)
+    main = bundle.manifest.main
+    context_length = max(main.geometry.context_length, main.encoder.context_length if main.encoder else 0)
+    own = Tokenizer(bundle.tokenizer_path, context_length)
+    return own, own

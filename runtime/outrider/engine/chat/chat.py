@@ -1,0 +1,323 @@
+"""A conversation with an engine."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import Mapping
+from contextlib import aclosing, closing, contextmanager
+from dataclasses import replace
+from threading import Event, Lock
+from typing import TYPE_CHECKING, Any, Protocol
+
+from outrider.engine.chat.file import read_chat, write_chat
+from outrider.engine.chat.images import Seen, keep_images
+from outrider.engine.chat.turn import Layout
+from outrider.errors import OptionError, RequestError
+from outrider.inputs.vision import check_images
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Callable, Generator, Iterator
+    from collections.abc import Sequence as Seq
+    from pathlib import Path
+
+    from outrider.bundle.folder import Bundle
+    from outrider.decoding.results import AnswerToken, Result, TextChunk
+    from outrider.engine.chat.turn import ChatTurn, Message
+    from outrider.inputs.vision import Vision
+    from outrider.types import Prompt, TextTokenizer
+
+
+class ChatEngine(Protocol):
+    """What a conversation needs of an engine."""
+
+    bundle: Bundle
+    tokenizer: TextTokenizer
+
+    @property
+    def vision(self) -> Vision | None:
+        """The bundle's vision encoder, if it has one."""
+
+    def generate(self, prompt: Prompt, *, cancel: Event | None = None, **options: Any) -> Result:
+        """Answer a prompt."""
+
+    def stream(
+        self, prompt: Prompt, *, cancel: Event | None = None, **options: Any
+    ) -> Generator[TextChunk, None, None]:
+        """Answer a prompt piece by piece."""
+
+    async def agenerate(self, prompt: Prompt, *, cancel: Event | None = None, **options: Any) -> Result:
+        """Answer a prompt, in an event loop."""
+
+    def astream(
+        self, prompt: Prompt, *, cancel: Event | None = None, **options: Any
+    ) -> AsyncGenerator[TextChunk, None]:
+        """Answer a prompt piece by piece, in an event loop."""
+
+
+class Chat:
+    """A conversation: it keeps its messages, and the tokens that were generated.
+
+        chat = engine.chat(system="You are terse.", temperature=0.7)
+        chat.send("Why is the sky blue?").text
+        for chunk in chat.stream("And red at dusk?"): ...
+
+    A message is a user's text, a chat message ({"role": …, "content": …}), or a list of them. Contents may have images,
+    as those of `generate`; they are kept as `data:` URLs. Options given here are those of `GenerationConfig`, for every
+    turn; those of a turn win over them.
+
+    An answer becomes a turn when it has ended, for whatever reason: a cancelled one with what was there was, one
+    whose stream was closed with what was given out. After an error the conversation is as before. There is one answer
+    at a time. All methods may be called from any thread.
+    """
+
+    def __init__(
+        self,
+        engine: ChatEngine,
+        system: str | None = None,
+        *,
+        messages: Seq[Message] = (),
+        tools: Seq[Message] = (),
+        turns: Seq[ChatTurn] = (),
+        **options: Any,
+    ) -> None:
+        tokenizer: Any = engine.tokenizer
+        if not getattr(tokenizer, "has_chat_template", False):
+            raise OptionError(
+                f"{engine.bundle.folder} has no chat template, and a chat needs one. Use engine.generate with a text, "
+                "or export the bundle from an instruct model."
+            )
+        opening = () if system is None else ({"role": "system", "content": system},)
+        special = engine.bundle.manifest.tokenizer
+        self._engine = engine
+        self._layout = Layout(
+            tokenizer,
+            _copied((*opening, *messages)),
+            tuple(tools),
+            frozenset((*special.eos_token_ids, *special.special_token_ids)),
+            Seen(engine.vision) if engine.vision else None,
+        )
+        self._turns = tuple(turns)
+        self.options: Mapping[str, Any] = options
+        self._answering = Lock()
+        self._cancel: Event | None = None  # ends the answer under way
+
+    @property
+    def turns(self) -> tuple[ChatTurn, ...]:
+        """The turns so far, without the answer under way."""
+        return self._turns
+
+    @property
+    def messages(self) -> list[Message]:
+        """All messages so far: the system's, the app's and the answers."""
+        return [*self._layout.opening, *(message for turn in self._turns for message in turn.all_messages)]
+
+    @property
+    def token_ids(self) -> list[int]:
+        """The tokens that the next turn goes on from; none before the first."""
+        return list(self._turns[-1].token_ids) if self._turns else []
+
+    def send(self, message: str | Message | Seq[Message], **options: Any) -> Result:
+        """Answer a message, and wait for the whole answer. `options` are for this turn.
+
+        Raises:
+            OptionError: for an unknown option, a bad value, or a message without role or content.
+            RequestError: when the message is empty, the conversation too long, another answer under way, or an image
+                cannot be read, or not by this model.
+            DeviceError: when a device fails.
+        """
+        return self._generate(_messages(message), options)
+
+    def stream(self, message: str | Message | Seq[Message], **options: Any) -> Generator[TextChunk, None, None]:
+        """Answer a message piece by piece; as `send`. Closing or dropping the stream ends the answer."""
+        with (
+            self._answer(_messages(message), options) as answer,
+            closing(self._engine.stream(answer.prompt, cancel=answer.cancel, **answer.options)) as chunks,
+        ):
+            for chunk in chunks:
+                answer.add(chunk)
+                yield chunk
+
+    async def asend(self, message: str | Message | Seq[Message], **options: Any) -> Result:
+        """As `send`, in an event loop. Cancelling the task ends the answer."""
+        messages = await asyncio.to_thread(_messages, message)
+        with self._answer(messages, options) as answer:
+            prompt = await asyncio.to_thread(lambda: answer.prompt)  # images take a while
+            result = await self._engine.agenerate(prompt, cancel=answer.cancel, **answer.options)
+            answer.result = result
+        return result
+
+    async def astream(self, message: str | Message | Seq[Message], **options: Any) -> AsyncGenerator[TextChunk, None]:
+        """As `stream`, in an event loop. Closing the generator, or cancelling the task, ends the answer."""
+        messages = await asyncio.to_thread(_messages, message)
+        with self._answer(messages, options) as answer:
+            prompt = await asyncio.to_thread(lambda: answer.prompt)
+            async with aclosing(self._engine.astream(prompt, cancel=answer.cancel, **answer.options)) as chunks:
+                async for chunk in chunks:
+                    answer.add(chunk)
+                    yield chunk
+
+    def cancel(self) -> bool:
+        """End the answer under way, after the model's running call. From any thread, at any time.
+
+        The answer's result still comes, with finish_reason "cancelled". Returns whether an answer was under way.
+        """
+        cancel = self._cancel
+        if cancel is not None:
+            cancel.set()
+        return cancel is not None
+
+    def retry(self, **options: Any) -> Result:
+        """Answer the last turn's messages again, and put the answer in place of the last one.
+
+        The options are those of the last answer but for its seed, and `options` win over them. The seed of the last
+        answer, `chat.turns[-1].seed`, gives the same text. If it fails, the last answer stays.
+
+        Raises:
+            RequestError: before the first turn; otherwise as `send`.
+        """
+        return self._generate(None, options)
+
+    def rewind(self, turns: int = 1) -> tuple[Message, ...]:
+        """Forget the last turns. Returns the messages that the first of them began with, which can be sent again.
+
+        Raises:
+            RequestError: when there are fewer turns, or an answer is under way.
+        """
+        with self._alone():
+            forgotten = self._last(turns)
+            self._turns = self._turns[: len(self._turns) - turns]
+        return forgotten[0].messages
+
+    def fork(self) -> Chat:
+        """A second conversation that goes on from here. Both share the cache of what they have in common."""
+        layout = self._layout
+        chat = Chat(self._engine, messages=layout.opening, tools=layout.tools, turns=self._turns, **self.options)
+        chat._layout = replace(layout, seen=layout.seen and layout.seen.copy())
+        return chat
+
+    def save(self, path: str | Path) -> None:
+        """Write the conversation, its messages and its tokens, to a JSON file. A file of this name is replaced.
+
+        It keeps its permissions, and a new one is its owner's alone. A link is followed.
+
+        Of the options, the adapter is saved.
+
+        Raises:
+            OptionError: when the file cannot be written.
+        """
+        adapter = self.options.get("adapter")
+        write_chat(path, self._engine.bundle, self._layout.opening, self._layout.tools, self._turns, adapter)
+
+    @classmethod
+    def load(cls, engine: ChatEngine, path: str | Path, *, same_model: bool = True, **options: Any) -> Chat:
+        """A conversation from a file that `save` wrote; as `engine.load_chat`."""
+        opening, tools, turns, adapter = read_chat(path, engine.bundle, same_model=same_model)
+        if adapter is not None:
+            options = {"adapter": adapter, **options}
+        return cls(engine, messages=opening, tools=tools, turns=turns, **options)
+
+    def _last(self, count: int) -> tuple[ChatTurn, ...]:
+        if not isinstance(count, int) or not 1 <= count <= len(self._turns):
+            raise RequestError(
+                f"turns={count!r} is not a number of turns of this chat, which has {len(self._turns)}. Give a number "
+                f"from 1 to {len(self._turns)}."
+                if self._turns
+                else "This chat has no turn yet. Send a message first."
+            )
+        return self._turns[-count:]
+
+    def _generate(self, messages: tuple[Message, ...] | None, options: dict[str, Any]) -> Result:
+        with self._answer(messages, options) as answer:
+            result = self._engine.generate(answer.prompt, cancel=answer.cancel, **answer.options)
+            answer.result = result
+        return result
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Let nothing else change the conversation during the block."""
+        if not self._answering.acquire(blocking=False):
+            raise RequestError(
+                "This chat is giving an answer. Read or close its stream, call cancel(), or go on in a fork()."
+            )
+        try:
+            yield
+        finally:
+            self._answering.release()
+
+    @contextmanager
+    def _answer(self, messages: tuple[Message, ...] | None, options: dict[str, Any]) -> Iterator[_Answer]:
+        """Make a turn of what is answered in the block. messages: None to put it in place of the last turn."""
+        with self._alone():
+            if "cancel" in options:
+                raise OptionError("cancel is not an option of a turn. Call chat.cancel(), from any thread.")
+            before = self._turns
+            if messages is None:
+                (last,), before = self._last(1), before[:-1]
+                messages, options = last.messages, {**last.options, "seed": None, **options}
+            self._cancel = Event()
+            try:
+                check_images([*self.messages, *messages], self._engine.vision)
+                lay_out = functools.partial(self._layout.prompt, before, messages)
+                answer = _Answer(lay_out, {**self.options, **options}, self._cancel)
+                try:
+                    yield answer
+                except Exception:
+                    raise
+                except BaseException:  # the stream was closed, or its task cancelled
+                    if answer.tokens:
+                        self._turns = (*before, self._turn(messages, answer, options))
+                    raise
+                self._turns = (*before, self._turn(messages, answer, options))
+            finally:
+                self._cancel = None
+
+    def _turn(self, messages: tuple[Message, ...], answer: _Answer, options: dict[str, Any]) -> ChatTurn:
+        result = answer.result
+        return self._layout.turn(
+            messages,
+            answer.prompt,
+            answer.text if result is None else result.text,
+            [token.token_id for token in answer.tokens] if result is None else result.token_ids,
+            finish_reason="cancelled" if result is None else result.finish_reason,
+            seed=answer.options.get("seed") if result is None else result.seed,
+            options=options,
+        )
+
+
+class _Answer:
+    """An answer under way, with what was given out of it."""
+
+    def __init__(self, lay_out: Callable[[], Prompt], options: Mapping[str, Any], cancel: Event) -> None:
+        self._lay_out, self.options, self.cancel = lay_out, options, cancel
+        self.text = ""
+        self.tokens: list[AnswerToken] = []
+        self.result: Result | None = None
+
+    @functools.cached_property
+    def prompt(self) -> Prompt:
+        """What is answered. It is laid out once, in the first thread that asks."""
+        return self._lay_out()
+
+    def add(self, chunk: TextChunk) -> None:
+        """Take in what is given out next."""
+        self.text += chunk.text
+        self.tokens += chunk.tokens
+        self.result = chunk.result
+
+
+def _messages(message: str | Message | Seq[Message]) -> tuple[Message, ...]:
+    """The messages of a turn."""
+    if isinstance(message, str):
+        if not message.strip():
+            raise RequestError("The message is empty. Give at least one word.")
+        return ({"role": "user", "content": message},)
+    messages = (message,) if isinstance(message, Mapping) else tuple(message)
+    if not messages:
+        raise RequestError("There is no message to answer. Give a text, or at least one message.")
+    return _copied(messages)
+
+
+def _copied(messages: Seq[Message]) -> tuple[Message, ...]:
+    """The messages as they are now; the app may change its own later. What is no message fails when it is rendered."""
+    return tuple(keep_images(each) if isinstance(each, Mapping) else each for each in messages)

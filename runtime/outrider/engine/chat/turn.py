@@ -1,0 +1,174 @@
+"""The turns of a conversation, as messages and as tokens."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
+
+from outrider.types import Prompt
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping
+    from collections.abc import Sequence as Seq
+
+    from outrider.engine.chat.images import Seen
+    from outrider.inputs.vision import EncodedImage
+    from outrider.inputs.vision.prompts import PartsTokenizer
+    from outrider.types import ChatTokenizer
+
+    Message: TypeAlias = Mapping[str, Any]
+
+log = logging.getLogger("outrider")
+
+
+@dataclass(frozen=True, slots=True)
+class ChatTurn:
+    """Messages and the answer to them.
+
+    messages: those that the app sent. text: of the answer. token_ids: of the whole conversation up to the end of this
+    answer, without its end-of-sequence token. answers: the parts of token_ids that were generated, as (begin, end); the
+    last is this turn's. finish_reason, seed: of the answer, as in `Result`. options: those that it was asked for with;
+    they are not saved.
+    """
+
+    messages: tuple[Message, ...]
+    text: str
+    token_ids: tuple[int, ...]
+    answers: tuple[tuple[int, int], ...]
+    finish_reason: str
+    seed: int | None = None
+    options: Mapping[str, Any] = field(default_factory=dict, compare=False)
+
+    @property
+    def answer_token_ids(self) -> tuple[int, ...]:
+        """The answer's tokens."""
+        return self.token_ids[self.answers[-1][0] :]
+
+    @property
+    def all_messages(self) -> tuple[Message, ...]:
+        """The messages, and the answer as one."""
+        return (*self.messages, {"role": "assistant", "content": self.text})
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Lays a conversation out as tokens.
+
+    tokenizer: with the model's chat template. opening: the messages before the first turn. tools: descriptions of
+    functions that the model may call. special_token_ids: those that an answer may end with, and its text does not have.
+    seen: the images, for a bundle with a vision encoder.
+    """
+
+    tokenizer: ChatTokenizer
+    opening: tuple[Message, ...]
+    tools: tuple[Message, ...]
+    special_token_ids: Collection[int]
+    seen: Seen | None = None
+
+    def prompt(self, turns: Seq[ChatTurn], messages: Seq[Message]) -> Prompt:
+        """The prompt for the answer to `messages`, behind these turns.
+
+        The tokens of the turns are kept, and those that the template writes from the last answer to the next one are
+        put behind them. A template may change what stands before, for instance leave out earlier answers' thinking.
+        Then all is rendered anew, and the tokens of those answers are kept whose text is still there.
+
+        Raises:
+            OptionError: when a message lacks its role or content.
+            RequestError: when the template refuses the messages, or an image cannot be read.
+        """
+        before = [*self.opening, *(message for turn in turns for message in turn.all_messages)]
+        whole, images = self._rendered([*before, *messages])
+        if self.seen is None:
+            return self._prompt(turns, before, whole)
+        encoded = self.seen.encode(images)
+        prompt = self._prompt(turns, before, whole, encoded)
+        return replace(prompt, embeds=self.seen.vision.place(prompt.token_ids, encoded, prompt.answers))
+
+    def _prompt(self, turns: Seq[ChatTurn], before: Seq[Message], whole: str, images: Seq[EncodedImage] = ()) -> Prompt:
+        """The prompt without embeds. before: the messages up to the last answer. whole: all, rendered."""
+        if not turns:
+            return _marked(self.tokenizer.encode_rendered(self._expand(whole, images)), ())
+        last = turns[-1]
+        asked, earlier = self._rendered(before[:-1])
+        tail = _tail(asked, last.text, whole)
+        if tail is not None:
+            tail = self._expand(tail, images[len(earlier) :])
+            return _marked([*last.token_ids, *self.tokenizer.encode(tail)], last.answers)
+        log.info("The chat template changes earlier turns, so the whole conversation is tokenized again.")
+        return self._anew(turns, self._expand(whole, images), before)
+
+    def _expand(self, text: str, images: Seq[EncodedImage]) -> str:
+        """A rendered text with all tokens of its images."""
+        return text if self.seen is None else self.seen.vision.expand(text, images)
+
+    def turn(
+        self, messages: tuple[Message, ...], prompt: Prompt, text: str, token_ids: Seq[int], **known: Any
+    ) -> ChatTurn:
+        """The turn of an answer with this text and these tokens. known: the turn's other fields."""
+        said = list(token_ids[:-1] if token_ids and token_ids[-1] in self.special_token_ids else token_ids)
+        decoded, rest = self.tokenizer.decode(said), list[int]()
+        if len(decoded) < len(text) and text.startswith(decoded):  # a stop string began within a token
+            rest = self.tokenizer.encode(text[len(decoded) :])
+        begin = len(prompt.token_ids)
+        earlier = tuple(part for part in prompt.answers if part[1] > part[0])
+        answers = (*earlier, (begin, begin + len(said)))
+        return ChatTurn(messages, text, (*prompt.token_ids, *said, *rest), answers, **known)
+
+    def _anew(self, turns: Seq[ChatTurn], whole: str, before: Seq[Message]) -> Prompt:
+        """The rendered text as tokens, with those of the answers that are found in it."""
+        asked = before[: len(self.opening) + len(turns[0].messages)]
+        header = self._render(asked)[len(self._render(asked, answering=False)) :]
+        token_ids: list[int] = []
+        answers: list[tuple[int, int]] = []
+        at = 0
+        for turn in turns:
+            found = whole.find(header + turn.text, at) if turn.text else -1
+            if found < 0:
+                continue
+            end = found + len(header)
+            token_ids += self._encode(whole[at:end], at)
+            begin, generated = turn.answers[-1]
+            answers.append((len(token_ids), len(token_ids) + generated - begin))
+            token_ids += turn.answer_token_ids
+            at = end + len(turn.text)
+        return _marked([*token_ids, *self._encode(whole[at:], at)], answers)
+
+    def _encode(self, text: str, at: int) -> list[int]:
+        """The tokens of a part of a rendered text, which begins `at` characters behind its beginning."""
+        return self.tokenizer.encode(text) if at else self.tokenizer.encode_rendered(text)
+
+    def _render(self, messages: Seq[Message], *, answering: bool = True) -> str:
+        return self._rendered(messages, answering=answering)[0]
+
+    def _rendered(self, messages: Seq[Message], *, answering: bool = True) -> tuple[str, list[Any]]:
+        """The text of messages, with one token for each image, and the images."""
+        options: dict[str, Any] = {"tools": self.tools, "answering": answering}
+        if self.seen is None:
+            return self.tokenizer.render(messages, **options), []
+        return self.seen.vision.render(messages, cast("PartsTokenizer", self.tokenizer), **options)
+
+
+def _tail(asked: str, answer: str, whole: str) -> str | None:
+    """What a template writes behind an answer. None if it changes the answer, or the text before it.
+
+    asked: the rendered text up to the answer. It may be rendered without the spaces around it, or behind one that the
+    model is to write itself.
+    """
+    if not whole.startswith(asked):
+        return None
+    rest = whole[len(asked) :]
+    for behind in (rest, rest.removeprefix(" ")):
+        for text in (answer, answer.rstrip(), answer.lstrip(), answer.strip()):
+            if behind.startswith(text):
+                return behind[len(text) :]
+    return None
+
+
+def _marked(token_ids: list[int], answers: Seq[tuple[int, int]]) -> Prompt:
+    """A prompt whose answers are read as they were generated.
+
+    Without an earlier answer an empty one stands at the end, so that its answer is not read again as part of a prompt:
+    the next turn marks it.
+    """
+    return Prompt(token_ids, answers=answers or ((len(token_ids), len(token_ids)),))

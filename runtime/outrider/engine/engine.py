@@ -1,0 +1,512 @@
+"""What apps call: requests in several forms, conversations, measurements. `assembly` has made the parts."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from contextlib import aclosing, contextmanager
+from threading import Lock
+from typing import TYPE_CHECKING, Any, cast
+
+from outrider.bundle.opening import open_bundle
+from outrider.config import Config, GenerationConfig
+from outrider.config.files import load_config, user_path
+from outrider.decoding import event_loop
+from outrider.decoding.own import inner
+from outrider.decoding.request_queue import Submitted
+from outrider.decoding.trace import Trace
+from outrider.engine import scoring
+from outrider.engine.assembly import assemble
+from outrider.engine.chat import Chat
+from outrider.engine.transcription import Transcriber
+from outrider.errors import OptionError
+from outrider.inputs.tools import ToolFormat
+from outrider.inputs.vision import has_images
+from outrider.models.costs import cost_of
+from outrider.models.measure import Contention, PassCost, measure_contention
+from outrider.models.settled import choice_of
+from outrider.system.forks import spare
+from outrider.system.progress import listener, report
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Mapping
+    from collections.abc import Sequence as Seq
+    from pathlib import Path
+    from threading import Event
+
+    from outrider.bundle.folder import Bundle
+    from outrider.bundle.manifest import ModelEntry
+    from outrider.decoding.request import Request
+    from outrider.decoding.results import Result, TextChunk, Transcription
+    from outrider.drafters import DraftModel
+    from outrider.engine.preparation import AnyPrompt
+    from outrider.inputs.vision import Vision
+    from outrider.models.setting import Choice
+    from outrider.types import Backend, CacheUse, CompiledModel, Drafter, Proposer, TextTokenizer
+
+
+_OF_REQUESTS = ("chat_template", "cancel", "at_once")  # options of `prepare` beside those of generation
+
+
+def load(
+    bundle: str | Path | Bundle,
+    config: str | Path | Config | None = None,
+    *,
+    draft: str | Path | None = None,
+    progress: Callable[[str], object] | None = None,
+    **options: Any,
+) -> Engine:
+    """Open a bundle and compile its models.
+
+        engine = outrider.load("my-pair", main_device="GPU", cache_size=1.5)
+        engine = outrider.load("model.gguf", draft="small.gguf")
+
+    A model does, too: a .gguf file, a checkpoint folder or a hub id, and `draft` for its draft model. It is exported
+    once, into the cache folder, with the export's defaults.
+
+    `config` names a preset or a TOML file; `options` are those of `GenerationConfig`, `SchedulerConfig` and
+    `DeviceConfig`, and win over it. Generation options become the engine's defaults. With `drafter=None`,
+    "ngram" or "suffix" the bundle's draft model is left on disk.
+
+    progress: is called with a line of text at each step, in this thread. An error that it raises ends the load.
+
+    Raises:
+        OptionError: for an unknown option, a bad value or a device that is not there.
+        BundleError: when the bundle is missing, damaged or does not fit together.
+        ExportError: when a model cannot be exported.
+        DeviceError: when a device cannot compile a model or has no room for the cache.
+
+    Warns (`DeviceWarning`) when a device that was wanted is replaced by another; `Engine.placement` says where models
+    are.
+    """
+    with listener(progress):
+        config = load_config(config).replace(**options)
+        return Engine(open_bundle(bundle, draft), config)
+
+
+class Engine:
+    """A bundle, compiled and ready.
+
+        engine.generate("Why is the sky blue?", max_new_tokens=200).text
+        for chunk in engine.stream(messages, temperature=0.7, seed=1): ...
+
+    A prompt is text, a list of chat messages, token ids, or a `Prompt`. Text goes through the chat template unless
+    `chat_template=False`. Both calls are thread-safe: requests that run at the same time share the main model's calls.
+    `tokenizer` and `draft_tokenizer` take the place of the bundle's own.
+    """
+
+    def __init__(
+        self,
+        bundle: Bundle,
+        config: Config | None = None,
+        *,
+        tokenizer: TextTokenizer | None = None,
+        draft_tokenizer: TextTokenizer | None = None,
+    ) -> None:
+        report(f"Loading {bundle.folder}.")
+        self.bundle = bundle
+        self._parts = parts = assemble(bundle, config or Config(), tokenizer=tokenizer, draft_tokenizer=draft_tokenizer)
+        spare(self, parts.admission.backends)
+        self.config = parts.config
+        self.tokenizer = parts.tokenizer
+        self.placement = parts.placement
+        self.loaded = parts.loaded
+        self._registry, self._preparation, self._queue = parts.registry, parts.preparation, parts.queue
+        self._tracing = Lock()
+        self._overlaps = False
+        self.overlaps = parts.pays_to_overlap(self.config.scheduler.overlap)
+
+    @property
+    def _main(self) -> CompiledModel:
+        return self.loaded["main"].backend
+
+    @property
+    def drafters(self) -> tuple[str, ...]:
+        """The names that `drafter` can have, besides "auto" and None."""
+        return self._registry.names
+
+    @property
+    def bundled_drafters(self) -> tuple[str, ...]:
+        """The names of the draft models that come with the bundle."""
+        return self._registry.bundled
+
+    @property
+    def adapters(self) -> tuple[str, ...]:
+        """The LoRA adapters that are loaded, which `adapter` can be, besides None."""
+        return tuple(self._parts.adapters)
+
+    def add_drafter(self, name: str, drafter: Proposer) -> None:
+        """Add a drafter of your own, for requests with `drafter=name`. Its interface is `outrider.types.Drafter`.
+
+        The text is the main model's, whatever the drafter proposes: a bad drafter only costs time.
+
+        Raises:
+            OptionError: for a name that is taken or empty.
+        """
+        self._registry.add(name, drafter)
+
+    def find_drafter(self, name: str, max_ngram_size: int = 3) -> Drafter:
+        """The drafter of this name; "auto" is the bundle's own, else "suffix".
+
+        Raises:
+            OptionError: when there is none, or it was left on disk.
+        """
+        return cast("Drafter", inner(self._registry.find(name, max_ngram_size)))
+
+    def reads_references(self, config: GenerationConfig) -> bool:
+        """Whether drafts for such a request are copied from `references` and the answer store."""
+        return self._registry.reads_references(config)
+
+    @property
+    def tool_format(self) -> ToolFormat | None:
+        """How the model writes calls of functions; None if its chat template has no known format.
+
+        content, calls = engine.tool_format.parse(result.text)
+        """
+        return ToolFormat.of_template(self.tokenizer.chat_template)
+
+    @property
+    def draft_models(self) -> dict[str, DraftModel]:
+        """The bundle's draft models that are loaded, by name; heads and modules among them, but no mask tokens."""
+        own = {name: model for name, model in self._registry.models.items() if name in self.loaded}
+        return cast("dict[str, DraftModel]", own)
+
+    @property
+    def vision(self) -> Vision | None:
+        """The bundle's vision encoder, with the layout of prompts with images; None for a bundle of text."""
+        return self._preparation.vision
+
+    @property
+    def models(self) -> dict[str, ModelEntry]:
+        """The models that are loaded, "main" and by the drafters' names."""
+        return {role: model.part.model for role, model in self.loaded.items()}
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether draft models draft during target passes. Must not be set while requests run."""
+        return self._overlaps
+
+    @overlaps.setter
+    def overlaps(self, wanted: bool) -> None:
+        if wanted != self._overlaps:
+            self.settle()
+            self._main.run_in_background(wanted)
+        self._overlaps = wanted
+
+    @property
+    def main(self) -> Backend:
+        """The main model's backend, for measurements. Must not be called while requests run."""
+        self._queue.check_open()
+        self.settle()
+        return self._main
+
+    @property
+    def setting(self) -> dict[str, str]:
+        """Each model's device and precision; for the main model also whether its rows are exact, and the padding."""
+        return {f"{role}_device": model.setting for role, model in self.loaded.items()}
+
+    @property
+    def choices(self) -> dict[str, Choice]:
+        """Each model's setting, and the settings that it was chosen from."""
+        return {role: choice_of(m.part, m.backend.device, self._parts.device) for role, m in self.loaded.items()}
+
+    @property
+    def costs(self) -> dict[str, PassCost]:
+        """The costs of the models' calls, by role. They adapt to the machine's speed."""
+        return {role: model.cost for role, model in self.loaded.items()}
+
+    @property
+    def cache(self) -> dict[str, CacheUse]:
+        """Each model's prefix-cache occupancy and hit statistics, by role."""
+        return {role: model.backend.cache for role, model in self.loaded.items()}
+
+    @property
+    def max_tokens(self) -> int:
+        """Most tokens of one request's prompt and answer: the model's context, or what fits in the cache."""
+        self._queue.check_open()
+        return self._parts.admission.max_tokens
+
+    def generate(
+        self,
+        prompt: AnyPrompt,
+        config: GenerationConfig | None = None,
+        *,
+        chat_template: bool = True,
+        cancel: Event | None = None,
+        **options: Any,
+    ) -> Result:
+        """Answer a prompt.
+
+        `config` replaces the engine's generation defaults; `options` are fields of `GenerationConfig` and win over
+        both. Setting `cancel`, from any thread, ends the answer, and a call that serves it alone.
+
+        Raises:
+            OptionError: for an unknown option or a bad value.
+            RequestError: when the prompt is empty, or too long for the model's context or the cache, when options that
+                ban tokens leave none to choose, when `cancel` fails, or in a fork of the process that has the engine.
+            DeviceError: when a device fails.
+        """
+        request = self.prepare(prompt, config, chat_template=chat_template, cancel=cancel, at_once=True, **options)
+        *_, last = self._queue.run(request)
+        return last.result or request.result()
+
+    def transcribe(
+        self,
+        audio: Any,
+        *,
+        language: str | None = None,
+        task: str | None = None,
+        timestamps: bool = False,
+        sampling_rate: int | None = None,
+        **options: Any,
+    ) -> Transcription:
+        """The text of audio, by a Whisper model. Longer audio than 30 s is read in windows, one after the other.
+
+            engine.transcribe("talk.wav", language="en", timestamps=True).segments
+
+        audio: float32 [n] from −1 to 1, at the model's rate of 16 kHz; or the path of a .wav file. language: such as
+        "en"; None: found in the first window. task: "transcribe" or "translate" (to English). sampling_rate: of an
+        array, to be checked. options: as of `generate`, for each window.
+
+        Raises as `generate`; also OptionError for another kind of model, and RequestError for audio that is empty,
+        damaged, or has another rate.
+        """
+        encoder = self.bundle.manifest.main.encoder
+        if encoder is None:
+            raise OptionError("This model reads text, not audio. Use engine.generate, or load a Whisper.")
+        eos_token_ids = self.bundle.manifest.tokenizer.eos_token_ids
+        transcriber = Transcriber(encoder, self.generate, self.tokenizer.decode, eos_token_ids)
+        return transcriber.run(
+            audio, language=language, task=task, timestamps=timestamps, sampling_rate=sampling_rate, **options
+        )
+
+    def stream(
+        self,
+        prompt: AnyPrompt,
+        config: GenerationConfig | None = None,
+        *,
+        chat_template: bool = True,
+        cancel: Event | None = None,
+        **options: Any,
+    ) -> Generator[TextChunk, None, None]:
+        """Answer a prompt piece by piece; as `generate`. Closing or dropping the stream ends the answer."""
+        return self._queue.run(self.prepare(prompt, config, chat_template=chat_template, cancel=cancel, **options))
+
+    def submit(
+        self,
+        prompt: AnyPrompt,
+        config: GenerationConfig | None = None,
+        *,
+        sink: Callable[[TextChunk | BaseException], object],
+        chat_template: bool = True,
+        **options: Any,
+    ) -> Submitted:
+        """Start to answer a prompt, and return at once.
+
+            handle = engine.submit(prompt, sink=lambda news: loop.call_soon_threadsafe(queue.put_nowait, news))
+
+        sink: is called in the engine's thread with each piece of text, the last of which has the result, or with the
+        request's error. It must return at once: all requests wait for it. Raises as `generate`, except for device
+        errors.
+        """
+        if not callable(sink):
+            raise OptionError(f"sink={sink!r} cannot be called. Pass a function that takes a TextChunk or an error.")
+        request = self.prepare(prompt, config, chat_template=chat_template, **options)
+        submitted = Submitted(self._queue, request, sink)
+        self._queue.submit(request)
+        return submitted
+
+    async def astream(
+        self,
+        prompt: AnyPrompt,
+        config: GenerationConfig | None = None,
+        *,
+        chat_template: bool = True,
+        cancel: Event | None = None,
+        **options: Any,
+    ) -> AsyncGenerator[TextChunk, None]:
+        """Answer a prompt piece by piece, in an event loop of asyncio; as `stream`.
+
+            async for chunk in engine.astream("Why is the sky blue?"):
+                print(chunk.text, end="", flush=True)
+
+        Closing the generator, or cancelling the task that reads it, ends the answer.
+        """
+        prompt = await self.aread_images(prompt, config, chat_template=chat_template, **options)
+        make = functools.partial(self.prepare, chat_template=chat_template, cancel=cancel, **options)
+        request = await asyncio.to_thread(make, prompt, config)  # a long prompt takes a while to tokenize
+        async with aclosing(event_loop.run(self._queue, request)) as chunks:
+            async for chunk in chunks:
+                yield chunk
+
+    async def agenerate(self, prompt: AnyPrompt, config: GenerationConfig | None = None, **options: Any) -> Result:
+        """Answer a prompt, in an event loop of asyncio; as `generate`. Cancelling the task ends the answer."""
+        prompt = await self.aread_images(prompt, config, **options)
+        request = await asyncio.to_thread(functools.partial(self.prepare, at_once=True, **options), prompt, config)
+        async with aclosing(event_loop.run(self._queue, request)) as chunks:
+            *_, last = [chunk async for chunk in chunks]
+        return last.result or request.result()
+
+    async def aread_images(
+        self, prompt: AnyPrompt, config: GenerationConfig | None = None, **options: Any
+    ) -> AnyPrompt:
+        """A prompt with its images encoded, for several requests; one without images as it is.
+
+        config, options: those of the requests, as of `astream`. The images of all requests are read in one thread.
+        Cancelling the task leaves out those that were not begun. Raises as `generate`.
+        """
+        if self.vision is None or not has_images(prompt):
+            return prompt
+        self._queue.check_open()
+        chat_template = options.get("chat_template", True)
+        of_generation = {name: value for name, value in options.items() if name not in _OF_REQUESTS}
+        made, read = self._config_of(config, of_generation), self._preparation.read_images
+        return await event_loop.call(
+            self.vision.encoder.thread, lambda gone: read(prompt, made, chat_template=chat_template, gone=gone)
+        )
+
+    def score(self, prompt: AnyPrompt, answer: str | Seq[int], *, chat_template: bool = True) -> list[float]:
+        """How likely the main model finds an answer: the natural log-probability of each of its tokens.
+
+        Those of the unprocessed logits, at temperature 1. answer: text, which is tokenized by itself, or token ids. It
+        is read in one pass for 64 tokens, behind the prompt. Raises as `generate`, and RequestError for no answer.
+        """
+        token_ids = self.tokenizer.encode(answer) if isinstance(answer, str) else scoring.as_token_ids(answer)
+        request = self.prepare(
+            prompt, scoring.options(token_ids, self._main.vocab_size), chat_template=chat_template, at_once=True
+        )
+        return scoring.score(self._queue, request, token_ids)
+
+    def chat(
+        self,
+        system: str | None = None,
+        *,
+        messages: Seq[Mapping[str, Any]] = (),
+        tools: Seq[Mapping[str, Any]] = (),
+        **options: Any,
+    ) -> Chat:
+        """Begin a conversation.
+
+            chat = engine.chat(system="You are terse.", temperature=0.7)
+            chat.send("Why is the sky blue?").text
+
+        messages: what was said before, such as examples. tools: functions that the model may call, as JSON schemas, for
+        the chat template. options: of every turn.
+
+        Raises:
+            OptionError: for an unknown option or a bad value, or when the bundle has no chat template.
+        """
+        adapter = self.config.generation.replace(**options).adapter
+        options |= {} if adapter is None else {"adapter": adapter}  # it is saved with the conversation
+        return Chat(self, system, messages=messages, tools=tools, **options)
+
+    def load_chat(self, path: str | Path, *, same_model: bool = True, **options: Any) -> Chat:
+        """Go on with a conversation that `Chat.save` wrote. options: of every turn from now on.
+
+        same_model: False to go on with another main model that has the same tokenizer.
+
+        Raises:
+            OptionError: when the file is missing, damaged, or of another model; otherwise as `chat`.
+        """
+        self.config.generation.replace(**options)
+        return Chat.load(self, path, same_model=same_model, **options)
+
+    def settle(self) -> None:
+        """Wait for work that is done while no request runs: ended answers are read again for the next turns.
+
+        Returns at once while a request runs. Measurements need it, apps do not.
+        """
+        self._queue.settle()
+
+    def close(self) -> None:
+        """End all requests with a RequestError, and drop the models.
+
+        Later calls of the engine raise a RequestError. Closing twice does no harm. An engine that is garbage-collected
+        closes itself.
+        """
+        self._queue.close()
+        self._registry.close()
+        if self._preparation.store is not None:
+            self._preparation.store.flush()
+        self.loaded.clear()
+        self._parts.admission.backends.clear()
+        if self.vision is not None:
+            self.vision.encoder.close()
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @contextmanager
+    def trace(self, path: str | Path) -> Iterator[None]:
+        """Write a timeline of the requests that begin in the block, for ui.perfetto.dev; see `outrider.decoding.trace`.
+
+            with engine.trace("out.json"):
+                engine.generate("Why is the sky blue?")
+
+        Outside such a block nothing is timed.
+
+        Raises:
+            OptionError: when the file cannot be written, or the engine is being traced already.
+        """
+        if not self._tracing.acquire(blocking=False):
+            raise OptionError(f"{path} gets no trace: this engine is being traced already. End the other trace first.")
+        try:
+            labels = (f"{role}: {where}" for role, where in self.setting.items())
+            models = {role: model.backend for role, model in self.loaded.items()}
+            self._queue.observer = trace = Trace(user_path(path), models, labels)
+            try:
+                yield
+            finally:
+                self._queue.observer = None
+                trace.close()
+        finally:
+            self._tracing.release()
+
+    def measure_costs(self, repeats: int) -> None:
+        """Measure the costs of the models' calls again, and save them. Not while requests run."""
+        self.settle()
+        for model in self.loaded.values():
+            known, measured = model.cost, cost_of(model.part, model.backend, repeats)
+            known.near, known.far, known.scale = measured.near, measured.far, 1.0
+
+    def measure_contention(self, drafter: str) -> Contention:
+        """Measure how much slower calls of the main and a draft model are at the same time, and use it from now on.
+
+        Not while requests run.
+        """
+        self.settle()
+        try:
+            contention = measure_contention(self._main, self.loaded[drafter].backend)
+        finally:
+            self._main.run_in_background(self.overlaps)
+        self._registry.expect(contention)
+        return contention
+
+    def prepare(
+        self,
+        prompt: AnyPrompt,
+        config: GenerationConfig | None = None,
+        *,
+        chat_template: bool = True,
+        cancel: Event | None = None,
+        at_once: bool = False,
+        **options: Any,
+    ) -> Request:
+        """The request of `generate`, checked and ready for the loop. at_once: its text is only read at the end."""
+        self._queue.check_open()
+        config = self._config_of(config, options)
+        request = self._preparation.request(
+            prompt, config, chat_template=chat_template, cancel=cancel, at_once=at_once, overlaps=self.overlaps
+        )
+        if (observer := self._queue.observer) is not None:
+            observer.entered(request, config.drafter)
+        return request
+
+    def _config_of(self, config: GenerationConfig | None, options: dict[str, Any]) -> GenerationConfig:
+        """A request's options."""
+        if not isinstance(config, GenerationConfig | None):
+            raise OptionError(f"config={config!r} is not a GenerationConfig. Give options as keywords, or make one.")
+        return (config or self.config.generation).replace(**options)

@@ -1,0 +1,231 @@
+"""Makes requests for the loop from prompts and options."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
+
+from outrider.decoding.request import Request
+from outrider.drafters.controller import ConfidenceThreshold
+from outrider.errors import OptionError, RequestError, nearest
+from outrider.inputs.encoder_input import adapt_config, decode_text, read_prompt, rules_of
+from outrider.inputs.text import TextStream
+from outrider.inputs.tools import ToolFormat, keep_markers, source_of_calls
+from outrider.inputs.vision import check_images, has_images
+from outrider.tokens.grammar import Source
+from outrider.tokens.sampling import LogitsSampler
+from outrider.tokens.verifiers import SAMPLING_VERIFIERS, Greedy
+from outrider.types import NO_PROMPT, Noise, Prompt, Sequence
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from collections.abc import Sequence as Seq
+    from threading import Event
+    from typing import TypeAlias
+
+    from outrider.bundle.manifest import TokenizerEntry
+    from outrider.config import GenerationConfig
+    from outrider.decoding.admission import Admission
+    from outrider.drafters import AnswerStore
+    from outrider.drafters.drafter_registry import DrafterRegistry
+    from outrider.inputs.vision import Vision
+    from outrider.inputs.vision.prompts import PartsTokenizer
+    from outrider.models.loading import LoadedModel
+    from outrider.tokens.grammar import Grammars
+    from outrider.types import TextTokenizer, Verifier
+
+    AnyPrompt: TypeAlias = str | Seq[Mapping[str, Any]] | Seq[int] | Prompt
+
+
+@dataclass(frozen=True, slots=True)
+class Preparation:
+    """Checks a prompt and its options, and makes a request.
+
+        request = preparation.request("Why is the sky blue?", config)
+
+    loaded: the models by role, including "main". special: the bundle's special tokens. grammars: compiles those of
+    requests. adapters: by name a hash of each adapter that is loaded. store: where answers are stored. reuse: whether
+    requests start from cached prefixes and publish their own. vision: of a main model that sees images.
+    """
+
+    loaded: Mapping[str, LoadedModel]
+    tokenizer: TextTokenizer
+    special: TokenizerEntry
+    admission: Admission
+    registry: DrafterRegistry
+    grammars: Grammars
+    adapters: Mapping[str, str]
+    store: AnswerStore | None = None
+    reuse: bool = True
+    vision: Vision | None = None
+
+    def request(
+        self,
+        prompt: AnyPrompt,
+        config: GenerationConfig,
+        *,
+        chat_template: bool = True,
+        cancel: Event | None = None,
+        at_once: bool = False,
+        overlaps: bool = False,
+    ) -> Request:
+        """Make a request. at_once: its text is only read at the end. overlaps: draft models draft ahead.
+
+        Raises:
+            OptionError: for a bad value, or one that does not fit the model or the drafter.
+            RequestError: when the prompt cannot be tokenized, or does not fit.
+        """
+        created = time.perf_counter()
+        if cancel is not None and (isinstance(cancel, type) or not callable(getattr(cancel, "is_set", None))):
+            raise OptionError(f"cancel={cancel!r} has no is_set() to ask. Pass a threading.Event.")
+        encoder = self.loaded["main"].part.model.encoder
+        if encoder is not None:
+            prompt = read_prompt(prompt, encoder, self.tokenizer)
+            config = adapt_config(config, encoder, prompt.token_ids)
+            chat_template = False
+        form = self._tool_format(config)
+        given = {"tools": config.offered_tools} if form else {}
+        if not isinstance(prompt, Prompt):
+            prompt = self._with_images(prompt, chat_template, given) or prompt
+        whole = prompt if isinstance(prompt, Prompt) else NO_PROMPT
+        if encoder is None:
+            whole.check_embeds(self.loaded["main"].backend)
+        if whole.adapter is not None:
+            if config.adapter not in (None, whole.adapter):
+                raise OptionError(
+                    f"The prompt is for the adapter '{whole.adapter}', and adapter={config.adapter!r}. Leave one out."
+                )
+            config = config.replace(adapter=whole.adapter)
+        text = prompt.token_ids if isinstance(prompt, Prompt) else prompt
+        token_ids = list(map(int, self.tokenizer.encode_prompt(text, chat_template=chat_template, **given)))
+        rules = rules_of(encoder, token_ids, self.special.eos_token_ids) if encoder else ()
+        max_new_tokens = self.admission.check(token_ids, config)
+        check_adapter(config.adapter, self.adapters)
+        scope = whole.scope
+        if config.adapter is not None:
+            scope = b"adapter %s " % self.adapters[config.adapter].encode() + scope
+        policy, num_assistant_tokens = self.registry.policy_for(config)
+        threshold = config.assistant_confidence_threshold
+        seed = secrets.randbits(63) if config.seed is None else config.seed
+        eos_token_ids = () if config.ignore_eos else self.special.eos_token_ids
+        end_token_ids = frozenset(config.stop_token_ids).union(eos_token_ids)
+        source = self._source(config, form)
+        grammar = None if source is None else self.grammars.new_state(source)
+        decode = keep_markers(form, self.tokenizer) if form else self.tokenizer.decode
+        if encoder is not None:
+            decode = decode_text(encoder, decode)
+        request = Request(
+            sequence=Sequence(
+                token_ids,
+                len(token_ids),
+                self.registry.texts(config, policy, whole.source),
+                scope=scope,
+                answers=whole.answers,
+                adapter=config.adapter,
+                source=whole.source,
+                embeds=whole.embeds,
+            ),
+            sampler=LogitsSampler(config, token_ids, end_token_ids=end_token_ids, grammar=grammar, rules=rules),
+            verifier=_verifier(config),
+            noise=Noise(seed),
+            text=TextStream(decode, config.stop, until=_end_of_calls(config, form), at_once=at_once),
+            max_new_tokens=max_new_tokens,
+            eos_token_ids=end_token_ids,
+            grammar=grammar,
+            policy=policy,
+            sampled=config.temperature > 0,
+            exact=self.loaded["main"].backend.capabilities.bit_exact_batching and config.sampling_is_invariant,
+            num_assistant_tokens=num_assistant_tokens,
+            ahead=overlaps and policy is not None and policy.goes_ahead,
+            rule=None if threshold is None else ConfidenceThreshold(threshold),
+            logprobs=None if config.logprobs is None else [],
+            cancel=cancel,
+            save=self.store.add_soon if self.store else None,
+            reuse=self.reuse,
+            name_of=self.registry.name_of,
+            created=created,
+        )
+        request.stats.num_prompt_tokens = len(token_ids)
+        return request
+
+    def read_images(
+        self, prompt: AnyPrompt, config: GenerationConfig, *, chat_template: bool = True, gone: Event | None = None
+    ) -> AnyPrompt:
+        """A prompt with its images encoded; one without images as it is. gone: ends it before the next image.
+
+        Raises as `request`.
+        """
+        if isinstance(prompt, Prompt) or not has_images(prompt):
+            return prompt
+        given = {"tools": config.offered_tools} if self._tool_format(config) else {}
+        return self._with_images(prompt, chat_template, given | {"gone": gone}) or prompt
+
+    def _with_images(self, prompt: Any, chat_template: bool, given: dict[str, Any]) -> Prompt | None:
+        """A prompt with its images' embeddings; None for one that is laid out as text."""
+        check_images(prompt, self.vision)
+        if has_images(prompt) and not chat_template:
+            raise RequestError(
+                "The prompt has an image, which the chat template has to place. Leave out chat_template=False."
+            )
+        is_text = isinstance(prompt, str) and chat_template and bool(self.tokenizer.chat_template)
+        if self.vision is None or not (is_text or _are_messages(prompt)):
+            return None
+        return self.vision.prompt(prompt, cast("PartsTokenizer", self.tokenizer), **given)
+
+    def _source(self, config: GenerationConfig, form: ToolFormat | None) -> Source | None:
+        """The grammar that the answer follows; None for any text."""
+        free = config.tool_choice == "auto"
+        if form is None or (free and not config.has_strict_tools):
+            return Source.of(config)
+        only = None if free or config.tool_choice == "required" else str(config.tool_choice)
+        once = not config.parallel_tool_calls
+        return source_of_calls(form, config.tools, only, self.tokenizer, once=once, free=free)
+
+    def _tool_format(self, config: GenerationConfig) -> ToolFormat | None:
+        """How the model writes calls of the request's tools; None if it has none."""
+        if not config.offered_tools:
+            return None
+        form = ToolFormat.of_template(self.tokenizer.chat_template)
+        if form is None:
+            raise OptionError(
+                "tools need a chat template that has a known format for them, and this bundle's has none. Use a model "
+                "that was trained to call functions, or describe them in the prompt."
+            )
+        return form
+
+
+def check_adapter(name: str | None, loaded: Iterable[str]) -> None:
+    """Raise OptionError for an adapter that is not loaded."""
+    known = tuple(loaded)
+    if name is not None and name not in known:
+        remedy = nearest(name, known) if known else "Add one: outrider add BUNDLE FOLDER --name NAME."
+        names = ", ".join(map(repr, known)) or "none"
+        raise OptionError(f"There is no adapter '{name}' here: loaded are {names}. {remedy}")
+
+
+def _are_messages(prompt: object) -> bool:
+    """Whether a prompt is a list of messages, not of token ids."""
+    return isinstance(prompt, list | tuple) and bool(prompt) and all(isinstance(each, Mapping) for each in prompt)
+
+
+def _end_of_calls(config: GenerationConfig, form: ToolFormat | None) -> Callable[[str], bool] | None:
+    """Is given each new text, and says whether the one call that is wanted is complete."""
+    if form is None or config.parallel_tool_calls:
+        return None
+    calls = form.stream(max_calls=1)
+
+    def is_over(text: str) -> bool:
+        calls.push(text)
+        return calls.is_over
+
+    return is_over
+
+
+def _verifier(config: GenerationConfig) -> Verifier:
+    if not config.temperature:
+        return Greedy()
+    options = {} if config.acceptance_threshold is None else {"threshold": config.acceptance_threshold}
+    return SAMPLING_VERIFIERS[config.sampling](**options)

@@ -1,0 +1,1 @@
+"""What a prompt is made of: text, tools, images and audio."""

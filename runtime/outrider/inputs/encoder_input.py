@@ -1,0 +1,108 @@
+"""What an encoder-decoder model reads: a request's prompt as the encoder's source and the decoder's first tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from outrider.errors import OptionError, RequestError, TooLong
+from outrider.tokens.sampling import BannedAtFirst, OnlyTokens, Timestamps
+from outrider.types import Prompt, Source
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from collections.abc import Sequence as Seq
+
+    from outrider.bundle.manifest import EncoderEntry
+    from outrider.config import GenerationConfig
+    from outrider.tokens.sampling import Processor
+    from outrider.types import TextTokenizer
+
+
+def read_prompt(prompt: Any, encoder: EncoderEntry, tokenizer: TextTokenizer) -> Prompt:
+    """The prompt of an encoder-decoder model's request: text or token ids become the source.
+
+    prompt: as for `Engine.generate`. A `Prompt` with a source is used as it is.
+
+    Raises:
+        OptionError: for chat messages, and for text where the model reads audio, or audio where it reads text.
+        RequestError: when it is empty.
+        TooLong: when the encoder does not read so much.
+    """
+    if isinstance(prompt, Prompt):
+        if prompt.source is None or not prompt.token_ids or prompt.embeds:
+            raise RequestError(
+                "A Prompt for an encoder-decoder model has a source and the decoder's tokens, and no embeds. Pass "
+                "Prompt(token_ids, source=Source.of_text(…)), or the text itself."
+            )
+        if prompt.source.values.ndim != (1 if encoder.kind == "text" else 2):
+            raise RequestError(f"The model reads {encoder.kind}, and the Prompt's source is something else.")
+        return replace(prompt, scope=prompt.scope + prompt.source.key)
+    if encoder.kind == "audio":
+        raise OptionError(
+            "This model reads audio, and the prompt is none. Use engine.transcribe(samples) or 'outrider transcribe'."
+        )
+    if isinstance(prompt, np.ndarray) and np.issubdtype(prompt.dtype, np.floating):
+        raise OptionError("This model reads text, and the prompt is an array of numbers. Give text, or load a Whisper.")
+    if not isinstance(prompt, str | np.ndarray | bytes) and any(isinstance(item, Mapping) for item in _items(prompt)):
+        raise OptionError("This model has no chat: it reads one text. Give the prompt as text, without messages.")
+    token_ids = [int(token_id) for token_id in tokenizer.encode_prompt(prompt, chat_template=False)]
+    if len(token_ids) > encoder.context_length:
+        raise TooLong(
+            f"The text has {len(token_ids):,} tokens, and the encoder reads {encoder.context_length:,}. Shorten it, or "
+            "give it in parts."
+        )
+    source = Source.of_text(token_ids)
+    return Prompt(encoder.begin_token_ids, source.key, source=source)
+
+
+def _items(prompt: Any) -> list[Any]:
+    return list(prompt) if isinstance(prompt, list | tuple) else []
+
+
+def adapt_config(config: GenerationConfig, encoder: EncoderEntry, token_ids: Seq[int]) -> GenerationConfig:
+    """A request's options, with the tokens that the model never generates among the banned ones.
+
+    token_ids: the decoder's first tokens.
+
+    Raises:
+        OptionError: for options that encoder-decoder models do not have.
+    """
+    if config.offered_tools:
+        raise OptionError("tools are for models with a chat template, and this one has none. Leave them out.")
+    if not encoder.suppress_token_ids or _finds_language(encoder, token_ids):  # languages are among them
+        return config
+    return config.replace(banned_token_ids=tuple({*config.banned_token_ids, *encoder.suppress_token_ids}))
+
+
+def _finds_language(encoder: EncoderEntry, token_ids: Seq[int]) -> bool:
+    return encoder.audio is not None and bool(encoder.audio.languages) and tuple(token_ids) == encoder.begin_token_ids
+
+
+def rules_of(encoder: EncoderEntry, token_ids: Seq[int], eos_token_ids: Seq[int]) -> list[Processor]:
+    """The model's own rules for an answer behind the decoder's first tokens.
+
+    Whisper's text begins with the start token alone when the language is to be found, and without <|notimestamps|> when
+    it has timestamps.
+    """
+    audio = encoder.audio
+    if audio is not None and _finds_language(encoder, token_ids):
+        return [OnlyTokens(audio.languages.values())]
+    rules: list[Processor] = []
+    if audio is not None and audio.no_timestamps_token_id not in token_ids:
+        first, none = audio.first_timestamp_token_id, audio.no_timestamps_token_id
+        rules.append(Timestamps(first, none, min(eos_token_ids), audio.max_initial_timestamp))
+    if encoder.begin_suppress_token_ids:
+        rules.append(BannedAtFirst(encoder.begin_suppress_token_ids))
+    return rules
+
+
+def decode_text(encoder: EncoderEntry, decode: Callable[[Seq[int]], str]) -> Callable[[Seq[int]], str]:
+    """The same function, without timestamps, which are no special tokens to Whisper's tokenizer."""
+    if encoder.audio is None:
+        return decode
+    first = encoder.audio.first_timestamp_token_id
+    return lambda token_ids: decode([token_id for token_id in token_ids if token_id < first])

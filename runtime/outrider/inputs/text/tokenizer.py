@@ -1,0 +1,264 @@
+"""The bundle's tokenizer, through openvino-genai's."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from functools import cached_property
+from numbers import Integral
+from typing import TYPE_CHECKING, Any
+
+from outrider.errors import BundleError, OptionError, RequestError, TooLong, one_line
+from outrider.system.forks import spare
+from outrider.system.nesting import TooDeep, check_json, check_levels
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from collections.abc import Sequence as Seq
+    from pathlib import Path
+
+FILES = tuple(f"openvino_{which}.{kind}" for which in ("tokenizer", "detokenizer") for kind in ("xml", "bin"))
+
+_PIECE = 16_384  # characters
+_CUT = 16  # tokens that cutting a text at any place adds at most, and some
+
+_CAPITALIZE = re.compile(r"""(\w+(?:\[['"]\w+['"]\]|\.\w+)*)\s*\|\s*capitalize\b(?!\s*\()""")
+
+
+class Tokenizer:
+    """Text to tokens and back.
+
+        tokenizer = Tokenizer(bundle.tokenizer_path)
+        token_ids = tokenizer.encode_prompt("Why is the sky blue?")
+        tokenizer.decode(token_ids)
+
+    max_tokens: of a prompt. One that has more is refused after so many, not after all of its tokens. None: any number.
+
+    Raises:
+        BundleError: when the folder or one of its files is not there, or cannot be read.
+    """
+
+    def __init__(self, folder: Path, max_tokens: int | None = None) -> None:
+        import openvino_genai
+
+        check_tokenizer(folder)
+        self._max_tokens = max_tokens
+        try:
+            self._tokenizer = openvino_genai.Tokenizer(str(folder))
+        except RuntimeError as error:
+            raise BundleError(
+                f"The tokenizer in {folder} cannot be read: {one_line(error)}. Export the bundle again."
+            ) from error
+        # openvino-genai's templates (2026.4) have no such filter, which SmolVLM's has, but Python's method.
+        written = self._tokenizer.chat_template
+        if (known := _CAPITALIZE.sub(r"\1.capitalize()", written)) != written:
+            self._tokenizer.set_chat_template(known)
+        spare(self, self._tokenizer)
+
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether messages can be laid out for this model."""
+        return bool(self.chat_template)
+
+    @property
+    def chat_template(self) -> str:
+        """The template that messages are laid out with; empty if there is none."""
+        template: str = self._tokenizer.chat_template
+        return template
+
+    def encode_prompt(
+        self,
+        prompt: str | Seq[Mapping[str, Any]] | Seq[int],
+        *,
+        chat_template: bool = True,
+        tools: Seq[Mapping[str, Any]] = (),
+    ) -> list[int]:
+        """The token ids of a prompt: text, chat messages, or token ids, which are used as they are.
+
+        Text counts as one user message when the model has a chat template, unless `chat_template` is False. tools:
+        functions as in OpenAI's API, for the template. Messages may then have `tool_calls`, and the role "tool".
+
+        Raises:
+            RequestError: when the prompt is empty, nested too deeply, or longer than `max_tokens`.
+            OptionError: when it is none of the three kinds, or messages meet a model without a chat template.
+        """
+        if isinstance(prompt, str):
+            if not prompt.strip():
+                raise RequestError("The prompt is empty. Give at least one word.")
+            if chat_template and self.has_chat_template:
+                return self.encode_rendered(self.render([{"role": "user", "content": prompt}], tools=tools))
+            if tools:
+                raise OptionError("tools need a chat template, and this prompt is used as it is. Leave them out.")
+            self._check_length(prompt)
+            return self._encode(prompt, add_special_tokens=True)
+        if hasattr(prompt, "tolist"):  # an array, which need not have a length
+            prompt = prompt.tolist()
+        if isinstance(prompt, bytes | Mapping) or not isinstance(prompt, Iterable):
+            raise OptionError(f"The prompt is a {type(prompt).__name__}. Give text, a list of messages, or token ids.")
+        items: list[Any] = list(prompt)
+        if not items:
+            raise RequestError("The prompt is empty. Give text, at least one message, or at least one token id.")
+        if all(isinstance(item, Integral) and not isinstance(item, bool) for item in items):
+            return [int(item) for item in items]
+        _check_messages(items)
+        if not chat_template:
+            raise OptionError("Messages need a chat template, and there is none. Give the prompt as text.")
+        return self.encode_rendered(self.render(items, tools=tools))
+
+    def render(
+        self,
+        messages: Seq[Mapping[str, Any]],
+        *,
+        tools: Seq[Mapping[str, Any]] = (),
+        answering: bool = True,
+        parts: bool = False,
+    ) -> str:
+        """The text of chat messages, by the model's template. It ends where an answer begins, if `answering`.
+
+        tools: descriptions of functions that the model may call, as JSON schemas. parts: whether contents may be lists
+        of parts, which the template reads.
+
+        Raises:
+            OptionError: when a message lacks its role or content, or the model has no chat template.
+            RequestError: when the template refuses the messages, or they are nested too deeply.
+        """
+        _check_nesting(messages, tools)
+        _check_messages(messages, parts=parts)
+        history = [_with_content(message) for message in messages]
+        if not self.has_chat_template:
+            raise OptionError("Messages need a chat template, and there is none. Give the prompt as text.")
+        options = {"tools": [dict(tool) for tool in tools]} if tools else {}
+        try:
+            written = json.dumps([history, options], ensure_ascii=False)
+        except (TypeError, ValueError, RecursionError) as error:
+            raise OptionError(
+                f"The prompt's messages are not JSON: {one_line(error)}. Give texts and numbers."
+            ) from error
+        _check_text(written)
+        try:
+            text: str = self._tokenizer.apply_chat_template(history, add_generation_prompt=answering, **options)
+        except (RuntimeError, TypeError) as error:
+            raise RequestError(f"The model's chat template refuses these messages: {one_line(error)}.") from error
+        return text
+
+    def encode_rendered(self, text: str) -> list[int]:
+        """The token ids of a text that a template has written, from its beginning on: nothing is added."""
+        self._check_length(text)
+        return self._encode(text, add_special_tokens=False)
+
+    def encode(self, text: str) -> list[int]:
+        """The token ids of a text that continues another: no prefix is added. Special tokens are recognised."""
+        token_ids = self._encode(self._anchor + text, add_special_tokens=False) if text else []
+        return token_ids[len(self._anchor_token_ids) :]
+
+    @cached_property
+    def prefix(self) -> list[int]:
+        """The special tokens that every text begins with."""
+        whole = self._encode("a", add_special_tokens=True)
+        return whole[: whole.index(self._encode("a", add_special_tokens=False)[0])]
+
+    def decode(self, token_ids: Seq[int]) -> str:
+        """The text of tokens, without special tokens."""
+        if not token_ids:
+            return ""
+        text: str = self._tokenizer.decode(list(token_ids))
+        return text
+
+    @cached_property
+    def _anchor(self) -> str:
+        """A text to encode before one that continues it.
+
+        Tokenizers like SentencePiece's put a space before every text, but not after a line end.
+        """
+        plain, behind, anchor = (self._encode(text, add_special_tokens=False) for text in ("a", "\na", "\n"))
+        return "" if behind == anchor + plain else "\n"
+
+    @cached_property
+    def _anchor_token_ids(self) -> list[int]:
+        return self._encode(self._anchor, add_special_tokens=False) if self._anchor else []
+
+    def _check_length(self, text: str) -> None:
+        """Raise TooLong for a text that has more than `max_tokens`, as soon as its beginning has."""
+        if self._max_tokens is None or len(text) <= _PIECE:
+            return
+        _check_text(text)
+        count = 0
+        for end, piece in enumerate(pieces_of(text), 1):
+            encoded = self._tokenizer.encode(piece, add_special_tokens=False)
+            count += int(encoded.input_ids.shape[1]) - _CUT
+            if count > self._max_tokens:
+                read = min(end * _PIECE, len(text))
+                raise TooLong(
+                    f"The first {read:,} of the prompt's {len(text):,} characters, with the chat template's, exceed "
+                    f"the model's context of {self._max_tokens:,} tokens. Shorten it."
+                )
+
+    def _encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        _check_text(text)
+        encoded = self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
+        token_ids: list[int] = encoded.input_ids.data[0].tolist()
+        return token_ids
+
+
+def pieces_of(text: str) -> Iterator[str]:
+    """A text in pieces, between which other threads have their turn: openvino-genai's tokenizer holds Python's lock."""
+    for begin in range(0, len(text), _PIECE):
+        yield text[begin : begin + _PIECE]
+
+
+def check_tokenizer(folder: Path) -> None:
+    """Whether a tokenizer's files are there: openvino-genai takes any folder, and fails at the first text.
+
+    Raises:
+        BundleError: naming what is missing.
+    """
+    if not folder.is_dir():
+        raise BundleError(f"There is no folder {folder}, where the tokenizer should be. Export the bundle again.")
+    for name in FILES:
+        if not (folder / name).is_file():
+            raise BundleError(f"The tokenizer in {folder} has no {name}. Export the bundle again.")
+
+
+def _check_nesting(messages: Seq[Any], tools: Seq[Any]) -> None:
+    """Raise RequestError for what a template reads recursively: values, and the arguments of calls as JSON."""
+    try:
+        check_levels((messages, tools))
+        for message in messages:
+            calls = message.get("tool_calls") if isinstance(message, Mapping) else None
+            for call in calls if isinstance(calls, list | tuple) else ():
+                function = call.get("function", call) if isinstance(call, Mapping) else None
+                arguments = function.get("arguments") if isinstance(function, Mapping) else None
+                if isinstance(arguments, str):
+                    check_json(arguments)
+    except TooDeep as error:
+        raise RequestError(f"The prompt cannot be laid out: {one_line(error)}. Make it flatter.") from error
+
+
+def _check_messages(messages: Seq[Any], *, parts: bool = False) -> None:
+    for i, item in enumerate(map(_with_content, messages)):
+        if isinstance(item, Mapping) and isinstance(item.get("content"), list | tuple):
+            if parts and isinstance(item.get("role"), str):
+                continue
+            raise OptionError(
+                f"Message {i} of the prompt has its content in parts, which only a model that sees images reads. Give "
+                "the content as text."
+            )
+        if not isinstance(item, Mapping) or not all(isinstance(item.get(k), str) for k in ("role", "content")):
+            raise OptionError(f"Message {i} of the prompt is {item!r}: it needs a 'role' and a 'content', as text.")
+
+
+def _with_content(message: Any) -> Any:
+    """A copy of a message, with an empty content if it has calls of tools instead."""
+    if not isinstance(message, Mapping):
+        return message
+    return {**message, "content": ""} if message.get("tool_calls") and message.get("content") is None else dict(message)
+
+
+def _check_text(text: str) -> None:
+    """Raise RequestError for what Python makes of bytes that are not UTF-8."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        message = "The prompt has characters that are not text (lone surrogates). Give it as UTF-8."
+        raise RequestError(message) from error

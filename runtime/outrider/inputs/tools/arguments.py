@@ -1,0 +1,142 @@
+"""Arguments of a call in a text that grows: as JSON, whatever the format."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Protocol
+
+from outrider.inputs.tools.values import as_json, table_of, types_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+class Arguments(Protocol):
+    """Reads one call's arguments. is_complete: whether they have ended."""
+
+    is_complete: bool
+
+    def take(self, text: str) -> tuple[str, str]:
+        """Read what comes next. Returns what it adds to the JSON, and the text that is still to be read."""
+        ...
+
+
+class JsonArguments:
+    """A JSON object, up to the bracket that closes it."""
+
+    def __init__(self) -> None:
+        self.is_complete = False
+        self._depth = 0  # of brackets
+        self._is_string = self._is_escaped = False
+
+    def take(self, text: str) -> tuple[str, str]:
+        """The JSON is the text."""
+        end = self._end(text)
+        return text[:end], text[end:]
+
+    def _end(self, text: str) -> int:
+        for i, character in enumerate(text):
+            if self._is_escaped:
+                self._is_escaped = False
+            elif self._is_string:
+                self._is_escaped, self._is_string = character == "\\", character != '"'
+            elif character == '"':
+                self._is_string = True
+            elif character in "{[":
+                self._depth += 1
+            elif character in "}]":
+                self._depth -= 1
+                if not self._depth:
+                    self.is_complete = True
+                    return i + 1
+        return len(text)
+
+
+@dataclass(frozen=True)
+class Tags:
+    """How arguments are written one by one.
+
+    name, key: around the function's name and an argument's key. value: around a value; blanks around these are no part
+    of it if `padded`. end: behind the last argument. line: between all of these.
+    """
+
+    name: tuple[str, str]
+    key: tuple[str, str]
+    value: tuple[str, str]
+    end: str = ""
+    line: str = "\n"
+    padded: bool = False
+
+    @cached_property
+    def key_or_end(self) -> re.Pattern[str]:
+        """Matches up to the next value, with the key as group 1, or the end, without."""
+        begin, behind, value = map(re.escape, (*self.key, self.value[0].strip()))
+        between = rf"\s*{value}" if value else ""
+        end = f"|{re.escape(self.end)}" if self.end else ""
+        return re.compile(f"{begin}([^<>]*){behind}{between}{end}|(?=</tool_call>)")
+
+
+class TaggedArguments:
+    """Arguments between tags. Values become JSON by the function's schema, or by what they look like without one.
+
+    Strings come piece by piece, if the schema says that it is one.
+    """
+
+    def __init__(self, tags: Tags, schema: Mapping[str, Any]) -> None:
+        self.is_complete = False
+        self._tags, self._schema = tags, schema
+        self._num_keys = 0
+        self._types: set[str] | None = None  # of the value
+        self._step = self._key
+        self._is_first = False  # whether none of the value was read
+
+    def take(self, text: str) -> tuple[str, str]:
+        """Read on, up to the end of the arguments."""
+        added = ""
+        while not self.is_complete:
+            new, rest, goes_on = self._step(text)
+            added, text = added + new, rest
+            if not goes_on:
+                break
+        return added, text
+
+    def _key(self, text: str) -> tuple[str, str, bool]:
+        found = self._tags.key_or_end.search(text)
+        if found is None:
+            return "", text, False
+        rest, comma = text[found.end() :], ", " if self._num_keys else "{"
+        if found[1] is None:
+            self.is_complete = True
+            return "}" if self._num_keys else "{}", rest, False
+        self._types = types_of(table_of(self._schema, "properties").get(found[1]), self._schema)
+        self._num_keys, self._is_first, self._step = self._num_keys + 1, True, self._value
+        quote = '"' if self._types == {"string"} else ""
+        return f"{comma}{json.dumps(found[1], ensure_ascii=False)}: {quote}", rest, True
+
+    def _value(self, text: str) -> tuple[str, str, bool]:
+        end, is_string = self._tags.value[1].strip(), self._types == {"string"}
+        whole, close, rest = text.partition(end)
+        if not close and not is_string:
+            return "", text, False
+        if self._is_first and self._tags.padded and whole:
+            self._is_first, whole = False, whole.removeprefix("\n")
+        if close:
+            self._step = self._key
+            whole = whole.removesuffix("\n") if self._tags.padded else whole
+            return f'{_escaped(whole)}"' if is_string else as_json(whole, self._types), rest, True
+        held = [num_held(whole, end), num_held(whole, f"\n{end}") if self._tags.padded else 0]
+        certain = len(whole) - max(held)
+        return _escaped(whole[:certain]), whole[certain:], False
+
+
+def num_held(text: str, marker: str) -> int:
+    """The most characters at the end of a text that may be the beginning of a marker."""
+    sizes = range(min(len(marker) - 1, len(text)), 0, -1)
+    return next((size for size in sizes if text.endswith(marker[:size])), 0)
+
+
+def _escaped(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)[1:-1]

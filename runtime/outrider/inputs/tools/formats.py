@@ -1,0 +1,124 @@
+"""The formats of calls, by chat template."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from outrider.inputs.tools.arguments import Tags
+from outrider.inputs.tools.heads import head_by_name, head_in_json
+from outrider.inputs.tools.stream import ToolCall, ToolCallStream, joined
+
+if TYPE_CHECKING:
+    import re
+    from collections.abc import Mapping
+    from collections.abc import Sequence as Seq
+
+
+@dataclass(frozen=True)
+class ToolFormat:
+    """How a model writes calls of functions: a marker, and JSON with a name and arguments, unless it says otherwise.
+
+    form = ToolFormat.of_template(template)
+    content, calls = form.parse(text)
+
+    begin: the marker. opener: between it and the first call. key: of the arguments. separator: between calls; empty:
+    each has a marker. end: behind a call, or behind all if they are separated. blank: next to markers. bare: whether an
+    answer may begin with a call that has no marker. named: what stands between a name and arguments in JSON, where
+    these are no object together. tags: around a name and arguments that are written one by one.
+    """
+
+    name: str
+    begin: str
+    end: str = ""
+    opener: str = ""
+    separator: str = ""
+    blank: str = ""
+    key: str = "arguments"
+    bare: bool = False
+    named: str = ""
+    tags: Tags | None = None
+
+    @classmethod
+    def of_template(cls, template: str) -> ToolFormat | None:
+        """The format that a chat template is for; None if it has none, or one that is not known here."""
+        return next((form for sign, form in _SIGNS.items() if sign in template), None)
+
+    def parse(
+        self, text: str, max_calls: int | None = None, tools: Seq[Mapping[str, Any]] = ()
+    ) -> tuple[str, list[ToolCall]]:
+        """The plain text of a whole answer, and its calls. What follows the last of max_calls is dropped.
+
+        tools: as in OpenAI's API. Their schemas say what an argument is where it is written as plain text.
+        """
+        stream = self.stream(max_calls, tools)
+        return joined([*stream.push(text), *stream.finish()])
+
+    def stream(self, max_calls: int | None = None, tools: Seq[Mapping[str, Any]] = ()) -> ToolCallStream:
+        """The same for a text that grows."""
+        return ToolCallStream(self, max_calls, tools)
+
+    @property
+    def is_object(self) -> bool:
+        """Whether a call is one JSON object."""
+        return not (self.named or self.tags)
+
+    @property
+    def markers(self) -> tuple[str, ...]:
+        """What may be tokens of their own."""
+        tags = [text.strip() for text in (*self.tags.key, *self.tags.value)] if self.tags else []
+        found = (self.begin, self.end, self.named, "[CALL_ID]" if self.named else "")
+        return (*filter(None, found), *(tag for tag in tags if tag.startswith("<") and tag.endswith(">")))
+
+    @property
+    def head(self) -> re.Pattern[str]:
+        """Matches a call up to its arguments; group 1 is the name, as JSON if the call is an object."""
+        return self._patterns[0]
+
+    @property
+    def part_of_head(self) -> re.Pattern[str]:
+        """Matches what may become one."""
+        return self._patterns[1]
+
+    @cached_property
+    def _patterns(self) -> tuple[re.Pattern[str], re.Pattern[str]]:
+        if self.named:
+            return head_by_name("", self.named, "{")
+        if self.tags:
+            begin, behind = self.tags.name
+            return head_by_name(begin, behind, *([""] if behind else [self.tags.key[0], self.end]))
+        return head_in_json(self.opener)
+
+
+HERMES = ToolFormat("hermes", "<tool_call>", end="</tool_call>", blank="\n")
+LLAMA = ToolFormat("llama", "<|python_tag|>", separator=";", key="parameters", bare=True)
+MISTRAL = ToolFormat("mistral", "[TOOL_CALLS]", end="]", opener="[", separator=",", blank=" ")
+MISTRAL_ARGS = ToolFormat("mistral-args", "[TOOL_CALLS]", named="[ARGS]")
+QWEN_CODER = ToolFormat(
+    "qwen-coder",
+    "<tool_call>",
+    end="</tool_call>",
+    blank="\n",
+    tags=Tags(("<function=", ">"), ("<parameter=", ">"), ("\n", "\n</parameter>"), end="</function>", padded=True),
+)
+GLM = ToolFormat(
+    "glm",
+    "<tool_call>",
+    end="</tool_call>",
+    tags=Tags(("", ""), ("<arg_key>", "</arg_key>"), ("\n<arg_value>", "</arg_value>")),
+)
+GLM_IN_LINE = replace(
+    GLM, name="glm-in-line", tags=Tags(("", ""), ("<arg_key>", "</arg_key>"), ("<arg_value>", "</arg_value>"), line="")
+)
+_SIGNS = {  # the first that is found
+    "<parameter=": QWEN_CODER,  # Qwen3-Coder, Qwen3.5
+    "<function=": None,
+    "</arg_key><arg_value>": GLM_IN_LINE,  # GLM-4.7
+    "<arg_key>": GLM,  # GLM-4.5, 4.6
+    "<tool_call>": HERMES,  # Qwen2.5, Qwen3, Hermes 2 and 3
+    "[ARGS]": MISTRAL_ARGS,  # Mistral Small 3.2, Magistral, Devstral, Ministral 3
+    "[TOOL_CALLS]": MISTRAL,  # Mistral 7B v0.3, Nemo, Large
+    "<|python_tag|>": LLAMA,  # Llama 3.1, 3.2, 3.3
+    '"parameters": dictionary of argument name': LLAMA,  # those of 1B and 3B
+}

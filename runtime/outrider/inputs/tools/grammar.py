@@ -1,0 +1,104 @@
+"""A grammar for answers that call functions."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from outrider.errors import OptionError, one_line
+from outrider.inputs.tools.markers import in_regex, literal, marker_in_lark
+from outrider.inputs.tools.tagged import rules_of_arguments
+from outrider.tokens.grammar import JSON_STYLE, Source, check_schema, with_real_dates
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from collections.abc import Sequence as Seq
+
+    from outrider.inputs.tools.formats import ToolFormat
+    from outrider.types import TextTokenizer
+
+
+_THOUGHTS = ("<think>", "</think>", "[THINK]", "[/THINK]")  # markers that a free text may have
+_NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
+
+
+def source_of_calls(
+    form: ToolFormat,
+    tools: Seq[Mapping[str, Any]],
+    only: str | None,
+    tokenizer: TextTokenizer,
+    *,
+    once: bool = False,
+    free: bool = False,
+) -> Source:
+    """A grammar for calls of functions, as the chat template writes them.
+
+    tools: as in OpenAI's API. only: the one function to call, once; None: any, and as often as the format has it.
+    once: one call at most. free: there may be text, and need not be a call.
+
+    Raises:
+        OptionError: for parameters whose schema cannot be followed in this format, or leads too deep.
+    """
+    functions = [tool["function"] for tool in tools if only in (None, tool["function"]["name"])]
+    for function in functions:
+        try:
+            check_schema(function.get("parameters"))
+        except ValueError as error:
+            raise OptionError(f"tools cannot be followed: in {function['name']!r}, {one_line(error)}.") from error
+    calls = _Calls(form, tokenizer, once=once or only is not None)
+    rules = [*(calls.free if free else [f"start: {calls.all}"])]
+    rules.append(f"body: {' | '.join(f'body_{i}' for i in range(len(functions)))}")
+    for i, function in enumerate(functions):
+        rules += _body(form, f"body_{i}", function, tokenizer)
+    return Source("tools", "\n".join(rules))
+
+
+class _Calls:
+    """The rules around the bodies of calls.
+
+    all: calls and nothing else. free: rules for an answer in which there may be some.
+    """
+
+    def __init__(self, form: ToolFormat, tokenizer: TextTokenizer, *, once: bool) -> None:
+        self._form, self._once = form, once
+        self._thoughts = [marker_in_lark(marker, tokenizer) for marker in _THOUGHTS]
+        self._begin, self._end = (marker_in_lark(marker, tokenizer) for marker in (form.begin, form.end))
+        blank = literal(form.blank)
+        self._more = "" if once or not form.separator else f"({literal(f'{form.separator} ')} body)*"
+        if form.separator:  # one marker for all calls
+            self._behind = f"{literal('' if form.bare else form.blank + form.opener)} body {self._more} {self._end}"
+        else:
+            self._behind = f"{blank} body {blank} {self._end}"
+        call = f"{self._begin} {self._behind}"
+        if form.bare:
+            self.all = f"body {self._more}"
+        else:
+            self.all = call if once or form.separator else f"{call} ({blank} {call})*"
+
+    @property
+    def free(self) -> list[str]:
+        """TEXT: without the marker of a call, and no call that has none."""
+        form, begin = self._form, self._begin
+        is_token = begin.startswith("<[")
+        call = f"text {begin} {self._behind}" if is_token else f"opened {self._behind}"
+        behind = "" if self._once else "text"
+        start = f"text | {call} {behind}" if self._once or form.separator else f"({call})* text"
+        rules = [f"start: {start}" + (f" | {self.all}" if form.bare else "")]
+        thoughts = " | ".join(filter(lambda each: each.startswith("<["), self._thoughts))
+        rules.append(f"text: TEXT (({thoughts}) TEXT)*" if thoughts else "text: TEXT")
+        if not is_token:
+            rules.append(f"opened[suffix={begin}]: TEXT")
+        without = [f"(?s:.*){in_regex(form.begin)}(?s:.*)", *([r'\s*\{\s*"name"(?s:.*)'] if form.bare else [])]
+        return [*rules, "TEXT: /(?s:.*)/" + "".join(f" & ~/{each}/" for each in without)]
+
+
+def _body(form: ToolFormat, rule: str, function: Mapping[str, Any], tokenizer: TextTokenizer) -> list[str]:
+    """The rules for a call of one function, without what is around it."""
+    if form.tags:
+        return rules_of_arguments(form.tags, rule, function, tokenizer)
+    name, parameters = function["name"], with_real_dates(function.get("parameters") or _NO_PARAMETERS)
+    arguments = f"arguments_{rule}: %json {json.dumps({'x-guidance': JSON_STYLE} | parameters)}"
+    if form.named:
+        return [f"{rule}: {literal(name)} {marker_in_lark(form.named, tokenizer)} arguments_{rule}", arguments]
+    head = f'{{"name": {json.dumps(name)}, {json.dumps(form.key)}: '
+    return [f'{rule}: {literal(head)} arguments_{rule} "}}"', arguments]

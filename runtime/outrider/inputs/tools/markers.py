@@ -1,0 +1,60 @@
+"""Keeps markers of calls in decoded texts, where they are special tokens."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from collections.abc import Sequence as Seq
+
+    from outrider.inputs.tools.formats import ToolFormat
+    from outrider.types import TextTokenizer
+
+
+def keep_markers(form: ToolFormat, tokenizer: TextTokenizer) -> Callable[[Seq[int]], str]:
+    """The tokenizer's `decode`; if it leaves out the token of a format's marker, one that does not."""
+    found = {token_of(marker, tokenizer): marker for marker in form.markers}
+    dropped = {token: marker for token, marker in found.items() if token is not None and not tokenizer.decode([token])}
+    if not dropped:
+        return tokenizer.decode
+
+    def decode(token_ids: Seq[int]) -> str:
+        text, begin = "", 0
+        for i, token_id in enumerate(token_ids):
+            if token_id in dropped:
+                text += tokenizer.decode(token_ids[begin:i]) + dropped[token_id]
+                begin = i + 1
+        return text + tokenizer.decode(token_ids[begin:])
+
+    return decode
+
+
+def token_of(marker: str, tokenizer: TextTokenizer) -> int | None:
+    """The token that stands for a marker; None if it is written in several."""
+    token_ids = tokenizer.encode(marker)
+    return token_ids[0] if len(token_ids) == 1 else None
+
+
+def literal(text: str) -> str:
+    """A text in a Lark grammar; nothing for no text."""
+    return json.dumps(text) if text else ""
+
+
+def marker_in_lark(marker: str, tokenizer: TextTokenizer) -> str:
+    """A marker in a Lark grammar: its token, if it has one of its own, which no text can spell."""
+    token_id = token_of(marker, tokenizer) if marker else None
+    return literal(marker) if token_id is None else f"<[{token_id}]>"
+
+
+def tags_in_lark(text: str, tokenizer: TextTokenizer) -> str:
+    """A text in a Lark grammar, in which each <tag> is a marker."""
+    parts = filter(None, re.split("(<[^<>]*>)", text))
+    return " ".join(marker_in_lark(part, tokenizer) if part[0] == "<" else literal(part) for part in parts)
+
+
+def in_regex(text: str) -> str:
+    """A text in a regular expression of a Lark grammar."""
+    return re.escape(text).replace("/", r"\/")

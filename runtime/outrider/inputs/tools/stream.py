@@ -1,0 +1,176 @@
+"""Finds calls of functions in a text that grows."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from outrider.inputs.tools.arguments import JsonArguments, TaggedArguments, num_held
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from outrider.inputs.tools.arguments import Arguments
+    from outrider.inputs.tools.formats import ToolFormat
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A call of a function. arguments: JSON, as the model wrote it; incomplete if the answer was cut."""
+
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCallDelta:
+    """A piece of call `index`. name: in its first piece, None in the others. arguments: what was added to them."""
+
+    index: int
+    name: str | None
+    arguments: str
+
+
+class ToolCallStream:
+    """Splits a text that grows into plain text and calls of functions.
+
+        stream = ToolCallStream(form)
+        pieces = stream.push("Let me see. <tool_ca")       # ["Let me see."]
+        pieces += stream.push('ll>{"name": "f", …')        # [ToolCallDelta(0, "f", ""), …]
+        pieces += stream.finish()
+
+    However the text is cut, the pieces add up to the same. Blanks around calls are dropped. What only looks like the
+    beginning of a call comes as text, at the latest with `finish`. What follows the last of max_calls is dropped.
+    tools: whose schemas say what an argument is, where the format does not.
+    """
+
+    def __init__(self, form: ToolFormat, max_calls: int | None = None, tools: Iterable[Mapping[str, Any]] = ()) -> None:
+        self._form = form
+        self._schemas = {tool["function"]["name"]: tool["function"].get("parameters") for tool in tools}
+        self._max_calls = max_calls
+        self._left = ""  # text that no piece has yet
+        self._opened = ""  # before it: the marker of a call that may turn out to be none, with the blanks before
+        self._num_calls = 0
+        self._is_behind_call = False  # nothing but blanks came since
+        self._step = self._begin if form.bare else self._text
+        self._arguments: Arguments = JsonArguments()  # of the call that is being read
+
+    def push(self, text: str) -> list[str | ToolCallDelta]:
+        """Add text. Returns what is certain now."""
+        self._left += text
+        pieces: list[str | ToolCallDelta] = []
+        while self._step(pieces):
+            pass
+        return pieces
+
+    def finish(self) -> list[str | ToolCallDelta]:
+        """Return what was held back, as no text follows."""
+        is_text = self._step in (self._begin, self._text, self._head)
+        rest, self._left, self._opened = self._opened + self._left, "", ""
+        return [rest] if is_text and rest else []
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the last of max_calls is complete: nothing that follows counts."""
+        return self._step == self._nothing
+
+    # Steps: each takes what it can from the text, adds pieces, and returns whether the next step can go on.
+
+    def _begin(self, pieces: list[str | ToolCallDelta]) -> bool:  # noqa: ARG002
+        """At the beginning of an answer that may be a call without a marker."""
+        if not self._left.strip():
+            return False
+        if self._left.lstrip().startswith("{"):
+            self._step = self._head
+        else:
+            self._step = self._text
+        return True
+
+    def _text(self, pieces: list[str | ToolCallDelta]) -> bool:
+        """Plain text, up to the marker of a call."""
+        if self._is_behind_call:
+            self._left = self._left.lstrip()
+            self._is_behind_call = not self._left
+        before, marker, rest = self._left.partition(self._form.begin)
+        held = before[len(before.rstrip()) :] if marker else _held(before, self._form.begin)
+        if text := before[: len(before) - len(held)]:
+            pieces.append(text)
+        if not marker:
+            self._left = held
+            return False
+        self._opened, self._left, self._step = held + marker, rest, self._head
+        return True
+
+    def _head(self, pieces: list[str | ToolCallDelta]) -> bool:
+        """A call up to its arguments."""
+        found = self._form.head.match(self._left)
+        if found is not None:
+            name = json.loads(found[1], strict=False) if self._form.is_object else found[1]
+            pieces.append(ToolCallDelta(self._num_calls, name, ""))
+            self._opened, self._left = "", self._left[found.end() :]
+            tags, schema = self._form.tags, self._schemas.get(name) or {}
+            self._arguments = TaggedArguments(tags, schema) if tags else JsonArguments()
+            self._step = self._values
+            return True
+        if self._form.part_of_head.fullmatch(self._left):
+            return False
+        if self._opened:
+            pieces.append(self._opened)
+        self._opened, self._step = "", self._text
+        return True
+
+    def _values(self, pieces: list[str | ToolCallDelta]) -> bool:
+        """The arguments, up to their end."""
+        new, self._left = self._arguments.take(self._left)
+        if new:
+            pieces.append(ToolCallDelta(self._num_calls, None, new))
+        if not self._arguments.is_complete:
+            return False
+        self._num_calls += 1
+        self._step = self._tail if self._form.is_object else self._behind
+        return True
+
+    def _nothing(self, pieces: list[str | ToolCallDelta]) -> bool:  # noqa: ARG002
+        """Behind the last call that is wanted."""
+        self._left = ""
+        return False
+
+    def _tail(self, pieces: list[str | ToolCallDelta]) -> bool:  # noqa: ARG002
+        """What a call may have behind its arguments, such as an id, up to the bracket that closes it."""
+        _, bracket, self._left = self._left.partition("}")
+        if bracket:
+            self._step = self._behind
+        return bool(bracket)
+
+    def _behind(self, pieces: list[str | ToolCallDelta]) -> bool:  # noqa: ARG002
+        """The end of the calls, or what separates them."""
+        form, left, is_last = self._form, self._left.lstrip(), self._num_calls == self._max_calls
+        if (not left or (form.end.startswith(left) and left != form.end)) and (form.end or not is_last):
+            return False
+        if is_last:
+            self._step = self._nothing
+        elif form.separator and left.startswith(form.separator):
+            self._left, self._step = left[len(form.separator) :], self._head
+        else:
+            self._left, self._step = left.removeprefix(form.end), self._text
+            self._is_behind_call = True
+        return True
+
+
+def joined(pieces: Iterable[str | ToolCallDelta]) -> tuple[str, list[ToolCall]]:
+    """The plain text and the calls that pieces add up to."""
+    content, calls = "", list[ToolCall]()
+    for piece in pieces:
+        if isinstance(piece, str):
+            content += piece
+        elif piece.name is not None:
+            calls.append(ToolCall(piece.name, piece.arguments))
+        else:
+            calls[-1] = ToolCall(calls[-1].name, calls[-1].arguments + piece.arguments)
+    return content, calls
+
+
+def _held(text: str, marker: str) -> str:
+    """The end of a text that may belong to a marker: a beginning of it, and the blanks before."""
+    return text[len(text[: len(text) - num_held(text, marker)].rstrip()) :]

@@ -1,0 +1,135 @@
+"""Reads an image, whatever it is given as."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import io
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from outrider.errors import OptionError, RequestError, install, one_line
+from outrider.system.files import shown
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+MEMORY = 0.5  # GB to decode an image in
+# What Pillow may read a file as. It has decoders for many more, some of which start other programs.
+_FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
+_BYTES = 8  # that a pixel takes while it is decoded: Pillow has four for each, and converting or turning makes a copy
+_BYTES_OF_WEBP = 16  # libwebp has copies of its own
+_GIVE = "Give the path or bytes of a PNG, JPEG, WebP or GIF file, an image of Pillow's, or an array uint8 [h, w, 3]."
+
+
+def read_image(image: Any, memory: float = MEMORY) -> Any:
+    """An image as Pillow's, RGB, turned as its camera was held; of a GIF and its like the first frame.
+
+    image: a path, bytes, a `data:` URL, an image of Pillow's, or an array uint8 [height, width, 3]. memory: GB that
+    decoding may take. A file's size is known from its header, before a pixel is decoded.
+
+    Raises:
+        RequestError: when it is none of these, has no pixels or too many, or would have to be fetched.
+        OptionError: when Pillow is not installed.
+    """
+    pillow, ops = _pillow()
+    if isinstance(image, np.ndarray):
+        return _of_array(pillow, image, memory)
+    name = "image"
+    if isinstance(image, str) and image.startswith("data:"):
+        image = _of_data_url(image)
+    elif isinstance(image, str | Path):
+        name = f"image {shown(image)}"
+        image = _bytes_of(image)
+    if isinstance(image, bytes | bytearray | memoryview):
+        image = _opened(pillow, image, name)
+    if not isinstance(image, pillow.Image):
+        raise RequestError(f"The image is a {type(image).__name__}. {_GIVE}")
+    width, height = image.size
+    _check_size(width, height, _BYTES_OF_WEBP if image.format == "WEBP" else _BYTES, memory)
+    try:
+        image = ops.exif_transpose(image)  # a copy; the one before goes
+        return image.convert("RGB")
+    except Exception as error:  # cut short, say: decoders of damaged files raise many kinds
+        raise RequestError(f"The {name} is damaged: {one_line(error)}. {_GIVE}") from error
+
+
+def to_data_url(image: Any) -> str:
+    """An image as a `data:` URL, which is JSON, and reads as the same pixels. Raises as `read_image`.
+
+    The bytes of a file are kept as they are, so that a photo takes no more room. Other images become a PNG.
+    """
+    if isinstance(image, str) and image.startswith("data:"):
+        return image
+    name = "image"
+    if isinstance(image, str | Path):
+        name = f"image {shown(image)}"
+        image = _bytes_of(image)
+    if not isinstance(image, bytes | bytearray | memoryview):
+        file = io.BytesIO()
+        read_image(image).save(file, "PNG")
+        image = file.getvalue()
+    kind = _opened(_pillow()[0], image, name).get_format_mimetype()
+    return f"data:{kind};base64,{base64.b64encode(image).decode()}"
+
+
+def _bytes_of(path: str | Path) -> bytes:
+    if isinstance(path, str) and path.startswith(("http://", "https://", "ftp://")):
+        raise RequestError(
+            f"The image {shown(path)} is on the network, and nothing is fetched. Send it as a data: URL."
+        )
+    try:
+        return Path(path).expanduser().read_bytes()
+    except (OSError, ValueError, RuntimeError) as error:
+        raise RequestError(f"The image {shown(path)} cannot be read: {one_line(error)}. {_GIVE}") from error
+
+
+def _pillow() -> tuple[Any, ModuleType]:
+    try:
+        from PIL import Image, ImageOps
+    except ImportError as error:
+        raise OptionError(f"Images need the package Pillow. Run: {install('vision')}") from error
+    return Image, ImageOps
+
+
+def _opened(pillow: Any, data: bytes | bytearray | memoryview, name: str) -> Any:
+    """An image of Pillow's, whose pixels are read later."""
+    try:
+        return pillow.open(io.BytesIO(data), formats=_FORMATS)
+    except pillow.DecompressionBombError as error:
+        raise RequestError(f"The {name} has too many pixels: {one_line(error)}. Make it smaller.") from error
+    except Exception as error:  # of a damaged header; many kinds
+        raise RequestError(f"The {name} is none that Pillow can read. {_GIVE}") from error
+
+
+def _of_data_url(url: str) -> bytes:
+    head, comma, body = url.partition(",")
+    if not comma or not head.endswith(";base64"):
+        raise RequestError(f"The image's URL begins {head[:60]!r}, and has to be data:image/…;base64,…")
+    try:
+        return base64.b64decode(body, validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise RequestError(
+            f"The image's data: URL is no base64: {one_line(error)}. Encode the file's bytes."
+        ) from error
+
+
+def _of_array(pillow: Any, array: np.ndarray[Any, Any], memory: float) -> Any:
+    if array.dtype != np.uint8 or array.ndim != 3 or array.shape[2] != 3:
+        raise RequestError(f"The image is an array {array.dtype} {list(array.shape)}. {_GIVE}")
+    height, width, _ = array.shape
+    _check_size(width, height, _BYTES, memory)
+    return pillow.fromarray(np.ascontiguousarray(array), "RGB")
+
+
+def _check_size(width: int, height: int, bytes_per_pixel: int, memory: float) -> None:
+    if not width * height:
+        raise RequestError(f"The image has {width} × {height} pixels, so there is nothing to see. {_GIVE}")
+    most = int(memory * 1e9) // bytes_per_pixel
+    if width * height > most:
+        raise RequestError(
+            f"The image has {width:,} × {height:,} pixels, more than the {most:,} that image_memory={memory:g} GB has "
+            "room for. Make it smaller: the model sees some thousand along its longest edge at most."
+        )

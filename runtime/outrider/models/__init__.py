@@ -1,0 +1,1 @@
+"""One model on one device: loading, settings, what its calls cost, backends and their KV caches."""

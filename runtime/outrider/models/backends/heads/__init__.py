@@ -1,0 +1,88 @@
+"""Drafters that read the main model's hidden states: their graphs, built from their weights at load.
+
+load_head(path, Head("eagle3", main_path), options)
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from outrider.models.backends.features import BLOCK_STATES, NEXT_HIDDEN
+from outrider.system.core import new_core
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    import openvino as ov
+
+    from outrider.bundle.manifest import DrafterEntry
+    from outrider.models.backends.heads.weights import Weights
+    from outrider.models.backends.openvino_paged import OpenVINOPaged
+
+BLOCK_KINDS = ("dflash", "dspark")
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """A drafter that is no decoder. main: the main model's IR, whose embedding it shares; None if it is not in IR."""
+
+    kind: str
+    main: Path | None
+    num_places: int = 1
+
+    @classmethod
+    def of(cls, entry: DrafterEntry, main: Path) -> Head:
+        """The head that a bundle describes. main: the main model's file."""
+        return cls(entry.kind, main if main.suffix == ".xml" else None, entry.num_places or 1)
+
+
+def graphs_of(head: Head) -> list[Callable[[Weights], ov.Model]]:
+    """What makes a head's graphs of its weights: one, or for Hydra one for each place."""
+    from outrider.models.backends.heads import block, places, recurrent
+
+    if head.kind == "hydra":
+        return [functools.partial(places.hydra, place=i) for i in range(head.num_places)]
+    modules = {"eagle": recurrent.eagle, "eagle3": recurrent.eagle3, "mtp": recurrent.mtp}
+    blocks = dict.fromkeys(BLOCK_KINDS, block.dflash)
+    return [{**modules, **blocks, "medusa": places.medusa, "blockwise": places.blockwise}[head.kind]]
+
+
+def load_head(path: Path, head: Head, options: dict[str, Any]) -> OpenVINOPaged:
+    """Load a head's weights from the file `path`. options: those of `OpenVINOPaged`."""
+    from outrider.models.backends.heads.weights import Weights
+    from outrider.models.backends.openvino_block import OpenVINOBlock
+    from outrider.models.backends.openvino_paged import OpenVINOPaged
+    from outrider.models.backends.openvino_places import OpenVINOPlaces
+    from outrider.models.backends.paged_graph import gather_rows
+
+    has_cache = head.kind in ("eagle", "eagle3", "mtp", *BLOCK_KINDS)
+
+    def build(core: ov.Core, path: Path, make: Callable[[Weights], ov.Model]) -> ov.Model:
+        model = make(Weights.read(core, path, head.main))
+        if has_cache:
+            gather_rows(model)
+        return model
+
+    first, *others = [functools.partial(build, make=make) for make in graphs_of(head)]
+    if not has_cache:
+        return OpenVINOPlaces(path, **options, build=first, others=others)
+    if head.kind in BLOCK_KINDS:
+        has_states = f"{BLOCK_STATES}.weight" in Weights.read(new_core(), path, None)
+        return OpenVINOBlock(path, **options, build=first, features=(BLOCK_STATES,) if has_states else ())
+    return OpenVINOPaged(path, **options, build=first, features=(NEXT_HIDDEN,))
+
+
+def check_head(path: Path, head: Head) -> None:
+    """Make a head's graphs, without compiling them.
+
+    Raises:
+        BundleError: when weights are missing.
+        RuntimeError: when weights do not fit each other, or the main model.
+    """
+    from outrider.models.backends.heads.weights import Weights
+
+    for make in graphs_of(head):
+        make(Weights.read(new_core(), path, head.main))

@@ -1,0 +1,123 @@
+"""A sequence on an NPU: its slot, the windows of its tokens, and the rows of its calls."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from outrider.models.backends.features import WithoutFeatures
+from outrider.models.kv import Unbranched
+from outrider.types import LogitsRow
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from collections.abc import Sequence as Seq
+
+    from numpy.typing import NDArray
+
+    from outrider.models.backends.npu_sizes import Sizes
+
+
+class Windows(Protocol):
+    """The part of the backend that slots and running calls use."""
+
+    sizes: Sizes
+    vocab_size: int
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no call is running."""
+
+    def end_prefill(self) -> None:
+        """Let the decoding model begin at any position. The cache's content is lost."""
+
+    def give_back(self, slot: WindowSlot) -> None:
+        """Take a slot's room back."""
+
+    def finish(self, window: Window, began: float) -> list[NDArray[Any]]:
+        """Wait for the last window of a submit that began at `began`, and return its wanted rows."""
+
+
+class WindowSlot(Unbranched):
+    """A sequence's tokens. The first `num_stored` have keys and values on the device. One slot is open at a time.
+
+    The slot remembers its tokens, because a window is always evaluated whole, from its first position on. The prefill
+    model has read the first `num_read` tokens.
+    """
+
+    def __init__(self, backend: Windows, token_ids: Seq[int] = (), scope: bytes = b"") -> None:
+        self.token_ids = list(token_ids)
+        self.scope = scope
+        self.num_stored = self.num_read = len(token_ids)
+        self._backend = backend
+
+    @property
+    def length(self) -> int:
+        """Tokens that were submitted and not trimmed."""
+        return len(self.token_ids)
+
+    def trim(self, length: int) -> None:
+        """Drop the newest tokens until `length` are left. Their keys and values are masked, then overwritten."""
+        del self.token_ids[length:]
+        self.num_stored = min(self.num_stored, length)
+        self.num_read = min(self.num_read, length)
+
+    def publish(self, token_ids: Seq[int]) -> None:
+        """Do nothing: the next prompt can start from the last prompt's prefix in any case."""
+
+    def skip_to(self, length: int) -> None:
+        """Benchmarks only: pretend that the slot holds about `length` tokens, up to a window's end."""
+        self._backend.end_prefill()
+        self.token_ids = [0] * self._backend.sizes.window_begin(length)
+        self.num_stored, self.num_read = self.length, 0
+
+    def close(self) -> None:
+        """Release the slot. Closing twice does no harm."""
+        self._backend.give_back(self)
+
+
+@dataclass(frozen=True, slots=True)
+class WindowStep(WithoutFeatures):
+    """Rows of logits, each [logits width]. The last window's rows are device memory, valid until the next call."""
+
+    _rows: Seq[NDArray[Any]]
+    _vocab_size: int
+
+    def row(self, i: int) -> LogitsRow:
+        """Row i, cut to the real vocabulary. NPUW returns whole rows."""
+        return LogitsRow.of(self._rows[i][: self._vocab_size].astype(np.float32, copy=False))
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """One call: the window of `slot` that begins at `begin`; the rows from token `first` to `end` are wanted."""
+
+    slot: WindowSlot
+    begin: int
+    first: int
+    end: int
+
+
+class WindowPending:
+    """A submit. `last` is its running window, since `began` in seconds of `time.perf_counter`; None if none runs."""
+
+    def __init__(self, backend: Windows, rows: list[NDArray[Any]], last: Window | None, began: float) -> None:
+        self._backend, self._rows, self._last, self._began = backend, rows, last, began
+
+    @property
+    def done(self) -> bool:
+        """Whether `wait` would return at once."""
+        return self._last is None or self._backend.is_idle
+
+    def wait(self, unless: Callable[[], bool] | None = None) -> WindowStep:  # noqa: ARG002
+        """Block until the rows are there.
+
+        Raises:
+            DeviceError: when the device failed.
+        """
+        last, self._last = self._last, None
+        if last is not None:
+            self._rows += self._backend.finish(last, self._began)
+        return WindowStep(self._rows, self._backend.vocab_size)

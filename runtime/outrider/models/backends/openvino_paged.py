@@ -1,0 +1,433 @@
+"""OpenVINO with paged attention, on CPU and GPU.
+
+GPU: written against the documented interface and openvino-genai's cache manager; not verified on hardware.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+import openvino as ov
+
+from outrider.config import PRECISIONS
+from outrider.errors import DeviceError, OptionError, one_line
+from outrider.models.backends.adapters import ADAPTERS
+from outrider.models.backends.call_end import CallEnd
+from outrider.models.backends.devices import compile_error, find_name
+from outrider.models.backends.embeds import EMBED_ROWS, EMBEDS, given_embeds
+from outrider.models.backends.memory import release_pages
+from outrider.models.backends.paged_cache import PagedCache, PagedSlot, blocks_to_allocate, bytes_of
+from outrider.models.backends.paged_call import PagedCall
+from outrider.models.backends.paged_graph import HIDDEN_IN, add_top_logits, read_decoder
+from outrider.models.backends.paged_step import Outputs
+from outrider.models.backends.processor import limit_on
+from outrider.models.backends.segments import Segments
+from outrider.system.core import new_core
+from outrider.types import NO_PROMPT, CallCancelled, Capabilities, Chunk, Exactness, Rounding, RowRule, mark
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Mapping
+    from collections.abc import Sequence as Seq
+    from pathlib import Path
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from outrider.models.backends.adapters import Adapters
+    from outrider.models.backends.paged_step import PagedStep
+    from outrider.types import CacheUse, Prompt
+
+# Largest logits per row that a device with memory of its own picks out.
+_NUM_TOP = 128
+_TOP_ROWS = 2  # of the call that validates them
+_ANY_SIZE = 32  # of blocks, if there is no cache
+_PATIENCE = 100  # milliseconds until it is asked whether a call is still wanted
+_FEW_THREADS = 2  # so many rows of padding are cheap
+
+
+class PagedPending:
+    """A running call, since `began` in seconds of `time.perf_counter`."""
+
+    def __init__(self, backend: OpenVINOPaged, began: float) -> None:
+        self._backend = backend
+        self._began = began
+
+    @property
+    def done(self) -> bool:
+        """Whether `wait` would return at once."""
+        return self._backend.is_idle
+
+    def wait(self, unless: Callable[[], bool] | None = None) -> PagedStep:
+        """Block until the rows are there, or cancel the call, as `Pending` says.
+
+        Raises:
+            CallCancelled, DeviceError: as `Pending` says.
+        """
+        return self._backend.finish(self._began, unless)
+
+
+class OpenVINOPaged:
+    """One model, compiled for one device, with a KV cache in blocks.
+
+        backend = OpenVINOPaged(path, device="CPU", vocab_size=49_152)
+        backend.allocate(max_tokens=8_192)
+        slot = backend.open(max_tokens=200)
+        step = backend.submit([Chunk(slot, token_ids, num_rows=1)]).wait()
+        step.row(0).full()    # float32 [vocab_size]
+
+    Several sequences of any lengths go in one call. Calls do not overlap: a step is read before the next `submit`.
+
+    features: the outputs of hidden states that chunks may ask for. mask_token_ids: see `Capabilities`. build: reads the
+    model's file and makes its graph with a paged cache. cuts: the layers before which it is cut into segments; see
+    `OpenVINOLayers`. adapters: those that `build` puts into the graph. releases: whether the pages of the model's file
+    are released after the first call, which has packed the weights.
+
+    Raises:
+        OptionError: for a device that is not there.
+        BundleError: when the model cannot be read, is not a stateful decoder or does not have these hidden states.
+        DeviceError: when the device cannot compile it.
+    """
+
+    runtime = "OpenVINO"
+    _unpacked: Path | None = None  # the file of weights that the first call packs
+
+    def __init__(
+        self,
+        model_path: Path,
+        *,
+        vocab_size: int,
+        device: str = "CPU",
+        precision: str = "auto",
+        cache_precision: str = "auto",
+        num_threads: int = 0,
+        properties: Mapping[str, Any] | None = None,
+        top_logits: int | str = "auto",
+        features: Seq[str] = (),
+        mask_token_ids: Seq[int] = (),
+        build: Callable[[ov.Core, Path], ov.Model] = read_decoder,
+        cuts: Collection[int] = (),
+        adapters: Adapters | None = None,
+        releases: bool = True,
+    ) -> None:
+        core = new_core()
+        check_device(core, device)
+        model = build(core, model_path)
+        # On CPU the rows are in host memory already, where the largest logits are found faster than in the graph.
+        on_cpu = device.startswith("CPU")
+        self._chooses_top = isinstance(top_logits, str)
+        self.num_top = min((0 if on_cpu else _NUM_TOP) if isinstance(top_logits, str) else top_logits, vocab_size)
+        if self.num_top:
+            add_top_logits(model, self.num_top, vocab_size)
+        precision, cache_precision = _precisions(core, device, precision, cache_precision)
+        hints: dict[str, Any] = {
+            "PERFORMANCE_HINT": "LATENCY",
+            "INFERENCE_PRECISION_HINT": precision,
+            "KV_CACHE_PRECISION": cache_precision,
+        }
+        if num_threads and device.startswith("CPU"):
+            hints["INFERENCE_NUM_THREADS"] = num_threads
+        hints |= properties or {}
+        try:
+            compiled = (
+                Segments.compile(core, model, cuts, device, hints) if cuts else core.compile_model(model, device, hints)
+            )
+        except (RuntimeError, TypeError) as error:
+            raise compile_error(core, device, model_path.parent.name, error) from error
+        self._begin(core, compiled, device, vocab_size, tuple(features), tuple(mask_token_ids), adapters)
+        self._unpacked = model_path.with_suffix(".bin") if releases else None
+
+    def _begin(
+        self,
+        core: ov.Core,
+        compiled: Any,
+        device: str,
+        vocab_size: int,
+        features: tuple[str, ...] = (),
+        mask_token_ids: tuple[int, ...] = (),
+        adapters: Adapters | None = None,
+    ) -> None:
+        """Make a request of a compiled model."""
+        self.adapters = adapters
+        self.core, self._compiled = core, compiled
+        self.device, self.vocab_size, self.features = device, vocab_size, features
+        self.mask_token_ids, self.can_pad_apart = mask_token_ids, False
+        self.logits_width: int = compiled.output("logits").get_partial_shape()[2].get_length()
+        self._request = compiled.create_infer_request()
+        self._end = CallEnd(self._request)
+        self._outputs = Outputs(
+            compiled,
+            self._request,
+            vocab_size,
+            has_top=self.num_top > 0,
+            on_device=self.num_top > 0 and not device.startswith("CPU"),
+            features=features,
+        )
+        widths = {
+            name: port.partial_shape[1].get_length()
+            for name in (HIDDEN_IN, EMBEDS)
+            for port in compiled.inputs
+            if name in port.get_names()
+        }
+        self._hidden_width: int = widths.get(HIDDEN_IN, 0)  # of the hidden states that it reads
+        self._embeds_width: int = widths.get(EMBEDS, 0)  # of the embeddings that it reads instead of tokens
+        self._caches = {port.get_any_name(): port for port in compiled.inputs if "_cache." in port.get_any_name()}
+        # Tokens per block: 32 on CPU, 16 on GPU. Only the values have one shape on both: [blocks, heads, size, head].
+        values = next((port for name, port in self._caches.items() if name.startswith("value_cache.")), None)
+        self.block_size: int = _ANY_SIZE if values is None else values.partial_shape[2].get_length()
+        self._cache: PagedCache | None = None
+        self._bound: dict[str, NDArray[Any]] = {}  # views of the bound tensors
+        self._chunks: Seq[Chunk] = ()  # of the running call
+        self._begins: list[int] = []  # of its chunks, in their slots
+        self._places: dict[int, NDArray[np.int64]] = {}
+        self.seconds = 0.0
+        # The device may use another precision than the option, and properties may set another.
+        self.precision = _name(compiled.get_property("INFERENCE_PRECISION_HINT"))
+        keys = next((port for name, port in self._caches.items() if name.startswith("key_cache.")), None)
+        self.cache_precision = self.precision if keys is None else _name(keys.get_element_type())
+        self.use(Exactness())
+
+    @property
+    def separate_rules(self) -> tuple[RowRule, ...]:
+        """Rules that keep the CPU plugin from dividing a sequence's blocks among threads, which changes bits.
+
+        It does so in calls that have fewer sequences than threads, each of one row (`PagedAttention`, as of OpenVINO
+        2026.4). So calls have as many, or one sequence with two rows. None for a quantised cache: there, rows that are
+        written to one block at the same time would round each other's numbers.
+        """
+        if self.cache_precision not in PRECISIONS:
+            return ()
+        among = RowRule(separate=True, dummy_rows=2)
+        num_threads = int(self.fingerprint.get("INFERENCE_NUM_THREADS", 1))
+        if num_threads > _FEW_THREADS:
+            return (among,)
+        return RowRule(separate=True, call=Rounding(num_threads)), among
+
+    def use(self, exactness: Exactness) -> None:
+        """Pad calls by this rule from now on, and report this exactness. Not while slots are open."""
+        self.exactness = exactness
+        self.capabilities = Capabilities(
+            bit_exact_batching=exactness.holds,
+            rows=exactness.rule,
+            features=self.features,
+            trees=True,
+            mask_token_ids=self.mask_token_ids,
+            adapters=self.adapters.names if self.adapters else (),
+            embeds_width=self._embeds_width,
+        )
+
+    @property
+    def fingerprint(self) -> dict[str, str]:
+        """What the time of a call depends on besides the model, as far as it is known."""
+        asked = ("INFERENCE_NUM_THREADS", "INFERENCE_PRECISION_HINT", "DYNAMIC_QUANTIZATION_GROUP_SIZE")
+        supported = self._compiled.get_property("SUPPORTED_PROPERTIES")
+        found = {name: str(self._compiled.get_property(name)) for name in asked if name in supported}
+        of_device = [n for n in self.core.get_property(self.device, "SUPPORTED_PROPERTIES") if "DRIVER_VERSION" in n]
+        found |= {n: str(self.core.get_property(self.device, n)) for n in ("FULL_DEVICE_NAME", *of_device)}
+        top = {"top_logits": str(self.num_top)} if self.num_top else {}
+        cuts = {"cuts": ",".join(map(str, self._compiled.cuts))} if isinstance(self._compiled, Segments) else {}
+        adapters = {"adapters": str(self.adapters.shapes)} if self.adapters else {}
+        return found | top | cuts | adapters | {"cache": self.cache_precision, "openvino": ov.get_version()}
+
+    @property
+    def segments(self) -> Segments:
+        """What it was compiled to, if it was cut.
+
+        Raises:
+            ValueError: when it was not.
+        """
+        if not isinstance(self._compiled, Segments):
+            raise ValueError("the model is not cut into segments")
+        return self._compiled
+
+    @property
+    def num_layers(self) -> int:
+        """Layers that have a cache."""
+        return len(self._caches) // 2
+
+    @property
+    def bytes_per_token(self) -> float:
+        """Bytes of one token in the cache, over all layers."""
+        return sum(bytes_of(port, 1) for port in self._caches.values()) / self.block_size
+
+    @property
+    def max_tokens(self) -> int:
+        """Most tokens of one sequence, without padding."""
+        return max(self._cache.max_tokens - self._num_spare, 0) if self._cache else 0
+
+    @property
+    def cache(self) -> CacheUse:
+        """Prefix-cache occupancy and hit statistics."""
+        return self.paged_cache.use
+
+    @property
+    def paged_cache(self) -> PagedCache:
+        """The cache, once it is allocated."""
+        if self._cache is None:
+            raise RuntimeError("call `allocate` first: it makes the cache")
+        return self._cache
+
+    @property
+    def _num_spare(self) -> int:
+        """Positions for padding behind a sequence's last token."""
+        return self.capabilities.rows.num_spare
+
+    def allocate(self, max_tokens: int) -> None:
+        """Allocate a new cache, or on a device its first blocks.
+
+        The old cache is freed. Other requests that were bound to it have to be bound again before their next call.
+        """
+        self._cache = PagedCache(
+            self._caches,
+            max(1, max_tokens // self.block_size),
+            self.block_size,
+            device=self.device,
+            context=None if self.device.startswith("CPU") else self._compiled.get_context(),
+        )
+        if self._caches:  # heads may have none
+            self._cache.bind(self._request)
+        if self.num_top:
+            self._check_top()
+
+    def _check_top(self) -> None:
+        """Validate, with a small call, that the device picks out the largest logits of each row."""
+        slot = self.open(_TOP_ROWS)
+        if slot is None:
+            raise AssertionError("no other slot is open yet")
+        step = self.submit([Chunk(slot, [0] * _TOP_ROWS, _TOP_ROWS)]).wait()
+        slot.close()
+        if self._outputs.agrees(step, _TOP_ROWS):
+            return
+        if not self._chooses_top:
+            raise DeviceError(
+                f"{self.device} picks out other logits than the largest of each row, or other bits. "
+                "Load with top_logits=0."
+            )
+        self.num_top, self._outputs.has_top = 0, False
+
+    def tokens_for(self, max_tokens: int) -> int:
+        """The argument for `allocate` with which one slot can have `max_tokens`: whole blocks, and room to grow."""
+        num_blocks = -(-(max_tokens + self._num_spare) // self.block_size)
+        return blocks_to_allocate(num_blocks, len(self._caches), grows=self.paged_cache.grows) * self.block_size
+
+    def open(self, max_tokens: int, prompt: Prompt = NO_PROMPT) -> PagedSlot | None:
+        """A slot with room for `max_tokens`, started from the prompt's longest cached prefix; None if it is full."""
+        if not self._hidden_width:  # hidden states have the embeds in them
+            prompt.check_embeds(self)
+        prompt.check_adapter(self)
+        if self.capabilities.marks_answers:
+            prompt = prompt.with_marked_answers()
+        return self.paged_cache.open(max_tokens + self._num_spare, prompt)
+
+    def submit(self, chunks: Seq[Chunk]) -> PagedPending:
+        """Evaluate chunks of one or several sequences in one call. A slot appears once at most.
+
+        Calls are padded by the rule of `capabilities.rows`. Padding of a sequence is overwritten by its next tokens.
+        Padding of the call goes to a block of its own.
+        """
+        inputs, places = self._inputs_of(chunks)
+        for name, values in inputs.items():
+            self._set(name, values)
+        began = time.perf_counter()
+        try:
+            self._request.start_async()
+        except RuntimeError as error:
+            raise DeviceError(f"{self.device} failed: {one_line(error)}") from error
+        self._begins = [chunk.slot.length for chunk in chunks]
+        for chunk in chunks:
+            self._append(chunk)
+        self._chunks, self._places = chunks, places
+        return PagedPending(self, began)
+
+    def _inputs_of(self, chunks: Seq[Chunk]) -> tuple[dict[str, NDArray[Any]], dict[int, NDArray[np.int64]]]:
+        """The inputs of a call by name, and the rows of each chunk's tokens, by the id of its slot."""
+        call = PagedCall.of(chunks, self.capabilities.rows, self.block_size)
+        inputs = call.inputs()
+        if self._hidden_width:
+            inputs[HIDDEN_IN] = call.hidden_states(chunks, self._hidden_width)
+        if self.adapters:
+            inputs[ADAPTERS] = self.adapters.mask(call.adapters)
+        if self._embeds_width:
+            given = given_embeds(call.chains, len(call.token_ids), self._embeds_width)
+            inputs |= zip((EMBEDS, EMBED_ROWS), given, strict=True)
+        return inputs, call.places
+
+    def _append(self, chunk: Chunk) -> None:
+        """Record the tokens that a call writes to the cache."""
+        is_marked = self.capabilities.marks_answers and chunk.generated
+        token_ids = mark(chunk.token_ids) if is_marked else chunk.token_ids
+        if chunk.parents is None:
+            chunk.slot.append(token_ids)
+        else:
+            chunk.slot.append_tree(chunk.branches, token_ids)
+
+    def run_in_background(self, wanted: bool) -> None:
+        """Count a call's seconds until the device is done, even if `wait` comes later. Calls are asynchronous."""
+        self._end.watch(wanted)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no call is running."""
+        return self._end.is_idle
+
+    def finish(self, began: float, unless: Callable[[], bool] | None = None) -> PagedStep:
+        """Wait for the call that began at `began`, or cancel it; see `Pending.wait`."""
+        is_cancelled = False
+        try:
+            while unless is not None and not self._request.wait_for(_PATIENCE):
+                if unless():
+                    is_cancelled = True
+                    self._request.cancel()
+                    break
+            self._request.wait()
+        except RuntimeError as error:
+            for chunk, begin in zip(self._chunks, self._begins, strict=True):
+                if is_cancelled and chunk.parents is None and self.cache_precision in PRECISIONS:
+                    chunk.slot.trim(begin)
+                else:
+                    chunk.slot.skip_to(chunk.slot.length)  # its content is undefined now
+            if is_cancelled:
+                raise CallCancelled from error
+            raise DeviceError(f"{self.device} failed: {one_line(error)}") from error
+        self.seconds += self._end.seconds_since(began)
+        if self._unpacked is not None:
+            release_pages(self._unpacked)
+            self._unpacked = None
+        return self._outputs.step(self._places)
+
+    def _set(self, name: str, values: NDArray[Any]) -> None:
+        # Shapes repeat between rounds, and writing to a bound tensor costs a tenth of binding a new one.
+        bound = self._bound.get(name)
+        if bound is not None and bound.shape == values.shape:
+            bound[...] = values
+        else:
+            tensor = ov.Tensor(values)
+            self._request.set_tensor(name, tensor)
+            self._bound[name] = tensor.data
+
+
+def check_device(core: ov.Core, device: str) -> None:
+    """Raise OptionError unless `device` is there and runs paged attention."""
+    found = core.available_devices
+    if find_name(device, found) is None:
+        raise OptionError(f"There is no device '{device}' here. Found: {', '.join(found)}.")
+
+
+def _precisions(core: ov.Core, device: str, precision: str, cache_precision: str) -> tuple[str, str]:
+    """The properties for calculation and for the cache. "auto": the device's choice, and the same for the cache."""
+    own = precision == "auto"
+    if own:
+        precision = _name(core.get_property(device, "INFERENCE_PRECISION_HINT"))
+    if device.startswith("CPU") and (limit := limit_on(precision)):
+        if not own:
+            raise DeviceError(
+                f"The CPU cannot calculate in {precision} with {limit} in the environment. Load with precision='f32', "
+                "or leave that variable out."
+            )
+        precision = "f32"
+    return precision, precision if cache_precision == "auto" else cache_precision
+
+
+def _name(kind: ov.Type) -> str:
+    """ "bf16", "f32", "u8", …"""
+    return str(kind.get_type_name())

@@ -1,0 +1,154 @@
+"""The inputs of a call of a model with paged attention."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from outrider.errors import RequestError
+from outrider.models.backends.paged_cache import SCRATCH
+from outrider.models.backends.paged_graph import ROWS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from collections.abc import Sequence as Seq
+
+    from numpy.typing import NDArray
+
+    from outrider.types import Chunk, RowRule
+
+
+@dataclass(frozen=True, slots=True)
+class _Chain:
+    """A chunk's branch, as indices of its tokens, and the blocks that it is read with."""
+
+    chunk: Chunk
+    branch: Seq[int]
+    blocks: NDArray[np.int32]
+
+
+def _branches(chunk: Chunk) -> Iterator[tuple[Seq[int], NDArray[np.int32]]]:
+    """A chunk's branches with their blocks."""
+    if chunk.parents is None:
+        yield range(len(chunk.token_ids)), chunk.slot.blocks
+        return
+    branches, blocks = chunk.branches, (chunk.slot.blocks, *chunk.slot.branch_blocks)
+    if len(branches) > len(blocks):
+        raise RequestError(
+            f"A chunk of {len(chunk.token_ids)} tokens is a tree of {len(branches)} branches (parents={chunk.parents})"
+            f", and its slot has room for {len(blocks)}. Call the slot's fork before."
+        )
+    yield from zip(branches, blocks, strict=False)
+
+
+@dataclass(slots=True)
+class PagedCall:
+    """Chunks of one or several slots, end to end, padded by a rule. A tree is read branch by branch.
+
+        PagedCall.of(chunks, rule, block_size=32).inputs()    # by name; see `to_paged_attention`
+
+    The attention works on sequences: rows, their number of earlier tokens and their blocks. A chunk is a sequence.
+    Where the rule separates rows, each token of an answer is a sequence of one row instead. Its earlier tokens include
+    those of the same call, because all keys and values are written to the cache before any row reads them.
+    """
+
+    block_size: int
+    token_ids: list[int] = field(default_factory=list)
+    positions: list[int] = field(default_factory=list)
+    rows: list[int] = field(default_factory=list)  # of logits
+    past_lens: list[int] = field(default_factory=list)
+    begins: list[int] = field(default_factory=lambda: [0])
+    blocks: list[NDArray[np.int32]] = field(default_factory=list)
+    longest: int = 0
+    places: dict[int, NDArray[np.int64]] = field(default_factory=dict)  # rows of a chunk's tokens, by its slot's id
+    adapters: list[str | None] = field(default_factory=list)  # that rows are read with; padding has none
+    # Of each chain the slot, its first row, how many rows it has without padding, and the first one's position.
+    chains: list[tuple[Any, int, int, int]] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, chunks: Seq[Chunk], rule: RowRule, block_size: int) -> PagedCall:
+        """A call with these chunks and all padding."""
+        call = cls(block_size)
+        chains = [_Chain(chunk, branch, blocks) for chunk in chunks for branch, blocks in _branches(chunk)]
+        if not rule.separate:
+            counts = [rule.sequence(len(chain.branch)) for chain in chains]
+            counts[-1] += rule.call(sum(counts)) - sum(counts)
+            for chain, count in zip(chains, counts, strict=True):
+                call._add(chain, count)
+        else:
+            for chain in chains:
+                call._add(chain, 1 if chain.chunk.generated else rule.sequence(len(chain.branch)))
+            num_rows = len(call.token_ids)
+            num_dummies = 0 if call._has_several_in_one else rule.dummy_rows
+            call._add_dummy(rule.call(num_rows + num_dummies) - num_rows)
+        for chunk in chunks:
+            call.rows.extend(call.places[id(chunk.slot)][len(chunk.token_ids) - chunk.num_rows :])
+        # Not every device takes a call without rows of logits.
+        call.rows.extend([call.rows[-1] if call.rows else 0] * (rule.logits(len(call.rows)) - len(call.rows)))
+        return call
+
+    def hidden_states(self, chunks: Seq[Chunk], width: int) -> NDArray[np.float32]:
+        """The chunks' hidden states, float32 [n, width], with zeros where there are none."""
+        made = np.zeros((len(self.token_ids), width), dtype=np.float32)
+        for chunk in chunks:
+            if chunk.hidden_states is not None:
+                made[self.places[id(chunk.slot)]] = chunk.hidden_states
+        return made
+
+    def inputs(self) -> dict[str, NDArray[Any]]:
+        """The arrays by the names of the model's inputs."""
+        block_begins = [0, *itertools.accumulate(map(len, self.blocks))]
+        return {
+            "input_ids": np.array(self.token_ids, dtype=np.int64),
+            "position_ids": np.array(self.positions, dtype=np.int64),
+            "past_lens": np.array(self.past_lens, dtype=np.int32),
+            "subsequence_begins": np.array(self.begins, dtype=np.int32),
+            "block_indices_begins": np.array(block_begins, dtype=np.int32),
+            "block_indices": np.concatenate(self.blocks),
+            "max_context_len": np.array(self.longest, dtype=np.int32),
+            ROWS: np.array(self.rows, dtype=np.int64),
+        }
+
+    @property
+    def _has_several_in_one(self) -> bool:
+        """Whether a sequence has several rows."""
+        return len(self.token_ids) > len(self.past_lens)
+
+    def _add(self, chain: _Chain, num_rows: int) -> None:
+        """Add a chain: as one sequence, padded to `num_rows`, or if these are fewer, one sequence for each token."""
+        chunk, branch = chain.chunk, chain.branch
+        past, count, first = chunk.slot.length, len(branch), len(self.token_ids)
+        self.chains.append((chunk.slot, first, count, past))
+        places = self.places.setdefault(id(chunk.slot), np.full(len(chunk.token_ids), -1, dtype=np.int64))
+        for row, i in enumerate(branch, first):
+            if places[i] < 0:  # a token that branches share is read in each of them, and its first row counts
+                places[i] = row
+        self.token_ids.extend(chunk.token_ids[i] for i in branch)
+        self.adapters.extend([chunk.slot.adapter] * count)
+        self.positions.extend(range(past, past + count))
+        if num_rows < count:
+            for i in range(count):
+                self._add_sequence(past + i, 1, chain.blocks)
+            return
+        # Padding has the last token's position: the model's context may end there.
+        self.token_ids.extend([0] * (num_rows - count))
+        self.adapters.extend([None] * (num_rows - count))
+        self.positions.extend([past + count - 1] * (num_rows - count))
+        self._add_sequence(past, num_rows, chain.blocks)
+
+    def _add_dummy(self, num_rows: int) -> None:
+        """Add rows of no slot, without earlier tokens, so that the attention takes no time for them."""
+        if num_rows:
+            self.token_ids.extend([0] * num_rows)
+            self.adapters.extend([None] * num_rows)
+            self.positions.extend(range(num_rows))
+            self._add_sequence(0, num_rows, SCRATCH)
+
+    def _add_sequence(self, past: int, num_rows: int, blocks: NDArray[np.int32]) -> None:
+        self.past_lens.append(past)
+        self.begins.append(self.begins[-1] + num_rows)
+        self.blocks.append(blocks[: -(-(past + num_rows) // self.block_size)])
+        self.longest = max(self.longest, past + num_rows)

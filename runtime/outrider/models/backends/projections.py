@@ -1,0 +1,146 @@
+"""The products of a decoder's layers by the names that Llama's checkpoints give their weights.
+
+    for layer in projections_of(model, num_layers):
+        layer["self_attn.q_proj"].node
+
+They are found by what the graph does with them: names of nodes differ with the program that wrote the graph.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from outrider.errors import BundleError
+from outrider.models.backends.taps import after_layers, hidden_states_of, multiplied_by
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    import openvino as ov
+
+ATTENTION = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj")
+FEED_FORWARD = ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
+NAMES = (*ATTENTION, *FEED_FORWARD)
+_ATTENTIONS = ("ScaledDotProductAttention", "PagedAttentionExtension")
+_UNKNOWN = (
+    "The main model's layers have another form than Llama's or Qwen's: a residual stream, an attention with separate "
+    "products for queries, keys and values, and a gated feed-forward part. "
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Projection:
+    """A product y = x · W of a layer. num_in, num_out: the lengths of x and y."""
+
+    node: ov.Node
+    num_in: int
+    num_out: int
+
+    @property
+    def rows(self) -> ov.Output:
+        """x, [n, 1, num_in]."""
+        return multiplied_by(self.node)
+
+
+def projections_of(model: ov.Model, num_layers: int, *, attended: int) -> list[dict[str, Projection]]:
+    """The products of each layer, by `NAMES`, in a decoder with its own cache or a paged one.
+
+    attended: numbers of all heads' outputs, side by side.
+
+    Raises:
+        BundleError: when the graph has another form than Llama's or Qwen's.
+    """
+    states = hidden_states_of(model, num_layers)
+    if not states:
+        raise BundleError(f"{_UNKNOWN}It is no chain of residual additions.")
+    hidden = states[after_layers(0)].get_partial_shape()[2].get_length()
+    sums = [states[after_layers(i)].get_node() for i in range(num_layers + 1)]
+    return [_layer(before, after, hidden, attended) for before, after in itertools.pairwise(sums)]
+
+
+def _layer(before: ov.Node, after: ov.Node, hidden: int, attended: int) -> dict[str, Projection]:
+    """The products between two states of the residual stream."""
+    middle = next((each.get_node() for each in after.input_values() if _is_between(each.get_node(), before)), None)
+    if middle is None:
+        raise BundleError(f"{_UNKNOWN}A layer does not add to the stream twice.")
+    down = product_before(_added(after, middle))
+    gate, up = _gate_and_up(multiplied_by(down))
+    output = product_before(_added(middle, before))
+    attention = nearest(multiplied_by(output), lambda node: node.get_type_name() in _ATTENTIONS)
+    queries, keys, values = (product_before(attention.input_value(i)) for i in range(3))
+    nodes = dict(zip(NAMES, (queries, keys, values, output, gate, up, down), strict=True))
+    if len({node.get_name() for node in nodes.values()}) < len(nodes):
+        raise BundleError(f"{_UNKNOWN}A layer has one product for several of them.")
+    num_in = {"self_attn.o_proj": attended, "mlp.down_proj": _num_out(gate)}
+    return {name: Projection(node, num_in.get(name, hidden), _num_out(node)) for name, node in nodes.items()}
+
+
+def _num_out(product: ov.Node) -> int:
+    return int(product.output(0).get_partial_shape()[-1].get_length())
+
+
+def _added(total: ov.Node, stream: ov.Node) -> ov.Output:
+    """What a part of a layer adds to the residual stream."""
+    return next(each for each in total.input_values() if each.get_node() != stream)
+
+
+def _gate_and_up(rows: ov.Output) -> tuple[ov.Node, ov.Node]:
+    """The two products of a gated MLP, by the input of the third: swish(gate) * up."""
+    node = nearest(rows, lambda each: each.get_type_name() == "Multiply")
+    sides = list(node.input_values())
+    gated = next((i for i, each in enumerate(sides) if _has_before(each, ("Swish", "Sigmoid", "Gelu"))), 0)
+    return product_before(sides[gated]), product_before(sides[1 - gated])
+
+
+def product_before(value: ov.Output) -> ov.Node:
+    """The nearest product with a matrix of weights, at or before a value."""
+    return nearest(value, is_product)
+
+
+def is_product(node: ov.Node) -> bool:
+    """Whether this is a product with a matrix of weights, compressed or not."""
+    return node.get_type_name() == "MatMul" and is_weight(node.input_value(1))
+
+
+def nearest(value: ov.Output, wanted: Callable[[ov.Node], bool]) -> ov.Node:
+    """The nearest node of a kind, at or before a value.
+
+    Raises:
+        BundleError: when there is none.
+    """
+    for node in backwards(value, wanted):
+        if wanted(node):
+            return node
+    raise BundleError(f"{_UNKNOWN}One of these is missing.")
+
+
+def backwards(value: ov.Output, end: Callable[[ov.Node], bool] | None = None) -> Iterator[ov.Node]:
+    """The nodes that a value depends on, the nearest first; not what is behind a node that is an end."""
+    seen, waiting = set[str](), [value.get_node()]
+    while waiting:
+        node = waiting.pop(0)
+        if node.get_name() in seen:
+            continue
+        seen.add(node.get_name())
+        yield node
+        if end is None or not end(node):
+            waiting += [each.get_node() for each in node.input_values()]
+
+
+def is_weight(value: ov.Output) -> bool:
+    """Whether a value is made of constants."""
+    node = value.get_node()
+    if node.get_type_name() in ("Convert", "Multiply", "Reshape", "Subtract", "Transpose"):
+        return all(map(is_weight, node.input_values()))
+    return bool(node.get_type_name() == "Constant")
+
+
+def _has_before(value: ov.Output, kinds: tuple[str, ...]) -> bool:
+    return any(node.get_type_name() in kinds for node in backwards(value, is_product))
+
+
+def _is_between(node: ov.Node, stream: ov.Node) -> bool:
+    """Whether a node is the sum that continues the residual stream."""
+    return node.get_type_name() == "Add" and any(each.get_node() == stream for each in node.input_values())

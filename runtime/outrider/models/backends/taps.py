@@ -1,0 +1,153 @@
+"""Hidden states of a decoder: finds them in its graph, and makes outputs of them."""
+
+from __future__ import annotations
+
+import math
+import mmap
+from typing import TYPE_CHECKING
+
+import numpy as np
+from openvino import opset13 as ops
+
+from outrider.errors import BundleError, one_line
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+    import openvino as ov
+
+LAST = "last_hidden_state"  # behind the final norm: what the output matrix reads
+_LAYER = "hidden_states."  # behind so many layers, and before any norm; 0 is the embedding
+ROOM = 64  # bytes of the widest vector
+_IDENTITY = 32  # rows of the matrix behind each output
+_ADDS = 2  # of a layer to the residual stream: of its attention, and of its feed-forward part
+
+
+def after_layers(count: int) -> str:
+    """The name of the hidden states behind the first `count` layers, as `hidden_states[count]` in Transformers."""
+    return f"{_LAYER}{count}"
+
+
+def hidden_states_of(model: ov.Model, num_layers: int) -> dict[str, ov.Output]:
+    """A decoder's hidden states by name; empty if its graph has another form than expected.
+
+    Follows the residual stream from the output matrix back to the embedding: it consists of additions of two values
+    that both depend on the input, two for each layer (Llama, Qwen2, Qwen3 and the like).
+    """
+    matrix = output_matrix_of(model)
+    if matrix is None:
+        return {}
+    last = multiplied_by(matrix)
+    stream = _sum_before(last)
+    sums: list[ov.Output] = []
+    while stream is not None:
+        sums.append(stream)
+        # The stream is read by the norm and by the next addition; what a layer adds to it, by the addition alone.
+        former = [each for each in stream.get_node().input_values() if len(each.get_target_inputs()) > 1]
+        if len(former) != 1:
+            return {}
+        if not _is_sum(former[0]):
+            sums.append(former[0])
+            break
+        stream = former[0]
+    sums.reverse()
+    if len(sums) != _ADDS * num_layers + 1:
+        return {}
+    return {after_layers(i): sums[_ADDS * i] for i in range(num_layers + 1)} | {LAST: last}
+
+
+def num_paged_layers(model: ov.Model) -> int:
+    """How many layers a decoder with a paged cache has."""
+    return sum(node.get_type_name() == "PagedAttentionExtension" for node in model.get_ops())
+
+
+def read_ir(core: ov.Core, path: Path) -> ov.Model:
+    """Read a file in OpenVINO's format. Its weights stay in the file, which is mapped, if there is room behind its end.
+
+    Without room, weights are read into memory: kernels may read a few bytes more than the last weight has, and behind
+    the file's last page the next one may be unmapped.
+
+    Raises:
+        BundleError: when it cannot be read.
+    """
+    try:
+        return core.read_model(path, config={"ENABLE_MMAP": has_room(path.with_suffix(".bin"))})
+    except RuntimeError as error:
+        raise BundleError(f"{path} cannot be read by OpenVINO: {one_line(error)}. Export the bundle again.") from error
+
+
+def has_room(weights: Path) -> bool:
+    """Whether `ROOM` bytes behind the end of a mapped file can be read: the rest of its last page."""
+    try:
+        return -weights.stat().st_size % mmap.PAGESIZE >= ROOM
+    except OSError:
+        return True  # the reader says what is wrong
+
+
+def output_matrix_of(model: ov.Model) -> ov.Node | None:
+    """The product that makes the logits; None if there is none."""
+    node = model.output("logits").get_node().input_value(0).get_node()
+    while node.get_type_name() != "MatMul":  # past conversions, scales and soft caps
+        if not node.inputs():
+            return None
+        node = node.input_value(0).get_node()
+    return node
+
+
+def multiplied_by(matrix: ov.Node) -> ov.Output:
+    """The rows that a matrix is multiplied by, without columns that are made of them, as in `gguf_minima`."""
+    rows = matrix.input_value(0)
+    return rows.get_node().input_value(0) if rows.get_node().get_type_name() == "Concat" else rows
+
+
+def add_outputs(model: ov.Model, found: dict[str, ov.Output], names: Iterable[str]) -> None:
+    """Make outputs float32 [n, width] of hidden states [n, 1, width], by their names. No bit of the logits changes."""
+    for name in names:
+        result = ops.result(rows_of(found[name]))
+        result.output(0).set_names({name})
+        model.add_results([result])
+    model.validate_nodes_and_infer_types()
+
+
+def rows_of(state: ov.Output) -> ov.Node:
+    """Hidden states [n, 1, width] as float32 [n, width], for an output.
+
+    The CPU plugin (2026.4) calculates in single precision what is between an output and the products before it
+    (`Graph::EnforceInferencePrecision`). In bf16, the sums of the residual stream would get other bits. So they are
+    behind a product of their own, with an identity matrix.
+    """
+    width = state.get_partial_shape()[2].get_length()
+    size = math.gcd(width, _IDENTITY)
+    part = ops.reshape(state, ints(-1, size), special_zero=False)
+    same = ops.matmul(part, ops.constant(np.eye(size, dtype=np.float32)), False, False)
+    return ops.convert(ops.reshape(same, ints(-1, width), special_zero=False), "f32")
+
+
+def ints(*numbers: int) -> ov.Node:
+    """A constant, int64 [n]."""
+    return ops.constant(np.array(numbers, dtype=np.int64))
+
+
+def _sum_before(output: ov.Output) -> ov.Output | None:
+    """The nearest sum of two values before this one, past the norm."""
+    while not _is_sum(output):
+        ahead = [each for each in output.get_node().input_values() if not _is_constant(each)]
+        if not ahead:
+            return None
+        output = ahead[0]
+    return output
+
+
+def _is_sum(output: ov.Output) -> bool:
+    """Whether this is the sum of two values that depend on the input."""
+    node = output.get_node()
+    return node.get_type_name() == "Add" and not any(map(_is_constant, node.input_values()))
+
+
+def _is_constant(output: ov.Output) -> bool:
+    """Whether a value is a weight, compressed or not."""
+    node = output.get_node()
+    if node.get_type_name() in ("Convert", "Multiply", "Reshape", "Subtract"):
+        return all(map(_is_constant, node.input_values()))
+    return bool(node.get_type_name() == "Constant")

@@ -1,0 +1,80 @@
+"""Makes a model's call, and tells an observer of it."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from outrider.types import Call
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from collections.abc import Sequence as Seq
+
+    from outrider.types import Backend, CallObserver, Chunk, Pending, Step
+
+_now = time.perf_counter
+
+
+def submit(backend: Backend, chunks: Seq[Chunk], observer: CallObserver | None = None) -> Pending:
+    """Evaluate chunks on a model. `observer` is told when the call has ended, or failed.
+
+    step = submit(backend, chunks, observer).wait()
+    """
+    return backend.submit(chunks) if observer is None else _WatchedCall(backend, chunks, observer)
+
+
+class _WatchedCall:
+    """A running call that is timed."""
+
+    _ran = 0.0
+
+    def __init__(self, backend: Backend, chunks: Seq[Chunk], observer: CallObserver) -> None:
+        self._backend, self._chunks, self._observer = backend, chunks, observer
+        self._context = max((chunk.slot.length for chunk in chunks), default=0)
+        self._busy_before, self._began = backend.seconds, _now()
+        try:
+            self._pending = backend.submit(chunks)
+        except BaseException as error:
+            self._submitted = _now()
+            self._tell(self._submitted, error)
+            raise
+        self._submitted = _now()
+        self._ran = self._busy
+
+    @property
+    def done(self) -> bool:
+        """Whether `wait` would return at once."""
+        return self._pending.done
+
+    def wait(self, unless: Callable[[], bool] | None = None) -> Step:
+        """Block until the rows are there, or cancel the call."""
+        waited = _now()
+        try:
+            step = self._pending.wait(unless)
+        except BaseException as error:
+            self._tell(waited, error)
+            raise
+        self._tell(waited)
+        return step
+
+    @property
+    def _busy(self) -> float:
+        """Seconds that the device has been busy with this call so far."""
+        return self._backend.seconds - self._busy_before
+
+    def _tell(self, waited: float, error: BaseException | None = None) -> None:
+        self._observer.called(
+            Call(
+                self._backend,
+                self._chunks,
+                self._context,
+                began=self._began,
+                submitted=self._submitted,
+                waited=waited,
+                ended=_now(),
+                ran=self._ran,
+                busy=self._busy,
+                error=error,
+            )
+        )

@@ -1,0 +1,94 @@
+"""The costs of models' calls: saved, or measured at the first load."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from outrider.models.measure import (
+    DRAFT_ROWS,
+    MAIN_ROWS,
+    Contention,
+    PassCost,
+    check_pass,
+    contexts_of,
+    measure_contention,
+    measure_pass,
+)
+from outrider.models.part import describe
+from outrider.system import saved
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from collections.abc import Sequence as Seq
+
+    from outrider.models.part import Part
+    from outrider.types import Backend, CompiledModel
+
+
+def cost_of(part: Part, backend: CompiledModel, repeats: int | None = None, scale: float | None = None) -> PassCost:
+    """The cost of a model's calls: saved, or measured now, at the first time or with `repeats`.
+
+    It is also measured again if the cache has room for a longer context than it had then. scale: of a saved cost, if
+    the machine's speed today is known; by default a few calls are timed.
+    """
+    file = _file(part, backend)
+    known = file.read()
+    rows = rows_of(part.role, backend)
+    longest = part.model.geometry.context_length
+    far = contexts_of(backend, rows, longest)[1]
+    if known is not None and not _can_be(known, backend, rows, longest):
+        known = None
+    fits = known is not None and far <= known.contexts[1] and known.contexts[0] + known.rows[0] <= backend.max_tokens
+    if known is not None and fits and not repeats:
+        cost = known
+        if scale is None:
+            check_pass(backend, cost)
+        else:
+            cost.scale = scale
+    else:
+        cost = measure_pass(backend, rows, repeats, max_tokens=longest)
+        if repeats or known is None or known.contexts[1] <= far:  # a cost that was measured with a larger cache stays
+            file.write(cost)
+    cost.one_call, cost.rule = backend.capabilities.one_call, backend.capabilities.rows
+    return cost
+
+
+def save_cost(part: Part, backend: CompiledModel, cost: PassCost) -> None:
+    """Save a cost that was measured on slices of the model, for `cost_of`."""
+    _file(part, backend).write(cost)
+
+
+def least_tokens(backends: Mapping[str, CompiledModel]) -> int:
+    """Capacity in tokens that the caches need for timing the models' calls. backends: by the models' roles."""
+    return max(backend.tokens_for(rows_of(role, backend)[-1]) for role, backend in backends.items())
+
+
+def rows_of(role: str, backend: Backend) -> tuple[int, ...]:
+    """The numbers of rows for timing a model's calls."""
+    rule = backend.capabilities.rows
+    return tuple(sorted({rule.num_rows([n]) for n in (MAIN_ROWS if role == "main" else DRAFT_ROWS)}))
+
+
+def contention_of(main: Part, backend: CompiledModel, draft: Part, other: CompiledModel) -> Contention:
+    """How much slower calls of a main and a draft model are at the same time: saved, or measured now.
+
+    The main model's calls must not run in the background before, and do not run there afterwards.
+    """
+    key = {part.role: describe(part, its) for part, its in ((main, backend), (draft, other))}
+    file = saved.SavedValue(saved.FOLDER / "costs", key, Contention)
+    contention = file.read()
+    if contention is None:
+        contention = measure_contention(backend, other)
+        file.write(contention)
+    return contention
+
+
+def _file(part: Part, backend: CompiledModel) -> saved.SavedValue[PassCost]:
+    return saved.SavedValue(saved.FOLDER / "costs", describe(part, backend), PassCost)
+
+
+def _can_be(known: PassCost, backend: CompiledModel, rows: Seq[int], longest: int) -> bool:
+    """Whether a saved cost is valid for this model, these rows and contexts up to `longest`."""
+    fixed = backend.capabilities.fixed
+    alike = known.rows[:2] == (1, fixed.window) if fixed else known.rows == rows
+    return alike and known.contexts[1] < max(longest, backend.max_tokens)

@@ -1,0 +1,298 @@
+"""The blocks of a paged KV cache, and the prefix cache in them."""
+
+from __future__ import annotations
+
+import bisect
+from collections import OrderedDict
+from typing import TYPE_CHECKING
+
+from outrider.errors import DeviceError
+from outrider.types import num_common_tokens
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from collections.abc import Sequence as Seq
+
+
+class BlockPool:
+    """Allocates the blocks of one cache to sequences, with blocks of cached prefixes among them.
+
+        pool = BlockPool(num_blocks=64, block_size=32)
+        table = pool.open(100, prompt_token_ids)    # None while others hold the room
+        table.blocks                                # 4 numbers, in the order of the text
+        table.num_cached                            # tokens of a cached prefix
+        table.publish(token_ids)                    # committed tokens: others may start from them
+        table.close(token_ids)
+
+    Published full blocks form a tree. A block's parent holds the tokens before it. Published blocks are never written
+    again, and tables share them by reference. The last block of a prefix may be part full; a table copies what it needs
+    of it. Blocks that no table uses stay in the tree until their room is needed. Then the least recently used ones are
+    evicted, the end of a prefix before its beginning.
+
+    If the cache cannot grow, the pool works with the blocks it has, if these are enough.
+
+    num_blocks: blocks allocated now. block_size: tokens per block. max_blocks: the most blocks. grow: a function that
+    makes the cache larger. The cache grows at least twofold each time, so that copying stays cheap.
+
+    Source: vLLM's prefix caching and SGLang's radix tree (Zheng et al. 2024), reduced to what both share.
+    """
+
+    def __init__(
+        self,
+        num_blocks: int,
+        block_size: int,
+        *,
+        max_blocks: int | None = None,
+        grow: Callable[[int], None] | None = None,
+    ) -> None:
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        self.max_blocks = num_blocks if max_blocks is None else max_blocks
+        self._grow = grow
+        # Last in, first out: a block that was used before is in memory already.
+        self._free = list(range(num_blocks - 1, -1, -1))
+        self._roots: dict[bytes, _Root] = {}  # of each scope's tree, while that has blocks
+        self._idle: OrderedDict[_Block, None] = OrderedDict()  # in the tree, used by no table; the oldest first
+        self.num_evicted = 0
+
+    @property
+    def num_free(self) -> int:
+        """Free blocks, including those that the cache may still grow by."""
+        return len(self._free) + self.max_blocks - self.num_blocks
+
+    @property
+    def num_idle(self) -> int:
+        """Published blocks that no table uses."""
+        return len(self._idle)
+
+    @property
+    def num_used(self) -> int:
+        """Blocks that tables hold."""
+        return self.max_blocks - self.num_free - self.num_idle
+
+    @property
+    def max_tokens(self) -> int:
+        """Most tokens of one table, if no other holds a block."""
+        return self.max_blocks * self.block_size
+
+    def open(self, num_tokens: int, token_ids: Seq[int] = (), scope: bytes = b"") -> BlockTable | None:
+        """A table for `num_tokens` tokens that begin with `token_ids`; None while others hold the blocks.
+
+        The last of `token_ids` is never taken from the prefix cache, because its row is wanted. Scopes share nothing.
+        """
+        text = tuple(token_ids[: max(min(len(token_ids), num_tokens) - 1, 0)])
+        root = self._roots.get(scope) or _Root(scope)
+        shared = self._find(text, root)
+        begun = len(shared) * self.block_size
+        source, num_common = (shared[-1] if shared else root).nearest(text[begun : begun + self.block_size])
+        self._hold(shared)
+        if source is not None and source in self._idle:
+            self._idle.move_to_end(source)
+        try:
+            own = self._take(-(-num_tokens // self.block_size) - len(shared))
+        except BaseException:
+            self._drop(shared)
+            raise
+        if own is None:
+            self._drop(shared)
+            return None
+        table = BlockTable(self, shared, own, scope)
+        table.num_cached = begun + num_common
+        if source is None:
+            return table
+        if num_common == len(source.token_ids) < self.block_size and source in self._idle:
+            self._free.append(own[0])
+            own[0] = self._remove(source)  # the table continues an ended text in its last block
+        elif own[0] != source.number:  # it may have been evicted, but its content is still there
+            table.copied_block = source.number
+        return table
+
+    def _find(self, text: tuple[int, ...], root: _Root) -> list[_Block]:
+        """The published full blocks that a text begins with."""
+        found: list[_Block] = []
+        block: _Block | None = root
+        for begin in range(0, len(text) - self.block_size + 1, self.block_size):
+            block = block.children.get(text[begin : begin + self.block_size]) if block else None
+            if block is None:
+                break
+            found.append(block)
+        return found
+
+    def _hold(self, blocks: list[_Block]) -> None:
+        for block in blocks:
+            block.num_users += 1
+            self._idle.pop(block, None)
+
+    def _drop(self, blocks: list[_Block]) -> None:
+        """A user of a block uses its ancestors too. So blocks become idle, and are evicted, before their ancestors."""
+        for block in reversed(blocks):
+            block.num_users -= 1
+            if not block.num_users:
+                self._idle[block] = None
+
+    def _take(self, wanted: int) -> list[int] | None:
+        """Blocks to write to; None, without evicting any, if there are too few."""
+        if wanted > self.num_free + self.num_idle:
+            return None
+        if wanted > len(self._free) and self.num_blocks < self.max_blocks and self._grow:
+            least = self.num_blocks + wanted - len(self._free)
+            size = min(max(least, 2 * self.num_blocks), self.max_blocks)
+            try:
+                self._grow(size)
+            except DeviceError:
+                if wanted > len(self._free) + len(self._idle):
+                    raise
+                self.max_blocks = size = self.num_blocks  # no more memory: do not try to grow again
+            self._free[:0] = range(size - 1, self.num_blocks - 1, -1)
+            self.num_blocks = size
+        while wanted > len(self._free):
+            self._free.append(self._remove(next(iter(self._idle))))
+            self.num_evicted += 1
+        at = len(self._free) - wanted
+        taken = self._free[at:]
+        del self._free[at:]
+        return taken[::-1]
+
+    def _remove(self, block: _Block) -> int:
+        """Remove an idle leaf from the tree."""
+        del self._idle[block]
+        parent = block.parent
+        if parent is not None:
+            parent.remove(block)
+        if isinstance(parent, _Root) and not parent.children:
+            del self._roots[parent.scope]
+        return block.number
+
+    def _end(self, shared: list[_Block], scope: bytes) -> _Block:
+        """The parent for the next block of a text."""
+        return shared[-1] if shared else self._roots.setdefault(scope, _Root(scope))
+
+    def _publish(self, shared: list[_Block], own: list[int], token_ids: Seq[int], scope: bytes) -> None:
+        """Move those of `own` that `token_ids` fill to the end of `shared`."""
+        size = self.block_size
+        for begin in range(len(shared) * size, len(token_ids) - size + 1, size):
+            parent = self._end(shared, scope)
+            key = tuple(token_ids[begin : begin + size])
+            number = own.pop(0)
+            block = parent.children.get(key)
+            if block is None:
+                block = parent.add(number, key)
+            else:
+                self._free.append(number)  # another table has published the same tokens in the meantime
+            self._hold([block])
+            shared.append(block)
+
+    def _close(self, shared: list[_Block], own: list[int], token_ids: Seq[int], scope: bytes) -> None:
+        self._publish(shared, own, token_ids, scope)
+        rest = tuple(token_ids[len(shared) * self.block_size :])
+        if rest:
+            parent = self._end(shared, scope)
+            same, num_common = parent.nearest(rest)
+            if same is None or num_common < len(rest):
+                same = parent.add(own.pop(0), rest)
+                self._idle[same] = None
+            elif same in self._idle:
+                self._idle.move_to_end(same)
+        self._free.extend(reversed(own))
+        self._drop(shared)
+
+
+class BlockTable:
+    """The blocks of one sequence, until it is closed.
+
+    num_cached: tokens of the cached prefix that it started from. copied_block: the block, if any, whose content has to
+    be copied to the table's first own block before anything is written.
+    """
+
+    def __init__(self, pool: BlockPool, shared: list[_Block], own: list[int], scope: bytes) -> None:
+        self.num_cached = 0
+        self.copied_block: int | None = None
+        self._pool = pool
+        self._shared = shared
+        self._own = own
+        self._scope = scope
+        self._closed = False
+
+    @property
+    def blocks(self) -> list[int]:
+        """The blocks' numbers, in the order of the text."""
+        return [*(block.number for block in self._shared), *self._own]
+
+    @property
+    def num_shared(self) -> int:
+        """Tokens in shared blocks, which are never written."""
+        return len(self._shared) * self._pool.block_size
+
+    @property
+    def first_own_block(self) -> int:
+        """The block of the first token behind the shared ones."""
+        return self._own[0]
+
+    def take(self, count: int) -> list[int] | None:
+        """Further blocks for a while, beside the table's; None if there are too few. See `give` and `exchange`."""
+        return self._pool._take(count)
+
+    def give(self, numbers: Seq[int]) -> None:
+        """Give back blocks that were taken."""
+        self._pool._free.extend(numbers)
+
+    def exchange(self, index: int, numbers: list[int]) -> list[int]:
+        """Put taken blocks into the table, from its block `index` on. Returns those that they take the place of."""
+        begin = index - len(self._shared)
+        former = self._own[begin : begin + len(numbers)]
+        self._own[begin : begin + len(numbers)] = numbers
+        return former
+
+    def publish(self, token_ids: Seq[int]) -> None:
+        """Publish the full blocks of these committed tokens. `blocks` may change."""
+        self._pool._publish(self._shared, self._own, token_ids, self._scope)
+
+    def close(self, token_ids: Seq[int] = ()) -> None:
+        """Publish `token_ids`, the text's committed beginning, and free the other blocks. Twice does no harm."""
+        if not self._closed:
+            self._closed = True
+            self._pool._close(self._shared, self._own, token_ids, self._scope)
+            self._shared, self._own = [], []
+
+
+class _Block:
+    """A published block with `token_ids`, which follow those of its ancestors."""
+
+    __slots__ = ("_order", "children", "num_users", "number", "parent", "token_ids")
+
+    def __init__(self, number: int, token_ids: tuple[int, ...], parent: _Block | None) -> None:
+        self.number = number
+        self.token_ids = token_ids
+        self.parent = parent
+        self.children: dict[tuple[int, ...], _Block] = {}
+        self._order: list[tuple[int, ...]] = []  # the children's keys, sorted: common prefixes are neighbours
+        self.num_users = 0
+
+    def add(self, number: int, token_ids: tuple[int, ...]) -> _Block:
+        """Add a child."""
+        made = self.children[token_ids] = _Block(number, token_ids, self)
+        bisect.insort(self._order, token_ids)
+        return made
+
+    def remove(self, child: _Block) -> None:
+        """Remove a child."""
+        del self.children[child.token_ids]
+        del self._order[bisect.bisect_left(self._order, child.token_ids)]
+
+    def nearest(self, token_ids: tuple[int, ...]) -> tuple[_Block | None, int]:
+        """The child with the longest common prefix with `token_ids`, and the prefix's length."""
+        at = bisect.bisect_left(self._order, token_ids)
+        most, key = max(
+            ((num_common_tokens(k, token_ids), k) for k in self._order[max(at - 1, 0) : at + 1]), default=(0, ())
+        )
+        return (self.children[key], most) if most else (None, 0)
+
+
+class _Root(_Block):
+    """The root of a scope's tree."""
+
+    __slots__ = ("scope",)
+
+    def __init__(self, scope: bytes) -> None:
+        super().__init__(-1, (), None)
+        self.scope = scope

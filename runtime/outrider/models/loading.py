@@ -1,0 +1,304 @@
+"""Loads a bundle's models onto devices: chooses devices, tries them in a child process, replaces those that fail."""
+
+from __future__ import annotations
+
+import dataclasses
+import warnings
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+from outrider.config import format_of_property
+from outrider.errors import BundleError, DeviceError, DeviceWarning, OptionError, OutriderError
+from outrider.models.backends import on_npu
+from outrider.models.backends.devices import find_device, find_devices, free_memory, largest_tensor, resolve_auto
+from outrider.models.backends.memory import system_memory
+from outrider.models.backends.probe import Job, Verdict, try_apart
+from outrider.models.backends.processor import may_divide_by_zero
+from outrider.models.part import parts_of, this_processor
+from outrider.models.settled import compile_settled, is_settled
+from outrider.system import saved
+from outrider.system.core import new_core
+from outrider.system.together import together
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from collections.abc import Sequence as Seq
+
+    from outrider.bundle.folder import Bundle
+    from outrider.config import DeviceConfig
+    from outrider.models.measure import PassCost
+    from outrider.models.part import Part
+    from outrider.types import CompiledModel
+
+_AUTO = "auto takes the first GPU that runs the model, otherwise the CPU"
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """The devices of the main and the draft model, and why these, in a sentence. draft: None without a draft model."""
+
+    main: str
+    draft: str | None
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A bundle's model on a device. cost: the seconds of its calls."""
+
+    part: Part
+    backend: CompiledModel
+    cost: PassCost
+
+    @property
+    def setting(self) -> str:
+        """Where and how precisely it runs; of a main model, whether drafts cannot change its text."""
+        backend, exact, facts = self.backend, "", self.backend.fingerprint
+        group_size = facts.get("DYNAMIC_QUANTIZATION_GROUP_SIZE")
+        groups = f" in groups of {group_size}" if group_size else ""
+        if self.part.is_main:
+            exact = ", bit-exact" if backend.exactness.holds else ", not bit-exact"
+        cache = f"cache {backend.cache_precision}"
+        threads = facts.get("INFERENCE_NUM_THREADS") if backend.device == "CPU" else None
+        threads = f", {threads} thread{'s' * (threads != '1')}" if threads else ""
+        return f"{backend.device} {backend.precision}{groups}{exact}, {cache}{threads}, {backend.runtime}"
+
+
+def load_parts(main: Part, drafts: Seq[Part], options: DeviceConfig) -> tuple[dict[str, CompiledModel], Placement]:
+    """Compile the models on the devices that `choose_devices` gives. Returns them by role, with their devices.
+
+    A device is tried in a process of its own first, unless it is the CPU or an NPU that is emulated there. A device
+    that "auto" chose, or that was named for a draft model, is replaced when it fails, with a warning (`DeviceWarning`).
+
+    Raises:
+        OptionError: for a device that is not there.
+        BundleError: for a model that is not what the bundle says.
+        DeviceError: when the device that was named for the main model, or the CPU, cannot run a model.
+    """
+    _check_properties(main, drafts, options)
+    own = [part for part in drafts if not part.layers]
+    placement = choose_devices(main, own[0] if own else None, options)
+    _check_layers(main, placement.main, drafts)
+    if (at_once := _load_at_once([main, *own], placement, options)) is not None:
+        return at_once | {part.role: _layers_of(at_once["main"], part) for part in drafts if part.layers}, placement
+    is_chosen = options.main_device == "auto"
+    failures = OutriderError if is_chosen else DeviceError  # the user did not say that the model fits the device
+    loaded = {"main": _load_first(main, [placement.main, *(["CPU"] if is_chosen else [])], options, failures)}
+    beside = loaded["main"][1]
+    follows = is_chosen and options.draft_device is None
+    failures = OutriderError if follows or options.draft_device == "auto" else DeviceError
+    for part in own:
+        device = _beside(beside, part) if follows else placement.draft or beside
+        instead = ["CPU"] if device == "CPU" or not find_device(beside, part.model.format) else [beside, "CPU"]
+        loaded[part.role] = _load_first(part, [device, *instead], options, failures)
+    backends = {role: backend for role, (backend, _) in loaded.items()}
+    backends |= {part.role: _layers_of(backends["main"], part) for part in drafts if part.layers}
+    found = beside, loaded[own[0].role][1] if own else None
+    if found != (placement.main, placement.draft):
+        wanted = " and ".join(filter(None, (placement.main, placement.draft)))
+        placement = Placement(*found, why=f"{wanted} could not be had, as was warned")
+    return backends, placement
+
+
+def _load_at_once(parts: Seq[Part], placement: Placement, options: DeviceConfig) -> dict[str, CompiledModel] | None:
+    """Compile models at the same time.
+
+    None if they are not all for the CPU, or one is to be measured, which must not be disturbed.
+    """
+    devices = {placement.main, placement.draft or placement.main}
+    if len(parts) == 1 or devices != {"CPU"} or not all(is_settled(part, "CPU", options) for part in parts):
+        return None
+    loading = together([partial(load_part, part, "CPU", options) for part in parts])
+    return {part.role: each.result() for part, each in zip(parts, loading, strict=True)}
+
+
+def load_part(part: Part, device: str, options: DeviceConfig) -> CompiledModel:
+    """Compile one model on one device, and validate it against the manifest. Raises as `load_parts`."""
+    emulated = on_npu(part.model, device) and options.of(part.role).properties.get("NPUW_DEVICES") == "CPU"
+    own = options.of(part.role)
+    is_doubtful = (
+        device == "CPU"
+        and part.model.format == "openvino"
+        and may_divide_by_zero(this_processor(), own.precision, part.model.weights, own.num_threads)
+    )
+    if (device != "CPU" and not emulated) or is_doubtful:
+        verdict = verdict_of(part, device, options)
+        if verdict.works is False:
+            remedy = "Load with precision='f32', or with more threads. " if is_doubtful else ""
+            raise DeviceError(
+                f"{part} does not run on {device}: {verdict.reason}. {remedy}"
+                "Once that is mended, have it tried again with 'outrider devices --again'."
+            )
+    backend = compile_settled(part, device, options)
+    found, geometry = (backend.num_layers, backend.logits_width), part.model.geometry
+    if found != (geometry.num_layers, geometry.logits_width):
+        raise BundleError(
+            f"The model in {part.path.parent} has {found[0]} layers and {found[1]:,} logits; "
+            f"outrider.json says {geometry.num_layers} and {geometry.logits_width:,}. Export the bundle again."
+        )
+    return backend
+
+
+def forget() -> None:
+    """Delete the saved verdicts, so that all devices are tried again."""
+    saved.forget("verdicts")
+
+
+def verdict_of(part: Part, device: str, options: DeviceConfig) -> Verdict:
+    """Whether a device runs a model with these options. It is tried in a child process, now or at an earlier start.
+
+    A verdict is saved for the device, its driver, the model's files, the options and the libraries' versions.
+    """
+    found = find_device(device, part.model.format)
+    if found is None and not device.startswith("NPU"):  # an NPU can be emulated
+        return Verdict(works=None, reason="there is no such device")
+    identity = found.identity if found else {"device": device, "format": part.model.format}
+    asked = part.asked(options.of(part.role), device)
+    key = {**identity, "role": part.role, "files": part.files, "options": asked, **part.versions}
+    file = saved.SavedValue(saved.FOLDER / "verdicts", key, Verdict)
+    verdict = file.read()
+    if verdict is None or verdict.works is None:  # "could not be tried" is not saved
+        own = part.options(options, device)
+        encoder = part.bundle.encoder_path(part.model)
+        job = Job(
+            str(part.path.resolve()), part.model, device, own, part.is_main, str(encoder.resolve()) if encoder else None
+        )
+        verdict = try_apart(job)
+        if verdict.works is not None:
+            file.write(verdict)
+    return verdict
+
+
+def choose_devices(main: Part, draft: Part | None, options: DeviceConfig) -> Placement:
+    """The devices that `options` name; for "auto" the first GPU that runs the model, otherwise the CPU.
+
+    A GPU is tried in a process of its own (see `verdict_of`). Warns (`DeviceWarning`) of one that fails.
+    """
+    main_device = _resolved(main, options.main_device, options)
+    draft_device = None
+    if draft and options.draft_device is not None:
+        draft_device = _resolved(draft, options.draft_device, options)
+    elif draft:
+        draft_device = _beside(main_device, draft) if options.main_device == "auto" else main_device
+    is_chosen = "auto" in (options.main_device, options.draft_device if draft else None)
+    return Placement(main_device, draft_device, why=_AUTO if is_chosen else "as asked for")
+
+
+def settle(bundle: Bundle, draft_bundle: Bundle, options: DeviceConfig) -> DeviceConfig:
+    """The options with "auto" and "AUTO" replaced by devices, for callers that need names."""
+    main, drafts = parts_of(bundle, draft_bundle)
+    own = [part for part in drafts if not part.layers]
+    placement = choose_devices(main, own[0] if own else None, options)
+    draft_device = placement.draft or options.draft_device
+    return dataclasses.replace(options, main_device=placement.main, draft_device=draft_device)
+
+
+def check_room(backends: Iterable[CompiledModel], max_tokens: int) -> None:
+    """Raise DeviceError if a device has less memory than its models' full caches of `max_tokens` would take.
+
+    This is done at load, as in OpenVINO GenAI: later, a system that runs out of memory slows down, and drivers abort.
+    The memory of ONNX Runtime's devices other than the CPU is unknown.
+    """
+    core = new_core()
+    wanted: dict[str, float] = {}
+    for backend in backends:
+        device, size = backend.device, max_tokens * backend.bytes_per_token
+        if not size or (device != "CPU" and backend.runtime != "OpenVINO"):
+            continue
+        wanted[device] = wanted.get(device, 0.0) + size
+        most, each = largest_tensor(core, device), size / max(2 * backend.num_layers, 1)
+        if most is not None and each > most:
+            raise DeviceError(
+                f"{device} makes no tensor above {most / 1e9:.2f} GB, and the keys of a layer may take "
+                f"{each / 1e9:.2f} GB. Lower cache_size."
+            )
+    for device, size in wanted.items():
+        room = system_memory()[0] if device == "CPU" else free_memory(core, device)
+        if room is not None and size > room:
+            has = f"{room / 1e9:.2f} GB of memory" + ("" if device == "CPU" else " left")
+            raise DeviceError(f"{device} has {has}, and the cache may take {size / 1e9:.2f} GB. Lower cache_size.")
+
+
+def _load_first(
+    part: Part, devices: Seq[str], options: DeviceConfig, failures: type[OutriderError] = DeviceError
+) -> tuple[CompiledModel, str]:
+    """Compile a model on the first of `devices` that runs it, and return it with that device. Warns of each failure.
+
+    failures: the errors after which the next device is tried.
+    """
+    first, *others = dict.fromkeys(devices)
+    try:
+        return load_part(part, first, options), first
+    except failures as error:
+        if first == "CPU" or not others:
+            raise
+        said = "" if isinstance(error, DeviceError) else f"{part} cannot go to {first}: "
+        _warn(f"{said}{str(error).rstrip('.')}. {others[0]} is used instead.")
+    return _load_first(part, others, options, failures)
+
+
+def _resolved(part: Part, name: str, options: DeviceConfig) -> str:
+    """The device that an option's value stands for, for this model."""
+    if name == "AUTO":
+        return resolve_auto(new_core())
+    if name != "auto":
+        return name
+    for device in find_devices():
+        kind = device.name.split(".")[0]
+        # An NPU limits prompts and answers: it has to be named.
+        if kind in ("CPU", "NPU") or device.format != part.model.format or device.why_not(part.role):
+            continue
+        verdict = verdict_of(part, device.name, options)
+        if verdict.works is not False:
+            return device.name
+        _warn(f"{part} does not run on {device.name}: {verdict.reason}. It is left out of the choice.")
+    return "CPU"
+
+
+def _beside(main_device: str, draft: Part) -> str:
+    """A draft model's device where "auto" chose the main model's: that one if it runs the draft's format."""
+    return main_device if find_device(main_device, draft.model.format) else "CPU"
+
+
+def _check_layers(main: Part, device: str, drafts: Seq[Part]) -> None:
+    """Raise DeviceError for a drafter of the main model's layers on a device that runs that model as a whole."""
+    if on_npu(main.model, device) and (made := [part.role for part in drafts if part.layers]):
+        raise DeviceError(
+            f"The drafter '{made[0]}' is made of some of the main model's layers, which NPUW compiles as a whole. "
+            "Load with main_device='CPU' or 'GPU', or with another drafter, such as drafter='suffix'."
+        )
+
+
+def _layers_of(main: CompiledModel, part: Part) -> CompiledModel:
+    """The model of a drafter that is made of the main model's layers."""
+    from outrider.models.backends.openvino_layers import OpenVINOLayers
+    from outrider.models.backends.openvino_paged import OpenVINOPaged
+
+    if not isinstance(main, OpenVINOPaged):
+        raise AssertionError("the manifest and the device were checked")
+    return OpenVINOLayers(main, part.layers)
+
+
+def _check_properties(main: Part, drafts: Seq[Part], options: DeviceConfig) -> None:
+    """Raise OptionError for an option that fits none of the models, or a property that fits no model of its role."""
+    if options.top_logits not in ("auto", 0) and all(part.model.format != "openvino" for part in (main, *drafts)):
+        raise OptionError(
+            f"top_logits={options.top_logits} is for models in OpenVINO's format, and these are in onnx. Leave it out."
+        )
+    for option, parts in (
+        ("properties", [main, *drafts]),
+        ("main_properties", [main]),
+        ("draft_properties", list(drafts)),
+    ):
+        formats = sorted({part.model.format for part in parts})
+        for name in getattr(options, option) if parts else ():
+            if (wanted := format_of_property(name)) not in formats:
+                raise OptionError(
+                    f"{option} has {name!r}, which is for models in {wanted}, and these are in "
+                    f"{' and '.join(formats)}. Leave it out."
+                )
+
+
+def _warn(message: str) -> None:
+    warnings.warn(message, DeviceWarning, stacklevel=2)

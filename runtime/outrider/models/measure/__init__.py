@@ -1,0 +1,37 @@
+"""Measurements on this machine: what models' calls cost, alone and at the same time, and which rows are exact."""
+
+from outrider.models.measure.cost import (
+    ALONE,
+    DRAFT_ROWS,
+    LONGEST,
+    MAIN_ROWS,
+    NEAR,
+    SHORT,
+    Contention,
+    PassCost,
+    check_pass,
+    contexts_of,
+    measure_pass,
+    time_calls,
+)
+from outrider.models.measure.exactness import TRIAL_TOKENS, measure_exactness
+from outrider.models.measure.overlap import measure_contention, pays
+
+__all__ = [
+    "ALONE",
+    "DRAFT_ROWS",
+    "LONGEST",
+    "MAIN_ROWS",
+    "NEAR",
+    "SHORT",
+    "TRIAL_TOKENS",
+    "Contention",
+    "PassCost",
+    "check_pass",
+    "contexts_of",
+    "measure_contention",
+    "measure_exactness",
+    "measure_pass",
+    "pays",
+    "time_calls",
+]

@@ -1,0 +1,133 @@
+"""A model that is compiled for measurements: as a whole, or as two slices that stand for it.
+
+subject = Subject(part, "CPU", own, part.slices("CPU"))
+measured = subject.compile(Setting("f32", "f32"))
+measured.seconds([(1, 256)])    # of the whole model's calls
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias
+
+from outrider.models.costs import rows_of
+from outrider.models.measure import TRIAL_TOKENS, PassCost, measure_pass, time_calls
+from outrider.types import RowRule
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from outrider.config import DeviceConfig
+    from outrider.models.backends.slices import Slices
+    from outrider.models.part import Part
+    from outrider.models.setting import Setting
+    from outrider.types import CompiledModel, Exactness
+
+Call: TypeAlias = tuple[int, int]  # tokens, and tokens of context
+
+_PATIENCE = 0.01  # seconds that a call is repeated for, at least
+_ROUNDS = 1  # of the measurements of a slice's costs
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A model on a device, with its own options. slices: those it is measured on; None: it is measured as a whole."""
+
+    part: Part
+    device: str
+    own: DeviceConfig
+    slices: Slices | None
+
+    def compile(self, setting: Setting, *, both: bool = False) -> Measured:
+        """Compile it in a setting, with a cache for measurements. both: the small slice at once, not at its first use.
+
+        Raises:
+            OptionError, BundleError, DeviceError: as `Part.compile`.
+        """
+        measured = Measured(self, setting)
+        if both and self.slices is not None:
+            measured.compile_small()
+        return measured
+
+    def compile_large(self, own: DeviceConfig, max_tokens: int) -> CompiledModel:
+        """Compile the large slice, or the whole model, with these options."""
+        return self._compile(own, max_tokens, is_large=True)
+
+    def compile_small(self, own: DeviceConfig, max_tokens: int) -> CompiledModel:
+        """Compile the small slice with these options."""
+        return self._compile(own, max_tokens, is_large=False)
+
+    def _compile(self, own: DeviceConfig, max_tokens: int, *, is_large: bool) -> CompiledModel:
+        graph = None if self.slices is None else self.slices.large if is_large else self.slices.small
+        backend = self.part.compile(own, self.device, graph)
+        backend.allocate(max_tokens)
+        return backend
+
+
+class Measured:
+    """A model in a setting. main: the large slice, or the whole model. Times are measured once."""
+
+    def __init__(self, subject: Subject, setting: Setting) -> None:
+        self.subject, self.setting = subject, setting
+        self._own = setting.options(subject.own)
+        self.main = subject.compile_large(self._own, TRIAL_TOKENS)
+        self._rule = RowRule()
+        self._seconds: dict[bool, dict[Call, float]] = {True: {}, False: {}}  # of the large and the small slice
+
+    def compile_small(self) -> None:
+        """Compile the small slice now, not at its first use."""
+        _ = self._small
+
+    @functools.cached_property
+    def _small(self) -> CompiledModel:
+        made = self.subject.compile_small(self._own, TRIAL_TOKENS)
+        made.use(self.main.exactness)
+        return made
+
+    def use(self, exactness: Exactness) -> None:
+        """Pad calls by this rule from now on, and forget the times with another one."""
+        if exactness.rule != self._rule:
+            self._rule, self._seconds = exactness.rule, {True: {}, False: {}}
+        self.main.use(exactness)
+        if "_small" in self.__dict__:
+            self._small.use(exactness)
+
+    def seconds(self, calls: Iterable[Call]) -> dict[Call, float]:
+        """Seconds of the whole model's calls. calls: as `time_calls`.
+
+        Raises:
+            DeviceError: when the device fails.
+        """
+        slices = self.subject.slices
+        return {
+            call: self.seconds_of_slice(call)
+            if slices is None
+            else slices.layers.whole(self.seconds_of_slice(call, is_large=False), self.seconds_of_slice(call))
+            for call in calls
+        }
+
+    def seconds_of_slice(self, call: Call, *, is_large: bool = True) -> float:
+        """Seconds of a call of one slice, or of the whole model if there are none."""
+        known = self._seconds[is_large]
+        if call not in known:
+            known[call] = self._time(call, is_large=is_large)
+        return known[call]
+
+    def time_again(self) -> None:
+        """Time all calls once more. The shorter times stay."""
+        for is_large, known in self._seconds.items():
+            for call in known:
+                known[call] = min(known[call], self._time(call, is_large=is_large))
+
+    def cost(self) -> PassCost:
+        """The cost of the whole model's calls, from its slices'."""
+        part, slices = self.subject.part, self.subject.slices
+        if slices is None:
+            raise AssertionError("a whole model is measured with the cache that it is to have")
+        rows, longest = rows_of(part.role, self.main), part.model.geometry.context_length
+        small, large = (measure_pass(each, rows, _ROUNDS, max_tokens=longest) for each in (self._small, self.main))
+        return small.combined(large, slices.layers.whole, slices.layers.ratios[0])
+
+    def _time(self, call: Call, *, is_large: bool) -> float:
+        return time_calls(self.main if is_large else self._small, [call], patience=_PATIENCE)[call]

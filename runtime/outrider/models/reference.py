@@ -1,0 +1,101 @@
+"""A model's logits, or a slice's, in f32 without dynamic quantisation: how far other settings are from them."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from outrider.errors import BundleError
+from outrider.inputs.text import Tokenizer
+from outrider.models.setting import GROUP_SIZE
+from outrider.types import Chunk
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence as Seq
+
+    from numpy.typing import NDArray
+
+    from outrider.models.measured import Subject
+    from outrider.models.part import Part
+    from outrider.types import CompiledModel
+
+_SAMPLE = """The harbour was quiet when the last boat came in. Two men tied it to the wall and carried the boxes up
+the steps, one after the other, without a word. "How many today?" asked the woman at the scale. "Forty-one," said the
+older one, "and three of them are small." She wrote the number into her book, and under it the date, as she had done
+for twenty years. Then she looked at the sky. "It will be less tomorrow," she said. "Go home and sleep."
+
+def total(prices: list[float], rate: float = 0.2) -> float:
+    \"\"\"The sum of the prices with tax.\"\"\"
+    return sum(price * (1 + rate) for price in prices)
+"""
+_NUM_SAMPLED, _NUM_LEFT_OUT = 48, 16  # tokens of it that are read; the first of these are not compared
+
+
+class Reference:
+    """The logits of a text in f32 without dynamic quantisation, calculated at the first use.
+
+    reference = Reference(subject)
+    reference.prepare()    # optional: compiles, so that `kl` need not
+    reference.kl(backend)
+    """
+
+    def __init__(self, subject: Subject) -> None:
+        self._subject = subject
+        properties = {**subject.own.properties, GROUP_SIZE: 0}
+        self._options = dataclasses.replace(subject.own, precision="f32", cache_precision="f32", properties=properties)
+        self._token_ids: list[int] = []
+        self._backend: CompiledModel | None = None
+        self._logprobs: NDArray[np.float32] | None = None
+
+    def prepare(self) -> None:
+        """Compile the model and read the text's tokens.
+
+        Raises:
+            OptionError, BundleError, DeviceError: as `Part.compile`.
+        """
+        self._backend = self._prepared()
+
+    def kl(self, backend: CompiledModel) -> float:
+        """The mean KL divergence of a backend's distributions from the reference's, in nats."""
+        if self._logprobs is None:
+            self._backend = self._backend or self._prepared()
+            self._logprobs, self._backend = _logprobs(self._backend, self._token_ids), None
+        here = _logprobs(backend, self._token_ids)
+        return float((np.exp(self._logprobs) * (self._logprobs - here)).sum(axis=1, dtype=np.float64).mean())
+
+    def _prepared(self) -> CompiledModel:
+        self._token_ids = _sample(self._subject.part)
+        return self._subject.compile_large(self._options, 2 * _NUM_SAMPLED)  # with room for padding
+
+
+def _logprobs(backend: CompiledModel, token_ids: Seq[int]) -> NDArray[np.float32]:
+    """The next token's log-probabilities, float32 [n, vocab_size], behind all tokens but the first few.
+
+    The first few are left out: they attract all attention, whatever they are.
+    """
+    slot = backend.open(len(token_ids))
+    if slot is None:
+        raise RuntimeError("settings are tried while nothing runs")
+    count = len(token_ids) - _NUM_LEFT_OUT
+    step = backend.submit([Chunk(slot, token_ids, num_rows=count)]).wait()
+    logits = np.array([step.row(i).full() for i in range(count)], dtype=np.float32)
+    slot.close()
+    logits -= logits.max(axis=1, keepdims=True)
+    logits -= np.log(np.exp(logits).sum(axis=1, keepdims=True, dtype=np.float64)).astype(np.float32)
+    return logits
+
+
+def _sample(part: Part) -> list[int]:
+    """Tokens of a text if the bundle's tokenizer is the model's; otherwise random tokens."""
+    vocab_size, found = min(part.model.vocab_size, part.model.geometry.logits_width), []
+    main = part.bundle.manifest.main
+    if part.model.vocab_sha256 == main.vocab_sha256 and part.bundle.tokenizer_path.is_dir():
+        try:
+            found = [i for i in Tokenizer(part.bundle.tokenizer_path).encode(_SAMPLE) if i < main.vocab_size]
+        except BundleError:
+            found = []
+    if len(found) < _NUM_SAMPLED // 2:
+        found = np.random.default_rng(0).integers(vocab_size, size=_NUM_SAMPLED).tolist()
+    return found[:_NUM_SAMPLED]

@@ -1,0 +1,93 @@
+"""How a model is compiled and called, and the trials that this was chosen from.
+
+setting = Setting("f32", "f32", group_size=128)
+part.compile(setting.options(own), "CPU")
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from outrider.config import PRECISIONS
+from outrider.types import Exactness
+
+if TYPE_CHECKING:
+    from outrider.config import DeviceConfig
+
+GROUP_SIZE = "DYNAMIC_QUANTIZATION_GROUP_SIZE"
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """How one model is compiled and called.
+
+    group_size: of dynamic quantisation; None: the device's choice. num_threads: of the CPU; 0: as the options say.
+    """
+
+    precision: str
+    cache_precision: str
+    group_size: int | None = None
+    exactness: Exactness = field(default_factory=Exactness)
+    num_threads: int = 0
+
+    def __post_init__(self) -> None:
+        if self.precision not in PRECISIONS or self.cache_precision not in (*PRECISIONS, "u8"):
+            raise ValueError(f"a precision is one of {', '.join(PRECISIONS)}")
+        if self.group_size is not None and not 0 <= self.group_size <= 1 << 16:
+            raise ValueError("a group has from 0 to 65,536 numbers")
+        if not 0 <= self.num_threads <= 1 << 12:
+            raise ValueError("a CPU has from 0 to 4,096 threads")
+
+    def options(self, own: DeviceConfig) -> DeviceConfig:
+        """A model's own options with this setting."""
+        properties = dict(own.properties)
+        if self.group_size is not None:
+            properties[GROUP_SIZE] = self.group_size
+        return dataclasses.replace(
+            own,
+            precision=self.precision,
+            cache_precision=self.cache_precision,
+            num_threads=self.num_threads or own.num_threads,
+            properties=properties,
+        )
+
+    @property
+    def description(self) -> str:
+        """The setting in words, with the measured exactness."""
+        found = self.exactness
+        if found.holds:
+            return f"{self}, bit-exact: drafts cannot change the text"
+        if found.differences:
+            gap = f"{found.largest_difference:.2g}"
+            return f"{self}, not bit-exact: logits differ by up to {gap}, so drafts may change the text"
+        return f"{self}: whether drafts can change the text was not measured"
+
+    def __str__(self) -> str:
+        groups = "" if self.group_size is None else f", groups of {self.group_size}"
+        cache = "" if self.cache_precision == self.precision else f", cache {self.cache_precision}"
+        threads = f", {self.num_threads} threads" if self.num_threads else ""
+        return f"{self.precision}{groups}{cache}{threads}"
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """A setting that was tried. seconds: of calls, by their tokens; score: seconds of a request (`_MAIN_CALLS`).
+
+    kl: see `MAX_KL`; None if a faster setting was chosen before it was measured. verdict: why it was chosen or not.
+    """
+
+    setting: Setting
+    seconds: dict[int, float]
+    score: float
+    kl: float | None
+    verdict: str
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The chosen setting, and the trials that it was chosen from; none if the options left no choice."""
+
+    setting: Setting
+    trials: tuple[Trial, ...] = ()

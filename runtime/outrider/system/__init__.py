@@ -1,0 +1,1 @@
+"""The process and the disk: files, saved values, forks, OpenVINO's core, and calls of an app's own code."""

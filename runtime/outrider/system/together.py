@@ -1,0 +1,26 @@
+"""Does several things at the same time, each in a thread.
+
+    first, second = together([partial(core.compile_model, model) for model in models])
+    first.result()
+
+OpenVINO prepares a graph in one thread, and meanwhile lets other Python threads run.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import os
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TYPE_CHECKING, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from collections.abc import Sequence as Seq
+
+T = TypeVar("T")
+
+
+def together(makes: Seq[Callable[[], T]]) -> list[Future[T]]:
+    """Call functions at the same time, as many as there are threads. Returns when all are done, with what each made."""
+    with ThreadPoolExecutor(max(1, min(len(makes), os.cpu_count() or 1))) as pool:
+        return [pool.submit(contextvars.copy_context().run, make) for make in makes]

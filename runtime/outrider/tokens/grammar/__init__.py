@@ -1,0 +1,18 @@
+"""Answers that follow a grammar: a JSON schema, a regular expression, or a Lark grammar, through llguidance.
+
+    grammars = Grammars(bundle.tokenizer_path, vocab_size, eos_token_ids)
+    state = grammars.new_state(Source("regex", "[0-9]+"))
+    sampler = LogitsSampler(config, prompt, grammar=state)    # bans what the grammar does not allow
+    state.forced([], most=8)                                  # drafts that cost nothing
+
+A mask is a function of the answer's tokens alone, so texts do not depend on drafts. Draft models see the same masks.
+
+Source: Moskal et al. 2025, llguidance (https://github.com/guidance-ai/llguidance).
+"""
+
+from outrider.tokens.grammar.compiler import JSON_STYLE, Grammars, Source
+from outrider.tokens.grammar.dates import with_real_dates
+from outrider.tokens.grammar.limits import check_schema
+from outrider.tokens.grammar.state import GrammarState, fill_masks
+
+__all__ = ["JSON_STYLE", "GrammarState", "Grammars", "Source", "check_schema", "fill_masks", "with_real_dates"]

@@ -1,0 +1,71 @@
+"""Limits of a grammar, before llguidance compiles it recursively: what is too deep would end the process."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from outrider.system.nesting import check_levels, levels_of, levels_of_json
+
+MOST_LEVELS = 4_000  # with those that are reached through references; llguidance takes up to 5 kB of stack for each
+
+# What has no rules in it: comments, texts (group 1), and regular expressions, which have a limit of their own.
+_PLAIN = re.compile(r'(?://|#)[^\n]*|("(?:[^"\\\n]|\\.)*")|/(?:[^/\\\n]|\\.)*/')
+_DEFINITION = re.compile(r"^[ \t]*[!?]?[A-Za-z_][^:\n]*:|<ref>", re.MULTILINE)
+_ESCAPED = re.compile(r"\\u00([2-7][0-9a-fA-F])")
+
+
+class TooManyLevels(ValueError):
+    """References that lead through too many levels."""
+
+    def __init__(self, num_references: int, num_levels: int) -> None:
+        super().__init__(
+            f"{num_references:,} definitions of up to {num_levels:,} levels may lead through "
+            f"{num_references * num_levels:,} levels, and {MOST_LEVELS:,} can be followed"
+        )
+
+
+def check_schema(schema: object) -> None:
+    """Check a JSON schema's depth: a way through it passes each reference once, and then all levels at most.
+
+    Raises:
+        TooDeep, TooManyLevels: when it is nested too deeply, by itself or through its references.
+    """
+    check_levels(schema)
+    _check(1 + len(_references(schema)), levels_of(schema))
+
+
+def check_lark(text: str) -> None:
+    """The same for a Lark grammar: a way through it passes each rule, and each reference of a schema in it, once.
+
+    Raises:
+        TooManyLevels: when it may lead through too many levels.
+    """
+    bare = _PLAIN.sub(_without_text, text).translate({ord("("): "[", ord(")"): "]"})
+    _check(len(_DEFINITION.findall(bare)), 1 + levels_of_json(bare))
+
+
+def _without_text(found: re.Match[str]) -> str:
+    """Nothing, or a mark in the place of "$ref", however it is written."""
+    written = _ESCAPED.sub(lambda code: chr(int(code[1], 16)), found[1] or "")
+    return "<ref>" if written == '"$ref"' else ""
+
+
+def _check(num_references: int, num_levels: int) -> None:
+    if num_references * num_levels > MOST_LEVELS:
+        raise TooManyLevels(num_references, num_levels)
+
+
+def _references(schema: object) -> set[str]:
+    """The different places that a schema refers to."""
+    found, values = set[str](), [schema]
+    while values:
+        value: Any = values.pop()
+        if isinstance(value, Mapping):
+            values += value.values()
+            if isinstance(place := value.get("$ref"), str):
+                found.add(place)
+        elif isinstance(value, list | tuple):
+            values += value
+    return found

@@ -1,0 +1,203 @@
+"""The state of one answer in its grammar."""
+
+from __future__ import annotations
+
+import logging
+from contextlib import contextmanager, suppress
+from itertools import accumulate
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from outrider.errors import NoTokenLeft, one_line
+from outrider.system.guard import is_interrupt
+from outrider.tokens.grammar.messages import first_line
+from outrider.types import num_common_tokens
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator
+    from collections.abc import Sequence as Seq
+
+    from llguidance import LLExecutor, LLMatcher
+    from numpy.typing import NDArray
+
+    from outrider.types import Draft, Logits
+
+log = logging.getLogger("outrider")
+
+
+class GrammarState:
+    """Masks the rows of one answer, and knows the tokens that its grammar forces. A processor of logits.
+
+    The matcher stands behind the committed tokens and those of the draft that were looked at last. For another prefix
+    it is rolled back to what both share. Masks are kept until other tokens are committed.
+
+    base: the compiled grammar, which is copied. executor: fills masks of several answers at the same time. option: the
+    option that the grammar comes from, for errors.
+    """
+
+    def __init__(
+        self, base: LLMatcher, executor: LLExecutor, vocab_size: int, eos_token_ids: Collection[int], option: str
+    ) -> None:
+        self.executor, self.vocab_size = executor, vocab_size
+        self.matcher, self._base = base.deep_copy(), base
+        self._eos_token_ids, self._option = [*eos_token_ids], option
+        self._committed: list[int] = []
+        self._ahead: list[int] = []  # tokens behind the committed ones that the matcher has consumed
+        self._masks: dict[tuple[int, ...], NDArray[np.uint32]] = {}  # by the tokens behind the committed ones
+
+    def commit(self, token_ids: Seq[int]) -> None:
+        """Move behind committed tokens. Rejected ones leave no trace."""
+        count, new = self._move(token_ids), tuple(token_ids)
+        self._committed += self._ahead
+        self._ahead = []
+        is_kept = count == len(new)  # else the answer has ended
+        masks = self._masks.items() if is_kept else ()
+        self._masks = {prefix[count:]: mask for prefix, mask in masks if prefix[:count] == new}
+
+    def apply(self, logits: Logits, prefix: Seq[int]) -> None:
+        """Ban, in place, tokens that the grammar does not allow. `prefix` follows the committed tokens.
+
+        Raises:
+            NoTokenLeft: when the grammar is too complex to be followed here.
+        """
+        allowed = _unpack(self._mask(prefix), self.vocab_size)
+        logits[: self.vocab_size][~allowed[: len(logits)]] = -np.inf
+        logits[self.vocab_size :] = -np.inf
+
+    def forced(self, prefix: Seq[int], most: int) -> list[int]:
+        """Up to `most` tokens behind `prefix`, as long as the grammar allows only one."""
+        if self._move(prefix) < len(prefix):
+            return []
+        return self.matcher.compute_ff_tokens()[:most]
+
+    def num_allowed(self, token_ids: Seq[int]) -> int:
+        """How many of these, from the first on, the grammar allows behind the committed tokens."""
+        self._move(())
+        return self.matcher.validate_tokens([*token_ids])
+
+    def num_until_complete(self, token_ids: Seq[int]) -> int:
+        """How many of these may be committed: up to the one that completes the grammar, or all."""
+        counts = range(1, len(token_ids))
+        return next((count for count in counts if self.is_complete(token_ids[:count])), len(token_ids))
+
+    def is_complete(self, prefix: Seq[int] = ()) -> bool:
+        """Whether nothing but the end of the answer may follow `prefix`."""
+        if self._move(prefix) < len(prefix) or not self.matcher.is_accepting():
+            return False
+        allowed = _unpack(self._mask(prefix), self.vocab_size)
+        allowed[self._eos_token_ids] = False
+        return not allowed.any()
+
+    def missing(self, draft: Draft) -> list[int] | None:
+        """The tokens of the draft's first chain that masks are needed behind, row by row; None if all are known."""
+        token_ids = draft.first_chain.token_ids
+        token_ids = token_ids[: self.num_allowed(token_ids)]
+        end = next((i for i, token_id in enumerate(token_ids) if token_id in self._eos_token_ids), len(token_ids))
+        token_ids = token_ids[:end]
+        known = all(tuple(token_ids[:count]) in self._masks for count in range(end + 1))
+        return None if known else token_ids
+
+    def learn(self, token_ids: Seq[int], masks: NDArray[np.uint32]) -> None:
+        """Keep masks, uint32 [n + 1, words], of the rows before and behind n tokens that follow the committed ones."""
+        if not self.matcher.is_error():  # else it is tried again, row by row
+            self._masks |= {tuple(token_ids[:i]): mask for i, mask in enumerate(masks)}
+
+    def _mask(self, prefix: Seq[int]) -> NDArray[np.uint32]:
+        """uint32 [words], a bit for each token that may follow `prefix`; none is set if the grammar rules that out."""
+        key = tuple(prefix)
+        if key not in self._masks:
+            if self._move(prefix) < len(prefix):
+                return np.zeros(_num_words(self.vocab_size), dtype=np.uint32)
+            with self._contained(prefix):
+                mask = np.frombuffer(self.matcher.compute_bitmask(), dtype=np.uint32)
+            if self.matcher.is_error():
+                error = self.matcher.get_error()
+                self.restart()
+                raise NoTokenLeft(
+                    f"{self._option} is too complex to be followed here: {first_line(error)}. Simplify it.",
+                    row=len(prefix),
+                )
+            self._masks[key] = mask
+        return self._masks[key]
+
+    def _move(self, prefix: Seq[int]) -> int:
+        """Put the matcher behind `prefix`, or what the grammar allows of it. Returns the number of these tokens."""
+        with self._contained(prefix):
+            if self.matcher.is_error():
+                self.restart()
+            common = num_common_tokens(self._ahead, prefix)
+            if common < len(self._ahead):
+                self.matcher.rollback(len(self._ahead) - common)
+                del self._ahead[common:]
+            if common < len(prefix):
+                count = self.matcher.try_consume_tokens([*prefix[common:]])
+                self._ahead += prefix[common : common + count]
+        return len(self._ahead)
+
+    @contextmanager
+    def _contained(self, prefix: Seq[int]) -> Iterator[None]:
+        """Turn what the matcher raises, such as a panic in llguidance, into the end of a draft or a request.
+
+        Raises:
+            NoTokenLeft: in place of whatever is raised. The matcher is a new one then.
+        """
+        try:
+            yield
+        except BaseException as error:
+            if is_interrupt(error):
+                raise
+            self.restart()
+            raise NoTokenLeft(
+                f"{self._option} cannot be followed here: {type(error).__name__}: {one_line(error)}. Simplify it.",
+                row=len(prefix),
+            ) from error
+
+    def restart(self) -> None:
+        """Replace a matcher that a draft has driven beyond its limits, or that has failed."""
+        self.matcher, self._ahead = self._base.deep_copy(), []
+        self.matcher.try_consume_tokens(self._committed)
+
+
+def fill_masks(drafts: Seq[tuple[GrammarState, Draft]]) -> None:
+    """Compute the masks for all rows of several answers' drafts in one call.
+
+    Those behind second candidates of a tree are computed when they are needed. So are all of them if this fails: then
+    only the answer fails whose grammar it was.
+    """
+    try:
+        _fill_masks(drafts)
+    except BaseException as error:  # a panic in llguidance is no Exception
+        if is_interrupt(error):
+            raise
+        log.warning("The masks of %d grammars are computed one by one: %s.", len(drafts), one_line(error))
+        for state, _ in drafts:
+            with suppress(BaseException):  # it fails again where its request is alone
+                state.restart()
+
+
+def _fill_masks(drafts: Seq[tuple[GrammarState, Draft]]) -> None:
+    wanted = [(state, token_ids) for state, draft in drafts if (token_ids := state.missing(draft)) is not None]
+    if not wanted:
+        return
+    from llguidance.numpy import fill_next_token_bitmask_par, fill_next_token_bitmask_par_with_draft_tokens
+
+    first = wanted[0][0]
+    begins = [0, *accumulate(len(token_ids) + 1 for _, token_ids in wanted)]
+    masks = np.empty((begins[-1], _num_words(first.vocab_size)), dtype=np.int32)
+    places = [(state.matcher, begin, token_ids) for (state, token_ids), begin in zip(wanted, begins, strict=False)]
+    if drafted := [place for place in places if place[2]]:
+        fill_next_token_bitmask_par_with_draft_tokens(first.executor, drafted, masks)
+    if plain := [(matcher, begin) for matcher, begin, token_ids in places if not token_ids]:
+        fill_next_token_bitmask_par(first.executor, plain, masks)
+    for (state, token_ids), begin, end in zip(wanted, begins, begins[1:], strict=False):
+        state.learn(token_ids, masks[begin:end].view(np.uint32))
+
+
+def _num_words(vocab_size: int) -> int:
+    return (vocab_size + 31) // 32
+
+
+def _unpack(mask: NDArray[np.uint32], vocab_size: int) -> NDArray[np.bool_]:
+    """bool [vocab_size]: whether each token may follow."""
+    return np.unpackbits(mask.view(np.uint8), count=vocab_size, bitorder="little").view(np.bool_)

@@ -1,0 +1,168 @@
+"""All processors of one sequence, in their order."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+
+from outrider.errors import DeviceError, NoTokenLeft
+from outrider.tokens.sampling.bans import BannedTokens, MinNewTokens, NoRepeatNgram
+from outrider.tokens.sampling.logprobs import logprobs_of_distribution, logprobs_of_logits
+from outrider.tokens.sampling.penalties import LogitBias, Penalties
+from outrider.tokens.sampling.top import truncated_softmax_of_top
+from outrider.tokens.sampling.truncate import ranked, truncated_softmax
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+    from collections.abc import Sequence as Seq
+
+    from outrider.config import GenerationConfig
+    from outrider.types import Distribution, Logits, LogitsRow, TokenLogprobs
+
+
+class Processor(Protocol):
+    """One processing step for logits."""
+
+    def commit(self, token_ids: Seq[int]) -> None:
+        """Add committed tokens to the state."""
+
+    def apply(self, logits: Logits, prefix: Seq[int]) -> None:
+        """Change the logits in place. `prefix` follows the committed tokens."""
+
+
+class LogitsSampler:
+    """Turns rows of logits of one sequence into a token or a distribution.
+
+    Rows are not changed. A token with a logit of −inf is never chosen.
+
+    end_token_ids: the tokens that end an answer, which `min_new_tokens` bans. grammar: bans what may not follow.
+    rules: of the model itself, which only ban tokens; they need whole rows, without `LogitsRow.top`.
+
+    Raises:
+        DeviceError: when a row has no finite maximum, which only broken weights or a broken driver produce.
+        NoTokenLeft: when the options ban every token that a row has.
+    """
+
+    def __init__(
+        self,
+        config: GenerationConfig,
+        prompt_token_ids: Seq[int],
+        *,
+        end_token_ids: Collection[int] = (),
+        grammar: Processor | None = None,
+        rules: Seq[Processor] = (),
+    ) -> None:
+        self._config = config
+        self._processors: list[Processor] = []
+        if config.logit_bias:
+            self._processors.append(LogitBias(config.logit_bias))
+        if (penalties := Penalties(config, prompt_token_ids)).active:
+            self._processors.append(penalties)
+        if config.no_repeat_ngram_size:
+            self._processors.append(NoRepeatNgram(config.no_repeat_ngram_size, prompt_token_ids))
+        if config.min_new_tokens:
+            self._processors.append(MinNewTokens(config.min_new_tokens, end_token_ids))
+        if config.banned_token_ids:
+            self._processors.append(BannedTokens(config.banned_token_ids))
+        if grammar is not None:
+            self._processors.append(grammar)
+        self._processors += rules
+        self._only_lowers = (
+            config.repetition_penalty >= 1
+            and min(config.presence_penalty, config.frequency_penalty) >= 0
+            and max(config.logit_bias.values(), default=0) <= 0
+        )
+
+    def best(self, row: LogitsRow, prefix: Seq[int]) -> int:
+        """The token with the highest processed logit; the lowest id among equals."""
+        listed = self._process_top(row, prefix)
+        if row.top is not None and listed is not None:
+            return int(row.top.token_ids[listed.argmax()])
+        logits = row.full()
+        token_id = _finite_argmax(logits)
+        return int(self._process(logits, prefix).argmax()) if self._processors else token_id
+
+    def best_several(self, row: LogitsRow, prefix: Seq[int], count: int) -> list[int]:
+        """Up to `count` tokens with the highest processed logits, `best` first; as many as the row has."""
+        listed = self._process_top(row, prefix)
+        if row.top is not None and listed is not None:
+            found = ranked(listed, count)
+            if len(found) == count and listed[found[-1]] > row.top.bound:
+                return [int(token_id) for token_id in row.top.token_ids[found]]
+        logits = row.full()
+        _finite_argmax(logits)
+        return [int(token_id) for token_id in ranked(self._process(logits, prefix), count)]
+
+    def distribution(self, row: LogitsRow, prefix: Seq[int]) -> Distribution:
+        """The probabilities after all processors. The bits do not depend on `row.top`."""
+        config = self._config
+        options = config.temperature, config.top_k, config.top_p, config.min_p, config.typical_p
+        listed = self._process_top(row, prefix)
+        if row.top is not None and listed is not None:
+            found = truncated_softmax_of_top(row.top, listed, *options)
+            if found is not None:
+                return found
+        logits = row.full()
+        _finite_argmax(logits)
+        return truncated_softmax(self._process(logits, prefix), *options)
+
+    def logprobs(self, row: LogitsRow, prefix: Seq[int], token_id: int) -> TokenLogprobs:
+        """The log-probabilities for a token that was chosen at this row, by the options `logprobs` and `logprobs_of`.
+
+        "unprocessed": from the log-softmax of the row. "processed": from `distribution`, or when greedy from the
+        log-softmax of the processed logits. vLLM calls them raw_logprobs and processed_logprobs (`--logprobs-mode`).
+        The normaliser of a log-softmax is exact, which takes the whole row.
+        """
+        config, count = self._config, self._config.logprobs or 0
+        if config.logprobs_of == "unprocessed":
+            return logprobs_of_logits(row.full(), token_id, count)
+        if config.temperature == 0:
+            return logprobs_of_logits(self._process(row.full(), prefix), token_id, count)
+        return logprobs_of_distribution(self.distribution(row, prefix), token_id, count)
+
+    def commit(self, token_ids: Seq[int]) -> None:
+        """Add committed tokens to the processors' state."""
+        for processor in self._processors:
+            processor.commit(token_ids)
+
+    def _process_top(self, row: LogitsRow, prefix: Seq[int]) -> Logits | None:
+        """The processed logits of the tokens in `row.top`; None if others may be larger."""
+        top = row.top
+        if top is None or not np.isfinite(top.logsumexp):  # the whole row shows what is wrong with it
+            return None
+        processed = top.logits
+        if self._processors:
+            if not self._only_lowers:
+                return None
+            logits = np.full(top.vocab_size, -np.inf, dtype=np.float32)
+            logits[top.token_ids] = top.logits
+            for processor in self._processors:
+                processor.apply(logits, prefix)
+            processed = logits[top.token_ids]
+        return processed if processed.max() > top.bound else None
+
+    def _process(self, logits: Logits, prefix: Seq[int]) -> Logits:
+        """The processed logits: a copy, unless there is nothing to do."""
+        if not self._processors:
+            return logits
+        logits = logits.copy()
+        for processor in self._processors:
+            processor.apply(logits, prefix)
+        if logits.max() == -np.inf:
+            raise NoTokenLeft(
+                "The request's options leave no token to choose: those that the model gives here are all banned by "
+                "banned_token_ids, no_repeat_ngram_size, min_new_tokens or a grammar. Ban fewer of them.",
+                row=len(prefix),
+            )
+        return logits
+
+
+def _finite_argmax(logits: Logits) -> int:
+    token_id = int(logits.argmax())  # the first NaN, if there is one
+    if not np.isfinite(logits[token_id]):
+        raise DeviceError(
+            f"The model's logits are not finite ({logits[token_id]} for token {token_id}). Check the bundle with "
+            "'outrider inspect --check', or calculate in precision='f32'."
+        )
+    return token_id

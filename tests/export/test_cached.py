@@ -1,0 +1,568 @@
+"""Models that are named in place of bundles: made into one once, and found again."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import huggingface_hub
+import pytest
+
+import outrider
+from outrider.bundle import read_bundle
+from outrider.bundle.opening import open_bundle
+from outrider.cli import run
+from outrider.cli.serve import name_bundles
+from outrider.errors import BundleError, ExportError, OptionError
+from outrider.system import saved
+from outrider_export import content
+from outrider_export.bundle_cache import BundleCache
+from outrider_export.defaults import DEFAULT_WEIGHTS
+from outrider_export.sources import Located
+from tiny import write_checkpoint, write_gguf
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from outrider.bundle import Bundle
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty cache folder, of child processes too."""
+    folder = tmp_path / "cache"
+    monkeypatch.setattr(saved, "FOLDER", folder)
+    monkeypatch.setenv("OUTRIDER_CACHE", str(folder))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Two models of the same sizes with other weights, last changed long ago."""
+    root = tmp_path_factory.mktemp("models")
+    for seed in range(2):
+        write_checkpoint(root / f"checkpoint-{seed}", seed)
+        write_gguf(root / f"model-{seed}.gguf", root / f"checkpoint-{seed}", "Q4_1", "qwen2", {})
+    return [root / f"model-{seed}.gguf" for seed in range(2)]
+
+
+@pytest.fixture
+def file(files: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A model of one's own. Files count as old as soon as they are there, so that tests need not wait."""
+    monkeypatch.setattr(content, "_SETTLED_NS", -(10**15))
+    return Path(shutil.copyfile(files[0], tmp_path / "Model.gguf"))
+
+
+class Told:
+    """A progress that remembers, and raises where it is told to."""
+
+    def __init__(self, at: str = "", error: BaseException | None = None) -> None:
+        self.phases: list[str] = []
+        self.notes: list[str] = []
+        self._at, self._error = at, error
+
+    def phase(self, name: str, total: int | None = None) -> None:
+        self.phases.append(name)
+        if name == self._at and self._error is not None:
+            raise self._error
+
+    def advance(self, count: int) -> None: ...
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+    @property
+    def exported(self) -> bool:
+        return any(phase.startswith("convert") for phase in self.phases)
+
+    @property
+    def hashed(self) -> bool:
+        return "hash main" in self.phases[:1]
+
+
+def opened(model: str | Path, draft: str | Path | None = None) -> tuple[Bundle, Told]:
+    told = Told()
+    return open_bundle(model, draft, progress=told), told
+
+
+def shown_files(folder: Path) -> list[str]:
+    """What is in the cache's folder of bundles, but for the empty files that processes lock."""
+    return sorted(path.name for path in (folder / "bundles").iterdir() if path.suffix != ".lock")
+
+
+def is_whole(bundle: Bundle) -> bool:
+    bundle.check_hashes()
+    return bundle.manifest.main.source.kind == "gguf"
+
+
+# ── found again
+
+
+def test_a_file_is_exported_once(file: Path, folder: Path) -> None:
+    first, told = opened(file)
+    assert is_whole(first)
+    assert told.exported
+    assert told.notes == [f"Making a bundle of {file}, once, in {folder / 'bundles'}."]
+    again, told = opened(file)
+    assert again == first
+    assert not told.exported
+    assert shown_files(folder) == [first.folder.name, f"{first.folder.name}.json"]
+
+
+def test_the_file_is_not_read_again_while_it_does_not_change(file: Path) -> None:
+    opened(file)
+    assert opened(file)[1].phases == []
+
+
+def test_an_engine_is_loaded_from_a_file(file: Path, files: list[Path]) -> None:
+    said: list[str] = []
+    with outrider.load(str(file), draft=files[0], max_new_tokens=8, ignore_eos=True, progress=said.append) as engine:
+        assert said[0] == "Exporting: hash main."
+        assert any(line.startswith("Making a bundle of") for line in said)
+        assert engine.bundled_drafters == ("draft",)
+        text = engine.generate("Hello").text
+        assert engine.generate("Hello", drafter=None).text == text
+    with outrider.load(engine.bundle, draft_bundle=str(file)) as same:  # draft models may come from a model, too
+        assert same.bundle.folder == engine.bundle.folder
+
+
+def test_another_name_of_the_same_content_leads_to_the_same_bundle(file: Path, tmp_path: Path) -> None:
+    first, _ = opened(file)
+    (tmp_path / "elsewhere").mkdir()
+    moved = file.rename(tmp_path / "elsewhere" / "Renamed.gguf")
+    found, told = opened(moved)
+    assert found == first
+    assert not told.exported
+
+
+def test_a_relative_name_is_the_same_file(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, _ = opened(file)
+    monkeypatch.chdir(file.parent)
+    assert opened(file.name)[0] == first
+    assert opened(f"./{file.name}")[0] == first
+
+
+def test_pairs_are_others_than_their_main_models(file: Path, files: list[Path]) -> None:
+    alone, _ = opened(file)
+    pair, told = opened(file, files[1])
+    assert told.exported
+    assert pair.folder.name.startswith("model-pair-")
+    assert [len(bundle.manifest.drafters) for bundle in (alone, pair)] == [0, 1]
+    assert opened(file, files[1])[0] == pair
+    assert opened(file, files[0])[0] != pair
+
+
+def test_options_and_version_are_in_the_key(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = [opened(file)[0].folder]
+    monkeypatch.setattr("outrider_export.cached.__version__", "9.9.9")
+    found.append(opened(file)[0].folder)
+    monkeypatch.setitem(DEFAULT_WEIGHTS, "main", "fp16")
+    found.append(opened(file)[0].folder)
+    assert len({*found}) == 3
+
+
+def test_a_name_from_the_list_is_a_bundle_s_name(file: Path) -> None:
+    first, _ = opened(file)
+    file.unlink()
+    assert opened(first.folder.name)[0] == first
+    with pytest.raises(OptionError, match="is a bundle already. Add the draft model to it: outrider add"):
+        opened(first.folder.name, "small.gguf")
+
+
+# ── changed
+
+
+def test_a_changed_file_is_exported_anew(file: Path, files: list[Path]) -> None:
+    first, _ = opened(file)
+    opened(file)
+    shutil.copyfile(files[1], file)
+    second, told = opened(file)
+    assert told.exported
+    assert second.manifest.main.source.sha256 != first.manifest.main.source.sha256
+    shutil.copyfile(files[0], file)
+    assert opened(file)[0] == first  # it is still there
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there is no time that programs cannot set")
+def test_a_file_of_the_same_size_and_time_is_another_one(file: Path, files: list[Path]) -> None:
+    first, _ = opened(file)
+    opened(file)
+    before = file.stat()
+    file.write_bytes(files[1].read_bytes())
+    os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert (file.stat().st_size, file.stat().st_mtime_ns) == (before.st_size, before.st_mtime_ns)
+    assert opened(file)[0] != first
+
+
+def test_what_was_changed_a_moment_ago_is_read_again(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may be changed once more within the same tick of the disk's clock."""
+    monkeypatch.undo()
+    monkeypatch.setattr(saved, "FOLDER", file.parent / "cache")
+    located = Located(file.name, "gguf", file)
+    for _ in range(2):
+        told = Told()
+        content.content_of(located, saved.FOLDER, told)
+        assert told.phases == ["hash"]
+    monkeypatch.setattr("time.time_ns", lambda: file.stat().st_ctime_ns + 10**10)
+    content.content_of(located, saved.FOLDER, Told())
+    content.content_of(located, saved.FOLDER, told := Told())
+    assert told.phases == []
+
+
+def test_a_file_that_changes_while_it_is_exported_makes_no_bundle(file: Path, files: list[Path], folder: Path) -> None:
+    class Downloading(Told):
+        def phase(self, name: str, total: int | None = None) -> None:
+            super().phase(name, total)
+            if name == "tokenizer main":
+                shutil.copyfile(files[1], file)
+
+    with pytest.raises(ExportError, match=r"Model\.gguf has changed while it was read\. Try again when it is complete"):
+        open_bundle(file, progress=Downloading())
+    assert shown_files(folder) == []
+    assert is_whole(opened(file)[0])
+
+
+def test_any_file_that_an_export_reads_changes_a_checkpoint(tmp_path: Path, folder: Path) -> None:
+    checkpoint = tmp_path / "checkpoint"
+    write_checkpoint(checkpoint)
+    located = Located("checkpoint", "folder", checkpoint)
+
+    def now() -> str:
+        return content.content_of(located, folder, Told())
+
+    found = [now()]
+    (checkpoint / "chat_template.jinja").write_text("{{ messages }}")
+    found.append(now())
+    (checkpoint / "chat_template.jinja").rename(checkpoint / "other_template.jinja")
+    found.append(now())
+    (checkpoint / "other_template.jinja").unlink()
+    config = checkpoint / "config.json"
+    config.write_text(config.read_text().replace("1e-06", "1e-05"))
+    found.append(now())
+    config.write_text(config.read_text().replace("1e-05", "1e-06"))
+    assert len({*found}) == 4
+    for name in ("README.md", "pytorch_model.bin"):  # what no export reads
+        (checkpoint / name).write_text("text")
+    assert now() == found[0]
+
+
+# ── deleted
+
+
+def test_what_was_exported_of_a_deleted_file_is_used(file: Path, files: list[Path]) -> None:
+    pair, _ = opened(file, files[1])
+    file.unlink()
+    found, told = opened(file, files[1])
+    assert found == pair
+    assert told.notes == [f"{file} is gone; what was exported of it is used."]
+    with pytest.raises(ExportError, match=r"There is no .*Model\.gguf any more, and what was exported of it is"):
+        opened(file)  # it was exported as a pair only
+    (pair.folder / "outrider.json").unlink()
+    with pytest.raises(ExportError, match=r"There is no .*Model\.gguf any more"):
+        opened(file, files[1])
+    assert run(["models", "remove", "--all"]) == 0
+    with pytest.raises(ExportError, match=r"There is no .*Model\.gguf\. Name a"):
+        opened(file, files[1])
+
+
+@pytest.mark.parametrize("name", ["nowhere", "a/b/nowhere", "./nowhere", "~/nowhere/at/all"])
+def test_a_name_of_nothing_asks_nothing_of_the_network(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *_, **__: pytest.fail("the hub is asked"))
+    with pytest.raises(BundleError, match=r"There is no folder .*nowhere.*Make a bundle with .* or name a model: "):
+        opened(name)
+
+
+def test_a_draft_model_is_for_models(tiny: Path) -> None:
+    with pytest.raises(OptionError, match=r"draft='small\.gguf' is for models, and .* is a bundle already"):
+        outrider.load(tiny, draft="small.gguf")
+
+
+# ── whole or not at all
+
+
+@pytest.mark.parametrize("phase", ["hash main", "convert main", "hash"])
+def test_ctrl_c_leaves_nothing(file: Path, folder: Path, phase: str) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        open_bundle(file, progress=Told(phase, KeyboardInterrupt()))
+    assert not (folder / "bundles").exists() or shown_files(folder) == []
+    assert is_whole(opened(file)[0])
+
+
+class _Usage(NamedTuple):
+    total: int
+    used: int
+    free: int
+
+
+def test_a_full_disk_is_told_before_the_work(file: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shutil.disk_usage", lambda _: _Usage(10**12, 10**12 - 10**5, 10**5))
+    with pytest.raises(ExportError, match="has 0.00 GB free. .* another folder with OUTRIDER_CACHE") as caught:
+        opened(file)
+    assert " -o." not in str(caught.value)  # what `outrider export` takes, and this does not
+    assert shown_files(folder) == []
+
+
+@pytest.mark.parametrize("phase", ["convert main", "hash"])
+def test_a_disk_that_fills_up_leaves_nothing(file: Path, folder: Path, phase: str) -> None:
+    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    with pytest.raises(ExportError, match="cannot be written: .*No space left.*OUTRIDER_CACHE"):
+        open_bundle(file, progress=Told(phase, full))
+    assert shown_files(folder) == []
+    assert is_whole(opened(file)[0])
+
+
+def test_a_folder_that_cannot_be_made_is_named(file: Path, folder: Path) -> None:
+    folder.write_text("no folder")
+    with pytest.raises(ExportError, match=r"bundles cannot be written: .* another folder with OUTRIDER_CACHE"):
+        opened(file)
+
+
+def test_a_damaged_bundle_is_made_again(file: Path, folder: Path) -> None:
+    first, _ = opened(file)
+    (first.folder / "main" / "openvino_model.bin").write_bytes(b"half")
+    with pytest.raises(BundleError):
+        read_bundle(first.folder)
+    second, told = opened(file)
+    assert told.exported
+    assert is_whole(second)
+    assert shown_files(folder) == [first.folder.name, f"{first.folder.name}.json"]
+
+
+def test_damaged_notes_cost_no_bundle(file: Path, folder: Path) -> None:
+    first, _ = opened(file)
+    for path in (*(folder / "sources").iterdir(), folder / "bundles" / f"{first.folder.name}.json"):
+        path.write_bytes(b"\xff{")
+    found, told = opened(file)
+    assert found == first
+    assert not told.exported
+    assert [source.name for source in BundleCache(folder).entries()[0].sources] == [str(file)]
+
+
+# ── several processes
+
+CHILD = """
+import sys
+from outrider.bundle.opening import open_bundle
+class Progress:
+    def phase(self, name, total=None):
+        print(name, flush=True)
+        if name == "convert main" and "wait" in sys.argv:
+            sys.stdin.readline()
+    def advance(self, count): pass
+    def note(self, text): print(text.split(" ")[0], flush=True)
+print(open_bundle(sys.argv[1], progress=Progress()).folder, flush=True)
+"""
+
+
+@pytest.fixture
+def start(file: Path) -> Any:
+    """`start("wait")`: a process that opens the file, and stops in the middle of an export."""
+    children: list[subprocess.Popen[str]] = []
+
+    def make(*arguments: str) -> subprocess.Popen[str]:
+        command, pipe = [sys.executable, "-c", CHILD, str(file), *arguments], subprocess.PIPE
+        child = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True)
+        children.append(child)
+        return child
+
+    yield make
+    for child in children:
+        child.kill()
+        child.communicate()
+
+
+def lines_until(child: subprocess.Popen[str], last: str) -> list[str]:
+    assert child.stdout is not None
+    lines: list[str] = []
+    while not lines or lines[-1] != last:
+        line = child.stdout.readline()
+        assert line, lines
+        lines.append(line.strip())
+    return lines
+
+
+def test_of_two_processes_one_exports_and_the_other_waits(start: Callable[..., Any], folder: Path) -> None:
+    first = start("wait")
+    lines_until(first, "convert main")
+    second = start()
+    assert lines_until(second, "Another")[-2:] != ["Making", "Another"]
+    told, _ = first.communicate("\n", timeout=60)
+    others, _ = second.communicate(timeout=60)
+    assert told.splitlines()[-1] == others.splitlines()[-1]
+    assert "convert main" not in others
+    assert len(shown_files(folder)) == 2
+
+
+def test_what_a_killed_process_left_is_cleared_away(start: Callable[..., Any], file: Path, folder: Path) -> None:
+    first = start("wait")
+    lines_until(first, "convert main")
+    waiting = start()
+    lines_until(waiting, "Another")
+    first.kill()
+    first.wait()
+    others, _ = waiting.communicate(timeout=60)  # it takes over
+    assert others.splitlines()[0] == "Making"
+    name = Path(others.splitlines()[-1]).name
+    assert shown_files(folder) == [name, f"{name}.json"]
+    assert not opened(file)[1].exported
+
+
+def test_leftovers_of_other_models_are_cleared_away_unless_they_are_being_made(
+    start: Callable[..., Any], files: list[Path], folder: Path
+) -> None:
+    (folder / "bundles").mkdir(parents=True)
+    for name in (".0123456789ab.partial", ".model-0123456789ab.deleted"):
+        (folder / "bundles" / name / "main").mkdir(parents=True)
+    first = start("wait")
+    lines_until(first, "convert main")
+    (partial,) = (folder / "bundles").glob(".*.partial")
+    other, _ = opened(files[1])
+    assert shown_files(folder) == [partial.name, other.folder.name, f"{other.folder.name}.json"]
+    told, _ = first.communicate("\n", timeout=60)
+    assert is_whole(read_bundle(told.splitlines()[-1]))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere, nobody is root where tests run")
+def test_a_cache_that_cannot_be_written_is_read(file: Path, folder: Path) -> None:
+    first, _ = opened(file)
+    paths = [folder, *folder.rglob("*")]
+    for path in paths:
+        path.chmod(0o555 if path.is_dir() else 0o444)
+    # Root may write anywhere: that is given up, by the system call.
+    mere = "import ctypes; ctypes.CDLL(None).capset((ctypes.c_uint32 * 2)(0x20080522), (ctypes.c_uint32 * 6)())"
+    other = file.with_name("other.gguf")
+    other.write_bytes(file.read_bytes() + b"more")
+    done, refused = (
+        subprocess.run([sys.executable, "-c", mere + CHILD, path], capture_output=True, text=True, check=False)
+        for path in (file, other)
+    )
+    for path in paths:
+        path.chmod(0o755 if path.is_dir() else 0o644)
+    assert done.stdout.splitlines()[-1:] == [str(first.folder)], done.stderr
+    assert "convert main" not in done.stdout
+    assert "bundles cannot be written: Permission denied. Make room there, name another folder" in refused.stderr
+
+
+# ── hub ids
+
+
+def test_a_hub_id_means_the_commit_that_was_exported(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    newest, asked = ["0" * 40], list[str | None]()
+
+    def download(located: Located, *_: Any, **__: Any) -> Located:
+        asked.append(located.revision)
+        return Located(located.id, "gguf", file, located.revision or newest[-1])
+
+    for module in ("cached", "export"):
+        monkeypatch.setattr(f"outrider_export.{module}.fetch", download)
+    first, _ = opened("org/Tiny")
+    assert first.folder.name.startswith("tiny-")
+    assert first.manifest.main.source.revision == newest[0]
+    assert asked == [None, newest[0]]  # what is exported is what the key says
+    newest.append("1" * 40)
+    assert opened("org/Tiny")[0] == first
+    assert len(asked) == 2  # nothing was asked of the network
+    assert run(["models", "remove", first.folder.name]) == 0
+    assert opened("org/Tiny")[0].manifest.main.source.revision == newest[1]
+
+
+# ── commands
+
+
+def listed(capsys: pytest.CaptureFixture[str]) -> Any:
+    capsys.readouterr()
+    assert run(["models", "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_commands_take_a_file(file: Path, files: list[Path], capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--max-new-tokens", "4", "--ignore-eos"]
+    assert run(["generate", str(file), "Hello", "--draft", str(files[1]), *options]) == 0
+    printed = capsys.readouterr()
+    assert printed.err.startswith(f"Making a bundle of {file} and {files[1]}, once, in ")
+    assert run(["generate", str(file), "Hello", "--draft", str(files[1]), *options]) == 0
+    again = capsys.readouterr()
+    assert again.out == printed.out
+    assert "Making a bundle" not in again.err
+    for command in (["inspect"], ["devices"], ["tune", "--dry-run", "--layers"]):
+        assert run([command[0], str(file), *command[1:], "--json"]) == 0
+        assert json.loads(capsys.readouterr().out)
+
+
+def test_models_are_listed_and_removed(
+    file: Path, files: list[Path], folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert listed(capsys) == {"folder": str(folder / "bundles"), "bytes": 0, "models": []}
+    pair, _ = opened(file, files[1])
+    alone, _ = opened(files[0])
+    os.utime(folder / "bundles" / f"{pair.folder.name}.json", (0, 0))
+    file.unlink()
+    found = listed(capsys)
+    assert [model["name"] for model in found["models"]] == [alone.folder.name, pair.folder.name]
+    assert found["bytes"] == sum(model["bytes"] for model in found["models"]) > 500_000
+    old = found["models"][1]
+    assert old["bytes"] == sum(path.stat().st_size for path in pair.folder.rglob("*") if path.is_file())
+    assert [(source["name"], source["state"]) for source in old["sources"]] == [
+        (str(file), "gone"),
+        (str(files[1]), "there"),
+    ]
+    assert old["last_used"].startswith(("1970", "1969"))
+    opened(pair.folder.name)
+    assert listed(capsys)["models"][0]["name"] == pair.folder.name  # used last now
+    assert run(["models"]) == 0
+    text = capsys.readouterr().out
+    assert f"{file}(gone)" in "".join(text.split())  # a long path is folded
+    assert str(folder / "bundles") in text
+
+    assert run(["models", "remove", "model-pair"]) == 0  # a beginning will do
+    assert shown_files(folder) == [alone.folder.name, f"{alone.folder.name}.json"]
+    assert run(["models", "remove", "--all", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["removed"] == [alone.folder.name]
+    assert shown_files(folder) == []
+    assert run(["models"]) == 0
+    assert "There are none" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "or give --all, and not both"),
+        (["x", "--all"], "or give --all, and not both"),
+        (["x"], "There is no 'x' in the cache. Known: model-1, model-2"),
+        (["model-"], "'model-' begins several names: model-1, model-2"),
+    ],
+)
+def test_what_is_to_be_removed_is_named(
+    folder: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
+) -> None:
+    for name in ("model-1", "model-2"):  # damaged ones are listed, too
+        (folder / "bundles" / name).mkdir(parents=True)
+    assert run(["models", "remove", *arguments]) == 2
+    assert message in capsys.readouterr().err
+    assert len(listed(capsys)["models"]) == 2
+
+
+def test_a_model_is_served_under_its_bundle_s_name(file: Path, tmp_path: Path) -> None:
+    found = name_bundles((str(file), "org/Some-Model", f"small={file}"))
+    assert found == {"model": str(file), "some-model": "org/Some-Model", "small": str(file)}
+    assert name_bundles((str(file),), "small.gguf") == {"model": str(file)}
+    with pytest.raises(OptionError, match="--draft small.gguf is for one model, and 2 are named"):
+        name_bundles((str(file), f"b={file}"), "small.gguf")
+
+
+def test_without_the_export_half_bundles_are_opened_and_models_say_what_is_missing(
+    file: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("outrider_export", "outrider_export.cached", "outrider_export.bundle_cache"):
+        monkeypatch.setitem(sys.modules, name, None)
+    assert open_bundle(tiny).folder == tiny
+    with pytest.raises(ExportError, match=r"Model\.gguf is no bundle, and .*pip install \".*\[export\]\""):
+        open_bundle(file)
+    assert run(["models"]) == 1
+    assert '[export]"' in capsys.readouterr().err

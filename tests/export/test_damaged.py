@@ -1,0 +1,188 @@
+"""Damaged checkpoints: what the fuzzers found, one by one."""
+
+from __future__ import annotations
+
+import json
+import struct
+import tracemalloc
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from adapters import write_adapter
+from encoder_decoders import write_marian
+from heads import HEAD_SIZE, HEADS, HIDDEN, KV_HEADS, VOCAB, write_head
+from outrider.bundle.manifest import Geometry
+from outrider.errors import ExportError
+from outrider_export.adapters.peft_format import read_adapter
+from outrider_export.draft_model import is_model
+from outrider_export.heads.formats import read_head
+from outrider_export.marian_tokenizer import tokenizer_of
+from outrider_export.plan import make_plan
+from outrider_export.sources import count_weights, locate, tensors_of
+from outrider_export.vocabulary import Vocabulary
+from tiny import SHAPE, write_checkpoint
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+MAIN = Geometry("qwen2", 2, HEADS, KV_HEADS, HEAD_SIZE, HIDDEN, context_length=8192, logits_width=VOCAB)
+
+
+def spoil(path: Path, change: Callable[[Any], object]) -> None:
+    """Change a JSON file in place."""
+    content = json.loads(path.read_text(encoding="utf-8"))
+    change(content)
+    path.write_text(json.dumps(content), encoding="utf-8")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    write_checkpoint(tmp_path / "checkpoint")
+    spoil(tmp_path / "checkpoint" / "config.json", lambda config: config.update(model_type="qwen2"))
+    return tmp_path / "checkpoint"
+
+
+@pytest.mark.parametrize(
+    ("header", "message"),
+    [
+        (b"[]", "Expected `object`, got `array`"),
+        (b'{"a": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", "it is nested too deeply"),
+        (b'{"a": 1}', "Expected `object`, got `int`"),
+        (b'{"a": {"dtype": "F32", "shape": "x", "data_offsets": [0, 4]}}', "Expected `array`, got `str`"),
+        (b'{"a": {"dtype": "F32", "shape": [-1], "data_offsets": [0, 4]}}', "Expected `int` >= 0"),
+        (b'{"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 4]}}', r"a has 4 bytes for F32 \[2\]"),
+        (b'{"a": {"dtype": "F32", "shape": [1], "data_offsets": [4, 0]}}', "it has .* bytes of"),
+        (b'{"a": {"dtype": "F32", "shape": [1], "data_offsets": [8, 12]}}', "it has .* bytes of"),
+    ],
+)
+def test_headers_of_weights_are_checked(folder: Path, header: bytes, message: str) -> None:
+    (folder / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header + bytes(8))
+    for read in (count_weights, tensors_of):
+        with pytest.raises(ExportError, match=rf"model\.safetensors is missing or damaged: .*{message}.*Download"):
+            read(folder)
+
+
+@pytest.mark.parametrize("weight_map", [["a"], {"a": 1}, {"a": ["x"]}, 5])
+def test_an_index_has_names_of_files(folder: Path, weight_map: Any) -> None:
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}), encoding="utf-8")
+    with pytest.raises(ExportError, match=r"index\.json is damaged: .*Expected"):
+        count_weights(folder)
+
+
+@pytest.mark.parametrize("name", ["../model.safetensors", "/etc/passwd", "a\\b", "C:x", "..", ""])
+def test_an_index_names_files_beside_it(folder: Path, name: str) -> None:
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": name}}), encoding="utf-8")
+    with pytest.raises(ExportError, match=r"index\.json names .*, which is no file beside it"):
+        count_weights(folder)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("num_attention_heads", [4]),
+        ("num_attention_heads", "4"),
+        ("num_hidden_layers", -2),
+        ("num_hidden_layers", 2**40),
+        ("head_dim", 2**40),
+        ("hidden_act", ["silu"]),
+        ("max_position_embeddings", float("inf")),
+        ("num_key_value_heads", "two"),
+        ("num_key_value_heads", float("inf")),
+        ("max_position_embeddings", "long"),
+        ("vocab_size", None),
+        ("model_type", 5),
+        ("text_config", 5),
+    ],
+)
+def test_numbers_of_a_configuration_are_checked(folder: Path, field: str, value: Any) -> None:
+    architecture = "SmolVLMForConditionalGeneration" if field == "text_config" else "Qwen2ForCausalLM"
+    spoil(folder / "config.json", lambda config: config.update({"architectures": [architecture], field: value}))
+    with pytest.raises(ExportError, match="a value in it is not what it has to be .*Download"):
+        make_plan("main", locate(folder), "openvino", "int8")
+
+
+def test_architectures_that_are_no_list_are_none(folder: Path) -> None:
+    spoil(folder / "config.json", lambda config: config.update(architectures=5, layer_types=[["x"]]))
+    assert not is_model(folder)
+    with pytest.raises(ExportError):
+        make_plan("main", locate(folder), "openvino", "int8")
+
+
+def test_ids_of_tokens_take_no_room_for_those_between(folder: Path) -> None:
+    spoil(folder / "tokenizer.json", lambda tokenizer: tokenizer["model"]["vocab"].update(far=30_000_000))
+    tracemalloc.start()
+    try:
+        with pytest.raises(ExportError, match=r"its 40[0-9] tokens have ids from 0 to 30,?000,?000"):
+            Vocabulary.of_folder(folder)
+        assert tracemalloc.get_traced_memory()[1] < 50e6
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("token_id", [-1, float("inf"), "x", None])
+def test_ids_of_tokens_are_checked(folder: Path, token_id: Any) -> None:
+    spoil(folder / "tokenizer.json", lambda tokenizer: tokenizer["model"]["vocab"].update(far=token_id))
+    with pytest.raises(ExportError, match=r"tokenizer\.json is not a tokenizer that can be read"):
+        Vocabulary.of_folder(folder)
+
+
+def test_a_message_does_not_repeat_the_file(folder: Path) -> None:
+    path = folder / "tokenizer.json"
+    path.write_bytes(b"\xff" + path.read_bytes())
+    with pytest.raises(ExportError, match="it is not in UTF-8") as refused:
+        Vocabulary.of_folder(folder)
+    assert len(str(refused.value)) < 500
+
+
+def test_numbers_of_a_sentencepiece_model_end(tmp_path: Path) -> None:
+    """A number as long as the file took minutes to be added up."""
+    write_marian(tmp_path / "marian")
+    (tmp_path / "marian" / "source.spm").write_bytes(b"\xff" * 3_000_000)
+    with pytest.raises(ExportError, match="a number in it has more than ten bytes"):
+        tokenizer_of(tmp_path / "marian")
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "message"),
+    [
+        ("eagle", {"head_dim": 2**40}, "has 4 heads of 1,099,511,627,776 numbers, and the drafter's weights have 64"),
+        ("mtp", {"num_attention_heads": 0, "head_dim": 0}, "a value in it is not what it has to be"),
+        ("eagle3", {"eagle_config": 5}, "a value in it is not what it has to be"),
+        ("eagle3", {"transformer_layer_config": "x"}, "a value in it is not what it has to be"),
+        ("dflash", {"dflash_config": [1]}, "a value in it is not what it has to be"),
+        ("medusa", {"medusa_num_heads": float("inf")}, "a value in it is not what it has to be"),
+        ("hydra", {"architectures": [["HydraHeads"]]}, "is no drafter of a kind that is known"),
+        ("masks", {"architectures": 5}, "is no drafter of a kind that is known"),
+    ],
+)
+def test_configurations_of_drafters_are_checked(
+    tmp_path: Path, kind: str, changes: dict[str, Any], message: str
+) -> None:
+    folder = write_head(tmp_path / kind, kind, **changes)
+    with pytest.raises(ExportError, match=message):
+        read_head(folder, MAIN)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"rank_pattern": ["q_proj"]}, "a value in it is not what it has to be"),
+        ({"rank_pattern": {"(": 4}}, "a value in it is not what it has to be"),
+        ({"rank_pattern": {"(.*.*.*.*.*.*)*=": 4}}, r"no module's name with at most two \* and \+ and no groups"),
+        ({"alpha_pattern": {"q_proj": "much"}}, "a value in it is not what it has to be"),
+        ({"layers_to_transform": [[0]]}, "a value in it is not what it has to be"),
+        ({"lora_alpha": float("inf")}, "lora_alpha=inf, which has to be a number above 0"),
+    ],
+)
+def test_configurations_of_adapters_are_checked(tmp_path: Path, fields: dict[str, Any], message: str) -> None:
+    folder = write_adapter(tmp_path / "adapter", SHAPE, targets=["q_proj"], **fields)
+    with pytest.raises(ExportError, match=message):
+        read_adapter(folder)
+
+
+def test_the_base_of_an_adapter_is_a_name(tmp_path: Path) -> None:
+    """The manifest that it was written into could not be read again."""
+    folder = write_adapter(tmp_path / "adapter", SHAPE, targets=["q_proj"], base_model_name_or_path=5)
+    assert read_adapter(folder).base is None

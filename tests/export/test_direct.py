@@ -1,0 +1,446 @@
+"""Conversion without PyTorch, judged by Transformers on the same weights."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import TYPE_CHECKING, Any
+
+import gguf
+import numpy as np
+import openvino as ov
+import pytest
+from gguf import GGMLQuantizationType as Kind
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from outrider.errors import ExportError
+from outrider.models.backends.attention import windows_of
+from outrider.models.backends.paged_graph import to_paged_attention
+from outrider.models.backends.projections import projections_of
+from outrider.models.backends.taps import hidden_states_of
+from outrider_export.direct.convert import open_weights
+from outrider_export.direct.describe import NotDirect, describe
+from outrider_export.direct.forms import BY_GGUF, FORMS
+from outrider_export.direct.graph import build
+from outrider_export.direct.pack import matrices_of, pack, rounded
+from outrider_export.direct.rope import rope_of
+from outrider_export.gguf_file import read_header
+from shapes import CONFIGS, logits_of, make_model
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+TOKENS = np.random.default_rng(3).integers(0, 400, size=48).tolist()
+PIECES = (30, 18)  # of TOKENS, each a call: the second reads keys of the first
+
+
+def saved(name: str, folder: Path, **changes: Any) -> tuple[Any, Path]:
+    """A random torch model, and its checkpoint."""
+    model = make_model(name, **changes)
+    model.save_pretrained(folder)
+    return model, folder
+
+
+def graph_of(path: Path, weights: str, scratch: Path) -> ov.Model:
+    """The converted model, written and read again."""
+    found = open_weights(path, path.suffix == ".gguf")
+    scratch.mkdir()
+    packed = pack(found, weights, scratch / "weights", lambda _: None)
+    ov.save_model(build(found.decoder, found, packed), scratch / "model.xml", compress_to_fp16=False)
+    return ov.Core().read_model(scratch / "model.xml")
+
+
+def logits(model: ov.Model) -> Any:
+    """Logits float32 [tokens, vocabulary] of TOKENS, read in two calls."""
+    precise = {"INFERENCE_PRECISION_HINT": "f32", "DYNAMIC_QUANTIZATION_GROUP_SIZE": "0", "KV_CACHE_PRECISION": "f32"}
+    request = ov.Core().compile_model(model, "CPU", precise).create_infer_request()
+    made, past = [], 0
+    for size in PIECES:
+        inputs = {
+            "input_ids": np.array([TOKENS[past : past + size]]),
+            "attention_mask": np.ones((1, past + size), np.int64),
+            "position_ids": np.arange(past, past + size)[None],
+            "beam_idx": np.zeros(1, np.int32),
+        }
+        made.append(request.infer(inputs)["logits"][0].copy())
+        past += size
+    return np.concatenate(made)
+
+
+def error_of(found: Any, expected: Any) -> float:
+    """The largest difference, relative to the largest logit."""
+    return float(np.abs(found - expected).max() / np.abs(expected).max())
+
+
+def divergence(found: Any, expected: Any) -> float:
+    """The mean Kullback-Leibler divergence of rows of logits."""
+    first, second = (x - np.log(np.exp(x - x.max(-1, keepdims=True)).sum(-1, keepdims=True)) - x.max(-1, keepdims=True)
+                     for x in (expected.astype(np.float64), found.astype(np.float64)))  # fmt: skip
+    return float((np.exp(first) * (first - second)).sum(-1).mean())
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_logits_are_those_of_transformers(name: str, tmp_path: Path) -> None:
+    model, folder = saved(name, tmp_path / name)
+    graph = graph_of(folder, "fp32", tmp_path / "scratch")
+    assert error_of(logits(graph), logits_of(model, TOKENS)) < 5e-6
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_the_graph_has_the_form_that_the_runtime_expects(name: str, tmp_path: Path) -> None:
+    _, folder = saved(name, tmp_path / name)
+    graph = graph_of(folder, "int8", tmp_path / "scratch")
+    decoder = open_weights(folder, is_gguf=False).decoder
+    to_paged_attention(graph)
+    assert list(windows_of(graph)) == decoder.windows
+    count = len(decoder.layers)
+    assert len(hidden_states_of(graph, count)) == count + 2
+    assert len(projections_of(graph, count, attended=decoder.num_heads * decoder.head_size)) == count
+
+
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "linear": ("llama", {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 4.0}}),
+    "llama3": (
+        "llama",
+        {
+            "rope_parameters": {
+                "rope_type": "llama3", "rope_theta": 5e5, "factor": 8.0, "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0, "original_max_position_embeddings": 64,
+            }
+        },
+    ),
+    "yarn": (
+        "qwen3",
+        {
+            "rope_parameters": {
+                "rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 128,
+            }
+        },
+    ),
+    "longrope": (
+        "phi3",
+        {
+            "head_dim": 16, "original_max_position_embeddings": 256,
+            "rope_parameters": {
+                "rope_type": "longrope", "rope_theta": 1e4, "partial_rotary_factor": 0.75,
+                "short_factor": [1.0, 1.1, 1.2, 1.4, 1.6, 2.0], "long_factor": [1.0, 2.0, 3.0, 4.0, 5.0, 6.0],
+            },
+        },
+    ),
+    "attention bias": ("llama", {"attention_bias": True, "mlp_bias": True}),
+    "tied": ("llama", {"tie_word_embeddings": True}),
+    "no window": ("mistral", {"sliding_window": None}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_variants(variant: str, tmp_path: Path) -> None:
+    name, changes = VARIANTS[variant]
+    model, folder = saved(name, tmp_path / name, **changes)
+    found = logits(graph_of(folder, "fp32", tmp_path / "scratch"))
+    assert error_of(found, logits_of(model, TOKENS)) < 5e-6
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_half_precision_and_several_files(dtype: str, tmp_path: Path) -> None:
+    """Weights in half precision are widened exactly."""
+    import torch
+
+    folder = tmp_path / "qwen2"
+    make_model("qwen2").to(getattr(torch, dtype)).save_pretrained(folder, max_shard_size="100KB")
+    assert len(list(folder.glob("*.safetensors"))) > 1
+    model = type(make_model("qwen2")).from_pretrained(folder, dtype=torch.float32).eval()
+    assert error_of(logits(graph_of(folder, "fp32", tmp_path / "scratch")), logits_of(model, TOKENS)) < 5e-6
+
+
+def test_older_configurations_mean_the_same(tmp_path: Path) -> None:
+    """rope_theta and rope_scaling beside the others, and layers' windows by a number, as published files have them."""
+    _, folder = saved("gemma3_text", tmp_path / "gemma")
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    theta = {kind: each["rope_theta"] for kind, each in config["rope_parameters"].items()}
+    old = {key: value for key, value in config.items() if key not in ("rope_parameters", "layer_types")}
+    old |= {
+        "rope_theta": theta["full_attention"], "rope_local_base_freq": theta["sliding_attention"],
+        "sliding_window_pattern": 3,
+    }  # fmt: skip
+    new, before = describe(config), describe(old)
+    assert before.windows == new.windows
+    for kind, rope in new.ropes.items():
+        assert np.array_equal(before.ropes[kind].frequencies, rope.frequencies)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"model_type": "bloom"}, "the architecture 'bloom'"),
+        ({"hidden_act": "relu2"}, "the activation 'relu2'"),
+        ({"rope_parameters": {"rope_type": "dynamic"}}, "RoPE of the kind 'dynamic'"),
+        ({"rope_parameters": {"rope_type": "linear"}}, "no 'factor' in its configuration"),
+        ({"clip_qkv": 8.0}, "clip_qkv=8.0"),
+        ({"layer_types": ["full_attention"]}, "1 layer_types for 2 layers"),
+        ({"rope_parameters": {"full_attention": {"rope_theta": 5.0}}}, "RoPE by kind of layer"),
+        ({"hidden_size": "wide"}, "invalid literal"),
+    ],
+)
+def test_what_has_to_go_through_pytorch(change: dict[str, Any], says: str) -> None:
+    config = {"model_type": "llama", **CONFIGS["llama"], **change}
+    with pytest.raises(NotDirect, match=says):
+        describe(config)
+
+
+@settings(max_examples=60)
+@given(st.sampled_from(["default", "linear", "llama3", "yarn", "longrope"]), st.integers(0, 2**32 - 1))
+def test_frequencies_are_those_of_transformers(kind: str, seed: int) -> None:
+    import torch
+    from transformers import LlamaConfig
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    rng = np.random.default_rng(seed)
+    size = int(rng.choice([16, 64, 96, 128]))
+    parameters = {
+        "rope_type": kind, "rope_theta": float(rng.choice([1e4, 5e5, 1e6])), "factor": float(rng.uniform(1, 40)),
+        "low_freq_factor": 1.0, "high_freq_factor": float(rng.uniform(2, 8)),
+        "original_max_position_embeddings": int(rng.choice([2048, 4096, 8192])),
+        "short_factor": rng.uniform(1, 3, size // 2).tolist(), "long_factor": rng.uniform(1, 9, size // 2).tolist(),
+    }  # fmt: skip
+    found = rope_of(parameters, size, 131_072)
+    if kind == "default":
+        expected, scale = 1 / parameters["rope_theta"] ** (np.arange(0, size, 2) / size), 1.0
+    else:
+        config = LlamaConfig(head_dim=size, max_position_embeddings=131_072, rope_parameters=parameters)
+        frequencies, scale = ROPE_INIT_FUNCTIONS[kind](config, torch.device("cpu"))
+        expected = frequencies.double().numpy()
+    assert np.allclose(found.frequencies, expected, rtol=2e-6)
+    assert math.isclose(found.scale, scale, rel_tol=1e-6)
+
+
+@settings(max_examples=200)
+@given(
+    st.sampled_from([15, 255]), st.sampled_from([32, 64]), st.integers(0, 2**32 - 1), st.sampled_from([1e-4, 0.1, 30])
+)
+def test_rounding_is_within_half_a_step(largest: int, group: int, seed: int, spread: float) -> None:
+    """No weight is off by more than half a step of its group, also where all have one sign, and zero is exact."""
+    rng = np.random.default_rng(seed)
+    values = (rng.normal(rng.choice([-3, 0, 3]), 1, (5, 2 * group)) * spread).astype(np.float32)
+    values[rng.random(values.shape) < 0.1] = 0
+    codes, zero_points, scales = rounded(values, group, largest)
+    assert codes.dtype == zero_points.dtype == np.uint8
+    assert scales.dtype == np.float16
+    assert codes.max() <= largest
+    steps = np.repeat(scales.astype(np.float32), group, axis=1)
+    back = (codes.astype(np.float32) - np.repeat(zero_points, group, axis=1)) * steps
+    assert np.all(np.abs(back - values) <= steps * 0.501 + 1e-7)
+    assert np.all(back[values == 0] == 0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("weights", ["int8", "int4"])
+@pytest.mark.parametrize("name", ["llama", "qwen2", "gemma2"])
+def test_rounding_loses_no_more_than_nncf(name: str, weights: str, tmp_path: Path) -> None:
+    """The divergence from Transformers' logits, beside that of the same model through optimum-intel and nncf."""
+    from outrider_export.convert import convert
+    from outrider_export.progress import Silent
+
+    model, folder = saved(name, tmp_path / name, hidden_size=128, intermediate_size=256)
+    expected = logits_of(model, TOKENS)
+    ours = divergence(logits(graph_of(folder, weights, tmp_path / "scratch")), expected)
+    job = {"model": str(folder), "gguf": False, "weights": weights, "output": str(tmp_path / "theirs")}
+    convert(job | {"scratch": str(tmp_path / "s"), "trust_remote_code": False}, Silent())
+    theirs = divergence(logits(ov.Core().read_model(tmp_path / "theirs" / "openvino_model.xml")), expected)
+    assert ours <= 1.1 * theirs
+
+
+def write_gguf(folder: Path, path: Path, name: str, kind: Kind = Kind.F32) -> None:
+    """Write a checkpoint as GGUF, with llama.cpp's names, orders of rows and keys. Norms and biases stay in float32."""
+    found = open_weights(folder, is_gguf=False)  # what it computes was judged above; its files are read here anew
+    decoder, form = found.decoder, FORMS[name]
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    architecture = gguf.MODEL_ARCH(next(k for k, v in gguf.MODEL_ARCH_NAMES.items() if v == form.gguf))
+    names = gguf.get_tensor_name_map(architecture, len(decoder.layers))
+    writer = gguf.GGUFWriter(path, form.gguf)
+    writer.add_block_count(len(decoder.layers))
+    writer.add_context_length(config["max_position_embeddings"])
+    writer.add_embedding_length(decoder.hidden_size)
+    writer.add_feed_forward_length(config["intermediate_size"])
+    writer.add_head_count(decoder.num_heads)
+    writer.add_head_count_kv(decoder.num_kv_heads)
+    writer.add_key_length(decoder.head_size)
+    writer.add_layer_norm_rms_eps(decoder.eps)
+    writer.add_rope_dimension_count(decoder.rotary_size)
+    rope = config["rope_parameters"]
+    writer.add_rope_freq_base(rope.get("full_attention", rope)["rope_theta"])
+    if any(decoder.windows):
+        writer.add_sliding_window(config["sliding_window"])
+    if decoder.logit_cap:
+        writer.add_final_logit_softcapping(decoder.logit_cap)
+    if name == "granite":
+        writer.add_attention_scale(config["attention_multiplier"])
+        writer.add_embedding_scale(config["embedding_multiplier"])
+        writer.add_residual_scale(config["residual_multiplier"])
+        writer.add_logit_scale(config["logits_scaling"])
+    from safetensors.numpy import load_file
+
+    for weight, array in load_file(folder / "model.safetensors").items():
+        values = array.astype(np.float32)
+        if form.gguf.startswith("gemma") and weight.endswith("norm.weight"):
+            values = values + 1
+        if (
+            form.gguf in ("llama", "granite", "smollm3")
+            and ".self_attn." in weight
+            and weight.split(".")[-2] in "q_proj k_proj"
+        ):
+            heads = decoder.num_heads if ".q_proj." in weight else decoder.num_kv_heads
+            halves = values.reshape(heads, 2, values.shape[0] // heads // 2, *values.shape[1:])
+            values = np.ascontiguousarray(halves.swapaxes(1, 2)).reshape(values.shape)
+        target = names.get_name(weight, try_suffixes=(".weight", ".bias"))
+        assert target is not None, weight
+        if values.ndim == 2 and kind is not Kind.F32:
+            writer.add_tensor(target, gguf.quantize(values, kind), raw_dtype=kind)
+        else:
+            writer.add_tensor(target, values)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+# What a GGUF file cannot say: llama.cpp takes windows and rotations of these by the number of the layer.
+_IN_GGUF: dict[str, dict[str, Any]] = {
+    "gemma2": {"query_pre_attn_scalar": 32},
+    "gemma3_text": {"query_pre_attn_scalar": 32, "num_hidden_layers": 7, "layer_types": None},
+    "qwen2": {"use_sliding_window": False},
+    "smollm3": {"no_rope_layer_interval": 4},
+}
+
+
+@pytest.mark.parametrize("name", [form.name for form in BY_GGUF.values()])
+def test_gguf_files_give_the_same(name: str, tmp_path: Path) -> None:
+    model, folder = saved(name, tmp_path / name, **_IN_GGUF.get(name, {}))
+    write_gguf(folder, tmp_path / "model.gguf", name)
+    found = logits(graph_of(tmp_path / "model.gguf", "fp32", tmp_path / "scratch"))
+    assert error_of(found, logits_of(model, TOKENS)) < 5e-6
+
+
+QUANTISED = sorted(set(gguf.quants._type_traits) | {Kind.F16}, key=lambda kind: kind.name)
+
+
+@pytest.mark.parametrize("kind", QUANTISED, ids=lambda kind: kind.name)
+def test_every_quantisation_is_read(kind: Kind, tmp_path: Path) -> None:
+    """Numbers are those that the package gguf reads, whole matrix by whole matrix."""
+    rng = np.random.default_rng(1)
+    block, num_bytes = gguf.GGML_QUANT_SIZES[kind]
+    columns, rows = max(block, 64) * 2, 96
+    blocks = rng.integers(0, 256, (rows, columns // block * num_bytes)).astype(np.uint8)
+    writer = gguf.GGUFWriter(tmp_path / "model.gguf", "llama")
+    keys = {"block_count": 1, "context_length": 64, "embedding_length": columns, "feed_forward_length": rows}
+    keys |= {"attention.head_count": 2, "attention.head_count_kv": 2, "attention.key_length": rows // 2}
+    for key, value in keys.items():
+        writer.add_uint32(f"llama.{key}", value)
+    for name in ("token_embd", "blk.0.attn_q"):
+        writer.add_tensor(f"{name}.weight", blocks, raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    with np.errstate(all="ignore"):
+        whole = gguf.dequantize(blocks, kind)
+        weights = open_weights(tmp_path / "model.gguf", is_gguf=True)
+        embedding = weights.matrix("model.embed_tokens")
+        queries = weights.matrix("model.layers.0.self_attn.q_proj")
+        assert embedding.shape == whole.shape
+        pieces = [embedding.read(slice(first, first + 7)) for first in range(0, rows, 7)]
+        assert np.array_equal(np.concatenate(pieces), whole, equal_nan=True)
+        order = np.arange(rows).reshape(2, -1, 2).swapaxes(1, 2).reshape(-1)  # even rows of each head first
+        assert np.array_equal(queries.read(slice(10, 20)), whole[order[10:20]], equal_nan=True)
+
+
+def changed_gguf(path: Path, folder: Path, metadata: dict[str, Any], tensors: dict[str, Any]) -> Path:
+    """A GGUF file of a Llama checkpoint, without weights but an embedding, with other metadata and tensors."""
+    write_gguf(folder, path.with_name("plain.gguf"), "llama")
+    writer = gguf.GGUFWriter(path, "llama")
+    plain = {key: value for key, value in read_header(path.with_name("plain.gguf")).metadata.items() if "llama." in key}
+    for key, value in (plain | metadata).items():
+        add = writer.add_string if isinstance(value, str) else writer.add_uint32
+        (writer.add_float32 if isinstance(value, float) else add)(key, value)
+    for name, values in ({"token_embd.weight": np.zeros((8, 64), np.float32)} | tensors).items():
+        writer.add_tensor(name, values)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def test_llama3_files_divide_frequencies(tmp_path: Path) -> None:
+    """rope_freqs.weight, as in GGUF files of Llama 3.1 and later."""
+    _, folder = saved("llama", tmp_path / "llama")
+    divisors = np.linspace(1, 8, 8, dtype=np.float32)
+    path = changed_gguf(tmp_path / "scaled.gguf", folder, {}, {"rope_freqs.weight": divisors})
+    plain, found = (
+        open_weights(each, is_gguf=True).decoder.ropes["full_attention"].frequencies
+        for each in (tmp_path / "plain.gguf", path)
+    )
+    assert np.allclose(found, plain / divisors)
+
+
+@pytest.mark.parametrize(
+    ("metadata", "factor"),
+    [
+        ({"llama.rope.scale_linear": 4.0}, 4),
+        ({"llama.rope.scaling.factor": 4.0}, 4),
+        ({"llama.rope.scaling.factor": 4.0, "llama.rope.scaling.type": "none"}, 1),
+        ({"llama.rope.scaling.factor": 4.0, "llama.rope.scaling.type": "linear"}, 4),
+        ({"llama.rope.scaling.factor": 0.0}, 1),
+    ],
+)
+def test_linear_scaling_as_llamacpp_reads_it(metadata: dict[str, Any], factor: float, tmp_path: Path) -> None:
+    _, folder = saved("llama", tmp_path / "llama")
+    found = open_weights(changed_gguf(tmp_path / "scaled.gguf", folder, metadata, {}), is_gguf=True).decoder
+    plain = open_weights(tmp_path / "plain.gguf", is_gguf=True).decoder
+    frequencies, expected = (each.ropes["full_attention"].frequencies for each in (found, plain))
+    assert np.allclose(frequencies, expected / factor)
+
+
+@pytest.mark.parametrize(
+    ("metadata", "tensors", "says"),
+    [
+        ({"llama.expert_count": 8}, {}, "expert_count=8"),
+        ({"llama.rope.scaling.type": "dynamic"}, {}, "RoPE of the kind 'dynamic'"),
+        ({}, {"rope_freqs.weight": np.ones(3, np.float32)}, "rope_freqs.weight with 3 numbers for 8 frequencies"),
+        ({}, {"rope_freqs.weight": np.ones(8, np.float16)}, "rope_freqs.weight as F16"),
+    ],
+)
+def test_gguf_files_that_compute_something_else_are_refused(
+    metadata: dict[str, Any], tensors: dict[str, Any], says: str, tmp_path: Path
+) -> None:
+    _, folder = saved("llama", tmp_path / "llama")
+    path = changed_gguf(tmp_path / "other.gguf", folder, metadata, tensors)
+    with pytest.raises(NotDirect, match=says):
+        open_weights(path, is_gguf=True)
+
+
+def test_a_matrix_of_another_shape_is_refused(tmp_path: Path) -> None:
+    _, folder = saved("phi3", tmp_path / "phi3")
+    from safetensors.numpy import load_file, save_file
+
+    path = folder / "model.safetensors"
+    tensors = load_file(path)
+    name = "model.layers.0.self_attn.qkv_proj.weight"
+    save_file(tensors | {name: np.concatenate([tensors[name]] * 2)}, path)
+    weights = open_weights(folder, is_gguf=False)
+    with pytest.raises(ExportError, match=r"qkv_proj\.weight is \[256, 64\] and has to be \[128, 64\]"):
+        weights.matrix("model.layers.0.self_attn.v_proj")
+
+
+def test_a_tensor_that_is_missing_is_named(tmp_path: Path) -> None:
+    _, folder = saved("llama", tmp_path / "llama")
+    from safetensors.numpy import load_file, save_file
+
+    path = folder / "model.safetensors"
+    tensors = load_file(path)
+    del tensors["model.layers.1.mlp.up_proj.weight"]
+    save_file(tensors, path)
+    weights = open_weights(folder, is_gguf=False)
+    with pytest.raises(ExportError, match=r"no matrix model\.layers\.1\.mlp\.up_proj\.weight"):
+        [weights.matrix(name) for name in matrices_of(weights)]

@@ -1,0 +1,148 @@
+"""What exports read from checkpoints: damaged, it is refused by an error of ours, and nothing worse."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import struct
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from adapters import write_adapter
+from encoder_decoders import write_marian
+from fuzzing import damaged, damaged_json, few_or_many, fuzz
+from heads import HEAD_SIZE, HEADS, HIDDEN, KINDS, KV_HEADS, VOCAB, write_head
+from outrider.bundle.manifest import Geometry
+from outrider_export.adapters.peft_format import read_adapter
+from outrider_export.drafters import add_drafter
+from outrider_export.heads.formats import read_head
+from outrider_export.plan import make_plan
+from outrider_export.sources import locate
+from outrider_export.special_tokens import eos_of
+from tiny import SHAPE
+from tiny_vision import write_vision_checkpoint
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from hypothesis import strategies as st
+
+pytestmark = few_or_many
+
+
+def damaged_safetensors(whole: bytes) -> st.SearchStrategy[bytes]:
+    """Damaged bytes, and damaged headers whose length is right."""
+    (size,) = struct.unpack_from("<Q", whole)
+    header, rest = json.loads(whole[8 : 8 + size]), whole[8 + size :]
+    return damaged(whole) | damaged_json(header).map(lambda text: struct.pack("<Q", len(text)) + text + rest)
+
+
+def fuzz_file(path: Path, read: Callable[[], object], num_examples: int) -> None:
+    """Damage one file of a folder, which is read as a whole."""
+    whole = path.read_bytes()
+    if path.suffix == ".safetensors":
+        contents = damaged_safetensors(whole)
+    else:
+        contents = damaged(whole) | damaged_json(json.loads(whole)) if path.suffix == ".json" else damaged(whole)
+
+    def read_content(content: bytes) -> None:
+        path.write_bytes(content)
+        read()
+
+    try:
+        fuzz(read_content, whole, contents, num_examples)
+    finally:
+        path.write_bytes(whole)
+
+
+def plan(folder: Path) -> None:
+    eos_of(make_plan("main", locate(folder), "openvino", "int8"))
+
+
+@pytest.fixture(scope="module")
+def checkpoint(make_checkpoint: Any) -> Path:
+    """One in two files of weights, with an index."""
+    from safetensors.numpy import load_file, save_file
+
+    folder: Path = make_checkpoint("fuzzed", seed=3)
+    weights = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    names = sorted(weights)
+    parts = {"a.safetensors": names[::2], "b.safetensors": names[1::2]}
+    for name, its in parts.items():
+        save_file({each: weights[each][:2] for each in its}, folder / name)
+    index = {"weight_map": {each: name for name, its in parts.items() for each in its}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index), encoding="utf-8")
+    return folder
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "config.json",
+        "generation_config.json",
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "model.safetensors.index.json",
+        "a.safetensors",
+    ],
+)
+def test_checkpoint(checkpoint: Path, name: str, num_examples: int) -> None:
+    fuzz_file(checkpoint / name, lambda: plan(checkpoint), num_examples)
+
+
+@pytest.fixture(scope="module")
+def marian(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("fuzz") / "marian"
+    write_marian(folder)
+    return folder
+
+
+@pytest.mark.parametrize("name", ["config.json", "vocab.json", "source.spm", "model.safetensors"])
+def test_translation_checkpoint(marian: Path, name: str, num_examples: int) -> None:
+    fuzz_file(marian / name, lambda: plan(marian), num_examples)
+
+
+@pytest.fixture(scope="module")
+def vision(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("fuzz") / "vision"
+    write_vision_checkpoint(folder)
+    return folder
+
+
+@pytest.mark.parametrize("name", ["config.json", "preprocessor_config.json", "processor_config.json"])
+def test_vision_checkpoint(vision: Path, name: str, num_examples: int) -> None:
+    fuzz_file(vision / name, lambda: plan(vision), num_examples)
+
+
+# Of the main model that `write_head` writes drafters for.
+MAIN = Geometry("qwen2", 2, HEADS, KV_HEADS, HEAD_SIZE, HIDDEN, context_length=8192, logits_width=VOCAB)
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_drafter(tmp_path: Path, kind: str, name: str, num_examples: int) -> None:
+    folder = write_head(tmp_path / kind, kind)
+    fuzz_file(folder / name, lambda: read_head(folder, MAIN), num_examples)
+
+
+@pytest.mark.parametrize("name", ["adapter_config.json", "adapter_model.safetensors"])
+def test_adapter(tmp_path: Path, name: str, num_examples: int) -> None:
+    folder = write_adapter(tmp_path / "adapter", SHAPE, rank_pattern={"q_proj": 4}, targets=["q_proj", "v_proj"])
+    fuzz_file(folder / name, lambda: read_adapter(folder), num_examples)
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_added_drafter(tiny: Path, tmp_path: Path, kind: str, name: str, num_examples: int) -> None:
+    """Its graphs are made, too."""
+    folder = write_head(tmp_path / kind, kind)
+
+    def read() -> None:
+        shutil.rmtree(tmp_path / "bundle", ignore_errors=True)
+        shutil.copytree(tiny, tmp_path / "bundle")
+        add_drafter(tmp_path / "bundle", folder, weights="fp32")
+
+    fuzz_file(folder / name, read, num_examples // 10)

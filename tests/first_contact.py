@@ -1,0 +1,134 @@
+"""Measures what a new user waits for: from a GGUF file to the first token, the second start, memory, installed size.
+
+    python tests/first_contact.py MODEL.gguf [DRAFT.gguf] [LLAMA_PYTHON]
+
+Each row is a runtime; each figure comes from processes of their own, one after the other, which begin with empty
+caches: seconds from a process's start to its first token and to its 33rd, of the first and of the second start, then
+tokens per second of the second, its memory (GB of its own, and of mapped files), and the size on disk of the package
+with all that it requires. LLAMA_PYTHON is an interpreter whose environment has llama-cpp-python; without one that
+runtime is left out, and without DRAFT.gguf the pair is. For an idle machine, so it is run by hand.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+NUM_TOKENS = 33
+PROMPT = "Explain in a few sentences why the sky is blue."
+
+# Each is a program that prints the time of each token. MODEL, DRAFT and CACHE are in the environment.
+_COMMON = """
+import json, os, sys, time
+times = []
+def finish():
+    fields = dict(line.split(":", 1) for line in open("/proc/self/status") if line.startswith("Rss"))
+    memory = {name: int(value.split()[0]) / 1e6 for name, value in fields.items()}
+    print(json.dumps({"times": times, "memory": memory}), flush=True)
+    os._exit(0)
+"""
+_OUTRIDER = """
+import outrider
+engine = outrider.load(os.environ["MODEL"], draft=os.environ.get("DRAFT") or None)
+for chunk in engine.stream(PROMPT, max_new_tokens=NUM, min_new_tokens=NUM):
+    times.extend([time.time()] * len(chunk.tokens))
+finish()
+"""
+_GENAI = """
+import openvino_genai
+pipeline = openvino_genai.LLMPipeline(os.environ["MODEL"], "CPU", CACHE_DIR=os.environ["CACHE"])
+pipeline.start_chat()
+def note(_):
+    times.append(time.time())
+    return openvino_genai.StreamingStatus.RUNNING
+pipeline.generate(PROMPT, max_new_tokens=NUM, min_new_tokens=NUM, streamer=note)
+finish()
+"""
+_LLAMA = """
+import llama_cpp
+model = llama_cpp.Llama(os.environ["MODEL"], n_ctx=2048, n_threads=os.cpu_count(), verbose=False)
+messages = [{"role": "user", "content": PROMPT}]
+for _ in model.create_chat_completion(messages, max_tokens=NUM, temperature=0, stream=True):
+    times.append(time.time())
+finish()
+"""
+_SIZE = """
+import importlib.metadata as metadata, json, re, sys
+seen, left = set(), [sys.argv[1]]
+while left:
+    name = re.sub(r"[-_.]+", "-", left.pop()).lower()
+    if name in seen:
+        continue
+    try:
+        wanted = metadata.requires(name) or []
+    except metadata.PackageNotFoundError:
+        continue
+    seen.add(name)
+    left += [re.split(r"[ ;\\[<>=!~(]", each, maxsplit=1)[0] for each in wanted if "extra ==" not in each]
+files = [path.locate() for name in seen for path in metadata.files(name) or ()]
+print(sum(path.stat().st_size for path in files if path.is_file()) / 1e6)
+"""
+
+
+def run(python: str, program: str, environment: dict[str, str]) -> tuple[float, dict[str, object]]:
+    """Start a program: when it was started, and what it printed."""
+    code = _COMMON + program.replace("PROMPT", repr(PROMPT)).replace("NUM", str(NUM_TOKENS))
+    began = time.time()
+    done = subprocess.run([python, "-c", code], env=environment, capture_output=True, text=True, check=False)
+    if done.returncode or not done.stdout.strip():
+        raise SystemExit(f"A program failed:\n{done.stderr[-2000:]}")
+    return began, json.loads(done.stdout.strip().splitlines()[-1])
+
+
+def size_of(python: str, package: str) -> float:
+    """MB of a package, and of all that it requires."""
+    done = subprocess.run([python, "-c", _SIZE, package], capture_output=True, text=True, check=True)
+    return float(done.stdout)
+
+
+def main(model: str, draft: str | None, llama: str | None) -> None:
+    """Print the table."""
+    runs: list[tuple[str, str, str, str, dict[str, str]]] = [("outrider", sys.executable, _OUTRIDER, "outrider", {})]
+    if draft:
+        runs.append(("outrider, pair", sys.executable, _OUTRIDER, "outrider", {"DRAFT": draft}))
+    runs.append(("openvino-genai", sys.executable, _GENAI, "openvino-genai", {}))
+    if llama:
+        runs.append(("llama.cpp", llama, _LLAMA, "llama-cpp-python", {}))
+    print(f"{Path(model).name}" + (f" with {Path(draft).name}" if draft else ""))
+    columns = (
+        "first token",
+        f"{NUM_TOKENS} tokens",
+        "again",
+        f"{NUM_TOKENS} tokens",
+        "a second",
+        "own GB",
+        "mapped GB",
+        "MB",
+    )
+    print(f"{'':16}" + "".join(f"{column:>13}" for column in columns))
+    for name, python, program, package, options in runs:
+        with tempfile.TemporaryDirectory() as cache:
+            environment = {**os.environ, "MODEL": model, "CACHE": cache, "OUTRIDER_CACHE": cache, **options}
+            figures: list[float] = []
+            for _ in range(2):
+                began, found = run(python, program, environment)
+                times = [float(at) - began for at in found["times"]]  # type: ignore[attr-defined]
+                figures += [times[0], times[-1]]
+            memory: dict[str, float] = found["memory"]  # type: ignore[assignment]
+            figures += [(len(times) - 1) / (times[-1] - times[0]), memory["RssAnon"], memory["RssFile"]]
+        figures.append(size_of(python, package))
+        print(f"{name:16}" + "".join(f"{figure:13.2f}" for figure in figures), flush=True)
+
+
+if __name__ == "__main__":
+    given = sys.argv[1:]
+    if not given:
+        raise SystemExit(__doc__)
+    ggufs = [name for name in given if name.endswith(".gguf")]
+    others = [name for name in given if not name.endswith(".gguf")]
+    main(ggufs[0], ggufs[1] if len(ggufs) > 1 else None, others[0] if others else None)

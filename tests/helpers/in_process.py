@@ -1,0 +1,66 @@
+"""Conversions in this process: a child for each would load Python's libraries, PyTorch among them, some hundred times.
+
+Tests of the children themselves are marked `children`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from outrider.errors import ExportError
+from outrider_export.child import _one_line
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+WORK = {"keep": "keep", "tokenizer_job": "work", "compare": "compare"}  # elsewhere it is `convert`
+CALLERS = ("convert_model", "fidelity", "take_in")
+
+
+class Relay:
+    """A progress for the conversion; remembers what the caller's own raised, which would not reach a child."""
+
+    def __init__(self, progress: Any) -> None:
+        self._progress = progress
+        self.raised: BaseException | None = None
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        def tell(*message: Any) -> None:
+            try:
+                getattr(self._progress, name)(*message)
+            except BaseException as error:
+                self.raised = error
+                raise
+
+        return tell
+
+
+def run_here(module: str, job: dict[str, Any], what: str, progress: Any) -> dict[str, Any]:
+    """What `run_child` does, without a child."""
+    converter, relay = importlib.import_module(module), Relay(progress)
+    work = getattr(converter, WORK.get(module.rpartition(".")[2], "convert"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, "openvino_telemetry", None)
+        patch.setattr(sys, "argv", sys.argv)  # the ONNX builder replaces this and the next
+        if module.endswith("convert_onnx"):
+            from transformers import AutoModelForCausalLM
+
+            patch.setattr(AutoModelForCausalLM, "from_pretrained", AutoModelForCausalLM.from_pretrained)
+        try:
+            found: dict[str, Any] = json.loads(json.dumps(work(json.loads(json.dumps(job)), relay)))
+        except Exception as error:
+            if error is relay.raised:
+                raise
+            raise ExportError(f"{what}: {_one_line(error)}") from error
+    return found
+
+
+def convert_here(patch: pytest.MonkeyPatch) -> None:
+    """From now on, conversions run in this process."""
+    for caller in CALLERS:
+        patch.setattr(f"outrider_export.{caller}.run_child", run_here)

@@ -1,0 +1,60 @@
+"""Samples of a real engine, against the main model's exact joint distribution."""
+
+from __future__ import annotations
+
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+import outrider
+from outrider_bench.verify.exact import chi_square_p_value, exact_joint
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from outrider.types import Distribution
+
+NUM_TOKENS = 3
+PROMPT = [1, 2, 3, 1, 2, 3, 1, 2]
+# One thread: the toys' calls are too short for two, and what is sampled does not depend on their number.
+CONFIG = outrider.Config().replace(cache_size=0.002, num_threads=1)
+
+
+class OneRow:
+    """A model whose distribution is the same everywhere."""
+
+    def __init__(self, probs: Distribution) -> None:
+        self.probs = probs
+
+    def depth(self, i: int) -> int:
+        return i
+
+    def best(self, i: int) -> int:
+        raise AssertionError("sampling does not ask for the best token")
+
+    def best_several(self, i: int, count: int) -> list[int]:
+        raise AssertionError("sampling does not ask for the best tokens")
+
+    def distribution(self, i: int) -> Distribution:
+        return self.probs
+
+
+def sample_joint(
+    engine: outrider.Engine, num_samples: int, processors: dict[str, Any], **options: Any
+) -> tuple[float, Iterable[outrider.Stats]]:
+    """Three tokens behind a prompt, against the exact joint by enumeration: the p-value of a chi-square test.
+
+    The seeds are fixed, so the result is always the same. When they were chosen, a correct sampler had a chance of 1e-4
+    of failing each case.
+    """
+
+    def generate(seed: int) -> outrider.Result:
+        # Tokens more than are looked at, so that a draft of three fits behind the first token.
+        asked = {"max_new_tokens": NUM_TOKENS + 2, "seed": seed, "ignore_eos": True} | processors | options
+        return engine.generate(PROMPT, **asked)
+
+    exact = exact_joint(engine, PROMPT, outrider.GenerationConfig(**processors), NUM_TOKENS)
+    with ThreadPoolExecutor(64) as pool:
+        results = list(pool.map(generate, range(num_samples)))
+    counts = Counter(tuple(result.token_ids[:NUM_TOKENS]) for result in results)
+    return chi_square_p_value(counts, exact), [result.stats for result in results]

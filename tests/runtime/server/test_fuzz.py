@@ -1,0 +1,95 @@
+"""Whatever bytes come, in a body or in place of HTTP: an answer, or a refusal that says why, and the server goes on."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+from typing import TYPE_CHECKING, Any
+
+import httpx
+import pytest
+
+from fuzzing import damaged, damaged_json, few_or_many, fuzz
+from outrider.server import Settings
+from serving import CONFIG, MESSAGES, SCHEMA, TEMPLATE, serving, wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from serving import Live
+
+pytest.importorskip("llguidance", reason="the extra [structured]")
+pytestmark = few_or_many
+
+TOOL = {"type": "function", "function": {"name": "look", "description": "Look.", "parameters": SCHEMA}}
+CALL = {"id": "c", "type": "function", "function": {"name": "look", "arguments": '{"place": [1]}'}}
+SAID = [
+    *MESSAGES,
+    {"role": "assistant", "content": None, "tool_calls": [CALL]},
+    {"role": "tool", "content": "Sea.", "tool_call_id": "c"},
+]
+CALLED = {"type": "function_call", "call_id": "c", "name": "look", "arguments": '{"place": [1]}'}
+PART = {"type": "input_text", "text": "Why?"}
+FORM = {"type": "json_schema", "json_schema": {"name": "place", "schema": SCHEMA}}
+FLAT_TOOL = {"type": "function", **TOOL["function"]}  # type: ignore[dict-item]
+BODIES: dict[str, dict[str, Any]] = {
+    "/v1/completions": {"prompt": ["Hi", "Ho"], "max_tokens": 4, "stop": ["x"], "logit_bias": {"5": 1.5}, "n": 2},
+    "/v1/chat/completions": {"messages": SAID, "max_tokens": 4, "tools": [TOOL], "metadata": {"a": "b"}},
+    "/v1/chat/completions#form": {"messages": MESSAGES, "max_tokens": 4, "response_format": FORM, "stream": True},
+    "/v1/responses": {
+        "input": [{"role": "user", "content": [PART]}, CALLED],
+        "max_output_tokens": 4,
+        "tools": [FLAT_TOOL],
+        "text": {"format": {"type": "text"}},
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def told(tiny: Path) -> Iterator[Live]:
+    """A server that gives an answer two seconds, of a model that was told of calls."""
+    with serving({"tiny": tiny}, Settings(request_seconds=2, body_seconds=0.2), CONFIG) as live:
+        live.service.models.find("tiny").load()
+        tokenizer: Any = live.engine().tokenizer
+        tokenizer._tokenizer.set_chat_template(TEMPLATE)
+        yield live
+        wait_until(lambda: live.is_idle)
+
+
+@pytest.mark.parametrize("path", BODIES)
+def test_bodies(told: Live, path: str, num_examples: int) -> None:
+    body = {"model": "tiny", "seed": 1, "temperature": 0.5, **BODIES[path]}
+    with httpx.Client(base_url=told.url, timeout=60) as client:
+
+        def send(content: bytes) -> int:
+            headers = {"Content-Type": "application/json"}
+            answer = client.post(path.partition("#")[0], content=content, headers=headers)
+            assert answer.status_code < 500 or answer.status_code == 504, answer.text
+            if answer.status_code != 200:
+                assert answer.json()["error"]["message"]
+            return answer.status_code
+
+        whole = json.dumps(body).encode()
+        assert send(whole) == 200
+        fuzz(send, whole, damaged(whole) | damaged_json(body), num_examples, room=128 << 20)
+
+
+def test_bytes_in_place_of_http(told: Live, num_examples: int) -> None:
+    body = b'{"model": "tiny", "prompt": "Hi", "max_tokens": 1}'
+    head = (
+        b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        b"Connection: close\r\nContent-Length: %d\r\n\r\n" % len(body)
+    )
+
+    def send(content: bytes) -> None:
+        connection = socket.create_connection(("127.0.0.1", told.port), timeout=10)
+        with connection, contextlib.suppress(ConnectionError):
+            connection.sendall(content)
+            connection.shutdown(socket.SHUT_WR)
+            while connection.recv(1 << 16):
+                pass
+
+    fuzz(send, head + body, damaged(head + body), num_examples, room=64 << 20)
+    assert httpx.get(f"{told.url}/health").json() == {"status": "ok"}

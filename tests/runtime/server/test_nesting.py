@@ -1,0 +1,143 @@
+"""Bodies in which anything is nested so deeply that a library's recursive parser would end the server."""
+
+from __future__ import annotations
+
+import copy
+import json
+from typing import TYPE_CHECKING, Any
+
+import httpx
+import pytest
+
+from serving import SCHEMA, TEMPLATE, served
+from tiny import write_checkpoint, write_gguf
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+pytest.importorskip("llguidance", reason="the extra [structured]")
+
+LEVELS = 100_000
+TEXT = "[" * LEVELS + "]" * LEVELS
+NESTED = {
+    "lists": TEXT,
+    "tables": '{"a":' * LEVELS + "1" + "}" * LEVELS,
+    "text": json.dumps(TEXT),
+    "a few thousand": json.dumps("[" * 5_000 + "]" * 5_000),  # no crash, but a text of 12 million tokens
+    "a few hundred": "[" * 900 + "]" * 900,
+}
+FUNCTION = {"name": "f", "description": "d", "parameters": SCHEMA, "strict": True}
+CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"place": 1}'}}
+CHAT = {
+    "model": "tiny",
+    "max_tokens": 1,
+    "messages": [
+        {"role": "user", "content": [{"type": "text", "text": "Hi"}], "name": "n"},
+        {"role": "assistant", "content": "a", "tool_calls": [CALL]},
+        {"role": "tool", "content": "b", "tool_call_id": "1"},
+    ],
+    "tools": [{"type": "function", "function": FUNCTION}],
+    "tool_choice": "auto",
+    "metadata": {"a": "b"},
+    "stop": ["x"],
+    "logit_bias": {"1": 1},
+    "references": ["r"],
+    "prediction": {"type": "content", "content": "p"},
+}
+FORMAT = {
+    "model": "tiny",
+    "max_tokens": 1,
+    "messages": [{"role": "user", "content": "Hi"}],
+    "response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": SCHEMA}},
+}
+RESPONSE = {
+    "model": "tiny",
+    "max_output_tokens": 1,
+    "instructions": "i",
+    "input": [
+        {"role": "user", "content": [{"type": "input_text", "text": "Hi"}]},
+        {"type": "function_call", "call_id": "1", "name": "f", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "1", "output": "o"},
+    ],
+    "tools": [{"type": "function"} | FUNCTION],
+    "text": {"format": {"type": "text"}},
+}
+COMPLETION = {"model": "tiny", "max_tokens": 1, "prompt": ["Hi"], "regex": "a+"}
+BODIES = [
+    ("chat/completions", CHAT),
+    ("chat/completions", FORMAT),
+    ("responses", RESPONSE),
+    ("completions", COMPLETION),
+]
+
+
+def chain(kind: str, count: int) -> dict[str, Any]:
+    """A body whose grammar leads from one definition to the next, none of which is nested."""
+    if kind == "schema":
+        definitions: dict[str, Any] = {
+            f"d{i}": {"properties": {"a": {"$ref": f"#/$defs/d{i + 1}"}}} for i in range(count)
+        }
+        schema = {"$ref": "#/$defs/d0", "$defs": definitions | {f"d{count}": {"type": "string"}}}
+        return FORMAT | {"response_format": {"type": "json_schema", "json_schema": {"schema": schema}}}
+    name = "r" if kind == "rules" else "R"
+    rules = "".join(f"{name}{i}: {name}{i + 1}\n" for i in range(count))
+    return COMPLETION | {"regex": None, "grammar": f'start: {name}0\n{rules}{name}{count}: "a"\n'}
+
+
+@pytest.fixture(scope="module")
+def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
+    """Of a server in a process of its own, of a model that calls functions."""
+    from outrider_export import export_bundle
+
+    root = tmp_path_factory.mktemp("calling")
+    write_checkpoint(root / "checkpoint")
+    write_gguf(root / "tiny.gguf", root / "checkpoint", "Q4_1", "qwen2", {"tokenizer.chat_template": TEMPLATE})
+    folder: Path = export_bundle(root / "tiny.gguf", output=root / "bundle", weights="keep").folder
+    with served(f"tiny={folder}") as (process, ready):
+        with httpx.Client(base_url=ready["url"], timeout=10) as client:
+            yield client
+        assert process.poll() is None
+
+
+def places(body: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Every place in a body, with those of tables and lists."""
+    if path:
+        yield path
+    for key in body if isinstance(body, dict) else range(len(body)) if isinstance(body, list) else ():
+        yield from places(body[key], (*path, key))
+
+
+def with_nested(body: dict[str, Any], path: tuple[Any, ...], nested: str) -> bytes:
+    """The body with something else at a place. It is too deep for `json.dumps`."""
+    made: Any = copy.deepcopy(body)
+    *before, last = path
+    inner = made
+    for key in before:
+        inner = inner[key]
+    inner[last] = "@@"
+    return json.dumps(made).replace('"@@"', nested).encode()
+
+
+def status(client: httpx.Client, address: str, content: bytes) -> int:
+    headers = {"Content-Type": "application/json"}
+    return client.post(f"/v1/{address}", content=content, headers=headers).status_code
+
+
+@pytest.mark.parametrize("nested", NESTED)
+def test_nothing_that_is_nested_ends_the_server(client: httpx.Client, nested: str) -> None:
+    found = {}
+    for address, body in BODIES:
+        assert status(client, address, json.dumps(body).encode()) == 200
+        for path in places(body):
+            found[path] = status(client, address, with_nested(body, path, NESTED[nested]))
+    assert {path: code for path, code in found.items() if code not in (200, 400, 404)} == {}
+    assert 400 in found.values()
+
+
+@pytest.mark.parametrize("kind", ["schema", "rules", "terminals"])
+def test_no_chain_of_definitions_ends_the_server(client: httpx.Client, kind: str) -> None:
+    address = "chat/completions" if kind == "schema" else "completions"
+    assert status(client, address, json.dumps(chain(kind, 500)).encode()) == 200
+    assert status(client, address, json.dumps(chain(kind, 20_000)).encode()) == 400
+    assert status(client, address, json.dumps(chain(kind, 2)).encode()) == 200

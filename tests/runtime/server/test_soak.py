@@ -1,0 +1,18 @@
+"""Many clients for a while; see tests/soak.py. OUTRIDER_SOAK_MINUTES says how long, less than one by default."""
+
+from __future__ import annotations
+
+import os
+import runpy
+from pathlib import Path
+
+import pytest
+
+SOAK = Path(__file__).parents[2] / "soak.py"
+MINUTES = float(os.environ.get("OUTRIDER_SOAK_MINUTES", "0.7"))
+
+
+@pytest.mark.slow
+def test_clients_leave_nothing_behind(tiny: Path) -> None:
+    faults = runpy.run_path(str(SOAK))["soak"](tiny, MINUTES, 32)
+    assert not faults, "\n".join(faults)

@@ -1,0 +1,57 @@
+"""Tables and lines in terminals of any width."""
+
+from __future__ import annotations
+
+import io
+import itertools
+
+import pytest
+from rich.cells import cell_len
+from rich.console import Console
+
+from outrider.cli.console import table
+
+
+def printed(made: object, width: int) -> list[str]:
+    stream = io.StringIO()
+    Console(file=stream, width=width, markup=False, highlight=False).print(made)
+    return stream.getvalue().splitlines()
+
+
+@pytest.mark.parametrize(("num_columns", "num_rows", "width"), [*itertools.product((2, 9), (1, 3, 9), (40, 80, 200))])
+def test_tables_fit_and_keep_columns_and_words(num_columns: int, num_rows: int, width: int) -> None:
+    headings = [f"heading {i}" for i in range(num_columns)]
+    rows = [[f"value-{row}-{i}" for i in range(num_columns)] for row in range(num_rows)]
+    made = table(*headings, title="A title")
+    for row in rows:
+        made.add_row(*row)
+    lines = printed(made, width)
+    assert max(map(cell_len, lines)) <= width
+    text = "\n".join(lines)
+    assert "A title" in text
+    assert all(text.count(value) >= 1 for value in itertools.chain(headings, *rows))
+
+
+def test_a_table_is_turned_where_only_its_rows_fit_beside_each_other() -> None:
+    made = table("device", *(f"a long heading {i}" for i in range(6)))
+    made.add_row("CPU", *"abcdef")
+    lines = [line.split("  ") for line in printed(made, 60)]
+    assert lines[0][0] == "device"
+    assert lines[0][-1].strip() == "CPU"
+    assert lines[1][0] == "a long heading 0"
+    assert lines[1][-1].strip() == "a"
+
+
+def test_long_text_is_wrapped_between_words() -> None:
+    made = table("check", "detail")
+    made.columns[-1].no_wrap = False
+    made.add_row("greedy identity", "54 of 54 runs identical to plain decoding, 739 tokens drafted")
+    assert all(set(line.split()) <= set(" ".join(printed(made, 200)).split()) for line in printed(made, 40))
+
+
+def test_a_path_that_is_longer_than_a_line_stays_whole() -> None:
+    path = "/folder" * 30
+    made = table("name", "made of")
+    made.columns[-1].no_wrap = False
+    made.add_row("model", path)
+    assert path in "".join("".join(printed(made, 80)).split())

@@ -1,0 +1,94 @@
+"""No kernel reads farther past the end of a cache or a weight than there is room; see tests/helpers/guarded.py."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import openvino as ov
+import pytest
+
+import guarded
+from outrider.bundle import read_bundle
+from outrider.models.backends.processor import find_processor
+from outrider.models.backends.taps import ROOM as WEIGHTS_ROOM
+from outrider.models.backends.taps import read_ir
+from outrider.models.kv.memory import ROOM, allocate_zeros
+from outrider.system.core import new_core
+from outrider.testing import save_toy_bundle
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="protects pages as Linux does")
+
+LEVELS = ("", "AVX512_CORE", "AVX2_VNNI")  # "": all instructions that there are
+
+
+@pytest.fixture(scope="session")
+def toy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_toy_bundle(tmp_path_factory.mktemp("guarded") / "bundle", draft=False).folder
+
+
+@pytest.fixture(scope="session")
+def onnx_toy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("guarded") / "bundle"
+    return save_toy_bundle(folder, draft=False, formats=("onnx", "onnx")).folder
+
+
+def run(folder: Path, precision: str, level: str, *room: str) -> int:
+    command = [sys.executable, guarded.__file__, str(folder), precision, *room]
+    own = {"ONEDNN_MAX_CPU_ISA": level} if level else {}
+    return subprocess.run(command, env=os.environ | own, check=False).returncode
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_toys(toy: Path, level: str) -> None:
+    assert run(toy, "f32", level) == 0
+
+
+def test_a_toy_in_onnx(onnx_toy: Path) -> None:
+    assert run(onnx_toy, "auto", "") == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", ["f32", "auto"])
+@pytest.mark.parametrize("level", LEVELS)
+def test_a_real_model(smollm2: Path, precision: str, level: str) -> None:
+    if level == "AVX2_VNNI" and "avx_vnni" not in find_processor().instructions:
+        pytest.skip("this processor has no avx_vnni: OpenVINO then takes AVX2 alone, for which it has no kernels here")
+    assert run(smollm2, precision, level) == 0
+
+
+@pytest.mark.parametrize(("at", "code"), [(103, 0), (104, -signal.SIGSEGV)])
+def test_a_read_past_the_end_is_found(at: int, code: int) -> None:
+    program = f"""
+import ctypes
+from guarded import guarded
+ctypes.c_uint8.from_address(guarded(100, room=4).ctypes.data + {at}).value
+"""
+    folder = Path(guarded.__file__).parent
+    assert subprocess.run([sys.executable, "-c", program], cwd=folder, check=False).returncode == code
+
+
+@pytest.mark.parametrize("size", [1, 4096, 100_000])
+def test_a_cache_has_room_behind_its_end(size: int) -> None:
+    array = allocate_zeros(size)
+    assert array.shape == (size,)
+    assert isinstance(array.base, np.ndarray)
+    assert array.base.nbytes - size >= ROOM
+
+
+@pytest.mark.parametrize(("spare", "is_mapped"), [(0, False), (WEIGHTS_ROOM - 1, False), (WEIGHTS_ROOM, True)])
+def test_weights_that_fill_their_files_last_page_are_not_mapped(tmp_path: Path, spare: int, *, is_mapped: bool) -> None:
+    bundle = save_toy_bundle(tmp_path / "bundle", draft=False)
+    path = read_bundle(bundle.folder).model_path(bundle.manifest.main)
+    weights = path.with_suffix(".bin")
+    size = weights.stat().st_size
+    with weights.open("ab") as file:
+        file.write(bytes(-(size + spare) % mmap.PAGESIZE))
+    model = read_ir(new_core(), path)
+    assert isinstance(model, ov.Model)
+    assert (str(weights) in Path("/proc/self/maps").read_text(encoding="utf-8")) == is_mapped

@@ -1,0 +1,123 @@
+"""Images as they come from elsewhere: which are read, at what size, and in how much memory."""
+
+from __future__ import annotations
+
+import io
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+import outrider
+from outrider.errors import RequestError, TooLong
+from outrider.inputs.vision import read_image, to_data_url
+from tiny_vision import add_toy_encoder, asking, picture
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+Image: Any = pytest.importorskip("PIL.Image", reason="the extra [vision]")
+
+
+def file_of(image: Any, kind: str, **options: Any) -> bytes:
+    file = io.BytesIO()
+    image.save(file, kind, **options)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("kind", ["PNG", "JPEG", "WEBP", "GIF"])
+def test_these_formats_are_read(kind: str) -> None:
+    image = Image.fromarray(picture(1))
+    found = read_image(file_of(image, kind))
+    assert (found.size, found.mode) == (image.size, "RGB")
+    assert np.abs(np.asarray(found).astype(float) - np.asarray(image)).mean() < 10
+
+
+@pytest.mark.parametrize("kind", ["EPS", "BMP", "TIFF", "PPM", "TGA", "ICO", "PDF", "PCX", "SGI"])
+def test_no_other_decoder_is_given_bytes(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pillow has Ghostscript read an EPS file."""
+    monkeypatch.setattr("PIL.EpsImagePlugin.Ghostscript", lambda *_, **__: pytest.fail("Ghostscript was started"))
+    for read in (read_image, to_data_url):
+        with pytest.raises(RequestError, match="is none that Pillow can read. Give the path or bytes of a PNG, JPEG"):
+            read(file_of(Image.fromarray(picture(1)), kind))
+    assert read_image(Image.fromarray(picture(1))).size == (31, 40)  # an app may open what it likes
+
+
+def test_the_first_frame_is_read_alone() -> None:
+    frames = [Image.new("RGB", (20, 20), color) for color in ("red", "blue", "lime")]
+    for kind in ("GIF", "WEBP", "PNG"):
+        found = read_image(file_of(frames[0], kind, save_all=True, append_images=frames[1:], lossless=True))
+        assert found.getpixel((5, 5)) == (255, 0, 0), kind
+
+
+@pytest.mark.parametrize("kind", ["PNG", "JPEG", "WEBP", "GIF"])
+def test_a_size_is_checked_before_a_pixel_is_decoded(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    most = 1_000_000 // (16 if kind == "WEBP" else 8)
+    side = int(most**0.5)
+    assert read_image(file_of(Image.new("RGB", (side, side)), kind), memory=0.001).size == (side, side)
+    larger = file_of(Image.new("RGB", (side + 2, side)), kind)
+    monkeypatch.setattr("PIL.ImageFile.ImageFile.load", lambda _: pytest.fail("it is decoded"))
+    with pytest.raises(RequestError, match=rf"more than the {most:,} that image_memory=0.001 GB has room for"):
+        read_image(larger, memory=0.001)
+
+
+def test_no_image_is_larger_than_pillow_s_own_limit() -> None:
+    bomb = file_of(Image.new("1", (20_000, 20_000)), "PNG")
+    assert len(bomb) < 100_000
+    with pytest.raises(RequestError, match="has too many pixels: Image size .* Make it smaller"):
+        read_image(bomb)
+
+
+MEASURE = """
+import io, sys
+from pathlib import Path
+from PIL import GifImagePlugin, JpegImagePlugin, PngImagePlugin, WebPImagePlugin
+from outrider.inputs.vision import read_image
+
+def peak():
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) * 1024
+
+data = Path(sys.argv[1]).read_bytes()
+before = peak()
+image = read_image(data)
+print((peak() - before) / (image.size[0] * image.size[1]))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="its measure of memory")
+@pytest.mark.parametrize(("kind", "mode", "turned", "most"), [
+    ("PNG", "RGBA", True, 8), ("JPEG", "RGB", True, 8), ("JPEG", "CMYK", False, 8), ("WEBP", "RGBA", False, 16),
+])  # fmt: skip
+def test_decoding_takes_what_is_said(tmp_path: Path, kind: str, mode: str, turned: bool, most: int) -> None:
+    exif = Image.Exif()
+    exif[0x112] = 6
+    path = tmp_path / "image"
+    path.write_bytes(file_of(Image.new(mode, (4000, 3000)), kind, **({"exif": exif} if turned else {})))
+    done = subprocess.run([sys.executable, "-c", MEASURE, path], capture_output=True, text=True, check=True)
+    assert 3 < float(done.stdout) < most + 0.7
+
+
+def test_images_that_cannot_fit_are_not_all_decoded(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from outrider.inputs.vision import prompts
+
+    read: list[Any] = []
+
+    def watched(*given: Any) -> Any:
+        read.append(given)
+        return read_image(*given)
+
+    folder = add_toy_encoder(tiny, tmp_path / "seeing").folder
+    monkeypatch.setattr(prompts, "read_image", watched)
+    with outrider.load(folder, cache_size=0.02, keep_records=False, drafter=None, image_memory=0.001) as engine:
+        with pytest.raises(
+            TooLong, match="The first 205 of 1000 images take 8,200 tokens, more than the model's context"
+        ):
+            engine.generate(asking(*[picture(1)] * 1000))
+        assert len(read) == 205
+        with pytest.raises(RequestError, match=r"more than the 125,000 that image_memory=0.001 GB"):
+            engine.generate(asking(Image.new("RGB", (400, 400))))

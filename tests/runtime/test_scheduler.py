@@ -1,0 +1,285 @@
+"""Rows of a round: answers never wait, prompts are read in order, and a round stays within its time."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from outrider.config import GenerationConfig
+from outrider.decoding.loop import step
+from outrider.decoding.request import Request
+from outrider.decoding.scheduler import LEAST_PIECE, LEAST_ROWS, SHORTEST_SHARE, SMOOTH, TIMES, Scheduler
+from outrider.inputs.text import TextStream
+from outrider.models.measure import PassCost
+from outrider.testing import FakeBackend
+from outrider.tokens.sampling import LogitsSampler
+from outrider.tokens.verifiers import Greedy
+from outrider.types import Noise, Rounding, RowRule, Sequence
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence as Seq
+
+VOCAB_SIZE = 6
+RULES = (
+    RowRule(),
+    RowRule(sequence=Rounding(2)),
+    RowRule(sequence=Rounding(8, 8), call=Rounding(8, 8)),
+    RowRule(sequence=Rounding(32, 32), call=Rounding(32, 32)),
+    RowRule(sequence=Rounding(2), call=Rounding(2), separate=True),
+)
+sizes = st.integers(1, 5000)
+
+
+def cost_of(row: float, call: float = 0.01, rule: RowRule | None = None, of_context: float = 0.0) -> PassCost:
+    """Seconds of a call: `call`, and `row` for each row, which grows by `of_context` for each token of context."""
+    rows = (1, 8, 32)
+    near, far = (tuple(call + n * (row + of_context * context) for n in rows) for context in (0, 2000))
+    return PassCost(rows, near, far, (0, 2000), rule=rule or RowRule())
+
+
+class Machine:
+    """Runs the calls that a scheduler shares out. prompt_row: seconds of each row of a prompt, at no context."""
+
+    def __init__(self, scheduler: Scheduler, cost: PassCost, prompt_row: float, of_context: float = 0.0) -> None:
+        self.scheduler, self.cost = scheduler, cost
+        self.prompt_row, self.of_context = prompt_row, of_context
+
+    def round(self, answers: Seq[int], left: list[int], read: list[int]) -> float:
+        """Read one round of prompts, in place. Returns its seconds."""
+        contexts = [100] * len(answers) + read
+        counts = self.scheduler.share([*answers, *left], [True] * len(answers) + [False] * len(left), contexts)
+        seconds = self.cost.together(answers, 100) if answers else 0.0
+        for i, count in enumerate(counts[len(answers) :]):
+            seconds += count * (self.prompt_row + self.of_context * read[i])
+            left[i] -= count
+            read[i] += count
+        self.scheduler.took(seconds)
+        return seconds
+
+
+@given(
+    st.lists(st.tuples(sizes, st.booleans()), min_size=1, max_size=40),
+    st.integers(32, 2000),
+    st.sampled_from(RULES),
+    st.one_of(st.just("auto"), st.floats(0.001, 1.0)),
+    st.booleans(),
+    st.floats(0, 1),
+)
+def test_one_budget_of_rows(
+    requests: list[tuple[int, bool]], most: int, rule: RowRule, seconds: float | str, timed: bool, begun: float
+) -> None:
+    """Answers get all that they need, prompts what is left of it; and some prompt is read on, whatever is left."""
+    wanted, decoding = [min(n, 16) if decodes else n for n, decodes in requests], [decodes for _, decodes in requests]
+    scheduler = Scheduler(most, seconds, cost_of(0.001, rule=rule) if timed else None)
+    counts = scheduler.share(wanted, decoding, [0] * len(wanted), begun=begun)
+    answers = [count for count, decodes in zip(counts, decoding, strict=True) if decodes]
+    pieces = [count for count, decodes in zip(counts, decoding, strict=True) if not decodes]
+    assert answers == [count for count, decodes in zip(wanted, decoding, strict=True) if decodes]
+    assert all(0 <= count <= n for count, n in zip(counts, wanted, strict=True))
+    assert scheduler.num_prompt_rows == sum(pieces)
+    assert not pieces or any(pieces)
+    padded = rule.sequence if timed else Rounding()
+    of_answers = (rule.num_rows(answers) if timed else sum(answers)) if answers else 0
+    least = padded(LEAST_PIECE)
+    assert sum(padded(count) for count in pieces if count) <= max(most - of_answers, least)
+    for count, n in zip(pieces, [n for n, decodes in zip(wanted, decoding, strict=True) if not decodes], strict=True):
+        assert count == n or count % least == 0, "a piece is as long as the rule's padding allows"
+
+
+@given(st.lists(sizes, min_size=1, max_size=12), st.integers(32, 2000))
+def test_prompts_get_all_rows_if_nobody_decodes(prompts: list[int], most: int) -> None:
+    """Whatever a row takes, and however short a round may be."""
+    scheduler = Scheduler(most, 0.001, cost_of(1.0))
+    pieces = scheduler.share(prompts, [False] * len(prompts), [0] * len(prompts))
+    assert sum(prompts) == sum(pieces) or sum(pieces) > most - LEAST_PIECE * 2
+
+
+@given(st.lists(st.tuples(sizes, st.integers(0, 60)), min_size=1, max_size=12), st.integers(64, 1000))
+def test_every_prompt_is_read_within_its_bound(prompts: list[tuple[int, int]], most: int) -> None:
+    """Behind those that came before it, or behind as many tokens of every other as it has itself."""
+    prompts = sorted(prompts, key=lambda prompt: prompt[1])
+    scheduler, left = Scheduler(most), [size for size, _ in prompts]
+    ended: dict[int, int] = {}
+    for now in itertools.count():
+        there = [i for i, (_, came) in enumerate(prompts) if came <= now and left[i]]
+        if there:
+            counts = scheduler.share([left[i] for i in there], [False] * len(there), [0] * len(there))
+            for i, count in zip(there, counts, strict=True):
+                left[i] -= count
+                if not left[i]:
+                    ended[i] = now
+        if not any(left):
+            break
+    # Pieces are whole multiples of the least one: each prompt's end, and each round, may leave less than one unused.
+    for i, (size, came) in enumerate(prompts):
+        earlier = sum(n + LEAST_PIECE for n, _ in prompts[: i + 1])
+        by_order = earlier / ((1 - SHORTEST_SHARE) * most - LEAST_PIECE)
+        by_size = sum(min(n, size) + LEAST_PIECE for n, _ in prompts) / (SHORTEST_SHARE * most)
+        assert ended[i] - came <= min(by_order, by_size) + 2
+
+
+def test_earlier_prompts_are_read_first() -> None:
+    scheduler, left = Scheduler(512), [3000, 3000, 3000]
+    order = []
+    while any(left):
+        counts = scheduler.share(left, [False] * 3, [0] * 3)
+        left = [n - count for n, count in zip(left, counts, strict=True)]
+        order += [i for i, n in enumerate(left) if not n and i not in order]
+    assert order == [0, 1, 2]
+
+
+def test_a_short_prompt_does_not_wait_for_a_long_one() -> None:
+    counts = Scheduler(512).share([3000, 100], [False, False], [0, 0])
+    assert counts[1] == 100
+    assert counts[0] >= 512 - 128
+
+
+@given(
+    st.floats(1e-4, 0.01),
+    st.floats(0.1, 1.0),
+    st.floats(0, 3),
+    st.integers(1, 31),
+    st.sampled_from(RULES),
+    st.one_of(st.just("auto"), st.floats(0.05, 0.5)),
+)
+def test_rounds_keep_to_their_time(
+    row: float, share: float, growth: float, num_answers: int, rule: RowRule, most: float | str
+) -> None:
+    """Whatever a prompt's row really takes, from a tenth of what was measured, and as it grows with the context.
+
+    The second prompt begins where its context is long: most of it was in the prefix cache. Its first piece is estimated
+    from calls at short contexts, and may take half as long again as it should.
+    """
+    of_context = row * growth / 2000
+    cost = cost_of(row, rule=rule, of_context=of_context)
+    scheduler = Scheduler(100_000, most, cost)
+    machine = Machine(scheduler, cost, row * share, of_context * share)
+    answers = [1] * num_answers
+    alone = cost.together(answers, 100)
+    limit = max(SMOOTH, TIMES * alone) if isinstance(most, str) else most
+    for context in (0, 20_000):
+        left, read = [5000], [context]
+        while left[0]:
+            before = left[0]
+            seconds = machine.round(answers, left, read)
+            is_least = before - left[0] <= LEAST_ROWS
+            is_first = read[0] - context == before - left[0]
+            # What a row takes is known from the calls before, and grows with the context.
+            assert seconds <= (1.6 if is_first else 1.35) * limit or is_least
+
+
+def test_what_prompts_take_is_learned_from_the_calls() -> None:
+    """A row was measured to take four times as long as it does: soon, rounds are as long as they may be."""
+    cost = cost_of(0.001)
+    machine = Machine(Scheduler(10_000, 0.1, cost), cost, 0.00025)
+    left, read = [10_000], [0]
+    seconds = [machine.round([1] * 8, left, read) for _ in range(8)]
+    assert seconds[0] < 0.06
+    assert 0.09 < seconds[-1] <= 0.1
+
+
+def test_one_slow_call_changes_little() -> None:
+    cost = cost_of(0.001)
+    machine = Machine(Scheduler(10_000, 0.1, cost), cost, 0.001)
+    left, read = [10_000], [0]
+    for _ in range(3):
+        usual = machine.round([1] * 8, left, read)
+    machine.prompt_row *= 100
+    machine.round([1] * 8, left, read)
+    machine.prompt_row /= 100
+    seconds = [machine.round([1] * 8, left, read) for _ in range(6)]
+    assert min(seconds) > usual / 2
+    assert seconds[-1] == pytest.approx(usual, rel=0.2)
+
+
+def test_answers_alone_teach_how_fast_the_machine_is() -> None:
+    """On a machine that became half as fast: pieces of prompts have the time that is really left."""
+    cost = cost_of(0.001)
+    slow = cost_of(0.002, call=0.02)
+    machine = Machine(Scheduler(10_000, 0.2, cost), slow, 0.002)
+    for _ in range(40):
+        machine.round([1] * 8, [], [])
+    left, read = [10_000], [0]
+    assert all(machine.round([1] * 8, left, read) < 0.21 for _ in range(5))
+
+
+@pytest.mark.parametrize("scale", [0.97, 1.0])
+def test_calls_that_take_no_longer_than_their_answers_should(scale: float) -> None:
+    """Each reads a piece that costs nearly nothing. The estimates stay finite, and recover when rows cost more."""
+    cost = cost_of(0.001, call=0.1)
+    machine = Machine(Scheduler(512, 0.5, cost), replace(cost, scale=scale), 1e-7)
+    for _ in range(4000):
+        machine.round([1] * 8, [12], [0])
+    assert machine.scheduler._answer_seconds == pytest.approx(scale * cost(8, 100), rel=0.001)
+    machine.prompt_row = 0.001
+    left, read = [10_000], [0]
+    seconds = [machine.round([1] * 8, left, read) for _ in range(8)]
+    assert all(each < 0.52 for each in seconds[5:])
+    assert seconds[-1] > 0.46
+
+
+def request_of(prompt: list[int], max_new_tokens: int) -> Request:
+    return Request(
+        sequence=Sequence(prompt, len(prompt)),
+        sampler=LogitsSampler(GenerationConfig(), prompt),
+        verifier=Greedy(),
+        noise=Noise(0),
+        text=TextStream(lambda token_ids: "".join(map(str, token_ids)), ()),
+        max_new_tokens=max_new_tokens,
+        eos_token_ids=frozenset(),
+    )
+
+
+@pytest.mark.parametrize("num_decoding", [1, 7, 31])
+def test_a_newcomers_prompt_is_not_shared_with_decoders(num_decoding: int) -> None:
+    """3,000 tokens in calls of 512 rows. Shared evenly, they took 12, 48 and 189 rounds."""
+    backend = FakeBackend(VOCAB_SIZE)
+    decoding = [request_of([i % VOCAB_SIZE], 500) for i in range(num_decoding)]
+    scheduler = Scheduler(512)
+    for request in decoding:
+        assert request.admit(backend)
+    step(backend, decoding, scheduler)
+    newcomer = request_of([1] * 3000, 2)
+    assert newcomer.admit(backend)
+    rounds = 0
+    while not newcomer.stats.num_generated_tokens:
+        step(backend, [*decoding, newcomer], scheduler)
+        rounds += 1
+    assert rounds == 7
+    assert all(request.stats.num_generated_tokens == 1 + rounds for request in decoding), "answers never wait"
+    assert all(sum(call) <= 512 for call in backend.calls)
+
+
+def test_a_piece_that_ends_at_an_answer_leaves_its_rows_to_others() -> None:
+    """A chat of 40 turns that is no longer in the cache: answers are read alone, so a call reads one part of it."""
+    backend, scheduler = FakeBackend(VOCAB_SIZE), Scheduler(512)
+    chat, other = request_of([1] * 1600, 1), request_of([2] * 4800, 1)
+    chat.sequence.answers = [(begin, begin + 20) for begin in range(20, 1600, 40)]
+    for request in (chat, other):
+        assert request.admit(backend)
+    for _ in range(10):
+        step(backend, [chat, other], scheduler)
+        assert scheduler.num_prompt_rows == sum(backend.calls[-1])
+    assert chat.slot.length == 10 * 20
+    assert other.slot.length == 10 * (512 - 32)
+    while not chat.ended:
+        step(backend, [chat], scheduler)
+
+
+def test_prompts_that_wait_are_no_part_of_the_call() -> None:
+    backend = FakeBackend(VOCAB_SIZE)
+    requests = [request_of([1] * 300, 1) for _ in range(4)]
+    for request in requests:
+        assert request.admit(backend)
+    scheduler, rounds = Scheduler(64), list[list[int]]()
+    while running := [request for request in requests if not request.ended]:
+        step(backend, running, scheduler)
+        rounds.append([request.slot.length for request in requests])
+    assert backend.calls[0] == [64]
+    assert [sum(lengths) for lengths in rounds[:3]] == [64, 128, 192]
+    assert all(request.stats.num_generated_tokens == 1 for request in requests)

@@ -1,0 +1,202 @@
+"""Slices of a model: they are what the model's layers are, and what is measured on them holds for the whole."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import openvino as ov
+import pytest
+from openvino import opset13 as ops
+
+from layered import make_layered
+from outrider.config import DeviceConfig
+from outrider.models import part as parts
+from outrider.models import trials
+from outrider.models.backends.masks import Masks
+from outrider.models.backends.openvino_paged import OpenVINOPaged, PagedPending
+from outrider.models.backends.paged_graph import read_decoder
+from outrider.models.backends.slices import Layers, Slices, choose_layers, find_slices, keep_layers
+from outrider.models.backends.taps import after_layers, hidden_states_of
+from outrider.models.costs import cost_of
+from outrider.models.measure import PassCost, measure_exactness
+from outrider.models.part import Part, parts_of
+from outrider.models.setting import Setting
+from outrider.models.settled import choice_of, compile_settled
+from outrider.system import saved
+from outrider.types import Chunk
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+    from outrider.types import CompiledModel
+
+pytest.importorskip("torch", reason="the model is made with the export half's packages")
+
+NUM_LAYERS = 8
+OPTIONS = DeviceConfig(precision="f32")
+
+
+@pytest.fixture(scope="module")
+def part(tmp_path_factory: pytest.TempPathFactory) -> Part:
+    """A random model of eight layers."""
+    bundle = make_layered(tmp_path_factory.mktemp("layered"), num_layers=NUM_LAYERS)
+    return parts_of(bundle, bundle)[0]
+
+
+@pytest.fixture
+def sliced(part: Part, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Part:
+    """The same, which counts as large enough for slices."""
+    monkeypatch.setattr(parts, "SMALL", 0)
+    monkeypatch.setattr(trials, "SMALL", 0)
+    monkeypatch.setattr(saved, "FOLDER", tmp_path)
+    return part
+
+
+def slices_of(part: Part) -> Slices:
+    found = find_slices(ov.Core(), part.path, part.model.geometry.num_layers)
+    assert found is not None
+    return found
+
+
+def logits_of(backend: CompiledModel) -> NDArray[np.float32]:
+    """The logits of some tokens, float32 [n, vocab_size]."""
+    backend.allocate(256)
+    slot = backend.open(64)
+    assert slot is not None
+    step = backend.submit([Chunk(slot, [*range(5, 45)], num_rows=40)]).wait()
+    rows = np.array([step.row(i).full() for i in range(40)])
+    slot.close()
+    return rows
+
+
+def test_a_slice_has_the_bits_of_a_model_of_its_layers(part: Part, tmp_path: Path) -> None:
+    model = ov.Core().read_model(part.path)
+    found = choose_layers(model, NUM_LAYERS)
+    assert found is not None
+    assert len(found.large) < NUM_LAYERS
+    small_bundle = make_layered(tmp_path, found.large, num_layers=NUM_LAYERS)
+    alone = parts_of(small_bundle, small_bundle)[0]
+    expected = logits_of(alone.compile(OPTIONS, "CPU"))
+    assert (logits_of(part.compile(OPTIONS, "CPU", slices_of(part).large)) == expected).all()
+    assert (logits_of(part.compile(OPTIONS, "CPU")) != expected).any()
+
+
+def test_layers_that_are_not_next_to_each_other_can_be_kept(part: Part, tmp_path: Path) -> None:
+    kept = [0, 3, 7]
+    few = make_layered(tmp_path, kept, num_layers=NUM_LAYERS)
+    expected = logits_of(parts_of(few, few)[0].compile(OPTIONS, "CPU"))
+    made = keep_layers(ov.Core().read_model(part.path), NUM_LAYERS, kept)
+    assert len(made.get_sinks()) == 2 * len(kept)
+    graph = read_decoder(ov.Core(), made)
+    assert (logits_of(part.compile(OPTIONS, "CPU", graph)) == expected).all()
+
+
+def test_there_is_a_layer_of_each_kind(part: Part) -> None:
+    """One layer is changed, as those with another window are."""
+    model = ov.Core().read_model(part.path)
+    alike = choose_layers(model, NUM_LAYERS)
+    assert alike is not None
+    assert 5 not in alike.large
+    assert alike.times == pytest.approx((NUM_LAYERS - len(alike.small)) / (len(alike.large) - len(alike.small)))
+    states = hidden_states_of(model, NUM_LAYERS)
+    added = next(
+        value for value in states[after_layers(6)].get_node().input_values() if len(value.get_target_inputs()) == 1
+    )
+    (reader,) = added.get_target_inputs()
+    reader.replace_source_output(ops.multiply(added, ops.constant(np.float32(0.5))).output(0))
+    mixed = choose_layers(model, NUM_LAYERS)
+    assert mixed is not None
+    assert mixed.small == sorted([*alike.small, 5])
+
+
+def test_few_layers_have_no_slices(part: Part) -> None:
+    assert choose_layers(ov.Core().read_model(part.path), NUM_LAYERS - 1) is None  # of unknown form
+    model = keep_layers(ov.Core().read_model(part.path), NUM_LAYERS, [0, 1, 2])
+    assert choose_layers(model, 3) is None
+
+
+def test_a_model_whose_graph_is_changed_is_measured_whole(sliced: Part) -> None:
+    """Its slices would be without the cuts and the mask tokens, and their setting and cost are not the whole's."""
+    assert sliced.slices("CPU") is not None
+    assert replace(sliced, cuts=(2, 6)).slices("CPU") is None
+    assert replace(sliced, masks=Masks(sliced.path, range(404, 408))).slices("CPU") is None
+
+
+def test_the_whole_model_is_exact_with_the_rule_of_its_slice(sliced: Part) -> None:
+    backend = compile_settled(sliced, "CPU", OPTIONS)
+    assert backend.num_layers == NUM_LAYERS
+    assert backend.exactness.holds
+    backend.allocate(4096)
+    whole = measure_exactness(backend)
+    assert whole.holds
+    assert whole.rule == choice_of(sliced, "CPU", OPTIONS).setting.exactness.rule
+
+
+@pytest.mark.slow
+def test_the_choice_on_slices_is_the_one_on_the_whole(sliced: Part, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Among settings of which one is far from f32: a tenth of noise does not matter."""
+    options = replace(OPTIONS, precision="auto")
+    on_slices = choice_of(sliced, "CPU", options)
+    assert on_slices.trials
+    monkeypatch.setattr(Part, "slices", lambda *_: None)
+    monkeypatch.setattr(saved, "FOLDER", saved.FOLDER / "whole")
+    on_whole = choice_of(sliced, "CPU", options)
+    rules = [
+        {str(trial.setting): trial.setting.exactness.holds for trial in each.trials if trial.kl is not None}
+        for each in (on_slices, on_whole)
+    ]
+    shared = rules[0].keys() & rules[1].keys()
+    assert shared
+    assert all(rules[0][name] == rules[1][name] for name in shared)
+
+
+def test_nothing_is_measured_while_something_is_compiled(sliced: Part, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Times would be those of a busy machine. The whole model is compiled once, unless its setting is replaced."""
+    compiling, wholes, disturbed = list[int](), list[str](), list[int]()
+    compile_it, submit = Part.compile, OpenVINOPaged.submit
+
+    def spy(part: Part, own: DeviceConfig, device: str, graph: ov.Model | None = None) -> CompiledModel:
+        wholes.extend([own.precision] if graph is None else [])
+        compiling.append(1)
+        try:
+            return compile_it(part, own, device, graph)
+        finally:
+            compiling.pop()
+
+    def call(backend: OpenVINOPaged, chunks: list[Chunk]) -> PagedPending:
+        disturbed.extend(compiling)
+        return submit(backend, chunks)
+
+    monkeypatch.setattr(Part, "compile", spy)
+    monkeypatch.setattr(OpenVINOPaged, "submit", call)
+    monkeypatch.setattr(trials, "_candidates", lambda *_: [Setting("f32", "f32", groups) for groups in (None, 64, 128)])
+    backend = compile_settled(sliced, "CPU", OPTIONS)
+    assert backend.num_layers == NUM_LAYERS
+    assert backend.exactness.holds
+    assert not disturbed
+    assert len(wholes) in (1, 2)
+
+
+def test_costs_come_from_slices(sliced: Part, monkeypatch: pytest.MonkeyPatch) -> None:
+    backend = compile_settled(sliced, "CPU", OPTIONS)
+    backend.allocate(4096)
+    monkeypatch.setattr(
+        "outrider.models.costs.measure_pass", lambda *_, **__: pytest.fail("the whole model is not measured")
+    )
+    cost = cost_of(sliced, backend)
+    assert cost.near == tuple(sorted(cost.near))
+    assert 0 < cost(1) < 1
+
+
+def test_what_a_layer_costs_is_the_difference_of_two_slices() -> None:
+    small, large = (PassCost((1, 8), (near, 2 * near), (near + 1, 2 * near + 1), (16, 64)) for near in (3.0, 5.0))
+    layers = Layers([0], [0, 1], times=10.0, ratios=(6.0, 4.0))
+    found = small.combined(large, layers.whole, layers=6.0)
+    assert found.near == (3 + 10 * 2, 6 + 10 * 4)
+    assert found.far == (found.near[0] + 6, found.near[1] + 6)
+    assert layers.whole(4.0, 3.9) == 4 * 3.9  # the noise of two times is not multiplied
+    assert layers.whole(1.0, 3.0) == 6 * 3.0

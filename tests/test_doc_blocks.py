@@ -1,0 +1,111 @@
+"""The Python blocks of each page, one behind the other: their names come from the page, and they run."""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from outrider_export.demo_model import FILE
+from serving import serving
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+ROOT = Path(__file__).parents[1]
+PAGES = {
+    path.name: blocks
+    for path in sorted([*(ROOT / "docs").glob("*.md"), ROOT / "README.md"])
+    if (blocks := re.findall(r"^```python\n(.*?)^```", path.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL))
+}
+ELSEWHERE = ("# openvino-genai", "# Transformers")  # blocks of other libraries
+# What a page needs that the test has not.
+NEEDS = {
+    "adapters.md": "adapters",
+    "devices.md": "a processor with two kinds of cores",
+    "distill.md": "hours",
+    "drafters.md": "a drafter's weights to pack",
+    "encoder-decoder.md": "a pair of another architecture, and speech",
+    "structured-output.md": "a chat template with functions",
+    "vision.md": "a model that sees",
+}
+URL = "http://127.0.0.1:8000"
+
+
+def names_of(tree: ast.AST) -> Iterator[tuple[str, bool]]:
+    """Each name in a program, and whether it is given a value there."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name):
+            yield node.id, not isinstance(node.ctx, ast.Load)
+        elif isinstance(node, ast.alias):
+            yield (node.asname or node.name).split(".")[0], True
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            yield node.name, True
+        elif isinstance(node, ast.arg):
+            yield node.arg, True
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_names_come_from_the_page(page: str) -> None:
+    known = set(dir(builtins))
+    for block in PAGES[page]:
+        found = list(names_of(ast.parse(block)))
+        known |= {name for name, is_given in found if is_given}
+        assert {name for name, _ in found} <= known
+
+
+@pytest.fixture(scope="module")
+def folder(smollm2: Path, smollm2_pair: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with what pages call my-pair and my-model."""
+    made = tmp_path_factory.mktemp("pages")
+    (made / "my-model").symlink_to(smollm2, target_is_directory=True)
+    (made / "my-pair").symlink_to(smollm2_pair, target_is_directory=True)
+    for name in ("model.gguf", "small.gguf"):
+        (made / name).symlink_to(smollm2.parents[1] / FILE)
+    return made
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", [page for page in PAGES if page not in NEEDS])
+def test_blocks_run_in_their_order(page: str, folder: Path) -> None:
+    program = "\n".join(block for block in PAGES[page] if not block.startswith(ELSEWHERE))
+    program = re.sub(r"temperature=0\.7(?!.*seed=)", "temperature=0.7, seed=7", program)  # the same at every run
+    for package in ("langchain_openai", "llama_index.llms.openai_like"):
+        if package in program:
+            pytest.importorskip(package.split(".")[0])
+    if URL not in program:
+        run(program, folder)
+        return
+    with serving({"my-pair": folder / "my-pair"}) as live:
+        run(program.replace(URL, live.url), folder)
+
+
+def run(program: str, folder: Path) -> None:
+    environment = os.environ | {"OUTRIDER_CACHE": str(folder / "cache"), "PYTHONUTF8": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False, cwd=folder, env=environment,
+        encoding="utf-8",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+
+
+SAMPLES = sorted(path.name for path in (ROOT / "samples").glob("*.py"))
+WITH_PACKAGES = {"desktop_chat.py": "PySide6", "ray_serve.py": "ray"}
+
+
+@pytest.mark.parametrize("sample", [name for name in SAMPLES if name not in WITH_PACKAGES])
+def test_samples_without_arguments_print_usage(sample: str, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "samples" / sample)], capture_output=True, text=True, check=False, cwd=tmp_path
+    )
+    assert done.returncode
+    assert "Traceback" not in done.stderr
+    assert sample in done.stderr
+    assert not any(tmp_path.iterdir())

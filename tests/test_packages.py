@@ -1,0 +1,116 @@
+"""What is installed: the wheel, the sdist, and the commands that messages give."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import tomllib
+import zipfile
+from email import message_from_bytes
+from importlib.metadata import Distribution, PackageNotFoundError
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from outrider.errors import install
+
+ROOT = Path(__file__).parents[1]
+PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The wheel and the sdist, by kind."""
+    pytest.importorskip("hatchling", reason="builds packages")
+    folder = tmp_path_factory.mktemp("dist")
+    hooks = "from hatchling import build; import sys; build.build_wheel(sys.argv[1]); build.build_sdist(sys.argv[1])"
+    subprocess.run([sys.executable, "-c", hooks, str(folder)], check=True, cwd=ROOT, capture_output=True)
+    (wheel,), (sdist,) = folder.glob("*.whl"), folder.glob("*.tar.gz")
+    return {"wheel": wheel, "sdist": sdist}
+
+
+def tracked(*folders: str) -> set[str]:
+    """The repository's files in these folders."""
+    git = shutil.which("git")
+    if git is None:
+        pytest.skip("there is no git")
+    done = subprocess.run([git, "ls-files", *folders], capture_output=True, text=True, check=False, cwd=ROOT)
+    if done.returncode:
+        pytest.skip("this is no clone")
+    return set(done.stdout.split())
+
+
+def test_the_wheel_has_both_halves_and_what_they_read(built: dict[str, Path]) -> None:
+    with zipfile.ZipFile(built["wheel"]) as wheel:
+        names = set(wheel.namelist())
+        (metadata,) = (name for name in names if name.endswith(".dist-info/METADATA"))
+        said = message_from_bytes(wheel.read(metadata))
+        scripts = wheel.read(metadata.replace("METADATA", "entry_points.txt")).decode()
+    expected = {name.split("/", 1)[1] for name in tracked("runtime", "export", "bench")}
+    expected |= {f"outrider/{name}" for name in tracked("configs")}
+    assert expected <= names
+    assert {name for name in names if ".dist-info/" not in name} <= expected
+    assert any(name.endswith("licenses/LICENSE") for name in names)
+    assert said["Name"] == "outrider"
+    assert set(said.get_all("Provides-Extra", [])) == set(PROJECT["optional-dependencies"])
+    assert "outrider = outrider.cli:main" in scripts
+
+
+def test_the_sdist_builds_the_same_wheel(built: dict[str, Path], tmp_path: Path) -> None:
+    with tarfile.open(built["sdist"]) as sdist:
+        sdist.extractall(tmp_path, filter="data")
+    (folder,) = tmp_path.iterdir()
+    for name in tracked("runtime", "export", "bench", "configs") | {"pyproject.toml", "README.md", "LICENSE"}:
+        assert (folder / name).is_file(), name
+    hook = "from hatchling import build; build.build_wheel('dist')"
+    subprocess.run([sys.executable, "-c", hook], check=True, cwd=folder, capture_output=True)
+    (wheel,) = (folder / "dist").glob("*.whl")
+    with zipfile.ZipFile(wheel) as ours, zipfile.ZipFile(built["wheel"]) as theirs:
+        assert set(ours.namelist()) == set(theirs.namelist())
+
+
+def test_the_table_of_extras_is_whole() -> None:
+    text = (ROOT / "docs" / "getting-started.md").read_text(encoding="utf-8")
+    assert set(re.findall(r"^\| `\.\[([\w-]+)\]` \|", text, re.MULTILINE)) == set(PROJECT["optional-dependencies"])
+
+
+def test_pages_install_from_a_clone_or_name_the_extra() -> None:
+    """`pip install "outrider[…]"` finds nothing before there is a release."""
+    for path in [*(ROOT / "docs").glob("*.md"), *(ROOT / "samples").glob("*.py"), *ROOT.glob("*.md")]:
+        assert 'pip install "outrider' not in path.read_text(encoding="utf-8"), path.name
+
+
+@pytest.mark.parametrize(
+    ("origin", "command"),
+    [
+        ('{"url": "file:///home/me/outrider", "dir_info": {}}', 'pip install "/home/me/outrider[server]"'),
+        ('{"url": "https://example.com/outrider.whl"}', 'pip install "outrider[server]"'),
+        ("{", 'pip install "outrider[server]"'),
+        (None, 'pip install "outrider[server]"'),
+    ],
+)
+@pytest.mark.skipif(sys.platform == "win32", reason="paths of POSIX")
+def test_messages_install_from_where_outrider_came(
+    origin: str | None, command: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Installed(Distribution):
+        def read_text(self, filename: str) -> str | None:
+            return origin
+
+        def locate_file(self, path: Any) -> Any:
+            raise AssertionError
+
+    monkeypatch.setattr("importlib.metadata.distribution", lambda _: Installed())
+    assert install("server") == command
+
+
+def test_messages_name_the_package_where_nothing_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> Distribution:
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr("importlib.metadata.distribution", missing)
+    assert install("rag") == 'pip install "outrider[rag]"'
