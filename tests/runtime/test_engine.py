@@ -7,6 +7,7 @@ import gc
 import itertools
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,6 +15,7 @@ import pytest
 
 import outrider
 from outrider.drafters import Suffix
+from outrider.engine import assembly
 from outrider.inputs.text import Tokenizer
 from outrider.models.backends.openvino_paged import OpenVINOPaged
 from outrider.testing import ToyTokenizer, save_toy_bundle
@@ -477,3 +479,25 @@ def test_without_a_draft_model_auto_copies(tmp_path: Path) -> None:
     bundle = save_toy_bundle(tmp_path / "bundle", draft=False)
     engine = outrider.Engine(bundle, outrider.Config().replace(cache_size=0.001), tokenizer=ToyTokenizer())
     assert isinstance(engine.find_drafter("auto"), Suffix)
+
+
+def test_openvino_makes_its_tables_before_threads_need_them(
+    toy_bundle: Bundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise two threads with their first array wait for each other for ever, in one start of four on some machines.
+
+    The tables are made once a process, when nobody can tell whether other tests made them before: so the order counts.
+    """
+    order: list[str] = []
+
+    def prepared() -> None:
+        order.append("tables")
+
+    def pool(size: int) -> ThreadPoolExecutor:
+        order.append("threads")
+        return ThreadPoolExecutor(size)
+
+    monkeypatch.setattr(assembly, "prepare_arrays", prepared)
+    monkeypatch.setattr(assembly, "ThreadPoolExecutor", pool)
+    with outrider.Engine(toy_bundle, tokenizer=ToyTokenizer()):
+        assert order[:2] == ["tables", "threads"]
