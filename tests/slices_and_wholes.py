@@ -86,7 +86,7 @@ def measure(part: Part, own: Any, setting: Any, *, sliced: bool) -> dict[str, An
     try:
         measured = subject.compile(setting)
         exactness = _exactness(part, measured)
-        search = _Search(subject, Reference(subject))
+        search = _Search(subject, [setting])
         score, seconds = search._time(measured).score, time.perf_counter() - began
         measured.use(replace(exactness, rule=type(exactness.rule)()))
         kl = Reference(subject).kl(measured.main)

@@ -13,6 +13,7 @@ from outrider.config import DeviceConfig
 from outrider.models import measured, trials
 from outrider.models.backends.processor import Processor
 from outrider.models.measure.exactness import measure_exactness
+from outrider.models.measured import Subject
 from outrider.models.part import Part
 from outrider.models.setting import Setting
 from outrider.models.settled import choice_of, compile_settled
@@ -188,6 +189,46 @@ def test_rows_in_eights_are_taken_where_they_are_cheap(part: Part, processor: Ca
     assert backend.precision == "bf16"
     assert backend.capabilities.bit_exact_batching
     assert backend.capabilities.rows == IN_EIGHTS
+
+
+def test_exactness_is_measured_of_the_setting_that_would_be_taken(
+    part: Part, processor: Callable[..., list[Setting]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It takes longer than the times."""
+    measured_of = list[str]()
+    measure = trials.measure_exactness
+
+    def count(backend: Any) -> Exactness:
+        measured_of.append(backend.precision)
+        return measure(backend)
+
+    monkeypatch.setattr(trials, "measure_exactness", count)
+    processor(f32=Kind(SLOW), f16=Kind(FAST, noise=1.0), bf16=Kind(FAST))
+    choice = choice_of(part, "CPU", DeviceConfig())
+    assert choice.setting.precision == "bf16"
+    assert measured_of == ["bf16"]
+    assert [trial.verdict.split(":")[0] for trial in choice.trials] == ["slower", "too far from f32", "exact"]
+
+
+def test_a_setting_that_gains_is_compared_with_newer_times(
+    part: Part, processor: Callable[..., list[Setting]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The machine was busy when the first setting was timed."""
+    processor(f32=Kind(FAST), bf16=Kind(FAST))
+    time_calls, busy = measured.time_calls, set[tuple[str, object]]()
+
+    def slow_at_first(backend: Any, calls: list[Any], patience: float) -> dict[Any, float]:
+        first = backend.precision == "f32" and (backend.precision, *calls) not in busy
+        busy.add((backend.precision, *calls))
+        return {call: taken * (2 if first else 1) for call, taken in time_calls(backend, calls, patience).items()}
+
+    monkeypatch.setattr(measured, "time_calls", slow_at_first)
+    sliced = Subject(part, "CPU", DeviceConfig(), None)
+    search = trials._Search(sliced, [Setting("f32", "f32")])
+    first = search._timed(Setting("f32", "f32"), None, "")
+    other = search._timed_once_more(replace(first, score=first.score / 2), first)
+    assert other.score == pytest.approx(first.score / 2)
+    assert search._timed_once_more(replace(first, score=first.score / 4), other) is other
 
 
 def test_the_fastest_is_left_out_where_it_is_not_exact(part: Part, processor: Callable[..., list[Setting]]) -> None:

@@ -56,6 +56,7 @@ _NEVER = 1e9  # seconds of a setting that cannot be used
 _GAIN = 0.9  # of the time of the setting before, at most, that another one takes if it is to be preferred
 _NUM_SCREENED = 2  # calls that are timed on a slice before all others
 _EXACT, _CLOSE, _INEXACT, _SLOWER = "exact", "close to f32", "not exact", "slower"
+_USABLE = (_EXACT, _CLOSE)
 _RANK = {_EXACT: 0, _CLOSE: 0, _INEXACT: 1}
 
 
@@ -82,55 +83,59 @@ def choose(part: Part, device: str, own: DeviceConfig) -> Found:
     num_threads = _fewer_threads(part, device, own)
     if len(candidates) == 1 and (part.is_main or part.size < SMALL or not num_threads):
         return _only(subject, candidates[0])
-    search = _Search(subject, Reference(subject))
-    search.compile_ahead(candidates)
-    slower: set[str] = set()  # precisions; other groups do not make up for that
-    for i, candidate in enumerate(candidates, 1):
-        if candidate.precision in slower:
-            continue
-        report(f"{part} is measured on {device}, setting {i} of {len(candidates)}: {candidate}")
-        trial = search.try_setting(candidate)
-        if trial.verdict == _SLOWER and search.best and search.best.setting.precision != candidate.precision:
-            slower.add(candidate.precision)
-    if search.best is not None:
-        search.try_fewer_threads(search.best, num_threads)
+    search = _Search(subject, candidates)
+    search.compile_ahead()
+    best = search.preferred()
+    if best is not None:
+        best = search.with_fewer_threads(best, num_threads)
     # If none is exact: the fastest that is near enough to f32. If there is none either: the first candidate.
-    fallback = min(search.trials, key=lambda trial: (_RANK.get(trial.verdict, len(_RANK)), trial.score))
-    best = search.best or fallback
-    report(f"{part} runs in {best.setting}.")
-    return Found(Choice(best.setting, tuple(search.trials)), search.measured, search.whole_in(best.setting))
+    trials = search.trials
+    setting = (best or min(trials, key=lambda trial: (_RANK.get(trial.verdict, len(_RANK)), trial.score))).setting
+    report(f"{part} runs in {setting}.")
+    kept = search.kept(setting) if best is not None else None
+    return Found(Choice(setting, tuple(trials)), kept, search.whole_in(setting))
 
 
 class _Search:
-    """The trials of a model's settings. best: the preferred one so far; measured: its slices, if there are any."""
+    """The trials of a model's settings, in the order of preference.
 
-    def __init__(self, subject: Subject, reference: Reference) -> None:
-        self._subject, self._part, self._reference = subject, subject.part, reference
+    Settings are timed first. Whether one is exact takes longer to measure, so that it is measured of the one that would
+    be taken, and of the next one if that is not exact, or no longer faster with the padding that makes it exact.
+    """
+
+    def __init__(self, subject: Subject, settings: Seq[Setting]) -> None:
+        self._subject, self._part, self._settings = subject, subject.part, settings
+        self._reference = Reference(subject)
         self._calls = _MAIN_CALLS if subject.part.is_main else _DRAFT_CALLS
-        self.trials: list[Trial] = []
-        self.best: Trial | None = None
-        self.measured: Measured | None = None
+        self._trials: dict[str, Trial] = {}
+        self._kept: dict[str, Measured] = {}
+        self._timed_again: set[str] = set()
         self._ahead: dict[str, Future[Any]] = {}
         self._whole: tuple[str, Future[Any]] | None = None
 
-    def compile_ahead(self, settings: Seq[Setting]) -> None:
-        """Compile at the same time, before anything is timed, what trials of these settings need, if there are slices.
+    @property
+    def trials(self) -> list[Trial]:
+        """All trials so far, in the order of preference."""
+        return list(self._trials.values())
+
+    def compile_ahead(self) -> None:
+        """Compile at the same time, before anything is timed, what the trials need, if there are slices.
 
         That is the whole model in the first of them, which is mostly taken, the slices of all, and the reference.
         """
         if self._subject.slices is None:
             return
         report(f"{self._part} is compiled.")
-        first = settings[0]
+        first = self._settings[0]
         makes: list[Callable[[], Any]] = [
             partial(self._part.compile, first.options(self._subject.own), self._subject.device),
-            *(partial(self._subject.compile, each, both=each is first) for each in settings),
+            *(partial(self._subject.compile, each, both=each is first) for each in self._settings),
         ]
         if self._part.is_main:
             makes.append(self._reference.prepare)
         whole, *others = together(makes)
         self._whole = str(first), whole
-        self._ahead = dict(zip(map(str, settings), others, strict=False))
+        self._ahead = dict(zip(map(str, self._settings), others, strict=False))
 
     def whole_in(self, setting: Setting) -> CompiledModel | None:
         """The whole model, if it was compiled in this setting."""
@@ -139,55 +144,105 @@ class _Search:
         whole: CompiledModel = self._whole[1].result()
         return whole
 
-    def try_setting(self, setting: Setting) -> Trial:
-        """Try a setting, and prefer it if it is the first that can be, or faster enough."""
+    def kept(self, setting: Setting) -> Measured | None:
+        """The slices that were measured in this setting. A whole model takes too much memory to be kept."""
+        return self._kept.get(str(setting)) if self._subject.slices else None
+
+    def preferred(self) -> Trial | None:
+        """The first setting that is exact and close to f32, or a later one that is faster enough; None: there is none.
+
+        Raises:
+            OptionError, BundleError: as `Part.compile`.
+        """
+        while (first := self._fastest()) is not None and first.verdict == _SLOWER:
+            self._examine(first.setting, f"{self._part} is examined: {first.setting}")
+        self._ahead.clear()
+        return first
+
+    def with_fewer_threads(self, best: Trial, counts: Seq[int]) -> Trial:
+        """The best trial with these numbers of threads, tried as long as each is faster than the one before."""
+        for count in counts:
+            setting = dataclasses.replace(best.setting, num_threads=count)
+            trial = self._timed(setting, best, f"{self._part} is measured with fewer threads: {setting}")
+            if self._gains(trial, best):
+                trial = self._examine(setting)
+            if trial.verdict not in _USABLE or not self._gains(trial, best):
+                break
+            best = trial
+        return best
+
+    def _fastest(self) -> Trial | None:
+        """The setting that would be taken if all that were not examined yet were exact."""
+        best: Trial | None = None
+        slower: set[str] = set()  # precisions; other groups do not make up for that
+        for i, setting in enumerate(self._settings, 1):
+            if setting.precision in slower:
+                continue
+            what = (
+                f"{self._part} is measured on {self._subject.device}, setting {i} of {len(self._settings)}: {setting}"
+            )
+            trial = self._timed(setting, best, what)
+            if trial.verdict not in (*_USABLE, _SLOWER):
+                continue
+            if best is None or self._gains(trial, best := self._timed_once_more(trial, best)):
+                best = trial
+            elif best.setting.precision != setting.precision:
+                slower.add(setting.precision)
+        return best
+
+    def _timed_once_more(self, trial: Trial, best: Trial) -> Trial:
+        """The best trial so far, timed again if another one seems faster: the machine may have been busy before."""
+        name = str(best.setting)
+        if self._gains(trial, best) and name in self._kept and name not in self._timed_again:
+            self._timed_again.add(name)
+            measured = self._kept[name]
+            measured.time_again()
+            timed = self._time(measured)
+            best = self._trials[name] = dataclasses.replace(best, seconds=timed.seconds, score=timed.score)
+        return best
+
+    def _gains(self, trial: Trial, best: Trial) -> bool:
+        return trial.score < _GAIN * best.score
+
+    def _timed(self, setting: Setting, best: Trial | None, what: str) -> Trial:
+        """The trial of a setting; if there is none yet, its times alone. what: reported if it is timed now."""
+        if str(setting) not in self._trials:
+            report(what)
+            self._try(setting, lambda measured: (best and self._screen(measured, best)) or self._time(measured))
+        return self._trials[str(setting)]
+
+    def _try(self, setting: Setting, measure: Callable[[Measured], Trial]) -> None:
+        """Measure a setting. A failure of the device is its verdict."""
+        name = str(setting)
         try:
             measured = self._compile(setting)
-            trial = self._screen(measured) or self._examine(measured)
-            if trial.verdict in (_EXACT, _CLOSE) and self._gains(trial) and self._gains_again(trial):
-                # A whole model takes too much memory to be kept beside those that are tried next.
-                self.best, self.measured = trial, measured if self._subject.slices else None
-            del measured
+            self._trials[name] = measure(measured)
         except DeviceError as error:
-            trial = Trial(setting, {}, _NEVER, None, one_line(error))
+            self._trials[name] = Trial(setting, {}, _NEVER, None, one_line(error))
+            self._kept.pop(name, None)
         gc.collect()
-        self.trials.append(trial)
-        return trial
-
-    def try_fewer_threads(self, trial: Trial, counts: Seq[int]) -> None:
-        """Try these numbers of threads, as long as each is faster than the one before."""
-        for count in counts:
-            setting = dataclasses.replace(trial.setting, num_threads=count)
-            report(f"{self._part} is measured with fewer threads: {setting}")
-            if self.try_setting(setting) is not self.best:
-                break
 
     def _compile(self, setting: Setting) -> Measured:
-        """The model for measurements, if it was not compiled at the start."""
-        ahead = self._ahead.pop(str(setting), None)
-        measured: Measured = ahead.result() if ahead else self._subject.compile(setting)
-        return measured
+        """The model for measurements, if it was not compiled before. Slices are kept, and one whole model at most."""
+        name = str(setting)
+        if name not in self._kept:
+            if self._subject.slices is None:
+                self._kept.clear()
+                gc.collect()
+            ahead = self._ahead.pop(name, None)
+            self._kept[name] = ahead.result() if ahead else self._subject.compile(setting)
+        return self._kept[name]
 
-    def _gains(self, trial: Trial) -> bool:
-        return self.best is None or trial.score < _GAIN * self.best.score
-
-    def _gains_again(self, trial: Trial) -> bool:
-        """Whether it still gains if the best one so far is timed again, as the machine may have been busy before."""
-        if self.best is not None and self.measured is not None:
-            self.measured.time_again()
-            timed = self._time(self.measured)
-            self.best = dataclasses.replace(self.best, seconds=timed.seconds, score=timed.score)
-        return self._gains(trial)
-
-    def _screen(self, measured: Measured) -> Trial | None:
+    def _screen(self, measured: Measured, best: Trial) -> Trial | None:
         """A trial of the slice alone, if that is slower than in the best setting, so that the whole model is, too."""
-        if self.best is None or self.measured is None:
+        other = self._kept.get(str(best.setting))
+        if other is None:
             return None
         mine, others = (
             sum(self._calls[call] * each.seconds_of_slice(call) for call in list(self._calls)[:_NUM_SCREENED])
-            for each in (measured, self.measured)
+            for each in (measured, other)
         )
-        return Trial(measured.setting, {}, mine / others * self.best.score, None, _SLOWER) if mine >= others else None
+        return Trial(measured.setting, {}, mine / others * best.score, None, _SLOWER) if mine >= others else None
 
     def _time(self, measured: Measured) -> Trial:
         """Time a request's calls."""
@@ -199,13 +254,14 @@ class _Search:
         score = sum(times * taken[call] for call, times in self._calls.items())
         return Trial(measured.setting, means, score, None, _SLOWER)
 
-    def _examine(self, measured: Measured) -> Trial:
-        """Measure whether a setting is close to f32 and exact, and time it with the padding that makes it exact.
+    def _examine(self, setting: Setting, what: str = "") -> Trial:
+        """Measure whether a setting is close to f32 and exact, and time it with the padding that makes it exact."""
+        if what:
+            report(what)
+        self._try(setting, self._examined)
+        return self._trials[str(setting)]
 
-        It is timed before, too, if there is another one that it has to be faster than.
-        """
-        if self.best is not None and not self._gains(trial := self._time(measured)):
-            return trial
+    def _examined(self, measured: Measured) -> Trial:
         setting, is_main = measured.setting, self._part.is_main
         kl = self._reference.kl(measured.main) if is_main else None
         if kl is not None and not kl <= MAX_KL:  # it may be no number
