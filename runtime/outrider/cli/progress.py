@@ -7,14 +7,20 @@ with progress_line("Loading smollm2."):
 from __future__ import annotations
 
 import logging
+import queue
 import sys
-from contextlib import contextmanager
+import threading
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from rich.status import Status
+
+
+MOST_WAITING = 1000  # messages
+_LAST_WRITES = 1.0  # seconds, at most, in which the last messages are written
 
 
 class _Handler(logging.Handler):
@@ -30,6 +36,24 @@ class _Handler(logging.Handler):
             print(record.getMessage(), file=sys.stderr, flush=True)
 
 
+class _Waiting(logging.Handler):
+    """Keeps messages for another thread, and drops them while `MOST_WAITING` are waiting."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.records = queue.Queue[logging.LogRecord | None](MOST_WAITING)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Keep one message."""
+        with suppress(queue.Full):
+            self.records.put_nowait(record)
+
+    def show(self) -> None:
+        """Show messages until None comes."""
+        while (record := self.records.get()) is not None:
+            _handler.handle(record)
+
+
 _handler = _Handler()
 
 
@@ -40,6 +64,26 @@ def show_progress() -> None:
         log.addHandler(_handler)
         log.setLevel(logging.INFO)
         log.propagate = False
+
+
+@contextmanager
+def shown_in_background() -> Iterator[None]:
+    """Write the log's messages in a thread of its own.
+
+    Who starts a server may give it a pipe for standard error and never read it. When that is full, a write waits for
+    ever, and so would every request behind it.
+    """
+    log, waiting = logging.getLogger("outrider"), _Waiting()
+    before, log.handlers = log.handlers, [waiting]
+    thread = threading.Thread(target=waiting.show, name="outrider-log", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        log.handlers = before
+        with suppress(queue.Full):
+            waiting.records.put_nowait(None)
+        thread.join(_LAST_WRITES)
 
 
 @contextmanager

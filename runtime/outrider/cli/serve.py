@@ -14,7 +14,7 @@ from outrider.bundle.folder import draft_models_of, read_bundle
 from outrider.cli.console import err, out, print_json
 from outrider.cli.opening import draft_option, open_model
 from outrider.cli.options import FiniteRange, generation_options, json_option, load_options, read_options
-from outrider.cli.progress import progress_line
+from outrider.cli.progress import progress_line, shown_in_background
 from outrider.config import COPYING
 from outrider.errors import OptionError, OutriderError, install, nearest
 
@@ -88,6 +88,7 @@ def serve(
     for model in app.state.service.models.all:
         check_drafter(model.bundle, config)
     with ExitStack() as stack:
+        stack.enter_context(shown_in_background())
         listening = [stack.enter_context(each) for each in listen_all(host, port)]
         url, models = url_of(listening[0]), app.state.service.models.all
         loading = stack.enter_context(ExitStack())

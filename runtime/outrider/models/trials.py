@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from outrider.errors import DeviceError, one_line
 from outrider.models.backends.processor import limit_on, may_divide_by_zero, widens_f16
-from outrider.models.measure import measure_exactness
+from outrider.models.measure import groups_of, measure_exactness
 from outrider.models.measure.cost import FAR, NEAR
 from outrider.models.measured import Subject
 from outrider.models.part import SMALL, this_processor
@@ -110,6 +110,7 @@ class _Search:
         self._trials: dict[str, Trial] = {}
         self._kept: dict[str, Measured] = {}
         self._timed_again: set[str] = set()
+        self._padded: set[str] = set()
         self._ahead: dict[str, Future[Any]] = {}
         self._whole: tuple[str, Future[Any]] | None = None
 
@@ -155,7 +156,8 @@ class _Search:
             OptionError, BundleError: as `Part.compile`.
         """
         while (first := self._fastest()) is not None and first.verdict == _SLOWER:
-            self._examine(first.setting, f"{self._part} is examined: {first.setting}")
+            if not self._timed_with_padding(first):
+                self._examine(first.setting, f"{self._part} is examined: {first.setting}")
         self._ahead.clear()
         return first
 
@@ -200,6 +202,25 @@ class _Search:
             timed = self._time(measured)
             best = self._trials[name] = dataclasses.replace(best, seconds=timed.seconds, score=timed.score)
         return best
+
+    def _timed_with_padding(self, trial: Trial) -> bool:
+        """Time a setting that needs the padding of one that was found exact with it; False: there is none, or twice."""
+        exact = next((each.setting.exactness for each in self.trials if each.verdict == _EXACT), Exactness())
+        if exact.rule == RowRule() or str(trial.setting) in self._padded:
+            return False
+        self._padded.add(str(trial.setting))
+        found = False
+
+        def measure(measured: Measured) -> Trial:
+            nonlocal found
+            found = groups_of(measured.main) == exact.groups
+            if not found:
+                return trial
+            measured.use(exact)
+            return self._time(measured)
+
+        self._try(trial.setting, measure)
+        return found
 
     def _gains(self, trial: Trial, best: Trial) -> bool:
         return trial.score < _GAIN * best.score

@@ -71,13 +71,22 @@ def measure_exactness(backend: PaddedBackend, known: Exactness | None = None) ->
         differences = _try(backend, known, context)
         if not any(differences.values()):
             return Exactness(known.groups, known.rule, differences)
-    groups = tuple(_groups(backend, _SQUARE))
+    groups = groups_of(backend)
     for rule in _rules(backend, groups):
         differences = _try(backend, Exactness(groups, rule), context)
         if not any(differences.values()):
             return Exactness(groups, rule, differences)
     # No padding makes this exact, so none is used: it would only cost time.
     return Exactness(groups, RowRule(), _try(backend, Exactness(groups), context))
+
+
+def groups_of(backend: PaddedBackend) -> tuple[tuple[int, ...], ...]:
+    """Numbers of rows, grouped by the bits that a row has in calls of as many, without padding.
+
+    Two settings of one model with the same groups need the same padding.
+    """
+    backend.use(Exactness())
+    return tuple(_groups(backend, _SQUARE))
 
 
 def _try(backend: PaddedBackend, exactness: Exactness, context: int) -> dict[str, float]:

@@ -1,0 +1,46 @@
+"""The log of a server that nobody reads."""
+
+from __future__ import annotations
+
+import io
+import logging
+import threading
+import time
+from typing import TYPE_CHECKING
+
+from outrider.cli import progress
+
+if TYPE_CHECKING:
+    import pytest
+
+
+class Full(io.StringIO):
+    """A pipe that is full until somebody reads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_read = threading.Event()
+
+    def write(self, text: str) -> int:
+        self.is_read.wait(30)
+        return super().write(text)
+
+
+def test_a_log_that_nobody_reads_does_not_stop_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    pipe, log = Full(), logging.getLogger("outrider")
+    monkeypatch.setattr("sys.stderr", pipe)
+    monkeypatch.setattr(log, "handlers", [])
+    monkeypatch.setattr(log, "propagate", True)
+    monkeypatch.setattr(log, "level", log.level)
+    progress.show_progress()
+    shown = list(log.handlers)
+    began = time.monotonic()
+    with progress.shown_in_background():
+        for i in range(3 * progress.MOST_WAITING):
+            log.info("%d", i)
+        assert time.monotonic() - began < 20  # not the 30 of the first write
+        pipe.is_read.set()
+    assert log.handlers == shown
+    lines = pipe.getvalue().split()
+    assert progress.MOST_WAITING <= len(lines) <= progress.MOST_WAITING + 1
+    assert lines == [str(i) for i in range(len(lines))]
