@@ -74,8 +74,14 @@ def test_a_cancelled_call_leaves_its_slot_as_it_was(
     assert slot
     try:
         main.submit([Chunk(slot, ids[:70], num_rows=0)]).wait(lambda: False)
-        with pytest.raises(CallCancelled):
-            main.submit([Chunk(slot, ids[70:], num_rows=1)]).wait(lambda: True)
+        for _ in range(100):  # a call may end before it is asked for the first time
+            try:
+                main.submit([Chunk(slot, ids[70:], num_rows=1)]).wait(lambda: True)
+            except CallCancelled:
+                break
+            slot.trim(70)
+        else:
+            pytest.fail("no call was cancelled")
         assert slot.length == 70
         row = main.submit([Chunk(slot, ids[70:], num_rows=1)]).wait(lambda: False).row(0).full().copy()
     finally:
