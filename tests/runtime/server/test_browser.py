@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from browsing import answer_with, ask, asked, chromium, opened, send, set_options
+from outrider.decoding.scheduler import Scheduler
 from outrider.server import Settings
 from serving import CONFIG, serving, wait_until
 
@@ -43,6 +45,18 @@ def endless(tiny: Path) -> Iterator[Live]:
 def page(browser: Browser, endless: Live) -> Iterator[Page]:
     with opened(browser, endless.url) as page:
         yield page
+
+
+@pytest.fixture
+def slow_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A toy's answer is still being written when a browser on a busy machine looks."""
+    share = Scheduler.share
+
+    def slowly(*args: Any, **named: Any) -> list[int]:
+        time.sleep(0.01)
+        return share(*args, **named)
+
+    monkeypatch.setattr(Scheduler, "share", slowly)
 
 
 @pytest.mark.parametrize("options", [{}, {"temperature": 1.0, "seed": 7}], ids=["greedy", "sampled"])
@@ -95,6 +109,7 @@ def test_drafts_are_shown_as_the_server_says(page: Page) -> None:
     assert shown() == sources
 
 
+@pytest.mark.usefixtures("slow_rounds")
 def test_tokens_are_coloured_while_they_come(page: Page) -> None:
     set_options(page, max_tokens=4000)
     page.get_by_role("switch", name="Show drafts").check()
@@ -104,6 +119,7 @@ def test_tokens_are_coloured_while_they_come(page: Page) -> None:
     page.get_by_text("Stopped.").and_(page.locator(f"{FIGURES} strong")).wait_for()
 
 
+@pytest.mark.usefixtures("slow_rounds")
 @pytest.mark.parametrize("by", ["button", "key"])
 def test_stop_ends_the_answer_at_the_server(page: Page, endless: Live, by: str) -> None:
     set_options(page, max_tokens=6000)
