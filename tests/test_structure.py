@@ -229,10 +229,8 @@ def test_only_the_command_line_and_the_opening_of_models_reach_the_export_half()
         # What the benchmark compares with is loaded by its adapter, in a process of its own.
         allowed = {"torch", "transformers"} if path.parts[-3:] == ("modes", "peers", "transformers.py") else set()
         assert not names & {"torch", "transformers", "optimum", "nncf", "gguf"} - allowed, path
-        # A model that is named in place of a bundle is exported: one module of the runtime asks for that. The
-        # certificate has the type of what the export half finds when it compares a model with its checkpoint.
+        # A model that is named in place of a bundle is exported: one module of the runtime asks for that.
         may_export = path.parent == RUNTIME / "cli" or path == RUNTIME / "bundle" / "opening.py"
-        may_export |= path == BENCH / "verify" / "fidelity.py"
         assert "outrider_export" not in names or may_export, path
 
 

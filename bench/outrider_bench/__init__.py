@@ -10,7 +10,7 @@
 
 Besides::
 
-    cache/         the prefix cache in conversations, and its memory
+    conversations.py  the prefix cache in conversations, and its memory
     simulation/    predictions for a pair on another machine
     traces/        pictures and summaries of traces
     verify/        the certificate: whether the promises hold on this device

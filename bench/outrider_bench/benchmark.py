@@ -23,8 +23,7 @@ from outrider_bench.modes.peers.known import PEERS
 from outrider_bench.prompts import encode_prompts
 from outrider_bench.report import page
 from outrider_bench.report.summary import collect, profile, summarize, summarize_prompts
-from outrider_bench.runs.budget import QUICK_SECONDS, Budget
-from outrider_bench.runs.measure import layers, measure, warm_up
+from outrider_bench.runs.measure import QUICK_SECONDS, Budget, layers, measure, warm_up
 from outrider_bench.runs.run_folder import RunFolder
 from outrider_bench.runs.workers import start_workers
 from outrider_bench.setting import describe_machine, describe_models, describe_versions

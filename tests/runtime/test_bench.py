@@ -37,8 +37,7 @@ from outrider_bench.prompts import Prompt, Task, encode_prompts, read_prompts
 from outrider_bench.report import page as report
 from outrider_bench.report.spread import median_ratio, quartiles, ratio_interval
 from outrider_bench.report.summary import collect, profile, summarize, summarize_prompts
-from outrider_bench.runs.budget import FEWEST_TOKENS, Budget
-from outrider_bench.runs.measure import Record, layers, measure
+from outrider_bench.runs.measure import FEWEST_TOKENS, Budget, Record, layers, measure
 from outrider_bench.runs.run_folder import RunFolder
 from outrider_bench.runs.workers import RunFailed, Worker, start_workers
 

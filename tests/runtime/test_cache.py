@@ -15,7 +15,7 @@ from outrider.models.backends import openvino_paged
 from outrider.models.measure.exactness import read
 from outrider.testing import FakeBackend, ToyTokenizer, save_toy_bundle
 from outrider.types import CallCancelled, Chunk, Prompt, Sequence, Span, keyed, mark, num_common_tokens, unmarked
-from outrider_bench.cache import conversations
+from outrider_bench import conversations
 
 if TYPE_CHECKING:
     from pathlib import Path

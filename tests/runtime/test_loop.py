@@ -25,7 +25,7 @@ from outrider.testing import FakeBackend
 from outrider.tokens.sampling import LogitsSampler
 from outrider.tokens.verifiers import BlockRejection, Coupled, Greedy
 from outrider.types import NO_PROMPT, Draft, Drafter, DraftRequest, Noise, Sequence
-from outrider_bench.modes.shuffled import Shuffled
+from outrider_bench.modes.ours import Shuffled
 
 if TYPE_CHECKING:
     from collections.abc import Sequence as Seq

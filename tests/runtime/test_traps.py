@@ -20,7 +20,7 @@ from outrider.testing import FakeBackend
 from outrider.tokens.sampling import DraftRows, LogitsSampler
 from outrider.tokens.verifiers import BlockRejection, Greedy, Threshold, TokenRejection, Typical
 from outrider.types import Draft, Noise, Outcome, Sequence
-from outrider_bench.modes.shuffled import Shuffled
+from outrider_bench.modes.ours import Shuffled
 
 if TYPE_CHECKING:
     from outrider.types import Drafter, Rows

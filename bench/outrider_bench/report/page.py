@@ -15,60 +15,16 @@ from typing import TYPE_CHECKING, Any
 from outrider_bench.report.plots import PARTS, colour, plot_acceptance, plot_lengths, plot_ratios, plot_time
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
     from collections.abc import Sequence as Seq
 
+    Row = Mapping[str, Any]
     Rows = list[list[str]]
 
-COLUMNS = (
-    "tokens/s",
-    "quartiles",
-    "speed-up",
-    "95%",
-    "slowest",
-    "first token",
-    "reading",
-    "seconds",
-    "end to end",
-    "identical",
-    "accepted",
-    "tokens/round",
-)
 
-MEANINGS = {
-    "tokens/s": "decoded tokens per second after the first token, median over prompts",
-    "quartiles": "of tokens/s: half of the prompts are between these",
-    "speed-up": "tokens/s against the reference's, run by run: median of repeats, geometric mean over prompts",
-    "95%": "the interval of the speed-up over repeats; one repeat has none",
-    "slowest": "the speed-up of the prompt where it is least",
-    "first token": "seconds up to it, median",
-    "reading": "how fast prompts are read, up to the first token, against the reference",
-    "seconds": "of a whole request, median",
-    "end to end": "seconds per token of whole requests, reading included, against the reference, with its interval",
-    "identical": "prompts with the reference's very tokens",
-    "accepted": "share of the draft tokens",
-    "tokens/round": "tokens that a pass of the main model gives",
-}
-
-
-def cells(row: Mapping[str, Any]) -> list[str]:
+def cells(row: Row) -> list[str]:
     """A row of the summary, without its mode and category, under `COLUMNS`."""
-    low, high = row["tokens_per_second_quartiles"]
-    known = "acceptance_rate" in row
-    return [
-        f"{row['tokens_per_second']:.1f}",
-        f"{low:.1f}–{high:.1f}" if row["num_prompts"] > 1 else "-",
-        times(row["speed_up"]),
-        span(row["speed_up_interval"]),
-        times(row["slowest"]),
-        f"{row['first_token_seconds']:.2f}",
-        times(row["reading"]),
-        f"{row['seconds']:.2f}",
-        times(row["end_to_end"]) + (f" ({span(interval)})" if (interval := row["end_to_end_interval"]) else ""),
-        f"{row['identical']}/{row['num_prompts']}",
-        f"{row['acceptance_rate']:.0%}" if known else "-",
-        f"{row['tokens_per_round']:.2f}" if known else "-",
-    ]
+    return [cell(row) for _, cell in COLUMNS.values()]
 
 
 def times(ratio: float | None) -> str:
@@ -81,6 +37,62 @@ def span(interval: Seq[float] | None) -> str:
     if not interval:
         return "-"
     return f"{interval[0]:.2f}–{interval[1]:.2f}" if interval[1] < 20 * interval[0] else "wide"
+
+
+def _range(low: float, high: float) -> str:
+    return f"{low:.1f}–{high:.1f}"
+
+
+def _known(figure: str, form: str) -> Callable[[Row], str]:
+    """The cell of a figure that modes of other runtimes may lack."""
+    return lambda row: format(row[figure], form) if figure in row else "-"
+
+
+# The columns of the summary: what each means, and its cell for a row.
+COLUMNS: dict[str, tuple[str, Callable[[Row], str]]] = {
+    "tokens/s": (
+        "decoded tokens per second after the first token, median over prompts",
+        lambda row: f"{row['tokens_per_second']:.1f}",
+    ),
+    "quartiles": (
+        "of tokens/s: half of the prompts are between these",
+        lambda row: _range(*row["tokens_per_second_quartiles"]) if row["num_prompts"] > 1 else "-",
+    ),
+    "speed-up": (
+        "tokens/s against the reference's, run by run: median of repeats, geometric mean over prompts",
+        lambda row: times(row["speed_up"]),
+    ),
+    "95%": (
+        "the interval of the speed-up over repeats; one repeat has none",
+        lambda row: span(row["speed_up_interval"]),
+    ),
+    "slowest": ("the speed-up of the prompt where it is least", lambda row: times(row["slowest"])),
+    "first token": ("seconds up to it, median", lambda row: f"{row['first_token_seconds']:.2f}"),
+    "reading": (
+        "how fast prompts are read, up to the first token, against the reference",
+        lambda row: times(row["reading"]),
+    ),
+    "seconds": ("of a whole request, median", lambda row: f"{row['seconds']:.2f}"),
+    "end to end": (
+        "seconds per token of whole requests, reading included, against the reference, with its interval",
+        lambda row: times(row["end_to_end"]) + (f" ({span(given)})" if (given := row["end_to_end_interval"]) else ""),
+    ),
+    "identical": ("prompts with the reference's very tokens", lambda row: f"{row['identical']}/{row['num_prompts']}"),
+    "accepted": ("share of the draft tokens", _known("acceptance_rate", ".0%")),
+    "tokens/round": ("tokens that a pass of the main model gives", _known("tokens_per_round", ".2f")),
+}
+_OF_PROMPT: dict[str, Callable[[Row], str]] = {
+    "prompt": lambda row: row["id"],
+    "mode": lambda row: row["mode"],
+    "prompt tokens": lambda row: f"{row['num_prompt_tokens']}",
+    "new tokens": lambda row: f"{row['num_new_tokens']:g}",
+    "tokens/s": lambda row: f"{row['tokens_per_second']:.1f}",
+    "range": lambda row: _range(*row["tokens_per_second_range"]),
+    "speed-up": lambda row: times(row["speed_up"]),
+    "95% interval": lambda row: span(row["speed_up_interval"]),
+    "end to end": lambda row: times(row["end_to_end"]),
+    "identical": lambda row: "yes" if row["identical"] else "NO",
+}
 
 
 def verdict(results: Mapping[str, Any]) -> str:
@@ -129,7 +141,7 @@ def markdown(results: Mapping[str, Any]) -> str:
     lines = ["# outrider bench", "", *([said, ""] if (said := verdict(results)) else [])]
     lines += [f"Against `{reference}`, over all prompts:", ""]
     lines += _markdown_table(*_overall(results))
-    lines += ["", *(f"- {name}: {meaning}" for name, meaning in MEANINGS.items())]
+    lines += ["", *(f"- {name}: {meaning}" for name, (meaning, _) in COLUMNS.items())]
     lines += ["", "Speed-up by category:", "", *_markdown_table(*_by_category(results))]
     for title, sentences in notes(results).items():
         lines += ["", f"{title}:", "", *(f"- {sentence}" for sentence in sentences)]
@@ -145,14 +157,13 @@ def html(results: Mapping[str, Any]) -> str:
     drafting = {mode: one for mode, one in profile.items() if max(one["drafted_by_round"], default=0) > 0}
     longest = max((max(one["drafted_by_round"]) for one in drafting.values()), default=1.0)
     setting = results["setting"]
+    legend = _legend([(mode, colour(modes, mode)) for mode in modes if mode != reference])
     sections = [
-        f"<h1>Outrider bench</h1><p class=lead>{escape(str(setting.get('main', '')))} on "
-        f"{escape(str(setting.get('device', '')))}, against <b>{escape(reference)}</b></p>",
+        f"<p class=lead>{escape(str(setting.get('main', '')))} on {escape(str(setting.get('device', '')))}, against "
+        f"<b>{escape(reference)}</b></p>",
         _processor(setting),
         f"<p class=lead>{escape(verdict(results))}</p>",
-        "<dl class=note>"
-        + "".join(f"<dt>{name}</dt><dd>{meaning}</dd>" for name, meaning in MEANINGS.items())
-        + "</dl>",
+        f"<dl class=note>{''.join(f'<dt>{name}</dt><dd>{each[0]}</dd>' for name, each in COLUMNS.items())}</dl>",
         _table(*_overall(results)),
         *(_notes(title, sentences) for title, sentences in notes(results).items()),
         _plot(
@@ -160,13 +171,13 @@ def html(results: Mapping[str, Any]) -> str:
             f"Against {reference}, logarithmic: to the right is faster. Lines are 95% intervals over repeats, drawn to "
             "half and double at most.",
             plot_ratios(summary, modes, reference, "speed_up"),
-            _legend([(mode, colour(modes, mode)) for mode in modes if mode != reference]),
+            legend,
         ),
         _plot(
             "End to end",
             "The same for whole requests, reading the prompt included, per token.",
             plot_ratios(summary, modes, reference, "end_to_end"),
-            _legend([(mode, colour(modes, mode)) for mode in modes if mode != reference]),
+            legend,
         ),
         _plot(
             "Acceptance by position",
@@ -191,12 +202,8 @@ def html(results: Mapping[str, Any]) -> str:
         "<h2>Setting</h2>" + _table(("", ""), [[name, _plain(value)] for name, value in setting.items()]),
         "<details><summary>Every prompt</summary>" + _table(*_by_prompt(results)) + "</details>",
     ]
-    style = (importlib.resources.files("outrider_bench") / "report" / "report.css").read_text(encoding="utf-8")
-    return (
-        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"/><title>Outrider bench</title>'
-        '<meta name="viewport" content="width=device-width, initial-scale=1"/>'
-        f"<style>{style}</style></head><body><main>\n" + "\n".join(sections) + "\n</main></body></html>\n"
-    )
+    page = (importlib.resources.files("outrider_bench") / "report" / "page.html").read_text(encoding="utf-8")
+    return page.replace("SECTIONS", "\n".join(sections))
 
 
 def _processor(setting: Mapping[str, Any]) -> str:
@@ -218,26 +225,7 @@ def _by_category(results: Mapping[str, Any]) -> tuple[list[str], Rows]:
 
 
 def _by_prompt(results: Mapping[str, Any]) -> tuple[list[str], Rows]:
-    columns = ["prompt", "mode", "prompt tokens", "new tokens", "tokens/s", "range", "speed-up", "95% interval",
-               "end to end", "identical"]  # fmt: skip
-    rows = []
-    for row in results["prompts"]:
-        low, high = row["tokens_per_second_range"]
-        rows.append(
-            [
-                row["id"],
-                row["mode"],
-                f"{row['num_prompt_tokens']}",
-                f"{row['num_new_tokens']:g}",
-                f"{row['tokens_per_second']:.1f}",
-                f"{low:.1f}–{high:.1f}",
-                times(row["speed_up"]),
-                span(row["speed_up_interval"]),
-                times(row["end_to_end"]),
-                "yes" if row["identical"] else "NO",
-            ]
-        )
-    return columns, rows
+    return [*_OF_PROMPT], [[cell(row) for cell in _OF_PROMPT.values()] for row in results["prompts"]]
 
 
 def _plot(title: str, says: str, drawing: str, legend: str = "", kind: str = "") -> str:

@@ -38,7 +38,7 @@ def plot_ratios(rows: Seq[Mapping[str, Any]], modes: Seq[str], reference: str, f
         values += [row[figure], *(_interval(row, figure) or ())]
     low, high = math.log(min(values) * 0.93), math.log(max(values) * 1.07)
     low, high = min(low, math.log(0.8)), max(high, math.log(1.25))
-    height = top + sum(bar * _num_bars(shown, c) + gap for c in categories)
+    height = top + bar * len(shown) + gap * len(categories)
     canvas = Canvas(WIDTH, height)
 
     def x(ratio: float) -> float:
@@ -147,16 +147,12 @@ def plot_lengths(mode: str, one: Mapping[str, Any], modes: Seq[str], longest_dra
         canvas.text(left - 6, y(tokens), str(tokens), "end", "small")
     kind = colour(modes, mode)
     accepted = points(one["accepted_by_round"])
-    canvas.area([(left, y(0)), *accepted, (accepted[-1][0], y(0))], f"{kind} soft")
+    canvas.path([(left, y(0)), *accepted, (accepted[-1][0], y(0))], f"{kind} soft", filled=True)
     canvas.path(points(one["drafted_by_round"]), kind)
     canvas.text(left, height - 21, "1", "middle", "small")
     canvas.text(width - 12, height - 21, str(num_rounds), "end", "small")
     canvas.text((left + width) / 2, height - 8, "round", "middle", "small")
     return canvas.markup(f"draft length over rounds, {mode}")
-
-
-def _num_bars(rows: Seq[Mapping[str, Any]], category: str) -> int:
-    return sum(row["category"] == category for row in rows)
 
 
 def _interval(row: Mapping[str, Any], figure: str) -> Seq[float] | None:

@@ -27,13 +27,10 @@ class Canvas:
         """A straight line."""
         self._add("line", "", x1=x1, y1=y1, x2=x2, y2=y2, kind=kind)
 
-    def path(self, points: list[tuple[float, float]], kind: str) -> None:
-        """A line through points."""
-        self._add("polyline", "", points=" ".join(f"{x:.1f},{y:.1f}" for x, y in points), kind=f"stroke {kind}")
-
-    def area(self, points: list[tuple[float, float]], kind: str) -> None:
-        """The polygon of points."""
-        self._add("polygon", "", points=" ".join(f"{x:.1f},{y:.1f}" for x, y in points), kind=f"fill {kind}")
+    def path(self, points: list[tuple[float, float]], kind: str, *, filled: bool = False) -> None:
+        """A line through points, or their polygon."""
+        shape, style = ("polygon", "fill") if filled else ("polyline", "stroke")
+        self._add(shape, "", points=" ".join(f"{x:.1f},{y:.1f}" for x, y in points), kind=f"{style} {kind}")
 
     def dot(self, x: float, y: float, kind: str, title: str) -> None:
         """A mark on a line."""
@@ -46,20 +43,14 @@ class Canvas:
             f"{escape(text)}</text>"
         )
 
-    def markup(self, label: str) -> str:
-        """The drawing as an element of a page. label: a description in words."""
+    def markup(self, label: str, style: str = "") -> str:
+        """The drawing: an element of a page, or a file with a style sheet of its own. label: a description in words."""
+        width, height = f"{self.width:.0f}", f"{self.height:.0f}"
+        sheet = f"<style>{style}</style>\n" if style else ""
         return (
-            f'<svg viewBox="0 0 {self.width:.0f} {self.height:.0f}" style="max-width:{self.width:.0f}px" '
-            f'role="img" aria-label="{escape(label)}">{"".join(self._shapes)}</svg>'
-        )
-
-    def document(self, label: str, style: str) -> str:
-        """The drawing as a separate file with its own style sheet."""
-        shapes = "\n".join(self._shapes)
-        return (
-            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {self.width:.0f} {self.height:.0f}" '
-            f'width="{self.width:.0f}" height="{self.height:.0f}" role="img" aria-label="{escape(label)}">\n'
-            f"<style>{style}</style>\n{shapes}\n</svg>\n"
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" '
+            f'height="{height}" style="max-width:{width}px" role="img" aria-label="{escape(label)}">\n'
+            f"{sheet}{chr(10).join(self._shapes)}\n</svg>\n"
         )
 
     def _add(self, shape: str, title: str, *, kind: str, **positions: float | str) -> None:

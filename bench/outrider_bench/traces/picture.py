@@ -69,7 +69,7 @@ def draw_timeline(timeline: Timeline, *, first: int = 1, count: int = 8) -> str:
                 drawing.span(span, y)
     _legend(canvas, {span.name for span in spans if span.kind != "request"}, bottom + 34)
     last = min(first + count - 1, len(rounds))
-    return canvas.document(f"rounds {first} to {last} of a trace: what devices and host did", _STYLE)
+    return canvas.markup(f"rounds {first} to {last} of a trace: what devices and host did", _STYLE)
 
 
 def _lanes(spans: Seq[Span], kind: str) -> list[str]:

@@ -1,5 +1,5 @@
 """`outrider verify`: checks this runtime's promises on this device, with these models.
 
-`certify` makes the checks of the certificate; `exact` compares samples with the exact distribution;
-`fidelity` compares a model with the checkpoint that it came from. Modes and prompts are those of `outrider_bench`.
+`certify` makes the checks of the certificate and `exact` compares samples with the exact distribution. Modes and
+prompts are those of `outrider_bench`.
 """

@@ -252,7 +252,7 @@ def _bench_adapter(bundle: Bundle, config: Config, prompts: list[Prompt], adapte
 
 
 def _bench_conversations(bundle: Bundle, config: Config, count: int, as_json: bool) -> None:
-    from outrider_bench.cache.conversations import measure_conversations
+    from outrider_bench.conversations import measure_conversations
     from outrider_bench.setting import describe_processor
 
     found = measure_conversations(bundle, config, count)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from outrider.cli.console import err, progress_bar
+from outrider.config import GenerationConfig
 from outrider.errors import ExportError, install
 
 if TYPE_CHECKING:
@@ -15,6 +17,7 @@ if TYPE_CHECKING:
     from outrider.engine.engine import Engine
     from outrider_bench.prompts import Prompt
     from outrider_bench.verify.certify import Check
+    from outrider_export.fidelity import Fidelity
     from outrider_export.sources import Located
 
 
@@ -53,13 +56,14 @@ def check_fidelity(
     Raises:
         ExportError: when a checkpoint cannot be read.
     """
-    from outrider_bench.verify.fidelity import answered, check_cosine
     from outrider_export.fidelity import compare_with_checkpoint
 
     with progress_bar("answering", len(prompts), quiet=quiet) as advance:
         texts = []
         for prompt in prompts:
-            texts.append(answered(engine, prompt, max_new_tokens))
+            token_ids = engine.tokenizer.encode_prompt(prompt.text)
+            answer = engine.generate(token_ids, GenerationConfig(max_new_tokens=max_new_tokens))
+            texts.append([*token_ids, *answer.token_ids])
             advance()
     checks = []
     for role, checkpoint in checkpoints.items():
@@ -67,8 +71,26 @@ def check_fidelity(
             found = compare_with_checkpoint(
                 engine.bundle, role, checkpoint, texts, engine.config, progress=_Steps(advance, quiet)
             )
-        checks.append(check_cosine(role, found, min_cosine))
+        checks.append(_check_cosine(role, found, min_cosine))
     return checks
+
+
+def _check_cosine(role: str, found: Fidelity, min_cosine: float | None) -> Check:
+    """How close a model is to the checkpoint that it came from.
+
+    role: "main" or a drafter's name. min_cosine: the least median that passes; None: report only.
+    """
+    from outrider_bench.verify.certify import Check
+
+    detail = (
+        f"{found.setting}, against {found.checkpoint} in float32, {found.num_rows:,} rows: cosine median "
+        f"{found.median:.5f}, first percentile {found.first_percentile:.5f}, minimum {found.minimum:.5f}; the same "
+        f"token on top in {found.top1_agreement:.1%}"
+    )
+    passed = None if min_cosine is None else found.median >= min_cosine
+    if min_cosine is not None:
+        detail += f"; fails where the median is below {min_cosine:g}"
+    return Check(f"fidelity, {role} model", passed, detail, asdict(found))
 
 
 class _Steps:

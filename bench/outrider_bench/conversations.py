@@ -7,21 +7,22 @@ Token ids are random, because the figures depend only on their number.
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
 import multiprocessing
 import statistics
+import sys
 import time
 from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from outrider.types import Chunk
-from outrider_bench.cache.memory import resident_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from outrider.bundle.folder import Bundle
     from outrider.config import Config
@@ -154,3 +155,28 @@ def _texts(engine: Engine) -> Iterator[list[int]]:
     most = engine.bundle.manifest.main.vocab_size
     while True:
         yield rng.integers(0, most, _LONG).tolist()
+
+
+def resident_bytes() -> int:
+    """Resident bytes of this process; on Linux without pages of mapped files, which vary."""
+    if sys.platform == "win32":
+        return _working_set()
+    status = Path("/proc/self/status")
+    if status.exists():
+        line = next(line for line in status.read_text().splitlines() if line.startswith("RssAnon:"))
+        return int(line.split()[1]) * 1024
+    import resource
+
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # the highest so far; in bytes on macOS
+
+
+def _working_set() -> int:
+    """For Windows; not verified there."""
+    # PROCESS_MEMORY_COUNTERS of psapi.h: two numbers of 32 bits, the first its size; then eight of 64.
+    counters = (ctypes.c_uint64 * 9)(72)
+    kernel = ctypes.CDLL("kernel32")
+    kernel.GetCurrentProcess.restype = ctypes.c_void_p
+    kernel.K32GetProcessMemoryInfo.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint32)
+    if not kernel.K32GetProcessMemoryInfo(kernel.GetCurrentProcess(), ctypes.byref(counters), 72):
+        raise OSError("the process's memory cannot be asked for")
+    return counters[2]  # behind the highest working set

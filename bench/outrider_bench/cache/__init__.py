@@ -1,1 +1,0 @@
-"""`outrider bench --conversations`: the prefix cache in conversations, and its memory."""
