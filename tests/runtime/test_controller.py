@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from outrider.decoding.loop import step
 from outrider.decoding.scheduler import Scheduler
-from outrider.drafters import DraftModel
+from outrider.drafters import DraftModel, Suffix
 from outrider.drafters.controller import Acceptance, ConfidenceThreshold, Controller, Record, Records, Share
 from outrider.drafters.controller.answer import Answer
 from outrider.drafters.controller.batch import Batch, best_length
@@ -87,6 +87,45 @@ def test_copies_that_are_always_wrong_have_a_budget(num: int) -> None:
     world = World(50.0)
     world.controller = Controller(world.main, cost_of(MAIN_MS), copier=Liar())
     assert [speed_up(world, num=num) > 0.97 for _ in range(3)] == [True] * 3
+
+
+class Asked(Suffix):
+    """Notes the requests, and the confidences of what it proposed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.proposed: list[list[float]] = []
+
+    def propose(self, requests: Seq[DraftRequest]) -> list[Draft]:
+        drafts = super().propose(requests)
+        self.proposed.append([each for draft in drafts for each in draft.confidences or []])
+        return drafts
+
+
+def test_copies_that_cannot_pay_are_not_considered() -> None:
+    """Where a row costs much, a copy is followed no farther than it may pay, and seldom looked at while none does."""
+    texts = [[(7 * i * i + 3 * n) % 50 for i in range(100)] for n in range(4)]
+    looks = {}
+    costs = {"cheap": cost_of({1: 40.0, 32: 41.0}), "dear": cost_of({1: 5.0, 32: 160.0}, change=0.01)}
+    for name, cost in costs.items():
+        world, copier = World(model=False), Asked()
+        world.controller = Controller(world.main, cost, copier=copier)
+        plain, _ = world.decode_together(texts, False, 60)
+        assert world.decode_together(texts, True, 60)[0] == plain
+        looks[name] = copier.proposed
+    cheap, dear = looks["cheap"], looks["dear"]
+    assert len(dear) < 60 / 2
+    assert sum(map(len, dear)) / len(dear) < sum(map(len, cheap)) / len(cheap) / 2
+
+
+@pytest.mark.parametrize("together", [1, 4])
+def test_a_copy_is_found_although_copies_rest(together: int) -> None:
+    """A text that begins to repeat itself is copied soon, at any price that it can pay."""
+    world = World(copies=Suffix(), model=False, periods=((60, 20),))
+    prompts = [[(7 * i * i + 3 * n) % 50 for i in range(20)] for n in range(together)]
+    _, plain = world.decode_together(prompts, False, 160)
+    _, drafted = world.decode_together(prompts, True, 160)
+    assert sum(plain) > 1.6 * sum(drafted)
 
 
 @pytest.mark.parametrize("count", [2, 4, 8])

@@ -207,7 +207,7 @@ def test_what_a_drafter_can_do_it_says_itself() -> None:
     assert Controller(backend, COST, copier=Suffix(), models={"draft": model}).goes_ahead
     assert not Controller(backend, COST, copier=Suffix()).goes_ahead
     assert model.seconds_for([1, 1], 256) == COST.together([1, 1])
-    copier, request = Suffix(), make_request(None).draft_request
+    copier, request = Suffix(), make_request(None).draft_request()
     assert copier.is_free
     assert copier.can_draft(request)
     assert copier.seconds_for([9], 256) == copier.num_unread(request.sequence) == copier.ahead_seconds == 0

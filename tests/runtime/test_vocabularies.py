@@ -151,7 +151,7 @@ def test_a_single_shared_token_is_all_that_is_proposed() -> None:
     request = make_request(drafter, [1, 1, 1], 3, max_new_tokens=9)
     assert drafter.reserve(request.sequence, 20)
     request.sequence.token_ids.append(1)
-    (proposed,) = drafter.propose([request.draft_request])
+    (proposed,) = drafter.propose([request.draft_request()])
     assert proposed.token_ids == [1, 1, 1]
 
 
@@ -185,9 +185,9 @@ def test_a_drafter_whose_text_is_not_complete_does_not_draft() -> None:
         request = make_request(drafter, [0], 3)
         assert drafter.reserve(request.sequence, 20)
         request.sequence.token_ids.append(1)
-        assert not drafter.propose([request.draft_request])[0].token_ids
+        assert not drafter.propose([request.draft_request()])[0].token_ids
         request.sequence.token_ids.append(2)
-        assert drafter.propose([request.draft_request])[0].token_ids
+        assert drafter.propose([request.draft_request()])[0].token_ids
 
 
 def test_the_draft_models_own_beginning_takes_the_place_of_the_main_models() -> None:
@@ -226,7 +226,7 @@ def test_text_becomes_main_tokens(script: list[int], limit: int, expected: list[
     request = make_request(drafter, [0, 0], limit, max_new_tokens=20)
     assert drafter.reserve(request.sequence, 22)
     request.sequence.token_ids.append(0)
-    (proposed,) = drafter.propose([request.draft_request])
+    (proposed,) = drafter.propose([request.draft_request()])
     assert proposed.token_ids == expected
     assert proposed.probs is None
 
@@ -240,10 +240,10 @@ def test_own_tokens_are_kept_as_far_as_they_spell_the_text() -> None:
     request = make_request(drafter, [0], 2, max_new_tokens=20)
     assert drafter.reserve(request.sequence, 21)
     request.sequence.token_ids.append(0)
-    assert drafter.propose([request.draft_request])[0].token_ids == [1, 2]
+    assert drafter.propose([request.draft_request()])[0].token_ids == [1, 2]
     request.sequence.token_ids += [1, 2, 0, 0]
     backend.calls.clear()
-    drafter.propose([request.draft_request])
+    drafter.propose([request.draft_request()])
     slot: Any = drafter._states[request.sequence].slot
     assert slot.token_ids[:5] == [0, 0, 2, 0, 0]
     assert backend.calls[0] == [2]  # and its own "a", which it had not read

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from outrider.decoding.observer import DraftStage, Observer
     from outrider.decoding.request import Request
-    from outrider.types import Drafter, DraftPolicy, DraftRequest, Pending
+    from outrider.types import Drafter, DraftPolicy, Pending
 
 
 def propose(requests: Seq[Request], vocab_size: int, observer: Observer | None = None) -> list[Turn | None]:
@@ -40,7 +40,7 @@ def propose(requests: Seq[Request], vocab_size: int, observer: Observer | None =
             request.fail(error)
             continue
         if forced:
-            turns[i] = Turn(request.draft_request, draft=Draft(forced))
+            turns[i] = Turn(request.draft_request(), draft=Draft(forced))
         else:
             groups.setdefault(request.policy, []).append(i)
     together = sum(request.decodes for request in requests)
@@ -72,7 +72,7 @@ def _choose(
 ) -> Seq[Turn]:
     """The policy's turns, one for each request. together: answers of this round, those of other policies included."""
     with _observed(observer, "choose", requests) as drafts:
-        chosen = policy.choose([_draft_request(request, together, observer) for request in requests])
+        chosen = policy.choose([request.draft_request(request.slot, together, observer) for request in requests])
         for request, turn in zip(requests, chosen, strict=True):
             turn.draft = _taken(request, turn, vocab_size, turn.copier)
             drafts.append(turn.draft)
@@ -161,11 +161,6 @@ def _observed(observer: Observer | None, stage: DraftStage, requests: Seq[Reques
         observer.drafted(drafts, error)
         raise
     observer.drafted(drafts)
-
-
-def _draft_request(request: Request, together: int, observer: Observer | None) -> DraftRequest:
-    """The request for a drafter, with the sequence's slot and the observer of the drafter's calls."""
-    return replace(request.draft_request, slot=request.slot, together=together, observer=observer)
 
 
 def _fail(requests: Seq[Request], error: BaseException) -> None:

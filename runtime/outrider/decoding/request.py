@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from outrider.tokens.sampling import DraftRows
     from outrider.types import (
         Backend,
+        CallObserver,
         Committed,
         Draft,
         Drafter,
@@ -115,9 +116,10 @@ class Request:
         left = sequence.num_prompt_tokens + self.max_new_tokens - len(sequence)
         return min(self.num_assistant_tokens, left - 1)
 
-    @property
-    def draft_request(self) -> DraftRequest:
-        """The request for the drafter."""
+    def draft_request(
+        self, slot: Slot | None = None, together: int = 1, observer: CallObserver | None = None
+    ) -> DraftRequest:
+        """The request for the drafter. slot, together, observer: as in `DraftRequest`."""
         sequence = self.sequence
         return DraftRequest(
             sequence=sequence,
@@ -130,6 +132,9 @@ class Request:
             num_left=sequence.num_prompt_tokens + self.max_new_tokens - len(sequence),
             ahead=self.ahead,
             trees=self.trees,
+            observer=observer,
+            slot=slot,
+            together=together,
         )
 
     @property

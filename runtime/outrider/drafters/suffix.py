@@ -62,8 +62,9 @@ class Suffix(Copier):
         return [self._propose_one(request) for request in requests]
 
     def observe(self, sequence: Sequence, committed: Committed) -> None:
-        """Index as many tokens as the main model has read."""
-        self._index(sequence, len(committed.token_ids))
+        """Index as many tokens of the prompt as the main model has read. Those of the answer follow in `propose`."""
+        if self._indexes[sequence].num_tokens < sequence.num_prompt_tokens:
+            self._index(sequence, len(committed.token_ids))
 
     def release(self, sequence: Sequence) -> None:
         """Drop a sequence's index."""
@@ -102,8 +103,8 @@ class Suffix(Copier):
         sources = self._sources(request)
         token_ids: list[int] = []
         confidences: list[float] = []
-        all_accepted = 1.0
-        while len(token_ids) < request.limit:
+        all_accepted, rule = 1.0, request.rule
+        while len(token_ids) < request.limit and (not rule or not token_ids or rule.wants_more(confidences)):
             token_id, chance = max((source.guess() for source in sources), key=lambda guess: guess[1])
             all_accepted *= chance
             if all_accepted <= self.min_chance:

@@ -122,7 +122,9 @@ class SuffixAutomaton:
     def followers(self, match: Match, token_id: int | None = None) -> Followers:
         """The tokens that followed the match, or how often this token did. A match of length 0 is everywhere."""
         following, count, latest = self._next[match.state], self._count, self._latest
-        if token_id is None:
+        if token_id is None and len(following) == 1:  # as most long matches have: quicker
+            (token_id,) = following
+        elif token_id is None:
             token_id = max(following, key=lambda token_id: (count[following[token_id]], latest[following[token_id]]))
         total = sum([count[state] for state in following.values()])
         return Followers(token_id, count[following[token_id]], total, len(following))

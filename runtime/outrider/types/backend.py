@@ -81,6 +81,11 @@ class Rounding:
         if not (1 <= self.least <= _MOST and 1 <= self.multiple <= _MOST):
             raise ValueError(f"rows are rounded up to numbers from 1 to {_MOST}")
 
+    @property
+    def is_none(self) -> bool:
+        """Whether all numbers stay as they are."""
+        return self.least == self.multiple == 1
+
     def __call__(self, count: int) -> int:
         """Round `count` up."""
         return -(-max(count, self.least) // self.multiple) * self.multiple
@@ -113,7 +118,7 @@ class RowRule:
 
     def num_rows(self, counts: Iterable[int]) -> int:
         """Rows that a call computes for answers with `counts` rows each, without the dummy rows of every call."""
-        is_padded = not (self.apart or self.separate)
+        is_padded = not (self.apart or self.separate or self.sequence.is_none)
         return self.call(sum(map(self.sequence, counts) if is_padded else counts))
 
     @property

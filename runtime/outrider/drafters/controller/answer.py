@@ -153,7 +153,8 @@ class Answer:
             if token_id != said:
                 break
         copied = self.copy.token_ids[: len(committed)]
-        self.goes_on = bool(copied) and copied == committed[: len(copied)]
+        self.goes_on = bool(copied) and copied == committed[: len(copied)] and len(committed) <= len(copied) + 1
+        self.copy = NO_DRAFT
 
     def _copy_records(self, count: int) -> list[Acceptance]:
         """What is known of each token of a copy: that the first is right, where none was before, is less likely."""

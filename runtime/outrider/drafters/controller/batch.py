@@ -47,7 +47,7 @@ class Batch:
         reached = [(kept, i) for i, each in enumerate(chances) for kept in accumulate(each, mul)]
         lengths = [0] * len(chances)
         most = sum(kept for kept, _ in reached)
-        if most <= self.rate * self._cheapest():
+        if most <= self.rate * self.cheapest:
             return lengths
         reached.sort(key=lambda token: -token[0])  # stable: a token comes behind those before it
         best, best_value, value = list(lengths), 0.0, 0.0
@@ -80,7 +80,8 @@ class Batch:
             self._added[total] = max(seconds, 0.0)
         return self._added[total]
 
-    def _cheapest(self) -> float:
+    @property
+    def cheapest(self) -> float:
         """The least seconds that any draft adds to a plain round."""
         if not self.cost.one_call:
             return 0.0
@@ -132,6 +133,18 @@ class ModelPrice:
             rate * (seconds + self.drafting(k)) for k, seconds in enumerate(self.check[: min(limit, self.most) + 1])
         ]
         return best_length([chance] * (len(costs) - 1), costs)[1] > 0
+
+
+def row_prices(batch: Batch) -> list[float]:
+    """Seconds of the rows of one answer's 1, 2, … draft tokens, where the machine's scale is 1; no more than they cost.
+
+    A row's price is the average of its own and of those behind it that make that least: padding is free.
+    """
+    cost, others = batch.cost, [1] * (batch.together - 1)
+    seconds = [cost.together([k + 1, *others], batch.context) / cost.scale for k in range(LONGEST + 1)]
+    return [
+        max(min((seconds[n] - seconds[k]) / (n - k) for n in range(k + 1, LONGEST + 1)), 0.0) for k in range(LONGEST)
+    ]
 
 
 def best_length(chances: Seq[float], costs: Seq[float]) -> tuple[float, int]:

@@ -9,15 +9,16 @@ verifying it, at the recent rate of the answer.
 from __future__ import annotations
 
 import dataclasses
+import math
 from itertools import accumulate
 from operator import mul
 from typing import TYPE_CHECKING
 
 from outrider.drafters.controller.answer import Answer, ModelAnswer, PricedTurn
-from outrider.drafters.controller.batch import Batch, ModelPrice, best_length
+from outrider.drafters.controller.batch import Batch, ModelPrice, best_length, row_prices
 from outrider.drafters.controller.lookahead import Lookahead
 from outrider.drafters.controller.records import Records, confidences_of
-from outrider.drafters.controller.rules import WorthIt
+from outrider.drafters.controller.rules import WorthCopying, WorthIt
 from outrider.models.measure import ALONE, LONGEST, NEAR
 from outrider.types import NO_DRAFT
 
@@ -29,6 +30,10 @@ if TYPE_CHECKING:
     from outrider.types import Backend, Committed, Draft, Drafter, DraftRequest, Pending, Sequence, Turn
 
 _QUICKLY_READ = 1.0  # rounds of plain decoding: a prompt that is read in less is read at once
+# Considering copies takes time, too. Where a draft has to bring n tokens to be worth its cost, each needs a chance of
+# n / (1 + n), and a match of m tokens has one of 1 − (2 / 3)^m (see `Suffix`). So where nothing was worth it, nothing
+# is until a match is that long. Other answers may have longer ones, so that copies do not rest for long.
+_PER_MATCHED, _LONGEST_REST = 1.5, 4
 
 
 class Controller:
@@ -63,6 +68,8 @@ class Controller:
         self._check_began = self._expected_check = 0.0
         self._drafting_began: dict[str, float] = {}
         self._rows_before = main_cost.rule.num_rows([1])
+        self._rest = 0  # rounds that begin until copies are considered again
+        self._row_prices: dict[tuple[int, int], list[float]] = {}  # by answers and context, where the scale is 1
         # By model: answers that it drafted for in the last round, and that share its price in this one; see `_price`.
         self._num_drafting = dict.fromkeys(self._models, 1)
         self._num_sharing = dict.fromkeys(self._models, 1)
@@ -71,8 +78,11 @@ class Controller:
     def choose(self, requests: Seq[DraftRequest]) -> list[PricedTurn]:
         """For each request the turn that is worth most: a copy, a draft of a model, or nothing."""
         batch = self._batch(requests)
-        copies = self._copier.propose(requests) if self._copier else [NO_DRAFT] * len(requests)
-        lengths = self._copy_lengths(requests, copies, batch)
+        copies, lengths = [NO_DRAFT] * len(requests), [0] * len(requests)
+        if self._copier and not self._rest:
+            copies = self._copies(self._copier, requests, batch)
+            lengths = self._copy_lengths(requests, copies, batch)
+        self._rest = max(self._rest - 1, 0)
         prices = {name: self._price(name, requests, batch) for name in self._models}
         turns = [
             self._plan(request, copy, length, batch, prices)
@@ -165,27 +175,39 @@ class Controller:
         least = cost.rule.num_rows([1] * together)
         return Batch(cost, together, context, plain, rate, least, self._rows_before, cost.scale * cost.change)
 
+    def _copies(self, copier: Drafter, requests: Seq[DraftRequest], batch: Batch) -> list[Draft]:
+        """A copy for each request, as far as a token could be worth its row."""
+        key = batch.together, int(batch.context) // NEAR
+        if key not in self._row_prices:
+            self._row_prices[key] = row_prices(batch)
+        prices = [batch.rate * self._main_cost.scale * seconds for seconds in self._row_prices[key]]
+        answers, asked = [self._answers[request.sequence] for request in requests], []
+        for answer, request in zip(answers, requests, strict=True):
+            answer.observe_copy(request.sequence)
+            asked.append(dataclasses.replace(request, rule=WorthCopying(answer.copy_chances, prices)))
+        copies = copier.propose(asked)
+        for answer, request, copy in zip(answers, requests, copies, strict=True):
+            answer.copy, answer.copied_at = copy, len(request.sequence)
+        return copies
+
     def _copy_lengths(self, requests: Seq[DraftRequest], copies: Seq[Draft], batch: Batch) -> list[int]:
         """How many tokens of each copy to draft.
 
         Tokens that pay by a careful estimate are always drafted. Others have a budget, so that an answer whose copies
         are all wrong is hardly slower.
         """
-        sure: list[list[float]] = []
-        hoped: list[list[float]] = []
-        budget = 0.0
-        for request, copy in zip(requests, copies, strict=True):
-            answer = self._answers[request.sequence]
-            answer.observe_copy(request.sequence)
-            answer.copy, answer.copied_at = copy, len(request.sequence)
-            confidences = confidences_of(copy)[: min(request.limit, LONGEST)]
-            sure.append(answer.copy_chances(confidences, careful=True))
-            hoped.append(answer.copy_chances(confidences))
-            budget += answer.budget
-        if not any(hoped):
-            return [0] * len(copies)
-        best, safe = batch.allot(hoped), batch.allot(sure)
-        return best if batch.added(best) - batch.added(safe) <= budget else safe
+        answers = [self._answers[request.sequence] for request in requests]
+        confidences = [confidences_of(c)[: min(r.limit, LONGEST)] for c, r in zip(copies, requests, strict=True)]
+        both = [*zip(answers, confidences, strict=True)]
+        best = batch.allot([answer.copy_chances(each) for answer, each in both])
+        if not any(best):  # lower chances are worth even less
+            self._rest = min(int(math.log(1 + batch.rate * batch.cheapest, _PER_MATCHED)), _LONGEST_REST)
+            return best
+        budget, added = sum(answer.budget for answer in answers), batch.added(best)
+        if added <= budget:
+            return best
+        safe = batch.allot([answer.copy_chances(each, careful=True) for answer, each in both])
+        return best if added - batch.added(safe) <= budget else safe
 
     def _price(self, name: str, requests: Seq[DraftRequest], batch: Batch) -> ModelPrice:
         """A model's price in this round. Answers share its calls, so it depends on how many it drafts for.
@@ -292,6 +314,7 @@ class Controller:
             verifier, adapter = request.verifier, request.sequence.adapter
             models = {name: ModelAnswer.of(self.records.of_model(verifier, name, adapter)) for name in self._models}
             record = self.records.of(verifier, adapter)
+            self._rest = 0
             answer = self._answers[request.sequence] = Answer(record, tokens=1.0, seconds=plain, models=models)
         return answer
 

@@ -13,8 +13,23 @@ if TYPE_CHECKING:
     from outrider.drafters.controller.lookahead import Lookahead
 
 
+class _Chain:
+    """A rule without second candidates, which has all masks behind each row."""
+
+    __slots__ = ()
+    wants_seconds = False
+
+    def places_of_seconds(self, confidences: Seq[float]) -> list[int]:  # noqa: ARG002
+        """None."""
+        return []
+
+    def num_masks(self, confidences: Seq[float], most: int) -> list[int]:
+        """All of them behind each row."""
+        return [most] * (len(confidences) + 1)
+
+
 @dataclass(frozen=True, slots=True)
-class ConfidenceThreshold:
+class ConfidenceThreshold(_Chain):
     """Wants more while the last token was drafted with at least this confidence.
 
     OpenVINO GenAI's `assistant_confidence_threshold`. The token that ends a draft is part of it.
@@ -26,15 +41,21 @@ class ConfidenceThreshold:
         """Whether another token is wanted."""
         return not confidences or confidences[-1] >= self.threshold
 
-    wants_seconds = False
 
-    def places_of_seconds(self, confidences: Seq[float]) -> list[int]:  # noqa: ARG002
-        """None."""
-        return []
+@dataclass(frozen=True, slots=True)
+class WorthCopying(_Chain):
+    """Wants more of a copy while a next token could be worth its row, if it were right. Considering it takes time.
 
-    def num_masks(self, confidences: Seq[float], most: int) -> list[int]:
-        """All of them behind each row."""
-        return [most] * (len(confidences) + 1)
+    chances: of tokens with these confidences to be accepted, each if those before it are. prices: of each token's row.
+    """
+
+    chances: Callable[[Seq[float]], Seq[float]]
+    prices: Seq[float]
+
+    def wants_more(self, confidences: Seq[float]) -> bool:
+        """Whether a next token could be worth its row."""
+        k = len(confidences)
+        return k < len(self.prices) and prod(self.chances(confidences)) > self.prices[k]
 
 
 @dataclass(frozen=True, slots=True)
