@@ -3,16 +3,12 @@ models.md from the architectures that are tried.
 
     python docs/generate.py             # after a change to an option or to a command's help
     python docs/generate.py --check     # exit code 1 if a page is not what this script would write
-
-An option's meaning is the comment above its field, else the one behind it.
 """
 
 from __future__ import annotations
 
-import ast
 import dataclasses
 import inspect
-import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -24,7 +20,7 @@ from outrider.bundle.architectures import REFUSED
 from outrider.cli.options import generation_options, load_options
 from outrider.config import DeviceConfig, GenerationConfig, SchedulerConfig
 from outrider.config.files import find_presets
-from outrider.errors import OptionError
+from outrider.config.option import options_of
 from outrider_export.architectures import ARCHITECTURES
 from outrider_export.direct.forms import FORMS
 
@@ -44,7 +40,7 @@ SECTIONS = {
 OPTIONS_HEAD = """\
 # Options
 
-<!-- Made by docs/generate.py from runtime/outrider/config/__init__.py. Change its comments, and run the script. -->
+<!-- Made by docs/generate.py from runtime/outrider/config. Change the descriptions there, and run the script. -->
 
 All options have the same name in Python, in TOML files and on the command line, where `_` becomes `-`:
 
@@ -170,13 +166,15 @@ def options_page() -> str:
     parts = [OPTIONS_HEAD, "Presets:\n", "\n".join(presets) + "\n"]
     flags = {parameter.name: parameter.opts[0] for parameter in _shared_parameters()}
     for title, (config, intro) in SECTIONS.items():
-        meanings = _meanings(config)
+        described = options_of(config)
         rows = ["| option | type | default | allowed | meaning |", "|---|---|---|---|---|"]
         missing = []
         for option in dataclasses.fields(config):
             kind = str(option.type).replace(" | ", "` or `")  # a bar would end the cell
-            allowed, meaning = _allowed(config, option.name), meanings[option.name]
-            rows.append(f"| `{option.name}` | `{kind}` | `{_default(option)}` | {allowed} | {meaning} |")
+            each = described[option.name]
+            default = f"{each.default:g}" if isinstance(each.default, float) else repr(each.default)
+            meaning = each.describe(f"`{each.default}`" if each.default == "auto" else default)
+            rows.append(f"| `{option.name}` | `{kind}` | `{default}` | {each.says} | {meaning} |")
             if option.name not in flags:
                 missing.append(f"`{option.name}`")
         parts += [f"## {title.capitalize()}: `{config.__name__}`\n", f"{intro}\n", "\n".join(rows) + "\n"]
@@ -280,45 +278,6 @@ def _first_comment(path: Path) -> str:
             break
         lines.append(line.lstrip("# "))
     return " ".join(lines)
-
-
-def _meanings(config: type) -> dict[str, str]:
-    """What the comments of a class's fields say: the lines above a field, else the one behind it."""
-    lines = inspect.getsource(config).splitlines()
-    tree = ast.parse("\n".join(lines)).body[0]
-    if not isinstance(tree, ast.ClassDef):
-        raise TypeError(f"{config} is not a class")
-    meanings = {}
-    for node in tree.body:
-        if not isinstance(node, ast.AnnAssign) or not isinstance(node.target, ast.Name):
-            continue
-        behind = lines[(node.end_lineno or node.lineno) - 1][node.end_col_offset :].strip()
-        above: list[str] = []
-        at = node.lineno - 2
-        while lines[at].strip().startswith("#"):
-            above.insert(0, lines[at].strip())
-            at -= 1
-        said = " ".join(line.lstrip("# ") for line in (above or [behind]))
-        said = re.sub(r'((?:\w+=)?"\w[\w-]*")', r"`\1`", said)
-        meanings[node.target.id] = said[:1].upper() + said[1:].rstrip(".") + "."
-    return meanings
-
-
-def _allowed(config: type, name: str) -> str:
-    """The rule of an option, in the words of the error that another value raises."""
-    try:
-        config(**{name: object()})
-    except OptionError as error:
-        return re.sub(r"^.*? is not ", "", str(error)).rstrip(".")
-    raise RuntimeError(f"{config.__name__}.{name} takes anything")
-
-
-def _default(option: dataclasses.Field[Any]) -> str:
-    if option.default is not dataclasses.MISSING:
-        return repr(option.default)
-    if option.default_factory is not dataclasses.MISSING:
-        return repr(option.default_factory())
-    raise RuntimeError(f"{option.name} has no default")
 
 
 def main(arguments: list[str]) -> int:

@@ -30,7 +30,7 @@ from outrider_bench.modes.make import default_modes, default_peers, make_modes
 from outrider_bench.modes.mode import Run
 from outrider_bench.modes.name import ModeName, split_modes
 from outrider_bench.modes.peers import genai
-from outrider_bench.modes.peers.check import check_options, check_peer
+from outrider_bench.modes.peers.check import check_peer, follow_options
 from outrider_bench.modes.peers.known import PEERS
 from outrider_bench.modes.setup import Setup
 from outrider_bench.prompts import Prompt, Task, encode_prompts, read_prompts
@@ -515,11 +515,14 @@ def test_runs_cannot_copy_from_one_another(setup: Setup) -> None:
 
 
 def test_a_peer_is_not_asked_for_what_it_lacks() -> None:
-    check_options("peer", "mode", GenerationConfig(top_k=3), ("top_k",))
-    with pytest.raises(OptionError, match="peer has no top_k here, so mode 'm' cannot be compared"):
-        check_options("peer", "m", GenerationConfig(top_k=3), ())
+    config = GenerationConfig(temperature=1, min_p=0.1, max_new_tokens=5)
+    assert follow_options("llamacpp", "peer", "m", config).items() >= {"temperature": 1, "min_p": 0.1}.items()
+    with pytest.raises(OptionError, match="peer has no min_p here, so mode 'm' cannot be compared"):
+        follow_options("ortgenai", "peer", "m", config)
+    with pytest.raises(OptionError, match="peer has no temperature here"):
+        follow_options("genai", "peer", "m", config, but="temperature")
     with pytest.raises(OptionError, match="peer has no sampling='typical' here"):
-        check_options("peer", "m", GenerationConfig(temperature=1, sampling="typical"), ("temperature",))
+        follow_options("genai", "peer", "m", config.replace(sampling="typical"))
 
 
 @pytest.mark.parametrize(
@@ -535,7 +538,7 @@ def test_a_peer_is_not_asked_for_what_it_lacks() -> None:
 )
 def test_no_peer_follows_what_makes_another_text(options: dict[str, Any]) -> None:
     with pytest.raises(OptionError, match=f"peer has no {next(iter(options))} here"):
-        check_options("peer", "m", GenerationConfig(**options), ())
+        follow_options("genai", "peer", "m", GenerationConfig(**options))
 
 
 def test_every_peer_is_documented() -> None:

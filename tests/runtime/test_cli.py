@@ -258,7 +258,7 @@ def fails(capsys: pytest.CaptureFixture[str], exit_code: int, message: str, *arg
         (2, "npu_window=0 is not an integer", ["generate", "b", "p", "--npu-window", "0"]),
         (2, "max_num_batched_tokens=1 is not", ["generate", "b", "p", "--max-num-batched-tokens", "1"]),
         (2, "'5' is not ID=VALUE", ["generate", "b", "p", "--logit-bias", "5"]),
-        (2, "'5=2' is the second value for token 5", ["bench", "b", "--logit-bias", "5=1", "--logit-bias", "5=2"]),
+        (2, "'5=2' is the second value for 5", ["bench", "b", "--logit-bias", "5=1", "--logit-bias", "5=2"]),
         (2, "logit_bias={'-1': 2.0} is not a table", ["generate", "b", "p", "--logit-bias", "-1=2"]),
         (2, "--logprobs prints with --json only", ["generate", "b", "p", "--logprobs", "2"]),
         (2, "min_new_tokens=99 is more than max_new_tokens=64", ["tune", "b", "--min-new-tokens", "99"]),

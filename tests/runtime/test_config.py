@@ -93,9 +93,9 @@ def test_a_table_is_copied() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"references": ["a", ""]}, "references is not a text or a list of texts, none of them empty"),
-        ({"references": [1]}, "references is not a text"),
-        ({"references": 1}, "references is not a text"),
+        ({"references": ["a", ""]}, r"references=\('a', ''\) is not a text or a list of texts, none of them empty"),
+        ({"references": [1]}, r"references=\(1,\) is not a text"),
+        ({"references": 1}, "references=1 is not a text"),
         ({"typical_p": 0}, "typical_p=0 is not a number above 0"),
         ({"typical_p": 1.1}, "typical_p=1.1 is not"),
         ({"no_repeat_ngram_size": -1}, "no_repeat_ngram_size=-1 is not an integer of at least 0"),
@@ -113,7 +113,7 @@ def test_a_table_is_copied() -> None:
         ({"logit_bias": {1: 1, "1": 2}}, "is not a table of token ids, each once"),
         ({"logprobs": 21}, "logprobs=21 is not an integer from 0 to 20"),
         ({"logprobs": True}, "logprobs=True is not"),
-        ({"logprobs": 1, "logprobs_of": "raw"}, "logprobs_of='raw' is not 'unprocessed' or 'processed'"),
+        ({"logprobs": 1, "logprobs_of": "raw"}, "logprobs_of='raw' is not one of unprocessed, processed"),
         ({"logprobs_of": "processed"}, "logprobs_of='processed' needs logprobs: set it to 0 or more"),
     ],
 )

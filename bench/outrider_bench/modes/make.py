@@ -9,8 +9,8 @@ from outrider.config import COPYING
 from outrider.errors import OptionError, nearest
 from outrider_bench.modes.name import ModeName
 from outrider_bench.modes.ours import Ours
-from outrider_bench.modes.peers.check import check_options, check_peer, precisions_of
-from outrider_bench.modes.peers.known import FASTEST, GENAI_FOLLOWED, PEERS
+from outrider_bench.modes.peers.check import check_peer, follow_options, precisions_of
+from outrider_bench.modes.peers.known import FASTEST, PEERS
 from outrider_bench.modes.setup import Setup
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def default_peers(setup: Setup) -> list[str]:
     """openvino-genai in its default precision, and in the fastest if there are several; none if it cannot run."""
     default, fastest = ModeName.parse("genai"), ModeName.parse(f"genai/{FASTEST}")
     try:
-        check_options("openvino-genai", default.text, setup.config.generation, GENAI_FOLLOWED)
+        follow_options("genai", "openvino-genai", default.text, setup.config.generation)
         check_peer(default, setup)
     except OptionError:
         return []

@@ -1,15 +1,18 @@
-"""Options that several commands share; their names are those of `outrider.config`."""
+"""Options that several commands share: those of `outrider.config`, by their descriptions, and a few more."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from outrider.cli.console import err
+from outrider.config import DeviceConfig, GenerationConfig, SchedulerConfig, without_word
 from outrider.config.files import find_presets, load_config, user_path
+from outrider.config.option import options_of
 from outrider.errors import OptionError
 from outrider.system.files import shown, why
 
@@ -17,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from outrider.config import Config
+    from outrider.config.option import Option
     from outrider.engine.engine import Engine
 
 
@@ -31,33 +35,24 @@ class FiniteRange(click.FloatRange):
         return number
 
 
-def _read_biases(context: click.Context, parameter: click.Parameter, given: tuple[str, ...]) -> dict[str, float] | None:
-    """A table from ID=VALUE pairs; None without pairs."""
-    biases = {}
-    for pair in given:
-        token_id, _, value = pair.partition("=")
-        if token_id in biases:
-            raise click.BadParameter(f"'{pair}' is the second value for token {token_id}.", context, parameter)
-        try:
-            biases[token_id] = float(value)
-        except ValueError as error:
-            raise click.BadParameter(f"'{pair}' is not ID=VALUE, such as 50256=-100.", context, parameter) from error
-    return biases or None
+def _pairs_of(metavar: str, kind: type) -> Callable[[click.Context, click.Parameter, tuple[str, ...]], Any]:
+    """Reads a table from pairs, with values of this kind; None without pairs."""
 
+    def read(context: click.Context, parameter: click.Parameter, given: tuple[str, ...]) -> dict[str, Any] | None:
+        table: dict[str, Any] = {}
+        for pair in given:
+            name, sign, value = pair.partition("=")
+            if name in table:
+                raise click.BadParameter(f"'{pair}' is the second value for {name}.", context, parameter)
+            try:
+                table[name] = kind(value)
+            except ValueError:
+                sign = ""
+            if not name or not sign:
+                raise click.BadParameter(f"'{pair}' is not {metavar}.", context, parameter)
+        return table or None
 
-def _read_properties(
-    context: click.Context, parameter: click.Parameter, given: tuple[str, ...]
-) -> dict[str, str] | None:
-    """A table from NAME=VALUE pairs; None without pairs."""
-    properties: dict[str, str] = {}
-    for pair in given:
-        name, sign, value = pair.partition("=")
-        if not name or not sign:
-            raise click.BadParameter(f"'{pair}' is not NAME=VALUE, such as ENABLE_CPU_PINNING=NO.", context, parameter)
-        if name in properties:
-            raise click.BadParameter(f"'{pair}' is the second value for {name}.", context, parameter)
-        properties[name] = value
-    return properties or None
+    return read
 
 
 def _number_or_auto(kind: Callable[[str], float]) -> Callable[[click.Context, click.Parameter, str | None], Any]:
@@ -100,113 +95,41 @@ def _check_trace(context: click.Context, parameter: click.Parameter, given: str 
     return given
 
 
-_LOAD = [
-    click.option("--config", metavar="NAME|FILE", help=f"Preset ({', '.join(find_presets())}) or TOML file."),
-    click.option(
-        "--main-device", metavar="DEVICE", help="Main model's device; auto: a GPU if one works.  [default: CPU]"
-    ),
-    click.option("--draft-device", metavar="DEVICE", help="The same of the draft model.  [default: the main device]"),
-    click.option("--draft-bundle", metavar="FOLDER", help="Draft with another bundle's models, in any format."),
-    click.option(
-        "--adapters",
-        metavar="NAME,…",
-        callback=_read_names,
-        help="LoRA adapters to load; none for none.  [default: all of the bundle's]",
-    ),
-    click.option("--precision", metavar="TYPE", help="Calculate in auto, f32, bf16 or f16."),
-    click.option("--cache-precision", metavar="TYPE", help="Store keys and values in auto, f32, bf16, f16 or u8."),
-    click.option(
-        "--top-logits",
-        metavar="N|auto",
-        callback=_number_or_auto(int),
-        help="Logits per row that OpenVINO's device picks out; 0 is off.  [default: auto, 0 on CPU]",
-    ),
-    click.option("--num-threads", type=int, help="CPU threads."),
-    click.option("--draft-num-threads", type=int, help="CPU threads of the draft model.  [default: the same]"),
-    *(
-        click.option(
-            f"--{role}property",
-            f"{role.replace('-', '_')}properties",
-            multiple=True,
-            metavar="NAME=VALUE",
-            callback=_read_properties,
-            help=f"Of OpenVINO or ONNX Runtime, for {whom}. Several times.",
-        )
-        for role, whom in (("", "both models"), ("main-", "the main model"), ("draft-", "the draft model"))
-    ),
-    click.option(
-        "--compiled-cache", metavar="FOLDER", help="Folder for compiled models; auto or off.  [default: auto]"
-    ),
-    click.option("--npu-max-prompt-tokens", type=int, help="That models on an NPU are compiled for.  [default: 1024]"),
-    click.option("--npu-max-new-tokens", type=int, help="The same, of an answer.  [default: 512]"),
-    click.option("--npu-window", type=int, help="Rows of a main model's call there.  [default: a draft's, and one]"),
-    click.option("--cache-size", type=float, help="GB for keys and values.  [default: 2]"),
-    click.option(
-        "--enable-prefix-caching",
-        type=click.Choice(["on", "off"]),
-        callback=_read_switch,
-        help="Reuse the KV cache for prompts that begin alike.  [default: on; off in measurements]",
-    ),
-    click.option("--max-num-batched-tokens", type=int, help="Tokens that one call reads.  [default: 512]"),
-    click.option(
-        "--max-round-seconds",
-        metavar="SECONDS|auto",
-        callback=_number_or_auto(float),
-        help="Of a round that reads prompts beside answers.  [default: auto]",
-    ),
-    click.option(
-        "--overlap",
-        type=click.Choice(["auto", "on", "off"]),
-        callback=_read_switch,
-        help="Draft during target passes.  [default: auto, if it pays]",
-    ),
-    click.option("--image-memory", type=float, help="GB to decode an image in, one at a time.  [default: 0.5]"),
-    click.option("--answer-store", metavar="FILE", help="Save answers here, unencrypted, to copy from."),
-]
+def _parameter(name: str, described: Option) -> Callable[..., Any]:
+    """An option of `outrider.config` as one of the command line."""
+    kind, default = described.values.kind, described.default
+    form: dict[str, Any] = {"metavar": described.metavar}
+    if default is False:
+        form |= {"is_flag": True, "default": None}
+    elif kind is bool:
+        form |= {"type": click.Choice(["auto", "on", "off"][default != "auto" :]), "callback": _read_switch}
+    elif kind is Mapping:
+        form |= {"multiple": True, "callback": _pairs_of(described.metavar or "", described.values.item)}
+    elif kind is tuple and default is None:
+        form["callback"] = _read_names
+    elif kind is tuple:
+        form |= {"multiple": True, "type": described.values.item}
+    elif default == "auto" and kind is not str:
+        form |= {"callback": _number_or_auto(kind), "metavar": described.metavar or "N|auto"}
+    else:
+        form["type"] = kind
+    says = described.meaning[:1].upper() + described.meaning[1:].replace("`", "").replace("None:", "none:") + "."
+    if form.get("multiple"):
+        says += " Can be given several times."
+    shown = "on" if default is True else f"{default:g}" if isinstance(default, int | float) else default
+    stands = [str(each) for each in (shown or None, described.means.replace("`", "")) if each]
+    if stands and default is not False:
+        says += f"  [default: {', '.join(stands)}]"
+    return click.option(described.flag or f"--{name.replace('_', '-')}", name, help=says, **form)
 
-_GENERATION = [
-    click.option("--max-new-tokens", type=int, help="Longest answer.  [default: 512]"),
-    click.option("--drafter", metavar="NAME", help="auto, draft, ngram, suffix or none.  [default: auto]"),
-    click.option("--adapter", metavar="NAME", help="One of the bundle's LoRA adapters, or none.  [default: none]"),
-    click.option(
-        "--num-assistant-tokens",
-        metavar="N|auto",
-        callback=_number_or_auto(int),
-        help="Draft tokens a round; 0 is plain decoding.  [default: auto, as many as pay]",
-    ),
-    click.option("--assistant-confidence-threshold", type=float, help="End a draft behind a token less sure."),
-    click.option("--max-ngram-size", type=int, help="Tokens that n-gram drafting matches at most.  [default: 3]"),
-    click.option("--temperature", type=float, help="0 is greedy.  [default: 0]"),
-    click.option(
-        "--sampling",
-        metavar="MODE",
-        help="coupled (one text a seed), rejection, token-rejection; lossy: threshold, typical.  [default: coupled]",
-    ),
-    click.option("--acceptance-threshold", type=float, help="Of the lossy modes.  [default: 0.5 and 0.09]"),
-    click.option("--top-k", type=int, help="Sample from the k likeliest tokens."),
-    click.option("--top-p", type=float, help="Sample from the likeliest tokens that make up p."),
-    click.option("--min-p", type=float, help="Sample from tokens of at least this share of the likeliest one."),
-    click.option("--typical-p", type=float, help="Sample from the tokens nearest to the entropy that make up p."),
-    click.option("--repetition-penalty", type=float, help="Over prompt and answer; 1 is off."),
-    click.option("--presence-penalty", type=float, help="Over the answer; 0 is off."),
-    click.option("--frequency-penalty", type=float, help="Over the answer; 0 is off."),
-    click.option(
-        "--logit-bias",
-        multiple=True,
-        metavar="ID=VALUE",
-        callback=_read_biases,
-        help="Add this to a token's logit, -100 to 100. Can be given several times.",
-    ),
-    click.option("--no-repeat-ngram-size", type=int, help="Let no n tokens in a row come twice; 0 is off."),
-    click.option("--banned-token-ids", type=int, multiple=True, metavar="ID", help="Never choose it. Several times."),
-    click.option("--min-new-tokens", type=int, help="Shortest answer, unless a stop string ends it."),
-    click.option("--seed", type=int, help="Makes sampling repeatable."),
-    click.option("--stop", multiple=True, metavar="TEXT", help="End the answer here. Can be given several times."),
-    click.option("--stop-token-ids", type=int, multiple=True, metavar="ID", help="The same, by token id."),
-    click.option("--ignore-eos", is_flag=True, default=None, help="Go on past the end of the answer."),
-    click.option("--logprobs", type=int, help="How likely each token was, and this many of the likeliest."),
-    click.option("--logprobs-of", metavar="KIND", help="unprocessed or processed logits.  [default: unprocessed]"),
-]
+
+def _parameters(section: type) -> list[Callable[..., Any]]:
+    return [_parameter(name, described) for name, described in options_of(section).items() if described.flag != ""]
+
+
+_CONFIG = click.option("--config", metavar="NAME|FILE", help=f"Preset ({', '.join(find_presets())}) or TOML file.")
+_LOAD = [_CONFIG, *_parameters(DeviceConfig), *_parameters(SchedulerConfig)]
+_GENERATION = _parameters(GenerationConfig)
 
 
 def load_options(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -246,12 +169,10 @@ def read_options(options: dict[str, Any], *, max_new_tokens: int | None = None) 
 
     max_new_tokens: a command's default.
     """
-    given = {name: value for name, value in options.items() if name != "config" and value not in (None, ())}
+    given = {name: without_word(name, value) for name, value in options.items() if value not in (None, ())}
+    given.pop("config", None)
     if options.get("adapters") == ():  # none of them; other options have () where nothing was given
         given["adapters"] = ()
-    for name in ("drafter", "adapter"):
-        if given.get(name) == "none":
-            given[name] = None
     config = load_config(options.get("config")).replace(**given)
     if config.generation.max_new_tokens is None:
         config = config.replace(max_new_tokens=max_new_tokens)

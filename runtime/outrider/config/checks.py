@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from numbers import Integral, Real
 from typing import Any
 
@@ -21,13 +20,7 @@ def is_temperature(value: float) -> bool:
     return value == 0 or 1e-3 <= value <= 1e3
 
 
-def make_plain(config: Any) -> None:
-    """Replace NumPy's numbers and arrays among the options by Python's."""
-    for option in dataclasses.fields(config):
-        object.__setattr__(config, option.name, _plain(getattr(config, option.name)))
-
-
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """A value with NumPy's numbers and fractions as Python's int and float.
 
     Sums of NumPy's integers overflow or become floats. Fractions are slow, and NumPy may not accept them.
@@ -46,14 +39,19 @@ def _plain(value: Any) -> Any:
 
 def as_tuple(value: Any) -> Any:
     """A list or set as a tuple with plain numbers; anything else as it is."""
-    return tuple(map(_plain, value)) if isinstance(value, list | tuple | set | frozenset) else value
+    return tuple(map(plain, value)) if isinstance(value, list | tuple | set | frozenset) else value
+
+
+def as_texts(value: Any) -> Any:
+    """A text as a tuple of it; a list as a tuple; anything else as it is."""
+    return (value,) if isinstance(value, str) else as_tuple(value)
 
 
 def as_biases(value: Any) -> Any:
     """A copy with plain numbers, whose keys are integers: those of TOML and JSON are strings."""
     if not isinstance(value, Mapping):
         return value
-    biases = {int(k) if _is_number(k) else _plain(k): _plain(v) for k, v in value.items()}
+    biases = {int(k) if _is_number(k) else plain(k): plain(v) for k, v in value.items()}
     return biases if len(biases) == len(value) else value  # an id that occurs twice, as "7" and 7, is refused
 
 
@@ -142,16 +140,6 @@ def are_named(values: Mapping[Any, Any]) -> bool:
 def are_texts(values: tuple[object, ...]) -> bool:
     """Whether these are texts, none of them empty."""
     return all(isinstance(value, str) and value for value in values)
-
-
-def check(config: Any, name: str, absent: object, kind: Any, rule: Callable[[Any], bool], says: str) -> None:
-    """Raise OptionError unless the option is `absent` (...: never), or of this kind and within its rule."""
-    value = getattr(config, name)
-    if value is absent or (isinstance(absent, str) and value == absent):
-        return
-    numeric_bool = isinstance(value, bool) and kind is not bool
-    if numeric_bool or not isinstance(value, kind) or not rule(value):
-        raise OptionError(f"{name}={shown_value(value)} is not {says}.")
 
 
 def check_grammar(config: Any) -> None:

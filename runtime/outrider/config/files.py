@@ -10,7 +10,7 @@ import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from outrider.config import SECTION_OF, SECTIONS, Config
+from outrider.config import SECTION_OF, SECTIONS, Config, without_word
 from outrider.config.checks import shown_value
 from outrider.errors import OptionError, nearest, one_line
 from outrider.system.files import reading
@@ -55,8 +55,7 @@ def _parse(path: Path, text: str) -> Config:
                 raise OptionError(f"Config {path} has an unknown key '{section}.{key}'. {_where(key, section)}")
             if any(abs(number) >= 2**64 for number in _integers(value)):
                 raise OptionError(f"Config {path} has a number in '{section}.{key}' that takes more than 64 bits.")
-            is_none = key in ("drafter", "adapter") and value == "none"  # TOML has no null
-            options[key] = None if is_none else value
+            options[key] = without_word(key, value)  # TOML has no null
     try:
         return Config().replace(**options)
     except OptionError as error:

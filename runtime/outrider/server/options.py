@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from outrider.config import without_word
 from outrider.server.errors import ApiError
-from outrider.server.protocol.requests import MOST_CHOICES, ImagePart, JsonObject, JsonSchema, TextPart
+from outrider.server.protocol.requests import MOST_CHOICES, SERVED, ImagePart, JsonObject, JsonSchema, TextPart
 from outrider.system.nesting import TooDeep, check_json
 
 if TYPE_CHECKING:
@@ -24,31 +25,6 @@ if TYPE_CHECKING:
         Tool,
         ToolChoice,
     )
-
-# Fields that are options of `GenerationConfig` under the same name.
-_SAME = (
-    "temperature",
-    "top_p",
-    "presence_penalty",
-    "frequency_penalty",
-    "logit_bias",
-    "num_assistant_tokens",
-    "assistant_confidence_threshold",
-    "max_ngram_size",
-    "sampling",
-    "acceptance_threshold",
-    "top_k",
-    "min_p",
-    "typical_p",
-    "repetition_penalty",
-    "no_repeat_ngram_size",
-    "banned_token_ids",
-    "stop_token_ids",
-    "min_new_tokens",
-    "ignore_eos",
-    "regex",
-    "grammar",
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +62,7 @@ def choices_of_chat(request: ChatRequest) -> list[Choice]:
         raise ApiError(400, "top_logprobs needs logprobs: set it to true.", param="top_logprobs", code="invalid_value")
     if request.prediction is not None:
         predicted = _text(request.prediction.content)
-        options["references"] = ([predicted] if predicted else []) + (request.references or [])
+        options["references"] = ([predicted] if predicted else []) + options.get("references", [])
     if request.tools or request.tool_choice is not None:
         options |= _tools(request.tools or [], request.tool_choice)
         _set(options, "parallel_tool_calls", request.parallel_tool_calls)
@@ -134,15 +110,8 @@ def options_of(request: Asked) -> dict[str, Any]:
     Raises:
         ApiError: with status 400, for two names of one option with different values.
     """
-    options = {name: value for name in _SAME if (value := getattr(request, name)) is not None}
-    if request.stop is not None:
-        options["stop"] = [request.stop] if isinstance(request.stop, str) else request.stop
-    _set(options, "references", request.references)
-    drafter = _one_of(request, "drafter", "draft_model")
-    if drafter is not None:
-        options["drafter"] = None if drafter == "none" else drafter
-    if request.adapter is not None:
-        options["adapter"] = None if request.adapter == "none" else request.adapter
+    given = {name: getattr(request, name) for name in SERVED} | {"drafter": _one_of(request, "drafter", "draft_model")}
+    options = {name: without_word(name, value) for name, value in given.items() if value is not None}
     if request.seed is not None:
         options["seed"] = request.seed % 2**64  # OpenAI's may be negative
     return options

@@ -179,11 +179,10 @@ class Responses(Answer[ResponseRequest]):
             parallel_tool_calls=asked.parallel_tool_calls is not False,
             previous_response_id=asked.previous_response_id,
             store=asked.store is not False,
-            temperature=asked.temperature,
-            top_p=asked.top_p,
             text={"format": (asked.text and asked.text.format) or {"type": "text"}},
             tool_choice=asked.tool_choice or "auto",
             tools=list(asked.tools or ()),
+            **{name: getattr(asked, name) for name in ("temperature", "top_p")},
             **more,
         )
 

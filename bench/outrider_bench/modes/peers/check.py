@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import shutil
 from importlib.util import find_spec
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from outrider.config import LOSSY, GenerationConfig
+from outrider.config.option import options_of
 from outrider.errors import OptionError
 from outrider.system.core import new_core
 from outrider_bench.modes.peers.known import FASTEST, GENAI_DRAFTS, PEERS, PRECISIONS, Peer
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
     from pathlib import Path
 
     from outrider.config import DeviceConfig
@@ -21,29 +21,6 @@ if TYPE_CHECKING:
 
 # By format: its name, and a file that a folder with such a model must have.
 _FORMATS = {"openvino": ("OpenVINO", "openvino_model.xml"), "onnx": ("ONNX", "genai_config.json")}
-
-# Options that change the text or its logprobs; the others are about drafting.
-_TEXT_OPTIONS = (
-    "temperature",
-    "top_k",
-    "top_p",
-    "min_p",
-    "typical_p",
-    "repetition_penalty",
-    "presence_penalty",
-    "frequency_penalty",
-    "logit_bias",
-    "no_repeat_ngram_size",
-    "banned_token_ids",
-    "min_new_tokens",
-    "stop",
-    "logprobs",
-    "adapter",
-    "json_schema",
-    "regex",
-    "grammar",
-    "tools",
-)
 
 
 def check_peer(name: ModeName, setup: Setup) -> None:
@@ -162,20 +139,23 @@ def check_vocabulary(path: Path, num_tokens: int, setup: Setup, what: str) -> No
         )
 
 
-def check_options(runtime: str, mode: str, config: GenerationConfig, followed: Collection[str]) -> None:
-    """Check that a runtime follows the options that change the text.
+def follow_options(peer: str, runtime: str, mode: str, config: GenerationConfig, *, but: str = "") -> dict[str, Any]:
+    """The values of the options that a runtime follows. peer: as in `Option.peers`. but: an option that the mode lacks.
 
     Raises:
-        OptionError: with the first that it does not follow.
+        OptionError: with the first option that is set, changes the text, and is not followed.
     """
-    default = GenerationConfig()
-    missing = [
-        name for name in _TEXT_OPTIONS if name not in followed and getattr(config, name) != getattr(default, name)
-    ]
-    if config.sampling in LOSSY:
-        missing.append(f"sampling='{config.sampling}'")
+    values: dict[str, Any] = {}
+    missing = [f"sampling='{config.sampling}'"] if config.sampling in LOSSY else []
+    for name, described in options_of(GenerationConfig).items():
+        value = getattr(config, name)
+        if described.peers is not None and peer in described.peers and name != but:
+            values[name] = value
+        elif described.peers is not None and value != described.default:
+            missing.append(name)
     if missing:
         raise OptionError(
             f"{runtime} has no {missing[0]} here, so mode '{mode}' cannot be compared with it. "
             "Leave the option or the mode out."
         )
+    return values

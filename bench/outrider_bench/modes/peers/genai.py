@@ -25,8 +25,8 @@ from outrider.decoding.metrics import Stats
 from outrider.errors import OutriderError, one_line
 from outrider.inputs.text import Tokenizer
 from outrider_bench.modes.mode import Batch, Run
-from outrider_bench.modes.peers.check import check_options, default_precision, precisions_of
-from outrider_bench.modes.peers.known import DFLASH, DRAFT, EAGLE3, FASTEST, GENAI_DRAFTS, GENAI_FOLLOWED, PEERS
+from outrider_bench.modes.peers.check import default_precision, follow_options, precisions_of
+from outrider_bench.modes.peers.known import DFLASH, DRAFT, EAGLE3, FASTEST, GENAI_DRAFTS, PEERS
 from outrider_bench.modes.peers.link import link
 from outrider_bench.prompts import read_prompts
 
@@ -181,23 +181,17 @@ class _Mode:
 
     def _options(self, config: GenerationConfig) -> Any:
         """Our options in its form."""
-        followed = set(GENAI_FOLLOWED) - ({"temperature"} if self._mode.kind == DFLASH else set())
-        check_options(self.runtime, self.name, config, followed)
+        but = "temperature" if self._mode.kind == DFLASH else ""
+        given = follow_options("genai", self.runtime, self.name, config, but=but)
         options = openvino_genai.GenerationConfig()
         options.max_new_tokens = config.max_new_tokens
         options.stop_token_ids = self._pipeline.eos_token_ids | set(config.stop_token_ids)
         options.ignore_eos = config.ignore_eos
-        options.min_new_tokens = config.min_new_tokens
-        options.stop_strings = set(config.stop)
-        options.repetition_penalty = config.repetition_penalty
-        options.presence_penalty = config.presence_penalty
-        options.frequency_penalty = config.frequency_penalty
-        if config.temperature:
-            options.do_sample = True
-            options.temperature, options.top_p = config.temperature, config.top_p
-            options.top_k = config.top_k or 2**31
-            options.min_p = config.min_p
-            options.rng_seed = config.seed or 0
+        options.stop_strings = set(given.pop("stop"))
+        options.do_sample, options.rng_seed = config.temperature > 0, config.seed or 0
+        for name, value in given.items():
+            setattr(options, name, value)
+        options.top_k = config.top_k or 2**31
         if self._mode.kind == "genai-dynamic":
             threshold = self._mode.number
             options.assistant_confidence_threshold = DEFAULT_THRESHOLD if threshold is None else threshold

@@ -65,16 +65,3 @@ PEERS = {
     "ortgenai-ngram": Peer("ortgenai", "ortgenai", *_ORTGENAI, most_tokens=16),
     "ortgenai-draft": Peer("ortgenai", "ortgenai-draft", *_ORTGENAI, draft=ORT_DRAFT, most_tokens=16),
 }
-
-# openvino-genai's. Its no_repeat_ngram_size works in beam search only, and its logprobs have one token per position.
-GENAI_FOLLOWED = (
-    "temperature",
-    "top_k",
-    "top_p",
-    "min_p",
-    "repetition_penalty",
-    "presence_penalty",
-    "frequency_penalty",
-    "min_new_tokens",
-    "stop",
-)

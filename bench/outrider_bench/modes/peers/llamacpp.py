@@ -13,7 +13,7 @@ import llama_cpp
 from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
 
 from outrider_bench.modes.mode import Run
-from outrider_bench.modes.peers.check import check_options, check_vocabulary
+from outrider_bench.modes.peers.check import check_vocabulary, follow_options
 
 if TYPE_CHECKING:
     from outrider.config import GenerationConfig
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
 DEFAULT_LENGTH = 10  # LlamaPromptLookupDecoding's
 CONTEXT = 4096  # tokens of prompt and answer
-_FOLLOWED = ("temperature", "top_k", "top_p", "min_p", "presence_penalty", "frequency_penalty")
 
 
 def load(names: list[ModeName], setup: Setup) -> list[Mode]:
@@ -53,7 +52,7 @@ class _LlamaCpp:
 
     def run(self, prompt_token_ids: list[int], config: GenerationConfig) -> Run:
         """Decode one prompt."""
-        check_options(self.runtime, self.name, config, _FOLLOWED)
+        given = follow_options("llamacpp", self.runtime, self.name, config)
         model = self._model
         if self._mode.kind == "llamacpp-ngram":
             length = self._mode.num_assistant_tokens or DEFAULT_LENGTH
@@ -66,15 +65,7 @@ class _LlamaCpp:
         token_ids: list[int] = []
         began = time.perf_counter()
         first = began
-        for token_id in model.generate(
-            prompt_token_ids,
-            temp=config.temperature,
-            top_k=config.top_k,
-            top_p=config.top_p,
-            min_p=config.min_p,
-            presence_penalty=config.presence_penalty,
-            frequency_penalty=config.frequency_penalty,
-        ):
+        for token_id in model.generate(prompt_token_ids, temp=given.pop("temperature"), **given):
             first = first if token_ids else time.perf_counter()
             token_ids.append(int(token_id))
             if token_id in end or len(token_ids) >= limit:

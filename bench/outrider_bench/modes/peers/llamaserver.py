@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from outrider.errors import OutriderError
 from outrider_bench.modes.mode import Batch
-from outrider_bench.modes.peers.check import check_options, check_vocabulary
+from outrider_bench.modes.peers.check import check_vocabulary, follow_options
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -34,7 +34,6 @@ NUM_SLOTS = 8  # requests at the same time
 CONTEXT = 4096  # tokens of each
 DEFAULT_LENGTH = 3  # of its drafts, as of `--spec-draft-n-max`
 _START_SECONDS = 120.0
-_FOLLOWED = ("temperature", "top_k", "top_p", "min_p", "presence_penalty", "frequency_penalty")
 
 
 def load_together(names: list[ModeName], setup: Setup) -> list[BatchMode]:
@@ -82,10 +81,10 @@ class _LlamaServer:
 
     def run(self, prompts: list[list[int]], config: GenerationConfig) -> Batch:
         """Decode these prompts at the same time."""
-        check_options(self.runtime, self.name, config, _FOLLOWED)
+        given = follow_options("llamaserver", self.runtime, self.name, config)
         if len(prompts) > NUM_SLOTS:
             raise OutriderError(f"{PROGRAM} has {NUM_SLOTS} slots here, and {len(prompts)} requests would wait.")
-        bodies = [_request(prompt, config) for prompt in prompts]
+        bodies = [_request(prompt, config) | given for prompt in prompts]
         with ThreadPoolExecutor(len(prompts)) as threads:
             began = time.perf_counter()
             answers = list(threads.map(lambda body: _ask(f"{self._address}/completion", body), bodies))
@@ -120,9 +119,8 @@ def _drafting(name: ModeName, max_ngram_size: int) -> list[str]:
 
 
 def _request(prompt_token_ids: list[int], config: GenerationConfig) -> dict[str, Any]:
-    given = {name: getattr(config, name) for name in _FOLLOWED}
     ends = {"ignore_eos": config.ignore_eos, "n_predict": config.max_new_tokens, "seed": config.seed or 0}
-    return {"prompt": prompt_token_ids, "cache_prompt": False, "return_tokens": True, **ends, **given}
+    return {"prompt": prompt_token_ids, "cache_prompt": False, "return_tokens": True, **ends}
 
 
 def _ask(url: str, body: dict[str, Any] | None = None) -> Any:

@@ -18,7 +18,7 @@ import onnxruntime
 import onnxruntime_genai as og
 
 from outrider_bench.modes.mode import Run
-from outrider_bench.modes.peers.check import check_options, check_vocabulary
+from outrider_bench.modes.peers.check import check_vocabulary, follow_options
 from outrider_bench.modes.peers.known import ORT_DRAFT, ORT_MAIN
 from outrider_bench.modes.peers.link import link
 
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 CONFIG = "genai_config.json"
 _DRAFT = "draft-model"  # the draft model's folder, which has to be below the main model's
 _FEWEST = 2  # draft tokens at first, if it chooses their number
-_FOLLOWED = ("temperature", "top_k", "top_p")
 
 
 def load(names: list[ModeName], setup: Setup) -> list[Mode]:
@@ -134,16 +133,13 @@ class _OrtGenai:
 
     def run(self, prompt_token_ids: list[int], config: GenerationConfig) -> Run:
         """Decode one prompt."""
-        check_options(self.runtime, self.name, config, _FOLLOWED)
+        given = follow_options("ortgenai", self.runtime, self.name, config)
         longest = len(prompt_token_ids) + config.max_new_tokens if config.max_new_tokens else self._context_length
         options: dict[str, Any] = {"max_length": min(longest, self._context_length), "do_sample": False}
         if config.temperature:
-            options |= {"do_sample": True, "temperature": config.temperature, "top_p": config.top_p}
-            options |= {"top_k": config.top_k, "random_seed": config.seed or 0}
+            options |= {"do_sample": True, "random_seed": config.seed or 0, **given}
         if config.ignore_eos:
-            options["min_length"] = options[
-                "max_length"
-            ]  # it never chooses an end token then; the others continue past it
+            options["min_length"] = options["max_length"]  # no end token is chosen; other runtimes continue past it
         end = set(config.stop_token_ids) | (set() if config.ignore_eos else self._eos_token_ids)
         token_ids: list[int] = []
         began = time.perf_counter()

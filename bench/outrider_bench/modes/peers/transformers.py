@@ -15,7 +15,7 @@ import torch
 import transformers
 
 from outrider_bench.modes.mode import Run
-from outrider_bench.modes.peers.check import check_options, check_vocabulary
+from outrider_bench.modes.peers.check import check_vocabulary, follow_options
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from outrider_bench.modes.name import ModeName
     from outrider_bench.modes.setup import Setup
 
-_FOLLOWED = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "no_repeat_ngram_size")
+_IF_GREEDY = ("repetition_penalty", "no_repeat_ngram_size")  # the options that it follows at temperature 0
 
 
 def load(names: list[ModeName], setup: Setup) -> list[Mode]:
@@ -91,19 +91,18 @@ class _Transformers:
 
     def run(self, prompt_token_ids: list[int], config: GenerationConfig) -> Run:
         """Decode one prompt."""
-        check_options(self.runtime, self.name, config, _FOLLOWED)
+        given = follow_options("transformers", self.runtime, self.name, config)
         options: dict[str, Any] = {
             "max_new_tokens": config.max_new_tokens,
-            "repetition_penalty": config.repetition_penalty,
-            "no_repeat_ngram_size": config.no_repeat_ngram_size,
             "do_sample": bool(config.temperature),
             "eos_token_id": [*config.stop_token_ids, *([] if config.ignore_eos else self._eos_token_ids)] or None,
             "pad_token_id": self._eos_token_ids[0],
         }
         if config.temperature:
             torch.manual_seed(config.seed or 0)
-            options |= {"temperature": config.temperature, "top_p": config.top_p, "top_k": config.top_k}
-            options["min_p"] = config.min_p or None
+        for name, value in given.items():
+            if config.temperature or name in _IF_GREEDY:
+                options[name] = value if name == "top_k" else value or None  # its top_k is 50 if it is None
         if self._draft_model is not None:
             options["assistant_model"] = self._draft_model
             self._draft_model.generation_config = deepcopy(self._draft_options)  # a run changes it

@@ -6,8 +6,9 @@ import dataclasses
 from typing import TYPE_CHECKING, NamedTuple
 
 from outrider.cli.chat.commands import COMMANDS, SWITCH
-from outrider.config import SAMPLING, GenerationConfig
+from outrider.config import GenerationConfig
 from outrider.config.files import user_path
+from outrider.config.option import options_of
 from outrider.errors import OptionError
 
 if TYPE_CHECKING:
@@ -52,14 +53,13 @@ def _of(word: str, known: dict[str, str]) -> Iterator[Completion]:
 
 def _values(session: Session, option: str) -> Iterable[str]:
     """Values of an option that has few."""
-    known = {
-        "drafter": ("auto", "none", *session.engine.drafters),
-        "sampling": SAMPLING,
-        "ignore_eos": ("true", "false"),
-        "num_assistant_tokens": ("auto",),
-        "logprobs_of": ("unprocessed", "processed"),
-    }
-    return (*known.get(option, ()), "default")
+    if option == "drafter":
+        return ("auto", "none", *session.engine.drafters, "default")
+    described = options_of(GenerationConfig).get(option)
+    if described is None:
+        return ()
+    words = ("true", "false") if described.values.kind is bool else described.values.choices
+    return (*words, *(("auto",) if described.default == "auto" else ()), "default")
 
 
 def _paths(begun: str) -> Iterator[Completion]:

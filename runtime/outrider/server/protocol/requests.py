@@ -5,18 +5,21 @@ Every field is optional unless it has no default. null is the same as leaving a 
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
 
-from outrider.config import SAMPLING
+from outrider.config import GenerationConfig
+from outrider.config.option import options_of
+
+if TYPE_CHECKING:
+    from outrider.config.option import Option
 
 MOST_CHOICES = 128  # of a prompt, and prompts of a request; more than a server runs are refused by its queue
 
 AtLeastOne = Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
 NotNegative = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
-Share = Annotated[float, msgspec.Meta(gt=0, le=1)]
-Penalty = Annotated[float, msgspec.Meta(ge=-2, le=2)]
 Text = Annotated[str, msgspec.Meta(min_length=1)]
 Bias = Annotated[float, msgspec.Meta(ge=-100, le=100)]
 TokenId = Annotated[str, msgspec.Meta(pattern="^[0-9]{1,9}$")]
@@ -140,43 +143,48 @@ class Prediction(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     type: Literal["content"] = "content"
 
 
-class Asked(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+def _field_of(described: Option) -> Any:
+    """The type of an option's field."""
+    values = described.values
+    made: Any = values.kind if values.kind is bool else Text
+    if values.kind in (int, float):
+        most = 2**31 - 1 if values.high is None else values.high
+        limits: dict[str, Any] = {"gt" if values.above else "ge": values.low, "le": most if most < 2**63 else None}
+        made = Annotated[values.kind, msgspec.Meta(**limits)]
+    elif values.kind is tuple:
+        made = list[NotNegative] if values.item is int else Annotated[list[Text], msgspec.Meta(max_length=64)]
+    elif values.choices:
+        made = Annotated[str, msgspec.Meta(extra_json_schema={"enum": list(values.choices)})]
+    if described.default == "auto" and values.kind is not str:
+        made |= Literal["auto"]
+    return Annotated[made | None, msgspec.Meta(description=described.meaning)]
+
+
+# Options of `GenerationConfig` that requests have as fields. `Asked` replaces those that OpenAI gives another form.
+SERVED = {name: described for name, described in options_of(GenerationConfig).items() if described.server}
+if TYPE_CHECKING:
+    _Served = msgspec.Struct
+else:
+    _Served = msgspec.defstruct(
+        "_Served",
+        [(name, _field_of(each), None) for name, each in SERVED.items() if each.values.kind is not Mapping],
+        frozen=True,
+        kw_only=True,
+    )
+
+
+class Asked(_Served, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The fields that all requests for text share.
 
-    adapter: one of the model's LoRA adapters, or "none". draft_model, drafter: one of its drafters, "auto" or "none".
-    num_assistant_tokens: draft tokens a round. The others are OpenAI's, and options of `GenerationConfig`.
+    draft_model: another name of `drafter`. seed: OpenAI's may be negative.
     """
 
     model: str
     stream: bool | None = None
-    temperature: Annotated[float, msgspec.Meta(ge=0, le=1000)] | None = None
-    top_p: Share | None = None
-    presence_penalty: Penalty | None = None
-    frequency_penalty: Penalty | None = None
-    logit_bias: dict[TokenId, Bias] | None = None
     seed: int | None = None
+    logit_bias: dict[TokenId, Bias] | None = None
     stop: Text | Annotated[list[Text], msgspec.Meta(max_length=64)] | None = None
-    # llama-server's, LM Studio's, vLLM's and our own
-    regex: Text | None = None
-    grammar: Text | None = None
-    adapter: Text | None = None
     draft_model: Text | None = None
-    drafter: Text | None = None
-    num_assistant_tokens: Annotated[int, msgspec.Meta(ge=0, le=64)] | Literal["auto"] | None = None
-    assistant_confidence_threshold: Share | None = None
-    max_ngram_size: Annotated[int, msgspec.Meta(ge=1, le=16)] | None = None
-    references: Annotated[list[Text], msgspec.Meta(max_length=64)] | None = None
-    sampling: Annotated[str, msgspec.Meta(extra_json_schema={"enum": list(SAMPLING)})] | None = None
-    acceptance_threshold: Share | None = None
-    top_k: NotNegative | None = None
-    min_p: Annotated[float, msgspec.Meta(ge=0, le=1)] | None = None
-    typical_p: Share | None = None
-    repetition_penalty: Annotated[float, msgspec.Meta(ge=0.01, le=100)] | None = None
-    no_repeat_ngram_size: NotNegative | None = None
-    banned_token_ids: list[NotNegative] | None = None
-    stop_token_ids: list[NotNegative] | None = None
-    min_new_tokens: NotNegative | None = None
-    ignore_eos: bool | None = None
 
 
 class Generation(Asked, frozen=True, forbid_unknown_fields=True, kw_only=True):

@@ -1,0 +1,167 @@
+"""The options of an engine: how memory and calls are shared, and where its models run."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping  # noqa: TC003  (msgspec reads the types)
+from dataclasses import dataclass
+from typing import Any
+
+from outrider.config.checks import are_texts, as_tuple
+from outrider.config.option import Section, Values, integer, number, one_of, option, property_table, switch, text
+
+PRECISIONS = ("auto", "f32", "bf16", "f16")  # that models calculate in
+MOST_THREADS = 1024  # of a model; OpenVINO makes as many as it is told, however many that are
+
+_gigabytes = number(0, 1e6, above=True, says="a number of GB above 0")
+_round = number(0.001, 3600, says="seconds from 0.001 to 3600")
+_threads = integer(0, MOST_THREADS)
+_device = text("a device such as 'CPU', 'GPU' or 'GPU.1', or 'auto'")
+_adapters = Values(tuple, "a list of adapters' names", are_texts, as_tuple)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SchedulerConfig(Section):
+    """How memory and calls are shared."""
+
+    cache_size: float = option(
+        2.0,
+        _gigabytes,
+        "GB (10^9 bytes) for the KV caches of main and draft model together, the prefix cache included",
+    )
+    enable_prefix_caching: bool = option(
+        True, switch, "publish committed tokens to the prefix cache, for prompts that begin with the same tokens"
+    )
+    max_num_batched_tokens: int = option(
+        512, integer(32), "tokens that one call reads, at most; more if answers alone need them"
+    )
+    max_round_seconds: float | str = option(
+        "auto",
+        _round,
+        "seconds of a round in which answers are decoded. Pieces of long prompts are as large as that allows",
+        means="0.1, or twice the round's time without prompts if that is more",
+        metavar="SECONDS|auto",
+    )
+    overlap: bool | str = option(
+        "auto", switch, "draft for the next round during this round's target pass", means="if it pays"
+    )
+    keep_records: bool = option(
+        True, switch, "save acceptance records on disk, by bundle and kind of request, for later starts", flag=""
+    )
+    image_memory: float = option(0.5, _gigabytes, "GB to decode an image in, one at a time; larger images are refused")
+    answer_store: str | None = option(
+        None,
+        text("a file's name"),
+        "file for earlier answers, unencrypted, to copy drafts from",
+        means="no file",
+        metavar="FILE",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceConfig(Section):
+    """Where the models run and how they are compiled.
+
+    A device is one that `outrider devices` lists, "auto", or "AUTO". "auto" is the first GPU that runs the model,
+    otherwise the CPU. "AUTO" is the device that OpenVINO's own AUTO chooses. A main device that was named and fails is
+    an error. One that "auto" chose, or a draft device, is replaced with a warning. "auto" never takes an NPU: a main
+    model there limits every request, and a draft model there drafts for one request at a time, for prompts of up to
+    `npu_max_prompt_tokens`, while others run without it.
+
+    With precision="auto", the CPU's is measured at the first load: f32, or another one if it is exact, near enough to
+    f32 and faster by a tenth. Other devices choose their own. The cache gets the same precision unless you name one.
+    With a quantised cache, the text depends on drafts and on earlier texts: 8-bit blocks are quantised again whenever a
+    token is written, rejected tokens included.
+    """
+
+    main_device: str = option("CPU", _device, "device of the main model", metavar="DEVICE")
+    draft_device: str | None = option(
+        None, _device, "device of the draft models", means="the main device", metavar="DEVICE"
+    )
+    draft_bundle: str | None = option(
+        None,
+        text("a bundle's folder"),
+        "another bundle to take draft models from, in any format, or else its main model",
+        means="this one",
+        metavar="FOLDER",
+    )
+    adapters: tuple[str, ...] | None = option(
+        None,
+        _adapters,
+        "the bundle's LoRA adapters to load, for requests to choose one. They make all calls slower. Empty: none",
+        means="all of them",
+        metavar="NAME,…",
+    )
+    precision: str = option("auto", one_of(PRECISIONS), "what models calculate in", metavar="TYPE")
+    cache_precision: str = option(
+        "auto",
+        one_of((*PRECISIONS, "u8")),
+        "what the KV cache is stored in; `u8` is smaller, and not exact",
+        metavar="TYPE",
+    )
+    num_threads: int = option(
+        0, _threads, "CPU threads of the models", means="what is fastest with OpenVINO, else the device's choice"
+    )
+    draft_num_threads: int | None = option(
+        None, _threads, "CPU threads of the draft models", means="as the main model's"
+    )
+    top_logits: int | str = option(
+        "auto",
+        integer(0, 4096),
+        "largest logits of a row that the device picks out; the others stay there. 0: off. OpenVINO only",
+        means="128, and 0 on CPU",
+    )
+    npu_max_prompt_tokens: int | None = option(
+        None, integer(1), "prompt length that models on an NPU are compiled for", means="1024 or less"
+    )
+    npu_max_new_tokens: int | None = option(
+        None, integer(1), "answer length that models on an NPU are compiled for", means="512 or less"
+    )
+    npu_window: int | None = option(
+        None, integer(1), "rows of a main model's call on an NPU", means="the longest draft + 1"
+    )
+    properties: Mapping[str, Any] = option(
+        {},
+        property_table,
+        "properties for all models, passed on unchanged: to ONNX Runtime with a dot in the name, else to OpenVINO",
+        flag="--property",
+        metavar="NAME=VALUE",
+    )
+    main_properties: Mapping[str, Any] = option(
+        {}, property_table, "the same for the main model; these win", flag="--main-property", metavar="NAME=VALUE"
+    )
+    draft_properties: Mapping[str, Any] = option(
+        {}, property_table, "the same for the draft models; these win", flag="--draft-property", metavar="NAME=VALUE"
+    )
+    compiled_cache: str = option(
+        "auto",
+        text("a folder's name, 'auto' or 'off'"),
+        "folder for models that OpenVINO compiled for devices other than the CPU. `off`: none",
+        means="one of Outrider's",
+        metavar="FOLDER",
+    )
+
+    def of(self, role: str) -> DeviceConfig:
+        """The options of one model, "main" or a draft model's name. Options of its role replace the general ones."""
+        threads, own = self.num_threads, self.main_properties
+        if role != "main":
+            threads = threads if self.draft_num_threads is None else self.draft_num_threads
+            own = self.draft_properties
+        return dataclasses.replace(
+            self,
+            num_threads=threads,
+            draft_num_threads=None,
+            properties={**self.properties, **own},
+            main_properties={},
+            draft_properties={},
+        )
+
+
+def format_of_property(name: str) -> str:
+    """The format of the models that a device property is for: ONNX Runtime's have dots in their names."""
+    return "onnx" if "." in name else "openvino"
+
+
+def is_npu_property(name: str) -> bool:
+    """Whether a device property is only for NPUs. It is not passed on to other devices."""
+    return name.startswith(("NPU_", "NPUW_", "++NPUW_"))

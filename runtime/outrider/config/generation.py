@@ -1,0 +1,346 @@
+"""The options of one request."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from outrider.config.checks import (
+    are_biases,
+    are_tools,
+    as_biases,
+    as_schema,
+    as_tool_choice,
+    as_tuple,
+    check_grammar,
+    is_temperature,
+    shown_value,
+)
+from outrider.config.device import DeviceConfig, SchedulerConfig
+from outrider.config.option import (
+    Section,
+    Values,
+    integer,
+    number,
+    one_of,
+    option,
+    options_of,
+    switch,
+    text,
+    texts,
+    token_ids,
+)
+from outrider.errors import OptionError, nearest
+
+DEFAULT_MAX_NEW_TOKENS = 512
+
+# How drafts are verified when temperature > 0; see `outrider.tokens.verifiers`.
+SAMPLING = {
+    "coupled": "lossless, and the same seed always gives the same text",
+    "rejection": "lossless in distribution, block by block: accepts the most draft tokens",
+    "token-rejection": "lossless in distribution, token by token",
+    "threshold": "LOSSY: accepts a token by the ratio of its probabilities",
+    "typical": "LOSSY: accepts a token that is likely enough",
+}
+LOSSY = ("threshold", "typical")
+
+_ALL_PEERS = ("genai", "llamacpp", "llamaserver", "ortgenai", "transformers")
+
+_share = number(0, 1, above=True)
+_penalty = number(-2, 2)
+_biases = Values(
+    Mapping,
+    "a table of token ids, each once, and numbers from -100 to 100",
+    are_biases,
+    as_biases,
+    float,
+)
+_temperature = number(0, 1000, says="0 (greedy), or a number from 0.001 to 1000", allows=is_temperature)
+_schema = Values(
+    object,
+    "a JSON schema as a table or as its text, or true for any object",
+    lambda v: v is True or _is_table(v),
+    as_schema,
+)
+_tools = Values(tuple, "a list of functions as in OpenAI's API, each with a name of its own", are_tools, as_tuple)
+_tool_choice = Values(str, "'auto', 'none', 'required' or a function's name", bool, as_tool_choice)
+
+
+def _is_table(value: object) -> bool:
+    return isinstance(value, Mapping)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenerationConfig(Section):
+    """How one request is decoded. The default is greedy.
+
+    Processors run in the order logit bias, repetition penalty, presence and frequency penalty, no-repeat n-gram,
+    min_new_tokens, banned tokens, grammar, temperature, top-k, top-p, min-p, typical-p. For their formulas and sources
+    see `outrider.tokens.sampling`.
+    """
+
+    max_new_tokens: int | None = option(
+        None, integer(1), "longest answer, in tokens", means=f"{DEFAULT_MAX_NEW_TOKENS}, or as many as still fit"
+    )
+    drafter: str | None = option(
+        "auto",
+        text("a drafter's name, 'auto'"),
+        "one of the engine's drafters: `draft`, `suffix`, `ngram`, or one of `add_drafter`. None: plain decoding",
+        means="whichever pays, round by round",
+        none_word=True,
+        metavar="NAME",
+        server=True,
+    )
+    adapter: str | None = option(
+        None,
+        text("an adapter's name"),
+        "one of the engine's LoRA adapters, whose text it is then",
+        means="the main model's own",
+        none_word=True,
+        metavar="NAME",
+        server=True,
+        peers=(),
+    )
+    num_assistant_tokens: int | str = option(
+        "auto", integer(0, 64), "draft tokens a round, at most. 0: plain decoding", means="as many as pay", server=True
+    )
+    assistant_confidence_threshold: float | None = option(
+        None,
+        _share,
+        "stop drafting after a token whose draft probability is below this. Draft models only",
+        means="off",
+        server=True,
+    )
+    max_ngram_size: int = option(
+        3, integer(1, 16), "longest n-gram of context that the drafter `ngram` looks up", server=True
+    )
+    references: tuple[str, ...] = option(
+        (),
+        texts,
+        "texts to copy drafts from, besides prompt and answer. Read by the drafter `suffix`, and by `auto` where it "
+        "chooses the draft length or has no draft model; refused elsewhere, ignored where nothing is drafted",
+        flag="",
+        server=True,
+    )
+    temperature: float = option(
+        0.0,
+        _temperature,
+        "of the distribution that is sampled from",
+        means="greedy",
+        server=True,
+        peers=_ALL_PEERS,
+    )
+    sampling: str = option(
+        "coupled",
+        one_of(SAMPLING),
+        "how drafts are verified above temperature 0. Lossless: `coupled` (one text a seed), `rejection` and "
+        "`token-rejection`. Lossy: `threshold` and `typical`",
+        metavar="MODE",
+        server=True,
+    )
+    acceptance_threshold: float | None = option(
+        None,
+        _share,
+        "of the lossy modes",
+        means="0.5 for `threshold` (a ratio), 0.09 for `typical` (a probability)",
+        server=True,
+    )
+    top_k: int = option(
+        0,
+        integer(0),
+        "sample from the k likeliest tokens",
+        means="off",
+        server=True,
+        peers=_ALL_PEERS,
+    )
+    top_p: float = option(
+        1.0,
+        _share,
+        "sample from the likeliest tokens that together have probability p",
+        means="off",
+        server=True,
+        peers=_ALL_PEERS,
+    )
+    min_p: float = option(
+        0.0,
+        number(0, 1),
+        "sample from tokens with at least this share of the likeliest one's probability",
+        means="off",
+        server=True,
+        peers=("genai", "llamacpp", "llamaserver", "transformers"),
+    )
+    typical_p: float = option(
+        1.0, _share, "locally typical sampling, as Transformers", means="off", server=True, peers=()
+    )
+    repetition_penalty: float = option(
+        1.0,
+        number(0.01, 100),
+        "over prompt and answer, as Transformers",
+        means="off",
+        server=True,
+        peers=("genai", "transformers"),
+    )
+    presence_penalty: float = option(
+        0.0,
+        _penalty,
+        "over the answer, as OpenAI's API",
+        means="off",
+        server=True,
+        peers=("genai", "llamacpp", "llamaserver"),
+    )
+    frequency_penalty: float = option(
+        0.0,
+        _penalty,
+        "over the answer, as OpenAI's API",
+        means="off",
+        server=True,
+        peers=("genai", "llamacpp", "llamaserver"),
+    )
+    logit_bias: Mapping[int, float] = option(
+        {}, _biases, "added to logits, by token id, as OpenAI's API", metavar="ID=VALUE", server=True, peers=()
+    )
+    no_repeat_ngram_size: int = option(  # openvino-genai has it in beam search only
+        0,
+        integer(0),
+        "no n tokens in a row come twice in prompt and answer, as Transformers",
+        means="off",
+        server=True,
+        peers=("transformers",),
+    )
+    banned_token_ids: tuple[int, ...] = option(
+        (),
+        token_ids,
+        "token ids that are never chosen; Transformers' suppress_tokens",
+        metavar="ID",
+        server=True,
+        peers=(),
+    )
+    min_new_tokens: int = option(
+        0,
+        integer(0),
+        "shortest answer, in tokens; a stop string may still end it earlier",
+        means="off",
+        server=True,
+        peers=("genai",),
+    )
+    seed: int | None = option(
+        None,
+        integer(0, 2**64 - 1, "an integer from 0 to 2**64 - 1"),
+        "of sampling",
+        means="one is drawn, and reported as `result.seed`",
+        server=True,
+    )
+    stop: tuple[str, ...] = option(
+        (), texts, "strings that end the answer; cut from the text", metavar="TEXT", server=True, peers=("genai",)
+    )
+    stop_token_ids: tuple[int, ...] = option(
+        (), token_ids, "token ids that end the answer, besides the model's own", metavar="ID", server=True
+    )
+    json_schema: Mapping[str, Any] | str | bool | None = option(
+        None,
+        _schema,
+        "JSON schema that the answer follows: a table or its text. True: any object. At most one of this, `regex` and "
+        '`grammar`; all need `pip install ".[structured]"`',
+        flag="",
+        peers=(),
+    )
+    regex: str | None = option(
+        None,
+        text("a text that is not empty"),
+        "regular expression that the whole answer matches, in the syntax of Rust's regex crate",
+        flag="",
+        server=True,
+        peers=(),
+    )
+    grammar: str | None = option(
+        None,
+        text("a text that is not empty"),
+        "Lark grammar that the answer follows, in llguidance's dialect",
+        flag="",
+        server=True,
+        peers=(),
+    )
+    tools: tuple[Mapping[str, Any], ...] = option(
+        (),
+        _tools,
+        "functions that the model may call, as in OpenAI's API; see `engine.tool_format`. If one of them is `strict`, "
+        "calls follow the functions' parameters whatever `tool_choice` is",
+        flag="",
+        peers=(),
+    )
+    tool_choice: str | Mapping[str, Any] = option(
+        "auto",
+        _tool_choice,
+        "whether the model calls functions. `none`: it is not told of them. `required`: it calls one or several. A "
+        'function\'s name: it calls that one. The last two need `pip install ".[structured]"`',
+        means="it decides",
+        flag="",
+    )
+    parallel_tool_calls: bool = option(True, switch, "False: the answer ends with its first call", flag="")
+    ignore_eos: bool = option(False, switch, "decode past the end of the answer (for benchmarks)", server=True)
+    logprobs: int | None = option(  # openvino-genai has those of one token per position
+        None,
+        integer(0, 20),
+        "log probability of each token, and of this many of the likeliest",
+        means="off",
+        peers=(),
+    )
+    logprobs_of: str = option(
+        "unprocessed",
+        one_of(("unprocessed", "processed")),
+        "which logits logprobs are of. `unprocessed`: the model's own. `processed`: what the token was chosen from",
+        metavar="KIND",
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        choices = ("auto", "none", "required", *(tool["function"]["name"] for tool in self.tools))
+        if self.tool_choice not in choices:
+            raise OptionError(f"tool_choice={shown_value(self.tool_choice)} is not one of {', '.join(choices)}.")
+        check_grammar(self)
+        if self.sampling in LOSSY and not self.temperature:
+            raise OptionError(f"sampling={self.sampling!r} needs a temperature above 0: at 0 nothing is sampled.")
+        if self.acceptance_threshold is not None and self.sampling not in LOSSY:
+            raise OptionError(
+                f"acceptance_threshold={self.acceptance_threshold:g} is for the lossy modes, sampling='threshold' and "
+                f"'typical', and sampling is {self.sampling!r}. Set it to None."
+            )
+        if self.logprobs_of != "unprocessed" and self.logprobs is None:
+            raise OptionError(f"logprobs_of={self.logprobs_of!r} needs logprobs: set it to 0 or more.")
+        if self.max_new_tokens is not None and self.min_new_tokens > self.max_new_tokens:
+            raise OptionError(
+                f"min_new_tokens={self.min_new_tokens} is more than max_new_tokens={self.max_new_tokens}. "
+                "Lower the first or raise the second."
+            )
+
+    @property
+    def offered_tools(self) -> tuple[Mapping[str, Any], ...]:
+        """The functions that the model is told of."""
+        return () if self.tool_choice == "none" else self.tools
+
+    @property
+    def has_strict_tools(self) -> bool:
+        """Whether calls follow the functions' parameters even where the model need not call."""
+        return any(tool["function"].get("strict") for tool in self.offered_tools)
+
+    @property
+    def sampling_is_invariant(self) -> bool:
+        """Whether the text depends only on model, prompt, options and seed, not on drafts."""
+        return not self.temperature or self.sampling == "coupled"
+
+    def replace(self, **options: Any) -> GenerationConfig:
+        """A copy with some options changed.
+
+        Raises:
+            OptionError: for an unknown name, an option that belongs to `outrider.load`, or a value out of range.
+        """
+        own = options_of(GenerationConfig)
+        for name in options:
+            if name in own:
+                continue
+            if name in {**options_of(SchedulerConfig), **options_of(DeviceConfig)}:
+                raise OptionError(f"{name} is chosen when the engine is made: outrider.load(..., {name}=...).")
+            raise OptionError(f"There is no generation option '{name}'. {nearest(name, own)}")
+        return dataclasses.replace(self, **options)
