@@ -19,8 +19,8 @@ from prompt_toolkit.output import DummyOutput
 from rich.console import Console
 
 from outrider.cli import run
-from outrider.cli.chat.interrupts import interruptible
-from outrider.cli.chat.pipe import joined
+from outrider.cli.chat.answering import joined
+from outrider.cli.chat.keyboard import interruptible
 from outrider.cli.chat.session import Session
 from outrider.cli.chat.terminal import open_history, run_terminal, status
 from outrider.decoding.metrics import Stats

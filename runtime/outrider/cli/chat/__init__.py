@@ -1,7 +1,7 @@
 """`outrider chat`: a conversation in the terminal.
 
 `session` has the conversation and its settings, `commands` what /name does, `blocks`, `sources` and `views` show
-answers, `pipe` and `terminal` read lines. Only `terminal` needs prompt_toolkit.
+answers, `answering` and `terminal` read lines. Only `terminal` needs prompt_toolkit.
 """
 
 from outrider.cli.chat.command import chat

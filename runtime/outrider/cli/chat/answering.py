@@ -1,4 +1,4 @@
-"""Does what a line says, and shows what comes of it."""
+"""Does what a line says, and shows what comes of it; without a terminal, for all lines of a file."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ import sys
 from typing import TYPE_CHECKING
 
 from outrider.cli.chat.commands import remarks, reply_to
-from outrider.cli.chat.interrupts import interruptible
-from outrider.cli.chat.keyboard import held_back
+from outrider.cli.chat.keyboard import held_back, interruptible
 from outrider.cli.chat.views import show, view_of
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
     from rich.console import Console
 
     from outrider.cli.chat.session import Session
@@ -40,6 +41,30 @@ def do(session: Session, line: str, console: Console, notes: Console, *, ends_an
             show(reply.chunks, view)
         _note(notes, remarks(session, before if is_retry else None))
     return not reply.ends
+
+
+def run_pipe(session: Session, lines: Iterable[str], console: Console, notes: Console) -> None:
+    """Do what the lines say, until /quit or their end. A backslash at the end of a line joins the next one.
+
+    Raises:
+        OutriderError: when one fails. The others are not read, as they may depend on it.
+    """
+    for message in joined(lines):
+        if message.strip() and not do(session, message, console, notes, ends_answers=False):
+            return
+
+
+def joined(lines: Iterable[str]) -> Iterator[str]:
+    """Lines without their ends; those behind a backslash belong to the one before."""
+    parts: list[str] = []
+    for line in lines:
+        text = line.rstrip("\r\n")
+        parts.append(text.removesuffix("\\"))
+        if not text.endswith("\\"):
+            yield "\n".join(parts)
+            parts = []
+    if parts:
+        yield "\n".join(parts)
 
 
 def _note(notes: Console, text: str) -> None:

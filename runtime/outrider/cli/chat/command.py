@@ -47,6 +47,6 @@ def chat(
             folder = platformdirs.user_state_path("outrider", appauthor=False)
             run_terminal(session, console, None if no_history else folder / "chat-history")
         else:
-            from outrider.cli.chat.pipe import run_pipe
+            from outrider.cli.chat.answering import run_pipe
 
             run_pipe(session, sys.stdin, console, Console(stderr=True, markup=False, emoji=False, highlight=False))

@@ -14,7 +14,7 @@ from prompt_toolkit.key_binding import KeyBindings
 
 from outrider.cli.chat.answering import do
 from outrider.cli.chat.completion import completions
-from outrider.cli.chat.interrupts import on_interrupt
+from outrider.cli.chat.keyboard import on_interrupt
 from outrider.errors import OutriderError
 
 if TYPE_CHECKING:
