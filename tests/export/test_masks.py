@@ -82,10 +82,10 @@ def read(backend: OpenVINOPaged, *pieces: Seq[int]) -> tuple[NDArray[np.float32]
     assert slot is not None
     rows, states = [], []
     for piece in pieces:
-        chunk = Chunk(slot, piece, len(piece), backend.features)
+        chunk = Chunk(slot, piece, len(piece), backend.capabilities.features)
         found = backend.submit([chunk]).wait()
         rows += [found.row(i).full().copy() for i in range(len(piece))]
-        states += [found.features(chunk).copy()] if backend.features else []
+        states += [found.features(chunk).copy()] if backend.capabilities.features else []
     slot.close()
     return np.array(rows), np.concatenate(states) if states else np.zeros(0, np.float32)
 

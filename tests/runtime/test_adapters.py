@@ -21,6 +21,7 @@ from outrider.config import DeviceConfig
 from outrider.drafters.controller import Records
 from outrider.models.backends.adapters import Adapter, Adapters
 from outrider.models.backends.openvino_paged import OpenVINOPaged
+from outrider.models.backends.support import ModelSpec
 from outrider.models.part import Part, adapters_of
 from outrider.tokens.verifiers import Greedy
 from outrider.types import Chunk, Exactness, Prompt, RowRule
@@ -346,4 +347,4 @@ def test_models_in_other_formats_refuse_adapters(bundle: Bundle, tmp_path: Path)
     from outrider.models.backends import load_model
 
     with pytest.raises(outrider.DeviceError, match="and this one is on an NPU. Load it with adapters=()"):
-        load_model(bundle.model_path(main), main, "NPU", DeviceConfig(), adapters=own)
+        load_model(ModelSpec(bundle.model_path(main), main, "NPU", DeviceConfig(), adapters=own))

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from outrider.bundle import Bundle, Format
+    from outrider.models.backends.support import ModelSpec
 
 SMALL = outrider.Config().replace(cache_size=0.01)
 
@@ -143,10 +144,10 @@ class TestADriverThatCrashes:
     ) -> None:
         gpu("")
 
-        def picky(path: Path, model: Any, device: str, *given: Any, **options: Any) -> Any:
-            if device == "GPU":
+        def picky(spec: ModelSpec) -> Any:
+            if spec.device == "GPU":
                 raise error("It has other needs.")
-            return backends.load_model(path, model, device, *given, **options)
+            return backends.load_model(spec)
 
         monkeypatch.setattr("outrider.models.part.load_model", picky)
         with pytest.warns(
@@ -322,10 +323,10 @@ class TestAuto:
     ) -> None:
         """Only the main model fails there. The draft model's device was not named, so it follows the main model."""
 
-        def failing(path: Path, model: Any, device: str, *given: Any, **options: Any) -> Any:
-            if device == "GPU" and options["is_main"]:
+        def failing(spec: ModelSpec) -> Any:
+            if spec.device == "GPU" and spec.is_main:
                 raise outrider.DeviceError("The GPU is out of memory.")
-            return backends.load_model(path, model, device, *given, **options)
+            return backends.load_model(spec)
 
         monkeypatch.setattr("outrider.models.part.load_model", failing)
         with pytest.warns(outrider.DeviceWarning, match=r"The GPU is out of memory\. CPU is used instead"):

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 
 from outrider.config import format_of_property
 from outrider.errors import BundleError, DeviceError, DeviceWarning, OptionError, OutriderError
-from outrider.models.backends import on_npu
 from outrider.models.backends.devices import find_device, find_devices, free_memory, largest_tensor, resolve_auto
 from outrider.models.backends.memory import system_memory
 from outrider.models.backends.probe import Job, Verdict, try_apart
 from outrider.models.backends.processor import may_divide_by_zero
+from outrider.models.backends.support import support_of
 from outrider.models.part import parts_of, this_processor
 from outrider.models.settled import compile_settled, is_settled
 from outrider.system import saved
@@ -115,12 +115,10 @@ def _load_at_once(parts: Seq[Part], placement: Placement, options: DeviceConfig)
 
 def load_part(part: Part, device: str, options: DeviceConfig) -> CompiledModel:
     """Compile one model on one device, and validate it against the manifest. Raises as `load_parts`."""
-    emulated = on_npu(part.model, device) and options.of(part.role).properties.get("NPUW_DEVICES") == "CPU"
-    own = options.of(part.role)
-    is_doubtful = (
-        device == "CPU"
-        and part.model.format == "openvino"
-        and may_divide_by_zero(this_processor(), own.precision, part.model.weights, own.num_threads)
+    own, support = options.of(part.role), support_of(part.model, device)
+    emulated = support.fixed_shapes and own.properties.get("NPUW_DEVICES") == "CPU"
+    is_doubtful = support.tries_settings and may_divide_by_zero(
+        this_processor(), own.precision, part.model.weights, own.num_threads
     )
     if (device != "CPU" and not emulated) or is_doubtful:
         verdict = verdict_of(part, device, options)
@@ -263,7 +261,7 @@ def _beside(main_device: str, draft: Part) -> str:
 
 def _check_layers(main: Part, device: str, drafts: Seq[Part]) -> None:
     """Raise DeviceError for a drafter of the main model's layers on a device that runs that model as a whole."""
-    if on_npu(main.model, device) and (made := [part.role for part in drafts if part.layers]):
+    if support_of(main.model, device).fixed_shapes and (made := [part.role for part in drafts if part.layers]):
         raise DeviceError(
             f"The drafter '{made[0]}' is made of some of the main model's layers, which NPUW compiles as a whole. "
             "Load with main_device='CPU' or 'GPU', or with another drafter, such as drafter='suffix'."
@@ -282,7 +280,9 @@ def _layers_of(main: CompiledModel, part: Part) -> CompiledModel:
 
 def _check_properties(main: Part, drafts: Seq[Part], options: DeviceConfig) -> None:
     """Raise OptionError for an option that fits none of the models, or a property that fits no model of its role."""
-    if options.top_logits not in ("auto", 0) and all(part.model.format != "openvino" for part in (main, *drafts)):
+    if options.top_logits not in ("auto", 0) and not any(
+        support_of(part.model, "CPU").picks_logits for part in (main, *drafts)
+    ):
         raise OptionError(
             f"top_logits={options.top_logits} is for models in OpenVINO's format, and these are in onnx. Leave it out."
         )

@@ -16,12 +16,13 @@ from outrider import __version__
 from outrider.bundle.folder import draft_models_of
 from outrider.config.files import user_path
 from outrider.errors import OptionError, nearest
-from outrider.models.backends import load_model, on_npu
+from outrider.models.backends import load_model
 from outrider.models.backends.adapters import Adapter, Adapters
 from outrider.models.backends.heads import Head
 from outrider.models.backends.masks import Masks
 from outrider.models.backends.processor import find_processor
 from outrider.models.backends.slices import find_slices
+from outrider.models.backends.support import ModelSpec, support_of
 from outrider.system import saved
 from outrider.system.core import new_core
 
@@ -95,9 +96,8 @@ class Part:
         which a compiled model's file does not keep. Every start would compile and write it again.
         """
         own = options.of(self.role)
-        if self.model.format != "openvino" or device == "CPU" or own.compiled_cache == "off":
-            return own
-        if "CACHE_DIR" in own.properties:
+        unwanted = own.compiled_cache == "off" or "CACHE_DIR" in own.properties
+        if unwanted or not support_of(self.model, device).saves_compiled:
             return own
         folder = saved.FOLDER / "compiled" if own.compiled_cache == "auto" else user_path(own.compiled_cache)
         # OpenVINO's own key covers the model's bits, but not all options that it was compiled with.
@@ -108,7 +108,7 @@ class Part:
     def asked(self, own: DeviceConfig, device: str) -> dict[str, Any]:
         """Those of its own options that matter for compiling on a device."""
         names = ("precision", "cache_precision", "num_threads", "top_logits", "properties")
-        sizes = _NPU_SIZES if on_npu(self.model, device) else ()
+        sizes = _NPU_SIZES if support_of(self.model, device).fixed_shapes else ()
         return {name: getattr(own, name) for name in (*names, *sizes)}
 
     def slices(self, device: str) -> Slices | None:
@@ -118,7 +118,8 @@ class Part:
         """
         if self.cuts or self.masks is not None:
             return None
-        if self.model.format != "openvino" or device != "CPU" or self.size < SMALL or self.model.encoder is not None:
+        support = support_of(self.model, device)
+        if not (support.tries_settings and support.paged) or self.size < SMALL:
             return None
         if self.drafter is not None and self.drafter.kind != "draft_model":
             return None
@@ -129,25 +130,29 @@ class Part:
         """Compile it with its own options; see `outrider.models.backends.load_model`."""
         main = self.bundle.model_path(self.bundle.manifest.main)
         return load_model(
-            self.path,
-            self.model,
-            device,
-            own,
-            is_main=self.is_main,
-            features=self.features,
-            cuts=self.cuts,
-            head=None if self.drafter is None or self.drafter.kind == "draft_model" else Head.of(self.drafter, main),
-            masks=self.masks,
-            adapters=self.adapters,
-            encoder_path=self.bundle.encoder_path(self.model),
-            graph=graph,
+            ModelSpec(
+                self.path,
+                self.model,
+                device,
+                own,
+                self.is_main,
+                self.bundle.encoder_path(self.model),
+                features=self.features,
+                head=None
+                if self.drafter is None or self.drafter.kind == "draft_model"
+                else Head.of(self.drafter, main),
+                masks=self.masks,
+                cuts=self.cuts,
+                adapters=self.adapters,
+                graph=graph,
+            )
         )
 
     @property
     def versions(self) -> dict[str, str]:
         """The versions of Outrider and the library that runs the model."""
         versions = {"outrider": __version__}
-        if self.model.format == "openvino":
+        if support_of(self.model, "").library == "openvino":
             return versions | {"openvino": ov.get_version()}
         if find_spec("onnxruntime"):
             import onnxruntime  # several packages contain it, so its metadata cannot be asked

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from outrider.errors import DeviceError, one_line
 from outrider.models.backends.processor import limit_on, may_divide_by_zero, widens_f16
+from outrider.models.backends.support import support_of
 from outrider.models.measure import groups_of, measure_exactness
 from outrider.models.measure.cost import FAR, NEAR
 from outrider.models.measured import Subject
@@ -336,7 +337,7 @@ def _fewer_threads(part: Part, device: str, own: DeviceConfig) -> list[int]:
 
     Threads wait for each other at the end of each operator. In small models, that may take longer than they save.
     """
-    if part.model.format != "openvino" or device != "CPU" or own.num_threads or _THREADS in own.properties:
+    if not support_of(part.model, device).tries_settings or own.num_threads or _THREADS in own.properties:
         return []
     cores = this_processor().cores
     count = cores["performance"] if "performance" in cores else cores.get("cores", 0) // 2
@@ -349,7 +350,7 @@ def _candidates(part: Part, device: str, own: DeviceConfig) -> Iterator[Setting]
 
     On other devices than the CPU, compiling may take minutes: there only the device's own choice.
     """
-    if part.model.format != "openvino" or device != "CPU":
+    if not support_of(part.model, device).tries_settings:
         yield Setting(own.precision, own.cache_precision)
         return
     in_f32 = part.model.encoder is not None  # whose cache has one precision

@@ -234,3 +234,21 @@ def count_cores(core: ov.Core) -> dict[str, int]:
 def _one_operator() -> ov.Model:
     parameter = ops.parameter([1], np.float32)
     return ov.Model([ops.relu(parameter)], [parameter], "one")
+
+
+def hints_of(device: str, num_threads: int, properties: Mapping[str, Any] | None, **own: Any) -> dict[str, Any]:
+    """OpenVINO's properties for compiling a model. own: the backend's; `properties` win."""
+    threads = {"INFERENCE_NUM_THREADS": num_threads} if num_threads and device.startswith("CPU") else {}
+    return {"PERFORMANCE_HINT": "LATENCY", **own, **threads, **(properties or {})}
+
+
+def facts_of(core: ov.Core, device: str, compiled: Any = None) -> dict[str, str]:
+    """What the time of a call depends on: of OpenVINO, the device and its driver, and a compiled model."""
+    names = ["FULL_DEVICE_NAME", "DEVICE_ARCHITECTURE"]
+    supported = core.get_property(device, "SUPPORTED_PROPERTIES")
+    names += [name for name in supported if "DRIVER_VERSION" in name]
+    facts = {name: str(core.get_property(device, name)) for name in names if name in supported}
+    asked = ("INFERENCE_NUM_THREADS", "INFERENCE_PRECISION_HINT", "DYNAMIC_QUANTIZATION_GROUP_SIZE")
+    known = () if compiled is None else compiled.get_property("SUPPORTED_PROPERTIES")
+    facts |= {name: str(compiled.get_property(name)) for name in asked if name in known}
+    return facts | {"openvino": ov.get_version()}

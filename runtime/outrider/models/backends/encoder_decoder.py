@@ -5,17 +5,15 @@ CPU: measured. GPU: written against the documented interface; not verified on ha
 
 from __future__ import annotations
 
-import time
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import openvino as ov
 
 from outrider.errors import BundleError, DeviceError, OptionError, RequestError, one_line
-from outrider.models.backends.devices import compile_error
+from outrider.models.backends.common import SequentialBackend
+from outrider.models.backends.devices import compile_error, facts_of, hints_of
 from outrider.models.backends.encoder_states import Encoder
-from outrider.models.backends.onnx_step import BufferPending, BufferStep
+from outrider.models.backends.onnx_step import BufferStep
 from outrider.models.backends.openvino_paged import check_device
 from outrider.models.backends.taps import read_ir
 from outrider.models.kv import Unbranched
@@ -31,7 +29,7 @@ if TYPE_CHECKING:
 
     from outrider.bundle.manifest import EncoderEntry
     from outrider.models.backends.encoder_states import Cross
-    from outrider.types import Prompt, RowRule
+    from outrider.types import Prompt
 
 
 _KEYS = 64  # numbers of keys are rounded up to multiples of it
@@ -68,7 +66,7 @@ class CrossSlot(Unbranched):
             backend.give_back(self)
 
 
-class EncoderDecoder:
+class EncoderDecoder(SequentialBackend):
     """One encoder-decoder model on one device.
 
         backend = EncoderDecoder(path, encoder_path, entry, vocab_size=32_100)
@@ -92,8 +90,6 @@ class EncoderDecoder:
     """
 
     runtime = "OpenVINO"
-    separate_rules: Seq[RowRule] = ()
-    can_pad_apart = False
     cache_precision = "f32"
 
     def __init__(
@@ -116,12 +112,8 @@ class EncoderDecoder:
                 f"cache_precision={cache_precision!r} is not for encoder-decoder models, whose cache is in f32. Leave "
                 "it out."
             )
-        hints: dict[str, Any] = {"PERFORMANCE_HINT": "LATENCY"}
-        if precision != "auto":
-            hints["INFERENCE_PRECISION_HINT"] = precision
-        if num_threads and device.startswith("CPU"):
-            hints["INFERENCE_NUM_THREADS"] = num_threads
-        hints |= properties or {}
+        kinds = {} if precision == "auto" else {"INFERENCE_PRECISION_HINT": precision}
+        hints = hints_of(device, num_threads, properties, **kinds)
         model = read_ir(core, model_path)
         shapes = {port.get_any_name(): port.get_partial_shape() for port in model.inputs}
         pasts = {name: shape for name, shape in shapes.items() if name.startswith("past.")}
@@ -137,28 +129,20 @@ class EncoderDecoder:
         self.device, self.vocab_size = device, vocab_size
         self.logits_width: int = self._compiled.output("logits").get_partial_shape()[2].get_length()
         self.precision = str(self._compiled.get_property("INFERENCE_PRECISION_HINT").get_type_name())
-        self.seconds = 0.0
-        self._thread: ThreadPoolExecutor | None = None
         self._rows = np.empty((0, self.logits_width), dtype=np.float32)
         self._num_tokens = self._num_used = 0
+        self.can = Capabilities(bit_exact_batching=False, one_call=False, reads_sources=True)
         self.use(Exactness())
 
     def use(self, exactness: Exactness) -> None:
         """Pad calls by this rule from now on, and report this exactness. Not while slots are open."""
-        self.exactness = exactness
+        super().use(exactness)
         self._zeros = np.zeros((_KEYS + exactness.rule.num_spare, *next(iter(self._pasts.values()))), dtype=np.float32)
-        self.capabilities = Capabilities(
-            bit_exact_batching=exactness.holds, rows=exactness.rule, one_call=False, reads_sources=True
-        )
 
     @property
     def fingerprint(self) -> dict[str, str]:
         """What the time of a call depends on besides the model, as far as it is known."""
-        asked = ("INFERENCE_NUM_THREADS", "INFERENCE_PRECISION_HINT", "DYNAMIC_QUANTIZATION_GROUP_SIZE")
-        supported = self._compiled.get_property("SUPPORTED_PROPERTIES")
-        found = {name: str(self._compiled.get_property(name)) for name in asked if name in supported}
-        found["FULL_DEVICE_NAME"] = str(self.core.get_property(self.device, "FULL_DEVICE_NAME"))
-        return found | {"cache": self.cache_precision, "openvino": ov.get_version()}
+        return facts_of(self.core, self.device, self._compiled) | {"cache": self.cache_precision}
 
     @property
     def num_layers(self) -> int:
@@ -173,7 +157,7 @@ class EncoderDecoder:
     @property
     def max_tokens(self) -> int:
         """Most tokens of one sequence, beside the longest source."""
-        return max(self._num_tokens - self.encoder.entry.context_length - self.capabilities.rows.num_spare, 0)
+        return max(self._num_tokens - self.encoder.entry.context_length - self.num_spare, 0)
 
     @property
     def cache(self) -> CacheUse:
@@ -186,7 +170,7 @@ class EncoderDecoder:
 
     def tokens_for(self, max_tokens: int) -> int:
         """The argument for `allocate` with which one slot can have `max_tokens`."""
-        return max_tokens + self.encoder.entry.context_length + self.capabilities.rows.num_spare
+        return max_tokens + self.encoder.entry.context_length + self.num_spare
 
     def open(self, max_tokens: int, prompt: Prompt = NO_PROMPT) -> CrossSlot | None:
         """A slot with room for `max_tokens`; None while other slots hold the room.
@@ -206,7 +190,7 @@ class EncoderDecoder:
             length = source.values.shape[0] if entry.kind == "text" else entry.context_length
             if length > entry.context_length:
                 raise RequestError(f"The source has {length:,} tokens; the encoder reads {entry.context_length:,}.")
-        capacity = max_tokens + self.capabilities.rows.num_spare
+        capacity = max_tokens + self.num_spare
         size = capacity + length
         if self._num_used + size > self._num_tokens:
             return None
@@ -219,22 +203,8 @@ class EncoderDecoder:
         """Take a slot's room back."""
         self._num_used -= slot.size
 
-    def run_in_background(self, wanted: bool) -> None:
-        """Evaluate in a thread of the backend's own, so that `submit` returns at once."""
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="outrider-encoder-decoder") if wanted else None
-
-    def submit(self, chunks: Seq[Chunk]) -> BufferStep | BufferPending:
-        """Evaluate chunks of one or several sequences, one after another. A slot appears once at most.
-
-        Each sequence is a call of its own, padded by the rule of `capabilities.rows`. No token sees the padding behind
-        it, whose keys and values are not kept.
-        """
-        for chunk in chunks:
-            chunk.check_chain(self)
-        return BufferPending(self._thread.submit(self._evaluate, chunks)) if self._thread else self._evaluate(chunks)
-
-    def _evaluate(self, chunks: Seq[Chunk]) -> BufferStep:
-        began = time.perf_counter()
+    def evaluate(self, chunks: Seq[Chunk]) -> BufferStep:
+        """The rows of the chunks, which are chains."""
         num_rows = sum(chunk.num_rows for chunk in chunks)
         if len(self._rows) < num_rows:
             self._rows = np.empty((num_rows, self.logits_width), dtype=np.float32)
@@ -243,12 +213,11 @@ class EncoderDecoder:
             for part in self._parts(chunk):
                 self._rows[at : at + part.num_rows] = self._run(part)
                 at += part.num_rows
-        self.seconds += time.perf_counter() - began
         return BufferStep(self._rows, range(num_rows), self.vocab_size, {id(chunk.slot): () for chunk in chunks})
 
     def _num_keys(self, position: int) -> int:
         """The number of keys in calls with a token at this position: the padding is behind it."""
-        return -(-(position + 1 + self.capabilities.rows.num_spare) // _KEYS) * _KEYS
+        return -(-(position + 1 + self.num_spare) // _KEYS) * _KEYS
 
     def _parts(self, chunk: Chunk) -> Iterator[Chunk]:
         """The calls for a chunk: tokens in one call have one number of keys. So a row's bits depend on its position."""

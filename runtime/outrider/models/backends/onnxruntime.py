@@ -7,18 +7,17 @@ verified on hardware.
 from __future__ import annotations
 
 import platform
-import time
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import onnxruntime as ort
 
 from outrider.errors import BundleError, DeviceError, OptionError, one_line
+from outrider.models.backends.common import SequentialBackend
 from outrider.models.backends.features import check_features
 from outrider.models.backends.onnx_cache import BufferCache
 from outrider.models.backends.onnx_providers import find_provider
-from outrider.models.backends.onnx_step import BufferPending, BufferStep
+from outrider.models.backends.onnx_step import BufferStep
 from outrider.types import NO_PROMPT, Capabilities, Chunk, Exactness
 
 if TYPE_CHECKING:
@@ -29,13 +28,13 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from outrider.models.backends.onnx_cache import BufferSlot
-    from outrider.types import CacheUse, Prompt, RowRule
+    from outrider.types import CacheUse, Prompt
 
 _KINDS: dict[str, type[np.generic]] = {"tensor(float)": np.float32, "tensor(float16)": np.float16}
 _PRECISIONS: dict[type[np.generic], str] = {np.float32: "f32", np.float16: "f16"}
 
 
-class OnnxRuntime:
+class OnnxRuntime(SequentialBackend):
     """One model in ONNX on one device.
 
         backend = OnnxRuntime(path, device="CPU", vocab_size=49_152)
@@ -59,7 +58,6 @@ class OnnxRuntime:
     """
 
     runtime = "ONNX Runtime"
-    separate_rules: Seq[RowRule] = ()
 
     def __init__(
         self,
@@ -90,8 +88,6 @@ class OnnxRuntime:
         self._num_threads = num_threads
         self._read_shape(model_path)
         self.vocab_size = vocab_size
-        self.seconds = 0.0
-        self._thread: ThreadPoolExecutor | None = None
         self._ones = np.ones((1, 0), dtype=np.int64)
         self._rows = np.empty((0, self.logits_width), dtype=self._logits_kind)
         self.precision = _PRECISIONS[self._logits_kind]
@@ -106,6 +102,7 @@ class OnnxRuntime:
                     "Use 'auto'."
                 )
         self.can_pad_apart = self._has_extra
+        self.can = Capabilities(bit_exact_batching=False, one_call=False, features=self.features)
         self.use(Exactness())
         self.allocate(16)
         if device != "CPU":
@@ -113,13 +110,6 @@ class OnnxRuntime:
             self._check_in_place(slot)
             slot.close()
         self.allocate(0)
-
-    def use(self, exactness: Exactness) -> None:
-        """Pad calls by this rule from now on, and report this exactness. Not while slots are open."""
-        self.exactness = exactness
-        self.capabilities = Capabilities(
-            bit_exact_batching=exactness.holds, rows=exactness.rule, one_call=False, features=self.features
-        )
 
     def _read_shape(self, model_path: Path) -> None:
         """Layers, heads and names from the graph's own inputs and outputs."""
@@ -169,7 +159,7 @@ class OnnxRuntime:
     @property
     def max_tokens(self) -> int:
         """Most tokens of one sequence, without padding."""
-        return max(self._cache.max_tokens - self.capabilities.rows.num_spare, 0)
+        return max(self._cache.max_tokens - self.num_spare, 0)
 
     @property
     def cache(self) -> CacheUse:
@@ -192,7 +182,7 @@ class OnnxRuntime:
 
     def tokens_for(self, max_tokens: int) -> int:
         """The argument for `allocate` with which one slot can have `max_tokens`."""
-        return max_tokens + self.capabilities.rows.num_spare
+        return max_tokens + self.num_spare
 
     def open(self, max_tokens: int, prompt: Prompt = NO_PROMPT) -> BufferSlot | None:
         """A slot with room for `max_tokens`, started from the prompt's longest cached prefix; None if there is no room.
@@ -202,24 +192,10 @@ class OnnxRuntime:
         """
         prompt.check_tokens(self)
         prompt.check_adapter(self)
-        return self._cache.open(max_tokens + self.capabilities.rows.num_spare, prompt)
+        return self._cache.open(max_tokens + self.num_spare, prompt)
 
-    def run_in_background(self, wanted: bool) -> None:
-        """Evaluate in a thread of the backend's own, so that `submit` returns at once."""
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="outrider-onnxruntime") if wanted else None
-
-    def submit(self, chunks: Seq[Chunk]) -> BufferStep | BufferPending:
-        """Evaluate chunks of one or several sequences, one after another. A slot appears once at most.
-
-        Each sequence is a call of its own, padded by the rule of `capabilities.rows`. The next tokens overwrite the
-        padding's keys and values.
-        """
-        for chunk in chunks:
-            chunk.check_chain(self)
-        return BufferPending(self._thread.submit(self._evaluate, chunks)) if self._thread else self._evaluate(chunks)
-
-    def _evaluate(self, chunks: Seq[Chunk]) -> BufferStep:
-        began = time.perf_counter()
+    def evaluate(self, chunks: Seq[Chunk]) -> BufferStep:
+        """The rows of the chunks, which are chains."""
         sizes = [self.capabilities.rows.logits(chunk.num_rows) for chunk in chunks]
         if len(self._rows) < sum(sizes):
             self._rows = np.empty((sum(sizes), self.logits_width), dtype=self._logits_kind)
@@ -232,7 +208,6 @@ class OnnxRuntime:
             hidden[id(chunk.slot)] = self._run(chunk, begin, self._rows[at : at + size])
             wanted.extend(range(at + count - chunk.num_rows - begin, at + count - begin))
             at += size
-        self.seconds += time.perf_counter() - began
         return BufferStep(self._rows, wanted, self.vocab_size, hidden)
 
     def _run(self, chunk: Chunk, begin: int, rows: NDArray[Any]) -> list[NDArray[np.float32]]:
@@ -297,7 +272,7 @@ class OnnxRuntime:
     def _try(self, slot: BufferSlot, token_ids: list[int], num_rows: int) -> NDArray[np.float32]:
         """The logits of the last rows of a text of four tokens. Those before `token_ids` are in the cache."""
         slot.trim(4 - len(token_ids))
-        step = self._evaluate([Chunk(slot, token_ids, num_rows)])
+        step = self.evaluate([Chunk(slot, token_ids, num_rows)])
         return np.array([step.row(i).full() for i in range(num_rows)])
 
 

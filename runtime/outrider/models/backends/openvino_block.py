@@ -30,7 +30,7 @@ class OpenVINOBlock(OpenVINOPaged):
     """
 
     @property
-    def separate_rules(self) -> tuple[RowRule, ...]:
+    def separate_rules(self) -> Seq[RowRule]:
         """None: the rows of a block see each other."""
         return ()
 

@@ -16,6 +16,8 @@ from openvino import opset13 as ops
 from outrider.errors import BundleError, DeviceError, OptionError, one_line
 from outrider.models.backends.attention import check_states
 from outrider.models.backends.call_end import CallEnd
+from outrider.models.backends.common import MeasuredBackend
+from outrider.models.backends.devices import facts_of
 from outrider.models.backends.npu_sizes import CACHE_KINDS, check_npu, find_sizes, npuw_properties
 from outrider.models.backends.npu_window import Window, WindowPending, WindowSlot
 from outrider.models.kv import PrefixCounts
@@ -29,10 +31,10 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from outrider.types import Prompt, RowRule
+    from outrider.types import Prompt
 
 
-class OpenVINONpu:
+class OpenVINONpu(MeasuredBackend):
     """One model in fixed shapes on an NPU. NPUW makes two of it, for prefill and for decoding, with one cache.
 
         backend = OpenVINONpu(path, vocab_size=49_152, context_length=8_192, properties={"NPUW_DEVICES": "CPU"})
@@ -59,7 +61,6 @@ class OpenVINONpu:
     """
 
     runtime = "OpenVINO NPUW"
-    separate_rules: Seq[RowRule] = ()
 
     def __init__(
         self,
@@ -95,7 +96,6 @@ class OpenVINONpu:
         self._states = {state.name: state for state in self._request.query_state()}
         self._continues = bool(self._compiled.get_property("NPUW_LLM_CONTINUOUS_PREFILL_SUPPORTED"))
         self.vocab_size = vocab_size
-        self.seconds = 0.0
         self._end = CallEnd(self._request)
         self._max_tokens = 0
         self._counts = PrefixCounts()
@@ -104,17 +104,12 @@ class OpenVINONpu:
         self._prefilled: int | None = None
         self._prompt: list[int] = []  # tokens that the prefill model has read and that are still in the cache
         self._scope = b""  # of these tokens
-        self.can_pad_apart = False
+        fixed = FixedShape(self.sizes.window, self.sizes.prompt, self.sizes.max_tokens)
+        self.can = Capabilities(bit_exact_batching=False, one_call=False, fixed=fixed)
         self.use(Exactness())
         self.allocate(self.sizes.max_tokens)
         self._start()
         self.seconds = 0.0
-
-    def use(self, exactness: Exactness) -> None:
-        """Report this exactness from now on. Calls have one size, so there is nothing to pad."""
-        fixed = FixedShape(self.sizes.window, self.sizes.prompt, self.sizes.max_tokens)
-        self.exactness = exactness
-        self.capabilities = Capabilities(bit_exact_batching=exactness.holds, one_call=False, fixed=fixed)
 
     def _read(self, model_path: Path) -> ov.Model:
         """Read the graph, and the geometry from it."""
@@ -148,11 +143,8 @@ class OpenVINONpu:
     @property
     def fingerprint(self) -> dict[str, str]:
         """What the time of a call depends on besides the model, as far as it is known."""
-        device = self._emulated_on or self.device
-        found = {"device": self.device, "precision": self.precision, "openvino": ov.get_version()}
-        for name in ("FULL_DEVICE_NAME", "DEVICE_ARCHITECTURE", "NPU_DRIVER_VERSION", "INFERENCE_NUM_THREADS"):
-            if name in self._core.get_property(device, "SUPPORTED_PROPERTIES"):
-                found[name] = str(self._core.get_property(device, name))
+        found = facts_of(self._core, self._emulated_on or self.device)
+        found |= {"device": self.device, "precision": self.precision}
         return found | {name: str(value) for name, value in self._properties.items()}
 
     @property

@@ -14,7 +14,8 @@ from outrider.config import PRECISIONS
 from outrider.errors import DeviceError, OptionError, one_line
 from outrider.models.backends.adapters import ADAPTERS
 from outrider.models.backends.call_end import CallEnd
-from outrider.models.backends.devices import compile_error, find_name
+from outrider.models.backends.common import MeasuredBackend
+from outrider.models.backends.devices import compile_error, facts_of, find_name, hints_of
 from outrider.models.backends.embeds import EMBED_ROWS, EMBEDS, given_embeds
 from outrider.models.backends.memory import release_pages
 from outrider.models.backends.paged_cache import PagedCache, PagedSlot, blocks_to_allocate, bytes_of
@@ -67,7 +68,7 @@ class PagedPending:
         return self._backend.finish(self._began, unless)
 
 
-class OpenVINOPaged:
+class OpenVINOPaged(MeasuredBackend):
     """One model, compiled for one device, with a KV cache in blocks.
 
         backend = OpenVINOPaged(path, device="CPU", vocab_size=49_152)
@@ -120,14 +121,8 @@ class OpenVINOPaged:
         if self.num_top:
             add_top_logits(model, self.num_top, vocab_size)
         precision, cache_precision = _precisions(core, device, precision, cache_precision)
-        hints: dict[str, Any] = {
-            "PERFORMANCE_HINT": "LATENCY",
-            "INFERENCE_PRECISION_HINT": precision,
-            "KV_CACHE_PRECISION": cache_precision,
-        }
-        if num_threads and device.startswith("CPU"):
-            hints["INFERENCE_NUM_THREADS"] = num_threads
-        hints |= properties or {}
+        kinds = {"INFERENCE_PRECISION_HINT": precision, "KV_CACHE_PRECISION": cache_precision}
+        hints = hints_of(device, num_threads, properties, **kinds)
         try:
             compiled = (
                 Segments.compile(core, model, cuts, device, hints) if cuts else core.compile_model(model, device, hints)
@@ -150,8 +145,7 @@ class OpenVINOPaged:
         """Make a request of a compiled model."""
         self.adapters = adapters
         self.core, self._compiled = core, compiled
-        self.device, self.vocab_size, self.features = device, vocab_size, features
-        self.mask_token_ids, self.can_pad_apart = mask_token_ids, False
+        self.device, self.vocab_size = device, vocab_size
         self.logits_width: int = compiled.output("logits").get_partial_shape()[2].get_length()
         self._request = compiled.create_infer_request()
         self._end = CallEnd(self._request)
@@ -180,15 +174,22 @@ class OpenVINOPaged:
         self._chunks: Seq[Chunk] = ()  # of the running call
         self._begins: list[int] = []  # of its chunks, in their slots
         self._places: dict[int, NDArray[np.int64]] = {}
-        self.seconds = 0.0
         # The device may use another precision than the option, and properties may set another.
         self.precision = _name(compiled.get_property("INFERENCE_PRECISION_HINT"))
         keys = next((port for name, port in self._caches.items() if name.startswith("key_cache.")), None)
         self.cache_precision = self.precision if keys is None else _name(keys.get_element_type())
+        self.can = Capabilities(
+            bit_exact_batching=False,
+            features=features,
+            trees=True,
+            mask_token_ids=mask_token_ids,
+            adapters=adapters.names if adapters else (),
+            embeds_width=self._embeds_width,
+        )
         self.use(Exactness())
 
     @property
-    def separate_rules(self) -> tuple[RowRule, ...]:
+    def separate_rules(self) -> Seq[RowRule]:
         """Rules that keep the CPU plugin from dividing a sequence's blocks among threads, which changes bits.
 
         It does so in calls that have fewer sequences than threads, each of one row (`PagedAttention`, as of OpenVINO
@@ -203,31 +204,14 @@ class OpenVINOPaged:
             return (among,)
         return RowRule(separate=True, call=Rounding(num_threads)), among
 
-    def use(self, exactness: Exactness) -> None:
-        """Pad calls by this rule from now on, and report this exactness. Not while slots are open."""
-        self.exactness = exactness
-        self.capabilities = Capabilities(
-            bit_exact_batching=exactness.holds,
-            rows=exactness.rule,
-            features=self.features,
-            trees=True,
-            mask_token_ids=self.mask_token_ids,
-            adapters=self.adapters.names if self.adapters else (),
-            embeds_width=self._embeds_width,
-        )
-
     @property
     def fingerprint(self) -> dict[str, str]:
         """What the time of a call depends on besides the model, as far as it is known."""
-        asked = ("INFERENCE_NUM_THREADS", "INFERENCE_PRECISION_HINT", "DYNAMIC_QUANTIZATION_GROUP_SIZE")
-        supported = self._compiled.get_property("SUPPORTED_PROPERTIES")
-        found = {name: str(self._compiled.get_property(name)) for name in asked if name in supported}
-        of_device = [n for n in self.core.get_property(self.device, "SUPPORTED_PROPERTIES") if "DRIVER_VERSION" in n]
-        found |= {n: str(self.core.get_property(self.device, n)) for n in ("FULL_DEVICE_NAME", *of_device)}
+        found = facts_of(self.core, self.device, self._compiled)
         top = {"top_logits": str(self.num_top)} if self.num_top else {}
         cuts = {"cuts": ",".join(map(str, self._compiled.cuts))} if isinstance(self._compiled, Segments) else {}
         adapters = {"adapters": str(self.adapters.shapes)} if self.adapters else {}
-        return found | top | cuts | adapters | {"cache": self.cache_precision, "openvino": ov.get_version()}
+        return found | top | cuts | adapters | {"cache": self.cache_precision}
 
     @property
     def segments(self) -> Segments:
@@ -253,7 +237,7 @@ class OpenVINOPaged:
     @property
     def max_tokens(self) -> int:
         """Most tokens of one sequence, without padding."""
-        return max(self._cache.max_tokens - self._num_spare, 0) if self._cache else 0
+        return max(self._cache.max_tokens - self.num_spare, 0) if self._cache else 0
 
     @property
     def cache(self) -> CacheUse:
@@ -266,11 +250,6 @@ class OpenVINOPaged:
         if self._cache is None:
             raise RuntimeError("call `allocate` first: it makes the cache")
         return self._cache
-
-    @property
-    def _num_spare(self) -> int:
-        """Positions for padding behind a sequence's last token."""
-        return self.capabilities.rows.num_spare
 
     def allocate(self, max_tokens: int) -> None:
         """Allocate a new cache, or on a device its first blocks.
@@ -307,7 +286,7 @@ class OpenVINOPaged:
 
     def tokens_for(self, max_tokens: int) -> int:
         """The argument for `allocate` with which one slot can have `max_tokens`: whole blocks, and room to grow."""
-        num_blocks = -(-(max_tokens + self._num_spare) // self.block_size)
+        num_blocks = -(-(max_tokens + self.num_spare) // self.block_size)
         return blocks_to_allocate(num_blocks, len(self._caches), grows=self.paged_cache.grows) * self.block_size
 
     def open(self, max_tokens: int, prompt: Prompt = NO_PROMPT) -> PagedSlot | None:
@@ -317,7 +296,7 @@ class OpenVINOPaged:
         prompt.check_adapter(self)
         if self.capabilities.marks_answers:
             prompt = prompt.with_marked_answers()
-        return self.paged_cache.open(max_tokens + self._num_spare, prompt)
+        return self.paged_cache.open(max_tokens + self.num_spare, prompt)
 
     def submit(self, chunks: Seq[Chunk]) -> PagedPending:
         """Evaluate chunks of one or several sequences in one call. A slot appears once at most.

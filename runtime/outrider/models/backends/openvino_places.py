@@ -49,7 +49,7 @@ class OpenVINOPlaces(OpenVINOPaged):
             each._first = self
 
     @property
-    def separate_rules(self) -> tuple[RowRule, ...]:
+    def separate_rules(self) -> Seq[RowRule]:
         """None: no row reads another."""
         return ()
 

@@ -25,6 +25,7 @@ from outrider.bundle.manifest import ModelEntry  # noqa: TC001  (msgspec needs i
 from outrider.config import DeviceConfig  # noqa: TC001
 from outrider.errors import DeviceError, OutriderError, one_line
 from outrider.models.backends import load_model
+from outrider.models.backends.support import ModelSpec
 from outrider.system.files import FAULTS
 from outrider.types import Chunk
 
@@ -36,7 +37,7 @@ _FROM_OUTSIDE = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGKIL
 
 
 class Job(msgspec.Struct, frozen=True):
-    """The child's task: the arguments of `load_model`."""
+    """The child's task: a `ModelSpec`, as far as it can be written."""
 
     path: str
     model: ModelEntry
@@ -105,14 +106,9 @@ def main() -> None:
 
 def _try(job: Job) -> Verdict:
     try:
-        backend = load_model(
-            Path(job.path),
-            job.model,
-            job.device,
-            job.options,
-            is_main=job.is_main,
-            encoder_path=None if job.encoder_path is None else Path(job.encoder_path),
-        )
+        encoder_path = None if job.encoder_path is None else Path(job.encoder_path)
+        given = job.model, job.device, job.options, job.is_main, encoder_path
+        backend = load_model(ModelSpec(Path(job.path), *given))
         backend.allocate(_NUM_TOKENS)
         slot = backend.open(len(_TOKEN_IDS))
         if slot is None:
