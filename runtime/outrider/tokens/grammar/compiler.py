@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from outrider.errors import BundleError, OptionError, install
 from outrider.system.files import reading
+from outrider.system.guard import is_interrupt
 from outrider.tokens.grammar.dates import with_real_dates
 from outrider.tokens.grammar.limits import check_lark, check_schema
 from outrider.tokens.grammar.messages import first_line
@@ -141,7 +142,9 @@ def _compile(tokenizer: LLTokenizer, source: Source) -> LLMatcher:
             made = LLMatcher.grammar_from_json_schema(schema, defaults=JSON_STYLE)
         else:
             made = LLMatcher.grammar_from_regex(text) if option == "regex" else LLMatcher.grammar_from_lark(text)
-        return LLMatcher(tokenizer, made, log_level=0)
+        matcher = LLMatcher(tokenizer, made, log_level=0)
+        matcher.compute_bitmask()  # may take a second; a copy's first mask takes a tenth of that, in the engine's thread
+        return matcher
 
     text, option = source.text, source.option
     try:
@@ -151,7 +154,9 @@ def _compile(tokenizer: LLTokenizer, source: Source) -> LLMatcher:
             check_lark(text)
         matcher = _on_large_stack(compiled)
         wrong = matcher.get_error()
-    except (ValueError, RecursionError) as error:  # too deep, say
+    except BaseException as error:  # too deep, say; a panic in llguidance is no Exception
+        if is_interrupt(error):
+            raise
         wrong = str(error)
     if wrong:
         shown = text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
