@@ -14,6 +14,7 @@ from outrider.config import GenerationConfig
 from outrider.decoding.loop import step
 from outrider.decoding.request import Request
 from outrider.decoding.scheduler import LEAST_PIECE, LEAST_ROWS, SHORTEST_SHARE, SMOOTH, TIMES, Scheduler
+from outrider.engine.scoring import give
 from outrider.inputs.text import TextStream
 from outrider.models.measure import PassCost
 from outrider.testing import FakeBackend
@@ -269,6 +270,26 @@ def test_a_piece_that_ends_at_an_answer_leaves_its_rows_to_others() -> None:
     assert other.slot.length == 10 * (512 - 32)
     while not chat.ended:
         step(backend, [chat], scheduler)
+
+
+@pytest.mark.parametrize("num_decoding", [1, 31])
+def test_answers_that_are_scored_get_the_rows_that_others_leave(num_decoding: int) -> None:
+    """They took 64 rows a round each, whatever a round may take."""
+    backend = FakeBackend(VOCAB_SIZE)
+    decoding = [request_of([i % VOCAB_SIZE], 500) for i in range(num_decoding)]
+    given = [[i % VOCAB_SIZE for i in range(k, k + 150)] for k in range(4)]
+    scored = [request_of([1, 2], 150) for _ in given]
+    for request, token_ids in zip(scored, given, strict=True):
+        give(request, token_ids)
+    for request in (*decoding, *scored):
+        assert request.admit(backend)
+    scheduler, rounds = Scheduler(96), 0
+    while running := [request for request in scored if not request.ended]:
+        step(backend, [*decoding, *running], scheduler)
+        rounds += 1
+        assert sum(backend.calls[-1]) <= 96
+        assert all(request.stats.num_generated_tokens == rounds for request in decoding), "answers never wait"
+    assert [request.sequence.generated_token_ids for request in scored] == given
 
 
 def test_prompts_that_wait_are_no_part_of_the_call() -> None:

@@ -42,9 +42,9 @@ def step(main: Backend, requests: Seq[Request], scheduler: Scheduler, observer: 
         draft_ahead([(reading.request, reading.turn) for reading in readings], target_pass, observer)
     finally:  # whatever happens: the next round writes where this one reads
         target = target_pass.wait(lambda: all(reading.request.is_given_up for reading in readings))
-    scheduler.took(main.seconds - main_began)
+    took = main.seconds - main_began
     for reading in readings:
-        request = reading.request
+        request, commit_began = reading.request, time.perf_counter()
         try:
             path = reading.commit(target, observer) if reading.chunk.num_rows else []
             if request.policy is not None:
@@ -53,6 +53,9 @@ def step(main: Backend, requests: Seq[Request], scheduler: Scheduler, observer: 
                 observer.committed(request)
         except BaseException as error:  # isolate failures per request; a panic in llguidance is no Exception
             request.fail(error)
+        if request.waits:  # all of its rows are read on the host
+            took += time.perf_counter() - commit_began
+    scheduler.took(took)
 
 
 def _share(requests: Seq[Request], turns: Seq[Turn | None], scheduler: Scheduler, began: float) -> list[Reading]:
@@ -60,13 +63,15 @@ def _share(requests: Seq[Request], turns: Seq[Turn | None], scheduler: Scheduler
     sound = [(request, turn) for request, turn in zip(requests, turns, strict=True) if not request.error]
     counts = scheduler.share(
         [_num_wanted(request, turn) for request, turn in sound],
-        [request.decodes for request, _ in sound],
+        [request.decodes and not request.waits for request, _ in sound],
         [request.slot.length for request, _ in sound],
         begun=time.perf_counter() - began,
     )
     readings: list[Reading] = []
     row = 0
     for (request, turn), count in zip(sound, counts, strict=True):
+        if count and turn is not None and request.waits:
+            turn.draft = turn.draft.cut(count - 1)
         if count:  # else it waits
             readings.append(Reading.of(request, turn, count, row))
             row += readings[-1].chunk.num_rows

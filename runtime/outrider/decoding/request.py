@@ -74,6 +74,7 @@ class Request:
     exact: bool = False  # whether tokens do not depend on drafts or on the batch
     logprobs: list[TokenLogprobs] | None = None  # of the committed tokens; None: not wanted
     cancel: Event | None = None  # set from any thread to end the answer here
+    waits: bool = False  # whether its answer waits for rows as a prompt does
     save: Callable[[list[int]], None] | None = None  # called with the answer's tokens, unless it was cancelled
     reuse: bool = True  # starts from cached prefixes, and publishes its own
     name_of: Callable[[Drafter], str] = lambda drafter: type(drafter).__name__

@@ -369,7 +369,8 @@ class Engine:
         """How likely the main model finds an answer: the natural log-probability of each of its tokens.
 
         Those of the unprocessed logits, at temperature 1. answer: text, which is tokenized by itself, or token ids. It
-        is read in one pass for 64 tokens, behind the prompt. Raises as `generate`, and RequestError for no answer.
+        is read behind the prompt in calls for up to 64 tokens, in the rows that others' answers leave. Raises as
+        `generate`, and RequestError for no answer.
         """
         token_ids = self.tokenizer.encode(answer) if isinstance(answer, str) else scoring.as_token_ids(answer)
         request = self.prepare(

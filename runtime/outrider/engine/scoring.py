@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from outrider.decoding.request_queue import RequestQueue
     from outrider.types import Distribution, DraftRequest, Noise, Rows
 
-PIECE = 64  # tokens a round: a row of logits for each is in memory
+PIECE = 64  # most tokens a round: a row of logits for each is in memory
 
 
 def as_token_ids(answer: Any) -> list[int]:
@@ -62,13 +62,18 @@ def score(queue: RequestQueue, request: Request, token_ids: Seq[int]) -> list[fl
     Raises:
         OutriderError: when the request fails.
     """
-    begin = request.sequence.num_prompt_tokens
-    request.policy, request.num_assistant_tokens = _Given(begin, tuple(token_ids)), PIECE - 1
-    request.verifier = _Accepting(begin, tuple(token_ids))
-    request.save = None
+    give(request, token_ids)
     for _ in queue.run(request):
         pass
     return [each.logprob for each in request.logprobs or ()]
+
+
+def give(request: Request, token_ids: Seq[int]) -> None:
+    """Have a request read this answer, in pieces that wait for rows as those of a prompt do."""
+    begin = request.sequence.num_prompt_tokens
+    request.policy, request.num_assistant_tokens = _Given(begin, tuple(token_ids)), PIECE - 1
+    request.verifier = _Accepting(begin, tuple(token_ids))
+    request.save, request.waits = None, True
 
 
 @dataclass(frozen=True)

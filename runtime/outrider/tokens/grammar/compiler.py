@@ -143,7 +143,7 @@ def _compile(tokenizer: LLTokenizer, source: Source) -> LLMatcher:
         else:
             made = LLMatcher.grammar_from_regex(text) if option == "regex" else LLMatcher.grammar_from_lark(text)
         matcher = LLMatcher(tokenizer, made, log_level=0)
-        matcher.compute_bitmask()  # may take a second; a copy's first mask takes a tenth of that, in the engine's thread
+        matcher.compute_bitmask()  # may take a second, for which all would wait in the engine's thread
         return matcher
 
     text, option = source.text, source.option
