@@ -4,7 +4,7 @@ The model still reads all tokens. A third of the weights that a small draft mode
 matrix, and most rows are hardly ever the answer. So the matrix is cut to the useful rows (Zhao et al. 2025,
 "FR-Spec: accelerating large-vocabulary language models via frequency-ranked speculative sampling").
 
-A draft model that was trained to propose some tokens only says so in a file draft_vocab.json beside its weights.
+A drafter that was trained to propose some tokens only says so in a file draft_vocab.json beside its weights.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def plan_diet(
         ExportError: if its draft_vocab.json is damaged.
         OptionError: if it is less than the number of special tokens.
     """
-    vocabulary, trained = plan.vocabulary, _read_trained(plan)
+    vocabulary, trained = plan.vocabulary, read_trained(plan.path, len(plan.vocabulary))
     if num_tokens is None and trained is not None:
         num_tokens = len(trained)
     asked = (DEFAULT_WITH_CORPUS if corpus else DEFAULT) if num_tokens is None else num_tokens
@@ -138,18 +138,22 @@ def choose_from(
     texts: list[str],
     tokenizer: Path,
     progress: Progress,
+    trained: NDArray[np.int32] | None = None,
 ) -> NDArray[np.int32] | None:
     """The main model's tokens that a drafter with the main model's output matrix proposes, int32 [n]; None for all.
 
-    num_tokens, texts: the options, from `check_diet`.
+    num_tokens, texts: the options, from `check_diet`. trained: see `read_trained`; without options it is these.
 
     Raises:
         OptionError: for fewer tokens than are always proposed.
     """
+    if trained is not None and (num_tokens in (None, ALL) or num_tokens >= len(trained)):
+        return trained
     asked = (DEFAULT_WITH_CORPUS if texts else DEFAULT) if num_tokens is None else num_tokens
     if asked == ALL or asked >= len(vocabulary):
         return None
     real = np.flatnonzero([token is not None for token in vocabulary.tokens]).astype(np.int32)
+    real = real if trained is None else np.intersect1d(real, trained)
     return _diet(vocabulary, eos_token_ids, real, asked, texts).choose(tokenizer, progress)
 
 
@@ -175,17 +179,18 @@ def choose_by_counts(
     return _diet(vocabulary, eos_token_ids, real, asked, []).choose_by(counts[:size], progress)
 
 
-def _read_trained(plan: Plan) -> NDArray[np.int32] | None:
+def read_trained(folder: Path, size: int) -> NDArray[np.int32] | None:
     """The ids that a checkpoint was trained to propose, int32 [n], ascending; None if it does not say.
+
+    size: of its vocabulary.
 
     Raises:
         ExportError: if they are no ids of its vocabulary.
     """
-    path = plan.path / TRAINED_NAME
+    path = folder / TRAINED_NAME
     if not path.is_file():
         return None
     token_ids = read_json(path).get("token_ids")
-    size = len(plan.vocabulary)
     if not isinstance(token_ids, list) or not all(isinstance(i, int) and 0 <= i < size for i in token_ids):
         raise ExportError(f"{path} has no 'token_ids' from 0 to {size - 1:,}. Delete it to propose all tokens.")
     return np.unique(np.array(token_ids, dtype=np.int32))

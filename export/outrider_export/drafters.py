@@ -102,7 +102,7 @@ def add_drafter(
         vocabulary = Vocabulary.of_folder(old.tokenizer_path)
         eos = old.manifest.tokenizer.eos_token_ids
         asked = check_diet(True, draft_vocab, draft_vocab_corpus)
-        found.tokens = choose_from(vocabulary, eos, *asked, old.tokenizer_path, progress)
+        found.tokens = choose_from(vocabulary, eos, *asked, old.tokenizer_path, progress, found.head.proposed)
 
     def change(target: Target) -> dict[str, object]:
         entry = found.write(target, main, name)

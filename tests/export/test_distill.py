@@ -12,7 +12,6 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +22,7 @@ from filelock import FileLock
 import outrider
 from outrider.bundle import read_bundle
 from outrider.errors import ExportError, OptionError
+from outrider_export.distill import progress
 from outrider_export.distill.answers import Progress as Written
 from outrider_export.distill.card import card, command, find_license
 from outrider_export.distill.kinds import Trial, choose, table
@@ -30,7 +30,7 @@ from outrider_export.distill.plan import Options, check_options, freeze, make_th
 from outrider_export.distill.prediction import Costs, Prediction, needed, predict, shortfall
 from outrider_export.distill.progress import Live
 from outrider_export.distill.run import distill
-from outrider_export.distill.stopping import Stopping
+from outrider_export.distill.stopping import Stopping, signals_elsewhere
 from outrider_export.train.fit import Evaluation, Status, Stopped
 
 if TYPE_CHECKING:
@@ -159,7 +159,7 @@ def trial(kind: str, speed_up: float, hours: float, acceptance: float = 0.5) -> 
 
 
 def test_the_kind_that_gains_most_in_the_hours_left_is_taken() -> None:
-    trials = [trial("eagle3", 1.5, 1.0), trial("medusa", 1.2, 0.2), trial("block", 1.3, 1.0)]
+    trials = [trial("eagle3", 1.5, 1.0), trial("medusa", 1.2, 0.2), trial("dspark", 1.3, 1.0)]
     assert choose(trials, 10.0).kind == "eagle3"  # there is time for all data with each
     assert choose(trials, 3.0).kind == "medusa"  # 0.2, against 0.3 · 0.5 and 0.3 · 0.3
     rows = table(trials, 3.0)
@@ -172,24 +172,6 @@ def test_where_nothing_gains_yet_acceptance_decides() -> None:
     assert choose(trials, 10.0).kind == "eagle3"
 
 
-class Page(HTMLParser):
-    """Collects the text, and the points of curves."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.text, self.curves, self.refreshes = "", list[str](), False
-
-    def handle_data(self, data: str) -> None:
-        self.text += data + " "
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        found = dict(attrs)
-        if tag == "polyline":
-            self.curves.append(found["points"] or "")
-        self.refreshes |= found.get("http-equiv") == "refresh"
-        assert not {"src", "href"} & {*found}, "the page has all it needs"
-
-
 def status(num_evaluations: int) -> Status:
     evaluations = [
         Evaluation(10 * i, 1000 * i, 4.0 / i, [0.5, 0.1 * i], 1.5 + 0.1 * i) for i in range(1, num_evaluations + 1)
@@ -197,30 +179,31 @@ def status(num_evaluations: int) -> Status:
     return Status("medusa", 30, 60, 1, 3000, 1.25, 90.0, evaluations)
 
 
-def read_page(folder: Path) -> Page:
-    page = Page()
-    page.feed((folder / "progress.html").read_text(encoding="utf-8"))
-    return page
+def logged(folder: Path) -> dict[str, list[float]]:
+    """What TensorBoard reads."""
+    events = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    found = events.EventAccumulator(str(folder / "tensorboard"))
+    found.Reload()
+    return {name: [each.value for each in found.Scalars(name)] for name in found.Tags()["scalars"]}
 
 
-def test_the_page_shows_acceptance_time_left_and_what_to_expect(tmp_path: Path) -> None:
+def test_lines_and_curves_show_acceptance_time_left_and_what_to_expect(tmp_path: Path) -> None:
     lines: list[str] = []
-    live = Live(tmp_path, ["A plan with <angles>."], lines.append)
+    live = Live(tmp_path, ["A plan."], lines.append)
     live.costs = Costs(check=[10.0, 10.0, 10.0], draft=[1.0, 2.0])
     live.stage("Training medusa")
-    assert read_page(tmp_path).curves == []
-    live.stepped(status(3))
-    live.evaluated(status(3))
-    page = read_page(tmp_path)
-    for part in ("<angles>", "Training medusa", "30 of 60", "0:01:30", "50% 30%", "1.250", "1.38× with 2 draft tokens"):
-        assert part in page.text
-    assert page.refreshes
-    assert len(page.curves) == 2
-    assert all(len(points.split()) == 3 for points in page.curves)
-    assert any("acceptance by place 50% 30%" in line for line in lines)
-    live.finish("Done.")
-    assert not read_page(tmp_path).refreshes
-    assert [each.name for each in tmp_path.iterdir() if each.is_file()] == ["progress.html"]
+    for count in (1, 2, 3):
+        live.stepped(status(count))
+        live.evaluated(status(count))
+    live.close()
+    assert lines[0] == "A plan."
+    assert "Training medusa" in lines
+    for part in ("30 of 60", "0:01:30", "acceptance by place 50% 30%", "1.250", "1.38× with 2 draft tokens"):
+        assert part in lines[-1]
+    curves = logged(tmp_path)
+    assert curves["medusa/tokens per round"] == pytest.approx([1.6, 1.7, 1.8])
+    assert curves["medusa/expected speed-up"][-1] == pytest.approx(1.375)
+    assert {"medusa/loss", "medusa/acceptance 1", "medusa/acceptance 2"} <= {*curves}
 
 
 def written(num_tokens: int, seconds: float, **changes: Any) -> Written:
@@ -233,20 +216,20 @@ def written(num_tokens: int, seconds: float, **changes: Any) -> Written:
     )  # fmt: skip
 
 
-def test_the_page_shows_data_while_it_is_written(tmp_path: Path) -> None:
+def test_what_is_kept_of_the_data_is_said_with_what_comes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress, "_LINE_EVERY", -1.0)
     lines: list[str] = []
     live = Live(tmp_path, [], lines.append)
-    live.stage("Writing data")
     live.wrote(written(0, 1.0, is_asking=False, num_expected=100, seconds_left=None))
     assert "now writing prompts" in lines[-1]
     assert "left not known yet" in lines[-1]
     live.wrote(written(300, 90.0))
-    live.stopped()
-    page = read_page(tmp_path)
-    for part in ("300 of about 400", "900, 10 per second", "0:01:00", "minutes of this run", "1.50", "stopped"):
-        assert part in page.text
-    assert len(page.curves) == 1
-    assert not page.refreshes
+    for part in ("300 of about 400", "900, 10 per second", "left 0:01:00"):
+        assert part in lines[-1]
+    live.wrote(written(400, 120.0, num_safe=400))
+    assert lines[-1] == "tokens kept 400, conversations 3"
+    live.close()
+    assert logged(tmp_path)["data/tokens kept"] == [0, 300, 400]
 
 
 def test_a_drafter_that_does_not_pay_says_what_it_would_take() -> None:
@@ -263,18 +246,9 @@ def test_a_drafter_that_does_not_pay_says_what_it_would_take() -> None:
     assert "No acceptance would give" in shortfall(predict([0.5], dear), dear, training)
 
 
-def test_without_tensorboard_one_line_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "torch.utils.tensorboard", None)
-    lines: list[str] = []
-    live = Live(tmp_path, [], lines.append)
-    live.evaluated(status(1))
-    live.evaluated(status(2))
-    assert sum('[distill]"' in line for line in lines) == 1
-
-
 def test_ctrl_c_waits_for_the_step_and_a_second_one_does_not() -> None:
     before = signal.getsignal(signal.SIGINT)
-    with Stopping() as stopped:
+    with signals_elsewhere(), Stopping() as stopped:
         assert not stopped()
         press_ctrl_c()
         assert stopped()
@@ -285,7 +259,7 @@ def test_ctrl_c_waits_for_the_step_and_a_second_one_does_not() -> None:
 
 @pytest.mark.skipif(not hasattr(signal, "pthread_sigmask"), reason="signals of POSIX")
 def test_signals_do_not_go_to_the_thread_that_has_models() -> None:
-    with Stopping():
+    with signals_elsewhere():
         assert signal.SIGTERM in signal.pthread_sigmask(signal.SIG_BLOCK, ())
     assert signal.SIGTERM not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
 
@@ -409,12 +383,12 @@ def test_a_drafter_is_made_stopped_and_gone_on_with_and_drafts_losslessly(main_m
             distill(asked, tell=tell)
         assert not asked.output.exists()
     found = distill(asked, tell=tell)
-    assert found.kind in ("eagle3", "block", "medusa")
+    assert found.kind in ("eagle3", "dspark", "medusa")
     assert {path.name for path in asked.output.iterdir()} == {
-        "README.md", "config.json", "model.safetensors", "progress.html", "training.json"
-    }  # fmt: skip
+        "README.md", "config.json", "model.safetensors", "training.json"
+    } | ({"draft_vocab.json"} if found.kind == "dspark" else set())  # fmt: skip
     training = json.loads((asked.output / "training.json").read_text(encoding="utf-8"))
-    assert [each["kind"] for each in training["trials"]] == ["eagle3", "block", "medusa"]
+    assert [each["kind"] for each in training["trials"]] == ["eagle3", "dspark", "medusa"]
     assert training["main_model"]["license"] == "mit"
     assert training["held_out_acceptance_by_place"]
     assert (tmp_path / "drafter.work").is_dir()
@@ -459,6 +433,25 @@ def test_what_is_killed_at_a_random_moment_ends_in_the_same_weights(main_model: 
     assert last.returncode == 0, said
     weights = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("whole", "killed")]
     assert weights[0] == weights[1]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform == "win32", reason="there is no SIGTERM to send")
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_before_the_first_step_ends_it_in_words(main_model: Path, tmp_path: Path, number: int) -> None:
+    """While the drafter's costs are measured, in the process that has made several models."""
+    asked = ["--kind", "eagle3", "--tokens", "1k", "--hours", "1"]
+    command = [sys.executable, "-u", "-m", "outrider", "distill", str(main_model), "-o", str(tmp_path / "made"), *asked]
+    for delay in (0.0, 0.5, 1.5):
+        running = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        assert running.stdout
+        said = list(iter(running.stdout.readline, "Training eagle3\n"))
+        assert "" not in said, said
+        time.sleep(delay)
+        running.send_signal(number)
+        rest, _ = running.communicate(timeout=120)
+        assert running.returncode == 130, (running.returncode, rest)
+        assert "Traceback" not in rest
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from typing import TYPE_CHECKING, Any
 
@@ -229,6 +230,16 @@ def test_a_cut_vocabulary_is_one_of_three_matrices(bundle: Bundle, shared: Any) 
         draft = drafts_of(drafter, states, token_ids, Greedy())
         assert draft.token_ids == [proposed[row[proposed].argmax()] for row in expected]
         np.testing.assert_allclose(draft.confidences, chances, rtol=2e-3)
+
+
+def test_it_proposes_the_tokens_that_it_was_trained_for(tiny: Path, tmp_path: Path) -> None:
+    token_ids = sorted({*range(0, TOKENS, 2), *range(8)})
+    folder, head = shutil.copytree(tiny, tmp_path / "bundle"), write_head(tmp_path / "head", "dspark")
+    (head / "draft_vocab.json").write_text(json.dumps({"token_ids": token_ids}), encoding="utf-8")
+    for name, asked in (("trained", None), ("all", "all"), ("fewer", 100)):
+        bundle = add_drafter(folder, head, name=name, draft_vocab=asked)
+        proposed = bundle.read_proposed(bundle.manifest.drafters[-1]).tolist()
+        assert proposed == token_ids if asked != 100 else len(proposed) == 100 and {*proposed} <= {*token_ids}
 
 
 def test_the_likeliest_are_found(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -38,7 +38,7 @@ HELD_OUT = 20  # every 20th conversation is never trained on
 NUM_TAPS = 3
 _LEAST_LAYERS = 6
 _NEEDS = {
-    "eagle3": {"taps"}, "block": {"taps"}, "dflash": {"taps"}, "medusa": {"last"}, "hydra": {"last"},
+    "eagle3": {"taps"}, "dflash": {"taps"}, "dspark": {"taps"}, "medusa": {"last"}, "hydra": {"last"},
     "blockwise": {"last"}, "eagle": {"last"}, "mtp": {"last"}, "draft": set[str](), "masks": set[str](),
     "auto": {"taps", "last"},
 }  # fmt: skip

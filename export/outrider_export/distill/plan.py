@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from outrider.bundle.manifest import Geometry
     from outrider_export.progress import Progress
 
-KINDS = ("eagle3", "block", "medusa", "draft")
+KINDS = ("eagle3", "dspark", "medusa", "draft")
 _USUAL_PROMPT = 128  # tokens
 _ADAM = 16  # bytes a weight in training: itself, its gradient and two moments
 _CHECKPOINT = 16  # the same in a checkpoint: weights, moments, and the best weights so far
@@ -242,7 +242,7 @@ def _num_weights(kind: str, geometry: Geometry) -> int:
     layer = 16 * hidden * hidden  # attention, and a gated MLP
     return {
         "eagle3": layer + 7 * hidden * hidden + matrix,
-        "block": 2 * layer + 3 * hidden * hidden,
+        "dspark": 2 * layer + 3 * hidden * hidden + matrix,
         "medusa": 4 * (hidden * hidden + matrix),
         "draft": geometry.num_layers * layer // 2,
     }[kind]

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import shutil
 import time
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -34,7 +34,7 @@ from outrider_export.distill.progress import Live
 from outrider_export.distill.prompts import read_prompts, texts_in
 from outrider_export.distill.recipe import Recipe
 from outrider_export.distill.start import Drafters
-from outrider_export.distill.stopping import Stopping
+from outrider_export.distill.stopping import Stopping, signals_elsewhere
 from outrider_export.drafters import add_drafter
 from outrider_export.export import export_bundle
 from outrider_export.plan import check_extra
@@ -88,7 +88,7 @@ def distill(
     check_extra("Distilling a drafter", "openvino")
     progress = progress or Silent()
     plan = freeze(make_the_plan(options, progress), options.work / "plan.json")
-    with _alone(options.work):
+    with _alone(options.work), signals_elsewhere():
         result = _distill(options, plan, progress, tell)
     if not options.keep_work:
         shutil.rmtree(options.work, ignore_errors=True)
@@ -97,26 +97,22 @@ def distill(
 
 def _distill(options: Options, plan: Plan, progress: Progress, tell: Callable[[str], None]) -> Result:
     """All of it, in the work folder that is there."""
-    live = Live(options.work, plan.lines(), tell)
-    try:
+    with closing(Live(options.work, plan.lines(), tell)) as live:
         bundle = _bundle_of(options, live, progress)
         run = _Run(options, bundle, live, progress)
         run.write_data()
         kind = run.choose_kind()
         head, report = run.train(kind)
-    except (KeyboardInterrupt, Stopped):
-        live.stopped()
-        raise
     costs = run.costs
     prediction = predict(report["held_out_acceptance_by_place"], costs)
     more = {"prediction": asdict(prediction), "costs": asdict(costs), "trials": [asdict(each) for each in run.trials]}
     training = describe(options, plan, bundle, report, run.hours, **more)
     folder = run.finish(head, training)
-    live.finish(
+    tell(
         f"{options.output}: {report['held_out_tokens_per_round']:.2f} tokens a round on held-out text, "
         f"{prediction.speed_up:.2f} × plain decoding expected here."
     )
-    _publish(options, folder, live)
+    _publish(options, folder, tell)
     return Result(options.output, kind, prediction, shortfall(prediction, costs, training), training)
 
 
@@ -143,13 +139,12 @@ def _bundle_of(options: Options, live: Live, progress: Progress) -> Bundle:
     return read_bundle(folder)
 
 
-def _publish(options: Options, folder: Path, live: Live) -> None:
+def _publish(options: Options, folder: Path, tell: Callable[[str], None]) -> None:
     """Give the result its name, and add it to a bundle if that is asked."""
-    (options.work / "progress.html").replace(folder / "progress.html")
     folder.rename(options.output)
     if options.into is not None:
         add_drafter(options.into, options.output, name=options.output.name)
-        live.tell(f"{options.into} has the drafter {options.output.name!r} now.")
+        tell(f"{options.into} has the drafter {options.output.name!r} now.")
 
 
 class _Run:
@@ -330,7 +325,7 @@ def _what_is_kept(state: Written) -> str:
 
 
 def _planned_steps(kind: str, data: Data, share: float = 1.0) -> int:
-    """Steps of `EPOCHS` epochs. kind: a head's own, such as "dflash" for a block drafter, which has other batches."""
+    """Steps of `EPOCHS` epochs."""
     return EPOCHS * num_batches(kind, data, share)
 
 

@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from outrider_export.train.layers import Teacher
 
 _LAYER_TOKENS, _LAYER_BATCH = 2048, 1024  # of the training data, to choose layers by
-_FORMATS = {"block": "dflash"}  # what a kind is called where it is published
 
 
 class Drafters:
@@ -46,8 +45,7 @@ class Drafters:
         """A drafter with its starting weights, the same each time."""
         if kind == "draft":
             return self._start_draft()
-        kind = _FORMATS.get(kind, kind)
-        mask = self._unused_token() if kind == "dflash" else None
+        mask = self._unused_token() if kind == "dspark" else None
         head, config = start_head(kind, self._teacher, self._data, mask_token_id=mask, seed=self._options.seed)
         self._configs[kind] = config
         return head

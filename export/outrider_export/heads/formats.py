@@ -17,6 +17,7 @@ from outrider.errors import ExportError, OptionError
 from outrider.models.backends.heads.recurrent import NORM_FIRST
 from outrider.models.backends.masks import EMBEDDINGS
 from outrider.models.backends.taps import LAST, after_layers
+from outrider_export.diet import read_trained
 from outrider_export.direct.rope import rope_of
 from outrider_export.heads import dspark
 from outrider_export.sources import architectures_of, configuring, read_json, tensors_in
@@ -53,8 +54,9 @@ class Head:
     """A drafter's checkpoint.
 
     features: the main model's hidden states that it reads. tensors: by the names that the graphs use. proposed: int32
-    [n], the main ids of its logits, ascending; None for all. num_places: the most tokens that it drafts in one call;
-    None: it drafts them one by one. mask_token_id: stands for tokens that are to be drafted.
+    [n], the main ids of its logits, ascending, or of those that it was trained for; None for all. num_places: the most
+    tokens that it drafts in one call; None: it drafts them one by one. mask_token_id: stands for tokens that are to be
+    drafted.
     """
 
     kind: str
@@ -108,6 +110,8 @@ def read_head(folder: Path, main: Geometry) -> Head:
             head = _READERS[kind](config, tensors, main)
         except KeyError as error:
             raise ExportError(f"{folder}: config.json has no {error}, which {kind} drafters have. Add it.") from error
+    if head.uses_main_matrix:
+        head = dataclasses.replace(head, proposed=read_trained(folder, main.logits_width))
     if head.hidden_size != main.hidden_size:
         raise ExportError(
             f"{folder} is for a main model with hidden_size {head.hidden_size:,}, and this one has "

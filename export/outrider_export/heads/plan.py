@@ -64,6 +64,7 @@ class HeadPlan:
             raise AssertionError("it was read")
         tokens = None
         if self.head.uses_main_matrix:
-            asked = self.num_tokens, self.corpus
-            tokens = choose_from(self.main.vocabulary, eos_of(self.main), *asked, folder / "tokenizer", progress)
+            asked, eos = (self.num_tokens, self.corpus), eos_of(self.main)
+            own = folder / "tokenizer"
+            tokens = choose_from(self.main.vocabulary, eos, *asked, own, progress, self.head.proposed)
         return write_head(folder, main, self.head, self.head.kind, self.weights, tokens, self.source)

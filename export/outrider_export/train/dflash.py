@@ -52,13 +52,14 @@ class DFlash(Module):
     """The head. Its embedding and output matrix are the main model's."""
 
     kind = "dflash"
+    ahead = 0  # positions from a place of the block to the token that it predicts
 
     def __init__(
         self, shape: Shape, embedding: Any, lm_head: Any, *, num_layers: int, block_size: int, mask_token_id: int
     ) -> None:
         super().__init__()
         self.shape, self.block_size, self.mask_token_id = shape, block_size, mask_token_id
-        self.num_places, self.vocab_size = block_size - 1, shape.vocab_size
+        self.num_places, self.vocab_size = block_size - 1 + self.ahead, shape.vocab_size
         self.fc = linear(3 * shape.hidden_size, shape.hidden_size)
         self.hidden_norm = RMSNorm(shape.hidden_size, shape.norm_epsilon)
         self.layers = torch.nn.ModuleList([BlockLayer(shape) for _ in range(num_layers)])
@@ -101,7 +102,7 @@ class DFlash(Module):
     def loss(self, batch: Batch, step: Step) -> Any:
         """A scalar: `blocks_loss`, from blocks at random tokens of answers."""
         out, places, valid = self._blocks(batch, step.generator)
-        row = _rows_of(places)
+        row = rows_of(places)
         logits = functional.linear(out[valid], self.main_lm_head[step.candidates.token_ids])
         return blocks_loss(logits, Targets.at(batch, row[valid], places[valid]), valid, step)
 
@@ -110,37 +111,36 @@ class DFlash(Module):
         out, places, valid = self._blocks(batch, torch.Generator().manual_seed(0))
         found = torch.zeros_like(places)
         found[valid] = self.logits(out[valid]).argmax(-1)
-        right = found == batch.token_ids[_rows_of(places), places]
+        right = found == batch.token_ids[rows_of(places), places]
         return right.flatten(0, 1), valid.flatten(0, 1)
 
     def _blocks(self, batch: Batch, generator: Any) -> tuple[Any, Any, Any]:
-        """Blocks at random answer tokens of each text, A = BLOCKS_IN_TEXT of them.
+        """Blocks at random answer tokens of each text, A = BLOCKS_IN_TEXT of them or all.
 
-        Returns out [B, A, block - 1, h], the positions that it predicts, int64 [B, A, block - 1], and which of them are
-        tokens of the answer, bool [B, A, block - 1]. All blocks of a text are read in one pass, hidden from each other.
+        Returns out [B, A, places, h], the positions that it predicts, int64 [B, A, places], and which of them are
+        tokens of the answer, bool [B, A, places]. All blocks of a text are read in one pass, hidden from each other.
         """
         num_texts, num_tokens = batch.token_ids.shape
         size, device = self.block_size, batch.token_ids.device
-        weights = batch.answer.float().cpu()
-        weights[:, 0] = 0
-        weights = weights + 1e-9 * (weights.sum(-1, keepdim=True) == 0)
-        anchors = torch.multinomial(weights, BLOCKS_IN_TEXT, replacement=True, generator=generator).to(device)  # [B, A]
+        weights = batch.answer[:, 1:].float().cpu() + 1e-9
+        count = min(BLOCKS_IN_TEXT, num_tokens - 1)
+        anchors = 1 + torch.multinomial(weights, count, generator=generator).to(device)  # [B, A]
         positions = anchors[..., None] + torch.arange(size, device=device)  # [B, A, block]
         token_ids = torch.full_like(positions, self.mask_token_id)
         token_ids[..., 0] = batch.token_ids.gather(1, anchors)
         embedding = functional.embedding(token_ids.flatten(1), self.embedding)
         before = torch.arange(num_tokens, device=device) < anchors[..., None]  # [B, A, T]
-        own = torch.block_diag(*[torch.ones(size, size, dtype=torch.bool, device=device)] * BLOCKS_IN_TEXT)
+        own = torch.block_diag(*[torch.ones(size, size, dtype=torch.bool, device=device)] * count)
         mask = torch.cat([before.repeat_interleave(size, 1), own.expand(num_texts, -1, -1)], -1)
         context = self.context(batch.taps, torch.arange(num_tokens, device=device))
-        out = self(embedding, positions.flatten(1), context, mask[:, None]).unflatten(1, (BLOCKS_IN_TEXT, size))
-        places = positions[..., 1:]
+        out = self(embedding, positions.flatten(1), context, mask[:, None]).unflatten(1, (count, size))
+        out, places = out[:, :, 1 - self.ahead :], positions[..., 1 - self.ahead :] + self.ahead
         inside = places < num_tokens
         places = places.clamp(max=num_tokens - 1)
-        valid = inside & batch.answer[_rows_of(places), places] & batch.answer.gather(1, anchors)[..., None]
-        return out[:, :, 1:], places, valid
+        valid = inside & batch.answer[rows_of(places), places] & batch.answer.gather(1, anchors)[..., None]
+        return out, places, valid
 
 
-def _rows_of(places: Any) -> Any:
+def rows_of(places: Any) -> Any:
     """The text of each of places [B, A, n]."""
     return torch.arange(len(places), device=places.device)[:, None, None].expand_as(places)

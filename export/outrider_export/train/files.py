@@ -15,7 +15,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from outrider.errors import ExportError, nearest
+from outrider_export.diet import TRAINED_NAME, read_trained
 from outrider_export.train.dflash import DFlash
+from outrider_export.train.dspark import DSpark
 from outrider_export.train.heads import Blockwise, Hydra, Medusa
 from outrider_export.train.layers import Shape
 from outrider_export.train.masks import MaskTokens
@@ -24,11 +26,12 @@ from outrider_export.train.recurrent import Eagle, Eagle3, Mtp
 if TYPE_CHECKING:
     from pathlib import Path
 
-KINDS = ("eagle3", "eagle", "mtp", "medusa", "hydra", "blockwise", "dflash", "masks")
+KINDS = ("eagle3", "eagle", "mtp", "medusa", "hydra", "blockwise", "dflash", "dspark", "masks")
 NUM_PLACES = 4  # heads of Medusa and its like, and masks
 _ARCHITECTURES = {
     "eagle3": "LlamaForCausalLMEagle3", "eagle": "LlamaForCausalLMEagle", "mtp": "LlamaMTP", "medusa": "MedusaHeads",
-    "hydra": "HydraHeads", "blockwise": "BlockwiseHeads", "dflash": "DFlashDraftModel", "masks": "MaskTokens",
+    "hydra": "HydraHeads", "blockwise": "BlockwiseHeads", "dflash": "DFlashDraftModel", "dspark": "Qwen3DSparkModel",
+    "masks": "MaskTokens",
 }  # fmt: skip
 
 
@@ -54,10 +57,18 @@ def new_config(kind: str, shape: Shape, *, draft_vocab_size: int, mask_token_id:
     if kind == "masks":
         return config | {"num_masks": NUM_PLACES, **sizes}
     if mask_token_id is None:
-        raise ExportError("A head of kind dflash needs mask_token_id: a token that texts do not have.")
-    taps = [1, shape.num_layers // 2 - 1, shape.num_layers - 4]
-    block = {"block_size": 8, "dflash_config": {"mask_token_id": mask_token_id, "target_layer_ids": taps}}
-    return config | layer | block | {"model_type": "qwen3", "num_hidden_layers": 2, "attention_bias": False}
+        raise ExportError(f"A head of kind {kind} needs mask_token_id: a token that texts do not have.")
+    config |= layer | {"model_type": "qwen3", "num_hidden_layers": 2, "attention_bias": False}
+    own = {"mask_token_id": mask_token_id, "target_layer_ids": [1, shape.num_layers // 2 - 1, shape.num_layers - 4]}
+    if kind == "dflash":
+        return config | {"block_size": 8, "dflash_config": own}
+    heads: dict[str, Any] = {
+        "markov_head_type": "vanilla",
+        "enable_confidence_head": True,
+        "confidence_head_with_markov": True,
+    }
+    rank = min(max(shape.hidden_size // 4 // 64, 1), 4) * 64
+    return config | own | heads | {"block_size": 5, "markov_rank": rank, "draft_vocab_size": draft_vocab_size}
 
 
 def build(config: dict[str, Any], embedding: Any, lm_head: Any) -> Any:
@@ -90,6 +101,10 @@ def build(config: dict[str, Any], embedding: Any, lm_head: Any) -> Any:
         mask_token_id = config["dflash_config"]["mask_token_id"]
         sizes = {"num_layers": config["num_hidden_layers"], "block_size": config["block_size"]}
         return DFlash(shape, embedding, lm_head, mask_token_id=mask_token_id, **sizes)
+    if kind == "dspark":
+        sizes = {name: config[name] for name in ("block_size", "mask_token_id", "draft_vocab_size")}
+        layers, rank = config["num_hidden_layers"], config["markov_rank"]
+        return DSpark(shape, embedding, lm_head, num_layers=layers, rank=rank, **sizes)
     return (Eagle if kind == "eagle" else Mtp)(shape, embedding, lm_head)
 
 
@@ -102,8 +117,10 @@ def save(head: Any, config: dict[str, Any], folder: Path, training: dict[str, An
     new.mkdir(parents=True)
     tensors = {
         name: (tensor.to(torch.float16) if tensor.is_floating_point() else tensor).contiguous().clone()
-        for name, tensor in head.state_dict().items()
+        for name, tensor in (head.published() if isinstance(head, DSpark) else head.state_dict()).items()
     }
+    if isinstance(head, DSpark):
+        (new / TRAINED_NAME).write_text(json.dumps({"token_ids": head.token_ids.tolist()}), encoding="utf-8")
     save_file(tensors, new / "model.safetensors", metadata={"format": "pt"})
     (new / "config.json").write_text(json.dumps(config | {"dtype": "float16"}, indent=2) + "\n", encoding="utf-8")
     (new / "training.json").write_text(json.dumps(training, indent=2) + "\n", encoding="utf-8")
@@ -123,7 +140,10 @@ def load(folder: Path, main_embedding: Any, main_lm_head: Any) -> Any:
             raise ExportError(f"{folder / name} is missing: give the folder of a trained head.")
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     head = build(config, main_embedding.float(), main_lm_head.float())
-    found = head.load_state_dict(load_file(folder / "model.safetensors"), strict=False)
+    tensors = load_file(folder / "model.safetensors")
+    if isinstance(head, DSpark):
+        tensors = head.restore(tensors, torch.from_numpy(read_trained(folder, head.vocab_size)).long())
+    found = head.load_state_dict(tensors, strict=False)
     if found.missing_keys or found.unexpected_keys:
         raise ExportError(
             f"{folder / 'model.safetensors'} does not fit its config.json: missing {found.missing_keys[:3]}, "

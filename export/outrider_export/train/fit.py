@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 
 DRAFT_VOCAB_SIZE = 8192
 TOKENS_IN_USUAL_BATCH = 2048
-TOKENS_IN_BATCH = {"masks": 1024, "dflash": 1024, "draft": 1024}
-LEARNING_RATE = {"masks": 1e-2, "dflash": 1.5e-3, "draft": 4e-5}  # others: 1e-3
+TOKENS_IN_BATCH = {"masks": 1024, "dflash": 1024, "dspark": 1024, "draft": 1024}
+LEARNING_RATE = {"masks": 1e-2, "dflash": 1.5e-3, "dspark": 1.5e-3, "draft": 4e-5}  # others: 1e-3
 WARM_UP = 0.04  # of the steps
 CLIP = 1.0
 HELD_OUT_TOKENS = {"masks": 3000, "draft": 3000}  # others: 10,000; these take longest

@@ -24,7 +24,7 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
     metavar="KIND",
     default="auto",
     show_default=True,
-    help="eagle3, block, medusa, draft, or auto: what gains most in the hours left.",
+    help="eagle3, dspark, medusa, draft, or auto: what gains most in the hours left.",
 )
 @click.option("--from", "source", metavar="DRAFT", help="Draft model to take layers out of, for draft and auto.")
 @click.option("--layers", "num_layers", type=int, metavar="N", help="How many of its layers stay.")
@@ -46,7 +46,7 @@ def distill(main: str, output: str, num_tokens: str, into: str | None, as_json: 
 
     MAIN is a bundle, a checkpoint folder, a .gguf file or a hub id. It answers prompts, yours and such as it makes
     itself, and the drafter learns to say what it says. All of it is in the folder OUTPUT.work until it is done, with
-    progress.html to look at. The same command goes on after Ctrl-C or a kill.
+    logs for TensorBoard. The same command goes on after Ctrl-C or a kill.
     """
     try:
         from outrider_export.distill.plan import Options, parse_count
