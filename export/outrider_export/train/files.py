@@ -62,13 +62,9 @@ def new_config(kind: str, shape: Shape, *, draft_vocab_size: int, mask_token_id:
     own = {"mask_token_id": mask_token_id, "target_layer_ids": [1, shape.num_layers // 2 - 1, shape.num_layers - 4]}
     if kind == "dflash":
         return config | {"block_size": 8, "dflash_config": own}
-    heads: dict[str, Any] = {
-        "markov_head_type": "vanilla",
-        "enable_confidence_head": True,
-        "confidence_head_with_markov": True,
-    }
+    config |= {"markov_head_type": "vanilla", "enable_confidence_head": True, "confidence_head_with_markov": True}
     rank = min(max(shape.hidden_size // 4 // 64, 1), 4) * 64
-    return config | own | heads | {"block_size": 5, "markov_rank": rank, "draft_vocab_size": draft_vocab_size}
+    return config | own | {"block_size": 5, "markov_rank": rank, "draft_vocab_size": draft_vocab_size}
 
 
 def build(config: dict[str, Any], embedding: Any, lm_head: Any) -> Any:
