@@ -189,6 +189,9 @@ def test_a_number_of_rows_that_changes_has_its_price() -> None:
     assert steady.added([0]) == drafting.added([0]) == 0
     assert steady.added([3]) == pytest.approx(0.0003 + 2 * 0.005)
     assert drafting.added([3]) == pytest.approx(0.0003)
+    # A model that goes on to draft as many tokens pays for one change.
+    assert steady.added([3], stays=True) == pytest.approx(0.0003 + 0.005)
+    assert drafting.added([3], stays=True) == 0
     assert drafting.added([4]) == pytest.approx(0.0004 + 0.005)
     assert steady.allot([[0.5, 0.5]]) == [0]  # 0.75 tokens for 10 ms, where 0.8 are to be had without
     assert drafting.allot([[0.5, 0.5, 0.5]]) == [3]
@@ -292,6 +295,10 @@ def test_a_token_is_worth_its_chance_against_its_seconds() -> None:
     assert not rule.wants_more([0.4])  # 0.32
     assert not rule.wants_more([0.9, 0.5])  # 0.36
     assert not rule.wants_more([1.0, 1.0, 1.0])  # there is no room for a fourth
+    # A second token costs 25 · 0.045, more than it is worth. Two more cost 25 · 0.06, for 0.81 and 0.73 tokens.
+    rule = dataclasses.replace(rule, next_chance=0.9, check=[0, 0, 0.03, 0.03])
+    assert rule.wants_more([0.9])
+    assert not dataclasses.replace(rule, longest=2).wants_more([0.9])
 
 
 def test_a_second_candidate_is_worth_its_chance_against_its_branch() -> None:

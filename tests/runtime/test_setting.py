@@ -276,10 +276,20 @@ def test_rows_are_read_alone_where_that_makes_them_exact(part: Part, processor: 
     assert found.exactness.rule == RowRule(sequence=Rounding(2), separate=True)
 
 
-def test_a_draft_model_reads_rows_alone_and_claims_nothing(part: Part, processor: Callable[..., list[Setting]]) -> None:
-    processor(f32=Kind(FAST, separate_rules=(RowRule(separate=True, dummy_rows=2),)))
+@pytest.mark.parametrize(
+    ("milliseconds", "least"),
+    [
+        pytest.param(FAST, 2, id="two rows take the time of one"),
+        pytest.param(lambda rows: 10 + rows, 1, id="they do not"),
+    ],
+)
+def test_a_draft_model_reads_rows_alone_and_claims_nothing(
+    part: Part, processor: Callable[..., list[Setting]], milliseconds: Callable[[int], float], least: int
+) -> None:
+    """It reads now one token, now two, and a change of rows takes time."""
+    processor(f32=Kind(milliseconds, separate_rules=(RowRule(separate=True, dummy_rows=2),)))
     found = choice_of(replace(part, role="draft"), "CPU", DeviceConfig()).setting
-    assert found.exactness == Exactness(rule=RowRule(separate=True))
+    assert found.exactness == Exactness(rule=RowRule(separate=True, call=Rounding(least)))
 
 
 def test_it_is_found_out_once(part: Part, processor: Callable[..., list[Setting]]) -> None:

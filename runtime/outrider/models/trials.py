@@ -54,6 +54,8 @@ _MAIN_CALLS = {(1, NEAR): 15, (8, NEAR): 15, (1, FAR): 15, (8, FAR): 15, (128, N
 _DRAFT_CALLS = {(1, NEAR): 90, (1, FAR): 90, (128, NEAR): 2}
 
 _NEVER = 1e9  # seconds of a setting that cannot be used
+# The same of two rows and one of a draft model, which reads now one token, now two: a change of rows takes time, too.
+_NO_SLOWER = 1.05
 _GAIN = 0.9  # of the time of the setting before, at most, that another one takes if it is to be preferred
 _NUM_SCREENED = 2  # calls that are timed on a slice before all others
 _EXACT, _CLOSE, _INEXACT, _SLOWER = "exact", "close to f32", "not exact", "slower"
@@ -314,6 +316,8 @@ def _exactness(part: Part, measured: Measured) -> Exactness:
     """Find the padding that makes a setting exact, and use it from now on."""
     if not part.is_main:  # its bits do not matter, and rows read alone are faster behind long texts
         exactness = Exactness(rule=RowRule(separate=bool(measured.main.separate_rules)))
+        if exactness.rule.separate:
+            exactness = _faster(measured, exactness, _NO_SLOWER)
     else:
         exactness = measure_exactness(measured.main)
         if exactness.holds and exactness.rule.call == Rounding() and not exactness.rule.dummy_rows:
@@ -322,14 +326,14 @@ def _exactness(part: Part, measured: Measured) -> Exactness:
     return exactness
 
 
-def _faster(measured: Measured, exactness: Exactness) -> Exactness:
-    """Pad calls to two rows if two are faster than one, as some products are. Exactness is not affected."""
+def _faster(measured: Measured, exactness: Exactness, most: float = _GAIN) -> Exactness:
+    """Pad calls to two rows if two take `most` of the time of one, as some products do. Exactness is not affected."""
     padded = dataclasses.replace(exactness, rule=dataclasses.replace(exactness.rule, call=Rounding(2)))
     seconds = {}
     for each in (exactness, padded):
         measured.use(each)
         seconds[each.rule] = measured.seconds_of_slice((1, NEAR))
-    return padded if seconds[padded.rule] < _GAIN * seconds[exactness.rule] else exactness
+    return padded if seconds[padded.rule] < most * seconds[exactness.rule] else exactness
 
 
 def _fewer_threads(part: Part, device: str, own: DeviceConfig) -> list[int]:

@@ -25,7 +25,7 @@ class Batch:
     cost: of the main model's calls. together: number of answers. context: average tokens. plain: seconds of a round
     without drafts, for all answers. rate: tokens per second of all answers lately. least: rows of a plain call. before:
     rows of the main model's last call. change: extra seconds of a call with another number of rows than the one before.
-    _added: extra seconds of a call against a plain one, by its rows.
+    _added: extra seconds of a call against a plain one, by its rows, where changes cost nothing.
     """
 
     cost: PassCost
@@ -61,24 +61,26 @@ class Batch:
                 break  # more rows do not cost less, even if all are accepted
         return best
 
-    def added(self, lengths: Seq[int]) -> float:
-        """Seconds that drafts of these lengths add to a plain round."""
+    def added(self, lengths: Seq[int], *, stays: bool = False) -> float:
+        """Seconds that drafts of these lengths add to a plain round.
+
+        stays: whether later rounds are to have as many rows; otherwise the next one is plain.
+        """
         rows, cost = [k + 1 for k in lengths], self.cost
         if not cost.one_call:
             return max(cost.together(rows, self.context) - self.plain, 0.0)
-        return self._added_by(cost.rule.num_rows(rows))
+        return self._added_by(cost.rule.num_rows(rows), stays=stays)
 
-    def _added_by(self, total: int) -> float:
+    def _added_by(self, total: int, *, stays: bool = False) -> float:
         """Extra seconds of one call with this many rows.
 
         A call with another number of rows than the one before costs more, and so does the next plain call.
         """
         if total not in self._added:  # many lengths make the same number of rows
-            cost, least = self.cost, self.least
-            changes = (total != self.before) + (total != least) - (least != self.before)
-            seconds = cost.together([total], self.context) - self.plain + self.change * changes
-            self._added[total] = max(seconds, 0.0)
-        return self._added[total]
+            self._added[total] = self.cost.together([total], self.context) - self.plain
+        returns = 0 if stays else total != self.least
+        changes = (total != self.before) + returns - (self.least != self.before)
+        return max(self._added[total] + self.change * changes, 0.0)
 
     @property
     def cheapest(self) -> float:
@@ -107,7 +109,7 @@ class ModelPrice:
     def of(cls, model: Drafter, batch: Batch, share: int) -> ModelPrice:
         """The price if the model drafts for `share` of the batch's answers."""
         others = [0] * (batch.together - share)
-        check = [batch.added([k] * share + others) / share for k in range(LONGEST + 1)]
+        check = [batch.added([k] * share + others, stays=True) / share for k in range(LONGEST + 1)]
         return cls(
             share,
             model.seconds_for([1] * share, batch.context) / share,

@@ -239,7 +239,8 @@ class Controller:
         chances = answer.copy_chances(confidences_of(copy)[:length])
         kept = sum(accumulate(chances, mul))
         best, tried = turn, None
-        best_value = kept - batch.rate * prices[able[0]].check[length]
+        share = prices[able[0]].share
+        best_value = kept - batch.rate * batch.added([length] * share + [0] * (batch.together - share)) / share
         by_copy = best_value
         for name in able:
             value, worth, asked = self._plan_model(name, request, answer, batch, prices[name], by_copy)

@@ -105,13 +105,16 @@ class WorthIt:
         return places
 
     def wants_more(self, confidences: Seq[float]) -> bool:
-        """Whether the next token is worth its cost. Later tokens are worth less."""
+        """Whether the next token is worth its cost, or the next few are."""
         k = len(confidences)
-        if k >= self.longest:
-            return False
-        kept = prod(self.chance(confidence) for confidence in confidences) * self.next_chance
-        step = self.step if k >= self.num_ahead else 0.0
-        return kept > self.rate * (step + self.check[k + 1] - self.check[k])
+        kept, value = prod(self.chance(confidence) for confidence in confidences), 0.0
+        for n in range(k + 1, self.longest + 1):  # rows may cost less behind a number that costs more
+            kept *= self.next_chance
+            value += kept
+            steps = n - max(k, min(n, self.num_ahead))
+            if value > self.rate * (steps * self.step + self.check[n] - self.check[k]):
+                return True
+        return False
 
     def num_masks(self, confidences: Seq[float], most: int) -> list[int]:
         """For each row of a chain the masks that are worth it. One in a round that has no token to draft: it is a try.
