@@ -105,6 +105,33 @@ def test_a_sink_that_raises_ends_its_own_request_alone(
         openvino_engine.submit("abc", sink=3)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("way", ["generate", "agenerate", "score"])
+def test_waiting_in_the_engine_s_own_thread_is_refused(openvino_engine: outrider.Engine, way: str) -> None:
+    """It would wait for itself, and everybody for it."""
+    engine, raised, ended = openvino_engine, list[BaseException](), threading.Event()
+
+    def ask() -> object:
+        if way == "agenerate":
+            return asyncio.run(engine.agenerate("hello", max_new_tokens=2))
+        return engine.score("hello", [1, 2]) if way == "score" else engine.generate("hello", max_new_tokens=2)
+
+    def sink(each: TextChunk | BaseException) -> None:
+        try:
+            ask()
+        except outrider.RequestError as error:
+            raised.append(error)
+        if isinstance(each, BaseException) or each.result:
+            ended.set()
+
+    beside = engine.stream("hello", **LONG)
+    first = next(beside).text
+    engine.submit("hello", sink=sink, max_new_tokens=3, ignore_eos=True)
+    assert ended.wait(30)
+    assert all("This is the engine's thread" in str(error) for error in raised)
+    assert raised
+    assert first + "".join(chunk.text for chunk in beside) == engine.generate("hello", **LONG).text
+
+
 def test_a_closed_engine_says_so_and_frees_its_models(openvino_bundle: Bundle) -> None:
     with make(openvino_bundle) as engine:
         stream = engine.stream("hello", **LONG)

@@ -30,6 +30,7 @@ async def run(queue: RequestQueue, request: Request) -> AsyncGenerator[TextChunk
     Raises:
         OutriderError: when the request fails.
     """
+    queue.check_may_wait()
     news_of_it = request.sink = _LoopQueue(request)
     try:
         queue.submit(request)

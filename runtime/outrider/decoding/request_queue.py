@@ -71,6 +71,14 @@ class RequestQueue:
         if not self._stop.alive:
             raise RequestError(CLOSED)
 
+    def check_may_wait(self) -> None:
+        """Raise RequestError in the worker's own thread: what waits for an answer there would stop all of them."""
+        if threading.current_thread() is self._thread:
+            raise RequestError(
+                "This is the engine's thread, which has called a sink, a drafter or an observer. An answer that it "
+                "waits for here would never come. Use engine.submit, or another thread."
+            )
+
     def close(self) -> None:
         """End all requests with an error, and the worker. A second call does nothing."""
         check_process(self._pid)
@@ -119,8 +127,9 @@ class RequestQueue:
 
         Raises:
             OutriderError: when the request fails.
-            RequestError: in a process that was forked from the worker's process.
+            RequestError: in a process that was forked from the worker's process, and in the worker's own thread.
         """
+        self.check_may_wait()
         news_of_it: SimpleQueue[_News] = SimpleQueue()
         request.sink = news_of_it
         try:
