@@ -23,7 +23,7 @@ from outrider.system.progress import report
 from outrider_export.bundle_cache import BundleCache, Source
 from outrider_export.content import absolute, check_unchanged, content_of, stamps_of
 from outrider_export.defaults import DEFAULT_WEIGHTS
-from outrider_export.progress import ForModel
+from outrider_export.progress import ForModel, Silent
 from outrider_export.sources import default_name, fetch, locate
 
 if TYPE_CHECKING:
@@ -125,15 +125,12 @@ def _locate(name: str | Path, path: Path) -> Located:
     )
 
 
-class _Reported:
+class _Reported(Silent):
     """The progress for apps that bring none: a line for each phase, as loading has."""
 
     def phase(self, name: str, total: int | None = None) -> None:  # noqa: ARG002
         """Report that it begins."""
         report(f"Exporting: {name}.")
-
-    def advance(self, count: int) -> None:
-        """Not told."""
 
     def note(self, text: str) -> None:
         """Report it."""

@@ -15,22 +15,23 @@ from __future__ import annotations
 
 import contextlib
 import shutil
+import struct
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from outrider.errors import ExportError, one_line
 from outrider.system.core import new_core
-from outrider_export.adapters.merge import merge
-from outrider_export.adapters.peft_format import read_adapter
+from outrider_export.adapters.peft_format import check_fits, read_adapter
 from outrider_export.architectures import ARCHITECTURES, LAST_TRANSFORMERS
 from outrider_export.comparison import Comparison
-from outrider_export.gguf_file import write_slim_copy
+from outrider_export.gguf_file import aligned, is_array, read_header
 from outrider_export.keep import move_model
 from outrider_export.layers import describe_layers, settle_positions
 from outrider_export.tokenizer_job import add_tokenizer
 
 if TYPE_CHECKING:
+    from outrider_export.adapters.peft_format import LoraAdapter
     from outrider_export.progress import Progress
 
 INT4_GROUP_SIZE = 64
@@ -65,7 +66,7 @@ def convert_loaded(model: Any, job: dict[str, Any], progress: Progress) -> dict[
     del model
     if compressed:
         progress.phase("compress")
-        _compress(scratch / "ir" / "openvino_model.xml", output / "openvino_model.xml", weights)
+        compress(new_core().read_model(scratch / "ir" / "openvino_model.xml"), output / "openvino_model.xml", weights)
         # On Windows a file that is still mapped cannot be removed; the parent removes what is left.
         shutil.rmtree(scratch / "ir", ignore_errors=True)
     else:
@@ -101,6 +102,58 @@ def load_model(job: dict[str, Any]) -> Any:
     if job.get("adapter"):
         merge(model, read_adapter(Path(job["adapter"])))
     return model
+
+
+def write_slim_copy(source: Path, target: Path) -> None:
+    """Copy a GGUF file without its tokenizer's lists, whose length goes into `<architecture>.vocab_size`."""
+    header = read_header(source)
+    size_key = header.of_architecture("vocab_size").encode()
+    tokens = "tokenizer.ggml.tokens"
+    vocab_size = len(header.texts(tokens)) if tokens in header.metadata else 0
+    spans = [span for key, span in header.entries.items() if not is_array(header.metadata[key])]
+    with source.open("rb") as old, target.open("wb") as new:
+
+        def copy(first: int, end: int) -> None:
+            old.seek(first)
+            new.write(old.read(end - first))
+
+        add_size = vocab_size > 0 and size_key.decode() not in header.entries
+        new.write(b"GGUF" + struct.pack("<IQQ", 3, len(header.tensors), len(spans) + add_size))
+        for span in spans:
+            copy(*span)
+        if add_size:
+            new.write(struct.pack("<Q", len(size_key)) + size_key + struct.pack("<II", 4, vocab_size))
+        copy(*header.infos)
+        new.write(b"\0" * (aligned(new.tell(), header.alignment) - new.tell()))
+        old.seek(header.data_start)
+        shutil.copyfileobj(old, new, 1 << 24)
+
+
+def merge(model: Any, adapter: LoraAdapter) -> None:
+    """Add an adapter's changes to the weights of a torch model, in float32; as PEFT's `safe_merge`.
+
+    Raises:
+        ExportError: when it does not fit; then nothing was changed.
+    """
+    import torch
+
+    modules = dict(model.named_modules())
+    tied = model.get_output_embeddings()
+    if tied is not None and tied.weight is not model.get_input_embeddings().weight:
+        tied = None
+
+    def find(name: str) -> tuple[int, ...] | str | None:
+        module = modules.get(name)
+        if module is None or (isinstance(module, torch.nn.Linear) and module is not tied):
+            return None if module is None else tuple(module.weight.shape)
+        return "shares its weights with the embedding" if module is tied else f"is a {type(module).__name__}"
+
+    check_fits(adapter, find)
+    with torch.no_grad():
+        for name, change in adapter.modules.items():
+            weight = modules[name].weight
+            added = torch.from_numpy(change.up) @ torch.from_numpy(change.down) * change.scale
+            weight.copy_((weight.float() + added).to(weight.dtype))
 
 
 def _to_ir(model: Any, folder: Path, weights: str) -> None:
@@ -154,11 +207,6 @@ def lift(architecture: str, *tasks: str, like: str = "") -> None:
     add = TasksManager.create_register("openvino", overwrite_existing=True)
     own = type(base.__name__, (base,), {"MAX_TRANSFORMERS_VERSION": LAST_TRANSFORMERS})
     add(architecture, *tasks, library_name="transformers")(own)
-
-
-def _compress(source: Path, target: Path, weights: str) -> None:
-
-    compress(new_core().read_model(source), target, weights)
 
 
 def compress(model: Any, target: Path, weights: str) -> None:

@@ -36,9 +36,9 @@ from outrider_export.convert import load_model
 from outrider_export.gguf_file import read_header
 from outrider_export.gguf_tokenizer import write_tokenizer
 from outrider_export.layers import describe_layers
-from outrider_export.onnx_files import MODEL, load
+from outrider_export.onnx_files import MODEL, Weights, load
 from outrider_export.onnx_inputs import add_extra_rows, add_rows, write_shape
-from outrider_export.onnx_matrices import Weights, compress_embedding, share_embedding
+from outrider_export.onnx_matrices import compress_embedding, share_embedding
 from outrider_export.tokenizer_job import add_tokenizer
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from outrider.inputs.text import Tokenizer
 from outrider.system.core import new_core
 from outrider.system.files import reading
 from outrider_export import onnx_matrices, output_matrix
-from outrider_export.onnx_files import load
+from outrider_export.onnx_files import Weights, load
 from outrider_export.sources import read_json
 from outrider_export.special_tokens import eos_of
 
@@ -240,7 +240,7 @@ def _cut_ir(path: Path, target: Path, token_ids: NDArray[np.int32]) -> None:
 
 
 def _cut_onnx(path: Path, target: Path, token_ids: NDArray[np.int32]) -> None:
-    weights = onnx_matrices.Weights(load(path), path.parent)
+    weights = Weights(load(path), path.parent)
     onnx_matrices.cut_output(weights, token_ids)
     weights.save(target)
 

@@ -15,8 +15,8 @@ from __future__ import annotations
 import math
 import mmap
 import reprlib
-import shutil
 import struct
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -38,6 +38,7 @@ TENSOR_TYPES = {
     29: ("IQ1_M", 256, 56), 30: ("BF16", 1, 2), 34: ("TQ1_0", 256, 54), 35: ("TQ2_0", 256, 66),
     39: ("MXFP4", 32, 17), 40: ("NVFP4", 64, 36),
 }  # fmt: skip
+_BLOCKS = {name: (count, size) for name, count, size in TENSOR_TYPES.values()}
 # general.file_type: the name under which people know a mixture of tensor types
 FILE_TYPES = {
     0: "F32", 1: "F16", 2: "Q4_0", 3: "Q4_1", 7: "Q8_0", 8: "Q5_0", 9: "Q5_1", 10: "Q2_K", 11: "Q3_K_S",
@@ -83,13 +84,12 @@ class TensorInfo:
     @property
     def block_bytes(self) -> int:
         """Bytes of one block of weights."""
-        return next(size for name, _, size in TENSOR_TYPES.values() if name == self.type)
+        return _BLOCKS[self.type][1]
 
     @property
     def num_bytes(self) -> int:
         """Bytes of its data."""
-        per_block = next(count for name, count, _ in TENSOR_TYPES.values() if name == self.type)
-        return self.num_weights // per_block * self.block_bytes
+        return self.num_weights // _BLOCKS[self.type][0] * self.block_bytes
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ class GGUFHeader:
     @property
     def data_start(self) -> int:
         """The position of the first tensor's data."""
-        return _aligned(self.infos[1], self.alignment)
+        return aligned(self.infos[1], self.alignment)
 
     @property
     def architecture(self) -> str:
@@ -121,45 +121,31 @@ class GGUFHeader:
         """The full name of a key that begins with the architecture: "llama.block_count" for "block_count"."""
         return f"{self.architecture}.{key}"
 
-    def integer(self, key: str, default: int | None = None, least: int | None = None) -> int:
-        """The integer under `key`, or `default` if there is none.
+    # The typed values of keys. All raise ExportError if there is no such key and no default, or one of another type.
 
-        Raises:
-            ExportError: if there is neither, or another type, or it is less than `least`.
-        """
+    def integer(self, key: str, default: int | None = None, least: int | None = None) -> int:
+        """An integer, of at least `least`."""
         value = self._require(key, default)
         if type(value) is not int or (least is not None and value < least):  # isinstance would accept bools
             raise self._wrong(key, value, "an integer" if least is None else f"an integer of at least {least}")
         return value
 
     def flag(self, key: str, default: bool) -> bool:
-        """The bool under `key`, or `default` if there is none.
-
-        Raises:
-            ExportError: if it has another type.
-        """
+        """A bool."""
         value = self._require(key, default)
         if not isinstance(value, bool):
             raise self._wrong(key, value, "true or false")
         return value
 
     def text(self, key: str, default: str | None = None) -> str:
-        """The text under `key`, or `default` if there is none.
-
-        Raises:
-            ExportError: if there is neither, or another type, or it is not UTF-8.
-        """
+        """A text, in UTF-8."""
         value = self._require(key, default)
         if not (isinstance(value, str) and _is_utf8(value)):
             raise self._wrong(key, value, "text in UTF-8")
         return value
 
     def texts(self, key: str) -> list[str]:
-        """The array of texts under `key`, which is one of the arrays that are read.
-
-        Raises:
-            ExportError: if there is none, or another type, or one of them is not UTF-8.
-        """
+        """An array of texts in UTF-8, one of the arrays that are read."""
         value = self._require(key)
         if not isinstance(value, list) or not all(isinstance(text, str) for text in value):
             raise self._wrong(key, value, "an array of texts")
@@ -168,22 +154,14 @@ class GGUFHeader:
         return value
 
     def integers(self, key: str) -> Seq[int]:
-        """The array of integers under `key`, which is one of the arrays that are read.
-
-        Raises:
-            ExportError: if there is none, or another type.
-        """
+        """An array of integers, one of the arrays that are read."""
         value = self._require(key)
         if not isinstance(value, (list, memoryview)) or getattr(value, "format", "") == "f":
             raise self._wrong(key, value, "an array of integers")
         return value
 
     def floats(self, key: str) -> Seq[float]:
-        """The array of float32 under `key`, which is one of the arrays that are read.
-
-        Raises:
-            ExportError: if there is none, or another type.
-        """
+        """An array of float32, one of the arrays that are read."""
         value = self._require(key)
         if not isinstance(value, memoryview) or value.format != "f":
             raise self._wrong(key, value, "an array of float32")
@@ -207,10 +185,10 @@ class GGUFHeader:
         named = FILE_TYPES.get(self.integer("general.file_type", -1))
         if named:
             return named
-        weights: dict[str, int] = {}
+        weights: Counter[str] = Counter()
         for tensor in self.tensors.values():
-            weights[tensor.type] = weights.get(tensor.type, 0) + tensor.num_weights
-        return max(weights, key=lambda name: weights[name])
+            weights[tensor.type] += tensor.num_weights
+        return weights.most_common(1)[0][0]
 
 
 def is_array(value: object) -> bool:
@@ -243,32 +221,8 @@ def read_header(path: Path) -> GGUFHeader:
     return header
 
 
-def write_slim_copy(source: Path, target: Path) -> None:
-    """Copy a GGUF file without its tokenizer's lists, whose length goes into `<architecture>.vocab_size`."""
-    header = read_header(source)
-    size_key = header.of_architecture("vocab_size").encode()
-    tokens = "tokenizer.ggml.tokens"
-    vocab_size = len(header.texts(tokens)) if tokens in header.metadata else 0
-    spans = [span for key, span in header.entries.items() if not is_array(header.metadata[key])]
-    with source.open("rb") as old, target.open("wb") as new:
-
-        def copy(first: int, end: int) -> None:
-            old.seek(first)
-            new.write(old.read(end - first))
-
-        add_size = vocab_size > 0 and size_key.decode() not in header.entries
-        new.write(b"GGUF" + struct.pack("<IQQ", 3, len(header.tensors), len(spans) + add_size))
-        for span in spans:
-            copy(*span)
-        if add_size:
-            new.write(struct.pack("<Q", len(size_key)) + size_key + struct.pack("<II", 4, vocab_size))
-        copy(*header.infos)
-        new.write(b"\0" * (_aligned(new.tell(), header.alignment) - new.tell()))
-        old.seek(header.data_start)
-        shutil.copyfileobj(old, new, 1 << 24)
-
-
-def _aligned(position: int, alignment: int) -> int:
+def aligned(position: int, alignment: int) -> int:
+    """The next position that is a multiple of `alignment`."""
     return -(-position // alignment) * alignment
 
 

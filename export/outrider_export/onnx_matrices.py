@@ -19,96 +19,19 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from outrider.errors import ExportError
-from outrider_export.onnx_files import MODEL
+from outrider_export.onnx_files import PIECE
 from outrider_export.onnx_graph import find_head
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from numpy.typing import NDArray
 
+    from outrider_export.onnx_files import Weights
+
 BLOCK = 32
 _ZERO = 128  # the middle of 8 bits
-_PIECE = 1 << 24  # bytes of weights per piece
-# Large tensors are aligned so that they can be mapped on every system: to 64 KiB for Windows.
-_SMALL = 1 << 10  # bytes
-_LARGE, _PAGE, _LINE = 1 << 20, 1 << 16, 64
 _ALL = "export with --draft-vocab all."
-
-
-class Weights:
-    """A graph (`onnx.ModelProto`, changed in place) and its initializers, which are in the folder of its file.
-
-    `read(name)` maps one of them. `put(name, array)` adds or replaces one. `save(folder)` writes the used ones.
-    """
-
-    def __init__(self, model: Any, folder: Path) -> None:
-        self.model, self.folder = model, folder
-        self._tensors = {tensor.name: tensor for tensor in model.graph.initializer}
-        self._new: dict[str, NDArray[Any]] = {}
-
-    def __contains__(self, name: str) -> bool:
-        return name in self._tensors
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        """The shape of an initializer."""
-        return tuple(self._tensors[name].dims)
-
-    def read(self, name: str) -> NDArray[Any]:
-        """An initializer, read-only."""
-        from onnx import helper, numpy_helper
-
-        if name in self._new:
-            return self._new[name]
-        tensor = self._tensors[name]
-        location = {entry.key: entry.value for entry in tensor.external_data}
-        if not location:
-            return np.asarray(numpy_helper.to_array(tensor))
-        dtype = helper.tensor_dtype_to_np_dtype(tensor.data_type)
-        path, offset = self.folder / location["location"], int(location.get("offset", 0))
-        return np.memmap(path, dtype, mode="r", offset=offset, shape=self.shape(name))
-
-    def put(self, name: str, array: NDArray[Any]) -> str:
-        """Add or replace an initializer, and return its name."""
-        from onnx import TensorProto, helper, numpy_helper
-
-        if name not in self._tensors:
-            self._tensors[name] = self.model.graph.initializer.add(name=name)
-        tensor = self._tensors[name]
-        if array.nbytes < _SMALL:  # shapes and axes have to be inside the graph
-            tensor.CopyFrom(numpy_helper.from_array(array, name))
-            return name
-        tensor.CopyFrom(TensorProto(name=name, data_type=helper.np_dtype_to_tensor_dtype(array.dtype)))
-        tensor.dims.extend(array.shape)
-        self._new[name] = array
-        return name
-
-    def save(self, folder: Path) -> None:
-        """Write model.onnx and model.onnx.data into `folder`, without the initializers that no node reads.
-
-        Afterwards the graph refers to the files in `folder`.
-        """
-        import onnx
-
-        folder.mkdir(parents=True, exist_ok=True)
-        graph = self.model.graph
-        used = {name for node in graph.node for name in node.input}
-        used_tensors = [tensor for tensor in graph.initializer if tensor.name in used]
-        spans = {}
-        with (folder / f"{MODEL}.data").open("wb") as file:
-            for tensor in used_tensors:
-                if tensor.external_data or tensor.name in self._new:
-                    spans[tensor.name] = _write(file, self.read(tensor.name))
-        for tensor in used_tensors:
-            if tensor.name in spans:
-                _point_to(tensor, *spans[tensor.name])
-        copies = [onnx.TensorProto.FromString(tensor.SerializeToString()) for tensor in used_tensors]
-        del graph.initializer[:]
-        graph.initializer.extend(copies)
-        onnx.save(self.model, folder / MODEL)
-        self.folder, self._new = folder, {}
-        self._tensors = {tensor.name: tensor for tensor in graph.initializer}
 
 
 def compress_embedding(weights: Weights) -> bool:
@@ -332,7 +255,7 @@ def _read_in_8_bits(weights: Weights, gather: Any, matrix: str, scales: str, zer
 
 def _pieces(matrix: NDArray[Any]) -> Iterator[slice]:
     """The rows of `matrix`, in pieces."""
-    step = max(1, _PIECE // (matrix.itemsize * matrix[0].size))
+    step = max(1, PIECE // (matrix.itemsize * matrix[0].size))
     return (slice(begin, begin + step) for begin in range(0, len(matrix), step))
 
 
@@ -340,26 +263,6 @@ def _in_blocks(rows: NDArray[Any], block: int) -> NDArray[np.float32]:
     """float32 [rows, blocks, block], padded with zeros."""
     missing = -rows.shape[1] % block
     return np.pad(rows.astype(np.float32), ((0, 0), (0, missing))).reshape(len(rows), -1, block)
-
-
-def _write(file: Any, array: NDArray[Any]) -> tuple[int, int]:
-    """Append an array to a file. Returns its offset and its number of bytes."""
-    offset = -(-file.tell() // (unit := _PAGE if array.nbytes >= _LARGE else _LINE)) * unit
-    file.write(bytes(offset - file.tell()))
-    flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-    for begin in range(0, len(flat), _PIECE):
-        file.write(flat[begin : begin + _PIECE].data)
-    return offset, array.nbytes
-
-
-def _point_to(tensor: Any, offset: int, length: int) -> None:
-    from onnx import TensorProto
-
-    del tensor.external_data[:]
-    tensor.ClearField("raw_data")
-    tensor.data_location = TensorProto.EXTERNAL
-    for key, value in (("location", f"{MODEL}.data"), ("offset", offset), ("length", length)):
-        tensor.external_data.add(key=key, value=str(value))
 
 
 def _set(node: Any, name: str, value: int) -> None:

@@ -23,8 +23,8 @@ from outrider.models.measure.exactness import read
 from outrider.models.part import Part, adapters_of
 from outrider.types import Chunk, Prompt
 from outrider_export import add_adapter, export_bundle
-from outrider_export.adapters.merge import merge
 from outrider_export.adapters.peft_format import read_adapter
+from outrider_export.convert import merge
 from tiny import SHAPE
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from outrider.cli import run
 from outrider.errors import ExportError, OptionError, VocabularyMismatch
 from outrider_export import Silent, add_drafter
 from outrider_export.diet import TRAINED_NAME
-from outrider_export.draft_model import is_model
+from outrider_export.drafters import is_model
 
 if TYPE_CHECKING:
     from pathlib import Path

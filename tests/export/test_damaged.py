@@ -15,7 +15,7 @@ from heads import HEAD_SIZE, HEADS, HIDDEN, KV_HEADS, VOCAB, write_head
 from outrider.bundle.manifest import Geometry
 from outrider.errors import ExportError
 from outrider_export.adapters.peft_format import read_adapter
-from outrider_export.draft_model import is_model
+from outrider_export.drafters import is_model
 from outrider_export.heads.formats import read_head
 from outrider_export.marian_tokenizer import tokenizer_of
 from outrider_export.plan import make_plan

@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 
 from fuzzing import damaged, few_or_many, fuzz
 from outrider.errors import ExportError, OutriderError
-from outrider_export.gguf_file import TENSOR_TYPES, UnreadArray, is_array, read_header, write_slim_copy
+from outrider_export.convert import write_slim_copy
+from outrider_export.gguf_file import TENSOR_TYPES, UnreadArray, is_array, read_header
 from outrider_export.gguf_tokenizer import write_tokenizer
 from outrider_export.plan import make_plan
 from outrider_export.sources import locate

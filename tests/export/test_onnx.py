@@ -22,8 +22,8 @@ from outrider.cli import run
 from outrider.errors import ExportError, OptionError
 from outrider_export import export_bundle
 from outrider_export.diet import put_on_diet
-from outrider_export.onnx_files import load
-from outrider_export.onnx_matrices import Weights, cut_output, quantise
+from outrider_export.onnx_files import Weights, load
+from outrider_export.onnx_matrices import cut_output, quantise
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -25,8 +25,8 @@ from outrider.testing import ToyTokenizer, save_toy_bundle
 from outrider_export.drafters import add_drafter
 from outrider_export.heads import onnx_main
 from outrider_export.heads.formats import EMBEDDING, MATRIX, Head
-from outrider_export.onnx_files import load
-from outrider_export.onnx_matrices import Weights, dequantise
+from outrider_export.onnx_files import Weights, load
+from outrider_export.onnx_matrices import dequantise
 from outrider_export.onnx_taps import add_outputs, hidden_states_of
 
 if TYPE_CHECKING:

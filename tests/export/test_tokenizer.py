@@ -15,8 +15,8 @@ from tokenizers import Tokenizer
 from outrider.errors import ExportError
 from outrider_export.gguf_file import GGUFHeader, read_header
 from outrider_export.gguf_tokenizer import write_tokenizer
-from outrider_export.tokenizer_check import PROBES, check_tokenizer_ir
 from outrider_export.tokenizer_ir import write_tokenizer_ir
+from outrider_export.tokenizer_job import PROBES, check_tokenizer_ir
 
 if TYPE_CHECKING:
     from pathlib import Path

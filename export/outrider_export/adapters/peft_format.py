@@ -24,7 +24,7 @@ from outrider_export.heads.formats import read_tensors
 from outrider_export.sources import configuring, read_json
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -116,6 +116,24 @@ def _read(folder: Path, config: dict[str, Any]) -> LoraAdapter:
     base = config.get("base_model_name_or_path")
     base = base if isinstance(base, str) and base else None
     return LoraAdapter(folder.resolve().name, sha256_of(folder / WEIGHTS), modules, base)
+
+
+def check_fits(adapter: LoraAdapter, find: Callable[[str], tuple[int, ...] | str | None]) -> None:
+    """Check that an adapter can be merged into a model. find: a module's shape, or what it is instead of a matrix.
+
+    Raises:
+        ExportError: when the model has no such module (None), or one of another kind or shape.
+    """
+    wanted = f"Name an adapter that was trained for this model{f', not for {adapter.base}' if adapter.base else ''}."
+    for name, change in adapter.modules.items():
+        found, shape = find(name), (change.up.shape[0], change.down.shape[1])
+        changes = f"The adapter {adapter.id} changes {name}"
+        if found is None:
+            raise ExportError(f"{changes}, which the model does not have. {wanted}")
+        if isinstance(found, str):
+            raise ExportError(f"{changes}, which {found}. Only linear layers of their own are merged.")
+        if found != shape:
+            raise ExportError(f"{changes} by {[*shape]} weights, and the model has {[*found]} there. {wanted}")
 
 
 def layer_of(module: str) -> tuple[int, str] | None:

@@ -17,7 +17,6 @@ import openvino as ov
 from openvino import opset13 as ops
 from openvino.op import util
 
-from outrider_export.direct.masks import Masks
 from outrider_export.direct.weights import EMBEDDING, FINAL_NORM, HEAD, layer_name
 
 if TYPE_CHECKING:
@@ -31,9 +30,56 @@ if TYPE_CHECKING:
     from outrider_export.direct.weights import Weights
 
 
+_LOWEST = -65504.0  # of float16, as in optimum-intel's graphs
+
+
 def build(decoder: Decoder, weights: Weights, packed: Mapping[str, Packed]) -> ov.Model:
     """The graph of a decoder. The memory of `packed` has to outlive it."""
     return _Builder(decoder, weights, packed).model()
+
+
+class _Masks:
+    """Masks float32 [batch, 1, tokens, all tokens] of 0 and −65504, by the sliding window.
+
+    A token attends to itself and to tokens before it that attention_mask has: to all of them, or to as many as are in
+    the window, itself among them.
+    """
+
+    def __init__(self, input_ids: ov.Node, attention_mask: ov.Node) -> None:
+        self._input_ids, self._attention_mask = input_ids, attention_mask
+        self._past: ov.Node | None = None
+        self._made: dict[int, ov.Node] = {}
+
+    def read_past(self, past: ov.Node) -> None:
+        """Record the cached keys [batch, heads, past tokens, size]; the first layer's are taken."""
+        self._past = self._past or past
+
+    def of(self, window: int) -> ov.Node:
+        """The mask of a window; 0 for none."""
+        if window not in self._made:
+            self._made[window] = self._make(window)
+        return self._made[window]
+
+    def _make(self, window: int) -> ov.Node:
+        if self._past is None:
+            raise AssertionError("keys are cached before they are attended to")
+        past, new = _size(self._past, 2), _size(self._input_ids, 1)
+        total = ops.add(past, new)
+        zero, one = ops.constant(np.int32(0)), ops.constant(np.int32(1))
+        keys = _unsqueezed(ops.range(zero, total, one, "i64"), 0, 1, 2)
+        first = ops.gather(ops.range(past, total, one, "i64"), _int(0), _int(0))
+        queries = _unsqueezed(ops.add(ops.range(zero, new, one, "i64"), first), 0, 1, 3)
+        seen = ops.less_equal(keys, queries)
+        if window:
+            limit = ops.add(queries, ops.constant(np.full((1, 1, 1, 1), -window, dtype=np.int64)))
+            within = ops.bitwise_and(ops.constant(np.array(True)), ops.greater(keys, limit))
+            seen = ops.bitwise_and(within, seen)
+        seen = ops.bitwise_and(ops.constant(np.array(True)), seen)
+        given = ops.convert(self._attention_mask, "boolean")
+        seen = ops.bitwise_and(seen, _unsqueezed(given, 1, 2))
+        shape = ops.concat([_unsqueezed(each, 0) for each in (_size(self._input_ids, 0), _int(1), new, total)], 0)
+        seen = ops.broadcast(seen, shape, "BIDIRECTIONAL")
+        return ops.select(seen, ops.constant(np.float32(0)), ops.constant(np.float32(_LOWEST)))
 
 
 class _Builder:
@@ -46,7 +92,7 @@ class _Builder:
         )
         self.beam_idx = _input("beam_idx", "int32", 1)
         self.batch = ops.gather(ops.shape_of(self.input_ids, "i64"), _ints(0), _int(0))
-        self.masks = Masks(self.input_ids, self.attention_mask)
+        self.masks = _Masks(self.input_ids, self.attention_mask)
         self.rotations = {kind: self._rotation(rope) for kind, rope in decoder.ropes.items()}
         self.sinks: list[ov.Node] = []
 
@@ -211,6 +257,16 @@ def _rms_norm(x: ov.Node, weight: ArrayLike, eps: float) -> ov.Node:
     means = ops.add(ops.reduce_mean(squares, _ints(-1), True), _floats(np.full(ones, eps)))
     normed = ops.multiply(x, ops.divide(_floats(np.ones(ones)), ops.sqrt(means)))
     return ops.multiply(normed, _floats(np.reshape(weight, (*ones[:-1], -1))))
+
+
+def _size(x: ov.Node, axis: int) -> ov.Node:
+    return ops.gather(ops.shape_of(x, "i64"), _int(axis), _int(0))
+
+
+def _unsqueezed(x: ov.Node, *axes: int) -> ov.Node:
+    for axis in axes:
+        x = ops.unsqueeze(x, _int(axis))
+    return x
 
 
 def _input(name: str, kind: str, rank: int) -> ov.Node:

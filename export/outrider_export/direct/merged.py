@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from outrider.errors import ExportError
+from outrider_export.adapters.peft_format import check_fits
 from outrider_export.direct.weights import EMBEDDING, HEAD, Stored, Weights, place_of
 
 if TYPE_CHECKING:
+    from outrider.errors import ExportError
     from outrider_export.adapters.peft_format import LoraAdapter
     from outrider_export.direct.weights import Rows
 
@@ -22,25 +23,16 @@ class Merged(Weights):
     def __init__(self, weights: Weights, adapter: LoraAdapter) -> None:
         super().__init__(weights.decoder, interleaved=False)  # an adapter's rows are in a checkpoint's order
         self._weights, self._changes = weights, adapter.modules
-        wanted = (
-            f"Name an adapter that was trained for this model{f', not for {adapter.base}' if adapter.base else ''}."
-        )
-        for name, change in adapter.modules.items():
-            module = None if "norm" in name.rsplit(".", 1)[-1] else weights.stored(f"{name}.weight")
-            if module is None:
-                raise ExportError(f"The adapter {adapter.id} changes {name}, which the model does not have. {wanted}")
-            if name == EMBEDDING or (name == HEAD and self.decoder.tied):
-                kind = "shares its weights with the embedding" if name == HEAD else "is an Embedding"
-                raise ExportError(
-                    f"The adapter {adapter.id} changes {name}, which {kind}. Only linear layers of their own are "
-                    "merged."
-                )
-            shape = (change.up.shape[0], change.down.shape[1])
-            if module.shape != shape:
-                raise ExportError(
-                    f"The adapter {adapter.id} changes {name} by {[*shape]} weights, and the model has "
-                    f"{[*module.shape]} there. {wanted}"
-                )
+        check_fits(adapter, self._find)
+
+    def _find(self, name: str) -> tuple[int, ...] | str | None:
+        """See `check_fits`."""
+        module = None if "norm" in name.rsplit(".", 1)[-1] else self._weights.stored(f"{name}.weight")
+        if module is not None and name == EMBEDDING:
+            return "is an Embedding"
+        if module is not None and name == HEAD and self.decoder.tied:
+            return "shares its weights with the embedding"
+        return None if module is None else module.shape
 
     def stored(self, name: str) -> Stored | None:
         """See `Weights`."""
