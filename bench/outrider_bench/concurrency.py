@@ -154,9 +154,9 @@ def measure(
                     continue
                 try:
                     if not repeat:
-                        mode.run_together(prompts, warm)
-                    read_seconds = mode.run_together(prompts, read).seconds
-                    batch = mode.run_together(prompts, config)
+                        mode.run(prompts, warm)
+                    read_seconds = mode.run(prompts, read).seconds
+                    batch: Batch = mode.run(prompts, config)
                     measured.append(Measured(mode.name, level, repeat, batch, read_seconds))
                 except RunFailed as error:
                     fail(mode.name, str(error), level)

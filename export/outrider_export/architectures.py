@@ -1,4 +1,6 @@
-"""The architectures that are tried: each is exported from random weights and compared with Transformers in slow tests.
+"""The architectures that are tried, and what Transformers' configurations say of their layers.
+
+Each is exported from random weights and compared with Transformers in slow tests.
 
 `docs/models.md` is made of this list. Others are exported, too, if optimum-intel knows them, and are compared with
 Transformers then; see `outrider_export.comparison`.
@@ -7,6 +9,7 @@ Transformers then; see `outrider_export.comparison`.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 RANDOM = "random weights"
 LAST_TRANSFORMERS = "5.5.99"  # the newest that optimum-intel 2.2 installs with, and that this list was tried with
@@ -76,3 +79,41 @@ _ALL = (
     Architecture("starcoder2", "StarCoder2", "sliding"),
 )
 ARCHITECTURES: dict[str, Architecture] = {each.name: each for each in _ALL}
+# Whose sliding window, if one is set, is that of all layers. Others say it by layer, in layer_types.
+_ALL_LAYERS = ("ministral", "mistral", "mixtral", "phi3", "phimoe", "qwen2_moe", "qwen3_moe", "starcoder2")
+
+
+def describe_layers(config: Any) -> dict[str, Any]:
+    """The fields of `Geometry` that a loaded model's configuration tells: those of its layers."""
+    experts = ("num_experts", "num_local_experts", "n_routed_experts")
+    num_experts = next((getattr(config, name) for name in experts if getattr(config, name, None)), 0)
+    return {
+        "sliding_windows": windows_of_config(config),
+        "num_experts": num_experts,
+        "num_active_experts": (getattr(config, "num_experts_per_tok", None) or 0) if num_experts else 0,
+    }
+
+
+def windows_of_config(config: Any) -> list[int]:
+    """The sliding window of each layer, in tokens; 0 where a layer attends to all tokens before it."""
+    window = getattr(config, "sliding_window", None) or 0
+    if kinds := getattr(config, "layer_types", None):
+        return [window if kind == "sliding_attention" else 0 for kind in kinds]
+    is_used = config.model_type in _ALL_LAYERS and getattr(config, "use_sliding_window", True)
+    return [window if is_used else 0] * config.num_hidden_layers
+
+
+def settle_positions(config: Any) -> dict[str, int]:
+    """Have a loaded model rotate by one set of frequencies; the fields of `Geometry` that this changes.
+
+    LongRoPE (Phi 3 and later) has two, and takes the second as soon as any position of a call is above a limit. Then a
+    draft that passes the limit would change the rows before it, and so would another sequence in the same call. The
+    first set is taken for all, and the context ends at the limit: there, Transformers' own text is the same.
+    """
+    rope = getattr(config, "rope_parameters", None) or {}
+    if rope.get("rope_type") != "longrope":
+        return {}
+    for name in ("factor", "mscale"):
+        if f"short_{name}" in rope:
+            rope[f"long_{name}"] = rope[f"short_{name}"]
+    return {"context_length": int(rope["original_max_position_embeddings"])}

@@ -1,4 +1,4 @@
-"""Bundles that are made once and found again, by a key that says all that they are made of.
+"""A cache of bundles, by a key of everything that they are made of.
 
     cache = BundleCache(saved.FOLDER)
     bundle = cache.get("my-model", {"content": "9f86d081…", "version": "0.1.0"}, (Source("main", …),), make, progress)
@@ -44,7 +44,7 @@ _DELETED = ".deleted"
 
 
 class Source(msgspec.Struct, frozen=True):
-    """What a bundle's model was made of. name: a path, or a hub id. content: a hash, or for a hub id the commit."""
+    """The source of a bundle's model. name: a path or a hub id. content: a hash, or for a hub id the commit."""
 
     role: str  # "main" or "draft"
     kind: str  # "gguf", "folder" or "hub"
@@ -58,15 +58,15 @@ class _Record(msgspec.Struct):
 
 @dataclass(frozen=True)
 class Entry:
-    """A bundle that is there. last_used: seconds since 1970."""
+    """A cached bundle. last_used: seconds since 1970."""
 
     folder: Path
-    sources: tuple[Source, ...]  # empty if that is not known any more
+    sources: tuple[Source, ...]  # empty if unknown
     last_used: float
 
     @property
     def name(self) -> str:
-        """What commands and `outrider.load` take for it."""
+        """The name that commands and `outrider.load` accept."""
         return self.folder.name
 
     @property
@@ -136,12 +136,12 @@ class BundleCache:
         return bundle
 
     def recorded(self, name: str) -> Source | None:
-        """What was last made of a source of this name."""
+        """The source of this name that was exported last."""
         of_name = [source for entry in self.entries() for source in entry.sources if source.name == name]
         return of_name[0] if of_name else None
 
     def entries(self) -> list[Entry]:
-        """All bundles, damaged ones too, from the last used on."""
+        """All bundles, damaged ones included, most recently used first."""
         found = []
         with contextlib.suppress(OSError):  # there are none yet, or one is deleted meanwhile
             for folder in self.folder.iterdir():
@@ -152,7 +152,7 @@ class BundleCache:
         return sorted(found, key=lambda entry: (-entry.last_used, entry.name))
 
     def state_of(self, source: Source) -> str:
-        """What became of a source since, from the look of its files: "there", "changed" or "gone"."""
+        """Whether a source's files are still "there", "changed" or "gone". They are not read."""
         if source.kind == "hub":
             return "there"
         path = Path(source.name)
@@ -161,7 +161,7 @@ class BundleCache:
         return "changed" if is_changed(path, source.content, self.sources) else "there"
 
     def find(self, name: str) -> Entry:
-        """The entry of this name, or the only one whose name begins so.
+        """The entry of this name, or the only one with this prefix.
 
         Raises:
             OptionError: when there is none, or there are several.
@@ -221,7 +221,7 @@ class BundleCache:
         return sorted(folder for folder in self.folder.glob(f"[!.]*-{digest}") if folder.is_dir())
 
     def _touch(self, folder: Path, sources: tuple[Source, ...] | None) -> None:
-        """Record that a bundle is used now, and what led to it. Where that cannot be written, it is not known."""
+        """Record a bundle's use and its sources. In a cache that is read-only, nothing is recorded."""
         record = _record_of(folder)
         with contextlib.suppress(OSError):
             if sources is None or _sources(record) == sources:

@@ -1,10 +1,10 @@
-"""Models as they come, made into bundles once and found again: `outrider chat model.gguf`.
+"""Bundles of models that commands name directly, exported once and cached: `outrider chat model.gguf`.
 
     bundle = cached_bundle("model.gguf", "small.gguf")     # exported, or found if it was
 
-A bundle is found by what the models' files hold, the export's options and our version. So a file that was moved leads
-to the bundle that is there, and a file that was changed to a new one. A hub id means the commit that it was exported
-from, as long as that bundle is there. A path at which nothing is any more means what was exported of it.
+The key is the content of the models' files, the export's options and our version. So a moved file finds its old
+bundle, and a changed file gets a new one. A hub id means the commit that it was exported from, while that bundle is
+cached. A path whose file was deleted means the bundle that was exported from it.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def cached_bundle(
 
 
 def _source(role: str, name: str | Path, cache: BundleCache, progress: Progress) -> Source:
-    """What a name leads to, and what that holds. A hub id that was never exported is downloaded.
+    """The source that a name means, with its content. A hub id that was never exported is downloaded.
 
     Raises as `_locate`, `fetch` and `content_of`.
     """

@@ -1,9 +1,9 @@
-"""What a model's files hold, as one hash, which is found again without reading them while they do not change.
+"""One hash of the content of a model's files, saved so that unchanged files are not read again.
 
     content = content_of(locate("model.gguf"), folder, progress)     # "9f86d081…"
 
-A file is taken to be unchanged while its size, its times of change and its number on the disk are the same. On POSIX
-no program can set all of these back; on Windows one that writes as many bytes and sets the time back goes unnoticed.
+A file counts as unchanged while its size, its times of change and its inode number are the same. On POSIX no program
+can restore all of these; on Windows a program that writes as many bytes and restores the time goes unnoticed.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _SETTLED_NS = 3 * 10**9
 
 
 class Stamp(msgspec.Struct, frozen=True, array_like=True):
-    """A file as its folder describes it. It changes whenever the file does."""
+    """A file's entry in its folder. It changes whenever the file does."""
 
     name: str
     size: int
@@ -82,7 +82,7 @@ def is_changed(path: Path, content: str, folder: Path) -> bool:
 
 
 def stamps_of(path: Path) -> list[Stamp]:
-    """The files of a model, each as its folder describes it now. path: of a file, or of a checkpoint folder.
+    """The folder entries of a model's files. path: of a file, or of a checkpoint folder.
 
     Raises:
         ExportError: when one cannot be found.
@@ -99,7 +99,7 @@ def stamps_of(path: Path) -> list[Stamp]:
 
 
 def check_unchanged(path: Path, stamps: list[Stamp]) -> None:
-    """Check that a model's files are as they were when these stamps were taken.
+    """Check that a model's files have not changed since these stamps were taken.
 
     Raises:
         ExportError: when they are not.
@@ -109,13 +109,13 @@ def check_unchanged(path: Path, stamps: list[Stamp]) -> None:
 
 
 def _alike(*both: list[Stamp]) -> bool:
-    """Whether files look the same, but for the time that also tells of links: an export may make one."""
+    """Whether stamps are equal, ignoring ctime: an export may make a hard link, which changes it."""
     before, after = ([(stamp.name, stamp.size, stamp.changed[0], stamp.number) for stamp in each] for each in both)
     return before == after
 
 
 def absolute(path: Path) -> Path:
-    """A path that means the same in every folder. Links stay: what they lead to may change."""
+    """The absolute path. Symbolic links are not resolved, because their targets may change."""
     return Path(os.path.abspath(path))  # noqa: PTH100 - Path.absolute leaves ".."
 
 

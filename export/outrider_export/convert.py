@@ -23,11 +23,10 @@ from typing import TYPE_CHECKING, Any
 from outrider.errors import ExportError, one_line
 from outrider.system.core import new_core
 from outrider_export.adapters.peft_format import check_fits, read_adapter
-from outrider_export.architectures import ARCHITECTURES, LAST_TRANSFORMERS
+from outrider_export.architectures import ARCHITECTURES, LAST_TRANSFORMERS, describe_layers, settle_positions
 from outrider_export.comparison import Comparison
 from outrider_export.gguf_file import aligned, is_array, read_header
 from outrider_export.keep import move_model
-from outrider_export.layers import describe_layers, settle_positions
 from outrider_export.tokenizer_job import add_tokenizer
 
 if TYPE_CHECKING:

@@ -30,12 +30,11 @@ import numpy as np
 from outrider.bundle.manifest import Geometry
 from outrider.errors import ExportError, one_line
 from outrider.models.backends.attention import SLIDING, describe_windows
-from outrider_export.architectures import ARCHITECTURES
+from outrider_export.architectures import ARCHITECTURES, describe_layers
 from outrider_export.comparison import Comparison
 from outrider_export.convert import load_model
 from outrider_export.gguf_file import read_header
 from outrider_export.gguf_tokenizer import write_tokenizer
-from outrider_export.layers import describe_layers
 from outrider_export.onnx_files import MODEL, Weights, load
 from outrider_export.onnx_inputs import add_extra_rows, add_rows, write_shape
 from outrider_export.onnx_matrices import compress_embedding, share_embedding

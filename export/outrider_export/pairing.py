@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from outrider_export.progress import Progress
     from outrider_export.vocabulary import Vocabulary
 
-# The share of the main model's tokens from which on the intersection is used. It is the main model's text that is
-# drafted. Measured with drafts of 3, six prompts, tokens per round greedy / coupled / rejection:
+# From this share of the main model's tokens on, the intersection is used.
+# Measured with drafts of 3, six prompts, tokens per round greedy / coupled / rejection:
 # SmolLM2-135M for Qwen2.5-Coder-1.5B has 26 % of its tokens (few of those that indent code): intersection
 # 2.13/2.01/2.14, text 2.30/2.11/2.21. Qwen2.5-Coder-0.5B for SmolLM2 has 80 %: 2.12/1.99/1.98 and 2.14/1.87/1.77.
 MOST = 0.5

@@ -16,12 +16,13 @@ import pytest
 import outrider
 import outrider_export
 from conversions import Conversions, sha256_of
+from exports import Recorder
 from in_process import convert_here
 from outrider.bundle import Bundle, read_bundle
 from tiny import TEMPLATE, gguf_name_of, train_tokenizer, write_gguf
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterator
 
 
 # PyTorch reads them when it is loaded, here and in child processes. Toys are too small for two threads. Where a test
@@ -62,23 +63,6 @@ def cached(tmp_path_factory: pytest.TempPathFactory) -> Conversions:
     return Conversions(Path(__file__).parents[1] / ".cache", tmp_path_factory.mktemp("cached"), packages)
 
 
-class Recorder:
-    """A progress that remembers."""
-
-    def __init__(self, phases: Iterable[str] = (), notes: Iterable[str] = (), num_bytes: int = 0) -> None:
-        self.phases, self.notes, self.num_bytes = list(phases), list(notes), num_bytes
-
-    def phase(self, name: str, total: int | None = None) -> None:
-        self.phases.append(name)
-        assert total is None or total > 0
-
-    def advance(self, count: int) -> None:
-        self.num_bytes += count
-
-    def note(self, text: str) -> None:
-        self.notes.append(text)
-
-
 @pytest.fixture(scope="session")
 def convert(cached: Conversions) -> Any:
     """`convert(main, draft, weights="fp32")`: the bundle of `export_bundle`, and its progress, with all that was told.
@@ -90,7 +74,7 @@ def convert(cached: Conversions) -> Any:
         def write(folder: Path) -> None:
             told = Recorder()
             outrider_export.export_bundle(*sources, output=folder / "new" / "pair", progress=told, **options)
-            (folder / "progress.json").write_text(json.dumps(vars(told)), encoding="utf-8")
+            (folder / "progress.json").write_text(json.dumps(told.told), encoding="utf-8")
 
         folder = cached.find({"export": list(map(sha256_of, sources)), **options}, write)
         told = json.loads((folder / "progress.json").read_text(encoding="utf-8"))
@@ -200,3 +184,10 @@ def untied(make_checkpoint: Any) -> Path:
         "untied", vocab_size=512, seed=2, dtype="bfloat16", tie_word_embeddings=False, hidden_size=128
     )
     return folder
+
+
+@pytest.fixture(scope="session")
+def gguf_file(make_checkpoint: Any, make_gguf: Any) -> Path:
+    """A tiny model in 8 bits."""
+    path: Path = make_gguf("plain", make_checkpoint("plain"))
+    return path

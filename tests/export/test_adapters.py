@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import shutil
 from typing import TYPE_CHECKING, Any
@@ -15,6 +14,7 @@ from transformers import AutoModelForCausalLM
 
 import outrider
 from adapters import changes_of, write_adapter
+from exports import content
 from outrider.cli import run
 from outrider.config import DeviceConfig
 from outrider.errors import BundleError, ExportError, OptionError, OutriderError
@@ -41,12 +41,6 @@ WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
 def folder(tiny: Path, tmp_path: Path) -> Path:
     """A bundle to add adapters to."""
     return shutil.copytree(tiny, tmp_path / "bundle")
-
-
-def content(folder: Path) -> dict[str, str]:
-    """What each file is."""
-    files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
-    return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
 def spoil_config(**fields: Any) -> Callable[[Path], None]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import shutil
 from typing import TYPE_CHECKING, Any
@@ -13,6 +12,7 @@ import openvino as ov
 import pytest
 
 import outrider
+from exports import content
 from heads import KINDS, NUM_PLACES, TOKEN_MAP, TOKENS, tensors_of, write_head
 from outrider.bundle import read_bundle
 from outrider.bundle.manifest import write_manifest
@@ -52,12 +52,6 @@ def engine(request: pytest.FixtureRequest, tiny: Path, tmp_path_factory: pytest.
     for kind in request.param:
         add_drafter(root / "bundle", write_head(root / kind, kind))
     return outrider.load(root / "bundle", cache_size=0.02)
-
-
-def content(folder: Path) -> dict[str, str]:
-    """What each file is."""
-    files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
-    return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
 def test_texts_are_those_of_plain_decoding(engine: outrider.Engine) -> None:

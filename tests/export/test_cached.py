@@ -9,12 +9,14 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 import huggingface_hub
 import pytest
 
 import outrider
+from exports import Recorder
 from outrider.bundle import read_bundle
 from outrider.bundle.opening import open_bundle
 from outrider.cli import run
@@ -59,23 +61,8 @@ def file(files: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     return Path(shutil.copyfile(files[0], tmp_path / "Model.gguf"))
 
 
-class Told:
-    """A progress that remembers, and raises where it is told to."""
-
-    def __init__(self, at: str = "", error: BaseException | None = None) -> None:
-        self.phases: list[str] = []
-        self.notes: list[str] = []
-        self._at, self._error = at, error
-
-    def phase(self, name: str, total: int | None = None) -> None:
-        self.phases.append(name)
-        if name == self._at and self._error is not None:
-            raise self._error
-
-    def advance(self, count: int) -> None: ...
-
-    def note(self, text: str) -> None:
-        self.notes.append(text)
+class Told(Recorder):
+    """A progress that remembers."""
 
     @property
     def exported(self) -> bool:
@@ -289,19 +276,13 @@ def test_a_draft_model_is_for_models(tiny: Path) -> None:
 @pytest.mark.parametrize("phase", ["hash main", "convert main", "hash"])
 def test_ctrl_c_leaves_nothing(file: Path, folder: Path, phase: str) -> None:
     with pytest.raises(KeyboardInterrupt):
-        open_bundle(file, progress=Told(phase, KeyboardInterrupt()))
+        open_bundle(file, progress=Told(raises=(phase, KeyboardInterrupt())))
     assert not (folder / "bundles").exists() or shown_files(folder) == []
     assert is_whole(opened(file)[0])
 
 
-class _Usage(NamedTuple):
-    total: int
-    used: int
-    free: int
-
-
 def test_a_full_disk_is_told_before_the_work(file: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shutil.disk_usage", lambda _: _Usage(10**12, 10**12 - 10**5, 10**5))
+    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=10**5))
     with pytest.raises(ExportError, match="has 0.00 GB free. .* another folder with OUTRIDER_CACHE") as caught:
         opened(file)
     assert " -o." not in str(caught.value)  # what `outrider export` takes, and this does not
@@ -312,7 +293,7 @@ def test_a_full_disk_is_told_before_the_work(file: Path, folder: Path, monkeypat
 def test_a_disk_that_fills_up_leaves_nothing(file: Path, folder: Path, phase: str) -> None:
     full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     with pytest.raises(ExportError, match="cannot be written: .*No space left.*OUTRIDER_CACHE"):
-        open_bundle(file, progress=Told(phase, full))
+        open_bundle(file, progress=Told(raises=(phase, full)))
     assert shown_files(folder) == []
     assert is_whole(opened(file)[0])
 

@@ -1,9 +1,10 @@
-"""`outrider export` and `outrider inspect`, as they are typed."""
+"""`outrider export` and `outrider inspect`, as they are typed, and the demo's checkpoint."""
 
 from __future__ import annotations
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 import time
@@ -14,15 +15,11 @@ import pytest
 from outrider.bundle import read_bundle
 from outrider.cli import run
 from outrider.cli.demo import demo_bundle
+from outrider.errors import ExportError
+from outrider_export import Silent, demo_model
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-
-@pytest.fixture(scope="module")
-def gguf_file(make_checkpoint: Any, make_gguf: Any) -> Path:
-    path: Path = make_gguf("plain", make_checkpoint("plain"))
-    return path
 
 
 @pytest.fixture(scope="module")
@@ -84,16 +81,15 @@ def test_inspect_speaks_json(bundle: Path, capsys: pytest.CaptureFixture[str]) -
     assert answer["checked"] is False
 
 
-def test_inspect_finds_a_changed_byte(gguf_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["export", str(gguf_file), "--weights", "keep", "-o", str(tmp_path / "b"), "--json"]) == 0
-    weights = tmp_path / "b" / "main" / "openvino_model.bin"
+def test_inspect_finds_a_changed_byte(bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = shutil.copytree(bundle, tmp_path / "b")
+    weights = folder / "main" / "openvino_model.bin"
     content = bytearray(weights.read_bytes())
     content[1000] ^= 1
     weights.write_bytes(content)
+    assert run(["inspect", str(folder), "--json"]) == 0
     capsys.readouterr()
-    assert run(["inspect", str(tmp_path / "b"), "--json"]) == 0
-    capsys.readouterr()
-    assert run(["inspect", str(tmp_path / "b"), "--check"]) == 1
+    assert run(["inspect", str(folder), "--check"]) == 1
     assert "openvino_model.bin is not the file that was exported" in one_line(capsys)
 
 
@@ -148,6 +144,27 @@ def test_the_demo_takes_no_package_of_the_extra(
     bundle = read_bundle(demo_bundle(tmp_path, quiet=True, drafter=False))
     assert bundle.manifest.main.weights == "int8"
     assert not {"torch", "transformers", "nncf"} & {*bundle.manifest.main.source.recipe}
+
+
+def test_a_file_of_the_same_size_is_not_trusted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: Path) -> Path:
+        raise ExportError("asked for again")
+
+    monkeypatch.setattr(demo_model, "_download", refuse)
+    path = tmp_path / demo_model.FILE
+    with path.open("wb") as file:
+        file.truncate(demo_model.SIZE)
+    with pytest.raises(ExportError, match="asked for again"):
+        demo_model.fetch_demo_model(tmp_path, Silent())
+
+
+def test_the_official_file_is_used_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    content = b"official"
+    monkeypatch.setattr(demo_model, "SIZE", len(content))
+    monkeypatch.setattr(demo_model, "SHA256", "6896191a14f6c66534bac457f50996b9330cd702cb6dbaae4c08d1d213e93d98")
+    path = tmp_path / demo_model.FILE
+    path.write_bytes(content)
+    assert demo_model.fetch_demo_model(tmp_path, Silent()) == path
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="there is no SIGTERM to send to another process")

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from openvino import opset13 as ops
 
 import outrider
+from exports import Recorder, check_answers, logits_of_ir
 from outrider.bundle import read_bundle
 from outrider.cli import run
 from outrider.errors import ExportError, OptionError
@@ -118,6 +119,11 @@ def test_what_cannot_be_cut_is_refused() -> None:
         cut_output(ov.Model([ops.result(relu)], [x]), np.array([1], dtype=np.int32))
 
 
+def logits(folder: Path) -> Any:
+    """float32 [18, width] of the stateful IR in `folder`."""
+    return logits_of_ir(folder / "openvino_model.xml", [*range(2, 20)])
+
+
 def test_a_toy_decoder_is_cut(tmp_path: Path) -> None:
     """As `save_toy_bundle` does it."""
     for name, proposed in (("whole", None), ("expected", [2, 3, 17])):
@@ -125,36 +131,10 @@ def test_a_toy_decoder_is_cut(tmp_path: Path) -> None:
         save_toy_model(tmp_path / name, vocab_size=20, padding=3, seed=4, proposed=proposed)
     put_on_diet("openvino", tmp_path / "whole", tmp_path / "cut", np.array([2, 3, 17], dtype=np.int32))
     assert np.array_equal(np.load(tmp_path / "cut" / "proposed.npy"), [2, 3, 17])
-    assert np.array_equal(logits_of(tmp_path / "cut"), logits_of(tmp_path / "expected"))
-
-
-def logits_of(folder: Path) -> Any:
-    """float32 [18, width] of the stateful IR in `folder`."""
-    compiled = ov.compile_model(folder / "openvino_model.xml", "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
-    ids = np.arange(2, 20)[None]
-    inputs = {"attention_mask": np.ones_like(ids), "position_ids": ids - 2, "beam_idx": np.zeros(1, np.int32)}
-    request = compiled.create_infer_request()
-    request.infer({"input_ids": ids, **inputs})
-    return np.array(request.get_tensor("logits").data[0])
+    assert np.array_equal(logits(tmp_path / "cut"), logits(tmp_path / "expected"))
 
 
 # Which tokens
-
-
-class Notes:
-    """A progress that keeps the notes."""
-
-    def __init__(self) -> None:
-        self.notes: list[str] = []
-
-    def phase(self, name: str, total: int | None = None) -> None:
-        pass
-
-    def advance(self, count: int) -> None:
-        pass
-
-    def note(self, text: str) -> None:
-        self.notes.append(text)
 
 
 @given(st.data())
@@ -164,7 +144,7 @@ def test_without_a_corpus_the_lowest_ids_and_the_required_are_kept(data: st.Data
         sorted(data.draw(st.sets(st.sampled_from(candidates.tolist()), max_size=ROWS - 1))), dtype=np.int32
     )
     num_tokens = data.draw(st.integers(len(required) + 1, ROWS))
-    chosen = Diet(num_tokens, candidates, required, [], ROWS).choose(None, Notes())  # type: ignore[arg-type]
+    chosen = Diet(num_tokens, candidates, required, [], ROWS).choose(None, Recorder())  # type: ignore[arg-type]
     others = [i for i in candidates if i not in required]
     assert chosen.dtype == np.int32
     assert chosen.tolist() == sorted([*required, *others[: num_tokens - len(required)]])
@@ -206,24 +186,7 @@ def test_what_is_no_corpus_is_refused(tmp_path: Path, name: str, content: Any, m
 # Bundles
 
 
-@pytest.fixture(scope="module")
-def gguf_file(make_checkpoint: Any, make_gguf: Any) -> Path:
-    path: Path = make_gguf("plain", make_checkpoint("plain"))
-    return path
-
-
 KEPT: dict[str, Any] = {"weights": "keep", "draft_weights": "keep"}
-
-
-def check_answers(folder: Path) -> None:
-    """Greedy and coupled text is the same, plain and drafted."""
-    engine = outrider.load(folder, cache_size=0.01)
-    options: list[dict[str, Any]] = [{}, {"temperature": 1.0, "seed": 1}]
-    fixed: dict[str, Any] = {"max_new_tokens": 40, "ignore_eos": True, "num_assistant_tokens": 3}
-    for option in options:
-        answers = [engine.generate("def quicksort", drafter=drafter, **fixed, **option) for drafter in (None, "draft")]
-        assert answers[0].token_ids == answers[1].token_ids
-        assert answers[1].stats.num_draft_tokens > 0
 
 
 def test_a_kept_gguf_file_is_cut(gguf_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -239,14 +202,14 @@ def test_a_kept_gguf_file_is_cut(gguf_file: Path, tmp_path: Path, capsys: pytest
     assert drafter.model.weights == "Q8_0"
     token_ids = bundle.read_proposed(drafter)
     assert token_ids.tolist() == [*range(96), 400, 401, 402, 403]
-    assert np.array_equal(logits_of(bundle.folder / "draft"), logits_of(bundle.folder / "main")[:, token_ids])
-    check_answers(bundle.folder)
+    assert np.array_equal(logits(bundle.folder / "draft"), logits(bundle.folder / "main")[:, token_ids])
+    check_answers(bundle.folder, "def quicksort")
     assert [path.name for path in tmp_path.iterdir()] == ["b"]
 
 
 def test_a_corpus_chooses(gguf_file: Path, tmp_path: Path) -> None:
     (tmp_path / "c.txt").write_text("return items\n" * 20, encoding="utf-8")
-    progress = Notes()
+    progress = Recorder()
     bundle = export_bundle(
         gguf_file,
         gguf_file,
@@ -270,7 +233,7 @@ def test_converted_weights_are_cut(
     bundle, _ = convert(checkpoint, weights=weights)
     token_ids = np.array([3, 77, 78, 300, 402], dtype=np.int32)
     put_on_diet("openvino", bundle.folder / "main", tmp_path / "cut", token_ids)
-    assert np.array_equal(logits_of(tmp_path / "cut"), logits_of(bundle.folder / "main")[:, token_ids])
+    assert np.array_equal(logits(tmp_path / "cut"), logits(bundle.folder / "main")[:, token_ids])
 
 
 def test_only_shared_tokens_are_kept(
@@ -284,7 +247,7 @@ def test_only_shared_tokens_are_kept(
     token_ids = bundle.read_proposed(drafter)
     assert token_ids.tolist() == np.flatnonzero(bundle.read_map(drafter) >= 0).tolist()
     assert 401 not in token_ids
-    check_answers(bundle.folder)
+    check_answers(bundle.folder, "def quicksort")
 
 
 @pytest.mark.slow
@@ -298,7 +261,7 @@ def test_only_shared_tokens_are_kept(
     ],
 )
 def test_how_many(gguf_file: Path, tmp_path: Path, options: Any, note: str | None) -> None:
-    progress = Notes()
+    progress = Recorder()
     bundle = export_bundle(gguf_file, gguf_file, output=tmp_path / "b", progress=progress, **KEPT, **options)
     assert progress.notes == ([f"draft vocabulary: {note}."] if note else [])
     (drafter,) = bundle.manifest.drafters

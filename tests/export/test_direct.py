@@ -14,6 +14,7 @@ from gguf import GGMLQuantizationType as Kind
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from exports import error_of, logits_of_ir
 from outrider.errors import ExportError
 from outrider.models.backends.attention import windows_of
 from outrider.models.backends.paged_graph import to_paged_attention
@@ -53,24 +54,7 @@ def graph_of(path: Path, weights: str, scratch: Path) -> ov.Model:
 
 def logits(model: ov.Model) -> Any:
     """Logits float32 [tokens, vocabulary] of TOKENS, read in two calls."""
-    precise = {"INFERENCE_PRECISION_HINT": "f32", "DYNAMIC_QUANTIZATION_GROUP_SIZE": "0", "KV_CACHE_PRECISION": "f32"}
-    request = ov.Core().compile_model(model, "CPU", precise).create_infer_request()
-    made, past = [], 0
-    for size in PIECES:
-        inputs = {
-            "input_ids": np.array([TOKENS[past : past + size]]),
-            "attention_mask": np.ones((1, past + size), np.int64),
-            "position_ids": np.arange(past, past + size)[None],
-            "beam_idx": np.zeros(1, np.int32),
-        }
-        made.append(request.infer(inputs)["logits"][0].copy())
-        past += size
-    return np.concatenate(made)
-
-
-def error_of(found: Any, expected: Any) -> float:
-    """The largest difference, relative to the largest logit."""
-    return float(np.abs(found - expected).max() / np.abs(expected).max())
+    return logits_of_ir(model, TOKENS, PIECES)
 
 
 def divergence(found: Any, expected: Any) -> float:
@@ -251,6 +235,13 @@ def test_rounding_loses_no_more_than_nncf(name: str, weights: str, tmp_path: Pat
     assert ours <= 1.1 * theirs
 
 
+def finish(writer: gguf.GGUFWriter) -> None:
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
 def write_gguf(folder: Path, path: Path, name: str, kind: Kind = Kind.F32) -> None:
     """Write a checkpoint as GGUF, with llama.cpp's names, orders of rows and keys. Norms and biases stay in float32."""
     found = open_weights(folder, is_gguf=False)  # what it computes was judged above; its files are read here anew
@@ -299,10 +290,7 @@ def write_gguf(folder: Path, path: Path, name: str, kind: Kind = Kind.F32) -> No
             writer.add_tensor(target, gguf.quantize(values, kind), raw_dtype=kind)
         else:
             writer.add_tensor(target, values)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
 
 
 # What a GGUF file cannot say: llama.cpp takes windows and rotations of these by the number of the layer.
@@ -339,10 +327,7 @@ def test_every_quantisation_is_read(kind: Kind, tmp_path: Path) -> None:
         writer.add_uint32(f"llama.{key}", value)
     for name in ("token_embd", "blk.0.attn_q"):
         writer.add_tensor(f"{name}.weight", blocks, raw_dtype=kind)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
     with np.errstate(all="ignore"):
         whole = gguf.dequantize(blocks, kind)
         weights = open_weights(tmp_path / "model.gguf", is_gguf=True)
@@ -365,10 +350,7 @@ def changed_gguf(path: Path, folder: Path, metadata: dict[str, Any], tensors: di
         (writer.add_float32 if isinstance(value, float) else add)(key, value)
     for name, values in ({"token_embd.weight": np.zeros((8, 64), np.float32)} | tensors).items():
         writer.add_tensor(name, values)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
     return path
 
 

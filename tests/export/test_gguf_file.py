@@ -6,7 +6,7 @@ import contextlib
 import re
 import struct
 import tracemalloc
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import gguf
 import numpy as np
@@ -192,8 +192,7 @@ def test_other_files_are_refused(tmp_path: Path, content: bytes, message: str) -
 
 
 def test_a_part_of_several_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "model-00001-of-00002.gguf"
-    _write(path, {"split.count": 2})
+    path = write_raw(tmp_path / "model-00001-of-00002.gguf", READ | {"split.count": integer(2)})
     with pytest.raises(ExportError, match="one of 2 parts"):
         read_header(path)
 
@@ -326,14 +325,3 @@ def test_slim_copy_keeps_all_but_the_lists(small: Path, tmp_path: Path) -> None:
     theirs = {tensor.name: tensor.data for tensor in gguf.GGUFReader(slim).tensors}
     for tensor in gguf.GGUFReader(small).tensors:
         np.testing.assert_array_equal(theirs[tensor.name], tensor.data)
-
-
-def _write(path: Path, metadata: dict[str, Any]) -> None:
-    writer = gguf.GGUFWriter(path, "llama")
-    for key, value in metadata.items():
-        writer.add_uint16(key, value)
-    writer.add_tensor("t", np.zeros(4, np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()

@@ -17,6 +17,8 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 from transformers import AutoConfig, AutoModelForCausalLM
 
+import exports
+import shapes
 from outrider.bundle import Bundle, read_bundle
 from outrider.cli import run
 from outrider.errors import ExportError, OptionError
@@ -55,16 +57,10 @@ def logits_of(folder: Path, rows: tuple[int, int] | None = None, extra: int = 0)
     return np.array(session.run(["logits"], inputs)[0])[0]
 
 
-def logits_of_torch(folder: Path) -> Any:
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    with torch.no_grad():
-        return model(torch.from_numpy(IDS)).logits[0].numpy()
-
-
 def error_of(bundle: Bundle, folder: str, checkpoint: Path) -> float:
     """Largest difference in the logits, as a share of the largest logit."""
-    reference = logits_of_torch(checkpoint)
-    return float(np.abs(logits_of(bundle.folder / folder) - reference).max() / np.abs(reference).max())
+    model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
+    return exports.error_of(logits_of(bundle.folder / folder), shapes.logits_of(model, IDS[0]))
 
 
 def matrices(folder: Path, rows: int) -> list[str]:

@@ -13,44 +13,30 @@ import numpy as np
 import pytest
 
 from outrider import __version__
-from outrider.bundle import (
-    SCHEMA_VERSION,
-    Bundle,
-    DrafterEntry,
-    Geometry,
-    Manifest,
-    ModelEntry,
-    Source,
-    TokenizerEntry,
-    list_files,
-    read_bundle,
-    vocabulary_sha256,
-    write_manifest,
-)
 from outrider.config import Config, GenerationConfig
 from outrider.errors import OptionError
 from outrider_bench.modes.make import load_modes
 from outrider_bench.modes.peers.link import link
 from outrider_bench.modes.setup import Setup
 from outrider_bench.setting import describe_runtimes, describe_versions
-from outrider_export.onnx_files import load, save
-from outrider_export.onnx_inputs import add_rows
+from outrider_export import import_bundle
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from outrider.bundle import Bundle
     from outrider_bench.modes.mode import Run
 
 og = pytest.importorskip("onnxruntime_genai")
 
-VOCAB, EOS = 448, (402, 400)
+EOS = (402, 400)
 PROMPT = [7, 8, 9, 10, 11, 7, 8, 9, 10, 11, 7, 8]
 CONFIG = GenerationConfig(max_new_tokens=24, ignore_eos=True)
 
 
 @pytest.fixture(scope="module")
 def build(make_checkpoint: Any, build_genai: Any) -> Any:
-    """`build("name", seed=0, vocab_size=448)`: a folder of onnxruntime-genai's, in fp32."""
+    """`build("name", seed=0)`: a folder of onnxruntime-genai's, in fp32."""
 
     def make(name: str, **changes: Any) -> Path:
         folder: Path = build_genai(make_checkpoint(f"ortgenai-{name}", **changes), "fp32", name)
@@ -66,28 +52,7 @@ def folders(build: Any) -> dict[str, Path]:
 
 @pytest.fixture(scope="module")
 def bundle(folders: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Bundle:
-    folder = tmp_path_factory.mktemp("bundle")
-    for role, source in folders.items():
-        model = load(source / "model.onnx")
-        add_rows(model)
-        save(model, source, folder / role)
-    tokens = vocabulary_sha256(str(i) for i in range(VOCAB))
-    shape = Geometry("qwen2", 2, 4, 2, 16, 64, 512, VOCAB)
-    main, draft = (
-        ModelEntry(role, "onnx", "fp32", shape, VOCAB, tokens, Source(role, "folder")) for role in ("main", "draft")
-    )
-    (folder / "tokenizer").mkdir()
-    manifest = Manifest(
-        SCHEMA_VERSION,
-        __version__,
-        "test",
-        main,
-        (DrafterEntry("draft", "draft_model", draft),),
-        TokenizerEntry("tokenizer", EOS),
-        list_files(folder),
-    )
-    write_manifest(folder, manifest)
-    return read_bundle(folder)
+    return import_bundle(*folders.values(), output=tmp_path_factory.mktemp("ortgenai") / "bundle")
 
 
 @pytest.fixture(scope="module")
@@ -188,9 +153,9 @@ def test_folders_of_its_own_take_the_models_places(
 
 
 def test_a_model_of_another_vocabulary_is_refused(setup: Setup, build: Any) -> None:
-    small = build("small", vocab_size=440)
+    small = build("small", vocab_size=403)
     for key, mode in (("ortgenai", "ortgenai"), ("ortgenai-draft", "ortgenai-draft:3")):
-        with pytest.raises(OptionError, match="has 440 tokens and the bundle 448"):
+        with pytest.raises(OptionError, match="has 403 tokens and the bundle 404"):
             load_modes([mode], replace(setup, peer_models={key: small}))
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-import outrider
+from exports import Recorder, check_answers
 from outrider.bundle import read_bundle
 from outrider.cli import run
 from outrider.errors import VocabularyMismatch
@@ -20,6 +20,7 @@ from outrider_export.vocabulary import Vocabulary
 if TYPE_CHECKING:
     from pathlib import Path
 
+PROMPT = "def quicksort(items): 日本語 🙂"
 OTHER_TEXT = ("Er sagte, die Sonne scheine und der Wind wehe nicht; Übermut tut selten gut.",) * 8
 
 
@@ -96,27 +97,14 @@ def train_sentencepiece() -> Any:
     return tokenizers.Tokenizer.from_str(json.dumps(content))
 
 
-def check_answers(folder: Path) -> None:
-    """Greedy and coupled text is the same, plain and drafted."""
-    engine = outrider.load(folder, cache_size=0.01)
-    options: list[dict[str, Any]] = [{}, {"temperature": 1.0, "seed": 1}]
-    prompt = "def quicksort(items): 日本語 🙂"
-    fixed: dict[str, Any] = {"max_new_tokens": 40, "ignore_eos": True, "num_assistant_tokens": 3}
-    for option in options:
-        plain = engine.generate(prompt, drafter=None, **fixed, **option)
-        drafted = engine.generate(prompt, drafter="draft", **fixed, **option)
-        assert drafted.token_ids == plain.token_ids
-        assert drafted.stats.num_draft_tokens > 0
-
-
 @pytest.mark.slow
 def test_most_tokens_in_common(main: Path, make_checkpoint: Any, build_tokenizer: Any, tmp_path: Path) -> None:
     special = ("<|endoftext|>", "<|start|>", "<|im_end|>")
     tokenizer = build_tokenizer(special=special)
     tokenizer.add_tokens(["<extra>"])
     draft = make_checkpoint("pairing-near", tokenizer=tokenizer, seed=2)
-    notes: list[str] = []
-    bundle = export_bundle(main, draft, output=tmp_path / "pair", weights="fp32", progress=Notes(notes))
+    told = Recorder()
+    bundle = export_bundle(main, draft, output=tmp_path / "pair", weights="fp32", progress=told)
     (drafter,) = bundle.manifest.drafters
     assert drafter.vocabulary == "intersection"
     to_main = bundle.read_map(drafter)
@@ -125,12 +113,12 @@ def test_most_tokens_in_common(main: Path, make_checkpoint: Any, build_tokenizer
     assert np.array_equal(np.sort(to_main[to_main >= 0]), np.unique(to_main[to_main >= 0]))
     assert drafter.tokenizer is not None
     assert (drafter.tokenizer.folder, drafter.tokenizer.eos_token_ids) == ("draft-tokenizer", (400, 402))
-    assert notes == [
+    assert told.notes == [
         f"pairing-near has {(drafter.num_shared_tokens or 0) / 404:.1%} of pairing-main's tokens: it proposes these "
         "(intersection)."
     ]
     read_bundle(bundle.folder).check_hashes()
-    check_answers(bundle.folder)
+    check_answers(bundle.folder, PROMPT)
 
 
 @pytest.mark.slow
@@ -152,7 +140,7 @@ def test_few_tokens_in_common(
     tokenizer = Tokenizer(bundle.folder / drafter.tokenizer.folder)
     for text in ("die Sonne", " die Sonne", "\n", "\n\n die", "🙂 ", "die<|im_end|>"):  # and no space in front
         assert b"".join(token_bytes[i] for i in tokenizer.encode(text)) == text.encode()
-    check_answers(bundle.folder)
+    check_answers(bundle.folder, PROMPT)
     capsys.readouterr()
     assert run(["inspect", str(bundle.folder)]) == 0
     assert f"text: {drafter.num_shared_tokens} shared tokens" in " ".join(capsys.readouterr().out.split())
@@ -169,19 +157,3 @@ def test_nothing_in_common_is_refused(main: Path, make_checkpoint: Any, tmp_path
     with pytest.raises(VocabularyMismatch, match="none of its 2 tokens is one of the main model's 404"):
         export_bundle(main, draft, output=tmp_path / "pair")
     assert list(tmp_path.iterdir()) == []
-
-
-class Notes:
-    """A progress that keeps the notes."""
-
-    def __init__(self, notes: list[str]) -> None:
-        self.notes = notes
-
-    def phase(self, name: str, total: int | None = None) -> None:
-        pass
-
-    def advance(self, count: int) -> None:
-        pass
-
-    def note(self, text: str) -> None:
-        self.notes.append(text)

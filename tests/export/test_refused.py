@@ -12,9 +12,8 @@ import pytest
 from outrider.bundle.manifest import Geometry
 from outrider.errors import ExportError
 from outrider_export import export_bundle
-from outrider_export.architectures import ARCHITECTURES
+from outrider_export.architectures import ARCHITECTURES, describe_layers, settle_positions
 from outrider_export.geometry import geometry_of_config
-from outrider_export.layers import describe_layers, settle_positions
 from shapes import CONFIGS, WINDOW
 
 WHERE = Path("folder")

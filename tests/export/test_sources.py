@@ -56,11 +56,6 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
         locate(tmp_path / "model.safetensors")
 
 
-def test_a_revision_is_for_hub_ids(tmp_path: Path) -> None:
-    with pytest.raises(OptionError, match="Revision 'main' is for hub ids"):
-        locate(tmp_path, "main")
-
-
 def test_a_folder_of_gguf_files_names_one(tmp_path: Path) -> None:
     (tmp_path / "models").mkdir()
     (tmp_path / "models" / "x.gguf").write_bytes(b"GGUF")
@@ -74,13 +69,6 @@ def test_json_that_is_nested_too_deeply_is_named(name: str, make_checkpoint: Any
     (folder / name).write_text("[" * 100_000 + "]" * 100_000)
     with pytest.raises(ExportError, match=f"{name} (cannot be read: it is nested|is not a tokenizer that can be read)"):
         export_bundle(folder, output=tmp_path / "b")
-
-
-@pytest.mark.parametrize(("option", "value"), [("weights", "int9"), ("draft_weights", "INT8")])
-def test_unknown_weights_name_the_nearest(tmp_path: Path, option: str, value: str) -> None:
-    (tmp_path / "a").mkdir()
-    with pytest.raises(OptionError, match=f"^{option}='{value}' is not a weight format"):
-        export_bundle(tmp_path / "a", tmp_path / "a", output=tmp_path / "b", **{option: value})  # type: ignore[arg-type]
 
 
 def test_only_safe_files_are_allowed() -> None:

@@ -8,10 +8,12 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from exports import Recorder
 from outrider.bundle import MANIFEST_NAME
 from outrider.errors import ExportError
 from outrider_export import default_output, export_bundle
@@ -134,36 +136,19 @@ def test_a_place_that_cannot_be_written_is_named(tmp_path: Path, monkeypatch: py
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
-def test_the_next_export_works_beside_leftovers(make_checkpoint: Any, make_gguf: Any, tmp_path: Path) -> None:
+def test_the_next_export_works_beside_leftovers(gguf_file: Path, tmp_path: Path) -> None:
     leftover = tmp_path / ".bundle.partial-abc"
     leftover.mkdir()
-    notes: list[str] = []
-
-    class Notes:
-        def phase(self, name: str, total: int | None = None) -> None: ...
-        def advance(self, count: int) -> None: ...
-        def note(self, text: str) -> None:
-            notes.append(text)
-
-    path = make_gguf("plain", make_checkpoint("plain"))
-    export_bundle(path, output=tmp_path / "bundle", weights="keep", progress=Notes())
-    assert notes == [f"{leftover} was left behind by an export that was killed; it can be deleted."]
+    told = Recorder()
+    export_bundle(gguf_file, output=tmp_path / "bundle", weights="keep", progress=told)
+    assert told.notes == [f"{leftover} was left behind by an export that was killed; it can be deleted."]
 
 
-class _Usage(NamedTuple):
-    total: int
-    used: int
-    free: int
-
-
-def test_a_full_disk_is_told_before_the_work(
-    make_checkpoint: Any, make_gguf: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = make_gguf("plain", make_checkpoint("plain"))
-    monkeypatch.setattr("shutil.disk_usage", lambda _: _Usage(10**12, 10**12 - 10**7, 10**7))
+def test_a_full_disk_is_told_before_the_work(gguf_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=10**7))
     monkeypatch.setattr("outrider_export.convert_model.run_child", lambda *_: pytest.fail("it began"))
     with pytest.raises(ExportError, match=r"needs 0\.0\d GB and .* has 0\.01 GB free"):
-        export_bundle(path, output=tmp_path / "bundle")
+        export_bundle(gguf_file, output=tmp_path / "bundle")
     assert list(tmp_path.iterdir()) == []
 
 

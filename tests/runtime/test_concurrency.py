@@ -195,7 +195,7 @@ def test_levels_modes_and_repeats_are_interleaved() -> None:
         def __init__(self, name: str) -> None:
             self.name = name
 
-        def run_together(self, prompts: list[list[int]], config: GenerationConfig) -> Batch:
+        def run(self, prompts: list[list[int]], config: GenerationConfig) -> Batch:
             ran.append((self.name, len(prompts), config.max_new_tokens))
             if (self.name, len(prompts)) == ("b", 2):
                 raise RunFailed("no room")

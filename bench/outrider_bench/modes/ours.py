@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 class Ours:
     """The engine, with a drafter and its number of draft tokens.
 
-    forgets: whether each run begins without what earlier answers said: to a prompt that comes back, all of the answer.
+    forgets: whether each run begins without earlier answers, of which a repeated prompt would copy all.
     """
 
     runtime, num_parallel = "outrider", 8

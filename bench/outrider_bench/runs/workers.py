@@ -61,8 +61,8 @@ class _Failure:
 class Worker:
     """A process with one engine and the modes that use it.
 
-    log: a file for its output. load: makes its modes, for `run` or for `run_together`. The process starts when it is
-    first needed, and again after it has died.
+    log: a file for its output. load: makes its modes, for one prompt or several at a time. The process starts when it
+    is first needed, and again after it has died.
     """
 
     def __init__(self, names: list[str], setup: Setup, log: Path, load: Load = load_modes) -> None:
@@ -107,22 +107,13 @@ class Worker:
         for message in warned:
             warnings.warn(message, DeviceWarning, stacklevel=2)
 
-    def run(self, name: str, prompt_token_ids: list[int], config: GenerationConfig) -> Run:
-        """Decode one prompt in a mode.
+    def run(self, name: str, prompt: Any, config: GenerationConfig) -> Any:
+        """Decode in a mode: a prompt for a `Run`, or several at a time for a `Batch`.
 
         Raises:
             OptionError: when the mode cannot follow these options.
             RunFailed: when the run failed, or its process died.
         """
-        run: Run = self._ask(name, prompt_token_ids, config)
-        return run
-
-    def run_together(self, name: str, prompts: list[list[int]], config: GenerationConfig) -> Batch:
-        """Decode several prompts at a time in a mode; raises what `run` does."""
-        batch: Batch = self._ask(name, prompts, config)
-        return batch
-
-    def _ask(self, name: str, prompt: list[int] | list[list[int]], config: GenerationConfig) -> Any:
         if self._connection is None:
             self.start()
         assert self._connection is not None  # noqa: S101
@@ -173,13 +164,9 @@ class RemoteMode:
         self.name, self.worker = name, worker
         self.runtime, self.description, self.trial = worker.descriptions[name]
 
-    def run(self, prompt_token_ids: list[int], config: GenerationConfig) -> Run:
-        """Decode one prompt; raises what `Worker.run` does."""
-        return self.worker.run(self.name, prompt_token_ids, config)
-
-    def run_together(self, prompts: list[list[int]], config: GenerationConfig) -> Batch:
-        """Decode several prompts at a time; raises what `Worker.run` does."""
-        return self.worker.run_together(self.name, prompts, config)
+    def run(self, prompt: Any, config: GenerationConfig) -> Any:
+        """As `Worker.run`."""
+        return self.worker.run(self.name, prompt, config)
 
 
 @contextmanager

@@ -167,9 +167,9 @@ def _check_identity(
 
 
 def _encode(engine: Engine, prompt: Prompt) -> list[int] | Input:
-    """What a mode runs: the prompt's tokens; for an encoder, as many as it reads, or a sound made of the prompt's name.
+    """The input of a mode: the prompt's tokens, for an encoder cut to its context.
 
-    A model that hears gets noise, as text is no sound; its answers are as good for comparing as others.
+    Audio models get noise, seeded by the prompt's id: answers are only compared with each other.
     """
     encoder = engine.bundle.manifest.main.encoder
     if encoder is None or encoder.audio is None:

@@ -100,7 +100,7 @@ def _magnitude(factor: float, weight: Any) -> float:
 
 
 def _longrope(plain: Frequencies, parameters: Mapping[str, Any]) -> Rope:
-    """LongRoPE by its short factors alone: see `settle_positions` in `outrider_export.layers`."""
+    """LongRoPE by its short factors alone: see `settle_positions` in `outrider_export.architectures`."""
     original = parameters["original_max_position_embeddings"]
     factor = parameters.get("factor") or parameters["max_position_embeddings"] / original
     scale = parameters.get("attention_factor")

@@ -1,4 +1,4 @@
-"""The weights of a decoder by the names that Llama's checkpoints give them, whatever file they are in.
+"""The weights of a decoder, by the names of Llama's checkpoints, from any kind of file.
 
     weights = CheckpointWeights(folder, decoder)
     weights.matrix("model.layers.0.self_attn.q_proj").read(slice(0, 64))    # float32 [64, columns]
