@@ -22,6 +22,7 @@ OUR_WARNINGS = (DeviceWarning, ExactnessWarning)
 COMMANDS = (
     "add",
     "bench",
+    "cache",
     "chat",
     "demo",
     "devices",

@@ -56,6 +56,17 @@ class SchedulerConfig(Section):
         means="no file",
         metavar="FILE",
     )
+    prefix_store: str | None = option(
+        None,
+        text("a folder's name, or 'auto'"),
+        "folder for prefixes of prompts, unencrypted, that later starts begin with; `auto`: one of Outrider's. Not used "
+        "where prefix caching is off, as it is in measurements",
+        means="no folder",
+        metavar="FOLDER|auto",
+    )
+    prefix_store_size: float = option(
+        4.0, _gigabytes, "GB that this folder may have; the least useful prefixes are deleted"
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

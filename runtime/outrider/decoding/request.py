@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from threading import Event
 
     from outrider.inputs.text import TextStream
+    from outrider.models.kv import Fetched
     from outrider.tokens.grammar import GrammarState
     from outrider.tokens.sampling import DraftRows
     from outrider.types import (
@@ -77,6 +78,7 @@ class Request:
     waits: bool = False  # whether its answer waits for rows as a prompt does
     save: Callable[[list[int]], None] | None = None  # called with the answer's tokens, unless it was cancelled
     reuse: bool = True  # starts from cached prefixes, and publishes its own
+    fetched: tuple[Fetched, ...] = ()  # prefixes from files, for the prefix caches of its models
     name_of: Callable[[Drafter], str] = lambda drafter: type(drafter).__name__
     created: float = field(default_factory=time.perf_counter)
     stats: Stats = field(default_factory=Stats)
@@ -234,6 +236,9 @@ class Request:
         prompt = Prompt((), adapter=sequence.adapter, source=sequence.source, embeds=sequence.embeds)
         if self.reuse:
             prompt = replace(prompt, token_ids=sequence.token_ids, scope=sequence.scope, answers=sequence.answers)
+        for fetched in self.fetched:
+            fetched.restore(max_tokens)
+        self.fetched = ()
         slot = main.open(max_tokens, prompt)
         if slot is None:
             return False

@@ -9,6 +9,7 @@ import time
 import warnings
 import weakref
 from collections import deque
+from functools import partial
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from outrider.decoding.request import Request
     from outrider.decoding.results import TextChunk
     from outrider.decoding.scheduler import Scheduler
+    from outrider.models.kv import PrefixStore
     from outrider.types import Backend
 
 log = logging.getLogger("outrider")
@@ -53,13 +55,16 @@ class RequestQueue:
     """Runs requests together, round by round, in a thread of its own.
 
     So Ctrl-C, which Python delivers to the main thread, never interrupts a round. Readers and worker share only
-    `SimpleQueue`s, whose operations cannot be interrupted half-way, as those of locks can.
+    `SimpleQueue`s, whose operations cannot be interrupted half-way, as those of locks can. prefixes: copies a part of
+    the prefix caches after each round, and while no request runs.
     """
 
-    def __init__(self, main: Backend, scheduler: Scheduler) -> None:
+    def __init__(self, main: Backend, scheduler: Scheduler, prefixes: PrefixStore | None = None) -> None:
         self._pid = os.getpid()
         self._inbox: _Inbox = SimpleQueue()
-        self._worker = _Worker(main, scheduler, self._inbox)
+        self._worker = _Worker(main, scheduler, self._inbox, prefixes)
+        if prefixes is not None:
+            prefixes.wake = partial(self._inbox.put, None)
         self._thread = threading.Thread(target=self._worker.work, name="outrider", daemon=True)
         self._thread.start()
         # When this object is freed, or the interpreter ends: a daemon must not die during a device's call.
@@ -193,8 +198,9 @@ def _stop(inbox: _Inbox, thread: threading.Thread, pid: int) -> None:
 class _Worker:
     """Steps the loop for all requests that were sent to it and are not done."""
 
-    def __init__(self, main: Backend, scheduler: Scheduler, inbox: _Inbox) -> None:
+    def __init__(self, main: Backend, scheduler: Scheduler, inbox: _Inbox, prefixes: PrefixStore | None) -> None:
         self.main: Backend | None = main
+        self._prefixes = prefixes
         self.observer: Observer | None = None
         self._scheduler = scheduler
         self._inbox = inbox
@@ -212,9 +218,13 @@ class _Worker:
                 if self.main and self._running and not self._is_far_ahead:
                     self._round(self.main)
                     self._settle()
+                    if self._prefixes is not None and self._prefixes.is_due:
+                        self._prefixes.copy_on()
             except BaseException as error:  # such as an app's drafter's: every reader must get an error
                 self.give_up(error)
         self.give_up(RequestError(CLOSED))
+        if self._prefixes is not None:
+            self._prefixes.finish()
 
     def give_up(self, error: BaseException) -> None:
         """End all requests with an error."""
@@ -262,13 +272,13 @@ class _Worker:
             try:
                 sent = self._inbox.get(timeout=self._rest)
             except Empty:
-                self._read_again()
+                self._use_rest()
                 continue
             if isinstance(sent, _Stop):
                 return False
             if isinstance(sent, _Settle):
                 while self._rest is not None:
-                    self._read_again()
+                    self._use_rest()
                 sent.set()
             elif sent is not None:
                 self._waiting.append(sent)
@@ -280,13 +290,20 @@ class _Worker:
 
     @property
     def _rest(self) -> float | None:
-        """Seconds to wait for messages before ended answers are read again; None if there is nothing to read."""
-        if self.main is None or self._running or self._waiting or not self._rereading.is_due:
+        """Seconds to wait for messages before there is something else to do; None if there is nothing."""
+        if self.main is None or self._running or self._waiting:
+            return None
+        if self._prefixes is not None and self._prefixes.is_due:
+            return 0.0
+        if not self._rereading.is_due:
             return None
         return 0.0 if self._rereading.has_begun else _REST
 
-    def _read_again(self) -> None:
-        if self.main is not None:
+    def _use_rest(self) -> None:
+        """Copy a part of a prefix cache for its file, or read a part of an ended answer again."""
+        if self._prefixes is not None and self._prefixes.is_due:
+            self._prefixes.copy_on()
+        elif self.main is not None:
             self._rereading.read_on(self.main)
 
     def _settle(self) -> None:

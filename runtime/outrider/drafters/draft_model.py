@@ -94,6 +94,11 @@ class DraftModel(Drafter):
             "mask_token_ids": self._mask_token_ids,
         }
 
+    def prompt_of(self, sequence: Sequence) -> Prompt:
+        """What the model reads of a sequence that begins. From any thread."""
+        context = self._vocabulary.context(sequence.token_ids)
+        return Prompt(context, sequence.scope, source=sequence.source)
+
     def reserve(self, sequence: Sequence, max_tokens: int, num_cached: int = 0) -> bool:  # noqa: ARG002
         """Open a slot for a sequence that may grow to `max_tokens`; False while there is no room.
 
@@ -101,14 +106,11 @@ class DraftModel(Drafter):
         """
         room = min(self._vocabulary.room(max_tokens), self._context_length)
         fixed = self.backend.capabilities.fixed
-        context = self._vocabulary.context(sequence.token_ids) if self._reuse or fixed else ()
-        if fixed and len(context) > fixed.max_prompt_tokens:
+        whole = self.prompt_of(sequence) if self._reuse or fixed else NO_PROMPT
+        if fixed and len(whole.token_ids) > fixed.max_prompt_tokens:
             return True
         source = sequence.source
-        prompt = Prompt((), source=source) if source else NO_PROMPT
-        if self._reuse:
-            prompt = Prompt(context, sequence.scope, source=source)
-        slot = self.backend.open(room, prompt)
+        slot = self.backend.open(room, whole if self._reuse else Prompt((), source=source) if source else NO_PROMPT)
         if slot is None:
             return fixed is not None
         masks = self._mask_token_ids

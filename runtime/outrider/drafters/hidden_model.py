@@ -112,15 +112,21 @@ class HiddenModel(DraftModel):
         own |= {"at_once": self.at_once, "most_tokens": self.most_tokens}
         return HiddenModel(backend, self.requirements.features, self._new_state, **own, **self._options, cost=cost)
 
-    def reserve(self, sequence: Sequence, max_tokens: int, num_cached: int = 0) -> bool:
-        """Open a slot for a sequence that may grow to `max_tokens`; False while there is no room."""
-        room = min(max_tokens, self._context_length)
+    def prompt_of(self, sequence: Sequence) -> Prompt:
+        """What the drafter reads of a sequence that begins. From any thread."""
         # A drafter that reads hidden states with the token behind them reads those of the first token, but never the
         # token: so it is part of the scope.
         scope = b"%d " % keyed(sequence.token_ids[:1], sequence.embeds)[0] + sequence.scope
-        known = [*sequence.token_ids[self._ahead : self._ahead + num_cached], 0]  # the last token is never found
         embeds = tuple(replace(span, begin=span.begin - self._ahead) for span in sequence.embeds)
-        slot = self.backend.open(room + self._spare, Prompt(known, scope, embeds) if self._reuse else NO_PROMPT)
+        return Prompt(sequence.token_ids[self._ahead :], scope, embeds)
+
+    def reserve(self, sequence: Sequence, max_tokens: int, num_cached: int = 0) -> bool:
+        """Open a slot for a sequence that may grow to `max_tokens`; False while there is no room."""
+        room = min(max_tokens, self._context_length)
+        prompt = self.prompt_of(sequence)
+        # Its last token is never found.
+        prompt = replace(prompt, token_ids=[*prompt.token_ids[:num_cached], 0])
+        slot = self.backend.open(room + self._spare, prompt if self._reuse else NO_PROMPT)
         if slot is None:
             return False
         self._states[sequence] = self._new_state(slot, room, num_cached)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from outrider.bundle.folder import draft_models_of
 from outrider.bundle.opening import open_bundle
 from outrider.config import COPYING, Config
+from outrider.config.files import user_path
 from outrider.decoding.admission import Admission
 from outrider.decoding.request_queue import RequestQueue
 from outrider.decoding.scheduler import Scheduler
@@ -27,15 +28,17 @@ from outrider.inputs.text import Tokenizer, check_tokenizer, pieces_of
 from outrider.inputs.text.own import guarded
 from outrider.inputs.vision import Vision
 from outrider.models.costs import contention_of, cost_of
+from outrider.models.kv import PREFIXES, PrefixStore, Stored
 from outrider.models.loading import LoadedModel, load_parts
 from outrider.models.measure import pays
 from outrider.models.part import Part, parts_of
 from outrider.system.core import prepare_arrays
+from outrider.system.files import shown, why
 from outrider.tokens.grammar import Grammars
 
 if TYPE_CHECKING:
     from outrider.bundle.folder import Bundle
-    from outrider.config import DeviceConfig
+    from outrider.config import DeviceConfig, SchedulerConfig
     from outrider.models.loading import Placement
     from outrider.types import TextTokenizer
 
@@ -145,6 +148,7 @@ def assemble(
         store=store,
         records=functools.partial(records_of, scheduler.keep_records, (main, *drafts, *masks), adapters),
     )
+    prefixes = _prefix_store(scheduler, bundle, loaded)
     preparation = Preparation(
         loaded,
         tokenizer,
@@ -154,14 +158,47 @@ def assemble(
         Grammars(bundle.tokenizer_path, manifest.main.vocab_size, manifest.tokenizer.eos_token_ids),
         adapters,
         store=store,
+        prefixes=prefixes,
         reuse=scheduler.enable_prefix_caching,
         vision=Vision.of(bundle, loaded["main"].backend, scheduler.image_memory),
     )
     main_backend, main_cost = loaded["main"].backend, loaded["main"].cost
     # A main model in fixed shapes runs one request at a time.
     cost = None if main_backend.capabilities.fixed else main_cost
-    queue = RequestQueue(main_backend, Scheduler(scheduler.max_num_batched_tokens, scheduler.max_round_seconds, cost))
+    rows = Scheduler(scheduler.max_num_batched_tokens, scheduler.max_round_seconds, cost)
+    queue = RequestQueue(main_backend, rows, prefixes)
     return Parts(config, device, public, placement, loaded, adapters, admission, registry, preparation, queue)
+
+
+def _prefix_store(scheduler: SchedulerConfig, bundle: Bundle, loaded: dict[str, LoadedModel]) -> PrefixStore | None:
+    """The store of these models' prefix caches, if one is wanted.
+
+    Raises:
+        OptionError: when the main model's cannot be saved, or the folder cannot be made.
+    """
+    if scheduler.prefix_store is None or not scheduler.enable_prefix_caching:
+        return None
+    main = loaded["main"]
+    if main.backend.prefixes is None:
+        raise OptionError(
+            f"prefix_store={scheduler.prefix_store!r} is for decoders on a processor or a GPU, and the main model's "
+            f"cache on {main.backend.device} cannot be read. Leave it out."
+        )
+    folder = PREFIXES if scheduler.prefix_store == "auto" else user_path(scheduler.prefix_store)
+    models = {
+        role: Stored(
+            model.backend,
+            model.identity | {"main": main.identity},
+            {"bundle": bundle.folder.resolve().name, "model": role, "setting": model.setting},
+        )
+        for role, model in loaded.items()
+    }
+    try:
+        return PrefixStore(folder, models, int(scheduler.prefix_store_size * 1e9))
+    except OSError as error:
+        raise OptionError(
+            f"prefix_store={shown(folder)!r} cannot be made: {why(error)}. Name a folder that can be written."
+        ) from error
 
 
 def _tokenizers_of(bundle: Bundle, given: TextTokenizer | None) -> tuple[TextTokenizer, TextTokenizer]:

@@ -61,8 +61,8 @@ def load(
         engine = outrider.load("my-pair", main_device="GPU", cache_size=1.5)
         engine = outrider.load("model.gguf", draft="small.gguf")
 
-    A model does, too: a .gguf file, a checkpoint folder or a hub id, and `draft` for its draft model. It is exported
-    once, into the cache folder, with the export's defaults.
+    A model does, too: a .gguf file, a checkpoint folder or a hub id, and `draft` for its draft model, or "auto" for one
+    that is found. It is exported once, into the cache folder, with the export's defaults.
 
     `config` names a preset or a TOML file; `options` are those of `GenerationConfig`, `SchedulerConfig` and
     `DeviceConfig`, and win over it. Generation options become the engine's defaults. With `drafter=None`,

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from outrider.drafters.drafter_registry import DrafterRegistry
     from outrider.inputs.vision import Vision
     from outrider.inputs.vision.prompts import PartsTokenizer
+    from outrider.models.kv import Fetched, PrefixStore
     from outrider.models.loading import LoadedModel
     from outrider.tokens.grammar import Grammars
     from outrider.types import TextTokenizer, Verifier
@@ -47,8 +48,9 @@ class Preparation:
         request = preparation.request("Why is the sky blue?", config)
 
     loaded: the models by role, including "main". special: the bundle's special tokens. grammars: compiles those of
-    requests. adapters: by name a hash of each adapter that is loaded. store: where answers are stored. reuse: whether
-    requests start from cached prefixes and publish their own. vision: of a main model that sees images.
+    requests. adapters: by name a hash of each adapter that is loaded. store, prefixes: where answers and prefixes are
+    stored. reuse: whether requests start from cached prefixes and publish their own. vision: of a main model that sees
+    images.
     """
 
     loaded: Mapping[str, LoadedModel]
@@ -59,6 +61,7 @@ class Preparation:
     grammars: Grammars
     adapters: Mapping[str, str]
     store: AnswerStore | None = None
+    prefixes: PrefixStore | None = None
     reuse: bool = True
     vision: Vision | None = None
 
@@ -149,7 +152,19 @@ class Preparation:
             created=created,
         )
         request.stats.num_prompt_tokens = len(token_ids)
+        if self.prefixes is not None:
+            request.fetched = self._fetch(self.prefixes, request)
         return request
+
+    def _fetch(self, prefixes: PrefixStore, request: Request) -> tuple[Fetched, ...]:
+        """What files have of a request's prompt, for the main model and its draft models."""
+        sequence = request.sequence
+        prompt = Prompt(sequence.token_ids, sequence.scope, sequence.embeds, sequence.answers)
+        prompts: dict[str, Prompt | None] = {"main": prompt} | {
+            name: model.prompt_of(sequence) for name, model in self.registry.models.items() if model in request.drafters
+        }
+        found = (prefixes.fetch(role, each) for role, each in prompts.items() if each is not None)
+        return tuple(each for each in found if each is not None)
 
     def read_images(
         self, prompt: AnyPrompt, config: GenerationConfig, *, chat_template: bool = True, gone: Event | None = None

@@ -6,7 +6,7 @@ import dataclasses
 import warnings
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from outrider.config import format_of_property
 from outrider.errors import BundleError, DeviceError, DeviceWarning, OptionError, OutriderError
@@ -15,7 +15,7 @@ from outrider.models.backends.memory import system_memory
 from outrider.models.backends.probe import Job, Verdict, try_apart
 from outrider.models.backends.processor import may_divide_by_zero
 from outrider.models.backends.support import support_of
-from outrider.models.part import parts_of, this_processor
+from outrider.models.part import describe, parts_of, this_processor
 from outrider.models.settled import compile_settled, is_settled
 from outrider.system import saved
 from outrider.system.core import new_core
@@ -50,6 +50,14 @@ class LoadedModel:
     part: Part
     backend: CompiledModel
     cost: PassCost
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """All that its keys and values depend on besides what it reads."""
+        part, backend = self.part, self.backend
+        setting = {"rows": str(backend.capabilities.rows), "cache": backend.cache_precision, "device": backend.device}
+        graph = {"features": part.features, "cuts": part.cuts, "masks": part.masks is not None}
+        return describe(part, backend) | setting | graph | {"bytes": backend.bytes_per_token}
 
     @property
     def setting(self) -> str:

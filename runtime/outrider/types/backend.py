@@ -417,6 +417,10 @@ class CompiledModel(PaddedBackend, Protocol):
     def cache(self) -> CacheUse:
         """Prefix-cache occupancy and hit statistics."""
 
+    @property
+    def prefixes(self) -> Any:
+        """The prefix cache as `models.kv.PrefixStore` saves it, after `allocate`; None if that is not possible."""
+
     def allocate(self, max_tokens: int) -> None:
         """Allocate a new cache, or set its largest size. Called before the first `open`, and while no slot is open."""
 

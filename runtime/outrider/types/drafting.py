@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from outrider.types.backend import LogitsRow, Pending, Slot
     from outrider.types.calls import CallObserver
     from outrider.types.decoding import Draft, Sampler, Sequence, Verifier
+    from outrider.types.prompt import Prompt
     from outrider.types.randomness import Noise
 
 
@@ -153,6 +154,10 @@ class Drafter:
     first_seconds: float = 0.0
     goes_ahead: bool = False
     ahead_seconds: float = 0.0
+
+    def prompt_of(self, sequence: Sequence) -> Prompt | None:  # noqa: ARG002
+        """What its model reads of a sequence that begins; None without a model. From any thread."""
+        return None
 
     def reserve(self, sequence: Sequence, max_tokens: int, num_cached: int) -> bool:  # noqa: ARG002
         """Reserve room for a sequence that may grow to `max_tokens`; False while there is none.

@@ -160,6 +160,11 @@ class EncoderDecoder(SequentialBackend):
         return max(self._num_tokens - self.encoder.entry.context_length - self.num_spare, 0)
 
     @property
+    def prefixes(self) -> None:
+        """None: its prefixes cannot be saved."""
+        return
+
+    @property
     def cache(self) -> CacheUse:
         """Occupancy. There is no prefix cache."""
         return CacheUse(self._num_tokens, self.bytes_per_token, self._num_used, 0, 0, 0, 0, 0, 0)

@@ -13,7 +13,7 @@ import onnxruntime as ort
 
 from outrider.errors import DeviceError
 from outrider.models.kv import Buffer, BufferPool, PrefixCounts, SlotTokens, allocate_zeros
-from outrider.types import NO_PROMPT, CacheUse
+from outrider.types import NO_PROMPT, CacheUse, Prompt, unmarked
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from outrider.models.kv import Opening
-    from outrider.types import Prompt
 
 
 @dataclass(eq=False, slots=True)
@@ -44,6 +43,7 @@ class BufferSlot(SlotTokens):
     """A sequence's keys and values, in a buffer of its own.
 
     The first `length` positions hold tokens. Later positions are never read. bind: makes an IO binding of parts.
+    on_close: is told of what stays in the prefix cache.
     """
 
     def __init__(
@@ -52,13 +52,15 @@ class BufferSlot(SlotTokens):
         buffer: Buffer[_Memory],
         token_ids: Seq[int],
         num_cached: int,
-        counts: PrefixCounts,
+        counts: PrefixCounts | None,
         num_spare: int,
         bind: Callable[[list[Any]], Any],
+        on_close: Callable[[Seq[int], bytes], object] | None = None,
     ) -> None:
         super().__init__(token_ids, num_cached, counts)
         self._pool, self._num_spare, self._bind = pool, num_spare, bind
         self._open_buffer: Buffer[_Memory] | None = buffer
+        self.on_close, self._num_cached = on_close, num_cached
 
     @property
     def _buffer(self) -> Buffer[_Memory]:
@@ -72,6 +74,11 @@ class BufferSlot(SlotTokens):
         if outputs not in memory.bindings:
             memory.bindings[outputs] = self._bind(memory.parts)
         return memory.bindings[outputs]
+
+    @property
+    def arrays(self) -> list[NDArray[Any] | None]:
+        """The parts on the host, [1, kv_heads, capacity, head_size]; None on other devices."""
+        return self._buffer.memory.arrays
 
     def has_written(self, length: int) -> None:
         """Record how far a call may have written."""
@@ -91,6 +98,9 @@ class BufferSlot(SlotTokens):
             buffer.token_ids = self.published_token_ids
             buffer.num_taken = min(buffer.capacity, buffer.memory.num_written + self._num_spare)
             self._pool.close(buffer)
+            on_close, self.on_close = self.on_close, None
+            if on_close is not None and self.length > self._num_cached:
+                on_close(self.published_token_ids, buffer.scope)
 
 
 class BufferCache:
@@ -121,6 +131,8 @@ class BufferCache:
         self._on_host = memory[0] == "cpu"
         self._pool: BufferPool[_Memory] = BufferPool(num_tokens, len(pasts), copies=self._on_host)
         self._counts = PrefixCounts()
+        self.on_publish: Callable[[Seq[int], bytes], object] | None = None
+        self.block_size = 1
 
     @property
     def max_tokens(self) -> int:
@@ -161,7 +173,44 @@ class BufferCache:
         self._pool.add(buffer)
         # Unwritten pages take no memory. The pages at each head's beginning and end count as written.
         num_spare = -(-2 * mmap.PAGESIZE // self._bytes_per_head) if self._on_host else capacity
-        return BufferSlot(self._pool, buffer, prompt.token_ids, opening.num_cached, self._counts, num_spare, self._bind)
+        counts = self._counts if prompt.counted else None
+        return BufferSlot(
+            self._pool, buffer, prompt.token_ids, opening.num_cached, counts, num_spare, self._bind, self.on_publish
+        )
+
+    def num_cached(self, keys: Seq[int], scope: bytes) -> int:
+        """As `Prefixes` says."""
+        return self._pool.find(keys, scope)[1]
+
+    def read(self, keys: Seq[int], scope: bytes, begin: int) -> NDArray[np.uint8] | None:
+        """As `Prefixes` says: for each layer and kind [kv_heads, tokens, head_size]."""
+        buffer, num_common = self._pool.find(keys, scope)
+        if buffer is None or num_common < len(keys):
+            return None
+        parts = [array[0, :, begin : len(keys)].ravel() for array in buffer.memory.arrays if array is not None]
+        return np.concatenate(parts).view(np.uint8)
+
+    def restore(self, keys: Seq[int], scope: bytes, contents: Seq[tuple[int, NDArray[np.uint8]]], room: int) -> None:
+        """As `Prefixes` says."""
+        slot = self.open(room, Prompt(keys, scope, counted=False))
+        if slot is None:
+            return
+        slot.on_close = None
+        try:
+            if contents[0][0] > slot.length:  # some of it was evicted since
+                return
+            for begin, content in contents:
+                # A part's content is [kv_heads, count, head_size]; the text may have fewer tokens than the file.
+                parts = content.view(self._kind).reshape(len(self._pasts), self._num_heads, -1, self._head_size)
+                end = min(begin + parts.shape[2], len(keys))
+                for part, array in zip(parts, slot.arrays, strict=True):
+                    if array is not None:
+                        array[0, :, begin:end] = part[:, : end - begin]
+            slot.has_written(len(keys))
+            slot.append(keys[slot.length :])
+            slot.publish(unmarked(keys))
+        finally:
+            slot.close()
 
     def _make(self, opening: Opening[_Memory]) -> _Memory:
         """Memory as `opening` says, with the cached prefix in it."""

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from outrider.models.backends.onnx_cache import BufferSlot
+    from outrider.models.kv import Prefixes
     from outrider.types import CacheUse, Prompt
 
 _KINDS: dict[str, type[np.generic]] = {"tensor(float)": np.float32, "tensor(float16)": np.float16}
@@ -165,6 +166,11 @@ class OnnxRuntime(SequentialBackend):
     def cache(self) -> CacheUse:
         """Prefix-cache occupancy and hit statistics."""
         return self._cache.use
+
+    @property
+    def prefixes(self) -> Prefixes | None:
+        """The prefix cache as `PrefixStore` uses it; None where its memory is not the host's."""
+        return self._cache if self._provider.memory == "cpu" else None
 
     def allocate(self, max_tokens: int) -> None:
         """Set how many tokens all sequences may have together. Published prefixes are dropped."""

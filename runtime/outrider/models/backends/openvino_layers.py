@@ -49,6 +49,11 @@ class OpenVINOLayers(OpenVINOPaged):
         return 0.0
 
     @property
+    def prefixes(self) -> None:
+        """None: the cache is the main model's."""
+        return
+
+    @property
     def cache(self) -> CacheUse:
         """The main model's cache, of which nothing is this model's own."""
         return dataclasses.replace(self._main.cache, bytes_per_token=0.0)

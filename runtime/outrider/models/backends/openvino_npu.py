@@ -153,6 +153,11 @@ class OpenVINONpu(MeasuredBackend):
         return self._max_tokens
 
     @property
+    def prefixes(self) -> None:
+        """None: its prefixes cannot be saved."""
+        return
+
+    @property
     def cache(self) -> CacheUse:
         """Prefix-cache occupancy and hit statistics."""
         return CacheUse(

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
     from outrider.models.backends.adapters import Adapters
     from outrider.models.backends.paged_step import PagedStep
+    from outrider.models.kv import Prefixes
     from outrider.types import CacheUse, Prompt
 
 # Largest logits per row that a device with memory of its own picks out.
@@ -250,6 +251,11 @@ class OpenVINOPaged(MeasuredBackend):
         if self._cache is None:
             raise RuntimeError("call `allocate` first: it makes the cache")
         return self._cache
+
+    @property
+    def prefixes(self) -> Prefixes | None:
+        """The prefix cache as `PrefixStore` uses it; None if it has no layers."""
+        return self.paged_cache if self._caches else None
 
     def allocate(self, max_tokens: int) -> None:
         """Allocate a new cache, or on a device its first blocks.

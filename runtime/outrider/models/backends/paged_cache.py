@@ -15,10 +15,10 @@ import openvino as ov
 
 from outrider.errors import DeviceError, one_line
 from outrider.models.kv import BlockPool, PrefixCounts, SlotTokens, allocate_zeros
-from outrider.types import NO_PROMPT, CacheUse, keyed
+from outrider.types import NO_PROMPT, CacheUse, keyed, unmarked
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
     from collections.abc import Sequence as Seq
 
     from numpy.typing import NDArray
@@ -75,6 +75,7 @@ class PagedCache:
         self._pool = BlockPool(first, block_size, max_blocks=most, grow=grow)
         self.block_size = block_size
         self._counts = PrefixCounts()
+        self.on_publish: Callable[[Seq[int], bytes], object] | None = None
 
     def bind(self, request: ov.InferRequest) -> None:
         """Bind a request to these tensors, and to larger ones when the cache grows.
@@ -132,6 +133,44 @@ class PagedCache:
                 raise
         return PagedSlot(self, table, prompt, self._counts if prompt.counted else None)
 
+    def num_cached(self, keys: Seq[int], scope: bytes) -> int:
+        """As `Prefixes` says."""
+        return self._pool.num_cached(keys, scope)
+
+    def read(self, keys: Seq[int], scope: bytes, begin: int) -> NDArray[np.uint8] | None:
+        """As `Prefixes` says: for each tensor the blocks from `begin` on, one after the other."""
+        numbers = self._pool.blocks_of(keys, scope)
+        if numbers is None:
+            return None
+        wanted = np.array(numbers[begin // self.block_size :]) + _NUM_SCRATCH
+        return np.concatenate([tensor.read(wanted) for tensor in self._tensors.values()])
+
+    def restore(self, keys: Seq[int], scope: bytes, contents: Seq[tuple[int, NDArray[np.uint8]]], room: int) -> None:  # noqa: ARG002
+        """As `Prefixes` says. Not during a call."""
+        slot = self.open(len(keys), dataclasses.replace(NO_PROMPT, token_ids=keys, scope=scope, counted=False))
+        if slot is None:
+            return
+        slot.on_close = None
+        try:
+            first = slot.num_shared // self.block_size  # of the blocks that may be written
+            if contents[0][0] > slot.num_shared:  # some of it was evicted since
+                return
+            for begin, content in contents:
+                at = begin // self.block_size
+                size = sum(bytes_of(port, 1) for port in self._ports.values())
+                numbers = slot.blocks[max(at, first) : at + len(content) // size]
+                skipped, offset = max(first - at, 0), 0
+                for name, port in self._ports.items():
+                    each = bytes_of(port, 1)
+                    part = content[offset : offset + len(content) // size * each].reshape(-1, each)
+                    offset += part.size
+                    if len(numbers):
+                        self._tensors[name].write(numbers, part[skipped : skipped + len(numbers)])
+            slot.append(keys[slot.length :])
+            slot.publish(unmarked(keys))
+        finally:
+            slot.close()
+
     def copy_block(self, source: int, target: int) -> None:
         """Copy a block of all layers. Not during a call.
 
@@ -174,12 +213,14 @@ class PagedSlot(SlotTokens):
     A branch of a tree has the sequence's blocks up to the last, unfinished one, a copy of that, and blocks of its own
     behind it. So its rows are calculated as those of any other sequence.
 
-    branch_blocks: the blocks of each branch beside the first. adapter, embeds: of its prompt, whose tokens are `keyed`.
+    branch_blocks: the blocks of each branch beside the first. on_close: is told of what stays in the prefix cache.
+    adapter, embeds: of its prompt, whose tokens are `keyed`.
     """
 
     def __init__(self, cache: PagedCache, table: BlockTable, prompt: Prompt, counts: PrefixCounts | None) -> None:
         super().__init__(prompt.token_ids, table.num_cached, counts)
-        self.adapter, self.embeds = prompt.adapter, prompt.embeds
+        self.adapter, self.embeds, self._scope = prompt.adapter, prompt.embeds, prompt.scope
+        self.on_close, self._num_cached = cache.on_publish, table.num_cached
         self._cache, self._table = cache, table
         self.blocks = _numbers(table)
         self.branch_blocks: list[NDArray[np.int32]] = []
@@ -247,10 +288,18 @@ class PagedSlot(SlotTokens):
         self._table.publish(self.published_token_ids)
         self.blocks = _numbers(self._table)
 
+    @property
+    def num_shared(self) -> int:
+        """Tokens in shared blocks, which are never written."""
+        return self._table.num_shared
+
     def close(self) -> None:
         """Free the blocks. Published ones stay until they are evicted. Closing twice does no harm."""
         self._join()
         self._table.close(self.published_token_ids)
+        on_close, self.on_close = self.on_close, None
+        if on_close is not None and self.length > self._num_cached:
+            on_close(self.published_token_ids, self._scope)
 
 
 def _numbers(table: BlockTable) -> NDArray[np.int32]:
@@ -269,6 +318,12 @@ class _Tensor(Protocol):
     def begin_with(self, other: Any) -> None:
         """Copy the content of a smaller tensor."""
 
+    def read(self, blocks: NDArray[np.int64]) -> NDArray[np.uint8]:
+        """A copy of these blocks' bytes, one after the other."""
+
+    def write(self, blocks: NDArray[np.int32], content: NDArray[np.uint8]) -> None:
+        """Overwrite these blocks. content: uint8 [blocks, bytes]."""
+
 
 class _HostTensor:
     def __init__(self, port: ov.ConstOutput, num_blocks: int) -> None:
@@ -282,6 +337,12 @@ class _HostTensor:
 
     def begin_with(self, other: Any) -> None:
         self._bytes[: len(other._bytes)] = other._bytes
+
+    def read(self, blocks: NDArray[np.int64]) -> NDArray[np.uint8]:
+        return self._blocks[blocks].ravel()
+
+    def write(self, blocks: NDArray[np.int32], content: NDArray[np.uint8]) -> None:
+        self._blocks[blocks] = content
 
 
 class _DeviceTensor:
@@ -298,6 +359,20 @@ class _DeviceTensor:
 
     def begin_with(self, other: Any) -> None:
         self.part(0, other.tensor.get_shape()[0]).copy_from(other.tensor)
+
+    def read(self, blocks: NDArray[np.int64]) -> NDArray[np.uint8]:
+        made = []
+        for block in blocks.tolist():
+            part = self.part(block, block + 1)
+            host = ov.Tensor(part.get_element_type(), part.get_shape())
+            part.copy_to(host)
+            made.append(np.frombuffer(host.data.tobytes(), dtype=np.uint8))
+        return np.concatenate(made)
+
+    def write(self, blocks: NDArray[np.int32], content: NDArray[np.uint8]) -> None:
+        for block, row in zip(blocks.tolist(), content, strict=True):
+            part = self.part(block, block + 1)
+            part.copy_from(ov.Tensor(np.ascontiguousarray(row), part.get_shape(), part.get_element_type()))
 
 
 def _on(context: ov.RemoteContext, port: ov.ConstOutput, num_blocks: int) -> _DeviceTensor:

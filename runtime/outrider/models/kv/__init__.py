@@ -3,16 +3,22 @@
 from outrider.models.kv.block_pool import BlockPool, BlockTable
 from outrider.models.kv.buffer_pool import Buffer, BufferPool, Opening
 from outrider.models.kv.memory import allocate_zeros
+from outrider.models.kv.prefix_store import PREFIXES, Fetched, Prefixes, PrefixStore, Stored
 from outrider.models.kv.slot_tokens import PrefixCounts, SlotTokens, Unbranched
 
 __all__ = [
+    "PREFIXES",
     "BlockPool",
     "BlockTable",
     "Buffer",
     "BufferPool",
+    "Fetched",
     "Opening",
     "PrefixCounts",
+    "PrefixStore",
+    "Prefixes",
     "SlotTokens",
+    "Stored",
     "Unbranched",
     "allocate_zeros",
 ]

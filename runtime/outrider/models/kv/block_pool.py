@@ -107,6 +107,26 @@ class BlockPool:
             table.copied_block = source.number
         return table
 
+    def num_cached(self, token_ids: Seq[int], scope: bytes = b"") -> int:
+        """How many of these tokens are in full published blocks. From any thread; out of date at once."""
+        root = self._roots.get(scope)
+        return len(self._find(tuple(token_ids), root)) * self.block_size if root else 0
+
+    def blocks_of(self, token_ids: Seq[int], scope: bytes = b"") -> list[int] | None:
+        """The published blocks that hold these tokens, the last one perhaps more; None if not all are published."""
+        root = self._roots.get(scope)
+        if root is None:
+            return None
+        text = tuple(token_ids)
+        found = self._find(text, root)
+        numbers, rest = [block.number for block in found], text[len(found) * self.block_size :]
+        if rest:
+            last, num_common = (found[-1] if found else root).nearest(rest)
+            if last is None or num_common < len(rest):
+                return None
+            numbers.append(last.number)
+        return numbers
+
     def _find(self, text: tuple[int, ...], root: _Root) -> list[_Block]:
         """The published full blocks that a text begins with."""
         found: list[_Block] = []

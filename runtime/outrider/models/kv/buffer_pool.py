@@ -97,12 +97,18 @@ class BufferPool(Generic[B]):
             self.num_evicted += self._idle.pop(0).num_taken
         return opening
 
+    def find(self, token_ids: Seq[int], scope: bytes = b"") -> tuple[Buffer[B] | None, int]:
+        """The buffer with the longest common prefix, and its length. From any thread; out of date at once."""
+        of_scope = [buffer for buffer in (*self._idle, *self._open) if buffer.scope == scope]
+        text = list(token_ids)
+        common = [(num_common_tokens(buffer.token_ids, text), buffer) for buffer in of_scope]
+        num_cached, buffer = max(common, key=lambda pair: pair[0], default=(0, None))
+        return (buffer, num_cached) if num_cached else (None, 0)
+
     def _from(self, text: list[int], scope: bytes, capacity: int, available: int) -> Opening[B]:
         """The buffer with the longest common prefix, and how to use it."""
-        buffers = [buffer for buffer in (*self._idle, *self._open) if buffer.scope == scope]
-        common = [(num_common_tokens(buffer.token_ids, text), buffer) for buffer in buffers]
-        num_cached, source = max(common, key=lambda pair: pair[0], default=(0, None))
-        if source is None or not num_cached:
+        source, num_cached = self.find(text, scope)
+        if source is None:
             return Opening(capacity)
         is_idle = source in self._idle
         goes_on = is_idle and num_cached == len(source.token_ids)

@@ -1,0 +1,73 @@
+"""`outrider cache`."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+import click
+from rich.filesize import decimal
+
+from outrider.cli.console import out, print_json, table
+from outrider.cli.options import json_option
+from outrider.config.files import user_path
+from outrider.models.kv import PREFIXES
+from outrider.models.kv.chunk_files import empty, folders_in
+
+
+@click.group(invoke_without_command=True)
+@click.option("--folder", metavar="FOLDER", help="Another store than that of --prefix-store auto.")
+@json_option
+@click.pass_context
+def cache(context: click.Context, folder: str | None, as_json: bool) -> None:
+    """Show what --prefix-store has saved of prompts, or delete it.
+
+    For each model and setting: how many tokens of prompts and answers a later start need not read again.
+    """
+    store = context.obj = PREFIXES if folder is None else user_path(folder)
+    if context.invoked_subcommand is not None:
+        return
+    found = [each for each in folders_in(store) if each.num_tokens]
+    size = sum(each.size for each in found)
+    if as_json:
+        models = [
+            {
+                **each.about,
+                "folder": str(each.path),
+                "tokens": each.num_tokens,
+                "bytes": each.size,
+                "last_used": _time(each.used).isoformat(timespec="seconds"),
+            }
+            for each in found
+        ]
+        print_json({"folder": str(store), "bytes": size, "models": models})
+        return
+    if not found:
+        out.print(f"There is nothing in {store}. Try: outrider chat model.gguf --prefix-store auto", soft_wrap=True)
+        return
+    made = table("model", "tokens", "size", "last used", "setting")
+    made.columns[-1].justify, made.columns[-1].no_wrap, made.columns[-1].overflow = "left", False, "fold"
+    for each in found:
+        about = {"bundle": "not known", "model": "", "setting": ""} | each.about
+        used = f"{_time(each.used):%Y-%m-%d %H:%M}"
+        made.add_row(
+            f"{about['bundle']}\n{about['model']}", f"{each.num_tokens:,}", decimal(each.size), used, about["setting"]
+        )
+    out.print(made)
+    out.print(f"{decimal(size)} in {store}. To delete it: outrider cache clear", soft_wrap=True)
+
+
+@cache.command()
+@json_option
+@click.pass_obj
+def clear(store: object, as_json: bool) -> None:
+    """Delete all of it. Programs that use it go on, and fill it again."""
+    folder = user_path(str(store))
+    size = empty(folder)
+    if as_json:
+        print_json({"folder": str(folder), "bytes": size})
+        return
+    out.print(f"Deleted {decimal(size)} in {folder}.", soft_wrap=True)
+
+
+def _time(seconds: float) -> datetime:
+    return datetime.fromtimestamp(seconds).astimezone()

@@ -1,0 +1,326 @@
+"""Files with keys and values of texts' tokens, in a folder of bounded size that several processes may share."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import logging
+import os
+import shutil
+import threading
+import time
+import zlib
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import numpy as np
+
+from outrider.errors import one_line
+from outrider.system.files import FAULTS, write_whole
+from outrider.types import num_common_tokens
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from collections.abc import Sequence as Seq
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+log = logging.getLogger("outrider")
+
+SUFFIX = ".kv"
+ABOUT = "about.json"  # says what a folder's files belong to
+_MAGIC = b"outrider keys and values 1\n"
+_HALF_LIFE = 3 * 86_400.0  # seconds, after which a use counts half
+_EARLIER = 1e-3  # seconds for each token before it, by which a file counts as used earlier: ends go before beginnings
+_SPARE = 1_000_000_000  # bytes of the disk that are left to others
+_OLD = 3_600.0  # seconds, after which a temporary file belongs to nobody
+
+
+class _Header(msgspec.Struct):
+    """The first lines of a file. token_ids: decimal numbers, as keys of images have more than 64 bits."""
+
+    parent: str
+    begin: int
+    token_ids: str
+    num_bytes: int
+    crc: int
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Some of a text's tokens, whose keys and values are in a file.
+
+    key: identifies these tokens and all before them; the file's name. parent: the key of those before. begin: how many
+    those are. token_ids: as the prefix cache tells tokens apart.
+    """
+
+    key: str
+    parent: str
+    begin: int
+    token_ids: tuple[int, ...]
+
+    @classmethod
+    def of(cls, parent: str, begin: int, token_ids: Seq[int]) -> Chunk:
+        """The chunk of these tokens behind those of `parent`."""
+        text = f"{parent} {' '.join(map(str, token_ids))}"
+        return cls(hashlib.sha256(text.encode()).hexdigest()[:40], parent, begin, tuple(token_ids))
+
+    @property
+    def end(self) -> int:
+        """The text's tokens up to its last one."""
+        return self.begin + len(self.token_ids)
+
+
+@dataclass(frozen=True, slots=True)
+class File:
+    """A file, as the folder lists it. used: seconds since 1970. rank: the least is deleted first."""
+
+    path: Path
+    size: int
+    used: float
+    rank: float
+
+
+def root_of(scope: bytes) -> str:
+    """What the first chunk of a text of this scope has as its parent."""
+    return hashlib.sha256(scope).hexdigest()[:40]
+
+
+class ChunkFiles:
+    """The files of one model in one setting: a folder of its own in the store's folder.
+
+        files = ChunkFiles(Path("prefixes"), {"model": "…", "precision": "f32"}, max_bytes=4 * 10**9)
+        files.write(Chunk.of(root_of(b""), 0, token_ids), content)
+        files.chain(token_ids, b"")    # the chunks that a text begins with
+
+    identity: all that keys and values depend on besides the tokens. max_bytes: of all folders in `folder` together.
+    about: whose files these are, in words.
+
+    A use weighs half as much after three days; a file's rank is the logarithm of its uses' weights (LRFU, Lee et al.
+    2001), in seconds, and its time of modification, so that no file is written for it. A file that others go on from is
+    used whenever they are. So texts go from their ends, and those that are used often go last. Threads may share it.
+
+    Raises:
+        OSError: when the folder cannot be made.
+    """
+
+    def __init__(
+        self, folder: Path, identity: Mapping[str, Any], max_bytes: int, about: Mapping[str, str] | None = None
+    ) -> None:
+        name = json.dumps(identity, sort_keys=True, default=str)
+        self._root, self._max_bytes = folder, max_bytes
+        self.folder = folder / hashlib.sha256(name.encode()).hexdigest()[:16]
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        write_whole(self.folder / ABOUT, msgspec.json.encode(about or {}), private=True)
+        for path in self.folder.glob(".*"):  # left by a process that was killed
+            with contextlib.suppress(OSError):
+                if path.stat().st_mtime < time.time() - _OLD:
+                    path.unlink()
+        self._mutex = threading.RLock()  # of what follows
+        self._children: dict[str, dict[str, Chunk]] = {}  # by parent, then by key
+        self._known: dict[str, Chunk] = {}
+        self._listed = -1  # the folder's time of modification when it was listed
+        self._has_warned = False
+
+    def chain(self, token_ids: Seq[int], scope: bytes, size: int) -> list[tuple[Chunk, int]]:
+        """The chunks that a text begins with, each with how many of its tokens the text has.
+
+        size: of a whole chunk. The last one may have more tokens than the text shares with it.
+        """
+        found: list[tuple[Chunk, int]] = []
+        parent, begin = root_of(scope), 0
+        with self._mutex:
+            self._list()
+            while begin < len(token_ids):
+                rest = tuple(token_ids[begin : begin + size])
+                whole = self._known.get(Chunk.of(parent, begin, rest).key) if len(rest) == size else None
+                if whole is None:
+                    near = [(num_common_tokens(each.token_ids, rest), each) for each in self._children_of(parent)]
+                    count, chunk = max(near, key=lambda pair: pair[0], default=(0, None))
+                    return [*found, (chunk, count)] if chunk is not None and count else found
+                found.append((whole, size))
+                parent, begin = whole.key, whole.end
+        return found
+
+    def read(self, chunk: Chunk) -> NDArray[np.uint8] | None:
+        """A chunk's content, uint8 [bytes]; None if the file is gone or damaged, which is logged once."""
+        path = self._path(chunk.key)
+        try:
+            with path.open("rb") as file:
+                header = _read_header(file)
+                content = np.empty(os.fstat(file.fileno()).st_size - file.tell(), dtype=np.uint8)
+                if len(content) != header.num_bytes or file.readinto(content.data) != header.num_bytes:
+                    raise ValueError("it has another size than it was written with")
+            if zlib.crc32(content.data) != header.crc:
+                raise ValueError("its content is not what was written")
+        except FileNotFoundError:  # another process has deleted it
+            self._forget(chunk.key)
+            return None
+        except FAULTS as error:
+            self._discard(path, error)
+            return None
+        return content
+
+    def write(self, chunk: Chunk, content: NDArray[np.uint8]) -> None:
+        """Write a chunk's file whole or not at all, and delete what is of less use where there is no room.
+
+        If files that are of more use take all the room, nothing is written.
+
+        Raises:
+            OSError: when it cannot be written.
+        """
+        text = " ".join(map(str, chunk.token_ids))
+        header = _Header(chunk.parent, chunk.begin, text, len(content), zlib.crc32(content.data))
+        head = _MAGIC + msgspec.json.encode(header) + b"\n"
+        now = time.time()
+        if not self._make_room(len(head) + len(content), now - _EARLIER * chunk.begin):
+            return
+        path = self._path(chunk.key)
+        write_whole(path, head + content.tobytes(), private=True)
+        with contextlib.suppress(FileNotFoundError):  # another process has deleted it at once
+            os.utime(path, (now, now - _EARLIER * chunk.begin))
+        with self._mutex:
+            for each in self._children_of(chunk.parent):  # beginnings of it are of no use any more
+                if each.token_ids == chunk.token_ids[: len(each.token_ids)] and each.key != chunk.key:
+                    self._delete(self._path(each.key))
+            self._add(chunk)
+
+    def use(self, chunk: Chunk) -> None:
+        """Count a use of a file."""
+        path, now = self._path(chunk.key), time.time()
+        with contextlib.suppress(OSError):
+            ranks = np.array([path.stat().st_mtime, now - _EARLIER * chunk.begin]) / _HALF_LIFE
+            os.utime(path, (now, _HALF_LIFE * float(np.logaddexp2(*ranks))))
+
+    def _children_of(self, parent: str) -> list[Chunk]:
+        return list(self._children.get(parent, {}).values())
+
+    def _path(self, key: str) -> Path:
+        return self.folder / f"{key}{SUFFIX}"
+
+    def _list(self) -> None:
+        """Learn of files that other processes have written or deleted."""
+        try:
+            listed = self.folder.stat().st_mtime_ns
+            if listed == self._listed:
+                return
+            names = {path.stem for path in self.folder.iterdir() if path.suffix == SUFFIX}
+        except OSError:
+            names, listed = set(), -1
+        for key in self._known.keys() - names:
+            self._forget(key)
+        for key in names - self._known.keys():
+            path = self._path(key)
+            try:
+                with path.open("rb") as file:
+                    header = _read_header(file)
+                chunk = Chunk.of(header.parent, header.begin, [int(each) for each in header.token_ids.split()])
+                if chunk.key != key:
+                    raise ValueError("its tokens are not those that it is named by")
+                self._add(chunk)
+            except FileNotFoundError:
+                pass
+            except FAULTS as error:
+                self._discard(path, error)
+        self._listed = listed
+
+    def _add(self, chunk: Chunk) -> None:
+        self._known[chunk.key] = chunk
+        self._children.setdefault(chunk.parent, {})[chunk.key] = chunk
+
+    def _forget(self, key: str) -> None:
+        with self._mutex:
+            chunk = self._known.pop(key, None)
+            if chunk is not None:
+                self._children[chunk.parent].pop(key, None)
+
+    def _delete(self, path: Path) -> None:
+        with contextlib.suppress(OSError):  # on Windows, another process may be reading it
+            path.unlink()
+            self._forget(path.name.removesuffix(SUFFIX))
+
+    def _discard(self, path: Path, error: BaseException) -> None:
+        """Delete a damaged file, so that it is written again."""
+        self._delete(path)
+        self._forget(path.name.removesuffix(SUFFIX))
+        if not self._has_warned:
+            self._has_warned = True
+            log.warning("The prefix store's file %s cannot be used, and was deleted: %s.", path, one_line(error))
+
+    def _make_room(self, num_bytes: int, rank: float) -> bool:
+        """Delete files of a lower rank until there is room for so many bytes. Returns whether there is.
+
+        If the folder has more than it may, files of any rank are deleted.
+        """
+        files = deque(sorted(files_in(self._root), key=lambda file: file.rank))
+        size, free = sum(file.size for file in files), shutil.disk_usage(self.folder).free - _SPARE
+        lower = sum(file.size for file in files if file.rank < rank)
+        fits = num_bytes <= min(self._max_bytes - size, free) + lower
+        while files and (size > self._max_bytes or (fits and num_bytes > min(self._max_bytes - size, free))):
+            file = files.popleft()
+            self._delete(file.path)
+            size, free = size - file.size, free + file.size
+        return fits
+
+
+@dataclass(frozen=True, slots=True)
+class Folder:
+    """The files of one model in one setting. about: whose they are. used: seconds since 1970."""
+
+    path: Path
+    about: dict[str, str]
+    num_tokens: int
+    size: int
+    used: float
+
+
+def folders_in(folder: Path) -> list[Folder]:
+    """What is in a store, the last used first."""
+    found = []
+    for path in folder.glob(f"*/{ABOUT}"):
+        about: dict[str, str] = {}
+        with contextlib.suppress(*FAULTS):
+            about = msgspec.json.decode(path.read_bytes(), type=dict[str, str])
+        files = list(files_in(folder, path.parent.name))
+        num_tokens = 0
+        for each in files:
+            with contextlib.suppress(*FAULTS), each.path.open("rb") as file:
+                num_tokens += len(_read_header(file).token_ids.split())
+        used = max((each.used for each in files), default=0.0)
+        found.append(Folder(path.parent, about, num_tokens, sum(each.size for each in files), used))
+    return sorted(found, key=lambda each: -each.used)
+
+
+def empty(folder: Path) -> int:
+    """Delete a store's files, and nothing else. Engines that use it go on. Returns the bytes that were deleted."""
+    size = 0
+    for about in list(folder.glob(f"*/{ABOUT}")):
+        for path in [*about.parent.glob(f"*{SUFFIX}"), *about.parent.glob(f".*{SUFFIX}.*")]:
+            with contextlib.suppress(OSError):
+                num_bytes = path.stat().st_size
+                path.unlink()
+                size += num_bytes
+    return size
+
+
+def files_in(folder: Path, name: str = "*") -> Iterator[File]:
+    """The files of a store, or of one model in it."""
+    for path in folder.glob(f"{name}/*{SUFFIX}"):
+        with contextlib.suppress(OSError):
+            found = path.stat()
+            yield File(path, found.st_size, found.st_atime, found.st_mtime)
+
+
+def _read_header(file: Any) -> _Header:
+    """Read a file's first lines.
+
+    Raises:
+        ValueError, msgspec.MsgspecError: when it is damaged.
+    """
+    if file.read(len(_MAGIC)) != _MAGIC:
+        raise ValueError("it does not begin as one")
+    return msgspec.json.decode(file.readline(), type=_Header)

@@ -1,0 +1,276 @@
+"""The prefix cache on disk: what prompts begin with is read from there after a restart."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+import weakref
+from collections import deque
+from dataclasses import dataclass, field
+from functools import partial
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, Any, Protocol
+
+from outrider.errors import one_line
+from outrider.models.kv.chunk_files import Chunk, ChunkFiles, root_of
+from outrider.system import saved
+from outrider.system.files import why
+from outrider.types import keyed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from collections.abc import Sequence as Seq
+    from pathlib import Path
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from outrider.types import CompiledModel, Prompt
+
+log = logging.getLogger("outrider")
+
+PREFIXES = saved.FOLDER / "prefixes"  # the folder of "auto"
+_TOKENS = 128  # of a chunk, at most
+_LEAST = 64  # tokens that are worth a file, and to be read from one
+_MOST_TEXTS = 16  # that wait to be copied
+_MOST_BYTES = 64_000_000  # copies that wait to be written
+_MOST_FETCHED = 1_000_000_000  # bytes that were read for prompts which have not begun yet
+_LAST_SECONDS = 5.0  # that the end of an engine waits for what is still to be written
+
+
+class Prefixes(Protocol):
+    """A model's prefix cache, as the store reads and writes it. Only `num_cached` may be called from any thread."""
+
+    block_size: int
+    on_publish: Callable[[Seq[int], bytes], object] | None  # is told of a text that stays when its slot is closed
+
+    def num_cached(self, keys: Seq[int], scope: bytes) -> int:
+        """About how many of these tokens are in the cache: never more, and at most a block fewer."""
+
+    def read(self, keys: Seq[int], scope: bytes, begin: int) -> NDArray[np.uint8] | None:
+        """A copy of what the last of these published tokens have, from `begin` on; None if they are evicted.
+
+        begin: a multiple of `block_size`. uint8 [bytes], which `restore` takes.
+        """
+
+    def restore(self, keys: Seq[int], scope: bytes, contents: Seq[tuple[int, NDArray[np.uint8]]], room: int) -> None:
+        """Publish a text of which `contents` were read, each from a token on, if there is room.
+
+        room: tokens of the sequence that is about to begin with it.
+        """
+
+
+@dataclass(eq=False)
+class Fetched:
+    """What was read from files for a prompt: goes to the prefix cache before the prompt's slot is opened."""
+
+    prefixes: Prefixes
+    keys: Seq[int]
+    scope: bytes
+    contents: list[tuple[int, NDArray[np.uint8]]]
+
+    @property
+    def num_bytes(self) -> int:
+        """Its memory."""
+        return sum(len(content) for _, content in self.contents)
+
+    def restore(self, room: int) -> None:
+        """Put it into the cache, if that has less of it. In the thread that makes the model's calls."""
+        if self.prefixes.num_cached(self.keys, self.scope) + self.prefixes.block_size < len(self.keys):
+            try:
+                self.prefixes.restore(self.keys, self.scope, self.contents, room)
+            except Exception as error:  # the prompt is read then
+                log.warning("A stored prefix could not be used: %s.", one_line(error))
+
+
+@dataclass(eq=False)
+class _Model:
+    prefixes: Prefixes
+    files: ChunkFiles
+    marks_answers: bool
+
+    @property
+    def size(self) -> int:
+        """Tokens of a whole chunk."""
+        return max(_TOKENS // self.prefixes.block_size, 1) * self.prefixes.block_size
+
+    def missing(self, keys: Seq[int], scope: bytes) -> list[Chunk]:
+        """The chunks of a text that have no file. Those that have one were used."""
+        chain = self.files.chain(keys, scope, self.size)
+        for chunk, _ in chain:
+            self.files.use(chunk)
+        if chain and chain[-1][0].begin + chain[-1][1] == len(keys):
+            return []
+        whole = [chunk for chunk, count in chain if count == self.size]
+        parent = whole[-1].key if whole else root_of(scope)
+        found: list[Chunk] = []
+        for begin in range(len(whole) * self.size, len(keys), self.size):
+            found.append(Chunk.of(parent, begin, keys[begin : begin + self.size]))
+            parent = found[-1].key
+        return found
+
+
+@dataclass(eq=False)
+class _Text:
+    """A text whose slot was closed. missing: its chunks that are to be copied."""
+
+    model: _Model
+    keys: Seq[int]
+    scope: bytes
+    missing: list[Chunk] = field(default_factory=list)
+
+
+@dataclass(eq=False)
+class _Copy:
+    model: _Model
+    chunk: Chunk
+    content: NDArray[np.uint8]
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A model whose prefix cache is saved. identity: all that its keys and values depend on besides what it reads.
+
+    about: the same in words, for `outrider cache`.
+    """
+
+    backend: CompiledModel
+    identity: Mapping[str, Any]
+    about: Mapping[str, str]
+
+
+class PrefixStore:
+    """Saves an engine's prefix caches in files, and reads them for prompts that begin with what is there.
+
+        store = PrefixStore(folder, {"main": Stored(backend, identity, about)}, max_bytes=4 * 10**9)
+        fetched = store.fetch("main", prompt)    # in the thread that has the prompt
+        fetched.restore(room)                    # in the thread that makes the models' calls
+        store.copy_on()                          # there, too, between calls, while store.is_due
+        store.finish()
+
+    Texts are saved in chunks of `_TOKENS` tokens, so that those that begin alike share files. When a slot is closed, a
+    thread finds out which of the text's chunks have no file. `copy_on` copies one of them, and the thread writes it. A
+    text that is evicted before it is copied is not saved.
+
+    max_bytes: of all files in the folder. Models whose prefix cache cannot be read, such as those on an NPU, are left
+    out.
+
+    Raises:
+        OSError: when the folder cannot be made.
+    """
+
+    def __init__(self, folder: Path, models: Mapping[str, Stored], max_bytes: int) -> None:
+        self.folder = folder
+        self.wake: Callable[[], object] = lambda: None  # is called when there is something to copy
+        self._models: dict[str, _Model] = {}
+        for role, model in models.items():
+            if (prefixes := model.backend.prefixes) is not None:
+                files = ChunkFiles(folder, model.identity, max_bytes, model.about)
+                self._models[role] = _Model(prefixes, files, model.backend.capabilities.marks_answers)
+                prefixes.on_publish = partial(_note, weakref.ref(self), role)
+        self._inbox: SimpleQueue[_Text | _Copy | None] = SimpleQueue()
+        self._texts: deque[_Text] = deque(maxlen=_MOST_TEXTS)
+        self._num_copied = self._num_written = 0  # bytes; each is counted by one thread
+        self._fetched: weakref.WeakValueDictionary[tuple[str, str, int], Fetched] = weakref.WeakValueDictionary()
+        self._thread: threading.Thread | None = None
+        self._has_warned = False
+
+    def fetch(self, role: str, prompt: Prompt) -> Fetched | None:
+        """Read what a prompt begins with, if the prefix cache has less of it. None if there is nothing to gain."""
+        model = self._models.get(role)
+        if model is None:
+            return None
+        keys = keyed((prompt.with_marked_answers() if model.marks_answers else prompt).token_ids, prompt.embeds)
+        chain = model.files.chain(keys, prompt.scope, model.size)
+        num_cached = model.prefixes.num_cached(keys, prompt.scope)
+        end = chain[-1][0].begin + chain[-1][1] if chain else 0
+        if end < num_cached + _LEAST:
+            return None
+        name = role, chain[-1][0].key, end
+        if (known := self._fetched.get(name)) is not None:  # for another request, which has not begun yet
+            return known
+        room = _MOST_FETCHED - sum(each.num_bytes for each in list(self._fetched.values()))
+        contents: list[tuple[int, NDArray[np.uint8]]] = []
+        end = 0
+        for chunk, count in chain:
+            if chunk.begin + count > num_cached:
+                content = model.files.read(chunk) if room > 0 else None
+                if content is None:
+                    break
+                contents.append((chunk.begin, content))
+                room -= len(content)
+            end = chunk.begin + count
+        if end < num_cached + _LEAST:
+            return None
+        self._fetched[name] = made = Fetched(model.prefixes, keys[:end], prompt.scope, contents)
+        return made
+
+    def note(self, role: str, keys: Seq[int], scope: bytes) -> None:
+        """Save a text that is in the prefix cache now, as soon as there is time."""
+        if len(keys) < _LEAST or role not in self._models:
+            return
+        self._inbox.put(_Text(self._models[role], keys, scope))
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._work, name="outrider prefixes", daemon=True)
+            with contextlib.suppress(RuntimeError):  # the interpreter ends, and starts no more threads
+                self._thread.start()
+
+    @property
+    def is_due(self) -> bool:
+        """Whether `copy_on` has something to copy."""
+        return bool(self._texts) and self._num_copied - self._num_written < _MOST_BYTES
+
+    def copy_on(self) -> None:
+        """Copy the next chunk. In the thread that makes the models' calls, between them."""
+        text = self._texts[0]
+        chunk = text.missing.pop(0)
+        content = text.model.prefixes.read(text.keys[: chunk.end], text.scope, chunk.begin)
+        if content is None or not text.missing:
+            with contextlib.suppress(ValueError):  # the other thread has added newer ones
+                self._texts.remove(text)
+        if content is not None:
+            self._num_copied += len(content)
+            self._inbox.put(_Copy(text.model, chunk, content))
+
+    def finish(self) -> None:
+        """Save what is left, for some seconds, and drop the models. In the thread that made their calls."""
+        until = time.monotonic() + _LAST_SECONDS
+        self._inbox.put(None)
+        if self._thread is not None and self._thread.is_alive():
+            self._thread.join(_LAST_SECONDS)
+        while time.monotonic() < until and (self._texts or not self._inbox.empty()):
+            if not self._inbox.empty():
+                self._handle(self._inbox.get())
+            else:
+                self.copy_on()
+        for model in self._models.values():
+            model.prefixes.on_publish = None
+        self._models.clear()
+        self._texts.clear()
+
+    def _work(self) -> None:
+        while (sent := self._inbox.get()) is not None:
+            self._handle(sent)
+            del sent  # it has a text's memory
+
+    def _handle(self, sent: _Text | _Copy | None) -> None:
+        try:
+            if isinstance(sent, _Text):
+                sent.missing = sent.model.missing(sent.keys, sent.scope)
+                if sent.missing:
+                    self._texts.append(sent)
+            elif sent is not None:
+                self._num_written += len(sent.content)
+                sent.model.files.write(sent.chunk, sent.content)
+        except Exception as error:  # a full disk, or a folder that is gone: requests go on without
+            if not self._has_warned:
+                self._has_warned = True
+                log.warning("Prefixes cannot be saved in %s: %s.", self.folder, why(error))
+        self.wake()
+
+
+def _note(store: weakref.ref[PrefixStore], role: str, keys: Seq[int], scope: bytes) -> None:
+    if (found := store()) is not None:
+        found.note(role, keys, scope)

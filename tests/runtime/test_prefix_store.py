@@ -1,0 +1,268 @@
+"""The prefix cache on disk: after a restart, texts go on from there, and nothing else changes."""
+
+from __future__ import annotations
+
+import errno
+import json
+import logging
+import os
+import threading
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+import outrider
+from outrider.cli import run
+from outrider.errors import OptionError
+from outrider.models.kv import chunk_files
+from outrider.models.kv.chunk_files import Chunk, ChunkFiles, files_in, root_of
+from outrider.testing import ToyTokenizer
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from outrider.bundle import Bundle
+
+ASKED: dict[str, Any] = {"max_new_tokens": 20, "ignore_eos": True, "logprobs": 2}
+
+
+def make(bundle: Bundle, folder: Path | None, **options: Any) -> outrider.Engine:
+    config = outrider.Config().replace(cache_size=0.005, prefix_store=folder and str(folder), **options)
+    return outrider.Engine(bundle, config, tokenizer=ToyTokenizer())
+
+
+def random_ids(seed: int, count: int) -> list[int]:
+    made: list[int] = np.random.default_rng(seed).integers(0, 39, count).tolist()
+    return made
+
+
+def saved(folder: Path) -> list[Path]:
+    return sorted(file.path for file in files_in(folder))
+
+
+@pytest.mark.every_format
+@pytest.mark.parametrize("drafter", [None, "draft"])
+def test_a_restart_changes_no_bit(toy_bundle: Bundle, tmp_path: Path, drafter: str | None) -> None:
+    text, other = random_ids(1, 300), random_ids(1, 180) + random_ids(2, 60)
+    options: dict[str, Any] = {"drafter": drafter} | ({"num_assistant_tokens": 3} if drafter else {})
+    plain = make(toy_bundle, None, enable_prefix_caching=False, **options)
+    expected = [plain.generate(each, **ASKED) for each in (text, other)]
+    with make(toy_bundle, tmp_path, **options) as engine:
+        assert engine.generate(text, **ASKED).stats.num_cached_tokens == 0
+    for _ in range(2):  # the second time all files are there
+        with make(toy_bundle, tmp_path, **options) as engine:
+            found = [engine.generate(each, **ASKED) for each in (text, other)]
+            assert [each.token_ids for each in found] == [each.token_ids for each in expected]
+            assert [each.logprobs for each in found] == [each.logprobs for each in expected]
+            assert found[0].stats.num_cached_tokens == 299  # the last one's row is wanted
+            assert found[1].stats.num_cached_tokens >= 180
+            if drafter:
+                assert engine.cache[drafter].num_cached_tokens >= 2 * 180 - 2
+    if os.name == "posix":
+        assert {path.stat().st_mode & 0o777 for path in saved(tmp_path)} == {0o600}
+
+
+@pytest.mark.every_format
+def test_a_conversation_goes_on_tomorrow(toy_bundle: Bundle, tmp_path: Path) -> None:
+    text, plain = random_ids(3, 150), make(toy_bundle, None, enable_prefix_caching=False)
+    for turn in range(4):
+        with make(toy_bundle, tmp_path) as engine:
+            result = engine.generate(text, **ASKED)
+            engine.settle()
+        expected = plain.generate(text, **ASKED)
+        assert (result.token_ids, result.logprobs) == (expected.token_ids, expected.logprobs)
+        assert result.stats.num_cached_tokens == (len(text) - 9 if turn else 0)
+        text = text + result.token_ids + random_ids(turn, 8)
+
+
+def test_only_the_same_model_setting_and_version_finds_it(
+    openvino_bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = random_ids(4, 200)
+    with make(openvino_bundle, tmp_path) as engine:
+        engine.generate(text, **ASKED)
+    for options in ({"cache_precision": "u8"}, {"num_threads": 1}):
+        with make(openvino_bundle, tmp_path, **options) as engine:
+            assert engine.generate(text, **ASKED).stats.num_cached_tokens == 0
+    with monkeypatch.context() as patched:
+        patched.setattr("outrider.models.part.__version__", "0.0.0")
+        with make(openvino_bundle, tmp_path) as engine:
+            assert engine.generate(text, **ASKED).stats.num_cached_tokens == 0
+    with make(openvino_bundle, tmp_path) as engine:
+        assert engine.generate(text, **ASKED).stats.num_cached_tokens == 199
+        assert engine.generate(outrider.Prompt(text, scope=b"other"), **ASKED).stats.num_cached_tokens == 0
+
+
+@pytest.mark.parametrize("damage", ["cut", "byte", "tokens", "empty"])
+def test_damaged_files_are_left_out_with_one_warning(
+    openvino_bundle: Bundle, tmp_path: Path, caplog: pytest.LogCaptureFixture, damage: str
+) -> None:
+    text = random_ids(5, 300)
+    with make(openvino_bundle, tmp_path, drafter=None) as engine:
+        expected = engine.generate(text, **ASKED)
+    for path in saved(tmp_path):
+        content = bytearray(path.read_bytes())
+        if damage == "cut":
+            content = content[:-1]
+        elif damage == "byte":
+            content[-5] ^= 1
+        elif damage == "tokens":
+            content = content.replace(b" 3 ", b" 4 ", 1)
+        else:
+            content.clear()
+        path.write_bytes(bytes(content))
+    with caplog.at_level(logging.WARNING, "outrider"), make(openvino_bundle, tmp_path, drafter=None) as engine:
+        found = engine.generate(text, **ASKED)
+    assert found.stats.num_cached_tokens == 0
+    assert found.logprobs == expected.logprobs
+    assert len([each for each in caplog.records if "was deleted" in each.message]) == 1
+    with make(openvino_bundle, tmp_path, drafter=None) as engine:  # they were written again
+        assert engine.generate(text, **ASKED).stats.num_cached_tokens == 299
+
+
+def test_engines_share_a_folder(openvino_bundle: Bundle, tmp_path: Path) -> None:
+    text = random_ids(6, 300)
+    with make(openvino_bundle, tmp_path, drafter=None) as second:
+        with make(openvino_bundle, tmp_path, drafter=None) as first:
+            expected = first.generate(text, **ASKED)
+        found = second.generate(text, **ASKED)  # written since it was loaded
+        assert found.stats.num_cached_tokens == 299
+        assert found.logprobs == expected.logprobs
+        for path in saved(tmp_path):
+            path.unlink()
+        assert second.generate(random_ids(6, 280), **ASKED).stats.num_cached_tokens == 279  # in memory
+        assert second.generate(random_ids(7, 280), **ASKED).stats.num_cached_tokens == 0
+
+
+def test_a_full_disk_stops_no_answer(
+    openvino_bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def full(path: Path, content: bytes, *, private: bool = False) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with caplog.at_level(logging.WARNING, "outrider"), make(openvino_bundle, tmp_path, drafter=None) as engine:
+        monkeypatch.setattr(chunk_files, "write_whole", full)
+        for seed in range(3):
+            assert len(engine.generate(random_ids(seed, 200), **ASKED).token_ids) == 20
+    assert [each.message for each in caplog.records if "saved" in each.message] == [
+        f"Prefixes cannot be saved in {tmp_path}: No space left on device."
+    ]
+    assert not saved(tmp_path)
+
+
+def test_a_folder_that_cannot_be_made(openvino_bundle: Bundle, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OptionError, match="prefix_store=.*file.* cannot be made"):
+        make(openvino_bundle, tmp_path / "file")
+    with make(openvino_bundle, tmp_path, enable_prefix_caching=False) as engine:  # a measurement
+        engine.generate(random_ids(1, 200), **ASKED)
+    assert not saved(tmp_path)
+
+
+def test_the_command_shows_and_deletes(
+    openvino_bundle: Bundle, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with make(openvino_bundle, tmp_path, drafter=None) as engine:
+        engine.generate(random_ids(1, 200), **ASKED)
+        assert run(["cache", "--folder", str(tmp_path), "--json"]) == 0
+        (tmp_path / "other.kv").write_text("not ours")
+    capsys.readouterr()
+    assert run(["cache", "--folder", str(tmp_path), "--json"]) == 0
+    (found,) = json.loads(capsys.readouterr().out)["models"]
+    assert found["tokens"] >= 219
+    assert (found["model"], found["bundle"]) == ("main", openvino_bundle.folder.name)
+    assert run(["cache", "--folder", str(tmp_path)]) == 0
+    assert "CPU f32" in capsys.readouterr().out
+    assert run(["cache", "--folder", str(tmp_path), "clear"]) == 0
+    assert [path.name for path in tmp_path.rglob("*.kv")] == ["other.kv"]
+    assert run(["cache", "--folder", str(tmp_path)]) == 0
+    assert "There is nothing in" in capsys.readouterr().out
+
+
+def content(size: int = 1000) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    return np.zeros(size, dtype=np.uint8)
+
+
+def chain(ids: list[int], size: int = 4) -> list[Chunk]:
+    made, parent = [], root_of(b"")
+    for begin in range(0, len(ids), size):
+        made.append(Chunk.of(parent, begin, ids[begin : begin + size]))
+        parent = made[-1].key
+    return made
+
+
+def test_the_folder_keeps_its_size_and_what_is_used_most(tmp_path: Path) -> None:
+    """Ends of texts go before their beginnings, what was used once before what was used twice."""
+    files = ChunkFiles(tmp_path, {"model": 1}, max_bytes=6000)
+    system = chain([1, 2, 3, 4, 5, 6, 7, 8])
+    for chunk in system:
+        files.write(chunk, content())
+    for each in system:
+        files.use(each)
+    for i in range(20):
+        for chunk in chain([20 + i, 1, 1, 1, 20 + i]):
+            files.write(chunk, content())
+        assert sum(file.size for file in files_in(tmp_path)) <= 6000
+    assert [count for _, count in files.chain([1, 2, 3, 4, 5, 6, 7, 8, 9], b"", 4)] == [4, 4]
+    assert [count for _, count in files.chain([39, 1, 1, 1, 39], b"", 4)] == [4, 1]
+    files = ChunkFiles(tmp_path, {"model": 2}, max_bytes=1500)  # another model: the bound is the folder's
+    files.write(chain([1, 2, 3])[0], content())
+    assert sum(file.size for file in files_in(tmp_path)) <= 1500
+
+
+def test_files_find_what_texts_have_in_common(tmp_path: Path) -> None:
+    files = ChunkFiles(tmp_path, {}, max_bytes=10**6)
+    for chunk in chain([1, 2, 3, 4, 5, 6]):
+        files.write(chunk, content())
+    image = 1 << 200  # the prefix cache's key of a place in an image
+    for chunk in chain([1, 2, 3, 4, -image, image, 7, 8, 9]):
+        files.write(chunk, content())
+    files = ChunkFiles(tmp_path, {}, max_bytes=10**6)
+    found = {
+        ids: [count for _, count in files.chain(ids, b"", 4)]
+        for ids in ((), (9,), (1, 2), (1, 2, 3, 4, 5, 9), (1, 2, 3, 4, -image, image, 7, 8, 9, 9))
+    }
+    assert list(found.values()) == [[], [], [2], [4, 1], [4, 4, 1]]
+    assert files.chain([1, 2, 3, 4], b"scope", 4) == []
+    files.write(chain([1, 2, 3, 4, 5, 6, 7])[1], content())  # [5, 6] is of no use any more
+    assert len(saved(tmp_path)) == 4
+
+
+def test_processes_write_the_same_folder(tmp_path: Path) -> None:
+    """Threads with files of their own, as processes have."""
+
+    def work(seed: int) -> None:
+        files = ChunkFiles(tmp_path, {}, max_bytes=20_000)
+        for i in range(40):
+            for chunk in chain(random_ids((seed + i) % 7, 20)):
+                files.write(chunk, np.full(1000, len(chunk.token_ids), dtype=np.uint8))
+            for found, _ in files.chain(random_ids(i % 7, 20), b"", 4):
+                read = files.read(found)
+                assert read is None or (read == len(found.token_ids)).all()
+                files.use(found)
+
+    failures: list[BaseException] = []
+
+    def guarded(seed: int) -> None:
+        try:
+            work(seed)
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=guarded, args=(seed,)) for seed in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+    assert sum(file.size for file in files_in(tmp_path)) <= 23_000  # each of three may be writing one
+
+
+def test_what_a_killed_process_leaves_is_removed(tmp_path: Path) -> None:
+    folder = ChunkFiles(tmp_path, {}, max_bytes=10**6).folder
+    for name in (".old.kv.1.1", ".new.kv.1.1"):
+        (folder / name).write_bytes(b"half")
+    os.utime(folder / ".old.kv.1.1", (0, 0))
+    ChunkFiles(tmp_path, {}, max_bytes=10**6)
+    assert sorted(path.name for path in folder.iterdir()) == [".new.kv.1.1", chunk_files.ABOUT]
