@@ -23,6 +23,7 @@ from outrider.system.progress import report
 from outrider_export.bundle_cache import BundleCache, Source
 from outrider_export.content import absolute, check_unchanged, content_of, stamps_of
 from outrider_export.defaults import DEFAULT_WEIGHTS
+from outrider_export.find_draft import AUTO, find_draft
 from outrider_export.progress import ForModel, Silent
 from outrider_export.sources import default_name, fetch, locate
 
@@ -43,7 +44,8 @@ def cached_bundle(
 ) -> Bundle:
     """The bundle of a model, and of a draft model for it. weights, draft_weights: as of `export_bundle`.
 
-    folder: the cache; by default the user's. `main` may also be the name of a bundle in it.
+    draft: "auto" looks for one; see `outrider_export.find_draft`. folder: the cache; by default the user's. `main` may
+    also be the name of a bundle in it.
 
     Raises as `export_bundle`, and BundleError when there is nothing of this name.
     """
@@ -51,6 +53,8 @@ def cached_bundle(
     if (named := cache.named(str(main))) is not None:
         check_no_draft(named.folder, draft)
         return named
+    if draft == AUTO:
+        draft = find_draft(main, cache, progress)
     names = {"main": main} if draft is None else {"main": main, "draft": draft}
     sources = tuple(_source(role, name, cache, ForModel(progress, role)) for role, name in names.items())
     key = {

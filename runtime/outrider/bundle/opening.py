@@ -26,7 +26,8 @@ def open_bundle(
 ) -> Bundle:
     """The bundle in a folder; or that of a .gguf file, a checkpoint folder or a hub id, exported if it was not yet.
 
-    draft: the draft model for a model that is no bundle, of the same kinds. progress: of an export.
+    draft: the draft model for a model that is no bundle, of the same kinds; "auto": one that is found, or those of a
+    bundle. progress: of an export.
 
     Raises:
         BundleError: when there is nothing of this name, or the bundle is damaged.
@@ -57,7 +58,7 @@ def check_no_draft(bundle: Path, draft: str | Path | None) -> None:
     Raises:
         OptionError: otherwise.
     """
-    if draft is not None:
+    if draft not in (None, "auto"):
         raise OptionError(
             f"draft={shown(draft)!r} is for models, and {bundle} is a bundle already. Add the draft model to it: "
             f"outrider add {bundle} {shown(draft)}"

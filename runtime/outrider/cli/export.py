@@ -20,6 +20,7 @@ from outrider.cli.options import json_option
 from outrider.cli.serving import pop_serving, served_options
 from outrider.config.files import user_path
 from outrider.errors import ExportError, OptionError, install
+from outrider.system import saved
 from outrider.system.files import usable
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ _WEIGHTS = "int8, int4, fp16, fp32, or keep for a GGUF file's own; for ONNX int8
 
 @click.command()
 @click.argument("main")
-@click.option("--draft", metavar="DRAFT", help="Draft model, of the same kinds as MAIN.")
+@click.option("--draft", metavar="DRAFT", help="Draft model, of the same kinds as MAIN; auto finds one.")
 @click.option("--adapter", metavar="FOLDER", help="LoRA adapter in PEFT's format to merge into MAIN.")
 @click.option("-o", "--output", metavar="BUNDLE", help="Folder to make.  [default: named after MAIN]")
 @click.option(
@@ -61,10 +62,16 @@ def export(main: str, draft: str | None, output: str | None, as_json: bool, **op
     server, serving = pop_serving(options)
     try:
         from outrider_export import default_output, export_bundle
+        from outrider_export.bundle_cache import BundleCache
+        from outrider_export.find_draft import find_draft
     except ImportError as error:
         raise ExportError(
             f"The export half of outrider is not installed ({error}). Run: {install('export')}"
         ) from error
+    if draft == "auto":
+        with Bars(quiet=as_json) as bars:
+            found = find_draft(main, BundleCache(saved.FOLDER), bars, options["format"])
+        draft = None if found is None else str(found)
     if server is not None:
         serve(main, draft, output, serving, options, as_json)
         return

@@ -30,7 +30,7 @@ def model_argument(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def draft_option(function: Callable[..., Any]) -> Callable[..., Any]:
     """Add `--draft`."""
-    described = "Draft model for a MODEL that is no bundle, of the same kinds."
+    described = "Draft model for a MODEL that is no bundle, of the same kinds; auto finds one."
     return click.option("--draft", metavar="DRAFT", help=described)(function)
 
 

@@ -118,7 +118,7 @@ def name_bundles(bundles: tuple[str, ...], draft: str | None = None) -> dict[str
     Raises:
         OptionError: for a name that occurs twice, or a draft model for several.
     """
-    if draft is not None and len(bundles) > 1:
+    if draft not in (None, "auto") and len(bundles) > 1:
         raise OptionError(
             f"--draft {draft} is for one model, and {len(bundles)} are named. Export the pairs with 'outrider export', "
             "and name the bundles."

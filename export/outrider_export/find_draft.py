@@ -1,0 +1,192 @@
+"""Finds a drafter for a model: `--draft auto`.
+
+    draft = find_draft("qwen2.5-coder-1.5b.gguf", cache, progress)    # a path, a hub id, or None
+
+Looked at are the models beside the main model, those that bundles in the cache were made of, and the hub's local cache.
+What has the main model's vocabulary fits, or was trained on its hidden states. Nothing is tried: of those that fit, the
+one whose tokens are the cheapest is taken, by the weights that they read. If there is none here, the hub is asked for
+those of `published.toml`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import tomllib
+from dataclasses import dataclass
+from functools import cache as cached
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from outrider.errors import OutriderError
+from outrider_export.heads.formats import check_main, kind_of, read_head
+from outrider_export.plan import make_plan
+from outrider_export.sources import Located, locate
+from outrider_export.vocabulary import Vocabulary
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from outrider.bundle.manifest import Format
+    from outrider_export.bundle_cache import BundleCache
+    from outrider_export.plan import Plan
+    from outrider_export.progress import Progress
+
+AUTO = "auto"
+_MOST = 0.6  # of the main model's bytes: a draft model that is as large cannot pay
+_SECONDS = 5  # that the hub has to answer
+_PUBLISHED = Path(__file__).with_name("published.toml")
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A drafter that fits. num_weights: that one of its tokens reads, at most."""
+
+    path: Path
+    what: str  # such as "draft model" or "eagle3"
+    num_weights: int
+
+
+@dataclass(frozen=True)
+class Published:
+    """A drafter on the hub. kind: "model", or one of `heads.formats`."""
+
+    kind: str
+    id: str
+
+
+def find_draft(
+    main: str | Path,
+    cache: BundleCache,
+    progress: Progress,
+    format: Format = "openvino",  # noqa: A002
+) -> str | Path | None:
+    """The drafter to take for a model, or None if none is found. A note says which and why.
+
+    main: as of `export_bundle`. cache: its sources are looked at, too.
+
+    Raises as `locate` and `make_plan`.
+    """
+    located = locate(main)
+    if located.kind == "hub":
+        located = _in_hub_cache(located.id) or located
+    if located.path is not None:
+        plan = make_plan("main", located, format, None)
+        found = sorted(_fitting(plan, cache, format), key=lambda each: (each.num_weights, str(each.path)))
+        if found:
+            best, *others = found
+            also = f" Also found: {', '.join(each.path.name for each in others[:3])}." if others else ""
+            progress.note(
+                f"--draft auto takes {best.path}: {best.what}, {_millions(best.num_weights)} against "
+                f"{_millions(plan.num_weights)} of the main model, the least of what fits here.{also}"
+            )
+            return best.path
+    known = published_for(located.id)
+    listed = ", ".join(f"{each.id} ({each.kind})" for each in known)
+    for each in known:
+        if _is_reachable(each.id):
+            progress.note(f"--draft auto takes {each.id} ({each.kind}) from the hub, published for this model.")
+            return each.id
+    where = "beside the model, in the cache or in the hub's local cache"
+    if known:
+        progress.note(
+            f"--draft auto has found no drafter {where}, and the hub cannot be reached. Published for this model, not "
+            f"tested here: {listed}. Download one and name it with --draft. Until then drafts are copied."
+        )
+    else:
+        progress.note(
+            f"--draft auto has found no drafter {where}, and knows of none that is published. Drafts are copied."
+        )
+    return None
+
+
+@cached
+def _table() -> list[tuple[re.Pattern[str], list[Published]]]:
+    entries: list[dict[str, Any]] = tomllib.loads(_PUBLISHED.read_text(encoding="utf-8"))["main"]
+    return [
+        (re.compile(entry["pattern"], re.IGNORECASE), [Published(**each) for each in entry["drafters"]])
+        for entry in entries
+    ]
+
+
+def published_for(name: str) -> list[Published]:
+    """The drafters that are published for a model, by its hub id, or the name of its folder or file."""
+    return next((drafters for pattern, drafters in _table() if pattern.search(name.replace("_", "-"))), [])
+
+
+def _fitting(plan: Plan, cache: BundleCache, format: Format) -> Iterator[Candidate]:  # noqa: A002
+    """The local drafters that fit a main model."""
+    main, size = plan.path.resolve(), _size(plan.path)
+    seen = {main}
+    for path in _local(plan.path, cache):
+        if (resolved := path.resolve()) in seen or not 0 < _size(path) <= _MOST * size:
+            continue
+        seen.add(resolved)
+        with contextlib.suppress(OutriderError):  # damaged, or of a kind that is not known
+            if path.is_dir() and (kind := kind_of(path)) is not None:
+                check_main(read_head(path, plan.geometry), plan.format)
+                yield Candidate(path, kind, _size(path) // 2)
+            elif _vocabulary(path) == plan.vocabulary.tokens:
+                yield Candidate(path, "a draft model", make_plan("draft", locate(path), format, None).num_weights)
+
+
+def _vocabulary(path: Path) -> tuple[str | None, ...]:
+    from outrider_export.gguf_file import read_header
+
+    return (Vocabulary.of_folder(path) if path.is_dir() else Vocabulary.of_gguf(read_header(path))).tokens
+
+
+def _local(main: Path, cache: BundleCache) -> Iterator[Path]:
+    """Models that may be drafters, from the nearest on."""
+    beside = main.resolve().parent
+    with contextlib.suppress(OSError):
+        yield from sorted(path for path in beside.iterdir() if _is_model(path))
+    for entry in cache.entries():
+        yield from (
+            Path(source.name) for source in entry.sources if source.kind != "hub" and Path(source.name).exists()
+        )
+    yield from _hub_folders().values()
+
+
+def _is_model(path: Path) -> bool:
+    return (path / "config.json").is_file() if path.is_dir() else path.suffix.lower() == ".gguf"
+
+
+def _size(path: Path) -> int:
+    """Bytes of a model's weights."""
+    files = path.glob("*.safetensors") if path.is_dir() else [path]
+    return sum(file.stat().st_size for file in files)
+
+
+def _hub_folders() -> dict[str, Path]:
+    """The checkpoints in the hub's local cache, by their ids."""
+    try:
+        import huggingface_hub
+
+        found = huggingface_hub.scan_cache_dir().repos
+    except Exception:  # not installed, or there is no such cache
+        return {}
+    newest = {
+        repo.repo_id: max(repo.revisions, key=lambda each: each.last_modified) for repo in found if repo.revisions
+    }
+    return {name: Path(each.snapshot_path) for name, each in newest.items() if _is_model(Path(each.snapshot_path))}
+
+
+def _in_hub_cache(name: str) -> Located | None:
+    folder = _hub_folders().get(name)
+    return Located(name, "hub", folder, folder.name) if folder is not None else None
+
+
+def _is_reachable(name: str) -> bool:
+    """Whether the hub has a repository of this name, and lets us in."""
+    try:
+        import huggingface_hub
+
+        huggingface_hub.HfApi().model_info(name, timeout=_SECONDS)
+    except Exception:  # offline, gated or gone: each has errors of its own
+        return False
+    return True
+
+
+def _millions(num_weights: int) -> str:
+    return f"{num_weights / 1e6:,.0f} million weights"
