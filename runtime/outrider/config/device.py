@@ -59,8 +59,7 @@ class SchedulerConfig(Section):
     prefix_store: str | None = option(
         None,
         text("a folder's name, or 'auto'"),
-        "folder for prefixes of prompts, unencrypted, that later starts begin with; `auto`: one of Outrider's. Not used "
-        "where prefix caching is off, as it is in measurements",
+        "folder for prefixes of prompts, unencrypted, for later starts; `auto`: one of Outrider's. Not for measurements",
         means="no folder",
         metavar="FOLDER|auto",
     )

@@ -160,10 +160,10 @@ class Preparation:
         """What files have of a request's prompt, for the main model and its draft models."""
         sequence = request.sequence
         prompt = Prompt(sequence.token_ids, sequence.scope, sequence.embeds, sequence.answers)
-        prompts: dict[str, Prompt | None] = {"main": prompt} | {
-            name: model.prompt_of(sequence) for name, model in self.registry.models.items() if model in request.drafters
-        }
-        found = (prefixes.fetch(role, each) for role, each in prompts.items() if each is not None)
+        found = [prefixes.fetch("main", prompt)]
+        for name, model in self.registry.models.items():
+            if model in request.drafters and (own := model.prompt_of(sequence)) is not None:
+                found.append(prefixes.fetch(name, own))
         return tuple(each for each in found if each is not None)
 
     def read_images(
