@@ -59,7 +59,7 @@ class SchedulerConfig(Section):
     prefix_store: str | None = option(
         None,
         text("a folder's name, or 'auto'"),
-        "folder for prefixes of prompts, unencrypted, for later starts; `auto`: one of Outrider's. Not for measurements",
+        "folder for prefixes of prompts, unencrypted, for later starts; `auto`: our own. Not used in measurements",
         means="no folder",
         metavar="FOLDER|auto",
     )
