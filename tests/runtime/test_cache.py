@@ -14,7 +14,17 @@ from outrider.decoding.rereading import Rereading
 from outrider.models.backends import openvino_paged
 from outrider.models.measure.exactness import read
 from outrider.testing import FakeBackend, ToyTokenizer, save_toy_bundle
-from outrider.types import CallCancelled, Chunk, Prompt, Sequence, Span, keyed, mark, num_common_tokens, unmarked
+from outrider.types import (
+    CallCancelled,
+    Chunk,
+    Prompt,
+    Sequence,
+    Span,
+    answer_keys,
+    embed_keys,
+    num_common_tokens,
+    prompt_keys,
+)
 from outrider_bench import conversations
 
 if TYPE_CHECKING:
@@ -385,7 +395,7 @@ def test_embeds_are_told_apart_where_they_stand(openvino_bundle: Bundle, monkeyp
     monkeypatch.setattr(Prompt, "check_tokens", lambda *_: None)
     main: Any = make(openvino_bundle, cache_size=0.02).main
     text = random_ids(9, 61)
-    keys = [keyed(text, embeds) for _, embeds in EMBEDDED]
+    keys = [embed_keys(text, embeds) for _, embeds in EMBEDDED]
     published: list[tuple[bytes, list[int]]] = []
     for again in (False, True):
         for (scope, embeds), key in zip(EMBEDDED, keys, strict=True):
@@ -402,15 +412,15 @@ def test_embeds_are_told_apart_where_they_stand(openvino_bundle: Bundle, monkeyp
 
 def test_the_keys_of_embeds_are_no_tokens_and_stay_marked() -> None:
     text, spans = random_ids(3, 20), (image(3, 2, b"cat"), image(9, 4, b"cat"))
-    whole = keyed(text, spans)
+    whole = embed_keys(text, spans)
     changed = [i for i in range(20) if whole[i] != text[i]]
     assert changed == [3, 4, 9, 10, 11, 12]
     assert len({whole[i] for i in changed}) == 6
     assert min(whole[i] for i in changed) > 1 << 31
     for begin in range(20):
-        assert keyed(text[begin : begin + 7], spans, begin) == whole[begin : begin + 7]
-    assert unmarked(keyed(mark(text), spans)) == whole
-    assert keyed(mark(text), spans) == mark(whole)
+        assert embed_keys(text[begin : begin + 7], spans, begin) == whole[begin : begin + 7]
+    assert prompt_keys(embed_keys(answer_keys(text), spans)) == whole
+    assert embed_keys(answer_keys(text), spans) == answer_keys(whole)
 
 
 @pytest.mark.parametrize("kind", ["openvino", "onnx", "fake"])

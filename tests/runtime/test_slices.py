@@ -15,7 +15,7 @@ from outrider.config import DeviceConfig
 from outrider.models import part as parts
 from outrider.models import trials
 from outrider.models.backends.masks import Masks
-from outrider.models.backends.openvino_paged import OpenVINOPaged, PagedPending
+from outrider.models.backends.openvino_paged import OpenVINOPaged
 from outrider.models.backends.paged_graph import read_decoder
 from outrider.models.backends.slices import Layers, Slices, choose_layers, find_slices, keep_layers
 from outrider.models.backends.taps import after_layers, hidden_states_of
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from outrider.models.backends.paged_step import PagedPending
     from outrider.types import CompiledModel
 
 pytest.importorskip("torch", reason="the model is made with the export half's packages")

@@ -157,8 +157,8 @@ class DrafterRegistry:
         """
         if self._reads_references(policy):
             documents = (self._read(config.references),) if config.references else ()
-            if source is not None and source.values.ndim == 1:
-                documents = (References([source.values.tolist()]), *documents)
+            if source is not None and source.token_ids:
+                documents = (References([source.token_ids]), *documents)
             return documents + (self._store.references() if self._store else ())
         if config.references and policy is not None:
             threshold = config.assistant_confidence_threshold

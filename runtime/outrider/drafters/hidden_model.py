@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from outrider.drafters.draft_model import DraftModel
 from outrider.drafters.hidden_state import BlockState, HiddenState, MarkovState, ModuleState, PlacesState
 from outrider.models.calls import submit
-from outrider.types import NO_PROMPT, Prompt, Requirements, keyed
+from outrider.types import NO_PROMPT, Prompt, Requirements, embed_keys
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -116,7 +116,7 @@ class HiddenModel(DraftModel):
         """What the drafter reads of a sequence that begins. From any thread."""
         # A drafter that reads hidden states with the token behind them reads those of the first token, but never the
         # token: so it is part of the scope.
-        scope = b"%d " % keyed(sequence.token_ids[:1], sequence.embeds)[0] + sequence.scope
+        scope = b"%d " % embed_keys(sequence.token_ids[:1], sequence.embeds)[0] + sequence.scope
         embeds = tuple(replace(span, begin=span.begin - self._ahead) for span in sequence.embeds)
         return Prompt(sequence.token_ids[self._ahead :], scope, embeds)
 

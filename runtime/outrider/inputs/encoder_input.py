@@ -38,7 +38,7 @@ def read_prompt(prompt: Any, encoder: EncoderEntry, tokenizer: TextTokenizer) ->
                 "A Prompt for an encoder-decoder model has a source and the decoder's tokens, and no embeds. Pass "
                 "Prompt(token_ids, source=Source.of_text(…)), or the text itself."
             )
-        if prompt.source.values.ndim != (1 if encoder.kind == "text" else 2):
+        if prompt.source.kind != encoder.kind:
             raise RequestError(f"The model reads {encoder.kind}, and the Prompt's source is something else.")
         return replace(prompt, scope=prompt.scope + prompt.source.key)
     if encoder.kind == "audio":

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from outrider.types import NO_PROMPT, Capabilities, Exactness, LogitsRow, mark, num_common_tokens, unmarked
+from outrider.types import NO_PROMPT, Capabilities, Exactness, LogitsRow, answer_keys, num_common_tokens, prompt_keys
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -60,7 +60,7 @@ class FakeSlot:
 
     def publish(self, token_ids: Seq[int]) -> None:
         """Publish the slot's part of committed tokens."""
-        self.num_published = num_common_tokens(unmarked(self.token_ids), token_ids)
+        self.num_published = num_common_tokens(prompt_keys(self.token_ids), token_ids)
 
     def close(self) -> None:
         """Release the slot. Published tokens stay in the backend."""
@@ -169,7 +169,7 @@ class FakeBackend:
             if slot.closed or slot.backend is not self or slot.length + longest > slot.max_tokens:
                 raise AssertionError(f"slot closed, foreign or overfilled: {slot}")
             is_marked = chunk.generated and self.capabilities.marks_answers
-            token_ids = mark(chunk.token_ids) if is_marked else [*chunk.token_ids]
+            token_ids = answer_keys(chunk.token_ids) if is_marked else [*chunk.token_ids]
             shifts = [1000 * of_call + of_sequence] * count
             before, before_shifts, branches = [*slot.token_ids], [*slot.shifts], chunk.branches
             paths = {branch[k]: branch[: k + 1] for branch in branches for k in range(len(branch))}
@@ -200,7 +200,7 @@ class FakeBackend:
 
     def logits_after(self, token_ids: Seq[int]) -> Logits:
         """float32 [vocab_size] for the token behind these, which may be marked."""
-        token_ids = unmarked(token_ids)
+        token_ids = prompt_keys(token_ids)
         key = [len(token_ids), *token_ids[-self.memory :]]
 
         def normal(seed: int) -> Any:
@@ -214,7 +214,7 @@ class FakeBackend:
         """float32 [width], the hidden state `name` of the last of these: its position, its id, and random numbers."""
         if name not in self.features:
             raise AssertionError(f"there is no hidden state {name!r}")
-        token_ids = unmarked(token_ids)
+        token_ids = prompt_keys(token_ids)
         position, latest = len(token_ids) - 1, [*token_ids[-self.memory :]]
         others = np.random.default_rng([self.seed, *name.encode(), *latest]).standard_normal(self.width - 2)
         return np.array([position, token_ids[-1], *others], dtype=np.float32)

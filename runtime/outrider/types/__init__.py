@@ -12,31 +12,26 @@ from outrider.types.backend import (
     Backend,
     CacheUse,
     CallCancelled,
-    Capabilities,
     Chunk,
     CompiledModel,
-    Exactness,
-    FixedShape,
     Logits,
     LogitsRow,
     PaddedBackend,
     Pending,
-    Rounding,
-    RowRule,
     Slot,
     Step,
     TopLogits,
 )
+from outrider.types.cache_keys import UNKNOWN_KEY, CacheKey, answer_keys, embed_keys, num_common_tokens, prompt_keys
 from outrider.types.calls import Call, CallObserver
+from outrider.types.capabilities import Capabilities, Exactness, FixedShape, Rounding, RowRule
 from outrider.types.decoding import (
     NO_DRAFT,
-    ChatTokenizer,
     Draft,
     Outcome,
     Rows,
     Sampler,
     Sequence,
-    TextTokenizer,
     TokenLogprobs,
     Verifier,
 )
@@ -51,13 +46,16 @@ from outrider.types.drafting import (
     Requirements,
     Turn,
 )
-from outrider.types.prompt import NO_PROMPT, Prompt, Source, Span, keyed, mark, num_common_tokens, unmarked
+from outrider.types.prompt import NO_PROMPT, Prompt, Source, Span
 from outrider.types.randomness import Distribution, Noise
+from outrider.types.tokenizers import ChatTokenizer, TextTokenizer
 
 __all__ = [
     "NO_DRAFT",
     "NO_PROMPT",
+    "UNKNOWN_KEY",
     "Backend",
+    "CacheKey",
     "CacheUse",
     "Call",
     "CallCancelled",
@@ -99,8 +97,8 @@ __all__ = [
     "TopLogits",
     "Turn",
     "Verifier",
-    "keyed",
-    "mark",
+    "answer_keys",
+    "embed_keys",
     "num_common_tokens",
-    "unmarked",
+    "prompt_keys",
 ]

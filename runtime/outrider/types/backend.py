@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from outrider.errors import RequestError
 from outrider.types.prompt import NO_PROMPT, Prompt
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable
     from collections.abc import Sequence as Seq
 
     import numpy as np
     from numpy.typing import NDArray
+
+    from outrider.types.capabilities import Capabilities, Exactness, RowRule
 
 Logits: TypeAlias = "NDArray[np.float32]"  # [vocab_size], unnormalised
 
@@ -55,138 +57,6 @@ class LogitsRow:
         """The same row, valid for as long as it is wanted."""
         logits = self.full().copy()
         return LogitsRow(lambda: logits, self.top)
-
-
-@dataclass(frozen=True, slots=True)
-class FixedShape:
-    """The sizes that a model was compiled for. Such a model has one slot, and sequences take turns."""
-
-    window: int  # rows of every call; wanted rows on both sides of a window's end take two calls
-    max_prompt_tokens: int
-    max_tokens: int  # of prompt and answer
-
-
-_MOST = 64  # the most that rows are rounded up to
-_MOST_DUMMIES = 8
-
-
-@dataclass(frozen=True, slots=True)
-class Rounding:
-    """Rounds a number of rows up: to at least `least`, and to a multiple of `multiple`."""
-
-    least: int = 1
-    multiple: int = 1
-
-    def __post_init__(self) -> None:
-        if not (1 <= self.least <= _MOST and 1 <= self.multiple <= _MOST):
-            raise ValueError(f"rows are rounded up to numbers from 1 to {_MOST}")
-
-    @property
-    def is_none(self) -> bool:
-        """Whether all numbers stay as they are."""
-        return self.least == self.multiple == 1
-
-    def __call__(self, count: int) -> int:
-        """Round `count` up."""
-        return -(-max(count, self.least) // self.multiple) * self.multiple
-
-
-@dataclass(frozen=True, slots=True)
-class RowRule:
-    """The padding of calls, with which a row has the same bits whatever else is in the call.
-
-    sequence: rounds the rows of each sequence. call: rounds the rows of the whole call, after `sequence`. logits:
-    rounds the rows of logits. apart: only the attention is padded per sequence. The products with weights, which take
-    most of the time, are not.
-
-    separate: each token of an answer is a row that the attention sees as a sequence of its own, so that it is always
-    calculated by the kernel for single rows. `sequence` then rounds the pieces of prompts. Keys and values of answers
-    have other bits than those of prompts, and the prefix cache tells them apart. dummy_rows: of a sequence that is
-    added to each call without a piece of a prompt, because kernels may divide the work by how many rows are alone.
-    """
-
-    sequence: Rounding = field(default_factory=Rounding)
-    call: Rounding = field(default_factory=Rounding)
-    logits: Rounding = field(default_factory=Rounding)
-    apart: bool = False
-    separate: bool = False
-    dummy_rows: int = 0
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.dummy_rows <= _MOST_DUMMIES:
-            raise ValueError(f"there are from 0 to {_MOST_DUMMIES} dummy rows")
-
-    def num_rows(self, counts: Iterable[int]) -> int:
-        """Rows that a call computes for answers with `counts` rows each, without the dummy rows of every call."""
-        is_padded = not (self.apart or self.separate or self.sequence.is_none)
-        return self.call(sum(map(self.sequence, counts) if is_padded else counts))
-
-    @property
-    def num_spare(self) -> int:
-        """Positions behind a sequence's last token that padding may write to."""
-        most = [max(each.least, each.multiple) - 1 for each in (self.sequence, self.call, self.logits)]
-        return most[0] + max(most[1:])
-
-    def __str__(self) -> str:
-        if self.separate:
-            return "each row of an answer read alone" + (f", {self.call.least} a call" if self.call.least > 1 else "")
-        multiple = max(self.sequence.multiple, self.call.multiple)
-        if multiple > 1:
-            return f"rows in multiples of {multiple}"
-        if self.call.least > 1:
-            return f"at least {self.call.least} rows a call"
-        if self.sequence.least > 1:
-            return f"at least {self.sequence.least} rows a sequence" + (" in the attention" if self.apart else "")
-        return "any number of rows"
-
-
-@dataclass(frozen=True, slots=True)
-class Exactness:
-    """Whether rows have the same bits in any batch, measured with one model, device and setting.
-
-    groups: numbers of rows per call without padding, grouped so that rows within a group have the same bits. rule: the
-    padding used for the rest of the measurement. differences: for each other way to read the same tokens, the largest
-    difference of a logit from a reading in one call; 0 means bit for bit. Empty: nothing was measured.
-    """
-
-    groups: tuple[tuple[int, ...], ...] = ()
-    rule: RowRule = field(default_factory=RowRule)
-    differences: dict[str, float] = field(default_factory=dict)
-
-    @property
-    def holds(self) -> bool:
-        """Whether it was measured and all differences are 0."""
-        return bool(self.differences) and not any(self.differences.values())
-
-    @property
-    def largest_difference(self) -> float:
-        """The largest of `differences`."""
-        return max(self.differences.values(), default=0.0)
-
-
-@dataclass(frozen=True, slots=True)
-class Capabilities:
-    """What a backend can do. Other parts ask and never assume."""
-
-    # Padded by `rows`, logits do not depend on the rest of the call, nor on the prefix cache. Otherwise they may differ
-    # in the last bits, or by the rounding of a quantised cache. True only if measured.
-    bit_exact_batching: bool
-    rows: RowRule = field(default_factory=RowRule)  # what calls are padded to
-    one_call: bool = True  # sequences share the device's call; otherwise they run one after another
-    fixed: FixedShape | None = None  # None: chunks and slots may have any size that fits
-    features: tuple[str, ...] = ()  # hidden states that a chunk can ask for
-    trees: bool = False  # chunks may be trees; their rows have the bits of chains
-    # Stand for the next token, the one behind it, and so on: a chain of them makes the model predict ahead. They are no
-    # tokens of the vocabulary.
-    mask_token_ids: tuple[int, ...] = ()
-    adapters: tuple[str, ...] = ()  # that slots can be opened with
-    reads_sources: bool = False  # has an encoder, which reads `Prompt.source`
-    embeds_width: int = 0  # of the embeddings that prompts may have instead of tokens; 0: it reads token ids only
-
-    @property
-    def marks_answers(self) -> bool:
-        """Whether the prefix cache tells tokens of answers from those of prompts: where their bits differ."""
-        return self.rows.separate and self.bit_exact_batching
 
 
 class Slot(Protocol):

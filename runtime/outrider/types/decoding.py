@@ -9,7 +9,6 @@ from outrider.errors import DrafterError, RequestError
 from outrider.types.backend import branches_of, path_to
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
     from collections.abc import Sequence as Seq
 
     from outrider.types.backend import LogitsRow
@@ -51,9 +50,8 @@ class Sequence:
     @property
     def context(self) -> list[int]:
         """All tokens that a text may be copied from: those of the encoder's text, if there is one, then its own."""
-        if self.source is None or self.source.values.ndim > 1:
-            return self.token_ids
-        return [*self.source.values.tolist(), *self.token_ids]
+        read = self.source.token_ids if self.source else ()
+        return [*read, *self.token_ids] if read else self.token_ids
 
     @property
     def generated_token_ids(self) -> list[int]:
@@ -257,47 +255,6 @@ class TokenLogprobs:
     token_id: int
     logprob: float
     top: tuple[tuple[int, float], ...] = ()
-
-
-class TextTokenizer(Protocol):
-    """Text to tokens and back."""
-
-    @property
-    def prefix(self) -> Seq[int]:
-        """The special tokens that every text begins with."""
-
-    def encode(self, text: str) -> list[int]:
-        """The token ids of a text that continues another: no prefix is added. Special tokens are recognised."""
-
-    @property
-    def chat_template(self) -> str:
-        """The template that messages are laid out with; empty if there is none."""
-
-    def encode_prompt(
-        self,
-        prompt: str | Seq[Mapping[str, Any]] | Seq[int],
-        *,
-        chat_template: bool = True,
-        tools: Seq[Mapping[str, Any]] = (),
-    ) -> list[int]:
-        """The token ids of a prompt: text, chat messages, or token ids. tools: functions that messages may call."""
-
-    def decode(self, token_ids: Seq[int]) -> str:
-        """The text of tokens, without special tokens."""
-
-
-class ChatTokenizer(TextTokenizer, Protocol):
-    """A tokenizer with a chat template."""
-
-    has_chat_template: bool
-
-    def render(
-        self, messages: Seq[Mapping[str, Any]], *, tools: Seq[Mapping[str, Any]] = (), answering: bool = True
-    ) -> str:
-        """The text of chat messages. It ends where an answer begins, if `answering`. tools: as JSON schemas."""
-
-    def encode_rendered(self, text: str) -> list[int]:
-        """The token ids of a rendered text, from its beginning on."""
 
 
 class Sampler(Protocol):

@@ -11,14 +11,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from outrider.errors import RequestError
+from outrider.types.cache_keys import answer_keys
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
     from collections.abc import Sequence as Seq
 
     from numpy.typing import NDArray
-
-_STRETCH = 64  # tokens that are compared at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,64 +39,40 @@ class Span:
             )
 
 
-def keyed(token_ids: Seq[int], embeds: Seq[Span], begin: int = 0) -> list[int]:
-    """Other numbers for tokens, from position `begin` on, where embeddings are read: one for each key and place in it.
-
-    So the prefix cache tells embeddings apart as it does tokens, each where it stands. Marks stay; see `mark`.
-    """
-    made = [*token_ids]
-    for span in embeds:
-        first, end = max(begin, span.begin), min(begin + len(made), span.begin + len(span.embeds))
-        if first < end:
-            digest = hashlib.sha256(repr((len(span.embeds), span.key)).encode()).digest()
-            name = int.from_bytes(digest, "big") << 32  # larger than any token's id
-            for i in range(first, end):
-                number = name + i - span.begin
-                made[i - begin] = number if made[i - begin] >= 0 else ~number
-    return made
-
-
-def mark(token_ids: Iterable[int]) -> list[int]:
-    """The prefix cache's keys of an answer's tokens, where answers have other keys and values than prompts.
-
-    They differ from the keys of the same tokens in a prompt, so that one is not taken for the other.
-    """
-    return [~token_id for token_id in token_ids]
-
-
-def unmarked(token_ids: Iterable[int]) -> list[int]:
-    """The tokens, whether they were marked or not."""
-    return [token_id if token_id >= 0 else ~token_id for token_id in token_ids]
-
-
 @dataclass(frozen=True, eq=False)
 class Source:
     """What the encoder of an encoder-decoder model reads, for one sequence.
 
         source = Source.of_text(token_ids)
 
-    values: int64 [n], the tokens of a text; or float32 [mel bins, frames], the features of audio. key: identifies them,
-    in the prefix cache too. states: float32 [1, n, hidden], what encoders have made of it, by the sha256 of an encoder.
-    So models with one encoder run it once.
+    values: by `kind`, of a "text" its tokens, int64 [n]; of "audio" its features, float32 [mel bins, frames]. key:
+    identifies them, in the prefix cache too. states: float32 [1, n, hidden], what encoders have made of it, by the
+    sha256 of an encoder. So models with one encoder run it once.
     """
 
     values: NDArray[Any]
     key: bytes
+    kind: str = "text"
     states: dict[str, NDArray[np.float32]] = field(default_factory=dict)
 
     @classmethod
     def of_text(cls, token_ids: Seq[int]) -> Source:
         """The tokens of a text."""
-        return cls._of(np.array(token_ids, dtype=np.int64))
+        return cls._of("text", np.array(token_ids, dtype=np.int64))
 
     @classmethod
     def of_audio(cls, features: NDArray[np.float32]) -> Source:
         """Log-mel features, float32 [mel bins, frames]."""
-        return cls._of(np.ascontiguousarray(features, dtype=np.float32))
+        return cls._of("audio", np.ascontiguousarray(features, dtype=np.float32))
 
     @classmethod
-    def _of(cls, values: NDArray[Any]) -> Source:
-        return cls(values, hashlib.sha256(repr(values.shape).encode() + values.tobytes()).digest())
+    def _of(cls, kind: str, values: NDArray[Any]) -> Source:
+        return cls(values, hashlib.sha256(repr(values.shape).encode() + values.tobytes()).digest(), kind)
+
+    @property
+    def token_ids(self) -> list[int]:
+        """The tokens of a text; none of audio."""
+        return self.values.tolist() if self.kind == "text" else []
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +118,7 @@ class Prompt:
             return self
         token_ids = list(self.token_ids)
         for begin, end in self.answers:
-            token_ids[begin:end] = mark(token_ids[begin:end])
+            token_ids[begin:end] = answer_keys(token_ids[begin:end])
         return replace(self, token_ids=token_ids)
 
     def check_embeds(self, backend: Any) -> None:
@@ -193,12 +167,3 @@ class Prompt:
 
 
 NO_PROMPT = Prompt(())
-
-
-def num_common_tokens(some: Seq[int], others: Seq[int]) -> int:
-    """The length of two texts' common prefix."""
-    length, begin = min(len(some), len(others)), 0
-    while begin < length and some[begin : begin + _STRETCH] == others[begin : begin + _STRETCH]:
-        begin += _STRETCH
-    end = min(begin + _STRETCH, length)
-    return next((i for i in range(begin, end) if some[i] != others[i]), end)

@@ -252,3 +252,10 @@ def facts_of(core: ov.Core, device: str, compiled: Any = None) -> dict[str, str]
     known = () if compiled is None else compiled.get_property("SUPPORTED_PROPERTIES")
     facts |= {name: str(compiled.get_property(name)) for name in asked if name in known}
     return facts | {"openvino": ov.get_version()}
+
+
+def check_device(core: ov.Core, device: str) -> None:
+    """Raise OptionError unless `device` is there and runs paged attention."""
+    found = core.available_devices
+    if find_name(device, found) is None:
+        raise OptionError(f"There is no device '{device}' here. Found: {', '.join(found)}.")

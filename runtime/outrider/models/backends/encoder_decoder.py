@@ -11,10 +11,9 @@ import numpy as np
 
 from outrider.errors import BundleError, DeviceError, OptionError, RequestError, one_line
 from outrider.models.backends.common import SequentialBackend
-from outrider.models.backends.devices import compile_error, facts_of, hints_of
+from outrider.models.backends.devices import check_device, compile_error, facts_of, hints_of
 from outrider.models.backends.encoder_states import Encoder
 from outrider.models.backends.onnx_step import BufferStep
-from outrider.models.backends.openvino_paged import check_device
 from outrider.models.backends.taps import read_ir
 from outrider.models.kv import Unbranched
 from outrider.system.core import new_core
@@ -190,9 +189,9 @@ class EncoderDecoder(SequentialBackend):
         source, entry = prompt.source, self.encoder.entry
         length = 0
         if source is not None:
-            if (source.values.ndim == 1) != (entry.kind == "text"):
+            if source.kind != entry.kind:
                 raise RequestError(f"The encoder reads {entry.kind}, and the prompt's source is something else.")
-            length = source.values.shape[0] if entry.kind == "text" else entry.context_length
+            length = len(source.values) if entry.kind == "text" else entry.context_length
             if length > entry.context_length:
                 raise RequestError(f"The source has {length:,} tokens; the encoder reads {entry.context_length:,}.")
         capacity = max_tokens + self.num_spare

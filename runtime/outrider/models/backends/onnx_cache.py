@@ -13,7 +13,7 @@ import onnxruntime as ort
 
 from outrider.errors import DeviceError
 from outrider.models.kv import Buffer, BufferPool, PrefixCounts, SlotTokens, allocate_zeros
-from outrider.types import NO_PROMPT, CacheUse, Prompt, unmarked
+from outrider.types import NO_PROMPT, CacheUse, Prompt, prompt_keys
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -208,7 +208,7 @@ class BufferCache:
                         array[0, :, begin:end] = part[:, : end - begin]
             slot.has_written(len(keys))
             slot.append(keys[slot.length :])
-            slot.publish(unmarked(keys))
+            slot.publish(prompt_keys(keys))
         finally:
             slot.close()
 

@@ -11,21 +11,21 @@ from typing import TYPE_CHECKING, Any
 import openvino as ov
 
 from outrider.config import PRECISIONS
-from outrider.errors import DeviceError, OptionError, one_line
+from outrider.errors import DeviceError, one_line
 from outrider.models.backends.adapters import ADAPTERS
 from outrider.models.backends.call_end import CallEnd
 from outrider.models.backends.common import MeasuredBackend
-from outrider.models.backends.devices import compile_error, facts_of, find_name, hints_of
+from outrider.models.backends.devices import check_device, compile_error, facts_of, hints_of
 from outrider.models.backends.embeds import EMBED_ROWS, EMBEDS, given_embeds
 from outrider.models.backends.memory import release_pages
 from outrider.models.backends.paged_cache import PagedCache, PagedSlot, blocks_to_allocate, bytes_of
 from outrider.models.backends.paged_call import PagedCall
-from outrider.models.backends.paged_graph import HIDDEN_IN, add_top_logits, read_decoder
-from outrider.models.backends.paged_step import Outputs
-from outrider.models.backends.processor import limit_on
+from outrider.models.backends.paged_graph import HIDDEN_IN, add_top_logits, input_width, read_decoder
+from outrider.models.backends.paged_step import Outputs, PagedPending
+from outrider.models.backends.processor import name_of, resolve_precisions
 from outrider.models.backends.segments import Segments
 from outrider.system.core import new_core
-from outrider.types import NO_PROMPT, CallCancelled, Capabilities, Chunk, Exactness, Rounding, RowRule, mark
+from outrider.types import NO_PROMPT, CallCancelled, Capabilities, Chunk, Exactness, Rounding, RowRule, answer_keys
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
@@ -46,27 +46,6 @@ _TOP_ROWS = 2  # of the call that validates them
 _ANY_SIZE = 32  # of blocks, if there is no cache
 _PATIENCE = 100  # milliseconds until it is asked whether a call is still wanted
 _FEW_THREADS = 2  # so many rows of padding are cheap
-
-
-class PagedPending:
-    """A running call, since `began` in seconds of `time.perf_counter`."""
-
-    def __init__(self, backend: OpenVINOPaged, began: float) -> None:
-        self._backend = backend
-        self._began = began
-
-    @property
-    def done(self) -> bool:
-        """Whether `wait` would return at once."""
-        return self._backend.is_idle
-
-    def wait(self, unless: Callable[[], bool] | None = None) -> PagedStep:
-        """Block until the rows are there, or cancel the call, as `Pending` says.
-
-        Raises:
-            CallCancelled, DeviceError: as `Pending` says.
-        """
-        return self._backend.finish(self._began, unless)
 
 
 class OpenVINOPaged(MeasuredBackend):
@@ -121,7 +100,7 @@ class OpenVINOPaged(MeasuredBackend):
         self.num_top = min((0 if on_cpu else _NUM_TOP) if isinstance(top_logits, str) else top_logits, vocab_size)
         if self.num_top:
             add_top_logits(model, self.num_top, vocab_size)
-        precision, cache_precision = _precisions(core, device, precision, cache_precision)
+        precision, cache_precision = resolve_precisions(core, device, precision, cache_precision)
         kinds = {"INFERENCE_PRECISION_HINT": precision, "KV_CACHE_PRECISION": cache_precision}
         hints = hints_of(device, num_threads, properties, **kinds)
         try:
@@ -158,14 +137,8 @@ class OpenVINOPaged(MeasuredBackend):
             on_device=self.num_top > 0 and not device.startswith("CPU"),
             features=features,
         )
-        widths = {
-            name: port.partial_shape[1].get_length()
-            for name in (HIDDEN_IN, EMBEDS)
-            for port in compiled.inputs
-            if name in port.get_names()
-        }
-        self._hidden_width: int = widths.get(HIDDEN_IN, 0)  # of the hidden states that it reads
-        self._embeds_width: int = widths.get(EMBEDS, 0)  # of the embeddings that it reads instead of tokens
+        self._hidden_width = input_width(compiled, HIDDEN_IN)  # of the hidden states that it reads
+        self._embeds_width = input_width(compiled, EMBEDS)  # of the embeddings that it reads instead of tokens
         self._caches = {port.get_any_name(): port for port in compiled.inputs if "_cache." in port.get_any_name()}
         # Tokens per block: 32 on CPU, 16 on GPU. Only the values have one shape on both: [blocks, heads, size, head].
         values = next((port for name, port in self._caches.items() if name.startswith("value_cache.")), None)
@@ -176,9 +149,9 @@ class OpenVINOPaged(MeasuredBackend):
         self._begins: list[int] = []  # of its chunks, in their slots
         self._places: dict[int, NDArray[np.int64]] = {}
         # The device may use another precision than the option, and properties may set another.
-        self.precision = _name(compiled.get_property("INFERENCE_PRECISION_HINT"))
+        self.precision = name_of(compiled.get_property("INFERENCE_PRECISION_HINT"))
         keys = next((port for name, port in self._caches.items() if name.startswith("key_cache.")), None)
-        self.cache_precision = self.precision if keys is None else _name(keys.get_element_type())
+        self.cache_precision = self.precision if keys is None else name_of(keys.get_element_type())
         self.can = Capabilities(
             bit_exact_batching=False,
             features=features,
@@ -340,7 +313,7 @@ class OpenVINOPaged(MeasuredBackend):
     def _append(self, chunk: Chunk) -> None:
         """Record the tokens that a call writes to the cache."""
         is_marked = self.capabilities.marks_answers and chunk.generated
-        token_ids = mark(chunk.token_ids) if is_marked else chunk.token_ids
+        token_ids = answer_keys(chunk.token_ids) if is_marked else chunk.token_ids
         if chunk.parents is None:
             chunk.slot.append(token_ids)
         else:
@@ -389,30 +362,3 @@ class OpenVINOPaged(MeasuredBackend):
             tensor = ov.Tensor(values)
             self._request.set_tensor(name, tensor)
             self._bound[name] = tensor.data
-
-
-def check_device(core: ov.Core, device: str) -> None:
-    """Raise OptionError unless `device` is there and runs paged attention."""
-    found = core.available_devices
-    if find_name(device, found) is None:
-        raise OptionError(f"There is no device '{device}' here. Found: {', '.join(found)}.")
-
-
-def _precisions(core: ov.Core, device: str, precision: str, cache_precision: str) -> tuple[str, str]:
-    """The properties for calculation and for the cache. "auto": the device's choice, and the same for the cache."""
-    own = precision == "auto"
-    if own:
-        precision = _name(core.get_property(device, "INFERENCE_PRECISION_HINT"))
-    if device.startswith("CPU") and (limit := limit_on(precision)):
-        if not own:
-            raise DeviceError(
-                f"The CPU cannot calculate in {precision} with {limit} in the environment. Load with precision='f32', "
-                "or leave that variable out."
-            )
-        precision = "f32"
-    return precision, precision if cache_precision == "auto" else cache_precision
-
-
-def _name(kind: ov.Type) -> str:
-    """ "bf16", "f32", "u8", …"""
-    return str(kind.get_type_name())

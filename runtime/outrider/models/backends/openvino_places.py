@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from outrider.models.backends.openvino_paged import OpenVINOPaged
-from outrider.models.backends.paged_graph import HIDDEN_IN
+from outrider.models.backends.paged_graph import HIDDEN_IN, input_width
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -17,8 +17,7 @@ if TYPE_CHECKING:
     import openvino as ov
     from numpy.typing import NDArray
 
-    from outrider.models.backends.openvino_paged import PagedPending
-    from outrider.models.backends.paged_step import PagedStep
+    from outrider.models.backends.paged_step import PagedPending, PagedStep
     from outrider.types import Chunk, RowRule
 
 
@@ -91,5 +90,4 @@ class OpenVINOPlaces(OpenVINOPaged):
     @property
     def _num_read(self) -> int:
         """Tokens of each sequence that the graph reads."""
-        ports = [port for port in self._compiled.inputs if "input_ids" in port.get_names()]
-        return int(ports[0].partial_shape[1].get_length()) if ports else 0
+        return input_width(self._compiled, "input_ids")

@@ -15,7 +15,7 @@ import openvino as ov
 
 from outrider.errors import DeviceError, one_line
 from outrider.models.kv import BlockPool, PrefixCounts, SlotTokens, allocate_zeros
-from outrider.types import NO_PROMPT, CacheUse, keyed, unmarked
+from outrider.types import NO_PROMPT, CacheUse, embed_keys, prompt_keys
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -121,7 +121,7 @@ class PagedCache:
 
     def open(self, num_tokens: int, prompt: Prompt = NO_PROMPT) -> PagedSlot | None:
         """A slot with room for `num_tokens`, which starts from the longest cached prefix of the prompt."""
-        prompt = dataclasses.replace(prompt, token_ids=keyed(prompt.token_ids, prompt.embeds))
+        prompt = dataclasses.replace(prompt, token_ids=embed_keys(prompt.token_ids, prompt.embeds))
         table = self._pool.open(num_tokens, prompt.token_ids, prompt.scope)
         if table is None:
             return None
@@ -167,7 +167,7 @@ class PagedCache:
                     if len(numbers):
                         self._tensors[name].write(numbers, part[skipped : skipped + len(numbers)])
             slot.append(keys[slot.length :])
-            slot.publish(unmarked(keys))
+            slot.publish(prompt_keys(keys))
         finally:
             slot.close()
 
@@ -214,7 +214,7 @@ class PagedSlot(SlotTokens):
     behind it. So its rows are calculated as those of any other sequence.
 
     branch_blocks: the blocks of each branch beside the first. on_close: is told of what stays in the prefix cache.
-    adapter, embeds: of its prompt, whose tokens are `keyed`.
+    adapter, embeds: of its prompt.
     """
 
     def __init__(self, cache: PagedCache, table: BlockTable, prompt: Prompt, counts: PrefixCounts | None) -> None:
@@ -230,7 +230,7 @@ class PagedSlot(SlotTokens):
 
     def append(self, token_ids: Seq[int]) -> None:
         """Record the tokens that a call writes."""
-        super().append(keyed(token_ids, self.embeds, self.length))
+        super().append(embed_keys(token_ids, self.embeds, self.length))
 
     def fork(self, count: int, length: int) -> int:
         """Take room for up to `count` branches of up to `length` tokens. Not during a call."""
@@ -284,7 +284,7 @@ class PagedSlot(SlotTokens):
 
     def publish(self, token_ids: Seq[int]) -> None:
         """Publish the slot's part of `token_ids`, which are committed. Not during a call."""
-        super().publish(keyed(token_ids, self.embeds))
+        super().publish(embed_keys(token_ids, self.embeds))
         self._table.publish(self.published_token_ids)
         self.blocks = _numbers(self._table)
 

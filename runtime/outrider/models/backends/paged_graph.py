@@ -6,7 +6,7 @@ All work in place on the stateful IR that optimum-intel and openvino-genai write
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import openvino as ov
@@ -167,3 +167,9 @@ def _sum_in_parts(values: ov.Node, count: int) -> ov.Node:
     parts = ops.reshape(padded, ints(0, -1, size), True)
     means = ops.reduce_mean(parts, ints(2), True)  # OpenVINO would fuse two sums in a row
     return ops.multiply(ops.reduce_sum(means, ints(1), True), ops.constant(np.float32(size)))
+
+
+def input_width(compiled: Any, name: str) -> int:
+    """The width of a compiled graph's input of rows; 0 if it has none of this name."""
+    ports = [port for port in compiled.inputs if name in port.get_names()]
+    return int(ports[0].partial_shape[1].get_length()) if ports else 0

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from outrider.models.backends.openvino_paged import OpenVINOPaged
     from outrider.types import Chunk, Logits
 
 
@@ -124,3 +125,24 @@ class Outputs:
         ov.RemoteTensor(self._remote, begin, end).copy_to(host)
         row: Logits = host.data[0, 0, : self._vocab_size]
         return row
+
+
+class PagedPending:
+    """A running call, since `began` in seconds of `time.perf_counter`."""
+
+    def __init__(self, backend: OpenVINOPaged, began: float) -> None:
+        self._backend = backend
+        self._began = began
+
+    @property
+    def done(self) -> bool:
+        """Whether `wait` would return at once."""
+        return self._backend.is_idle
+
+    def wait(self, unless: Callable[[], bool] | None = None) -> PagedStep:
+        """Block until the rows are there, or cancel the call, as `Pending` says.
+
+        Raises:
+            CallCancelled, DeviceError: as `Pending` says.
+        """
+        return self._backend.finish(self._began, unless)

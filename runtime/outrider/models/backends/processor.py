@@ -17,11 +17,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
+from outrider.errors import DeviceError
 from outrider.models.backends.devices import count_cores
 from outrider.system.core import new_core
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+
+    import openvino as ov
 
 _Answer = TypeVar("_Answer")
 
@@ -172,3 +175,23 @@ def _ask_macos() -> tuple[str, set[str]]:
     done = subprocess.run(["/usr/sbin/sysctl", *keys], capture_output=True, text=True, check=False, timeout=10)  # noqa: S603
     said = dict(line.split(": ", 1) for line in done.stdout.splitlines() if ": " in line)
     return said.get("machdep.cpu.brand_string", ""), {flag for key, flag in _SYSCTL.items() if said.get(key) == "1"}
+
+
+def resolve_precisions(core: ov.Core, device: str, precision: str, cache_precision: str) -> tuple[str, str]:
+    """The properties for calculation and for the cache. "auto": the device's choice, and the same for the cache."""
+    own = precision == "auto"
+    if own:
+        precision = name_of(core.get_property(device, "INFERENCE_PRECISION_HINT"))
+    if device.startswith("CPU") and (limit := limit_on(precision)):
+        if not own:
+            raise DeviceError(
+                f"The CPU cannot calculate in {precision} with {limit} in the environment. Load with precision='f32', "
+                "or leave that variable out."
+            )
+        precision = "f32"
+    return precision, precision if cache_precision == "auto" else cache_precision
+
+
+def name_of(kind: ov.Type) -> str:
+    """ "bf16", "f32", "u8", …"""
+    return str(kind.get_type_name())

@@ -17,7 +17,7 @@ from outrider.errors import one_line
 from outrider.models.kv.chunk_files import Chunk, ChunkFiles, root_of
 from outrider.system import saved
 from outrider.system.files import why
-from outrider.types import keyed
+from outrider.types import embed_keys
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -182,7 +182,7 @@ class PrefixStore:
         model = self._models.get(role)
         if model is None:
             return None
-        keys = keyed((prompt.with_marked_answers() if model.marks_answers else prompt).token_ids, prompt.embeds)
+        keys = embed_keys((prompt.with_marked_answers() if model.marks_answers else prompt).token_ids, prompt.embeds)
         chain = model.files.chain(keys, prompt.scope, model.size)
         num_cached = model.prefixes.num_cached(keys, prompt.scope)
         end = chain[-1][0].begin + chain[-1][1] if chain else 0

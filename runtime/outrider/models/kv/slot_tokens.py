@@ -5,12 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from outrider.types import num_common_tokens, unmarked
+from outrider.types import UNKNOWN_KEY, num_common_tokens, prompt_keys
 
 if TYPE_CHECKING:
     from collections.abc import Sequence as Seq
-
-_UNKNOWN = -(1 << 62)  # no token's id: stands for keys and values of unknown tokens
 
 
 @dataclass(slots=True)
@@ -79,9 +77,9 @@ class SlotTokens(Unbranched):
 
     def skip_to(self, length: int) -> None:
         """Benchmarks only: pretend that the slot holds `length` tokens."""
-        self._token_ids = [_UNKNOWN] * length
+        self._token_ids = [UNKNOWN_KEY] * length
         self._num_published = 0
 
     def publish(self, token_ids: Seq[int]) -> None:
         """Publish the slot's part of `token_ids`, which are committed."""
-        self._num_published = num_common_tokens(unmarked(self._token_ids), token_ids)
+        self._num_published = num_common_tokens(prompt_keys(self._token_ids), token_ids)
