@@ -681,73 +681,43 @@ def test_what_is_there_is_not_run_again_and_what_failed_is() -> None:
     assert {run["id"]: run["token_ids"] for run in results["runs"]} == {"one": [9], "two": [1], "three": [1]}
 
 
-PROGRAM = """
-import sys
-from pathlib import Path
-from outrider_bench import benchmark
-from outrider_bench.modes.setup import Setup
-from outrider_bench.prompts import Prompt
-from outrider.bundle import read_bundle
-from outrider.config import Config
-from outrider.testing import ToyTokenizer
-
-if __name__ == "__main__":
-    bundle, folder = sys.argv[1:]
-    config = Config().replace(cache_size=0.005, max_new_tokens=400, ignore_eos=True, num_threads=1)
-    prompts = [Prompt(str(n), "toy", "abc " * n) for n in range(1, 9)]
-    setup = Setup(read_bundle(bundle), config, tokenizer=ToyTokenizer())
-    results = benchmark.run(setup, prompts, ["plain", "draft:3"], folder=folder)
-    benchmark.save(results, Path(folder))
-"""
-
-
-@pytest.mark.slow
-def test_a_run_that_is_killed_goes_on(openvino_bundle: Bundle, tmp_path: Path) -> None:
-    program, folder = tmp_path / "program.py", tmp_path / "out"
-    program.write_text(PROGRAM)
-    command = [sys.executable, str(program), str(openvino_bundle.folder), str(folder)]
-    process = subprocess.Popen(command)
-    runs = folder / "runs.jsonl"
-    while not runs.exists() or len(runs.read_bytes().splitlines()) < 3:
-        assert process.poll() is None
-        time.sleep(0.01)
-    process.kill()
-    process.wait()
-    before = runs.read_bytes().splitlines()
-    assert 3 <= len(before) < 16
-    assert not (folder / "results.json").exists()
-    subprocess.run(command, check=True)
-    lines = [json.loads(line) for line in runs.read_bytes().splitlines()]
-    assert lines[: len(before) - 1] == [json.loads(line) for line in before[:-1]]
-    keys = [(line["number"], line["mode"], line["repeat"]) for line in lines]
-    assert len(keys) == len(set(keys)) == 16
-    results = json.loads((folder / "results.json").read_text(encoding="utf-8"))
-    assert all(row["identical"] == row["num_prompts"] for row in results["summary"])
-
-
 @pytest.mark.slow
 @pytest.mark.skipif(os.name == "nt", reason="another signal there")
-def test_ctrl_c_says_how_to_go_on(tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_was_interrupted_goes_on(tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """After a kill, which may cut off a line, and after Ctrl-C, which says how to go on."""
     folder = tmp_path / "out"
+    runs = folder / "runs.jsonl"
     arguments = ["bench", str(tiny), "--modes", "plain,genai", "--max-new-tokens", "600", "--out", str(folder)]
-    process = subprocess.Popen(
-        [sys.executable, "-c", "from outrider.cli import main; main()", *arguments],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ | {"COLUMNS": "500"},
-    )  # fmt: skip
-    while not (folder / "runs.jsonl").exists():
-        assert process.poll() is None
-        time.sleep(0.02)
+
+    def start(num_runs: int) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            [sys.executable, "-c", "from outrider.cli import main; main()", *arguments],
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ | {"COLUMNS": "500"},
+        )  # fmt: skip
+        while not runs.exists() or runs.read_bytes().count(b"\n") < num_runs:
+            assert process.poll() is None
+            time.sleep(0.01)
+        return process
+
+    process = start(2)
+    process.kill()
+    process.communicate()
+    whole = runs.read_bytes().rpartition(b"\n")[0]
+    assert not (folder / "results.json").exists()
+    process = start(whole.count(b"\n") + 2)
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=30)
     assert process.returncode == 130
     assert f"The runs so far are in {folder}; the same command continues from there.\n" in errors
     assert errors.endswith("outrider: Cancelled.\n")
-    before = (folder / "runs.jsonl").read_bytes()
+    before = runs.read_bytes()
+    assert before.startswith(whole)
     assert before.count(b"\n") < 12
     assert run([*arguments, "--json"]) == 0
-    results = json.loads(capsys.readouterr().out)
-    assert len(results["runs"]) == 12
-    assert (folder / "runs.jsonl").read_bytes().startswith(before[: before.rfind(b"\n") + 1])
+    assert len(json.loads(capsys.readouterr().out)["runs"]) == 12
+    assert runs.read_bytes().startswith(before.rpartition(b"\n")[0])
+    lines = [json.loads(line) for line in runs.read_bytes().splitlines()]
+    assert len({(line["number"], line["mode"], line["repeat"]) for line in lines}) == len(lines) == 12
     assert (folder / "report.html").read_text(encoding="utf-8").startswith("<!DOCTYPE html>")
     assert run([*arguments[:-2], "--quick", "--out", str(folder)]) == 2
     assert "holds another measurement, with " in capsys.readouterr().err
