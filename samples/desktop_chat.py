@@ -16,7 +16,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from PySide6 import QtCore, QtGui, QtWidgets
+try:
+    from PySide6 import QtCore, QtGui, QtWidgets
+except ImportError as error:
+    sys.exit(f'{error}. Run: pip install ".[samples]"')
 
 import outrider
 from outrider.models.backends.devices import find_devices

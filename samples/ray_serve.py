@@ -20,15 +20,19 @@ import hashlib
 import json
 import os
 import signal
+import sys
 import threading
 from typing import TYPE_CHECKING, Any
 
-import ray
-from ray import serve
-from ray.exceptions import ObjectLostError, RayActorError, WorkerCrashedError
-from ray.serve.config import ProxyLocation, RequestRouterConfig
-from ray.serve.exceptions import BackPressureError
-from ray.serve.request_router import RequestRouter
+try:
+    import ray
+    from ray import serve
+    from ray.exceptions import ObjectLostError, RayActorError, WorkerCrashedError
+    from ray.serve.config import ProxyLocation, RequestRouterConfig
+    from ray.serve.exceptions import BackPressureError
+    from ray.serve.request_router import RequestRouter
+except ImportError as error:
+    sys.exit(f'{error}. Run: pip install ".[server]" "ray[serve]"')
 from starlette.requests import Request  # noqa: TC002 - Ray reads the annotation
 from starlette.responses import JSONResponse, Response, StreamingResponse
 

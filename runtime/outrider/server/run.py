@@ -22,10 +22,14 @@ if TYPE_CHECKING:
     from outrider.server.models import Models
 
 
+_SPARE = 5  # seconds from the end of the grace time, in which answers notice that their clients are gone
+
+
 class _Server(uvicorn.Server):
     """Loads a single model while clients are told so, and says that it is ready, and that it ends.
 
-    A second signal hangs up on clients, as if they had left. failure: why the model was not loaded.
+    A second signal hangs up on clients, as if they had left. So does the end of the grace time, `grace` seconds after
+    the first: what uvicorn cancels, it logs as errors. failure: why the model was not loaded.
     """
 
     failure: BaseException | None = None
@@ -37,9 +41,10 @@ class _Server(uvicorn.Server):
         models: Models,
         ready: Callable[[], object],
         ending: Callable[[int], object] | None,
+        grace: int,
     ) -> None:
         super().__init__(config)
-        self._models, self._ready, self._ending = models, ready, ending
+        self._models, self._ready, self._ending, self._grace = models, ready, ending, grace
         self._loop: asyncio.AbstractEventLoop | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -62,7 +67,11 @@ class _Server(uvicorn.Server):
         self._models.give_up_loading()
         if self.server_state.tasks and self._ending is not None:
             self._ending(len(self.server_state.tasks))
-        await super().shutdown(sockets)
+        timer = asyncio.get_running_loop().call_later(self._grace, self._hang_up)
+        try:
+            await super().shutdown(sockets)
+        finally:
+            timer.cancel()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         if self.should_exit and self._loop is not None:
@@ -97,9 +106,9 @@ def run(
     AppStatus.enable_automatic_graceful_drain = False  # streams are finished, not cut
     level = "info" if access_log else "error"
     config = uvicorn.Config(
-        app, access_log=access_log, log_level=level, timeout_graceful_shutdown=grace, server_header=False
+        app, access_log=access_log, log_level=level, timeout_graceful_shutdown=grace + _SPARE, server_header=False
     )
-    server = _Server(config, app.state.service.models, ready, ending)
+    server = _Server(config, app.state.service.models, ready, ending, grace)
     server.run(sockets=list(listening))
     if server.failure is not None:
         raise server.failure

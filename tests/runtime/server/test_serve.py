@@ -48,17 +48,21 @@ def test_serve_answers_and_finishes_streams_when_it_is_ended(tiny: Path) -> None
         assert "Traceback" not in process.stderr.read()
 
 
-def test_a_second_signal_ends_answers_without_a_traceback(tiny: Path) -> None:
-    with served(f"one={tiny}", "--ignore-eos") as (process, printed):
+@pytest.mark.parametrize(("grace", "signals"), [(30, 2), (1, 1)])
+def test_a_second_signal_or_the_grace_time_ends_answers_without_a_traceback(
+    tiny: Path, grace: int, signals: int
+) -> None:
+    with served(f"one={tiny}", "--ignore-eos", "--grace", grace) as (process, printed):
         stream = client_of(printed).chat.completions.create(
             model="one", messages=MESSAGES, max_tokens=NUM_TOKENS, stream=True
         )
         next(stream)
         process.send_signal(signal.SIGINT)
         assert process.stderr
-        while not (line := process.stderr.readline()).startswith("Waiting up to 30 s for an answer."):
+        while not (line := process.stderr.readline()).startswith(f"Waiting up to {grace} s for an answer."):
             assert line
-        process.send_signal(signal.SIGINT)
+        for _ in range(signals - 1):
+            process.send_signal(signal.SIGINT)
         with pytest.raises(Exception, match="closed|peer|incomplete|Connection|reset"):
             list(stream)
         process.wait(30)
