@@ -269,6 +269,8 @@ def row(minutes: float, seen: Seen, at_rest: Rest) -> str:
     counts = (seen.counts[kind] for kind in ("right", "wrong", "left", "refused"))
     times = (
         " / ".join(f"{1e3 * value:.0f}" for value in (statistics.median(each), statistics.quantiles(each, n=100)[98]))
+        if len(each) > 1  # else nothing was answered, and the faults say why
+        else "–"
         for each in (seen.first, seen.between)
     )
     held = (f"{at_rest.megabytes or 0:.0f}", at_rest.threads, at_rest.files)
@@ -282,7 +284,7 @@ def soak(bundle: Path, minutes: float, num_clients: int) -> list[str]:
     with served(*served_as) as (process, printed):
         url = printed["url"]
         print("| minute | texts right | wrong | left | refused | first token, ms, p50 / p99 | between, ms, p50 / p99 "
-              "| memory, MB | threads | files |\n" + "|---" * 10 + "|")  # fmt: skip
+              "| memory, MB | threads | files |\n" + "|---" * 10 + "|", flush=True)  # fmt: skip
         for part in range(NUM_PARTS):
             seen = asyncio.run(crowd(url, known, num_clients, minutes * 60 / NUM_PARTS, part))
             rests.append(rest(url, process.pid))
