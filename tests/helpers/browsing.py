@@ -33,6 +33,7 @@ COPY = """() => {
     window.plainFetch ??= fetch;
     window.fetch = async (...given) => {
         const response = await plainFetch(...given);
+        if (!response.url.endsWith("/completions")) return response;
         const place = received.push("") - 1;
         response.clone().body.pipeThrough(new TextDecoderStream())
             .pipeTo(new WritableStream({ write: (text) => { received[place] += text; } })).catch(() => {});
@@ -87,7 +88,12 @@ def ask(page: Page, text: str) -> list[dict[str, Any]]:
     page.evaluate(COPY)
     send(page, text)
     page.get_by_role("button", name="Retry").wait_for()
-    lines = page.evaluate("received.at(-1)").split("\n")
+    return events_of(page)
+
+
+def events_of(page: Page, number: int = -1) -> list[dict[str, Any]]:
+    """The events of one of the responses since the first `ask`."""
+    lines = page.evaluate(f"received.at({number})").split("\n")
     return [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: {")]
 
 
@@ -97,16 +103,30 @@ def asked(request: Request) -> dict[str, Any]:
     return body
 
 
+def show_menu(page: Page) -> None:
+    """Open the settings, and on a phone the pickers, if they are hidden."""
+    if not page.locator("#settings").is_visible():
+        page.get_by_role("button", name="Settings").click()
+
+
 def set_options(page: Page, **values: object) -> None:
     """Fill in the settings by their ids."""
-    if not page.locator("#settings").evaluate("(node) => node.open"):
-        page.get_by_text("Settings").click()
+    show_menu(page)
     for name, value in values.items():
         page.locator(f"#{name}").fill(str(value))
 
 
-def answer_with(page: Page, *pieces: str, calls: Sequence[dict[str, Any]] = (), error: str | None = None) -> None:
-    """Have the next requests answered with these pieces of text, one token each, and calls; perhaps an error then."""
+def answer_with(
+    page: Page,
+    *pieces: str,
+    calls: Sequence[dict[str, Any]] = (),
+    error: str | None = None,
+    times: int | None = None,
+) -> None:
+    """Have the next requests answered with these pieces of text, one token each, and calls; perhaps an error then.
+
+    times: so many requests alone.
+    """
     events: list[dict[str, Any]] = [{"choices": [{"index": 0, "delta": {"tool_calls": [part]}}]} for part in calls]
     for piece in pieces:
         token = {"id": 1, "text": piece, "source": "accepted", "drafter": "ngram"}
@@ -122,4 +142,4 @@ def answer_with(page: Page, *pieces: str, calls: Sequence[dict[str, Any]] = (), 
     def fulfil(route: Route) -> None:
         route.fulfill(status=200, content_type="text/event-stream", body=body)
 
-    page.route("**/v1/chat/completions", fulfil)
+    page.route("**/v1/chat/completions", fulfil, times=times)

@@ -310,6 +310,18 @@ def test_what_an_answer_said_is_proposed_in_the_next_one_and_what_a_prompt_said_
     assert draft_of([8, 2], 1, Suffix(min_chance=0)).token_ids == []
 
 
+def test_a_request_without_earlier_answers_takes_nothing_from_them_and_leaves_nothing() -> None:
+    drafter = Suffix(min_chance=0)
+    for said, earlier_answers in ((4, False), (5, True), (6, False)):
+        sequence = Sequence([1, 2], 2, earlier_answers=earlier_answers)
+        drafter.reserve(sequence, 100)
+        assert propose(drafter, sequence, 1).token_ids == []
+        sequence.token_ids += [said, 2]
+        assert propose(drafter, sequence, 1).token_ids == [said]  # what it has said itself, it copies
+        drafter.release(sequence)
+    assert draft_of([8, 2], 1, drafter).token_ids == [5]
+
+
 @pytest.mark.parametrize(("verifier", "options"), [(Greedy(), {}), (Coupled(), {"temperature": 1.0, "seed": 3})])
 def test_answers_are_those_of_plain_decoding_whatever_earlier_ones_said(
     verifier: Verifier, options: dict[str, Any]

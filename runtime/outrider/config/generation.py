@@ -124,6 +124,13 @@ class GenerationConfig(Section):
         flag="",
         server=True,
     )
+    earlier_answers: bool = option(
+        True,
+        switch,
+        "whether drafts are also copied from earlier answers, of this and other requests. False is for comparisons "
+        "that ask the same again",
+        server=True,
+    )
     temperature: float = option(
         0.0,
         _temperature,

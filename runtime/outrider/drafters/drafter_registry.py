@@ -159,7 +159,7 @@ class DrafterRegistry:
             documents = (self._read(config.references),) if config.references else ()
             if source is not None and source.token_ids:
                 documents = (References([source.token_ids]), *documents)
-            return documents + (self._store.references() if self._store else ())
+            return documents + (self._store.references() if self._store and config.earlier_answers else ())
         if config.references and policy is not None:
             threshold = config.assistant_confidence_threshold
             without = "" if threshold is None else " and without assistant_confidence_threshold"

@@ -48,10 +48,13 @@ class Suffix(Copier):
         self.min_chance = min_chance
         self._indexes: dict[Sequence, SuffixAutomaton] = {}
         self._next_tokens = NextTokens()
+        self._own_next_tokens: dict[Sequence, NextTokens] = {}  # of those that take nothing from earlier answers
 
     def reserve(self, sequence: Sequence, max_tokens: int, num_cached: int = 0) -> bool:  # noqa: ARG002
         """Start an index. There is always room for one."""
         self._indexes[sequence] = SuffixAutomaton()
+        if not sequence.earlier_answers:
+            self._own_next_tokens[sequence] = NextTokens()
         return True
 
     def propose(self, requests: Seq[DraftRequest]) -> list[Draft]:
@@ -70,6 +73,7 @@ class Suffix(Copier):
         """Drop a sequence's index."""
         if index := self._indexes.pop(sequence, None):
             self._learn(sequence, range(index.num_tokens, len(sequence)))
+            self._own_next_tokens.pop(sequence, None)
 
     def forget(self) -> None:
         """Forget what earlier answers said. For measurements, which repeat prompts."""
@@ -87,8 +91,9 @@ class Suffix(Copier):
     def _learn(self, sequence: Sequence, positions: range) -> None:
         """Take in what the main model has said at these positions."""
         token_ids = sequence.token_ids
+        next_tokens = self._own_next_tokens.get(sequence, self._next_tokens)
         for i in range(max(positions.start, sequence.num_prompt_tokens), positions.stop):
-            self._next_tokens.add(token_ids[max(i - LONGEST_CONTEXT, 0) : i], token_ids[i])
+            next_tokens.add(token_ids[max(i - LONGEST_CONTEXT, 0) : i], token_ids[i])
 
     def _sources(self, request: DraftRequest) -> list[_Source]:
         """Where the next draft tokens may come from; of equals the first wins."""
@@ -96,7 +101,7 @@ class Suffix(Copier):
         references = (*self.references, *request.sequence.references)
         others = [_Other(each, context) for each in references]
         own = [_Own(index)] if index.num_tokens == len(context) else []
-        return [*own, *others, _Said(self._next_tokens, context)]
+        return [*own, *others, _Said(self._own_next_tokens.get(request.sequence, self._next_tokens), context)]
 
     def _propose_one(self, request: DraftRequest) -> Draft:
         """Tokens that are each the likeliest of the sources'."""

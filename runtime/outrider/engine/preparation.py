@@ -130,6 +130,7 @@ class Preparation:
                 adapter=config.adapter,
                 source=whole.source,
                 embeds=whole.embeds,
+                earlier_answers=config.earlier_answers,
             ),
             sampler=LogitsSampler(config, token_ids, end_token_ids=end_token_ids, grammar=grammar, rules=rules),
             verifier=_verifier(config),

@@ -23,7 +23,7 @@ from outrider.server.protocol.responses import ErrorBody, ErrorResponse
 
 log = logging.getLogger("outrider.server")
 
-_OPTION = re.compile(r"[a-z_]+(?==)")  # our messages about options begin with the option's name
+_OPTION = re.compile(r"[a-z_]+(?==)")  # in our messages about options, the first is the one that is wrong
 _PLACE = re.compile(r"`\$\.([^`]+)`")  # where msgspec found something wrong
 _NAME = ("max_new_tokens", "max_tokens")  # the engine's name of an option, and the API's
 
@@ -58,7 +58,7 @@ def as_api_error(error: BaseException) -> ApiError:
     if isinstance(error, OptionError | RequestError):
         message = str(error)
         message = message.replace(*_NAME)
-        found = _OPTION.match(message)
+        found = _OPTION.search(message)
         kind = "context_length_exceeded" if isinstance(error, TooLong) else "invalid_value"
         return ApiError(400, message, param=found and found[0], code=kind)
     if isinstance(error, HTTPException):

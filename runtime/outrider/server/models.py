@@ -91,6 +91,7 @@ class Model:
             id=self.name,
             created=int((self.bundle.folder / MANIFEST_NAME).stat().st_mtime),
             loaded=self.engine is not None,
+            loading=self.progress if self.loading else None,
             drafters=list(drafters),
             adapters=list(self.adapters),
             max_model_len=manifest.main.geometry.context_length,

@@ -21,8 +21,8 @@ class Sequence:
     """One request's committed tokens: the prompt, then the answer. Draft tokens enter only when accepted.
 
     references: other texts that a drafter may copy from, as `outrider.drafters.References`. scope, embeds: of the
-    prompt. answers: see `Prompt.answers`; ascending. adapter: that the main model reads it with; its content is in the
-    scope. source: what an encoder reads.
+    prompt. earlier_answers: whether a drafter may copy from them. answers: see `Prompt.answers`; ascending. adapter:
+    that the main model reads it with; its content is in the scope. source: what an encoder reads.
     """
 
     token_ids: list[int]
@@ -33,6 +33,7 @@ class Sequence:
     adapter: str | None = None
     source: Source | None = None
     embeds: tuple[Span, ...] = ()
+    earlier_answers: bool = True
 
     def __len__(self) -> int:
         return len(self.token_ids)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from browsing import answer_with, ask, asked, chromium, opened, send, set_options
+from browsing import answer_with, ask, asked, chromium, events_of, opened, send, set_options, show_menu
 from outrider.decoding.scheduler import Scheduler
 from outrider.server import Settings
 from serving import CONFIG, serving, wait_until
@@ -91,7 +91,8 @@ def test_drafts_are_shown_as_the_server_says(page: Page) -> None:
         return [name.removeprefix("token ") for name in page.locator(f"{TEXT} .token").evaluate_all(
             "(nodes) => nodes.map((node) => node.className)")]  # fmt: skip
 
-    assert shown() == sources
+    assert set(shown()) == set(sources)
+    before = shown()
     line, timings = page.locator(FIGURES).inner_text(), events[-1]["timings"]
     for source in set(sources):
         assert f"{sources.count(source)} {source}" in line
@@ -106,7 +107,7 @@ def test_drafts_are_shown_as_the_server_says(page: Page) -> None:
     assert shown() == []
     assert page.get_by_role("region", name="Where tokens come from").count() == 0
     switch.check()
-    assert shown() == sources
+    assert shown() == before
 
 
 @pytest.mark.usefixtures("slow_rounds")
@@ -149,12 +150,14 @@ def test_stop_ends_the_answer_at_the_server(page: Page, endless: Live, by: str) 
 def test_compare_shows_both_speeds_and_the_same_text(page: Page, options: dict[str, Any]) -> None:
     set_options(page, max_tokens=60, **options)
     page.select_option("#drafter", "suffix")
-    drafted = ask(page, REPEATED)[-1]["timings"]
-    with page.expect_request("**/v1/chat/completions") as request:
-        page.get_by_role("button", name="Compare").click()
+    ask(page, REPEATED)
+    requests: list[dict[str, Any]] = []
+    page.on("request", lambda request: requests.append(asked(request)) if request.method == "POST" else None)
+    page.get_by_role("button", name="Compare").click()
     region = page.get_by_role("region", name="Comparison")
     region.wait_for()
-    assert asked(request.value)["drafter"] == "none"
+    assert [(each["drafter"], each["earlier_answers"]) for each in requests] == [("suffix", False), ("none", False)]
+    drafted = events_of(page, -2)[-1]["timings"]
     assert "The texts are the same." in region.inner_text()
     rows = [row.inner_text().split("\t") for row in region.get_by_role("row").all()]
     assert rows[0] == ["", "Drafter suffix", "No drafts"]
@@ -170,9 +173,75 @@ def test_compare_says_where_texts_differ(page: Page) -> None:
     ask(page, "Count")
     page.unroute("**/v1/chat/completions")
     answer_with(page, "One", " Two")
+    answer_with(page, "One", " two", times=1)
     page.get_by_role("button", name="Compare").click()
     region = page.get_by_role("region", name="Comparison")
     assert "differ from character 5 on" in region.inner_text()
+
+
+@pytest.mark.usefixtures("slow_rounds")
+def test_a_conversation_survives_a_reload_and_is_deleted_by_one_click(page: Page) -> None:
+    set_options(page, max_tokens=20, system="Be brief.")
+    page.get_by_role("switch", name="Show drafts").check()
+    ask(page, REPEATED)
+    shown = page.locator("#log").inner_text()
+    set_options(page, max_tokens=6000)
+    send(page, "Go on")
+    page.locator(TEXT).last.filter(has_text=re.compile(r"\S")).wait_for()
+    page.reload()
+    page.get_by_role("button", name="Retry").wait_for()
+    assert (
+        page.locator("#log")
+        .inner_text()
+        .startswith(shown.removesuffix("Compare with plain decoding").split("Retry")[0])
+    )
+    assert page.locator(f"{FIGURES} strong").all_inner_texts() == ["Not complete."]
+    assert page.locator(f"{TEXT} .token").count() > 0
+    set_options(page, max_tokens=3)
+    with page.expect_request("**/v1/chat/completions") as request:
+        send(page, "And?")
+    turns = asked(request.value)["messages"]
+    assert [turn["role"] for turn in turns] == ["system", "user", "assistant", "user", "assistant", "user"]
+    page.get_by_role("button", name="Compare").wait_for()
+    page.get_by_role("button", name="New chat").click()
+    page.reload()
+    assert page.locator(".answer").count() == 0
+    assert REPEATED not in page.evaluate("JSON.stringify(localStorage)")
+
+
+def test_messages_can_be_copied_and_edited(browser: Browser, endless: Live) -> None:
+    with opened(browser, endless.url, permissions=["clipboard-read", "clipboard-write"]) as page:
+        answer_with(page, "**An", " answer**")
+        for text in ("One", "Two", "Three"):
+            ask(page, text)
+        page.get_by_role("button", name="Copy").nth(1).click()
+        page.get_by_role("button", name="Copied").wait_for()
+        assert page.evaluate("navigator.clipboard.readText()") == "**An answer**"
+        page.get_by_role("button", name="Edit").nth(1).click()
+        page.keyboard.press("Escape")
+        assert page.locator("#message").input_value() == ""
+        page.get_by_role("button", name="Edit").nth(1).click()
+        assert page.locator("#message").input_value() == "Two"
+        with page.expect_request("**/v1/chat/completions") as request:
+            send(page, "2")
+        assert [turn["content"] for turn in asked(request.value)["messages"]] == ["One", "**An answer**", "2"]
+        page.get_by_role("button", name="Retry").wait_for()
+        assert page.locator(".question").all_text_contents() == ["One", "2"]
+
+
+def test_the_load_of_a_model_is_shown(browser: Browser, endless: Live) -> None:
+    with opened(browser, "about:blank", ["ERR_FAILED"]) as page:
+        doing: list[str | None] = ["The main model is measured on CPU, setting 1 of 4: f32", None]
+        page.route("**/v1/models/tiny", lambda route: route.fulfill(json={"loading": doing[0]}))
+        page.goto(endless.url)
+        page.locator("#load", has_text="The main model is measured on CPU, setting 1 of 4: f32 …").wait_for()
+        waiting: list[Route] = []
+        page.route("**/v1/chat/completions", lambda route: waiting.append(route))
+        send(page, "Hi")
+        page.locator(FIGURES, has_text="setting 1 of 4").wait_for()
+        doing.pop(0)
+        waiting[0].abort()
+        page.get_by_text("Not complete.").wait_for()
 
 
 def test_retry_and_new_chat(page: Page) -> None:
@@ -198,10 +267,12 @@ def test_retry_and_new_chat(page: Page) -> None:
 
 def test_wrong_settings_are_not_sent(page: Page) -> None:
     set_options(page, temperature=-1)
-    page.get_by_text("Settings").click()
+    page.get_by_role("button", name="Settings").click()
     page.on("request", lambda request: pytest.fail(f"{request.url} was asked for"))
     send(page, "Hi")
     assert page.evaluate("document.activeElement.id") == "temperature"  # the settings are open again
+    assert page.locator("[aria-invalid]").evaluate_all("(nodes) => nodes.map((node) => node.id)") == ["temperature"]
+    assert page.get_by_role("alert").inner_text().startswith("Temperature: ")
     assert page.locator("#message").input_value() == "Hi"
 
 
@@ -213,7 +284,55 @@ def test_html_of_a_model_stays_text(page: Page, drafts: bool) -> None:
     ask(page, HOSTILE)
     assert page.locator("#log :is(img, script, iframe, a)").count() == 0
     assert page.locator(".question").text_content() == HOSTILE
-    assert str(page.locator(TEXT).text_content()).count(HOSTILE) == 3 + drafts
+    assert str(page.locator(TEXT).text_content()).count(HOSTILE) == 3
+
+
+def test_drafts_keep_markdown_and_the_spacing_of_code(page: Page) -> None:
+    pieces = [
+        "Some **bo",
+        "ld** and `co",
+        "de`.\n\n1. on",
+        "e\n   - in",
+        "ner\n\n```py",
+        "thon\nif a:\n  ",
+        "  b\n``",
+        "`",
+        "",
+    ]
+    shapes = []
+    for drafts in (True, False):
+        page.get_by_role("switch", name="Show drafts").set_checked(drafts)
+        answer_with(page, *pieces)
+        ask(page, "Show me")
+        node = page.locator(TEXT).last
+        shapes.append(node.evaluate("(node) => [...node.querySelectorAll(':not(.token)')].map((n) => n.tagName)"))
+        assert node.locator("strong").text_content() == "bold"
+        assert node.locator("pre").text_content() == "if a:\n    b"
+        assert (node.locator(".token").count() > 0) == drafts
+        assert node.locator(".token:empty").count() == 0  # such as the end's
+    assert shapes[0] == shapes[1]
+
+
+def test_each_letter_has_its_tokens_source(page: Page) -> None:
+    """Tokens are found again where Markdown takes signs away."""
+    pieces = ["## He", "ad\n\n> a *b", "* [l](https://l.org/l) l", "\n\n- x\n", "  y\n\n```p\np", "\n```"]
+    made = page.evaluate(
+        """async (pieces) => {
+            const { Answer } = await import("/page/answer.js");
+            const answer = new Answer(true);
+            pieces.forEach((content, i) => {
+                const tokens = [{ id: i, text: content, source: `s${i}` }];
+                answer.read({ choices: [{ delta: { content }, tokens }] });
+            });
+            answer.showDrafts(true);
+            return [...answer.node.querySelectorAll(".token")].map((n) => [n.className.slice(6), n.textContent]);
+        }""",
+        pieces,
+    )
+    assert made == [
+        ["s0", "He"], ["s1", "ad"], ["s1", "a "], ["s1", "b"], ["s2", " "], ["s2", "l"], ["s2", " l"], ["s3", "x\n"],
+        ["s4", "y"], ["s4", "p"],
+    ]  # fmt: skip
 
 
 def test_calls_are_shown(page: Page) -> None:
@@ -297,8 +416,8 @@ def test_tokens_share_their_pieces_text(page: Page) -> None:
     for text, tokens, expected in cases:
         made = page.evaluate(
             """async ([text, tokens]) => {
-                const { tokenNodes } = await import("/page/tokens.js");
-                return tokenNodes(text, tokens.map((text) => ({ text, source: "plain" }))).map((n) => n.textContent);
+                const { textsOf } = await import("/page/tokens.js");
+                return textsOf(text, tokens);
             }""",
             [text, tokens],
         )
@@ -317,9 +436,10 @@ def test_errors_are_one_line(failing: Page) -> None:
     set_options(page, max_tokens=100_000)
     send(page, "Hi")
     page.get_by_role("button", name="Retry").wait_for()
-    assert "max_tokens" in alert.inner_text()
+    assert re.match(r"Longest answer, in tokens: .*max_tokens=100,000", alert.inner_text())
     assert "\n" not in alert.inner_text()
-    assert page.locator(f"{FIGURES} strong").inner_text() == "Not complete."
+    assert page.locator("#max_tokens").get_attribute("aria-invalid") == "true"
+    assert page.locator(FIGURES).inner_text() == "Not complete."  # and is not waited for
     set_options(page, max_tokens=3)
     answer_with(page, "Half an", error="The device\nfailed.")
     page.get_by_role("button", name="Retry").click()
@@ -329,6 +449,7 @@ def test_errors_are_one_line(failing: Page) -> None:
     page.get_by_role("button", name="Retry").click()
     page.get_by_text("3 tokens").wait_for()
     assert alert.inner_text() == ""
+    assert page.locator("[aria-invalid]").count() == 0
 
 
 def test_a_server_that_is_gone(browser: Browser, tiny: Path) -> None:
@@ -356,7 +477,7 @@ def test_a_key_is_asked_for_and_kept_for_the_session(browser: Browser, tiny: Pat
         page.reload()
         ask(page, "Hi")
         kept = "[sessionStorage.length, localStorage.length, document.cookie, location.search]"
-        assert page.evaluate(kept) == [1, 0, "", ""]
+        assert page.evaluate(kept) == [1, 1, "", ""]  # the key, and the conversation
 
 
 def test_a_message_waits_for_the_list_of_models(browser: Browser, endless: Live) -> None:
@@ -377,6 +498,7 @@ def test_drafters_are_those_of_the_model(browser: Browser, endless: Live) -> Non
     served = [{"id": "one", "drafters": ["ngram"]}, {"id": "two", "drafters": ["eagle3", "ngram"]}]
     with opened(browser, "about:blank") as page:
         page.route("**/v1/models", lambda route: route.fulfill(json={"data": served}))
+        page.route("**/v1/models/*", lambda route: route.fulfill(json={"loading": None}))
         page.goto(endless.url)
         options = page.locator("#drafter option")
         assert options.evaluate_all("(o) => o.map((each) => each.value)") == ["auto", "ngram", "none"]
@@ -392,14 +514,15 @@ def test_drafters_are_those_of_the_model(browser: Browser, endless: Live) -> Non
 def test_tab_reaches_all_controls_in_order(page: Page) -> None:
     set_options(page, max_tokens=5)
     ask(page, "Hi")
+    show_menu(page)
     page.evaluate("document.activeElement.blur(); document.querySelector('#model').focus()")
     order = []
-    for _ in range(15):
+    for _ in range(18):
         order.append(page.evaluate("document.activeElement.id || document.activeElement.textContent.trim()"))
         page.keyboard.press("Tab")
-    assert order[:14] == [
-        "model", "drafter", "drafts", "new", "log", "Retry", "Compare with plain decoding", "Settings", "system",
-        "temperature", "seed", "max_tokens", "message", "send",
+    assert order[:17] == [
+        "model", "drafter", "drafts", "menu", "new", "system", "temperature", "seed", "max_tokens", "log", "Copy",
+        "Edit", "Copy", "Retry", "Compare with plain decoding", "message", "send",
     ]  # fmt: skip
 
 
@@ -410,9 +533,10 @@ def test_everything_has_a_role_and_a_name(page: Page) -> None:
     ask(page, REPEATED)
     page.get_by_role("button", name="Compare").click()
     page.get_by_role("region", name="Comparison").wait_for()
+    show_menu(page)
     tree = page.context.new_cdp_session(page).send("Accessibility.getFullAXTree")["nodes"]
     named = {"button", "textbox", "combobox", "switch", "checkbox", "spinbutton", "link", "region", "log", "article",
-             "DisclosureTriangle", "form", "RootWebArea"}  # fmt: skip
+             "form", "RootWebArea"}  # fmt: skip
     found = [
         (node["role"]["value"], node.get("name", {}).get("value", ""))
         for node in tree
@@ -476,16 +600,55 @@ def test_texts_have_contrast(browser: Browser, endless: Live, scheme: Any) -> No
         assert (backs == "rgb(20, 21, 29)") == (scheme == "dark")
 
 
+LONG = "qwen2.5-coder-1.5b-instruct-q4_k_m-int8"
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize(("name", "width", "height"), [("desktop", 1280, 800), ("phone", 390, 844)])
+def test_the_conversation_has_the_screen(
+    browser: Browser, endless: Live, name: str, width: int, height: int, scheme: Any, request: pytest.FixtureRequest
+) -> None:
+    """Screenshots are in the cache folder of pytest, `.pytest_cache/d/page`."""
+    folder = request.config.cache.mkdir("page")
+    size: Any = {"width": width, "height": height}
+    served = [{"id": LONG, "drafters": ["draft", "suffix"]}]
+    failure = ["status of 404"]
+    with opened(browser, "about:blank", failure, viewport=size, color_scheme=scheme) as page:
+        page.route("**/v1/models", lambda route: route.fulfill(json={"data": served}))
+        page.route("**/v1/models/*", lambda route: route.fulfill(json={"loading": None}))
+        page.goto(endless.url)
+        show_menu(page)
+        page.get_by_role("switch", name="Show drafts").check()
+        assert page.locator("#model").evaluate("(node) => node.clientWidth") > 8 * len(LONG) * 0.8  # the whole name
+        assert page.locator("header").evaluate("(node) => node.scrollWidth <= node.clientWidth")
+        page.screenshot(path=folder / f"{name}-{scheme}-menu.png")
+        page.get_by_role("button", name="Settings").click()
+        answer_with(page, "Two **wor", "ds**, then `code`:\n\n```python\nfor i in ", "range(3):\n    print(i)\n```")
+        ask(page, "A question that takes more than one line on a phone, as most of them do")
+        page.unroute("**/v1/chat/completions")
+        assert page.evaluate("document.documentElement.scrollWidth") == width
+        assert page.evaluate("document.documentElement.scrollHeight") == height
+        share = page.locator("#log").evaluate("(node) => node.clientHeight") / height
+        assert share > 0.7  # with the legend
+        page.screenshot(path=folder / f"{name}-{scheme}.png")
+        send(page, "And?")  # the server knows no such model
+        page.get_by_role("alert").filter(has_text="Model: There is no model").wait_for()
+        assert page.locator("#model").get_attribute("aria-invalid") == "true"
+        page.screenshot(path=folder / f"{name}-{scheme}-error.png")
+
+
 def test_narrow_screens_and_reduced_motion(browser: Browser, endless: Live) -> None:
     with opened(browser, endless.url, viewport={"width": 320, "height": 640}, reduced_motion="reduce") as page:
+        show_menu(page)
         page.get_by_role("switch", name="Show drafts").check()
         answer_with(page, "x" * 300, "\n\n```\n" + "y" * 300 + "\n```")
         ask(page, "z" * 300)
         assert page.evaluate("document.documentElement.scrollWidth") == 320
         assert page.evaluate("document.documentElement.scrollHeight") <= 640
+        show_menu(page)
         page.get_by_role("switch", name="Show drafts").uncheck()
         assert page.locator("#log").evaluate("(node) => node.scrollWidth <= node.clientWidth")
-        page.get_by_text("Settings").click()
+        assert page.locator("header").evaluate("(node) => node.scrollWidth <= node.clientWidth")
         assert page.get_by_role("button", name="Send").is_visible()
         moving = "document.getAnimations().length"
         assert page.evaluate(moving) == 0

@@ -1,8 +1,8 @@
-// One answer on the page: its text, as Markdown or as tokens with their sources, its calls of functions, its figures.
+// One answer on the page: its text as Markdown, perhaps with the tokens' sources, its calls of functions, its figures.
 
 import { element } from "./dom.js";
 import { showMarkdown } from "./markdown.js";
-import { SOURCES, countSources, tokenNodes } from "./tokens.js";
+import { SOURCES, countSources, textsOf, tokenNodes } from "./tokens.js";
 
 /** An answer that grows. text, tokens, calls: so far. timings: the server's, once it is complete. */
 export class Answer {
@@ -11,9 +11,11 @@ export class Answer {
   calls = []; // {name, written}: the arguments as they are written, in JSON
   timings = null;
   seed = null;
+  waiting = "Waiting …"; // what is shown before the first token
   #pieces = []; // of the stream: [text, tokens]
-  #numShown = 0; // pieces
+  #owners = []; // the token of each character
   #began = 0;
+  #note = null; // once it has ended: why, if it is not complete
   #showsDrafts;
   #text = element("div", { className: "text" });
   #calls = element("div", { className: "calls" });
@@ -26,6 +28,19 @@ export class Answer {
     this.showDrafts(showsDrafts);
   }
 
+  /** What `restore` needs. */
+  get saved() {
+    const { calls, timings, seed } = this;
+    return { pieces: this.#pieces, calls, timings, seed, note: this.#note ?? "Not complete." };
+  }
+
+  /** Show an answer that was saved. */
+  restore({ pieces, note, ...fields }) {
+    for (const piece of pieces) this.#add(...piece);
+    Object.assign(this, fields);
+    this.end(note);
+  }
+
   /** Add an event of the stream. */
   read(event) {
     const [choice] = event.choices;
@@ -36,9 +51,20 @@ export class Answer {
     const text = choice.delta.content ?? "", tokens = choice.tokens ?? [];
     if (!text && !tokens.length) return;
     this.#began ||= performance.now();
+    this.#add(text, tokens);
+  }
+
+  #add(text, tokens) {
     this.#pieces.push([text, tokens]);
     this.text += text;
     this.tokens.push(...tokens);
+    const texts = textsOf(text, tokens.map((token) => token.text));
+    if (!tokens.length) this.#own(null, text);
+    texts.forEach((own, i) => this.#own(tokens[i], own));
+  }
+
+  #own(token, text) {
+    for (let i = 0; i < text.length; i += 1) this.#owners.push(token);
   }
 
   /** All that was answered, as text. */
@@ -61,35 +87,31 @@ export class Answer {
 
   /** Nothing more comes. note: why, if the answer is not complete. */
   end(note = "") {
+    this.#note = note;
     this.node.setAttribute("aria-busy", "false");
     this.refresh();
     if (note) this.#figures.prepend(element("strong", {}, note), " ");
   }
 
-  /** Show tokens with their sources, or Markdown. */
+  /** Whether to colour tokens by their sources. */
   showDrafts(shows) {
     this.#showsDrafts = shows;
     this.#text.classList.toggle("drafts", shows);
     this.#text.replaceChildren();
-    this.#numShown = 0;
     this.#showText();
   }
 
-  /** Show what has come since the last time. */
   #showText() {
-    if (!this.#showsDrafts) {
-      showMarkdown(this.#text, this.text);
-      return;
-    }
-    this.#text.append(...this.#pieces.slice(this.#numShown).flatMap((piece) => tokenNodes(...piece)));
-    this.#numShown = this.#pieces.length;
+    const leaf = (text, places) => tokenNodes(text, places.slice(0, text.length).map((place) => this.#owners[place]));
+    showMarkdown(this.#text, this.text, this.#showsDrafts ? leaf : undefined);
   }
 
   #line() {
     const count = this.tokens.length, seconds = (performance.now() - this.#began) / 1e3;
-    if (!count) return "Waiting …";
+    if (!count) return this.#note === null ? this.waiting : "";
     const counts = countSources(this.tokens);
-    const speed = this.timings?.predicted_per_second ?? (count > 1 && seconds ? (count - 1) / seconds : 0);
+    const isRunning = this.#note === null && count > 1 && seconds > 0;
+    const speed = this.timings?.predicted_per_second ?? (isRunning ? (count - 1) / seconds : 0);
     return [
       `${count} token${count > 1 ? "s" : ""}`,
       speed && `${speed.toFixed(1)} a second`,

@@ -2,11 +2,12 @@
 
 const ROOT = new URL("../v1/", import.meta.url);
 
-/** A failure. status: of HTTP; 0 when the server did not answer, or broke off. */
+/** A failure. status: of HTTP; 0 when the server did not answer, or broke off. field: of the request that is wrong. */
 export class ApiError extends Error {
-  constructor(message, status = 0) {
+  constructor(message, status = 0, field = null) {
     super(message.replace(/\s+/g, " ").trim());
     this.status = status;
+    this.field = field;
   }
 }
 
@@ -14,6 +15,12 @@ export class ApiError extends Error {
 export async function listModels(key) {
   const response = await request("models", { headers: headersOf(key) });
   return (await response.json()).data;
+}
+
+/** What the load of a model is doing; null when none is under way. */
+export async function loadOf(model, key) {
+  const response = await request(`models/${model}`, { headers: headersOf(key) });
+  return (await response.json()).loading;
 }
 
 /** The events of a chat's answer as they come. body: of the request. The signal ends it with an AbortError. */
@@ -24,7 +31,7 @@ export async function* streamChat(body, key, signal) {
   for await (const data of eventsOf(response.body)) {
     if (data === "[DONE]") return;
     const event = JSON.parse(data);
-    if (event.error) throw new ApiError(event.error.message, response.status);
+    if (event.error) throw new ApiError(event.error.message, response.status, event.error.param);
     yield event;
   }
   throw new ApiError("The server broke off its answer.");
@@ -36,7 +43,8 @@ async function request(path, options) {
   const response = await reached(fetch(new URL(path, ROOT), { cache: "no-store", ...options }));
   if (response.ok) return response;
   const said = await response.json().catch(() => null);
-  throw new ApiError(said?.error?.message ?? `The server answered with status ${response.status}.`, response.status);
+  const { message = `The server answered with status ${response.status}.`, param } = said?.error ?? {};
+  throw new ApiError(message, response.status, param);
 }
 
 /** The result, or what a failed connection means. */

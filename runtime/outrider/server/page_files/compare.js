@@ -18,7 +18,9 @@ export function comparison(drafter, drafted, plain) {
   });
   const table = element("table", {}, element("thead", {}, element("tr", {}, ...heads)), element("tbody", {}, ...lines));
   const text = element("p", {}, verdict(drafted, plain));
-  return element("section", { className: "comparison", "aria-label": "Comparison" }, table, text);
+  const how = "Both were answered anew, and nothing was copied from earlier answers.";
+  const note = element("p", { className: "how" }, how);
+  return element("section", { className: "comparison", "aria-label": "Comparison" }, table, text, note);
 }
 
 /** The result in words. */

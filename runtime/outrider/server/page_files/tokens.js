@@ -4,15 +4,20 @@ import { element } from "./dom.js";
 
 export const SOURCES = ["accepted", "recovered", "bonus", "plain"];
 
-/** The nodes of a piece of a stream: one for each token, coloured by its source. Their texts are the piece's text. */
+/** A text as nodes, one for each token, coloured by its source. tokens: of each character, null if it has none. */
 export function tokenNodes(text, tokens) {
-  const texts = textsOf(text, tokens.map((token) => token.text));
-  const nodes = tokens.map((token, i) => {
-    const by = token.drafter && token.source === "accepted" ? `, drafted by ${token.drafter}` : "";
-    return element("span", { className: `token ${token.source}`, title: token.source + by }, texts[i]);
-  });
-  return tokens.length || !text ? nodes : [text];
+  const nodes = [];
+  for (let from = 0, to = 1; to <= text.length; to += 1) {
+    const token = tokens[from];
+    if (to < text.length && tokens[to] === token) continue;
+    const shown = text.slice(from, to);
+    nodes.push(token ? element("span", { className: `token ${token.source}`, title: titleOf(token) }, shown) : shown);
+    from = to;
+  }
+  return nodes;
 }
+
+const titleOf = ({ source, drafter }) => (drafter && source === "accepted" ? `${source}, drafted by ${drafter}` : source);
 
 /** How many of the tokens come from each source. */
 export function countSources(tokens) {
@@ -26,7 +31,7 @@ export function countSources(tokens) {
  * one may lack the space before it; special tokens have a text that is not the piece's. So tokens are matched from both
  * ends; the last of those between gets the text between.
  */
-function textsOf(text, tokens) {
+export function textsOf(text, tokens) {
   const texts = tokens.map(() => "");
   let from = 0, to = text.length, first = 0, last = tokens.length - 1;
   for (; first <= last; first += 1) {

@@ -34,14 +34,16 @@ class Health(msgspec.Struct, frozen=True):
 
 
 class ModelInfo(msgspec.Struct, frozen=True):
-    """A model that is served. loaded: whether it is in memory. drafters: values of `drafter`, besides auto and none.
+    """A model that is served. loaded: whether it is in memory. loading: what its load is doing, if one is under way.
 
-    adapters: values of `adapter`, besides none; or "id:adapter" is the model's name.
+    drafters: values of `drafter`, besides auto and none. adapters: values of `adapter`, besides none; or
+    "id:adapter" is the model's name.
     """
 
     id: str
     created: Count  # seconds since 1970
     loaded: bool
+    loading: str | None
     drafters: list[str]
     adapters: list[str]
     max_model_len: Count  # context length, in tokens; the cache may hold less
