@@ -10,6 +10,7 @@ import argparse
 import logging
 import sys
 import tempfile
+import time
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -30,10 +31,11 @@ if TYPE_CHECKING:
 STYLE = """
 QWidget { color: #1c2233; background: #f6f7fb; font-size: 14px; }
 QLabel[role="user"] { background: #3f51b5; color: white; border-radius: 12px; padding: 10px 14px; }
-QLabel[role="assistant"] { background: white; border: 1px solid #dfe3ee; border-radius: 12px; padding: 10px 14px; }
+QTextBrowser { background: white; border: 1px solid #dfe3ee; border-radius: 12px; padding: 8px 10px; }
 QLineEdit { background: white; border: 1px solid #c3c9da; border-radius: 8px; padding: 7px; }
 QPushButton { background: #e0e5f4; border: 2px solid transparent; border-radius: 8px; padding: 6px 14px; }
 QPushButton#send { background: #3f51b5; color: white; }
+QPushButton:checked { background: #c5cdea; }
 QPushButton:disabled, QPushButton#send:disabled { background: #eceef4; color: #777e91; }
 QLineEdit:focus, QPushButton:focus { border: 2px solid #7986cb; }
 QProgressBar { border: none; background: #dfe3ee; max-height: 4px; }
@@ -88,6 +90,49 @@ class Progress(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         self._show(record.getMessage().strip())
+
+
+class Answer(QtWidgets.QTextBrowser):
+    """An answer as Markdown, as high as its text. HTML stays text, and no file or image is loaded."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(openLinks=False, accessibleName="Answer")
+        self.written = ""
+        self.setFrameShape(QtWidgets.QFrame.Shape.NoFrame)
+        self.setVerticalScrollBarPolicy(QtCore.Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
+        self.anchorClicked.connect(self.follow)
+        self.document().documentLayout().documentSizeChanged.connect(self.fit)
+        self.add(text)
+
+    def text(self) -> str:
+        """What the model has written."""
+        return self.written
+
+    def add(self, text: str) -> None:
+        self.written += text
+        kind = QtGui.QTextDocument.MarkdownFeature
+        self.document().setMarkdown(self.written, kind.MarkdownDialectGitHub | kind.MarkdownNoHTML)
+        self.colour_code()
+
+    def colour_code(self) -> None:
+        """A background for blocks of code, whose lines and spaces stay as they are."""
+        block, changed = self.document().begin(), QtGui.QTextBlockFormat()
+        changed.setBackground(QtGui.QColor("#eef0f6"))
+        while block.isValid():
+            if block.blockFormat().hasProperty(QtGui.QTextFormat.Property.BlockCodeFence):
+                QtGui.QTextCursor(block).mergeBlockFormat(changed)
+            block = block.next()
+
+    def fit(self, size: QtCore.QSizeF) -> None:
+        bar = self.horizontalScrollBar()
+        self.setFixedHeight(int(size.height()) + 20 + (bar.height() if bar.maximum() else 0))
+
+    def follow(self, address: QtCore.QUrl) -> None:
+        if address.scheme() in ("http", "https"):
+            QtGui.QDesktopServices.openUrl(address)
+
+    def loadResource(self, kind: int, name: QtCore.QUrl) -> None:  # noqa: N802, ARG002  (Qt's name)
+        return None
 
 
 class Window(QtWidgets.QMainWindow):
@@ -166,10 +211,14 @@ class Window(QtWidgets.QMainWindow):
         self.background.start(partial(self.stream, chat, text, options), self.show_result)
 
     def stream(self, chat: outrider.Chat, text: str, options: dict[str, Any]) -> outrider.Result | None:
+        began = 0.0
         for chunk in chat.stream(text, **options):
             if self.cancelled:  # before the answer began
                 chat.cancel()
-            self.background.post(self.show_piece, chunk.text, str(chunk.stats))
+            began = began or time.perf_counter()
+            seconds, count = time.perf_counter() - began, chunk.stats.num_generated_tokens
+            speed = f", {(count - 1) / seconds:.1f} a second" if count > 1 and seconds else ""
+            self.background.post(self.show_piece, chunk.text, f"{count} tokens{speed}")
         return chunk.result
 
     def compare(self) -> None:
@@ -178,12 +227,15 @@ class Window(QtWidgets.QMainWindow):
             self.background.start(partial(self.answer_twice, self.chat), self.show_comparison)
 
     def answer_twice(self, chat: outrider.Chat) -> list[outrider.Result]:
-        """The last answer again, without and with drafting, from the same seed. Stops when it is cancelled."""
+        """The last answer again, without and with drafting, from the same seed. Stops when it is cancelled.
+
+        What was answered before is not copied: that would be faster than any new answer.
+        """
         results: list[outrider.Result] = []
         for drafter in (None, "auto"):
             self.answering = chat.fork()
             if not self.cancelled:
-                results.append(self.answering.retry(drafter=drafter, seed=chat.turns[-1].seed))
+                results.append(self.answering.retry(drafter=drafter, seed=chat.turns[-1].seed, earlier_answers=False))
         return results
 
     def cancel(self) -> None:
@@ -218,11 +270,14 @@ class Window(QtWidgets.QMainWindow):
         for message in self.chat.messages if self.chat else ():
             self.show_message(message["role"], message["content"])
 
-    def show_message(self, role: str, text: str) -> QtWidgets.QLabel:
-        label = QtWidgets.QLabel(text, wordWrap=True, textFormat=QtCore.Qt.TextFormat.PlainText)
+    def show_message(self, role: str, text: str) -> QtWidgets.QLabel | Answer:
+        if role == "user":
+            label = QtWidgets.QLabel(text, wordWrap=True, textFormat=QtCore.Qt.TextFormat.PlainText)
+            label.setAccessibleName("Your message")
+            label.setTextInteractionFlags(SELECTABLE)
+        else:
+            label = Answer(text)
         label.setProperty("role", role)
-        label.setAccessibleName("Your message" if role == "user" else "Answer")
-        label.setTextInteractionFlags(SELECTABLE)
         row = QtWidgets.QWidget()
         layout = QtWidgets.QHBoxLayout(row)
         layout.setContentsMargins(80 if role == "user" else 4, 4, 4 if role == "user" else 80, 4)
@@ -231,7 +286,7 @@ class Window(QtWidgets.QMainWindow):
         return label
 
     def show_piece(self, text: str, stats: str) -> None:
-        self.growing.setText(self.growing.text() + text)
+        self.growing.add(text)
         self.show_status(stats)
 
     def show_result(self, result: outrider.Result) -> None:
@@ -309,19 +364,37 @@ class Window(QtWidgets.QMainWindow):
         scroll.setWidget(inside)
         bar = scroll.verticalScrollBar()
         bar.rangeChanged.connect(lambda _, maximum: bar.setValue(maximum))
-        named = (("&Main", self.main_device), ("Dra&ft", self.draft_device), ("&Temperature", self.temperature))
-        settings = [each for text, widget in named for each in (QtWidgets.QLabel(text, buddy=widget), widget)]
-        settings += [self.drafting, self.open_button]
+        self.settings = QtWidgets.QWidget(visible=False)
+        self.settings_button = self.button("Se&ttings", self.show_settings, "Ctrl+,")
+        self.settings_button.setCheckable(True)
+        named = (("&Main", self.main_device), ("Dra&ft", self.draft_device), ("T&emperature", self.temperature))
+        fields = QtWidgets.QHBoxLayout(self.settings)
+        fields.setContentsMargins(0, 0, 0, 0)
+        for text, widget in named:
+            fields.addWidget(QtWidgets.QLabel(text, buddy=widget))
+            fields.addWidget(widget, widget is not self.temperature)
+        top = (self.open_button, QtWidgets.QLabel(), self.drafting, self.settings_button)
         buttons = (self.send_button, self.cancel_button, self.retry_button, self.compare_button)
         page = QtWidgets.QWidget()
         rows = QtWidgets.QVBoxLayout(page)
-        for row in (settings, [self.progress], [scroll], [self.error], [self.input, *buttons], [self.status]):
+        for row in (
+            top,
+            [self.settings],
+            [self.progress],
+            [scroll],
+            [self.error],
+            [self.input, *buttons],
+            [self.status],
+        ):
             line = QtWidgets.QHBoxLayout()
             for widget in row:
-                line.addWidget(widget, widget in (self.input, self.main_device, self.draft_device))
+                line.addWidget(widget, widget in (self.input, top[1]))
             rows.addLayout(line, scroll in row)
         self.setCentralWidget(page)
         self.enable()
+
+    def show_settings(self) -> None:
+        self.settings.setVisible(self.settings_button.isChecked())
 
     def button(self, text: str, action: Callable[[], None], keys: str) -> QtWidgets.QPushButton:
         name = text.replace("&", "").removesuffix("…")

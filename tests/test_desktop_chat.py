@@ -19,6 +19,7 @@ import outrider
 # Without a display server's libraries, importing the widgets fails, too.
 QtWidgets = pytest.importorskip("PySide6.QtWidgets", reason="PySide6-Essentials is not installed", exc_type=ImportError)
 QtCore = pytest.importorskip("PySide6.QtCore")
+QtGui = pytest.importorskip("PySide6.QtGui")
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -85,7 +86,8 @@ def ask(app: Any, window: Any, text: str) -> None:
 
 def shown(window: Any) -> list[tuple[str, str]]:
     """The bubbles, from top to bottom."""
-    labels = (window.talk.itemAt(i).widget().findChild(QtWidgets.QLabel) for i in range(window.talk.count() - 1))
+    rows = (window.talk.itemAt(i).widget() for i in range(window.talk.count() - 1))
+    labels = [each for row in rows for each in row.findChildren(QtWidgets.QWidget) if each.property("role")]
     return [(label.property("role"), label.text()) for label in labels]
 
 
@@ -107,6 +109,31 @@ def test_answers_are_those_of_a_chat(app: Any, window: Any, expected: list[str])
     ask(app, window, NEXT)
     assert shown(window) == [("user", QUESTION), ("assistant", expected[0]), ("user", NEXT), ("assistant", expected[1])]
     assert "a second" in window.status.text()
+
+
+def test_markdown_and_code_are_shown_as_they_are(app: Any, sample: ModuleType, tmp_path: Path) -> None:
+    (tmp_path / "secret.svg").write_text("<svg xmlns='http://www.w3.org/2000/svg'/>")
+    answer = sample.Answer("Some **bold**, <b>x</b> and `a*b`.\n\n```python\nfor i in x:\n")
+    answer.add(f"    print(i)\n```\n\n![x]({(tmp_path / 'secret.svg').as_uri()}) [y](javascript:x)")
+    answer.resize(300, 10)
+    answer.show()
+    app.processEvents()
+    lines = answer.toPlainText().split("\n")
+    assert lines[0] == "Some bold, <b>x</b> and a*b."
+    assert lines[1:3] == ["for i in x:", "    print(i)"]
+    code = answer.document().findBlockByNumber(2)
+    assert QtGui.QFontInfo(code.begin().fragment().charFormat().font()).fixedPitch()
+    assert answer.height() >= answer.document().size().height()  # nothing to scroll
+    assert answer.loadResource(2, QtCore.QUrl.fromLocalFile(str(tmp_path / "secret.svg"))) is None
+    answer.deleteLater()
+
+
+def test_device_pickers_are_behind_a_button(app: Any, window: Any) -> None:
+    assert not window.main_device.isVisible()
+    window.settings_button.click()
+    assert window.main_device.isVisible()
+    window.settings_button.click()
+    assert not window.main_device.isVisible()
 
 
 def test_the_window_lives_while_an_answer_comes(

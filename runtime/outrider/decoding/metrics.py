@@ -59,7 +59,9 @@ class Stats:
 
     def __str__(self) -> str:
         """In one line, for people."""
-        line = f"{self.num_generated_tokens} tokens, {self.tokens_per_second:.1f} a second"
+        line = f"{self.num_generated_tokens} tokens"
+        if self.decode_seconds:  # which is known at the end
+            line += f", {self.tokens_per_second:.1f} a second"
         if not self.num_draft_tokens:
             return line
         accepted = f"{self.num_accepted_tokens} of {self.num_draft_tokens} draft tokens accepted"
