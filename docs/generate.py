@@ -1,5 +1,5 @@
 """Writes the pages that repeat what the code says: options.md from `outrider.config`, commands.md from the commands,
-models.md from the architectures that are tried.
+models.md from the architectures that are tried, index.md from the README.
 
     python docs/generate.py             # after a change to an option or to a command's help
     python docs/generate.py --check     # exit code 1 if a page is not what this script would write
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -244,9 +245,18 @@ def models_page() -> str:
     return MODELS_HEAD + "\n".join(rows) + "\n" + MODELS_TAIL.format(refused=refused)
 
 
+def index_page() -> str:
+    """The site's home: the README without what only a repository has."""
+    text = (DOCS.parent / "README.md").read_text(encoding="utf-8").split("\n## Development")[0]
+    text = text.replace("](docs/", "](")
+    text = re.sub(r"\[([^]]+)\]\((?:samples|configs)\)", r"`\1`", text)
+    return "<!-- Made by docs/generate.py from README.md. Change it there, and run the script. -->\n\n" + text
+
+
 def pages() -> dict[Path, str]:
     """What the generated pages have to be."""
     made = {"options.md": options_page(), "commands.md": commands_page(), "models.md": models_page()}
+    made["index.md"] = index_page()
     return {DOCS / name: text for name, text in made.items()}
 
 

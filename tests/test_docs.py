@@ -43,7 +43,7 @@ def generated() -> dict[Path, str]:
 
 
 def test_generated_pages_are_what_the_code_says(generated: dict[Path, str]) -> None:
-    assert {path.name for path in generated} == {"options.md", "commands.md", "models.md"}
+    assert {path.name for path in generated} == {"options.md", "commands.md", "models.md", "index.md"}
     for path, text in generated.items():
         assert path.read_text(encoding="utf-8") == text, f"{path.name}: run 'python docs/generate.py'"
 
