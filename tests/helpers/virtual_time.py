@@ -9,6 +9,7 @@ from outrider.config import GenerationConfig
 from outrider.decoding.loop import step
 from outrider.decoding.request import Request
 from outrider.decoding.scheduler import Scheduler
+from outrider.decoding.slots import admit, release
 from outrider.drafters import DraftModel, Ngram
 from outrider.drafters.controller import Controller
 from outrider.inputs.text import TextStream
@@ -136,7 +137,7 @@ class World:
             for i in running:
                 assert requests[i].error is None
                 if requests[i].ended:
-                    requests[i].release()
+                    release(requests[i])
                     ended[i] = self.seconds
         return [seconds - began for seconds in ended]
 
@@ -153,7 +154,7 @@ class World:
             policy=self.controller if drafted else None,
             num_assistant_tokens=15,
         )
-        assert request.admit(self.main)
+        assert admit(request, self.main)
         return request
 
     @property

@@ -14,6 +14,7 @@ from outrider.config import GenerationConfig
 from outrider.decoding.loop import step
 from outrider.decoding.request import Request
 from outrider.decoding.scheduler import Scheduler
+from outrider.decoding.slots import admit, release
 from outrider.drafters import DraftModel, Suffix
 from outrider.drafters.controller import Controller, Fixed
 from outrider.errors import BundleError, RequestError
@@ -88,12 +89,12 @@ def run(main: FakeBackend, *requests: Request, max_num_batched_tokens: int = 32)
     """Answer requests together."""
     running = list(requests)
     for request in requests:
-        assert request.admit(main)
+        assert admit(request, main)
     while running:
         step(main, running, Scheduler(max_num_batched_tokens))
         for request in [request for request in running if request.ended]:
             assert request.error is None
-            request.release()
+            release(request)
             running.remove(request)
 
 
@@ -145,10 +146,10 @@ def test_a_controller_asks_for_what_its_draft_model_needs() -> None:
     model = DraftModel(FakeBackend(VOCAB_SIZE), context_length=99, cost=cost)
     request = make_request([1, 2], None)
     request.policy = Controller(main, cost, copier=Suffix(), models={"draft": model})
-    assert request.admit(main)
+    assert admit(request, main)
     assert not request.features
     model.requirements = Requirements(NAMES)
-    assert request.admit(main)
+    assert admit(request, main)
     assert request.features == NAMES
 
 
@@ -164,10 +165,10 @@ def test_a_main_model_without_them_refuses_the_request(toy_bundle: Bundle) -> No
 def test_a_drafter_that_needs_trees_is_refused_by_a_verifier_of_chains() -> None:
     main = FakeBackend(VOCAB_SIZE)
     request = make_request([1], Reading(main, Requirements(trees=True)))
-    assert request.admit(main)
+    assert admit(request, main)
     request.verifier = Threshold()
     with pytest.raises(RequestError, match="needs drafts to be verified as trees, and Threshold verifies chains only"):
-        request.admit(main)
+        admit(request, main)
 
 
 @pytest.mark.parametrize("kind", ["openvino", "onnx"])

@@ -20,6 +20,7 @@ from outrider.config import GenerationConfig
 from outrider.decoding.loop import step
 from outrider.decoding.request import Request
 from outrider.decoding.scheduler import Scheduler
+from outrider.decoding.slots import admit, release
 from outrider.drafters import HiddenModel, MarkovHead, hidden_model
 from outrider.drafters.controller import Fixed
 from outrider.inputs.text import TextStream
@@ -248,13 +249,13 @@ def run(main: FakeBackend, *requests: Request, piece: int = 32) -> None:
     """Answer requests together; the text is that of plain decoding."""
     running = list(requests)
     for request in requests:
-        assert request.admit(main)
+        assert admit(request, main)
     while running:
         step(main, running, Scheduler(piece))
         for request in [request for request in running if request.ended or request.error]:
             if request.error:
                 raise request.error
-            request.release()
+            release(request)
             running.remove(request)
     for request in requests:
         token_ids = request.sequence.token_ids
@@ -375,7 +376,7 @@ def test_of_long_prompts_little_is_kept(kind: str, length: int) -> None:
     drafter = Checked.of(main, kind, max_num_batched_tokens=100)
     prompt: list[int] = np.random.default_rng(0).integers(0, VOCAB_SIZE, length).tolist()
     request = make_request(prompt, InTurns([drafter], [1]))
-    assert request.admit(main)
+    assert admit(request, main)
     most = 0
     while not request.ended:
         step(main, [request], Scheduler(64))
@@ -386,7 +387,7 @@ def test_of_long_prompts_little_is_kept(kind: str, length: int) -> None:
         assert drafter.num_empty <= 1
     if "places" not in kind:
         assert max(sum(call) for call in drafter.head.calls) <= 100 + len(MASKS) + 1
-    request.release()
+    release(request)
 
 
 @pytest.mark.parametrize("kind", CACHED)
@@ -399,11 +400,11 @@ def test_behind_the_end_of_its_context_nothing_is_drafted_or_kept(kind: str) -> 
     assert drafter.num_drafts
     assert drafter.num_empty > 10
     long = make_request([2, 1, 2] * 200, policy, max_new_tokens=20)
-    assert long.admit(main)
+    assert admit(long, main)
     while not long.ended:
         step(main, [long], Scheduler(32))
         assert drafter.num_unread(long.sequence) < 40
-    long.release()
+    release(long)
     run(main, make_request(request.sequence.token_ids[:35], policy, max_new_tokens=3))
     assert drafter.begun["whole"] == 1
 
@@ -471,10 +472,10 @@ def test_a_corrected_draft_that_is_drawn_changes_no_distribution(verifier: Any) 
             verifier=verifier(),
             noise=Noise(seed),
         )
-        assert request.admit(main)
+        assert admit(request, main)
         while not request.ended:
             step(main, [request], Scheduler(32))
-        request.release()
+        release(request)
         counts[tuple(request.sequence.generated_token_ids[:3])] += 1
         num_accepted += request.stats.num_accepted_tokens
     assert num_accepted > 200

@@ -21,6 +21,7 @@ from outrider.config import GenerationConfig
 from outrider.decoding.loop import step
 from outrider.decoding.request import Request
 from outrider.decoding.scheduler import Scheduler
+from outrider.decoding.slots import admit, release
 from outrider.drafters import MaskTokens, Suffix
 from outrider.drafters.controller import ConfidenceThreshold, Controller, Fixed
 from outrider.drafters.controller.lookahead import Lookahead
@@ -100,11 +101,11 @@ def run(main: FakeBackend, *requests: Request, piece: int = 32) -> list[list[int
     """Answer requests together."""
     running = list(requests)
     for request in requests:
-        assert request.admit(main)
+        assert admit(request, main)
     while running:
         step(main, running, Scheduler(piece))
         for request in [request for request in running if request.ended or request.error]:
-            request.release()
+            release(request)
             if request.error and not isinstance(request.error, NoTokenLeft):
                 raise request.error
             running.remove(request)
@@ -211,7 +212,7 @@ def test_an_answer_that_pauses_goes_on() -> None:
     drafter = Checked(main)
     request, other = make_request(Fixed(drafter), max_new_tokens=40), make_request(None, (2, 2), max_new_tokens=99)
     for each in (request, other):
-        assert each.admit(main)
+        assert admit(each, main)
     while not request.ended:
         step(main, [request, other], Scheduler(32))
         step(main, [other], Scheduler(32))
@@ -258,7 +259,7 @@ def test_a_rule_ends_drafts() -> None:
 
 def test_a_main_model_without_masks_is_refused() -> None:
     with pytest.raises(RequestError, match="needs 3 mask tokens, and the main model reads 2 here"):
-        make_request(Fixed(MaskTokens(3))).admit(FakeBackend(VOCAB_SIZE, num_masks=2))
+        admit(make_request(Fixed(MaskTokens(3))), FakeBackend(VOCAB_SIZE, num_masks=2))
 
 
 # The shape of a draft with masks

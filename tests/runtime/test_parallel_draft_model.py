@@ -16,6 +16,7 @@ from outrider.config import GenerationConfig
 from outrider.decoding.loop import step
 from outrider.decoding.request import Request
 from outrider.decoding.scheduler import Scheduler
+from outrider.decoding.slots import admit
 from outrider.drafters import DraftModel
 from outrider.drafters.controller import Fixed
 from outrider.inputs.text import TextStream
@@ -75,7 +76,7 @@ def answer(main: FakeBackend, drafter: Any, verifier: Verifier, most: int, num: 
         policy=Fixed(drafter) if drafter else None,
         num_assistant_tokens=most,
     )
-    assert request.admit(main)
+    assert admit(request, main)
     while not request.ended:
         step(main, [request], Scheduler(32))
         if request.error:

@@ -14,6 +14,7 @@ from outrider.decoding.loop import step
 from outrider.decoding.request import Request
 from outrider.decoding.request_queue import RequestQueue
 from outrider.decoding.scheduler import Scheduler
+from outrider.decoding.slots import admit, release
 from outrider.drafters import DraftModel, Ngram, Suffix
 from outrider.drafters.controller import Controller, Fixed, Records
 from outrider.drafters.drafter_registry import DrafterRegistry
@@ -93,7 +94,7 @@ def test_requests_of_one_drafter_are_drafted_for_in_one_call() -> None:
     main, drafter, other = FakeBackend(6), Counting(), Counting()
     requests = [make_request(Fixed(each)) for each in (drafter, other, drafter)]
     for request in requests:
-        assert request.admit(main)
+        assert admit(request, main)
     for _ in range(3):
         step(main, requests, Scheduler(64))
     assert not any(request.error for request in requests)
@@ -110,7 +111,7 @@ def test_a_drafter_that_fails_ends_the_requests_that_use_it() -> None:
     main, failing = FakeBackend(6), Failing()
     requests = [make_request(policy) for policy in (Fixed(failing), Fixed(failing), Fixed(Counting()), None)]
     for request in requests:
-        assert request.admit(main)
+        assert admit(request, main)
     for _ in range(2):
         step(main, requests, Scheduler(64))
     assert [type(request.error) for request in requests] == [KeyError, KeyError, type(None), type(None)]
@@ -136,7 +137,7 @@ def test_an_observer_is_told_of_each_stage_of_drafting() -> None:
     main, drafter = FakeBackend(6), Counting()
     requests = [make_request(policy) for policy in (Fixed(drafter), None, Fixed(drafter))]
     for request in requests:
-        assert request.admit(main)
+        assert admit(request, main)
     step(main, requests, Scheduler(64))  # reads the prompts
     observer: Any = Noting()
     step(main, requests, Scheduler(64), observer)
@@ -153,7 +154,7 @@ def test_an_observer_is_told_what_a_stage_failed_of() -> None:
     error = KeyError("odd")
     main, request = FakeBackend(6), make_request(Fixed(Failing()))
     request.ahead = True
-    assert request.admit(main)
+    assert admit(request, main)
     step(main, [request], Scheduler(64))
     observer: Any = Noting()
     step(main, [request], Scheduler(64), observer)
@@ -163,23 +164,23 @@ def test_an_observer_is_told_what_a_stage_failed_of() -> None:
 
 def test_places_are_taken_with_all_drafters_or_with_none() -> None:
     main, first, full = FakeBackend(6), Counting(), Counting(room=False)
-    assert not make_request(several(first, full)).admit(main)
+    assert not admit(make_request(several(first, full)), main)
     assert first.held == []
     with pytest.raises(KeyError, match="odd"):
-        make_request(several(first, Counting(error=KeyError("odd")))).admit(main)
+        admit(make_request(several(first, Counting(error=KeyError("odd")))), main)
     assert first.held == []
     request = make_request(several(first, Counting()))
-    assert request.admit(main)
+    assert admit(request, main)
     assert first.held == [request.sequence]
 
 
 def test_a_drafter_that_cannot_let_go_does_not_keep_the_others_from_it() -> None:
     main, first, stubborn, last = FakeBackend(6), Counting(), Counting(), Counting()
     request = make_request(several(first, stubborn, last))
-    assert request.admit(main)
+    assert admit(request, main)
     stubborn.held.clear()
     with pytest.raises(ValueError, match="not in list"):
-        request.release()
+        release(request)
     assert first.held == last.held == []
     assert request.slot.closed  # type: ignore[attr-defined]
 

@@ -14,6 +14,7 @@ from outrider.config import GenerationConfig
 from outrider.decoding.loop import step
 from outrider.decoding.request import Request
 from outrider.decoding.scheduler import LEAST_PIECE, LEAST_ROWS, SHORTEST_SHARE, SMOOTH, TIMES, Scheduler
+from outrider.decoding.slots import admit
 from outrider.engine.scoring import give
 from outrider.inputs.text import TextStream
 from outrider.models.measure import PassCost
@@ -243,10 +244,10 @@ def test_a_newcomers_prompt_is_not_shared_with_decoders(num_decoding: int) -> No
     decoding = [request_of([i % VOCAB_SIZE], 500) for i in range(num_decoding)]
     scheduler = Scheduler(512)
     for request in decoding:
-        assert request.admit(backend)
+        assert admit(request, backend)
     step(backend, decoding, scheduler)
     newcomer = request_of([1] * 3000, 2)
-    assert newcomer.admit(backend)
+    assert admit(newcomer, backend)
     rounds = 0
     while not newcomer.stats.num_generated_tokens:
         step(backend, [*decoding, newcomer], scheduler)
@@ -262,7 +263,7 @@ def test_a_piece_that_ends_at_an_answer_leaves_its_rows_to_others() -> None:
     chat, other = request_of([1] * 1600, 1), request_of([2] * 4800, 1)
     chat.sequence.answers = [(begin, begin + 20) for begin in range(20, 1600, 40)]
     for request in (chat, other):
-        assert request.admit(backend)
+        assert admit(request, backend)
     for _ in range(10):
         step(backend, [chat, other], scheduler)
         assert scheduler.num_prompt_rows == sum(backend.calls[-1])
@@ -282,7 +283,7 @@ def test_answers_that_are_scored_get_the_rows_that_others_leave(num_decoding: in
     for request, token_ids in zip(scored, given, strict=True):
         give(request, token_ids)
     for request in (*decoding, *scored):
-        assert request.admit(backend)
+        assert admit(request, backend)
     scheduler, rounds = Scheduler(96), 0
     while running := [request for request in scored if not request.ended]:
         step(backend, [*decoding, *running], scheduler)
@@ -296,7 +297,7 @@ def test_prompts_that_wait_are_no_part_of_the_call() -> None:
     backend = FakeBackend(VOCAB_SIZE)
     requests = [request_of([1] * 300, 1) for _ in range(4)]
     for request in requests:
-        assert request.admit(backend)
+        assert admit(request, backend)
     scheduler, rounds = Scheduler(64), list[list[int]]()
     while running := [request for request in requests if not request.ended]:
         step(backend, running, scheduler)

@@ -20,6 +20,7 @@ from outrider.decoding.drafting import _allowed
 from outrider.decoding.loop import step
 from outrider.decoding.request import Request
 from outrider.decoding.scheduler import Scheduler
+from outrider.decoding.slots import admit, release
 from outrider.drafters import DraftModel, HiddenModel, MarkovHead
 from outrider.drafters.controller import Fixed
 from outrider.errors import RequestError
@@ -200,13 +201,13 @@ def make_request(
 def answer(main: FakeBackend, *requests: Request) -> list[list[int]]:
     running = [*requests]
     for request in requests:
-        assert request.admit(main)
+        assert admit(request, main)
     while running:
         step(main, running, Scheduler(64))
         for request in [request for request in running if request.ended]:
             if request.error:
                 raise request.error
-            request.release()
+            release(request)
             running.remove(request)
     return [request.sequence.generated_token_ids for request in requests]
 
@@ -291,8 +292,8 @@ def test_what_a_drafter_raises_ends_its_own_requests_alone(grammars: Grammars, a
 
     failing, other = (make_request(grammars, source, drafter) for drafter in (Raises([]), None))
     failing.ahead, failing.save = True, saved.append
-    assert failing.admit(main)
-    assert other.admit(main)
+    assert admit(failing, main)
+    assert admit(other, main)
     main.calls.clear()
     while running := [request for request in (failing, other) if not request.ended]:
         step(main, running, Scheduler(64))

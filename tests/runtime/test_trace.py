@@ -22,6 +22,7 @@ from outrider.config import GenerationConfig
 from outrider.decoding.loop import step
 from outrider.decoding.request import Request
 from outrider.decoding.scheduler import Scheduler
+from outrider.decoding.slots import admit
 from outrider.decoding.trace import Trace
 from outrider.decoding.trace.events import REQUESTS
 from outrider.drafters.controller import Fixed
@@ -223,7 +224,7 @@ def make_request(main: FakeBackend, drafter: Any) -> Request:
         policy=Fixed(drafter) if drafter else None,
         num_assistant_tokens=2,
     )
-    assert request.admit(main)
+    assert admit(request, main)
     return request
 
 

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 from outrider.config import GenerationConfig
 from outrider.decoding.metrics import Stats
+from outrider.decoding.reading import verify
 from outrider.decoding.request import Request
 from outrider.errors import DrafterError, NoTokenLeft
 from outrider.inputs.text import TextStream
@@ -226,7 +227,7 @@ def outcomes(verifier: Any, draft: Draft, models: Models) -> Iterator[tuple[floa
             return -1
 
         with mock.patch.object(Distribution, "draw", draw):
-            outcome = request.verify(draft, models.rows_of(draft))
+            outcome = verify(request, draft, models.rows_of(draft))
         scripts += way.others()
         yield way.probability, outcome, way.last
 
@@ -376,7 +377,7 @@ def finish(request: Request, models: Models, plans: Seq[Planned], answer: Seq[in
         draft = plan.draft(answer[len(token_ids) :]) if plan else NO_DRAFT
         rows = models.rows_of(draft, context=token_ids, sampler=request.sampler)
         try:
-            outcome = request.verify(draft, rows)
+            outcome = verify(request, draft, rows)
         except NoTokenLeft:
             error = len(token_ids)
             break
@@ -427,7 +428,7 @@ def test_a_tree_that_is_a_chain_is_judged_as_a_chain(
     made: list[Any] = []
     for draft in (chain, tree):
         try:
-            made.append(models.request(verifier, seed).verify(draft, models.rows_of(draft)))
+            made.append(verify(models.request(verifier, seed), draft, models.rows_of(draft)))
         except NoTokenLeft as error:
             made.append(error.row)
     assert made[0] == made[1]
@@ -584,7 +585,7 @@ def test_candidates_past_the_answers_end_are_not_counted() -> None:
     # The first round's token is the prompt's. In the second, the answer ends with the second token of the path.
     for draft in (NO_DRAFT, Draft([*answer[1:4], 6, 7], parents=[-1, 0, 1, -1, 1])):
         rows = models.rows_of(draft, context=request.sequence.token_ids, sampler=request.sampler)
-        request.commit(rows, request.verify(draft, rows))
+        request.commit(rows, verify(request, draft, rows))
     assert request.sequence.token_ids == answer[:3]
     assert request.stats.num_draft_tokens_per_round == [3]
     assert request.stats.num_accepted_tokens_per_round == [2]

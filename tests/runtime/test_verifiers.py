@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from outrider.config import LOSSY, SAMPLING, GenerationConfig
+from outrider.decoding.reading import verify
 from outrider.decoding.request import Request
 from outrider.errors import NoTokenLeft, RequestError
 from outrider.inputs.text import TextStream
@@ -286,7 +287,7 @@ def test_a_draft_ends_where_nothing_can_follow(models: TwoModels, verifier: Any,
             draft = models.draft(token_ids)
             alone = verifier.verify(draft.cut(dead), PrefixRows(models, token_ids), Noise(seed), 0)
             whole = Outcome.of_chain(dead - 1, token_ids[dead - 1])
-            assert request.verify(draft, rows) == (whole if alone.num_accepted == dead else alone)
+            assert verify(request, draft, rows) == (whole if alone.num_accepted == dead else alone)
 
 
 @pytest.mark.parametrize("name", LOSSY)

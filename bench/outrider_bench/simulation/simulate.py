@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from outrider.decoding.loop import step
 from outrider.decoding.scheduler import Scheduler
+from outrider.decoding.slots import admit, release
 from outrider.drafters.drafter_registry import DrafterRegistry
 from outrider.errors import OptionError, OutriderError
 from outrider.types import NO_PROMPT
@@ -175,7 +176,7 @@ def simulate(
     request = engine.prepare(prompt_token_ids, config)
     request.policy, _ = registry.policy_for(config)
     request.ahead = overlap and request.policy is not None and request.policy.goes_ahead
-    if not request.admit(main):
+    if not admit(request, main):
         raise OutriderError("The caches have no room: nothing is simulated while requests run.")
     first, scheduler = None, Scheduler(engine.config.scheduler.max_num_batched_tokens)
     try:
@@ -185,7 +186,7 @@ def simulate(
             if first is None and request.stats.num_generated_tokens:
                 first = _Spent.by(clock, main, model)
     finally:
-        request.release()
+        release(request)
     if request.error:
         raise request.error
     last = _Spent.by(clock, main, model)

@@ -25,9 +25,7 @@ class SchedulerConfig(Section):
     """How memory and calls are shared."""
 
     cache_size: float = option(
-        2.0,
-        _gigabytes,
-        "GB (10^9 bytes) for the KV caches of main and draft model together, the prefix cache included",
+        2.0, _gigabytes, "GB (10^9 bytes) for the KV caches of main and draft model together, the prefix cache included"
     )
     enable_prefix_caching: bool = option(
         True, switch, "publish committed tokens to the prefix cache, for prompts that begin with the same tokens"

@@ -132,12 +132,7 @@ class GenerationConfig(Section):
         server=True,
     )
     temperature: float = option(
-        0.0,
-        _temperature,
-        "of the distribution that is sampled from",
-        means="greedy",
-        server=True,
-        peers=_ALL_PEERS,
+        0.0, _temperature, "of the distribution that is sampled from", means="greedy", server=True, peers=_ALL_PEERS
     )
     sampling: str = option(
         "coupled",
@@ -154,14 +149,7 @@ class GenerationConfig(Section):
         means="0.5 for `threshold` (a ratio), 0.09 for `typical` (a probability)",
         server=True,
     )
-    top_k: int = option(
-        0,
-        integer(0),
-        "sample from the k likeliest tokens",
-        means="off",
-        server=True,
-        peers=_ALL_PEERS,
-    )
+    top_k: int = option(0, integer(0), "sample from the k likeliest tokens", means="off", server=True, peers=_ALL_PEERS)
     top_p: float = option(
         1.0,
         _share,
@@ -288,11 +276,7 @@ class GenerationConfig(Section):
     parallel_tool_calls: bool = option(True, switch, "False: the answer ends with its first call", flag="")
     ignore_eos: bool = option(False, switch, "decode past the end of the answer (for benchmarks)", server=True)
     logprobs: int | None = option(  # openvino-genai has those of one token per position
-        None,
-        integer(0, 20),
-        "log probability of each token, and of this many of the likeliest",
-        means="off",
-        peers=(),
+        None, integer(0, 20), "log probability of each token, and of this many of the likeliest", means="off", peers=()
     )
     logprobs_of: str = option(
         "unprocessed",

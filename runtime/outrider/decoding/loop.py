@@ -6,7 +6,7 @@ import time
 from typing import TYPE_CHECKING
 
 from outrider.decoding.drafting import draft_ahead, propose
-from outrider.decoding.reading import Reading, draft_of
+from outrider.decoding.reading import Reading, draft_of, observe
 from outrider.models.calls import submit
 from outrider.tokens.grammar import fill_masks
 
@@ -48,7 +48,7 @@ def step(main: Backend, requests: Seq[Request], scheduler: Scheduler, observer: 
         try:
             path = reading.commit(target, observer) if reading.chunk.num_rows else []
             if request.policy is not None:
-                request.observe(reading.committed(target, path, beside_prompts=scheduler.num_prompt_rows > 0))
+                observe(request, reading.committed(target, path, beside_prompts=scheduler.num_prompt_rows > 0))
             if observer is not None:
                 observer.committed(request)
         except BaseException as error:  # isolate failures per request; a panic in llguidance is no Exception

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+import numpy as np
+
+from outrider.errors import NoTokenLeft
 from outrider.tokens.sampling import DraftRows
-from outrider.types import NO_DRAFT, Chunk, Committed
+from outrider.types import NO_DRAFT, Chunk, Committed, Outcome
 
 if TYPE_CHECKING:
     from collections.abc import Sequence as Seq
 
     from outrider.decoding.observer import Observer
     from outrider.decoding.request import Request
-    from outrider.types import Draft, Step, Turn
+    from outrider.types import Draft, Drafter, Step, Turn
 
 
 @dataclass(slots=True)
@@ -52,7 +55,7 @@ class Reading:
         """Verify the draft, commit what the answer gets, and drop the rest from the cache: the accepted path."""
         request, draft = self.request, self.draft
         rows = DraftRows.of(target, self.first_row, request.sampler, draft)
-        outcome = request.verify(draft, rows)
+        outcome = verify(request, draft, rows)
         if observer is not None:
             observer.verified(request, draft, outcome)
         request.commit(rows, outcome, self.turn.author if self.turn else None)
@@ -79,3 +82,52 @@ class Reading:
 def draft_of(turn: Turn | None) -> Draft:
     """A turn's draft; none without a turn."""
     return NO_DRAFT if turn is None else turn.draft
+
+
+def verify(request: Request, draft: Draft, rows: DraftRows) -> Outcome:
+    """Verify a request's draft with the target pass's rows.
+
+    If the options leave no token at a row, the draft is cut there, and only the tokens before it are verified. If
+    all of them are accepted, they may end the answer, as in plain decoding. If they do not end it, the next round
+    fails, as plain decoding does.
+
+    A tree needs no second try: its rows are read behind accepted tokens only, so the token before such a row was
+    accepted, and all before it. Nor may it have one, as fewer tokens would be judged with other random numbers.
+    """
+    position = len(request.sequence)
+    try:
+        return request.verifier.verify(draft, rows, request.noise, position)
+    except NoTokenLeft as error:
+        if not error.row:
+            raise
+        if draft.parents is not None:
+            *path, last = draft.path_to(error.row - 1)
+            return Outcome(path, draft.token_ids[last])
+        draft = draft.cut(error.row)
+    try:
+        return request.verifier.verify(draft, rows, request.noise, position)
+    except NoTokenLeft:  # at the row behind the last token, which is read if all are accepted
+        return Outcome.of_chain(len(draft) - 1, draft.token_ids[-1])
+
+
+def observe(request: Request, committed: Committed) -> None:
+    """Tell a request's drafters, then the policy, what a round has committed.
+
+    Each drafter gets the hidden states that it wants.
+    """
+    policy, sequence = request.policy, request.sequence
+    if policy is not None:
+        for drafter in policy.drafters:
+            drafter.observe(sequence, _for(request, drafter, committed))
+        policy.observe(sequence, committed)
+
+
+def _for(request: Request, drafter: Drafter, committed: Committed) -> Committed:
+    """What a round has committed, with the hidden states that a drafter wants."""
+    wanted = drafter.requirements.features
+    if committed.features is None or wanted == request.features:
+        return committed
+    if not wanted:
+        return replace(committed, features=None)
+    parts = dict(zip(request.features, np.split(committed.features, len(request.features), axis=1), strict=True))
+    return replace(committed, features=np.concatenate([parts[name] for name in wanted], axis=1))

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import time
-from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Protocol
 
-import numpy as np
-
 from outrider.decoding.metrics import Stats
 from outrider.decoding.results import AnswerToken, Result, TextChunk, tokens_of_round
-from outrider.errors import NoTokenLeft, RequestError, one_line
+from outrider.errors import RequestError, one_line
 from outrider.system.guard import Guard, is_interrupt
-from outrider.types import DraftRequest, Outcome, Prompt
+from outrider.types import DraftRequest, Outcome
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,10 +23,7 @@ if TYPE_CHECKING:
     from outrider.tokens.grammar import GrammarState
     from outrider.tokens.sampling import DraftRows
     from outrider.types import (
-        Backend,
         CallObserver,
-        Committed,
-        Draft,
         Drafter,
         DraftPolicy,
         DraftRule,
@@ -221,130 +215,6 @@ class Request:
             logprobs=None if self.logprobs is None else self.logprobs[:num_tokens],
             tokens=self.tokens[:num_tokens],
         )
-
-    def admit(self, main: Backend) -> bool:
-        """Open slots in the caches of main and draft model. False, with no slot open, while there is no room.
-
-        Raises:
-            RequestError: when the main model or the verifier lacks what the drafter requires.
-        """
-        self.features = self._features_of(main)
-        self.trees = main.capabilities.trees and self.verifier.trees
-        self.mask_token_ids = main.capabilities.mask_token_ids
-        max_tokens = self.sequence.num_prompt_tokens + self.max_new_tokens
-        sequence = self.sequence
-        prompt = Prompt((), adapter=sequence.adapter, source=sequence.source, embeds=sequence.embeds)
-        if self.reuse:
-            prompt = replace(prompt, token_ids=sequence.token_ids, scope=sequence.scope, answers=sequence.answers)
-        for fetched in self.fetched:
-            fetched.restore(max_tokens)
-        self.fetched = ()
-        slot = main.open(max_tokens, prompt)
-        if slot is None:
-            return False
-        try:
-            if not self._reserve(max_tokens, slot.length):
-                slot.close()
-                return False
-        except BaseException:
-            slot.close()
-            raise
-        self.slot = slot
-        self.stats.num_cached_tokens = slot.length
-        return True
-
-    def _reserve(self, max_tokens: int, num_cached: int) -> bool:
-        """Reserve room with every drafter. False, with nothing reserved, while one has no room."""
-        with ExitStack() as taken:
-            for drafter in self.drafters:
-                if not drafter.reserve(self.sequence, max_tokens, num_cached):
-                    return False
-                taken.callback(drafter.release, self.sequence)
-            taken.pop_all()
-        return True
-
-    def _features_of(self, main: Backend) -> tuple[str, ...]:
-        """The hidden states that the drafters want, each once. All are equally wide."""
-        return tuple(dict.fromkeys(name for drafter in self.drafters for name in self._check_needs(drafter, main)))
-
-    def _check_needs(self, drafter: Drafter, main: Backend) -> tuple[str, ...]:
-        """The hidden states that a drafter wants.
-
-        Raises:
-            RequestError: when the drafter's requirements cannot be met.
-        """
-        needs, found = drafter.requirements, main.capabilities.features
-        if missing := [name for name in needs.features if name not in found]:
-            raise RequestError(
-                f"The drafter needs the main model's hidden states {missing[0]!r}, and the main model gives "
-                f"{', '.join(map(repr, found)) or 'none'}. Choose another drafter, or a bundle that has them."
-            )
-        if needs.num_masks > len(main.capabilities.mask_token_ids):
-            raise RequestError(
-                f"The drafter needs {needs.num_masks} mask tokens, and the main model reads "
-                f"{len(main.capabilities.mask_token_ids)} here. They are for main models in OpenVINO's format, on a "
-                "processor or GPU. Choose another drafter."
-            )
-        if needs.trees and not self.verifier.trees:
-            raise RequestError(
-                f"The drafter needs drafts to be verified as trees, and {type(self.verifier).__name__} verifies "
-                "chains only. Choose another drafter, or a lossless sampling mode."
-            )
-        return needs.features
-
-    def release(self) -> None:
-        """Publish the committed tokens and close the slots. After an error nothing is published."""
-        with ExitStack() as slots:  # all are closed, even if one fails
-            if self.policy is not None:
-                slots.callback(self.policy.release, self.sequence)
-                for drafter in self.drafters:
-                    slots.callback(drafter.release, self.sequence)
-            slots.callback(self.slot.close)
-            if self.reuse and self.error is None:
-                self.slot.publish(self.sequence.token_ids)
-
-    def observe(self, committed: Committed) -> None:
-        """Tell the drafters, then the policy, what a round has committed. Each drafter gets its own hidden states."""
-        policy, sequence = self.policy, self.sequence
-        if policy is not None:
-            for drafter in policy.drafters:
-                drafter.observe(sequence, self._for(drafter, committed))
-            policy.observe(sequence, committed)
-
-    def _for(self, drafter: Drafter, committed: Committed) -> Committed:
-        """What a round has committed, with the hidden states that a drafter wants."""
-        wanted = drafter.requirements.features
-        if committed.features is None or wanted == self.features:
-            return committed
-        if not wanted:
-            return replace(committed, features=None)
-        parts = dict(zip(self.features, np.split(committed.features, len(self.features), axis=1), strict=True))
-        return replace(committed, features=np.concatenate([parts[name] for name in wanted], axis=1))
-
-    def verify(self, draft: Draft, rows: DraftRows) -> Outcome:
-        """Verify a draft with the target pass's rows.
-
-        If the options leave no token at a row, the draft is cut there, and only the tokens before it are verified. If
-        all of them are accepted, they may end the answer, as in plain decoding. If they do not end it, the next round
-        fails, as plain decoding does.
-
-        A tree needs no second try: its rows are read behind accepted tokens only, so the token before such a row was
-        accepted, and all before it. Nor may it have one, as fewer tokens would be judged with other random numbers.
-        """
-        position = len(self.sequence)
-        try:
-            return self.verifier.verify(draft, rows, self.noise, position)
-        except NoTokenLeft as error:
-            if not error.row:
-                raise
-            if draft.parents is not None:
-                *path, last = draft.path_to(error.row - 1)
-                return Outcome(path, draft.token_ids[last])
-            draft = draft.cut(error.row)
-        try:
-            return self.verifier.verify(draft, rows, self.noise, position)
-        except NoTokenLeft:  # at the row behind the last token, which is read if all are accepted
-            return Outcome.of_chain(len(draft) - 1, draft.token_ids[-1])
 
     def commit(self, rows: DraftRows, outcome: Outcome, drafter: Drafter | None = None) -> None:
         """Commit a round's tokens, up to the end of the answer. Tokens past the end are not counted.

@@ -17,6 +17,7 @@ from outrider.decoding.drafting import seconds_of
 from outrider.decoding.loop import step
 from outrider.decoding.observer import guarded
 from outrider.decoding.rereading import Rereading
+from outrider.decoding.slots import admit, release
 from outrider.errors import RequestError
 from outrider.system.forks import check_process
 from outrider.types import CallCancelled
@@ -252,7 +253,7 @@ class _Worker:
     def _release(self, request: Request) -> None:
         self._refused = None
         try:
-            request.release()
+            release(request)
             if self.main and self.main.capabilities.marks_answers and request.reuse and not request.error:
                 self._rereading.add(request.sequence)
         except BaseException as error:  # whatever it is: the request itself has ended, and its reader waits
@@ -349,7 +350,7 @@ class _Worker:
 
     def _admit(self, request: Request) -> bool:
         try:
-            admitted = self.main is not None and request.admit(self.main)
+            admitted = self.main is not None and admit(request, self.main)
         except Exception as error:  # an app's drafter's
             request.fail(error)
             return False
