@@ -269,8 +269,8 @@ def _bench_conversations(bundle: Bundle, config: Config, count: int, as_json: bo
     )
     gb = {when: f"{size / 1e9:.3f} GB" for when, size in memory.items()}
     out.print(
-        f"Resident: {gb['loaded']} loaded, {gb['highest']} at most. The prefix cache has added "
-        f"{had['added_by_keeping']:.0%} of cache_size to what the same takes without."
+        f"Resident memory: {gb['loaded']} after loading, {gb['highest']} at most. The prefix cache holds "
+        f"{had['added_by_keeping']:.0%} of cache_size more than the same run without it."
     )
     out.print(
         f"First token of a second turn, {long['prompt_tokens']:,} tokens of prompt: {long['seconds'] * 1000:.0f} ms "
