@@ -316,7 +316,7 @@ def _exactness(part: Part, measured: Measured) -> Exactness:
     """Find the padding that makes a setting exact, and use it from now on."""
     if not part.is_main:  # its bits do not matter, and rows read alone are faster behind long texts
         exactness = Exactness(rule=RowRule(separate=bool(measured.main.separate_rules)))
-        if exactness.rule.separate:
+        if exactness.rule.separate and part.size >= SMALL:
             exactness = _faster(measured, exactness, _NO_SLOWER)
     else:
         exactness = measure_exactness(measured.main)
