@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,7 @@ import msgspec
 from outrider.bundle.hashes import sha256_of
 from outrider.bundle.manifest import MODEL_NAMES, DrafterEntry, Geometry, ModelEntry, Source, TokenizerEntry
 from outrider.errors import ExportError
+from outrider.system.together import start
 from outrider_export.adapters.peft_format import WEIGHTS
 from outrider_export.child import run_child
 from outrider_export.diet import put_on_diet
@@ -86,6 +88,22 @@ def _convert(
 
     adapter: the folder of one to merge into it.
     """
+    hashes = [] if plan.header is None else [partial(sha256_of, plan.path)]
+    with start(hashes) as hashed:  # a conversion does not keep all processors busy
+        entry = _converted(plan, tokenizer, target, trust_remote_code, progress, adapter)
+    digest = hashed[0].result() if hashed else None
+    return msgspec.structs.replace(entry, source=msgspec.structs.replace(entry.source, sha256=digest))
+
+
+def _converted(
+    plan: Plan,
+    tokenizer: str | None,
+    target: Target,
+    trust_remote_code: bool,
+    progress: Progress,
+    adapter: Path | None = None,
+) -> ModelEntry:
+    """As `_convert`, without the source's hash."""
     folder, geometry = target.new / plan.role, plan.geometry
     what = f"The {plan.role} model {plan.source.id} cannot be converted"
     job: dict[str, Any] = {"output": str(folder), "scratch": str(target.scratch / plan.role)}
@@ -128,7 +146,7 @@ def _convert(
         geometry=geometry,
         vocab_size=len(plan.vocabulary),
         vocab_sha256=plan.vocabulary.sha256,
-        source=_describe_source(plan, recipe, progress),
+        source=_describe_source(plan, recipe),
         encoder=plan.encoder,
         vision=plan.vision,
     )
@@ -167,18 +185,13 @@ def copy_tokenizer(plan: Plan, folder: Path) -> None:
             shutil.copyfile(plan.path / name, folder / name)
 
 
-def _describe_source(plan: Plan, recipe: dict[str, str], progress: Progress) -> Source:
+def _describe_source(plan: Plan, recipe: dict[str, str]) -> Source:
     kept = "keep" if plan.weights == "keep" else "direct" if plan.direct else "convert"
     packages = _PACKAGES["onnx" if plan.format == "onnx" else kept]
-    digest = None
-    if plan.header is not None:
-        progress.phase("hash", plan.path.stat().st_size)
-        digest = sha256_of(plan.path, progress.advance)
     return Source(
         id=plan.source.id,
         kind=plan.source.kind,
         revision=plan.source.revision,
-        sha256=digest,
         recipe=recipe | {name: _version(name) for name in packages},
     )
 

@@ -113,7 +113,9 @@ class _Builder:
         result = ops.result(logits)
         result.output(0).set_names({"logits"})
         inputs = [self.input_ids, self.attention_mask, self.position_ids, self.beam_idx]
-        return ov.Model([result], self.sinks, inputs, "decoder")
+        model = ov.Model([result], self.sinks, inputs, "decoder")
+        _share_constants(model)
+        return model
 
     def _layer(self, i: int, layer: Layer, stream: ov.Node) -> ov.Node:
         norms, scale = self.decoder.form.norms, self.decoder.residual_scale
@@ -248,6 +250,20 @@ class _Builder:
 
 
 _END = 2**63 - 1
+_FEW_BYTES = 128  # of constants that are shared
+
+
+def _share_constants(model: ov.Model) -> None:
+    """Have equal small constants once: the fewer nodes a graph has, the sooner it is read and compiled."""
+    known: dict[tuple[str, tuple[int, ...], bytes], ov.Output] = {}
+    for node in model.get_ops():
+        if node.get_type_name() == "Constant" and node.get_byte_size() <= _FEW_BYTES:
+            output = node.output(0)
+            key = str(node.get_element_type()), (*node.get_output_shape(0),), node.get_data().tobytes()
+            first = known.setdefault(key, output)
+            if first is not output:
+                for reader in output.get_target_inputs():
+                    reader.replace_source_output(first)
 
 
 def _rms_norm(x: ov.Node, weight: ArrayLike, eps: float) -> ov.Node:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TYPE_CHECKING
 
 from outrider.bundle.manifest import MANIFEST_NAME, FileEntry
@@ -13,9 +15,17 @@ if TYPE_CHECKING:
 
 
 def list_files(folder: Path, progress: Callable[[int], None] | None = None) -> tuple[FileEntry, ...]:
-    """Size and sha256 of every file below `folder`, the manifest excepted, sorted by path."""
+    """Size and sha256 of every file below `folder`, the manifest excepted, sorted by path.
+
+    Several files are read at the same time, and `progress` is called in their threads, as `sha256_of` does.
+    """
     paths = sorted(p for p in folder.rglob("*") if p.is_file() and p != folder / MANIFEST_NAME)
-    return tuple(FileEntry(p.relative_to(folder).as_posix(), p.stat().st_size, sha256_of(p, progress)) for p in paths)
+    with ThreadPoolExecutor() as pool:
+        hashes = pool.map(partial(sha256_of, progress=progress), paths)
+        return tuple(
+            FileEntry(path.relative_to(folder).as_posix(), path.stat().st_size, sha256)
+            for path, sha256 in zip(paths, hashes, strict=True)
+        )
 
 
 def sha256_of(path: Path, progress: Callable[[int], None] | None = None) -> str:

@@ -2,6 +2,9 @@
 
     first, second = together([partial(core.compile_model, model) for model in models])
     first.result()
+    with start([partial(core.compile_model, large)]) as (made,):
+        ...    # meanwhile
+    made.result()
 
 OpenVINO prepares a graph in one thread, and meanwhile lets other Python threads run.
 """
@@ -11,10 +14,11 @@ from __future__ import annotations
 import contextvars
 import os
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from collections.abc import Sequence as Seq
 
 T = TypeVar("T")
@@ -24,3 +28,18 @@ def together(makes: Seq[Callable[[], T]]) -> list[Future[T]]:
     """Call functions at the same time, as many as there are threads. Returns when all are done, with what each made."""
     with ThreadPoolExecutor(max(1, min(len(makes), os.cpu_count() or 1))) as pool:
         return [pool.submit(contextvars.copy_context().run, make) for make in makes]
+
+
+@contextmanager
+def start(makes: Seq[Callable[[], T]]) -> Iterator[list[Future[T]]]:
+    """Call functions in another thread, one after the other, while the caller goes on. All are done at the block's end.
+
+    If the block fails, those that have not begun are left out.
+    """
+    pool = ThreadPoolExecutor(1)
+    failed = True
+    try:
+        yield [pool.submit(contextvars.copy_context().run, make) for make in makes]
+        failed = False
+    finally:
+        pool.shutdown(cancel_futures=failed)
