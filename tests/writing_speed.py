@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from outrider.bundle import Bundle
 
-SIZES = (1, 8, 32)
+SIZES = (8, 32, 64)
 PROMPT_TOKENS, NEW_TOKENS = 64, 128
 
 

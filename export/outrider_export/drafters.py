@@ -19,7 +19,8 @@ from outrider.bundle.manifest import NAME, RESERVED_NAMES
 from outrider.errors import ExportError, OptionError, VocabularyMismatch
 from outrider_export.convert_model import convert_model, describe_drafter
 from outrider_export.diet import check_diet, choose_from, plan_diet
-from outrider_export.heads.formats import check_draft_vocab, check_main, kind_of, read_head
+from outrider_export.heads.checks import check_draft_vocab, check_main
+from outrider_export.heads.formats import kind_of, read_head
 from outrider_export.heads.packed import is_packed, read_packed
 from outrider_export.heads.write import check_head_weights, write_head
 from outrider_export.pairing import Pairing

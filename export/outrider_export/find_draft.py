@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from outrider.errors import OutriderError
-from outrider_export.heads.formats import check_main, kind_of, read_head
+from outrider_export.heads.checks import check_main
+from outrider_export.heads.formats import kind_of, read_head
 from outrider_export.plan import make_plan
 from outrider_export.sources import Located, locate
 from outrider_export.vocabulary import Vocabulary

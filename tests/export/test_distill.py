@@ -31,7 +31,8 @@ from outrider_export.distill.prediction import Costs, Prediction, needed, predic
 from outrider_export.distill.progress import Live
 from outrider_export.distill.run import distill
 from outrider_export.distill.stopping import Stopping, signals_elsewhere
-from outrider_export.train.fit import Evaluation, Status, Stopped
+from outrider_export.train.fit import Stopped
+from outrider_export.train.status import Evaluation, Status
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -433,25 +434,6 @@ def test_what_is_killed_at_a_random_moment_ends_in_the_same_weights(main_model: 
     assert last.returncode == 0, said
     weights = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("whole", "killed")]
     assert weights[0] == weights[1]
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(sys.platform == "win32", reason="there is no SIGTERM to send")
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_before_the_first_step_ends_it_in_words(main_model: Path, tmp_path: Path, number: int) -> None:
-    """While the drafter's costs are measured, in the process that has made several models."""
-    asked = ["--kind", "eagle3", "--tokens", "1k", "--hours", "1"]
-    command = [sys.executable, "-u", "-m", "outrider", "distill", str(main_model), "-o", str(tmp_path / "made"), *asked]
-    for delay in (0.0, 0.5, 1.5):
-        running = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-        assert running.stdout
-        said = list(iter(running.stdout.readline, "Training eagle3\n"))
-        assert "" not in said, said
-        time.sleep(delay)
-        running.send_signal(number)
-        rest, _ = running.communicate(timeout=120)
-        assert running.returncode == 130, (running.returncode, rest)
-        assert "Traceback" not in rest
 
 
 @pytest.mark.slow

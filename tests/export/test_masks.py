@@ -22,7 +22,8 @@ from outrider.models.backends.taps import LAST, after_layers
 from outrider.types import Chunk
 from outrider_export.drafters import add_drafter
 from outrider_export.heads import container
-from outrider_export.heads.formats import check_main, read_head
+from outrider_export.heads.checks import check_main
+from outrider_export.heads.formats import read_head
 
 if TYPE_CHECKING:
     from collections.abc import Sequence as Seq

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from outrider_export.train.fit import Status
+    from outrider_export.train.status import Status
 
 VOCAB_SIZE, HIDDEN_SIZE = 96, 32
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from outrider_export.distill.answers import Progress as Written
-    from outrider_export.train.fit import Status
+    from outrider_export.train.status import Status
 
 _LINE_EVERY = 30.0  # seconds
 

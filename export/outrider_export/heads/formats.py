@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from outrider.errors import ExportError, OptionError
+from outrider.errors import ExportError
 from outrider.models.backends.heads.recurrent import NORM_FIRST
 from outrider.models.backends.masks import EMBEDDINGS
 from outrider.models.backends.taps import LAST, after_layers
@@ -23,7 +23,7 @@ from outrider_export.heads import dspark
 from outrider_export.sources import architectures_of, configuring, read_json, tensors_in
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container
+    from collections.abc import Callable
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -118,46 +118,6 @@ def read_head(folder: Path, main: Geometry) -> Head:
             f"{main.hidden_size:,}. Name the main model that it was trained for."
         )
     return head
-
-
-def check_main(head: Head, format: str) -> None:  # noqa: A002
-    """Check that a main model in this format can have such a drafter.
-
-    Raises:
-        ExportError: for mask tokens that are read from a graph which is not rewritten at load.
-    """
-    if head.kind == "masks" and format != "openvino":
-        raise ExportError(
-            f"Mask tokens are for main models in OpenVINO's format, and this one is in {format}. Export it with "
-            "--format openvino."
-        )
-
-
-def check_draft_vocab(head: Head, *asked: object) -> None:
-    """Check that a choice of tokens is for a drafter whose output matrix is cut. asked: its options; None without.
-
-    Raises:
-        OptionError: for a drafter without a part of the main model's output matrix.
-    """
-    if not head.uses_main_matrix and any(each is not None for each in asked):
-        raise OptionError(
-            f"draft_vocab is for drafters with a part of the main model's output matrix, and this {head.kind} drafter "
-            "has none. Leave it out."
-        )
-
-
-def check_features(head: Head, found: Container[str], num_layers: int) -> None:
-    """Check that the main model has the hidden states that a drafter reads. found: the names of those it has.
-
-    Raises:
-        ExportError: with the first that is missing.
-    """
-    if missing := [each for each in head.features if each not in found]:
-        first, last = after_layers(0), after_layers(num_layers)
-        has = f"{first} to {last}. Name the main model that the drafter was trained for."
-        if first not in found:
-            has = "none in a form that is known. Export the main model from its checkpoint."
-        raise ExportError(f"The drafter reads hidden states {missing[0]!r}, and the main model's graph has {has}")
 
 
 def read_tensors(folder: Path, files: str = "*.safetensors") -> dict[str, NDArray[Any]]:

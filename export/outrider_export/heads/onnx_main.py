@@ -14,7 +14,8 @@ import numpy as np
 
 from outrider.errors import ExportError, one_line
 from outrider.models.backends.taps import after_layers
-from outrider_export.heads.formats import EMBEDDING, MATRIX, check_features
+from outrider_export.heads.checks import check_features
+from outrider_export.heads.formats import EMBEDDING, MATRIX
 from outrider_export.onnx_files import Weights, load
 from outrider_export.onnx_graph import EXPORT_IT, FLOAT, find_head
 from outrider_export.onnx_matrices import dequantise

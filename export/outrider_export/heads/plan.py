@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from outrider_export.diet import choose_from
-from outrider_export.heads.formats import Head, check_draft_vocab, check_main, kind_of, read_head
+from outrider_export.heads.checks import check_draft_vocab, check_main
+from outrider_export.heads.formats import Head, kind_of, read_head
 from outrider_export.heads.write import check_head_weights, write_head
 from outrider_export.special_tokens import eos_of
 

@@ -17,7 +17,8 @@ from outrider.models.backends.paged_graph import read_decoder
 from outrider.models.backends.taps import hidden_states_of, multiplied_by, output_matrix_of, read_ir
 from outrider.system.core import new_core
 from outrider_export.heads import container, dspark, onnx_main
-from outrider_export.heads.formats import MATRIX, check_features
+from outrider_export.heads.checks import check_features
+from outrider_export.heads.formats import MATRIX
 from outrider_export.output_matrix import cut_output
 
 if TYPE_CHECKING:

@@ -13,8 +13,7 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -22,6 +21,7 @@ from outrider.errors import ExportError
 from outrider_export.train.checkpoint import Checkpoint
 from outrider_export.train.files import build, new_config
 from outrider_export.train.places import Accuracy, Candidates, Reach, Step
+from outrider_export.train.status import Evaluation, Status, Unwatched, Watch
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -45,56 +45,6 @@ _SAVE_EVERY = 180.0  # seconds
 
 class Stopped(BaseException):  # as KeyboardInterrupt: no handler of errors is to catch it
     """The caller has asked to stop, and the checkpoint is written."""
-
-
-@dataclass(frozen=True)
-class Evaluation:
-    """Acceptance on held-out text after a number of steps. acceptance: of place 1, 2, …, if all before are accepted."""
-
-    step: int
-    num_tokens: int  # of answers trained on, so far
-    loss: float
-    acceptance: list[float]
-    tokens_per_round: float  # if as many are drafted as there are places
-
-
-@dataclass(frozen=True)
-class Status:
-    """Where a training is. loss: a running mean. seconds: trained in all, in earlier runs too."""
-
-    kind: str
-    step: int
-    num_steps: int
-    epoch: int
-    num_tokens: int
-    loss: float
-    seconds: float
-    evaluations: list[Evaluation]
-
-    @property
-    def seconds_left(self) -> float:
-        """At the speed so far."""
-        return self.seconds / max(self.step, 1) * (self.num_steps - self.step)
-
-
-class Watch(Protocol):
-    """Is told how training goes on."""
-
-    def stepped(self, status: Status) -> None:
-        """After every step."""
-
-    def evaluated(self, status: Status) -> None:
-        """After every evaluation, the last in `status.evaluations`."""
-
-
-class Unwatched:
-    """Tells nobody."""
-
-    def stepped(self, status: Status) -> None:
-        """Ignored."""
-
-    def evaluated(self, status: Status) -> None:
-        """Ignored."""
 
 
 def start_head(
