@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import re
@@ -434,6 +435,26 @@ def test_what_is_killed_at_a_random_moment_ends_in_the_same_weights(main_model: 
     assert last.returncode == 0, said
     weights = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("whole", "killed")]
     assert weights[0] == weights[1]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform == "win32", reason="there is no SIGTERM to send")
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_before_the_first_step_ends_it_in_words(main_model: Path, tmp_path: Path, number: int) -> None:
+    """While the drafter's costs are measured, in the process that has made several models."""
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("".join(f"Count from {i} to {i + 9}, please.\n" for i in range(400)), encoding="utf-8")
+    asked = ["--kind", "eagle3", "--tokens", "3k", "--hours", "2", "--prompts", str(prompts)]
+    command = [sys.executable, "-u", "-m", "outrider", "distill", str(main_model), "-o", str(tmp_path / "made"), *asked]
+    for delay in (0.0, 0.5, 1.5):
+        running = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        assert running.stdout
+        said = list(itertools.takewhile(lambda line: "Training eagle3" not in line, running.stdout))
+        time.sleep(delay)
+        running.send_signal(number)
+        rest, _ = running.communicate(timeout=120)
+        assert running.returncode == 130, (running.returncode, said, rest)
+        assert "Traceback" not in rest
 
 
 @pytest.mark.slow
