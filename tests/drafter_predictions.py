@@ -96,7 +96,7 @@ class Costs:
             return first + (length - 1) * (self.eagle_layer[1] + self.matrix[vocab][1])
         rows = length + (kind == "dflash")  # DFlash's newest token gives none
         block = BLOCK_LAYERS * at(self.layer, rows) + at(self.matrix[vocab], length)
-        # Keys and values of the context: a product with small matrices in each layer, as rows of the same call.
+        # Left out: keys and values of the context, a product with small matrices in each layer.
         return at(self.combine[BLOCK_STATES], read) + block + HOST.get(kind, 0.0)
 
     def _layers(self, x: ov.Output, count: int) -> ov.Output:
