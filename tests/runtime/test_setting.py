@@ -226,26 +226,31 @@ def test_settings_of_the_same_groups_are_compared_with_the_same_padding(
     assert [trial.verdict for trial in choice.trials] == ["slower", "exact"]
 
 
-def test_a_setting_that_gains_is_compared_with_newer_times(
+def test_a_setting_that_seems_faster_is_timed_in_turns_with_the_first(
     part: Part, processor: Callable[..., list[Setting]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The machine was busy when the first setting was timed."""
     processor(f32=Kind(FAST), bf16=Kind(FAST))
     time_calls: Any = vars(measured)["time_calls"]  # of the processor above
-    busy = set[tuple[str, object]]()
+    seen = list[str]()
 
     def slow_at_first(backend: Any, calls: list[Any], patience: float) -> dict[Any, float]:
-        first = backend.precision == "f32" and (backend.precision, *calls) not in busy
-        busy.add((backend.precision, *calls))
-        return {call: taken * (2 if first else 1) for call, taken in time_calls(backend, calls, patience).items()}
+        seen.append(backend.precision)
+        busy = backend.precision == "f32" and "bf16" not in seen
+        return {call: taken * (2 if busy else 1) for call, taken in time_calls(backend, calls, patience).items()}
 
     monkeypatch.setattr(measured, "time_calls", slow_at_first)
-    sliced = Subject(part, "CPU", DeviceConfig(), None)
-    search = trials._Search(sliced, [Setting("f32", "f32")])
-    first = search._timed(Setting("f32", "f32"), None, "")
-    other = search._timed_once_more(replace(first, score=first.score / 2), first)
-    assert other.score == pytest.approx(first.score / 2)
-    assert search._timed_once_more(replace(first, score=first.score / 4), other) is other
+    search = trials._Search(Subject(part, "CPU", DeviceConfig(), None), [])
+    first, other = (Setting(name, name) for name in ("f32", "bf16"))
+    before, trial = search._timed(first, None, ""), search._timed(other, None, "")
+    search._kept[str(first)] = search._subject.compile(first)  # slices are kept
+    search._kept[str(first)].seconds(trials._MAIN_CALLS)
+    later, best = search._compared(trial, before)
+    assert trial.score < 0.9 * before.score
+    assert later.score == best.score == pytest.approx(before.score / 2)
+    count = len(seen)
+    assert search._compared(later, best) == (later, best)
+    assert len(seen) == count
 
 
 def test_the_fastest_is_left_out_where_it_is_not_exact(part: Part, processor: Callable[..., list[Setting]]) -> None:
@@ -284,9 +289,14 @@ def test_rows_are_read_alone_where_that_makes_them_exact(part: Part, processor: 
     ],
 )
 def test_a_draft_model_reads_rows_alone_and_claims_nothing(
-    part: Part, processor: Callable[..., list[Setting]], milliseconds: Callable[[int], float], least: int
+    part: Part,
+    processor: Callable[..., list[Setting]],
+    monkeypatch: pytest.MonkeyPatch,
+    milliseconds: Callable[[int], float],
+    least: int,
 ) -> None:
     """It reads now one token, now two, and a change of rows takes time."""
+    monkeypatch.setattr(trials, "SMALL", 0)
     processor(f32=Kind(milliseconds, separate_rules=(RowRule(separate=True, dummy_rows=2),)))
     found = choice_of(replace(part, role="draft"), "CPU", DeviceConfig()).setting
     assert found.exactness == Exactness(rule=RowRule(separate=True, call=Rounding(least)))

@@ -57,6 +57,7 @@ _NEVER = 1e9  # seconds of a setting that cannot be used
 # The same of two rows and one of a draft model, which reads now one token, now two: a change of rows takes time, too.
 _NO_SLOWER = 1.05
 _GAIN = 0.9  # of the time of the setting before, at most, that another one takes if it is to be preferred
+_TURNS = 4  # more measurements of two settings, before the second one is preferred
 _NUM_SCREENED = 2  # calls that are timed on a slice before all others
 _EXACT, _CLOSE, _INEXACT, _SLOWER = "exact", "close to f32", "not exact", "slower"
 _USABLE = (_EXACT, _CLOSE)
@@ -112,7 +113,7 @@ class _Search:
         self._calls = _MAIN_CALLS if subject.part.is_main else _DRAFT_CALLS
         self._trials: dict[str, Trial] = {}
         self._kept: dict[str, Measured] = {}
-        self._timed_again: set[str] = set()
+        self._scores: dict[tuple[str, str], tuple[float, float]] = {}  # of two settings when they had been compared
         self._padded: set[str] = set()
         self._ahead: dict[str, Future[Any]] = {}
         self._whole: tuple[str, Future[Any]] | None = None
@@ -169,6 +170,7 @@ class _Search:
         for count in counts:
             setting = dataclasses.replace(best.setting, num_threads=count)
             trial = self._timed(setting, best, f"{self._part} is measured with fewer threads: {setting}")
+            trial, best = self._compared(trial, best)
             if self._gains(trial, best):
                 trial = self._examine(setting)
             if trial.verdict not in _USABLE or not self._gains(trial, best):
@@ -189,22 +191,34 @@ class _Search:
             trial = self._timed(setting, best, what)
             if trial.verdict not in (*_USABLE, _SLOWER):
                 continue
-            if best is None or self._gains(trial, best := self._timed_once_more(trial, best)):
+            if best is not None:
+                trial, best = self._compared(trial, best)
+            if best is None or self._gains(trial, best):
                 best = trial
             elif best.setting.precision != setting.precision:
                 slower.add(setting.precision)
         return best
 
-    def _timed_once_more(self, trial: Trial, best: Trial) -> Trial:
-        """The best trial so far, timed again if another one seems faster: the machine may have been busy before."""
-        name = str(best.setting)
-        if self._gains(trial, best) and name in self._kept and name not in self._timed_again:
-            self._timed_again.add(name)
-            measured = self._kept[name]
-            measured.time_again()
-            timed = self._time(measured)
-            best = self._trials[name] = dataclasses.replace(best, seconds=timed.seconds, score=timed.score)
-        return best
+    def _compared(self, trial: Trial, best: Trial) -> tuple[Trial, Trial]:
+        """Both trials, timed again in turns as long as the first one seems faster, so that noise meets both alike."""
+        names = str(trial.setting), str(best.setting)
+        if self._scores.get(names) == (trial.score, best.score):  # nothing has changed since
+            return trial, best
+        for _ in range(_TURNS):
+            if not self._gains(trial, best) or not self._kept.keys() >= {*names}:
+                break
+            trial, best = self._timed_again(trial), self._timed_again(best)
+        self._scores[names] = trial.score, best.score
+        return trial, best
+
+    def _timed_again(self, trial: Trial) -> Trial:
+        """The trial with the shorter times of two measurements."""
+        name = str(trial.setting)
+        measured = self._kept[name]
+        measured.time_again()
+        timed = self._time(measured)
+        self._trials[name] = dataclasses.replace(trial, seconds=timed.seconds, score=timed.score)
+        return self._trials[name]
 
     def _timed_with_padding(self, trial: Trial) -> bool:
         """Time a setting that needs the padding of one that was found exact with it; False: there is none, or twice."""
