@@ -66,13 +66,13 @@ class Subject:
 
 
 class Measured:
-    """A model in a setting. main: the large slice, or the whole model. Times are measured once."""
+    """A model in a setting. main: the large slice, or the whole model. rule: its padding. Times are measured once."""
 
     def __init__(self, subject: Subject, setting: Setting) -> None:
         self.subject, self.setting = subject, setting
         self._own = setting.options(subject.own)
         self.main = subject.compile_large(self._own, TRIAL_TOKENS)
-        self._rule = RowRule()
+        self.rule = RowRule()
         self._seconds: dict[bool, dict[Call, float]] = {True: {}, False: {}}  # of the large and the small slice
 
     def compile_small(self) -> None:
@@ -87,8 +87,8 @@ class Measured:
 
     def use(self, exactness: Exactness) -> None:
         """Pad calls by this rule from now on, and forget the times with another one."""
-        if exactness.rule != self._rule:
-            self._rule, self._seconds = exactness.rule, {True: {}, False: {}}
+        if exactness.rule != self.rule:
+            self.rule, self._seconds = exactness.rule, {True: {}, False: {}}
         self.main.use(exactness)
         if "_small" in self.__dict__:
             self._small.use(exactness)

@@ -200,12 +200,17 @@ class _Search:
         return best
 
     def _compared(self, trial: Trial, best: Trial) -> tuple[Trial, Trial]:
-        """Both trials, timed again in turns as long as the first one seems faster, so that noise meets both alike."""
+        """Both trials, timed again in turns as long as the first one seems faster, so that noise meets both alike.
+
+        Only with the same padding: another one will change the times.
+        """
         names = str(trial.setting), str(best.setting)
-        if self._scores.get(names) == (trial.score, best.score):  # nothing has changed since
+        kept = [self._kept.get(name) for name in names]
+        is_known = self._scores.get(names) == (trial.score, best.score)
+        if is_known or None in kept or len({each.rule for each in kept if each}) > 1:
             return trial, best
         for _ in range(_TURNS):
-            if not self._gains(trial, best) or not self._kept.keys() >= {*names}:
+            if not self._gains(trial, best):
                 break
             trial, best = self._timed_again(trial), self._timed_again(best)
         self._scores[names] = trial.score, best.score
