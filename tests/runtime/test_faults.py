@@ -60,7 +60,8 @@ TIMED = {
     "guess",
     "draft_ahead",
     "first_seconds",
-}  # members that are used as measured times and other requests have it
+    "prompt_of",
+}  # members that are used as measured times, other requests and a prefix store have it
 EIGHT: dict[str, dict[str, Any]] = {
     "greedy": {"drafter": None},
     "seeded": {"drafter": None, **SEEDED},

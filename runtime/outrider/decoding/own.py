@@ -10,7 +10,7 @@ import numpy as np
 
 from outrider.errors import DrafterError
 from outrider.system.guard import Guarded, Rule
-from outrider.types import Drafter, Guess, Requirements
+from outrider.types import Drafter, Guess, Prompt, Requirements
 
 if TYPE_CHECKING:
     from outrider.types import Proposer
@@ -60,6 +60,7 @@ _IGNORED = ("anything", lambda _: True)
 RULES = {
     "num_assistant_tokens": Rule(f"an integer from 0 to {_MOST}", lambda value: _is_count(value) and value <= _MOST),
     "seconds": Rule(*_NUMBER),
+    "prompt_of": Rule("None or a Prompt", lambda value: value is None or isinstance(value, Prompt), of_call=True),
     "reserve": Rule(*_FLAG, of_call=True),
     "propose": Rule("a list of drafts", lambda value: isinstance(value, list | tuple), of_call=True),
     "observe": Rule(*_IGNORED, of_call=True),

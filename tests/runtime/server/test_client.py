@@ -225,7 +225,7 @@ def test_models_are_listed(client: Any, engine: outrider.Engine) -> None:
 
 WRONG: list[tuple[dict[str, Any], int, str | None, str, str]] = [
     ({"model": "tinny"}, 404, "model", "model_not_found", "Did you mean 'tiny'?"),
-    ({"max_tokens": 100_000}, 400, None, "context_length_exceeded", "context of 8,192 tokens"),
+    ({"max_tokens": 100_000}, 400, "max_tokens", "context_length_exceeded", "context of 8,192 tokens"),
     ({"temperature": -1}, 400, "temperature", "invalid_type", ">= 0"),
     ({"temperature": 0.0001}, 400, "temperature", "invalid_value", "0.001"),
     ({"seed": "x"}, 400, "seed", "invalid_type", "Expected `int | null`"),

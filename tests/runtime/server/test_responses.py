@@ -248,7 +248,7 @@ def test_an_answer_without_text_is_an_empty_message() -> None:
 
 WRONG: list[tuple[dict[str, Any], int, str | None, str, str]] = [
     ({"model": "tinny"}, 404, "model", "model_not_found", "Did you mean 'tiny'?"),
-    ({"max_output_tokens": 100_000}, 400, None, "context_length_exceeded", "context of 8,192 tokens"),
+    ({"max_output_tokens": 100_000}, 400, "max_tokens", "context_length_exceeded", "context of 8,192 tokens"),
     ({"input": []}, 400, "input", "invalid_type", "length >= 1"),
     ({"background": True}, 400, "background", "unsupported_field", "not supported"),
     ({"reasoning": {"effort": "low"}}, 400, "reasoning", "unsupported_field", "not supported"),
