@@ -304,6 +304,23 @@ def test_a_device_that_fails_for_a_while_is_used_again(openvino_bundle: Any, mon
     assert model.cache.num_used_tokens == 0
 
 
+def test_blocks_that_a_benchmark_pretends_to_have_written_are_written(
+    openvino_bundle: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Memory that nobody has written is one page of zeros. Calls that read it seem half as long."""
+    main = openvino_bundle.manifest.main
+    model = OpenVINOPaged(openvino_bundle.model_path(main), vocab_size=main.vocab_size)
+    model.allocate(1024)
+    written: list[int] = []
+    monkeypatch.setattr(model.paged_cache, "copy_block", lambda _, target: written.append(target))
+    slot = model.open(400)
+    assert slot
+    for length in (100, 40, 300):
+        slot.trim(0)
+        slot.skip_to(length)
+    assert written == slot.blocks[: -(-300 // model.block_size)].tolist()
+
+
 @pytest.mark.parametrize("grows", [False, True])
 def test_two_graphs_share_a_cache(openvino_bundle: Any, monkeypatch: pytest.MonkeyPatch, grows: bool) -> None:
     """Each graph reads the blocks that the other has written, also after the tensors have grown."""

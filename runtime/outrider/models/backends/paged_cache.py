@@ -225,12 +225,22 @@ class PagedSlot(SlotTokens):
         self.blocks = _numbers(table)
         self.branch_blocks: list[NDArray[np.int32]] = []
         self._taken: list[list[int]] = []  # of each branch
-        self._forked_at = 0
+        self._forked_at = self._num_skipped = 0
         self._tree: tuple[list[list[int]], list[int]] = [], []  # the last call's branches and tokens
 
     def append(self, token_ids: Seq[int]) -> None:
         """Record the tokens that a call writes."""
         super().append(embed_keys(token_ids, self.embeds, self.length))
+
+    def skip_to(self, length: int) -> None:
+        """Benchmarks only: pretend that the slot holds `length` tokens.
+
+        Their blocks are written once. Pages that never were are one page of zeros, which is read much faster.
+        """
+        super().skip_to(length)
+        for block in self.blocks[self._num_skipped : -(-length // self._cache.block_size)]:
+            self._cache.copy_block(0, block)
+            self._num_skipped += 1
 
     def fork(self, count: int, length: int) -> int:
         """Take room for up to `count` branches of up to `length` tokens. Not during a call."""
