@@ -20,7 +20,7 @@ def list_files(folder: Path, progress: Callable[[int], None] | None = None) -> t
     Several files are read at the same time, and `progress` is called in their threads, as `sha256_of` does.
     """
     paths = sorted(p for p in folder.rglob("*") if p.is_file() and p != folder / MANIFEST_NAME)
-    with ThreadPoolExecutor() as pool:
+    with ThreadPoolExecutor(4) as pool:
         hashes = pool.map(partial(sha256_of, progress=progress), paths)
         return tuple(
             FileEntry(path.relative_to(folder).as_posix(), path.stat().st_size, sha256)
@@ -32,7 +32,7 @@ def sha256_of(path: Path, progress: Callable[[int], None] | None = None) -> str:
     """The sha256 of a file, read in pieces; `progress` is called with each piece's length in bytes."""
     digest = hashlib.sha256()
     with path.open("rb") as file:
-        while piece := file.read(1 << 22):
+        while piece := file.read(1 << 20):
             digest.update(piece)
             if progress:
                 progress(len(piece))
