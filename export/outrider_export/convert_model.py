@@ -64,7 +64,11 @@ def convert_model(
         ExportError: when it cannot be converted. A full disk is named: the libraries' message is "iostream error".
     """
     try:
-        entry = _convert(plan, tokenizer, target, trust_remote_code, progress, adapter)
+        hashes = [] if plan.header is None else [partial(sha256_of, plan.path)]
+        with start(hashes) as hashed:  # a conversion does not keep all processors busy
+            entry = _convert(plan, tokenizer, target, trust_remote_code, progress, adapter)
+        digest = hashed[0].result() if hashed else None
+        entry = msgspec.structs.replace(entry, source=msgspec.structs.replace(entry.source, sha256=digest))
         return _cut(entry, diet, tokenizer, target, progress) if diet else entry
     except ExportError as error:
         folder = target.output.parent
@@ -88,22 +92,6 @@ def _convert(
 
     adapter: the folder of one to merge into it.
     """
-    hashes = [] if plan.header is None else [partial(sha256_of, plan.path)]
-    with start(hashes) as hashed:  # a conversion does not keep all processors busy
-        entry = _converted(plan, tokenizer, target, trust_remote_code, progress, adapter)
-    digest = hashed[0].result() if hashed else None
-    return msgspec.structs.replace(entry, source=msgspec.structs.replace(entry.source, sha256=digest))
-
-
-def _converted(
-    plan: Plan,
-    tokenizer: str | None,
-    target: Target,
-    trust_remote_code: bool,
-    progress: Progress,
-    adapter: Path | None = None,
-) -> ModelEntry:
-    """As `_convert`, without the source's hash."""
     folder, geometry = target.new / plan.role, plan.geometry
     what = f"The {plan.role} model {plan.source.id} cannot be converted"
     job: dict[str, Any] = {"output": str(folder), "scratch": str(target.scratch / plan.role)}

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING
 
 from outrider.bundle.manifest import MANIFEST_NAME, FileEntry
+from outrider.system.together import together
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -20,12 +20,11 @@ def list_files(folder: Path, progress: Callable[[int], None] | None = None) -> t
     Several files are read at the same time, and `progress` is called in their threads, as `sha256_of` does.
     """
     paths = sorted(p for p in folder.rglob("*") if p.is_file() and p != folder / MANIFEST_NAME)
-    with ThreadPoolExecutor(4) as pool:
-        hashes = pool.map(partial(sha256_of, progress=progress), paths)
-        return tuple(
-            FileEntry(path.relative_to(folder).as_posix(), path.stat().st_size, sha256)
-            for path, sha256 in zip(paths, hashes, strict=True)
-        )
+    hashes = together([partial(sha256_of, path, progress) for path in paths])
+    return tuple(
+        FileEntry(path.relative_to(folder).as_posix(), path.stat().st_size, sha256.result())
+        for path, sha256 in zip(paths, hashes, strict=True)
+    )
 
 
 def sha256_of(path: Path, progress: Callable[[int], None] | None = None) -> str:

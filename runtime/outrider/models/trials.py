@@ -54,9 +54,9 @@ _MAIN_CALLS = {(1, NEAR): 15, (8, NEAR): 15, (1, FAR): 15, (8, FAR): 15, (128, N
 _DRAFT_CALLS = {(1, NEAR): 90, (1, FAR): 90, (128, NEAR): 2}
 
 _NEVER = 1e9  # seconds of a setting that cannot be used
+_GAIN = 0.9  # of the time of the setting before, at most, that another one takes if it is to be preferred
 # The same of two rows and one of a draft model, which reads now one token, now two: a change of rows takes time, too.
 _NO_SLOWER = 1.05
-_GAIN = 0.9  # of the time of the setting before, at most, that another one takes if it is to be preferred
 _TURNS = 4  # more measurements of two settings, before the second one is preferred
 _NUM_SCREENED = 2  # calls that are timed on a slice before all others
 _EXACT, _CLOSE, _INEXACT, _SLOWER = "exact", "close to f32", "not exact", "slower"
