@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import outrider
+from outrider.decoding.admission import Admission
 from outrider.testing import ToyTokenizer
 
 if TYPE_CHECKING:
@@ -173,6 +174,21 @@ def test_requests_that_arrive_while_an_engine_closes_all_end(openvino_bundle: Bu
         thread.join(30)
     assert len(ended) == 4
     assert set(ended) == {"This engine is closed. Load the bundle again."}
+
+
+def test_an_engine_that_is_closed_while_a_request_is_prepared_says_so(
+    openvino_bundle: Bundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = make(openvino_bundle)
+    check = Admission.check
+
+    def close_first(admission: Admission, *given: Any) -> int:
+        engine.close()
+        return check(admission, *given)
+
+    monkeypatch.setattr(Admission, "check", close_first)
+    with pytest.raises(outrider.RequestError, match="engine is closed"):
+        engine.generate("hello", max_new_tokens=3)
 
 
 def test_an_engine_that_is_closed_while_a_round_fails_ends(

@@ -499,9 +499,13 @@ class Engine:
         """The request of `generate`, checked and ready for the loop. at_once: its text is only read at the end."""
         self._queue.check_open()
         config = self._config_of(config, options)
-        request = self._preparation.request(
-            prompt, config, chat_template=chat_template, cancel=cancel, at_once=at_once, overlaps=self.overlaps
-        )
+        try:
+            request = self._preparation.request(
+                prompt, config, chat_template=chat_template, cancel=cancel, at_once=at_once, overlaps=self.overlaps
+            )
+        except Exception:
+            self._queue.check_open()  # another thread may have closed the engine meanwhile, and dropped what this needs
+            raise
         if (observer := self._queue.observer) is not None:
             observer.entered(request, config.drafter)
         return request
