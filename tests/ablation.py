@@ -8,7 +8,6 @@ without the part. Takes some minutes, so it is run by hand when the controller c
 no place there.
 """
 
-from __future__ import annotations
 import __future__
 
 import importlib
@@ -16,20 +15,18 @@ import inspect
 import statistics
 import sys
 import textwrap
+from collections.abc import Iterator
+from collections.abc import Sequence as Seq
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from unittest.mock import patch
 
 sys.path.insert(0, str(Path(__file__).with_name("helpers")))
 
 from outrider.drafters import Ngram, Suffix
 from virtual_time import Liar, World
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from collections.abc import Sequence as Seq
 
 Noises = float | tuple[tuple[int, float], ...]
 Periods = tuple[tuple[int, int], ...]

@@ -1,9 +1,8 @@
-from __future__ import annotations
-
 import gc
 import os
 import signal
-from typing import TYPE_CHECKING, cast
+from pathlib import Path
+from typing import cast
 
 import hypothesis
 import platformdirs
@@ -11,14 +10,9 @@ import pytest
 from filelock import FileLock
 
 import outrider
+from outrider.bundle import Bundle, Format
 from outrider.system import saved
 from outrider.testing import ToyTokenizer, save_toy_bundle
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from outrider.bundle import Bundle, Format
-
 
 hypothesis.settings.register_profile(
     "outrider",

@@ -9,23 +9,18 @@ DSpark's paper (table 1, Qwen3-4B, chains of 7; DeepSeek 2026), also for the 8B.
 to be accepted with the same chance. So the speed-ups are predictions: nobody has run these models here.
 """
 
-from __future__ import annotations
-
 import argparse
 import functools
 import gc
 import statistics
 import time
+from collections.abc import Callable, Mapping
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 import openvino as ov
 from openvino import opset13 as ops
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-    from collections.abc import Sequence as Seq
 
 VOCAB, CUT = 151_936, 32_768
 ROWS = (1, 2, 3, 4, 5, 6, 8, 12, 16)

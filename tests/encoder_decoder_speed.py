@@ -10,8 +10,6 @@ what copies the word at the same place: what takes hours to learn otherwise is n
 checkpoints, the bundle and the prompts, and what is there is not made again. For an idle machine, so it is run by hand.
 """
 
-from __future__ import annotations
-
 import ast
 import copy
 import hashlib
@@ -20,8 +18,9 @@ import re
 import sys
 import time
 from collections import Counter
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -33,9 +32,6 @@ from encoder_decoders import sentencepiece_model
 from outrider.cli import run
 from outrider_export.marian_tokenizer import tokenizer_of
 from outrider_export.train.fit import find_device
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 SHAPE: dict[str, Any] = {
     "d_model": 512, "encoder_layers": 3, "decoder_layers": 6, "encoder_attention_heads": 8,

@@ -9,8 +9,6 @@ with all that it requires. LLAMA_PYTHON is an interpreter whose environment has 
 runtime is left out, and without DRAFT.gguf the pair is. For an idle machine, so it is run by hand.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -9,8 +9,6 @@ behind a short prompt, with the default options, and tokens per second. For an i
 largest int8 model takes 9 GB of disk and as much memory.
 """
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

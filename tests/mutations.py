@@ -6,8 +6,6 @@ Works on a copy. Prints a table of what was broken and which test noticed; exits
 some minutes, so it is run by hand when the loop, the verifiers, the sampling or the drafters change.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

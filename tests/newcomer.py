@@ -9,27 +9,21 @@ ContinuousBatchingPipeline with the same files, precision and tokens per call; g
 (dynamic_split_fuse=False). Modes take turns; the table has medians. For an idle machine, so it is run by hand.
 """
 
-from __future__ import annotations
-
 import statistics
 import sys
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import openvino as ov
 import openvino_genai
 
 import outrider
-from outrider.bundle import read_bundle
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from outrider.bundle import Bundle
+from outrider.bundle import Bundle, read_bundle
 
 LEVELS = (1, 8, 31)  # answers that are being decoded
 PROMPT_TOKENS, NEW_TOKENS = 3000, 1500

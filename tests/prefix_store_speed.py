@@ -6,8 +6,6 @@ The document is this project's documentation. Each time another question follows
 again, with the files in the system's memory, and with the files read from the disk where the system can be told so.
 """
 
-from __future__ import annotations
-
 import argparse
 import itertools
 import os

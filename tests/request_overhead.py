@@ -6,23 +6,20 @@ Both answer the same messages, one after the other, greedily and without drafts;
 medians in milliseconds, and the median of the paired differences. For an idle machine, so it is run by hand.
 """
 
-from __future__ import annotations
-
 import http.client
 import json
 import statistics
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).with_name("helpers")))
 
+from collections.abc import Callable
+
 import outrider
 from serving import MESSAGES, Live
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 NUM_TOKENS = (1, 16, 64)
 

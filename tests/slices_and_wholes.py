@@ -6,8 +6,6 @@ For each setting that would be tried: the row rule and whether rows are exact, t
 that score it. isa: a limit of oneDNN's instructions, which a process reads once.
 """
 
-from __future__ import annotations
-
 import argparse
 import gc
 import json
@@ -16,10 +14,9 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from outrider.models.part import Part
+from outrider.models.part import Part
 
 
 def main() -> None:

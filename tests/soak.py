@@ -9,8 +9,6 @@ times of those who read streams, and what the server holds at rest. Ends with st
 failed, or what it holds has grown. Thirty minutes is a full run. Memory, threads and files are those of Linux.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import random
@@ -23,17 +21,16 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import httpx
 
 sys.path.insert(0, str(Path(__file__).with_name("helpers")))
 
+from collections.abc import Callable, Coroutine
+
 import outrider
 from serving import served, wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
 
 # Bounds of what the server holds at rest, as compared with the rest after the parts that warm it up.
 MOST_MEMORY = 1.2  # times as much: in minutes, the caches of kernels and allocators still fill
@@ -80,7 +77,7 @@ class Rest:
     threads: int | None
     files: int | None
 
-    def growth_since(self, first: Rest) -> list[str]:
+    def growth_since(self, first: "Rest") -> list[str]:
         """What has grown beyond its bound."""
         found = []
         for name, most in (("megabytes", MOST_MEMORY), ("threads", MOST_THREADS), ("files", MOST_FILES)):

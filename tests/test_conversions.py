@@ -1,18 +1,13 @@
 """What the tests keep of conversions is never what another exporter, package or input would give."""
 
-from __future__ import annotations
-
+from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING
 
 import pytest
 
 import conversions
 from conversions import Conversions, sha256_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 
 @pytest.fixture

@@ -1,9 +1,7 @@
 """The demo's drafter: small enough for the repository, made for the demo's model, and used there."""
 
-from __future__ import annotations
-
 import json
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -13,9 +11,6 @@ from outrider.cli.demo import PROMPTS, demo_bundle
 from outrider_export import plan
 from outrider_export.demo_model import DRAFTER, FILE
 from outrider_export.heads.packed import PACKED_NAME
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def test_the_drafter_is_small_and_says_how_it_was_made() -> None:

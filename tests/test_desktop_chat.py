@@ -1,16 +1,16 @@
 """The desktop sample, without a screen: `samples/desktop_chat.py`."""
 
-from __future__ import annotations
-
 import gc
 import importlib.util
 import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from threading import Event
-from typing import TYPE_CHECKING, Any
+from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -21,9 +21,6 @@ QtWidgets = pytest.importorskip("PySide6.QtWidgets", reason="PySide6-Essentials 
 QtCore = pytest.importorskip("PySide6.QtCore")
 QtGui = pytest.importorskip("PySide6.QtGui")
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from types import ModuleType
 
 SAMPLE = Path(__file__).parents[1] / "samples" / "desktop_chat.py"
 OPTIONS: dict[str, Any] = {"max_new_tokens": 48, "cache_size": 0.05, "ignore_eos": True}

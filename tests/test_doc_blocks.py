@@ -1,23 +1,18 @@
 """The Python blocks of each page, one behind the other: their names come from the page, and they run."""
 
-from __future__ import annotations
-
 import ast
 import builtins
 import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 from outrider_export.demo_model import FILE
 from serving import serving
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 ROOT = Path(__file__).parents[1]
 PAGES = {

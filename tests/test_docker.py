@@ -1,24 +1,20 @@
 """The container's files. There is no engine to build them here: what they use is looked up."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import click
 import pytest
 import yaml
 
 from outrider.cli.serve import serve
 from outrider.system.saved import __file__ as saved_file
 from outrider_export import export_bundle  # noqa: F401 - the package that `outrider export` needs
-
-if TYPE_CHECKING:
-    import click
 
 ROOT = Path(__file__).parents[1]
 DOCKERFILE = ROOT / "samples/docker/Dockerfile"

@@ -1,30 +1,25 @@
 """What the documentation says is what there is: pages made from the code, links, programs, messages, names."""
 
-from __future__ import annotations
-
 import ast
 import re
 import runpy
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import openvino_genai
 import pytest
 
 import outrider
 from outrider import errors
+from outrider.bundle import Bundle
 from outrider.cli import run
 from outrider.config import Config
 from outrider.config.files import find_presets
 from outrider.testing import ToyTokenizer
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from outrider.bundle import Bundle
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"

@@ -1,7 +1,5 @@
 """What is installed: the wheel, the sdist, and the commands that messages give."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess

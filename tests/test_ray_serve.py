@@ -1,7 +1,5 @@
 """The Ray Serve sample on a local cluster: a replica is killed under load."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os
@@ -12,22 +10,20 @@ import subprocess
 import sys
 import threading
 from collections import Counter
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import httpx
 import pytest
 
 import outrider
 from serving import wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 pytestmark = pytest.mark.slow
 pytest.importorskip("ray.serve", reason='the sample needs Ray: pip install "ray[serve]"')

@@ -1,18 +1,14 @@
 """What the README shows is what there is."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+import pytest
 
 import outrider
 from outrider.config import Config
 from outrider.config.files import find_presets
 from outrider_export.heads.formats import KINDS
-
-if TYPE_CHECKING:
-    import pytest
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")

@@ -1,18 +1,13 @@
 """The recipes of docs/recipes.md, with the real packages, against a live server."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal
 
 import pytest
 
+import outrider
 from serving import serving
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    import outrider
 
 pytestmark = pytest.mark.slow
 pytest.importorskip("llguidance", reason="the extra [structured]")

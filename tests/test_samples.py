@@ -1,7 +1,5 @@
 """Every sample, run as a user runs it; ray_serve.py in test_ray_serve.py."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

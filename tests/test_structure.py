@@ -1,24 +1,19 @@
 """The shape of the package: who may import whom, what is public, what stays light."""
 
-from __future__ import annotations
-
 import ast
 import functools
 import json
 import runpy
 import subprocess
 import sys
+from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 import outrider
 from outrider_bench.modes.peers.known import PEERS
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 RUNTIME = Path(outrider.__file__).parent
 EXPORT = Path(__file__).parents[1] / "export" / "outrider_export"

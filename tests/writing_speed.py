@@ -8,21 +8,20 @@ each row, and in its second column the hidden states that EAGLE-3 reads. Each si
 counts, because other work can only slow a run down. For an idle machine, so it is run by hand.
 """
 
-from __future__ import annotations
-
 import math
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import openvino as ov
 import openvino_genai
 
-from outrider.bundle import read_bundle
+from outrider.bundle import Bundle, read_bundle
 from outrider.config import DeviceConfig
 from outrider.models.part import Part
 from outrider.models.settled import choice_of
@@ -30,11 +29,6 @@ from outrider_bench.modes.peers.link import link
 from outrider_export.distill.data import tap_names
 from outrider_export.distill.texts import Task
 from outrider_export.distill.writer import Writer
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from outrider.bundle import Bundle
 
 SIZES = (8, 32, 64)
 PROMPT_TOKENS, NEW_TOKENS = 64, 128

@@ -1,15 +1,14 @@
 """Tiny random models with a real tokenizer, as checkpoint folders and as GGUF files."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -20,10 +19,6 @@ from exports import Recorder
 from in_process import convert_here
 from outrider.bundle import Bundle, read_bundle
 from tiny import TEMPLATE, gguf_name_of, train_tokenizer, write_gguf
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
 
 # PyTorch reads them when it is loaded, here and in child processes. Toys are too small for two threads. Where a test
 # asks for two, they are not to hold a processor while they wait for each other.

@@ -1,10 +1,10 @@
 """Adapters in PEFT's format: read, merged as PEFT merges them, added to bundles; what does not fit changes nothing."""
 
-from __future__ import annotations
-
 import json
 import shutil
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,6 +15,7 @@ from transformers import AutoModelForCausalLM
 import outrider
 from adapters import changes_of, write_adapter
 from exports import content
+from outrider.bundle import Bundle
 from outrider.cli import run
 from outrider.config import DeviceConfig
 from outrider.errors import BundleError, ExportError, OptionError, OutriderError
@@ -26,12 +27,6 @@ from outrider_export import add_adapter, export_bundle
 from outrider_export.adapters.peft_format import read_adapter
 from outrider_export.convert import merge
 from tiny import SHAPE
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from outrider.bundle import Bundle
 
 TOKENS = [*np.random.default_rng(0).integers(20, 400, 32).tolist()]
 WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"

@@ -1,26 +1,20 @@
 """`outrider add` with a draft model: tiny random models."""
 
-from __future__ import annotations
-
 import json
 import shutil
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 import outrider
-from outrider.bundle import read_bundle
+from outrider.bundle import Bundle, read_bundle
 from outrider.bundle.manifest import MANIFEST_NAME
 from outrider.cli import run
 from outrider.errors import ExportError, OptionError, VocabularyMismatch
 from outrider_export import Silent, add_drafter
 from outrider_export.diet import TRAINED_NAME
 from outrider_export.drafters import is_model
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from outrider.bundle import Bundle
 
 FIXED: dict[str, Any] = {"max_new_tokens": 30, "ignore_eos": True, "num_assistant_tokens": 3}
 

@@ -1,10 +1,10 @@
 """Drafters that read hidden states are added to bundles, and draft there; what does not fit changes nothing."""
 
-from __future__ import annotations
-
 import os
 import shutil
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -24,11 +24,6 @@ from outrider_export.heads import container
 from outrider_export.heads.formats import read_head
 from outrider_export.heads.plan import HeadPlan
 from outrider_export.sources import locate
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
 
 PROMPT = "def quicksort(items):\n    if len(items) <= 1:\n        return items\n" * 3
 ANSWER: dict[str, Any] = {"max_new_tokens": 24, "ignore_eos": True, "num_assistant_tokens": 4}

@@ -1,16 +1,17 @@
 """Each architecture of docs/models.md: random weights, exported, compared with Transformers, drafted and certified."""
 
-from __future__ import annotations
-
 import functools
 import json
 import shutil
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import openvino as ov
 import pytest
 
+from outrider.bundle import Bundle
 from outrider.bundle.architectures import REFUSED
 from outrider.config import Config
 from outrider.engine.engine import Engine
@@ -39,12 +40,6 @@ from shapes import (
     save_model,
     with_noisy_draft,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from outrider.bundle import Bundle
 
 pytestmark = pytest.mark.slow
 

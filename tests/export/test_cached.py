@@ -1,23 +1,22 @@
 """Models that are named in place of bundles: made into one once, and found again."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import huggingface_hub
 import pytest
 
 import outrider
 from exports import Recorder
-from outrider.bundle import read_bundle
+from outrider.bundle import Bundle, read_bundle
 from outrider.bundle.opening import open_bundle
 from outrider.cli import run
 from outrider.cli.serve import name_bundles
@@ -28,11 +27,6 @@ from outrider_export.bundle_cache import BundleCache
 from outrider_export.defaults import DEFAULT_WEIGHTS
 from outrider_export.sources import Located
 from tiny import write_checkpoint, write_gguf
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from outrider.bundle import Bundle
 
 
 @pytest.fixture(autouse=True)

@@ -1,14 +1,13 @@
 """`outrider export` and `outrider inspect`, as they are typed, and the demo's checkpoint."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil
 import subprocess
 import sys
 import time
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,9 +16,6 @@ from outrider.cli import run
 from outrider.cli.demo import demo_bundle
 from outrider.errors import ExportError
 from outrider_export import Silent, demo_model
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 @pytest.fixture(scope="module")

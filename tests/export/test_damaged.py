@@ -1,11 +1,11 @@
 """Damaged checkpoints: what the fuzzers found, one by one."""
 
-from __future__ import annotations
-
 import json
 import struct
 import tracemalloc
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,10 +22,6 @@ from outrider_export.plan import make_plan
 from outrider_export.sources import count_weights, locate, tensors_of
 from outrider_export.vocabulary import Vocabulary
 from tiny import SHAPE, write_checkpoint
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 MAIN = Geometry("qwen2", 2, HEADS, KV_HEADS, HEAD_SIZE, HIDDEN, context_length=8192, logits_width=VOCAB)
 

@@ -1,9 +1,8 @@
 """The draft diet: the output matrix cut bit for bit, which tokens are kept, and bundles through the real converters."""
 
-from __future__ import annotations
-
 import json
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import openvino as ov
@@ -21,9 +20,6 @@ from outrider.testing import save_toy_model
 from outrider_export import diet, export_bundle
 from outrider_export.diet import Diet, put_on_diet, read_corpus
 from outrider_export.output_matrix import cut_output
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 ROWS, COLUMNS, GROUP = 24, 12, 4
 some_ids = st.lists(st.integers(0, ROWS - 1), min_size=1, unique=True).map(sorted)

@@ -1,10 +1,9 @@
 """Conversion without PyTorch, judged by Transformers on the same weights."""
 
-from __future__ import annotations
-
 import json
 import math
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import gguf
 import numpy as np
@@ -28,9 +27,6 @@ from outrider_export.direct.pack import matrices_of, pack, rounded
 from outrider_export.direct.rope import rope_of
 from outrider_export.gguf_file import read_header
 from shapes import CONFIGS, logits_of, make_model
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 TOKENS = np.random.default_rng(3).integers(0, 400, size=48).tolist()
 PIECES = (30, 18)  # of TOKENS, each a call: the second reads keys of the first

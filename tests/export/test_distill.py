@@ -1,7 +1,5 @@
 """`outrider distill`: what is refused before it begins, what is chosen, shown and written, on a tiny main model."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import json
@@ -12,16 +10,17 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
 from filelock import FileLock
 
 import outrider
-from outrider.bundle import read_bundle
+from outrider.bundle import Bundle, read_bundle
 from outrider.errors import ExportError, OptionError
 from outrider_export.distill import progress
 from outrider_export.distill.answers import Progress as Written
@@ -34,11 +33,6 @@ from outrider_export.distill.run import distill
 from outrider_export.distill.stopping import Stopping, signals_elsewhere
 from outrider_export.train.fit import Stopped
 from outrider_export.train.status import Evaluation, Status
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from outrider.bundle import Bundle
 
 OPTIONS = Options("main", Path("drafter"), kind="medusa", num_tokens=2000, hours=1.0)
 

@@ -1,16 +1,16 @@
 """Training data: what is asked, what is kept, and that it is written again as it was."""
 
-from __future__ import annotations
-
 import json
 import shutil
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from answering import HIDDEN_SIZE, PROMPTS, make_bundle
+from outrider.bundle import Bundle
 from outrider.errors import ExportError, OptionError
 from outrider.inputs.text import Tokenizer
 from outrider_export.distill import answers as answers_module
@@ -30,13 +30,8 @@ from outrider_export.distill.prompts import (
 )
 from outrider_export.distill.recipe import Recipe
 from outrider_export.distill.shards import Conversation, Shard
+from outrider_export.distill.texts import Text
 from outrider_export.distill.writer import Writer
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from outrider.bundle import Bundle
-    from outrider_export.distill.texts import Text
 
 RECIPE = Recipe(2500, frozenset({"taps", "last"}), seed=3, max_new_tokens=20, user_share=0.9)
 EXCLUDED = [Prompt(each) for each in PROMPTS[10:40]]

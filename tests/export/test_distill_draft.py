@@ -1,11 +1,10 @@
 """A small draft model made of a larger one: tiny random models, with a tokenizer as real ones have."""
 
-from __future__ import annotations
-
 import copy
 import json
 import shutil
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -31,15 +30,10 @@ from outrider_export.distill.draft.model import NUM_PLACES, DraftModel
 from outrider_export.distill.draft.start import restore_draft, start_draft
 from outrider_export.distill.draft.vocabulary import choose_vocabulary
 from outrider_export.pairing import pair_vocabularies
-from outrider_export.plan import make_plan
+from outrider_export.plan import Plan, make_plan
 from outrider_export.sources import locate
 from outrider_export.train.places import Accuracy, Targets, kl_of_top
 from outrider_export.vocabulary import Vocabulary
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from outrider_export.plan import Plan
 
 NUM_LAYERS, TOP = 6, 32
 IDENTITY = (2, 3)  # layers that change nothing

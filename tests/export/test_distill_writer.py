@@ -1,8 +1,7 @@
 """Texts that the writer writes are the main model's, and so is all that is stored of them."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,6 +11,7 @@ from hypothesis import strategies as st
 
 import outrider
 from answering import HIDDEN_SIZE, NUM_LAYERS, PROMPTS, make_bundle
+from outrider.bundle import Bundle
 from outrider.config import DeviceConfig
 from outrider.errors import DeviceError, ExportError
 from outrider.models.backends.taps import LAST
@@ -21,11 +21,6 @@ from outrider_export.distill.loops import is_loop
 from outrider_export.distill.rows import NUM_KEPT, draw, likeliest, near_best
 from outrider_export.distill.texts import Task, Text
 from outrider_export.distill.writer import Writer, _fastest
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from outrider.bundle import Bundle
 
 MOST = 40
 FEATURES = feature_names({"taps", "last"}, NUM_LAYERS)

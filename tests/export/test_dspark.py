@@ -1,10 +1,9 @@
 """DSpark drafts what its published form does, step by step over the whole vocabulary; the text is plain decoding's."""
 
-from __future__ import annotations
-
 import json
 import shutil
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,9 +20,6 @@ from outrider.tokens.sampling import LogitsSampler
 from outrider.tokens.verifiers import BlockRejection, Greedy
 from outrider.types import Committed, DraftRequest, Noise, Sequence
 from outrider_export.drafters import add_drafter
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 PROMPT = "def quicksort(items):\n    if len(items) <= 1:\n        return items\n" * 3
 ANSWER: dict[str, Any] = {"max_new_tokens": 24, "ignore_eos": True, "num_assistant_tokens": 3}

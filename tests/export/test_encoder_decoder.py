@@ -1,11 +1,11 @@
 """Tiny random T5 and Whisper models: exported, and compared with Transformers and with plain decoding."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import wave
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -14,15 +14,10 @@ import pytest
 import outrider
 from encoder_decoders import SAMPLED, cut_decoder, shake_decoder, tone, write_t5, write_whisper
 from outrider.cli import run
+from outrider.engine.engine import Engine
 from outrider.errors import BundleError, ExportError, OptionError, OutriderError, RequestError
 from outrider.inputs.audio import log_mel
 from outrider.types import Prompt, Source
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from outrider.engine.engine import Engine
 
 TEXTS = (
     "The quick brown fox jumps over the lazy dog.",

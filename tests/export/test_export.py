@@ -1,11 +1,11 @@
 """From checkpoints and GGUF files to bundles, through the real converters."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import struct
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import gguf
 import numpy as np
@@ -16,19 +16,13 @@ from transformers import AutoModelForCausalLM
 
 import exports
 from exports import logits_of_ir
-from outrider.bundle import Bundle, read_bundle
+from outrider.bundle import Bundle, Format, read_bundle
 from outrider.errors import ExportError, OptionError
 from outrider_export import export_bundle
 from outrider_export.gguf_file import read_header
 from outrider_export.plan import make_plan
 from outrider_export.sources import locate
 from shapes import logits_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from outrider.bundle import Format
 
 pytestmark = pytest.mark.children
 

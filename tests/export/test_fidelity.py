@@ -1,20 +1,15 @@
 """`outrider verify --against`: logits beside those of the checkpoint."""
 
-from __future__ import annotations
-
 import json
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+from outrider.bundle import Bundle
 from outrider.cli import run
 from outrider_export.compare import PIECE, cosine
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from outrider.bundle import Bundle
 
 F32 = ("--precision", "f32", "--max-new-tokens", "8", "--cache-size", "0.02")
 

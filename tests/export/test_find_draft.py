@@ -1,8 +1,6 @@
 """`--draft auto`: a drafter that fits is found, and the cheapest is taken."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
@@ -15,9 +13,6 @@ from outrider_export.bundle_cache import BundleCache
 from outrider_export.find_draft import find_draft, published_for
 from outrider_export.sources import locate
 from tiny import train_tokenizer, write_checkpoint, write_gguf
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 class Notes:

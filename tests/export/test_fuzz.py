@@ -1,13 +1,14 @@
 """What exports read from checkpoints: damaged, it is refused by an error of ours, and nothing worse."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import struct
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
+from hypothesis import strategies as st
 
 from adapters import write_adapter
 from encoder_decoders import write_marian
@@ -22,12 +23,6 @@ from outrider_export.sources import locate
 from outrider_export.special_tokens import eos_of
 from tiny import SHAPE
 from tiny_vision import write_vision_checkpoint
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from hypothesis import strategies as st
 
 pytestmark = few_or_many
 

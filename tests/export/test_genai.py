@@ -1,23 +1,17 @@
 """Drafters as openvino-genai reads them: it loads them, keeps the text, and accepts the tokens that we accept."""
 
-from __future__ import annotations
-
 import json
 import shutil
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 import outrider
-from outrider.bundle.folder import read_bundle
+from outrider.bundle.folder import Bundle, read_bundle
 from outrider.cli import run
 from outrider_export.drafters import add_drafter
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from outrider.bundle.folder import Bundle
 
 HIDDEN, WIDE, NUM_TOKENS, NUM_PLACES = 64, 96, 48, 5
 SHAPE = {

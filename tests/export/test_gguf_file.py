@@ -1,12 +1,10 @@
 """The GGUF header reader against files that the `gguf` package wrote, whole and damaged."""
 
-from __future__ import annotations
-
 import contextlib
 import re
 import struct
 import tracemalloc
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import gguf
 import numpy as np
@@ -22,9 +20,6 @@ from outrider_export.gguf_tokenizer import write_tokenizer
 from outrider_export.plan import make_plan
 from outrider_export.sources import locate
 from outrider_export.special_tokens import eos_of
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 # Metadata as the format has it: the number of a type, and a value's bytes.
 Value = tuple[int, bytes]

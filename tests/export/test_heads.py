@@ -1,9 +1,10 @@
 """The graphs of drafters that read hidden states compute what their PyTorch references do, from published weights."""
 
-from __future__ import annotations
-
 import shutil
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -28,11 +29,6 @@ from outrider.drafters import Subset
 from outrider.models.backends.heads import Head, load_head
 from outrider.types import Chunk, Exactness, Prompt, Rounding, RowRule
 from outrider_export.drafters import add_drafter
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from collections.abc import Sequence as Seq
-    from pathlib import Path
 
 MODULES = ("eagle", "eagle3", "mtp")
 PLACES = ("medusa", "hydra", "blockwise")

@@ -1,12 +1,12 @@
 """From ONNX folders to bundles: onnxruntime-genai's own, built here by its model builder, and others made of it."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import huggingface_hub
 import numpy as np
@@ -26,10 +26,6 @@ from outrider_export.onnx_check import check_onnx
 from outrider_export.onnx_files import data_files, load
 from outrider_export.onnx_graph import shape_of, weights_of
 from outrider_export.onnx_inputs import add_rows, rename
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 IDS = np.arange(20, 52)[None]
 

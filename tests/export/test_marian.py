@@ -1,10 +1,10 @@
 """A tiny random MarianMT: its tokenizer, exported, and compared with Transformers and with plain decoding."""
 
-from __future__ import annotations
-
 import json
 import shutil
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,15 +12,10 @@ import pytest
 import outrider
 from encoder_decoders import SAMPLED, cut_decoder, sentencepiece_model, shake_decoder, unigram_pieces, write_marian
 from outrider.cli import run
+from outrider.engine.engine import Engine
 from outrider.errors import ExportError
 from outrider_export.marian_tokenizer import tokenizer_of
 from tiny import TEXT
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
-    from outrider.engine.engine import Engine
 
 TEXTS = (
     "The quick brown fox jumps over the lazy dog.",

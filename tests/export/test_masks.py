@@ -1,18 +1,19 @@
 """Mask tokens in a main model's graph: they are read as embeddings, and change no bit of anything else."""
 
-from __future__ import annotations
-
 import functools
 import shutil
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence as Seq
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import openvino as ov
 import pytest
+from numpy.typing import NDArray
 
 import outrider
 from heads import write_head
-from outrider.bundle import read_bundle
+from outrider.bundle import Bundle, read_bundle
 from outrider.errors import BundleError, ExportError
 from outrider.models.backends.heads.weights import MainWeights
 from outrider.models.backends.masks import EMBEDDINGS, Masks
@@ -24,14 +25,6 @@ from outrider_export.drafters import add_drafter
 from outrider_export.heads import container
 from outrider_export.heads.checks import check_main
 from outrider_export.heads.formats import read_head
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence as Seq
-    from pathlib import Path
-
-    from numpy.typing import NDArray
-
-    from outrider.bundle import Bundle
 
 TOKENS = [5, 77, 130]  # of the vocabulary, whose embeddings the masks have
 ANSWER: dict[str, Any] = {"max_new_tokens": 40, "ignore_eos": True}

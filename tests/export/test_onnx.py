@@ -1,10 +1,9 @@
 """From checkpoints and GGUF files to bundles with models in ONNX, through onnxruntime-genai's model builder."""
 
-from __future__ import annotations
-
 import json
 import shutil
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -26,9 +25,6 @@ from outrider_export import export_bundle
 from outrider_export.diet import put_on_diet
 from outrider_export.onnx_files import Weights, load
 from outrider_export.onnx_matrices import cut_output, quantise
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 pytestmark = pytest.mark.children
 

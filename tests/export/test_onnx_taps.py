@@ -1,10 +1,9 @@
 """Main models in ONNX for drafters that read hidden states: outputs of them, and what such drafters share."""
 
-from __future__ import annotations
-
 import json
 import shutil
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -18,6 +17,7 @@ from transformers import AutoModelForCausalLM
 
 import outrider
 from onnx_decoder import decoder
+from outrider.bundle import Bundle
 from outrider.bundle.hashes import list_files
 from outrider.bundle.manifest import Geometry, write_manifest
 from outrider.errors import ExportError
@@ -28,11 +28,6 @@ from outrider_export.heads.formats import EMBEDDING, MATRIX, Head
 from outrider_export.onnx_files import Weights, load
 from outrider_export.onnx_matrices import dequantise
 from outrider_export.onnx_taps import add_outputs, hidden_states_of
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from outrider.bundle import Bundle
 
 IDS = np.arange(3, 27)[None]
 

@@ -1,31 +1,26 @@
 """onnxruntime-genai as a mode of `outrider bench`, on ONNX models that its own builder writes."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
 
 from outrider import __version__
+from outrider.bundle import Bundle
 from outrider.config import Config, GenerationConfig
 from outrider.errors import OptionError
 from outrider_bench.modes.make import load_modes
+from outrider_bench.modes.mode import Run
 from outrider_bench.modes.peers.link import link
 from outrider_bench.modes.setup import Setup
 from outrider_bench.setting import describe_runtimes, describe_versions
 from outrider_export import import_bundle
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from outrider.bundle import Bundle
-    from outrider_bench.modes.mode import Run
 
 og = pytest.importorskip("onnxruntime_genai")
 

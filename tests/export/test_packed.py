@@ -1,25 +1,20 @@
 """A packed drafter is in another bundle what it was in the first, without the packages of the extra."""
 
-from __future__ import annotations
-
 import json
 import shutil
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 import outrider
 from heads import write_head
+from outrider.bundle import Bundle
 from outrider.errors import ExportError, OptionError, OutriderError
 from outrider_export import plan
 from outrider_export.drafters import add_drafter
 from outrider_export.heads.packed import PACKED_NAME, pack
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from outrider.bundle import Bundle
 
 KINDS = ("eagle3", "dflash", "dspark", "hydra", "masks")
 ANSWER: dict[str, Any] = {"max_new_tokens": 24, "ignore_eos": True, "num_assistant_tokens": 3}

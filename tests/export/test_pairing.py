@@ -1,9 +1,8 @@
 """Pairs of different vocabularies: what they have in common, and their bundles through the real converters."""
 
-from __future__ import annotations
-
 import json
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,9 +15,6 @@ from outrider.inputs.text import Tokenizer
 from outrider_export import export_bundle
 from outrider_export.pairing import map_tokens
 from outrider_export.vocabulary import Vocabulary
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 PROMPT = "def quicksort(items): 日本語 🙂"
 OTHER_TEXT = ("Er sagte, die Sonne scheine und der Wind wehe nicht; Übermut tut selten gut.",) * 8

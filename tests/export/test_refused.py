@@ -1,7 +1,5 @@
 """Architectures that are refused at export, before anything is written, and what is read of others' configurations."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from types import SimpleNamespace

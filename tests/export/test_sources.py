@@ -1,10 +1,9 @@
 """What a name means, and what is fetched from the hub for it."""
 
-from __future__ import annotations
-
 import shutil
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import huggingface_hub
 import pytest
@@ -15,9 +14,6 @@ from outrider.errors import ExportError, OptionError
 from outrider_export import export_bundle
 from outrider_export.hub import ALLOWED, ALLOWED_WITH_CODE, ELSEWHERE
 from outrider_export.sources import locate
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 

@@ -1,10 +1,9 @@
 """The hidden states that drafters read are those of the model in PyTorch."""
 
-from __future__ import annotations
-
 import functools
 import itertools
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import gguf
 import numpy as np
@@ -13,7 +12,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
-from outrider.bundle import read_bundle
+from outrider.bundle import Bundle, read_bundle
 from outrider.errors import BundleError
 from outrider.models.backends.openvino_paged import OpenVINOPaged
 from outrider.models.backends.paged_graph import read_decoder
@@ -21,11 +20,6 @@ from outrider.models.backends.taps import hidden_states_of
 from outrider.types import Chunk, Exactness, Rounding, RowRule
 from outrider_export import export_bundle
 from tiny import SHAPE, gguf_name_of
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from outrider.bundle import Bundle
 
 NAMES = ("hidden_states.0", "hidden_states.1", "hidden_states.2", "last_hidden_state")
 RULES = (RowRule(), RowRule(call=Rounding(8, 8)), RowRule(separate=True, dummy_rows=2))

@@ -1,15 +1,14 @@
 """What an export does to the disk: nothing, until the bundle is complete."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -18,9 +17,6 @@ from outrider.bundle import MANIFEST_NAME
 from outrider.errors import ExportError
 from outrider_export import default_output, export_bundle
 from outrider_export.target import Target
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 pytestmark = pytest.mark.children
 

@@ -1,10 +1,9 @@
 """Tokenizers built from GGUF metadata, and their OpenVINO form, against the tokenizer they stand for."""
 
-from __future__ import annotations
-
 import json
 import shutil
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import openvino_genai
 import pytest
@@ -17,9 +16,6 @@ from outrider_export.gguf_file import GGUFHeader, read_header
 from outrider_export.gguf_tokenizer import write_tokenizer
 from outrider_export.tokenizer_ir import write_tokenizer_ir
 from outrider_export.tokenizer_job import PROBES, check_tokenizer_ir
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 PRES = ("qwen2", "smollm", "llama-bpe", "sentencepiece")
 TEXTS = st.text() | st.text("a1 \n'é\u0301日<|im_end|>") | st.lists(st.sampled_from(PROBES)).map("".join)

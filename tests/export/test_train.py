@@ -1,9 +1,9 @@
 """Heads learn, are written whole, and are read back the same: with a tiny random main model."""
 
-from __future__ import annotations
-
 import json
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,13 +15,8 @@ from outrider_export.train.files import KINDS, load, save
 from outrider_export.train.fit import PATIENCE, Stopped, evaluate, find_device, fit, held_out, schedule, start_head
 from outrider_export.train.layers import Teacher
 from outrider_export.train.places import TEXT_WEIGHT, Accuracy, Candidates, Reach, Step, Targets, draft_loss
+from outrider_export.train.status import Status
 from shards import counting, write_shard
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from outrider_export.train.status import Status
 
 VOCAB_SIZE, HIDDEN_SIZE = 96, 32
 

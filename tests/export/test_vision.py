@@ -1,10 +1,9 @@
 """Models that read images: exported, and compared with transformers' own generation."""
 
-from __future__ import annotations
-
 import json
 import shutil
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,9 +12,6 @@ import outrider
 from outrider.inputs.vision import cut_into_tiles, read_image
 from outrider_export import export_bundle
 from tiny_vision import NUM_TOKENS, asking, picture, vision_tokenizer, write_vision_checkpoint
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 Image: Any = pytest.importorskip("PIL.Image", reason="the extra [vision]")
 PICTURES = {"tall": picture(0), "wide": picture(1, 20, 50), "square": picture(2, 16, 16), "thin": picture(3, 90, 4)}

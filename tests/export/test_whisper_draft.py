@@ -1,22 +1,17 @@
 """A tiny random Whisper with draft models as Distil-Whisper is one: fewer layers in the decoder, one encoder or two."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 import outrider
 from encoder_decoders import SAMPLED, cut_decoder, hush_last_layer, shake_encoder, tone, write_whisper
 from outrider.cli import run
+from outrider.decoding.results import Transcription
+from outrider.engine.engine import Engine
 from outrider.errors import ExportError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from outrider.decoding.results import Transcription
-    from outrider.engine.engine import Engine
 
 
 @pytest.fixture(scope="session")

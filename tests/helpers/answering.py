@@ -1,17 +1,12 @@
 """A tiny main model of six layers with a tokenizer, as a bundle and in PyTorch: its answers are training data."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from outrider.bundle import Bundle
 from tiny import SHAPE, gguf_name_of, write_checkpoint, write_gguf
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from outrider.bundle import Bundle
 
 NUM_LAYERS, HIDDEN_SIZE = 6, SHAPE["hidden_size"]
 _THINGS = ("fox", "dog", "pivot", "item", "deich", "quick sort", "boxer", "river", "lamp", "train")

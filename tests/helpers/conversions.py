@@ -1,20 +1,16 @@
 """Conversions are slow: each is made once, and found again while nothing that it depends on has changed."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import platform
 import shutil
 import tempfile
+from collections.abc import Callable, Iterable
 from importlib.metadata import distributions
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from filelock import FileLock
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
 
 
 class Conversions:

@@ -1,15 +1,14 @@
 """A toy encoder-decoder bundle, written by hand as `outrider export` writes them, without torch."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import openvino as ov
 from openvino import opset13 as ops
 
 from outrider import __version__
-from outrider.bundle import read_bundle
+from outrider.bundle import Bundle, read_bundle
 from outrider.bundle.hashes import list_files, vocabulary_sha256
 from outrider.bundle.manifest import (
     CROSS_NAME,
@@ -23,11 +22,6 @@ from outrider.bundle.manifest import (
     TokenizerEntry,
     write_manifest,
 )
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from outrider.bundle import Bundle
 
 HEADS, SIZE, CONTEXT = 2, 16, 512
 HIDDEN = HEADS * SIZE

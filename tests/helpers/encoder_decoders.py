@@ -1,19 +1,15 @@
 """Tiny random T5, Whisper and MarianMT checkpoints, as transformers saves them, with real tokenizers."""
 
-from __future__ import annotations
-
 import json
 import struct
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from tiny import TEXT, train_tokenizer
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-    from pathlib import Path
-
-    import numpy as np
-    from numpy.typing import NDArray
 
 T5_SHAPE: dict[str, Any] = {
     "d_model": 64, "d_kv": 16, "d_ff": 128, "num_layers": 2, "num_decoder_layers": 2, "num_heads": 4,

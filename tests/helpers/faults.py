@@ -1,19 +1,15 @@
 """Every fault that an app's code can bring, derived from the interfaces: a new member is in it by itself."""
 
-from __future__ import annotations
-
 import dataclasses
+from collections.abc import Callable, Iterator
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Generic, Protocol
+from typing import Any, Generic, Protocol
 
 import numpy as np
 
 from outrider.drafters import Ngram, Suffix
 from outrider.types import Distribution, Draft, Drafter, Guess, Requirements
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from collections.abc import Sequence as Seq
 
 
 class Unspeakable(BaseException):

@@ -1,21 +1,16 @@
 """Grammars for tests, with a real tokenizer of 403 tokens."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import msgspec
 
+from outrider.bundle import Bundle, Format
 from outrider.bundle.folder import read_bundle
 from outrider.bundle.manifest import write_manifest
 from outrider.testing import save_toy_bundle
 from outrider.tokens.grammar import Grammars
 from tiny import train_tokenizer
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from outrider.bundle import Bundle, Format
 
 VOCAB_SIZE = 404
 EOS = (400, 402)  # <|endoftext|>, <|im_end|>

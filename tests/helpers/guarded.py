@@ -6,16 +6,16 @@
 Such a read ends the process with a segmentation fault, on any machine whose kernels do it. For Linux.
 """
 
-from __future__ import annotations
-
 import ctypes
 import mmap
 import sys
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import openvino as ov
+from numpy.typing import NDArray
 
 from outrider.bundle import read_bundle
 from outrider.models.backends import onnx_cache, paged_cache, taps
@@ -24,11 +24,6 @@ from outrider.models.backends.openvino_paged import OpenVINOPaged
 from outrider.models.backends.paged_graph import read_decoder
 from outrider.models.kv.memory import ROOM
 from outrider.types import Chunk, Exactness, RowRule
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from numpy.typing import NDArray
 
 _NOTHING = 0  # PROT_NONE
 _kept: list[mmap.mmap] = []  # for the rest of the process: kernels know their addresses

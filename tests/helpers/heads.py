@@ -1,22 +1,16 @@
 """Random drafters that are no models of their own, in their published formats, for `tiny`'s main model."""
 
-from __future__ import annotations
-
 import json
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import openvino as ov
+from numpy.typing import NDArray
 from openvino import opset13 as ops
 
+from outrider.bundle import Bundle
 from outrider.models.backends.heads.weights import MainWeights
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from numpy.typing import NDArray
-
-    from outrider.bundle import Bundle
 
 HIDDEN, WIDE, HEADS, KV_HEADS, HEAD_SIZE, VOCAB, TOKENS = 64, 96, 4, 2, 16, 448, 404
 NUM_PLACES, MASK, RANK = 3, 17, 8

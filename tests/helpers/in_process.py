@@ -3,20 +3,16 @@
 Tests of the children themselves are marked `children`.
 """
 
-from __future__ import annotations
-
 import importlib
 import json
 import sys
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from outrider.errors import ExportError
 from outrider_export.child import _one_line
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 WORK = {"keep": "keep", "tokenizer_job": "work", "compare": "compare"}  # elsewhere it is `convert`
 CALLERS = ("convert_model", "fidelity", "take_in")

@@ -1,18 +1,13 @@
 """Samples of a real engine, against the main model's exact joint distribution."""
 
-from __future__ import annotations
-
 from collections import Counter
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import outrider
+from outrider.types import Distribution
 from outrider_bench.verify.exact import chi_square_p_value, exact_joint
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from outrider.types import Distribution
 
 NUM_TOKENS = 3
 PROMPT = [1, 2, 3, 1, 2, 3, 1, 2]

@@ -1,18 +1,13 @@
 """A tiny bundle of several layers, of which some can be left out."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from pathlib import Path
 
 import msgspec
 
 from outrider.bundle import Bundle, DrafterEntry
 from outrider_export import export_bundle
 from tiny import write_checkpoint, write_gguf
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
 
 NUM_LAYERS = 5
 VOCAB_SIZE = 404

@@ -1,15 +1,10 @@
 """Manifests that are changed behind an export's back."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
-from outrider.bundle import list_files, write_manifest
-
-if TYPE_CHECKING:
-    from outrider.bundle import Bundle
+from outrider.bundle import Bundle, list_files, write_manifest
 
 
 def rewrite(bundle: Bundle, **changes: Any) -> None:

@@ -1,16 +1,12 @@
 """A random decoder in ONNX, in the form that onnxruntime-genai's model builder writes, without the builder."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from onnx import TensorProto, helper, numpy_helper
 
+from outrider.bundle.manifest import Geometry
 from outrider_export.onnx_inputs import add_extra_rows, add_rows
-
-if TYPE_CHECKING:
-    from outrider.bundle.manifest import Geometry
 
 
 def decoder(geometry: Geometry, seed: int = 0) -> Any:

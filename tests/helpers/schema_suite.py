@@ -3,14 +3,15 @@
 Source: https://github.com/json-schema-org/JSON-Schema-Test-Suite.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import random
 import re
+from collections.abc import Callable, Iterator
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import jsonschema
 import jsonschema_rs
@@ -18,15 +19,8 @@ import numpy as np
 
 from outrider.config import GenerationConfig
 from outrider.errors import OptionError
-from outrider.tokens.grammar import Source
+from outrider.tokens.grammar import Grammars, Source
 from outrider.types import Distribution, Draft
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from collections.abc import Sequence as Seq
-    from pathlib import Path
-
-    from outrider.tokens.grammar import Grammars
 
 # A schema that does not name its draft is taken for 2020-12.
 DRAFTS: dict[str, dict[str, str]] = {

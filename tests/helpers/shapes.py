@@ -1,18 +1,14 @@
 """Tiny random models of many architectures, and what each has to be: see `outrider_export.architectures`."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
 
 from outrider.bundle import Bundle, DrafterEntry, list_files, read_bundle, write_manifest
 from tiny import NUM_TOKENS, TEMPLATE, train_tokenizer
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
 
 WINDOW = 16  # tokens of all sliding windows here; the texts are longer
 NUM_EXPERTS, NUM_ACTIVE = 4, 2

@@ -1,16 +1,12 @@
 """Training data in the format of `outrider_export.distill.data`, written by hand."""
 
-from __future__ import annotations
-
 import json
+from collections.abc import Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
 
 KEPT = 32
 

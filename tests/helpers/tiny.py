@@ -1,15 +1,11 @@
 """Tiny random models with a real tokenizer, as checkpoint folders and as GGUF files, without torch."""
 
-from __future__ import annotations
-
 import json
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
 
 import numpy as np
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-    from pathlib import Path
 
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 USER_DEFINED = ("<tool_call>",)

@@ -1,23 +1,16 @@
 """A tiny random SmolVLM with a real tokenizer and its image processor's configuration, as a checkpoint folder."""
 
-from __future__ import annotations
-
 import json
 import shutil
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
-from outrider.bundle import VisionEntry, list_files, read_bundle, write_manifest
+from outrider.bundle import Bundle, VisionEntry, list_files, read_bundle, write_manifest
 from tiny import SPECIAL, train_tokenizer
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from numpy.typing import NDArray
-
-    from outrider.bundle import Bundle
 
 NUM_TOKENS = 416  # with those around images
 SIDE = 16  # pixels of a tile

@@ -1,17 +1,12 @@
 """An observer that does nothing, to inherit from, and chats with toys."""
 
-from __future__ import annotations
-
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import outrider
+from outrider.bundle import Bundle
 from outrider.testing import ToyTokenizer
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from outrider.bundle import Bundle
 
 
 def chat_engine(bundle: Bundle, **options: Any) -> outrider.Engine:

@@ -1,12 +1,12 @@
 """LoRA adapters at run time: the merged model's logits, and each row's bits whatever else is loaded or runs with it."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence as Seq
+from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -28,10 +28,6 @@ from outrider.types import Chunk, Exactness, Prompt, RowRule
 from tiny import SHAPE, write_checkpoint, write_gguf
 
 pytest.importorskip("gguf", reason="writes the file that the bundle is made of")
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence as Seq
-    from pathlib import Path
 
 
 PROMPT = "def quicksort(items):\n    if len(items) <= 1:\n        return items\n" * 2

@@ -1,8 +1,8 @@
 """Models of other shapes: what is refused at load, and that measuring costs tells experts apart."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence as Seq
+from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -22,12 +22,7 @@ from outrider.models.backends.support import ModelSpec
 from outrider.models.measure import MAIN_ROWS, measure_contention, measure_pass, time_calls
 from outrider.testing import FakeBackend, ToyTokenizer, save_toy_bundle
 from outrider.testing.weights import LAYERS
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence as Seq
-    from pathlib import Path
-
-    from outrider.types import Chunk
+from outrider.types import Chunk
 
 
 def with_geometry(folder: Path, **changes: Any) -> Bundle:

@@ -1,24 +1,19 @@
 """The controller in the engine, with a draft model that seems fast. Its choices must not change the text."""
 
-from __future__ import annotations
-
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 import outrider
+from outrider.bundle import Bundle
 from outrider.decoding.own import inner
 from outrider.drafters import DraftModel, Ngram
 from outrider.drafters.controller import Controller, Fixed
 from outrider.models.measure import LONGEST, PassCost
 from outrider.testing import ToyTokenizer, save_toy_bundle
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from outrider.bundle import Bundle
 
 pytestmark = pytest.mark.any_format
 

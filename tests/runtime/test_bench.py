@@ -1,7 +1,5 @@
 """The benchmark: its figures, its workers, interruptions, and its report."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import math
@@ -10,16 +8,20 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from html.parser import HTMLParser
-from typing import TYPE_CHECKING, Any, ClassVar
+from pathlib import Path
+from typing import Any, ClassVar
 
 import msgspec
 import numpy as np
 import pytest
 
+from outrider.bundle import Bundle
 from outrider.cli import run
 from outrider.config import Config, GenerationConfig
+from outrider.engine.engine import Engine
 from outrider.errors import DeviceWarning, OptionError, OutriderError
 from outrider.models.backends import devices
 from outrider.models.backends.devices import Device
@@ -27,7 +29,7 @@ from outrider.models.backends.processor import find_processor
 from outrider.testing import ToyTokenizer
 from outrider_bench import benchmark
 from outrider_bench.modes.make import default_modes, default_peers, make_modes
-from outrider_bench.modes.mode import Run
+from outrider_bench.modes.mode import Mode, Run
 from outrider_bench.modes.name import ModeName, split_modes
 from outrider_bench.modes.peers import genai
 from outrider_bench.modes.peers.check import check_peer, follow_options
@@ -40,14 +42,6 @@ from outrider_bench.report.summary import collect, profile, summarize, summarize
 from outrider_bench.runs.measure import FEWEST_TOKENS, Budget, Record, layers, measure
 from outrider_bench.runs.run_folder import RunFolder
 from outrider_bench.runs.workers import RunFailed, Worker, start_workers
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
-    from outrider.bundle import Bundle
-    from outrider.engine.engine import Engine
-    from outrider_bench.modes.mode import Mode
 
 pytestmark = pytest.mark.any_format
 
@@ -278,7 +272,7 @@ def test_references_reach_our_modes_only(tmp_path: Path) -> None:
         def __init__(self, **options: Any) -> None:
             self.options = options
 
-        def replace(self, **options: Any) -> AnyOptions:
+        def replace(self, **options: Any) -> "AnyOptions":
             return AnyOptions(**options)
 
     path = tmp_path / "p.jsonl"

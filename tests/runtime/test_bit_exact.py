@@ -3,30 +3,24 @@
 Which precisions are exact, and with which padding, differs by processor. What is claimed on this one must hold on it.
 """
 
-from __future__ import annotations
-
 import contextlib
 import warnings
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import openvino as ov
 import pytest
 
 import outrider
+from outrider.bundle import Bundle, Format
 from outrider.config import DeviceConfig
 from outrider.models.backends.openvino_paged import OpenVINOPaged
 from outrider.models.measure.exactness import compare_readings
 from outrider.models.part import Part
 from outrider.models.settled import choice_of, compile_settled
 from outrider.testing import save_toy_bundle
-from outrider.types import Chunk, Exactness, Prompt, Rounding, RowRule
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from outrider.bundle import Bundle, Format
-    from outrider.types import CompiledModel
+from outrider.types import Chunk, CompiledModel, Exactness, Prompt, Rounding, RowRule
 
 LENGTH = 140
 

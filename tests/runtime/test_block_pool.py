@@ -1,7 +1,5 @@
 """Which sequences have which blocks, and what the blocks hold. Each token stands for its keys and values."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 import weakref

@@ -1,7 +1,5 @@
 """Room and buffers, one per text. Each token stands for its keys and values."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from hypothesis import given, settings

@@ -1,24 +1,18 @@
 """An incomplete or damaged bundle is refused. The error names the wrong part."""
 
-from __future__ import annotations
-
 import json
 import shutil
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 import outrider
+from outrider.bundle import Bundle, read_bundle, sha256_of
 from outrider.bundle import folder as bundle
-from outrider.bundle import read_bundle, sha256_of
 from outrider.errors import BundleError
 from outrider.testing import ToyTokenizer, save_toy_bundle
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from outrider.bundle import Bundle
 
 
 @pytest.fixture

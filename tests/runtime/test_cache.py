@@ -1,15 +1,15 @@
 """The prefix cache in conversations: published tokens are not read again, and nothing else changes."""
 
-from __future__ import annotations
-
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 import outrider
+from outrider.bundle import Bundle
 from outrider.decoding.rereading import Rereading
 from outrider.models.backends import openvino_paged
 from outrider.models.measure.exactness import read
@@ -26,11 +26,6 @@ from outrider.types import (
     prompt_keys,
 )
 from outrider_bench import conversations
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from outrider.bundle import Bundle
 
 Options = dict[str, Any]
 

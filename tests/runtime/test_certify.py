@@ -1,14 +1,14 @@
 """The certificate passes for a correct runtime, and fails for an incorrect one."""
 
-from __future__ import annotations
-
 import json
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 import outrider
+from outrider.bundle import Bundle
 from outrider.cli import run
 from outrider.config import LOSSY
 from outrider.testing import FakeBackend, ToyTokenizer
@@ -17,11 +17,6 @@ from outrider.types import Outcome
 from outrider_bench.prompts import Prompt
 from outrider_bench.verify import certify
 from outrider_bench.verify.exact import chi_square_p_value, expected_total_variation, total_variation
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from outrider.bundle import Bundle
 
 pytestmark = pytest.mark.any_format
 

@@ -1,22 +1,17 @@
 """Conversations: turns, forks, rewinding, retrying and cancelling give the text of one-shot prompts."""
 
-from __future__ import annotations
-
 import random
 import threading
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 import outrider
+from outrider.bundle import Bundle
 from outrider.types import Draft
 from watching import Watcher, chat_engine, watched
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
-    from outrider.bundle import Bundle
 
 pytestmark = pytest.mark.any_format
 

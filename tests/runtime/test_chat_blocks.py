@@ -1,10 +1,8 @@
 """Markdown that comes piece by piece is cut where nothing can change any more, and all of it is shown."""
 
-from __future__ import annotations
-
 import io
+from collections.abc import Sequence as Seq
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given
@@ -16,9 +14,6 @@ from outrider.cli.chat.blocks import Block, Blocks, Rendered, visible
 from outrider.cli.chat.views import MarkdownView
 from outrider.decoding.metrics import Stats
 from outrider.decoding.results import TextChunk
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence as Seq
 
 DOCUMENT = """\
 # Title

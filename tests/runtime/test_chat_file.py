@@ -1,25 +1,20 @@
 """Conversations that are saved, and go on in another engine."""
 
-from __future__ import annotations
-
 import json
 import os
 import pathlib
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 import outrider
+from outrider.bundle import Bundle
 from outrider.errors import OptionError
 from outrider.system.nesting import MOST_LEVELS, TooDeep, check_levels
 from outrider.testing import save_toy_bundle
 from watching import chat_engine
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
-    from outrider.bundle import Bundle
 
 
 @pytest.fixture(scope="module")

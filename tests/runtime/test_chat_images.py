@@ -1,11 +1,11 @@
 """Images in conversations: what is kept of them, read again, found in the prefix cache, and refused."""
 
-from __future__ import annotations
-
 import asyncio
 import json
+from collections.abc import Iterator
+from pathlib import Path
 from threading import Event
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,13 +14,8 @@ import outrider
 from outrider.cli.chat.session import Session
 from outrider.errors import RequestError
 from outrider.inputs.vision import Tiles, VisionEncoder, read_image, to_data_url
+from outrider.types import Prompt
 from tiny_vision import PARTS_TEMPLATE, TOY_PLACE, add_toy_encoder, asking, picture
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from outrider.types import Prompt
 
 Image: Any = pytest.importorskip("PIL.Image", reason="the extra [vision]")
 OPTIONS: dict[str, Any] = {"max_new_tokens": 12, "ignore_eos": True}

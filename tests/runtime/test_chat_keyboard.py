@@ -1,7 +1,5 @@
 """The chat in a terminal: what is typed during an answer, and words at the end of lines."""
 
-from __future__ import annotations
-
 import os
 import random
 import sys

@@ -1,20 +1,15 @@
 """How templates lay turns out, and what is kept of them."""
 
-from __future__ import annotations
-
 import re
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from collections.abc import Sequence as Seq
+from typing import Any
 
 import pytest
 
 from outrider.engine.chat.turn import ChatTurn, Layout
 from outrider.testing import ToyTokenizer
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from collections.abc import Sequence as Seq
-
-    from outrider.types import Prompt
+from outrider.types import Prompt
 
 
 class Trimming(ToyTokenizer):

@@ -1,31 +1,25 @@
 """The chat program's commands: what they change, what they show, and that errors change nothing."""
 
-from __future__ import annotations
-
 import io
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
 
+import outrider
+from outrider.bundle import Bundle
 from outrider.cli.chat.answering import do
 from outrider.cli.chat.commands import COMMANDS, reply_to
 from outrider.cli.chat.completion import completions
 from outrider.cli.chat.session import Session, value_of
 from outrider.cli.chat.sources import LOOKS, Pieces, count_sources, drafters_of
 from outrider.decoding.metrics import Stats
-from outrider.decoding.results import AnswerToken, TextChunk
+from outrider.decoding.results import AnswerToken, Source, TextChunk
 from outrider.errors import OptionError, OutriderError, RequestError
 from outrider.types import Draft
 from watching import Watcher, chat_engine, watched
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    import outrider
-    from outrider.bundle import Bundle
-    from outrider.decoding.results import Source
 
 SAMPLED = ("/set temperature 0.9", "/seed 4")
 

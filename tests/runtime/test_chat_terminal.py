@@ -1,7 +1,5 @@
 """The chat program in a terminal and as a pipe: keys, history, Ctrl-C, exit codes."""
 
-from __future__ import annotations
-
 import _thread
 import io
 import os
@@ -10,7 +8,9 @@ import signal
 import subprocess
 import sys
 import threading
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 from prompt_toolkit.application import create_app_session
@@ -18,6 +18,8 @@ from prompt_toolkit.input import create_pipe_input
 from prompt_toolkit.output import DummyOutput
 from rich.console import Console
 
+import outrider
+from outrider.bundle import Bundle
 from outrider.cli import run
 from outrider.cli.chat.answering import joined
 from outrider.cli.chat.keyboard import interruptible
@@ -26,13 +28,6 @@ from outrider.cli.chat.terminal import open_history, run_terminal, status
 from outrider.decoding.metrics import Stats
 from outrider.decoding.results import TextChunk
 from watching import Watcher, chat_engine, watched
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    import outrider
-    from outrider.bundle import Bundle
 
 CHAT = [sys.executable, "-m", "outrider", "chat"]
 CTRL_C, CTRL_D, ALT_ENTER = "\x03", "\x04", "\x1b\r"

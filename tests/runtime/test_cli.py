@@ -1,7 +1,5 @@
 """The command line: its output, and errors in one line."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -10,16 +8,13 @@ import signal
 import subprocess
 import sys
 import time
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
+from outrider.bundle import Bundle
 from outrider.cli import COMMANDS, run
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from outrider.bundle import Bundle
 
 OUTRIDER = [sys.executable, "-c", "from outrider.cli import main; main()"]
 PROMPT = "Correct the spelling: Teh quick brown fox jmups over the lazy dog."

@@ -1,17 +1,13 @@
 """The log of a server that nobody reads."""
 
-from __future__ import annotations
-
 import io
 import logging
 import threading
 import time
-from typing import TYPE_CHECKING
+
+import pytest
 
 from outrider.cli import progress
-
-if TYPE_CHECKING:
-    import pytest
 
 
 class Full(io.StringIO):

@@ -1,20 +1,20 @@
 """The benchmark of concurrent requests: what it measures, and what it refuses."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
 import sys
 import threading
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import openvino_genai
 import pytest
 
 import outrider
+from outrider.bundle import Bundle
 from outrider.cli import run
 from outrider.config import Config, GenerationConfig
 from outrider.errors import OptionError, OutriderError
@@ -30,11 +30,6 @@ from outrider_bench.modes.setup import Setup
 from outrider_bench.prompts import Prompt
 from outrider_bench.report.spread import ratio_interval
 from outrider_bench.runs.workers import RunFailed, start_workers
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from outrider.bundle import Bundle
 
 pytestmark = pytest.mark.any_format
 

@@ -1,9 +1,8 @@
 """Options are checked when they are set. Errors name the wrong ones."""
 
-from __future__ import annotations
-
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,9 +10,6 @@ import pytest
 from outrider.config import Config, GenerationConfig
 from outrider.config.files import find_presets, load_config, user_path
 from outrider.errors import OptionError
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def test_the_presets_are_those_of_the_repository_and_all_load() -> None:

@@ -1,7 +1,5 @@
 """Tables and lines in terminals of any width."""
 
-from __future__ import annotations
-
 import io
 import itertools
 

@@ -1,10 +1,10 @@
 """The cost of calls, the value of drafts, and the controller's limited losses, in virtual time."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence as Seq
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -21,14 +21,8 @@ from outrider.models.measure import PassCost, measure_pass
 from outrider.system.saved import SavedValue
 from outrider.testing import FakeBackend
 from outrider.tokens.verifiers import BlockRejection, Coupled, Greedy
-from outrider.types import Capabilities, Draft, FixedShape, Sequence
+from outrider.types import Capabilities, Draft, DraftRequest, FixedShape, Sequence
 from virtual_time import DRAFT_MS, MAIN_MS, Liar, World, cost_of, speed_up
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence as Seq
-    from pathlib import Path
-
-    from outrider.types import DraftRequest
 
 
 def test_a_model_that_always_agrees_is_used_to_the_full() -> None:

@@ -1,21 +1,17 @@
 """Coupled sampling: one text per seed with any drafter, its noise, and how often draft and main model agree."""
 
-from __future__ import annotations
-
 import itertools
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import outrider
 from joint import OneRow
 from outrider.tokens.verifiers import Coupled
 from outrider.types import Distribution, Noise
-
-if TYPE_CHECKING:
-    import outrider
 
 pytestmark = pytest.mark.any_format
 

@@ -1,11 +1,9 @@
 """Damaged files: what the fuzzers found, one by one."""
 
-from __future__ import annotations
-
 import struct
 import tracemalloc
 import wave
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -14,9 +12,6 @@ import pytest
 from outrider.bundle.folder import Bundle
 from outrider.errors import BundleError, OptionError, RequestError
 from outrider.inputs.audio import read_samples
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 @pytest.fixture

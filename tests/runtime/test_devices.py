@@ -4,8 +4,6 @@ Test machines have only a CPU. Here, "GPU" is ONNX Runtime's CPU provider under 
 child processes that try it. OpenVINO's GPU is a fake.
 """
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import os
@@ -14,28 +12,25 @@ import signal
 import sys
 import types
 import warnings
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import openvino as ov
 import pytest
 
 import outrider
+from outrider.bundle import Bundle, Format
 from outrider.models import backends, loading
 from outrider.models.backends import devices, onnx_providers, probe, processor
 from outrider.models.backends.devices import Device
 from outrider.models.backends.memory import system_memory
 from outrider.models.backends.openvino_paged import OpenVINOPaged
+from outrider.models.backends.support import ModelSpec
 from outrider.models.part import Part
 from outrider.system import saved
 from outrider.testing import ToyTokenizer, save_toy_bundle
 from outrider.types import Chunk
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from outrider.bundle import Bundle, Format
-    from outrider.models.backends.support import ModelSpec
 
 SMALL = outrider.Config().replace(cache_size=0.01)
 
@@ -705,7 +700,7 @@ def test_cores_of_two_kinds_are_told_apart() -> None:
         def __init__(self, found: dict[str, int]) -> None:
             self.found = found
 
-        def compile_model(self, model: ov.Model, device: str, hints: dict[str, Any]) -> Core:
+        def compile_model(self, model: ov.Model, device: str, hints: dict[str, Any]) -> "Core":
             self.kind = hints["SCHEDULING_CORE_TYPE"]
             return self
 

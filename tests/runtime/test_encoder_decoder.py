@@ -1,9 +1,7 @@
 """What encoder-decoder models need and no model is needed for: features, files, rules, prompts."""
 
-from __future__ import annotations
-
 import wave
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -19,9 +17,6 @@ from outrider.inputs.encoder_input import adapt_config, decode_text, read_prompt
 from outrider.testing import ToyTokenizer
 from outrider.tokens.sampling import BannedAtFirst, OnlyTokens, Timestamps
 from outrider.types import Prompt, Sequence, Source
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 TEXT = EncoderEntry("encoder", "text", 2, 8, 6, "0" * 64, (0,), suppress_token_ids=(3,), begin_suppress_token_ids=(4,))
 AUDIO = msgspec.structs.replace(

@@ -1,8 +1,7 @@
 """The engine with a toy encoder-decoder pair: caches, drafts, and errors."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,9 +14,6 @@ from outrider.models.backends.encoder_decoder import EncoderDecoder
 from outrider.models.measure.exactness import compare_readings
 from outrider.testing import ToyTokenizer
 from outrider.types import Chunk, Exactness, Prompt, Rounding, RowRule, Source
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 SAMPLED: dict[str, Any] = {"temperature": 1.0, "top_p": 0.9, "seed": 3, "ignore_eos": True}
 TEXTS = ("the quick brown fox", "jumps over 13 lazy dogs", "abc abc abc abc")

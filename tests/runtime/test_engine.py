@@ -1,29 +1,24 @@
 """The engine as an app uses it."""
 
-from __future__ import annotations
-
 import dataclasses
 import gc
 import itertools
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 import outrider
+from outrider.bundle import Bundle
 from outrider.drafters import Suffix
 from outrider.engine import assembly
 from outrider.inputs.text import Tokenizer
 from outrider.models.backends.openvino_paged import OpenVINOPaged
 from outrider.testing import ToyTokenizer, save_toy_bundle
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from outrider.bundle import Bundle
 
 pytestmark = pytest.mark.any_format
 

@@ -1,19 +1,14 @@
 """Streams in an event loop."""
 
-from __future__ import annotations
-
 import asyncio
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 import outrider
+from outrider.bundle import Bundle
 from watching import Watcher, chat_engine, watched
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from outrider.bundle import Bundle
 
 LONG: dict[str, Any] = {"max_new_tokens": 400, "ignore_eos": True}
 

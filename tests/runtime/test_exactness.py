@@ -1,9 +1,7 @@
 """Measured exactness, and that no more is claimed, on fakes that calculate like processors."""
 
-from __future__ import annotations
-
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given, settings
@@ -12,9 +10,6 @@ from hypothesis import strategies as st
 from outrider.models.measure.exactness import ROWS, compare_readings, measure_exactness
 from outrider.testing import FakeBackend
 from outrider.types import Chunk, Exactness, Prompt, Rounding, RowRule
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
 
 # As measured in bf16 on an Intel Xeon with AMX; numbers that are not listed have bits of their own.
 AMX = ((1,), (2, 4), (3,), (5, 6, 12, 15), (7, 9), (8, 16, 24, 32, 40, 48, 64))

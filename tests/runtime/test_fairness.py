@@ -1,17 +1,13 @@
 """Several conversations share an engine: who gets rounds and room, counted."""
 
-from __future__ import annotations
-
 import threading
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
+from outrider.bundle import Bundle
 from watching import Watcher, chat_engine, watched
-
-if TYPE_CHECKING:
-    from outrider.bundle import Bundle
 
 
 class Rounds(Watcher):

@@ -4,13 +4,14 @@ Eight requests decode texts that are known beforehand. All the time a ninth brin
 place where an app's code or values enter. The eight texts have to be right to the last token.
 """
 
-from __future__ import annotations
-
 import shutil
 import threading
+from collections.abc import Callable, Iterator
+from collections.abc import Sequence as Seq
 from functools import partial
+from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import pytest
 
@@ -42,11 +43,6 @@ from outrider.inputs.text import own as own_tokenizer
 from outrider.tokens.grammar import GrammarState
 from outrider.types import ChatTokenizer
 from tiny import SHAPE
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from collections.abc import Sequence as Seq
-    from pathlib import Path
 
 pytest.importorskip("gguf", reason="writes the file that the bundle is made of")
 

@@ -1,8 +1,7 @@
 """Drafters that ask for hidden states get those of the committed tokens."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence as Seq
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import outrider
+from outrider.bundle import Bundle
 from outrider.config import GenerationConfig
 from outrider.decoding.loop import step
 from outrider.decoding.request import Request
@@ -23,13 +23,7 @@ from outrider.models.measure import PassCost
 from outrider.testing import FakeBackend, ToyTokenizer
 from outrider.tokens.sampling import LogitsSampler
 from outrider.tokens.verifiers import Greedy, Threshold
-from outrider.types import Chunk, Draft, Drafter, Noise, Requirements, Sequence
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence as Seq
-
-    from outrider.bundle import Bundle
-    from outrider.types import Committed, DraftRequest
+from outrider.types import Chunk, Committed, Draft, Drafter, DraftRequest, Noise, Requirements, Sequence
 
 pytestmark = pytest.mark.any_format
 

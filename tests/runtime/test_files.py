@@ -1,19 +1,14 @@
 """Files that a user names: any error is one line that names the file."""
 
-from __future__ import annotations
-
 import json
 import os
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from outrider.cli import run
 from outrider.errors import OptionError
 from outrider_bench.runs.run_folder import RunFolder
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 DEEP = "[" * 100_000 + "]" * 100_000
 DIGITS = "9" * 5000  # Python reads no number of more than 4,300

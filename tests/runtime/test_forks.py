@@ -1,18 +1,13 @@
 """A forked process does not have the engine's threads. It gets an error, and does not wait for them."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from outrider.bundle import Bundle
+from outrider.bundle import Bundle
 
 PROGRAM = """
 import os, sys, time, outrider

@@ -1,7 +1,5 @@
 """What the runtime reads from files and requests: damaged, it is refused by an error of ours, and nothing worse."""
 
-from __future__ import annotations
-
 import base64
 import io
 import json
@@ -9,7 +7,9 @@ import shutil
 import struct
 import wave
 import zlib
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -23,10 +23,6 @@ from outrider.engine.chat.file import read_chat
 from outrider.inputs.audio import read_samples
 from outrider.inputs.vision import read_image
 from watching import chat_engine
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 pytestmark = few_or_many
 

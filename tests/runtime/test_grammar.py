@@ -1,14 +1,15 @@
 """The state of an answer in its grammar: masks, forced tokens, and what becomes of rejected ones."""
 
-from __future__ import annotations
-
 import calendar
 import dataclasses
 import json
 import sys
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from threading import Event
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,11 +23,6 @@ from outrider.tokens.grammar import Grammars, GrammarState, Source, compiler, fi
 from outrider.tokens.sampling import LogitsSampler, whole_row
 from outrider.types import Draft, LogitsRow
 from tiny import train_tokenizer
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from collections.abc import Sequence as Seq
-    from pathlib import Path
 
 TOKENIZER = train_tokenizer()
 LONG_KEYS = json.dumps(SCHEMAS["object"])

@@ -1,7 +1,5 @@
 """No kernel reads farther past the end of a cache or a weight than there is room; see tests/helpers/guarded.py."""
 
-from __future__ import annotations
-
 import mmap
 import os
 import signal

@@ -4,12 +4,11 @@ The heads are fakes whose drafts change with every row that they have read (`Fak
 one made from scratch, from the committed tokens and the main model's hidden states of these.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections import Counter, defaultdict
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -23,18 +22,12 @@ from outrider.decoding.scheduler import Scheduler
 from outrider.decoding.slots import admit, release
 from outrider.drafters import HiddenModel, MarkovHead, hidden_model
 from outrider.drafters.controller import Fixed
+from outrider.drafters.draft_state import DraftState
 from outrider.inputs.text import TextStream
-from outrider.testing import FakeBackend, FakeHead
+from outrider.testing import FakeBackend, FakeHead, FakeSlot
 from outrider.tokens.sampling import LogitsSampler
 from outrider.tokens.verifiers import BlockRejection, Greedy, TokenRejection
-from outrider.types import Noise, Sequence, Turn
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence as Seq
-
-    from outrider.drafters.draft_state import DraftState
-    from outrider.testing import FakeSlot
-    from outrider.types import Committed, Draft, DraftRequest, Pending
+from outrider.types import Committed, Draft, DraftRequest, Noise, Pending, Sequence, Turn
 
 VOCAB_SIZE = 3  # a third of all draft tokens are right
 WIDTH = FakeBackend.width
@@ -60,7 +53,7 @@ class Checked(HiddenModel):
     kind: str
 
     @classmethod
-    def of(cls, main: FakeBackend, kind: str, seed: int = 0, **options: Any) -> Checked:
+    def of(cls, main: FakeBackend, kind: str, seed: int = 0, **options: Any) -> "Checked":
         features = FEATURES.get(kind, ("late",))
         width, own = WIDTH * len(features), 3 if kind == "wide module" else WIDTH
         options = {"context_length": 2000, **options}

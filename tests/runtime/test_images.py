@@ -1,11 +1,10 @@
 """Images as they come from elsewhere: which are read, at what size, and in how much memory."""
 
-from __future__ import annotations
-
 import io
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,9 +13,6 @@ import outrider
 from outrider.errors import RequestError, TooLong
 from outrider.inputs.vision import read_image, to_data_url
 from tiny_vision import add_toy_encoder, asking, picture
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 Image: Any = pytest.importorskip("PIL.Image", reason="the extra [vision]")
 

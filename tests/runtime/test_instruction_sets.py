@@ -3,22 +3,16 @@
 oneDNN leaves out instructions above `ONEDNN_MAX_CPU_ISA`; it is read once a process.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
+from outrider.bundle import Bundle
 from outrider.models.backends.processor import find_processor
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from outrider.bundle import Bundle
 
 # What the processor must have, and the precision to calculate in: one each. Not bf16 below AVX512_CORE_BF16: OpenVINO
 # 2026.4 takes it where the processor itself has more, and fails or dies in its first call.

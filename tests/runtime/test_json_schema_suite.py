@@ -6,28 +6,21 @@ It is the folder OUTRIDER_JSON_SCHEMA_SUITE, for `pytest -m slow`. A few cases o
     OUTRIDER_JSON_SCHEMA_SUITE=$(echo $PWD/jsonschema-*/json) pytest -m slow -s tests/runtime/test_json_schema_suite.py
 """
 
-from __future__ import annotations
-
 import json
 import os
 from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 import outrider
 import schema_suite
 from grammars import EOS, VOCAB_SIZE, new_grammars, save_pair
-from outrider.tokens.grammar import Source
-from schema_suite import Silent, Wrong, judge, kind_of, read_cases, source_of
+from outrider.tokens.grammar import Grammars, Source
+from schema_suite import Case, Silent, Wrong, judge, kind_of, read_cases, source_of
 from tiny import train_tokenizer
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
-
-    from outrider.tokens.grammar import Grammars
-    from schema_suite import Case
 
 OWN = Path(schema_suite.__file__).with_name("schema_cases")
 NAME = "OUTRIDER_JSON_SCHEMA_SUITE"

@@ -1,12 +1,11 @@
 """The loop's promises, for any model, drafter, draft length, batch and end of the answer."""
 
-from __future__ import annotations
-
 import _thread
 import threading
 import time
+from collections.abc import Sequence as Seq
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -24,13 +23,8 @@ from outrider.inputs.text import TextStream
 from outrider.testing import FakeBackend
 from outrider.tokens.sampling import LogitsSampler
 from outrider.tokens.verifiers import BlockRejection, Coupled, Greedy
-from outrider.types import NO_PROMPT, Draft, Drafter, DraftRequest, Noise, Sequence
+from outrider.types import NO_PROMPT, Committed, Draft, Drafter, DraftRequest, Noise, Sequence
 from outrider_bench.modes.ours import Shuffled
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence as Seq
-
-    from outrider.types import Committed
 
 VOCAB_SIZE = 6
 SEED = st.integers(0, 2**20)

@@ -4,12 +4,12 @@ The main model is a fake whose rows change with every token that they follow, ma
 compared with one made from scratch, from the committed tokens and the masks behind them.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections import defaultdict
+from collections.abc import Iterator
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from unittest import mock
 
 import numpy as np
@@ -31,15 +31,9 @@ from outrider.testing import FakeBackend
 from outrider.testing.fake import FakeSlot
 from outrider.tokens.sampling import DraftRows, LogitsSampler
 from outrider.tokens.verifiers import BlockRejection, Coupled, Greedy, TokenRejection
-from outrider.types import Distribution, Draft, LogitsRow, Noise, Sequence
+from outrider.types import Chunk, Distribution, Draft, DraftRequest, Logits, LogitsRow, Noise, Sequence
 from outrider.types.backend import path_to
 from virtual_time import ClockedBackend, World, cost_of, speed_up
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from collections.abc import Sequence as Seq
-
-    from outrider.types import Chunk, DraftRequest, Logits
 
 VOCAB_SIZE, NUM_MASKS = 3, 3  # a third of all draft tokens are right
 
@@ -329,7 +323,7 @@ class Uniform:
     way: Way
     scale: float = 1.0
 
-    def __mul__(self, scale: float) -> Uniform:
+    def __mul__(self, scale: float) -> "Uniform":
         return replace(self, scale=self.scale * scale)
 
     def __lt__(self, bound: float) -> bool:

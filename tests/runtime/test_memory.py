@@ -1,26 +1,20 @@
 """Memory that a long prompt takes beyond its cache, that a closed engine leaves, and that mapped files take."""
 
-from __future__ import annotations
-
 import gc
 import json
 import mmap
 import os
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 import outrider
+from outrider.bundle import Bundle
 from outrider.models.backends.memory import release_pages
 from outrider.testing import ToyTokenizer
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from outrider.bundle import Bundle
 
 PROGRAM = """
 import json, resource, sys

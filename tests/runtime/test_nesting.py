@@ -1,9 +1,8 @@
 """Limits of what is nested, for apps that use a part by itself: each case ended the process, or took minutes."""
 
-from __future__ import annotations
-
 import json
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -15,9 +14,6 @@ from outrider.errors import OptionError, RequestError, TooLong
 from outrider.inputs.text import Tokenizer
 from outrider.system.nesting import MOST_LEVELS, TooDeep, check_json, check_levels, levels_of, levels_of_json
 from outrider.tokens.grammar import Grammars, Source
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 DEEP = "[" * 100_000 + "]" * 100_000
 VALUES = st.recursive(

@@ -1,7 +1,5 @@
 """Prompt lookup against a plain scan of the context."""
 
-from __future__ import annotations
-
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -1,16 +1,17 @@
 """ONNX Runtime's backend. What all backends share is tested elsewhere."""
 
-from __future__ import annotations
-
 import dataclasses
 import sys
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
 import pytest
 
 import outrider
+from outrider.bundle import Bundle
 from outrider.models.backends import onnx_providers
 from outrider.models.backends.onnx_cache import BufferCache
 from outrider.models.backends.onnxruntime import OnnxRuntime
@@ -18,12 +19,6 @@ from outrider.models.measure import TRIAL_TOKENS, PassCost, measure_exactness
 from outrider.models.measure.exactness import compare_readings
 from outrider.testing import ToyTokenizer, save_toy_bundle, save_toy_model
 from outrider.types import Chunk, Exactness, Rounding, RowRule
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from outrider.bundle import Bundle
 
 SMALL = outrider.Config().replace(cache_size=0.005)
 

@@ -1,14 +1,14 @@
 """The NPU's backend, emulated on the CPU through NPUW: windows, rollback, limits, and pairs on two devices."""
 
-from __future__ import annotations
-
 import threading
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence as Seq
+from typing import Any
 
 import numpy as np
 import pytest
 
 import outrider
+from outrider.bundle import Bundle
 from outrider.models.backends.npu_sizes import find_sizes
 from outrider.models.backends.openvino_npu import OpenVINONpu
 from outrider.models.backends.openvino_paged import OpenVINOPaged
@@ -16,14 +16,8 @@ from outrider.models.backends.probe import Job, Verdict, _try
 from outrider.models.measure import LONGEST, MAIN_ROWS, measure_pass
 from outrider.models.measure.exactness import compare_readings, measure_exactness
 from outrider.testing import ToyTokenizer
-from outrider.types import Chunk, Prompt, RowRule, Span
+from outrider.types import Chunk, CompiledModel, Prompt, RowRule, Span
 from outrider_bench.modes.make import make_modes
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence as Seq
-
-    from outrider.bundle import Bundle
-    from outrider.types import CompiledModel
 
 EMULATED = {"NPUW_DEVICES": "CPU"}
 SMALL: dict[str, Any] = {"npu_max_prompt_tokens": 300, "npu_max_new_tokens": 100, "properties": EMULATED}

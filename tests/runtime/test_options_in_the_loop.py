@@ -1,10 +1,9 @@
 """All processors and logprobs, with the real loop and a real backend: answers do not depend on drafts."""
 
-from __future__ import annotations
-
 import itertools
 import json
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence as Seq
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,9 +16,6 @@ from outrider.testing import TOY_ALPHABET, FakeBackend, ToyTokenizer
 from outrider.tokens.sampling import LogitsSampler
 from outrider.tokens.verifiers import Greedy
 from outrider.types import Chunk, DraftRequest, LogitsRow, Noise, Sequence, TokenLogprobs
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence as Seq
 
 pytestmark = pytest.mark.any_format
 

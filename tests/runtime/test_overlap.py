@@ -1,18 +1,19 @@
 """Overlap: it saves time if the guess is right, and never changes the text."""
 
-from __future__ import annotations
-
 import gc
 import threading
 import weakref
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import outrider
+from outrider.bundle import Bundle
 from outrider.config import GenerationConfig
 from outrider.decoding.request import Request
 from outrider.decoding.request_queue import RequestQueue
@@ -28,14 +29,7 @@ from outrider.models.measure.overlap import rate
 from outrider.testing import FakeBackend, ToyTokenizer
 from outrider.tokens.sampling import LogitsSampler
 from outrider.tokens.verifiers import BlockRejection, Coupled, Greedy, TokenRejection
-from outrider.types import Noise, Sequence
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from collections.abc import Sequence as Seq
-
-    from outrider.bundle import Bundle
-    from outrider.types import Chunk
+from outrider.types import Chunk, Noise, Sequence
 
 VOCAB_SIZE = 6
 MEMORY = 12  # tokens that a logit depends on: what is left in a cache by mistake shows
@@ -48,7 +42,7 @@ VERIFIERS: dict[str, Any] = {
 class SlowPending:
     """A call that is done after `done` was read `left` times."""
 
-    main: SlowBackend
+    main: "SlowBackend"
     step: FakeBackend.Step
     left: int
 

@@ -1,25 +1,20 @@
 """Apps' drafters: whatever they do, only time is lost, and no reader waits for ever."""
 
-from __future__ import annotations
-
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import numpy as np
 import pytest
 
 import outrider
+from outrider.bundle import Bundle
 from outrider.drafters import Suffix
 from outrider.errors import DrafterError, OptionError
 from outrider.models.measure import PassCost
 from outrider.testing import ToyTokenizer
 from outrider.types import Distribution, Draft
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from outrider.bundle import Bundle
 
 pytestmark = pytest.mark.any_format
 

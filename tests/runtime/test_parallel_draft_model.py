@@ -1,16 +1,16 @@
 """A draft model with a mask token drafts all of its tokens in one call (An et al. 2025, "PARD")."""
 
-from __future__ import annotations
-
 import shutil
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence as Seq
+from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
 
 import outrider
-from outrider.bundle import read_bundle
+from outrider.bundle import Bundle, read_bundle
 from outrider.bundle.manifest import write_manifest
 from outrider.config import GenerationConfig
 from outrider.decoding.loop import step
@@ -23,14 +23,7 @@ from outrider.inputs.text import TextStream
 from outrider.testing import FakeBackend, ToyTokenizer
 from outrider.tokens.sampling import DraftRows, LogitsSampler
 from outrider.tokens.verifiers import Coupled, Greedy
-from outrider.types import Chunk, Draft, LogitsRow, Noise, Sequence
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence as Seq
-    from pathlib import Path
-
-    from outrider.bundle import Bundle
-    from outrider.types import DraftRequest, Sampler, Verifier
+from outrider.types import Chunk, Draft, DraftRequest, LogitsRow, Noise, Sampler, Sequence, Verifier
 
 pytestmark = pytest.mark.any_format
 

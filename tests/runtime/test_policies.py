@@ -1,11 +1,10 @@
 """Policies and their drafters in the loop: shared calls, observations, and releases."""
 
-from __future__ import annotations
-
 import threading
 import time
+from collections.abc import Sequence as Seq
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -23,12 +22,7 @@ from outrider.models.measure import PassCost
 from outrider.testing import FakeBackend
 from outrider.tokens.sampling import LogitsSampler
 from outrider.tokens.verifiers import Greedy
-from outrider.types import Draft, Drafter, Noise, Sequence
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence as Seq
-
-    from outrider.types import Committed, DraftPolicy, DraftRequest
+from outrider.types import Committed, Draft, Drafter, DraftPolicy, DraftRequest, Noise, Sequence
 
 COST = PassCost((1, 16), (1.0, 1.1), (1.0, 1.1))
 

@@ -1,7 +1,5 @@
 """The prefix cache on disk: after a restart, texts go on from there, and nothing else changes."""
 
-from __future__ import annotations
-
 import errno
 import itertools
 import json
@@ -9,23 +7,20 @@ import logging
 import os
 import threading
 import time
+from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
 
 import outrider
+from outrider.bundle import Bundle
 from outrider.cli import run
 from outrider.errors import OptionError
 from outrider.models.kv import chunk_files
 from outrider.models.kv.chunk_files import Chunk, ChunkFiles, files_in, root_of
 from outrider.testing import ToyTokenizer
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from outrider.bundle import Bundle
 
 ASKED: dict[str, Any] = {"max_new_tokens": 20, "ignore_eos": True, "logprobs": 2}
 

@@ -1,7 +1,5 @@
 """Logits processors, compared with their definitions and with Transformers', and at their limits."""
 
-from __future__ import annotations
-
 from collections import Counter
 from typing import Any
 

@@ -1,25 +1,20 @@
 """Answers from documents: which are found, how they are divided, and which draft is taken."""
 
-from __future__ import annotations
-
+from collections.abc import Iterator, Sequence
 from itertools import combinations
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import outrider
+from outrider.bundle import Bundle
 from outrider.errors import OptionError, RequestError
 from outrider.rag import Retriever, SpeculativeRAG, answer_from, choose_subsets, draft_engine, speculative
 from outrider.rag.prompts import ANSWER, RATIONALE, to_draft
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-    from pathlib import Path
-
-    from outrider.bundle import Bundle
-    from outrider.types import Prompt
+from outrider.types import Prompt
 
 pytest.importorskip("bm25s")
 TOPICS = ("bread oven flour baker", "lake water fish swim", "train rail steam tunnel")

@@ -1,7 +1,5 @@
 """Rejection sampling gives the main model's distribution: in closed form, then sampled through the real loop."""
 
-from __future__ import annotations
-
 import itertools
 import zlib
 from dataclasses import dataclass, replace

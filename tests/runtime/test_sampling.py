@@ -1,7 +1,5 @@
 """Processors against a plain reading of their definitions, and against Transformers' own."""
 
-from __future__ import annotations
-
 from collections import Counter
 from typing import Any
 

@@ -1,20 +1,20 @@
 """Saved values: a damaged file is treated like a missing one."""
 
-from __future__ import annotations
-
 import json
 import math
 import subprocess
 import sys
 from dataclasses import make_dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, cast
+from pathlib import Path
+from typing import Any, cast
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import outrider
+from outrider.bundle import Bundle
 from outrider.drafters.controller import Record
 from outrider.models.backends.probe import Verdict
 from outrider.models.costs import cost_of
@@ -24,13 +24,7 @@ from outrider.system import saved
 from outrider.system.saved import SavedValue
 from outrider.testing import FakeBackend, ToyTokenizer
 from outrider.testing.fake import FakeSlot
-from outrider.types import NO_PROMPT
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from outrider.bundle import Bundle
-    from outrider.types import CompiledModel, Prompt
+from outrider.types import NO_PROMPT, CompiledModel, Prompt
 
 COST = PassCost(MAIN_ROWS, (0.1,) * len(MAIN_ROWS), (0.2,) * len(MAIN_ROWS))
 VALUES = (COST, Contention(1.5, 2.0), Verdict(False, "it fell"))

@@ -1,10 +1,8 @@
 """Rows of a round: answers never wait, prompts are read in order, and a round stays within its time."""
 
-from __future__ import annotations
-
 import itertools
+from collections.abc import Sequence as Seq
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given
@@ -22,9 +20,6 @@ from outrider.testing import FakeBackend
 from outrider.tokens.sampling import LogitsSampler
 from outrider.tokens.verifiers import Greedy
 from outrider.types import Noise, Rounding, RowRule, Sequence
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence as Seq
 
 VOCAB_SIZE = 6
 RULES = (

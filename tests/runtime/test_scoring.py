@@ -1,8 +1,7 @@
 """`Engine.score` gives what the model gave when it wrote, and what a softmax gives."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,9 +11,6 @@ from hypothesis import strategies as st
 import outrider
 from outrider.engine.scoring import PIECE
 from outrider.types import Chunk, Prompt
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 OPTIONS: dict[str, Any] = {"logprobs": 0, "logprobs_of": "unprocessed", "ignore_eos": True, "drafter": None}
 PROMPT = [5, 9, 3, 7, 11]

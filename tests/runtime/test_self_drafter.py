@@ -1,11 +1,9 @@
 """Drafters that are made of the main model's own layers."""
 
-from __future__ import annotations
-
 import itertools
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import openvino as ov
@@ -14,6 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 pytest.importorskip("gguf", reason="writes the file that the bundle is made of")
+
+from pathlib import Path
 
 import msgspec
 
@@ -31,9 +31,6 @@ from outrider.models.measure import PassCost
 from outrider.models.part import cuts_for
 from outrider.types import Chunk, Exactness, Rounding, RowRule
 from outrider_bench.verify.certify import our_subject
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 KEPT = (0, 1, 3, 4)
 RULES = (RowRule(), RowRule(call=Rounding(8, 8)), RowRule(separate=True, dummy_rows=2))

@@ -1,14 +1,15 @@
 """The choice of a model's setting, on fakes that differ in speed, exactness and precision."""
 
-from __future__ import annotations
-
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 import outrider
+from outrider.bundle import Bundle
 from outrider.config import DeviceConfig
 from outrider.models import measured, trials
 from outrider.models.backends.processor import Processor
@@ -20,12 +21,6 @@ from outrider.models.settled import choice_of, compile_settled
 from outrider.system import saved
 from outrider.testing import FakeBackend, ToyTokenizer
 from outrider.types import Exactness, Rounding, RowRule
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from outrider.bundle import Bundle
 
 IN_EIGHTS = RowRule(call=Rounding(8, 8), logits=Rounding(8, 8))
 

@@ -1,15 +1,11 @@
 """Ctrl-C ends a program as Python says it does, whatever OpenVINO has done to the signal stack."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
-from typing import TYPE_CHECKING
 
 import pytest
 
-if TYPE_CHECKING:
-    from outrider.bundle import Bundle
+from outrider.bundle import Bundle
 
 PROGRAM = """
 import gc, os, signal, sys, warnings

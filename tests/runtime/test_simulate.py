@@ -1,9 +1,8 @@
 """The simulator: its clock, compared with manual calculations, and its tokens, compared with real ones."""
 
-from __future__ import annotations
-
+from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 from unittest.mock import Mock, call
 
 import pytest
@@ -11,20 +10,15 @@ import pytest
 import outrider
 from outrider.cli import run
 from outrider.drafters import Suffix
+from outrider.engine.engine import Engine
 from outrider.errors import DeviceError, OptionError
 from outrider.models.measure import LONGEST, Contention, PassCost, measure_contention
 from outrider.testing import FakeBackend, ToyTokenizer, save_toy_bundle
-from outrider.types import NO_DRAFT
+from outrider.types import NO_DRAFT, Backend, CompiledModel
+from outrider_bench.modes.mode import Run
 from outrider_bench.prompts import Prompt, Task
 from outrider_bench.simulation.profiles import Profile, read_profile
 from outrider_bench.simulation.simulate import _Clock, _Simulated, compare, simulate
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from outrider.engine.engine import Engine
-    from outrider.types import Backend, CompiledModel
-    from outrider_bench.modes.mode import Run
 
 PROMPT = [1, 2, 3, 4]
 

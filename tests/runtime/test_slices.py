@@ -1,13 +1,12 @@
 """Slices of a model: they are what the model's layers are, and what is measured on them holds for the whole."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import numpy as np
 import openvino as ov
 import pytest
+from numpy.typing import NDArray
 from openvino import opset13 as ops
 
 from layered import make_layered
@@ -17,6 +16,7 @@ from outrider.models import trials
 from outrider.models.backends.masks import Masks
 from outrider.models.backends.openvino_paged import OpenVINOPaged
 from outrider.models.backends.paged_graph import read_decoder
+from outrider.models.backends.paged_step import PagedPending
 from outrider.models.backends.slices import Layers, Slices, choose_layers, find_slices, keep_layers
 from outrider.models.backends.taps import after_layers, hidden_states_of
 from outrider.models.costs import cost_of
@@ -25,15 +25,7 @@ from outrider.models.part import Part, parts_of
 from outrider.models.setting import Setting
 from outrider.models.settled import choice_of, compile_settled
 from outrider.system import saved
-from outrider.types import Chunk
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from numpy.typing import NDArray
-
-    from outrider.models.backends.paged_step import PagedPending
-    from outrider.types import CompiledModel
+from outrider.types import Chunk, CompiledModel
 
 pytest.importorskip("torch", reason="the model is made with the export half's packages")
 

@@ -1,24 +1,19 @@
 """Which tokens were drafted, by which drafter, and what became of the drafts."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from collections.abc import Sequence as Seq
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import outrider
+from outrider.bundle import Bundle
 from outrider.decoding.results import AnswerToken, tokens_of_round
 from outrider.testing import ToyTokenizer
 from outrider.types import Draft, Outcome
 from watching import chat_engine
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from collections.abc import Sequence as Seq
-
-    import outrider
-    from outrider.bundle import Bundle
 
 LONG: dict[str, Any] = {"max_new_tokens": 120, "ignore_eos": True}
 

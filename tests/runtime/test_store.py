@@ -1,7 +1,5 @@
 """The file of earlier answers: what it saves, with crashes and with other processes."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import os
@@ -13,22 +11,18 @@ import sys
 import threading
 import time
 import warnings
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import outrider
+from outrider.bundle import Bundle
 from outrider.drafters import AnswerStore
 from outrider.drafters.references import References
 from outrider.errors import OptionError
 from outrider.testing import ToyTokenizer
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from outrider.bundle import Bundle
 
 VOCAB = "ab" * 32
 EMPTY = 3 * 4096  # bytes of a store without answers

@@ -1,11 +1,10 @@
 """The pieces of streamed text add up to the decoded text, for any kind of tokens."""
 
-from __future__ import annotations
-
 import itertools
 import re
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
 
 import pytest
 from hypothesis import given
@@ -13,10 +12,6 @@ from hypothesis import strategies as st
 
 from outrider.inputs.text import TextStream
 from outrider.inputs.text.stop_strings import StopStrings
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from collections.abc import Sequence as Seq
 
 Decode = "Callable[[Seq[int]], str]"
 

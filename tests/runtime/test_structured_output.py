@@ -1,13 +1,13 @@
 """Answers that follow a grammar: the same text with any drafter, valid to the last character, in fewer rounds."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import re
 from collections import Counter
+from collections.abc import Sequence as Seq
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import jsonschema
 import numpy as np
@@ -29,15 +29,9 @@ from outrider.testing import FakeBackend, FakeHead
 from outrider.tokens.grammar import Grammars, Source
 from outrider.tokens.sampling import LogitsSampler
 from outrider.tokens.verifiers import BlockRejection, Coupled, Greedy, TokenRejection
-from outrider.types import Distribution, Draft, Drafter, LogitsRow, Noise, Sequence
+from outrider.types import Distribution, Draft, Drafter, LogitsRow, Noise, Sequence, Verifier
 from outrider_bench.verify.exact import chi_square_p_value
 from tiny import train_tokenizer
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence as Seq
-    from pathlib import Path
-
-    from outrider.types import Verifier
 
 TOKENIZER = train_tokenizer()
 LARK = 'start: "the " noun ("," " " noun)~1..3\nnoun: /fo[xg]/ | "dog" | %json {"type": "boolean"}'

@@ -1,23 +1,19 @@
 """Requests that run in the background, and closed engines."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import threading
 import time
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 import outrider
+from outrider.bundle import Bundle
 from outrider.decoding.admission import Admission
+from outrider.decoding.results import TextChunk
 from outrider.testing import ToyTokenizer
-
-if TYPE_CHECKING:
-    from outrider.bundle import Bundle
-    from outrider.decoding.results import TextChunk
 
 LONG: dict[str, Any] = {"max_new_tokens": 400, "ignore_eos": True}
 

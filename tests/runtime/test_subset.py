@@ -1,8 +1,7 @@
 """Draft models with a cut output matrix. They propose fewer tokens, and the text does not change."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,16 +9,11 @@ import pytest
 import outrider
 from joint import CONFIG, PROMPT, sample_joint
 from manifests import rewrite
-from outrider.bundle import read_bundle
+from outrider.bundle import Bundle, read_bundle
 from outrider.cli import run
 from outrider.drafters import Subset
 from outrider.errors import BundleError
 from outrider.testing import ToyTokenizer, save_toy_bundle
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from outrider.bundle import Bundle
 
 LETTERS = [bytes([i]) for i in b"abcdefghijklmnop"]
 OTHER = [*LETTERS[3:12], b"?", b"!", b"p"]

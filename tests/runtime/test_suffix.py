@@ -1,9 +1,7 @@
 """The suffix drafter and its indexes against plain scans."""
 
-from __future__ import annotations
-
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -16,11 +14,8 @@ from outrider.drafters.suffix import MOST_INDEXED
 from outrider.drafters.suffix_automaton import Followers, SuffixAutomaton
 from outrider.tokens.sampling import LogitsSampler
 from outrider.tokens.verifiers import Coupled, Greedy
-from outrider.types import Committed, Draft, DraftRequest, Noise, Sequence
+from outrider.types import Committed, Draft, DraftRequest, Noise, Sequence, Verifier
 from virtual_time import World
-
-if TYPE_CHECKING:
-    from outrider.types import Verifier
 
 SAMPLER = LogitsSampler(GenerationConfig(), [])
 

@@ -1,10 +1,10 @@
 """Calls of functions: in the format of the chat template, from text in any pieces, and required by a grammar."""
 
-from __future__ import annotations
-
 import json
+from collections.abc import Sequence as Seq
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import jsonschema
 import pytest
@@ -20,10 +20,6 @@ from outrider.inputs.tools.formats import GLM, GLM_IN_LINE, HERMES, LLAMA, MISTR
 from outrider.inputs.tools.stream import joined
 from outrider.tokens.grammar import Grammars, GrammarState, Source
 from tiny import train_tokenizer
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence as Seq
-    from pathlib import Path
 
 FORMS = [HERMES, LLAMA, MISTRAL, MISTRAL_ARGS, QWEN_CODER, GLM, GLM_IN_LINE]
 WEATHER = {

@@ -1,9 +1,8 @@
 """Decisions from a row's largest logits equal decisions from the whole row, bit for bit."""
 
-from __future__ import annotations
-
 import dataclasses
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import openvino as ov
@@ -13,6 +12,7 @@ from hypothesis import strategies as st
 from openvino import opset13 as ops
 
 import outrider
+from outrider.bundle import Bundle
 from outrider.config import GenerationConfig
 from outrider.drafters import Subset
 from outrider.errors import DeviceError, NoTokenLeft, OptionError
@@ -21,13 +21,7 @@ from outrider.models.backends.paged_graph import TOP, add_top_logits
 from outrider.models.backends.paged_step import PagedStep
 from outrider.testing import ToyTokenizer, save_toy_bundle
 from outrider.tokens.sampling import LogitsSampler, argmax, probability, whole_row
-from outrider.types import Chunk, LogitsRow, TopLogits
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from outrider.bundle import Bundle
-    from outrider.types import Backend, Logits
+from outrider.types import Backend, Chunk, Logits, LogitsRow, TopLogits
 
 VOCAB_SIZE = 60
 

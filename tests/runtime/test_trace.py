@@ -1,7 +1,5 @@
 """Traces: the viewer can read them, and they show what happened."""
 
-from __future__ import annotations
-
 import gc
 import json
 import subprocess
@@ -9,14 +7,16 @@ import sys
 import threading
 import time
 from collections import defaultdict
+from collections.abc import Sequence as Seq
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from xml.etree import ElementTree
 
 import numpy as np
 import pytest
 
 import outrider
+from outrider.bundle import Bundle
 from outrider.cli import run
 from outrider.config import GenerationConfig
 from outrider.decoding.loop import step
@@ -34,11 +34,6 @@ from outrider.tokens.sampling import LogitsSampler
 from outrider.tokens.verifiers import Greedy
 from outrider.types import Chunk, Draft, Drafter, Noise, Sequence
 from outrider_bench.traces.timeline import Span, Timeline, read_timeline, summarise
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence as Seq
-
-    from outrider.bundle import Bundle
 
 pytestmark = pytest.mark.any_format
 

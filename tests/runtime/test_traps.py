@@ -1,10 +1,8 @@
 """Two silent errors in rejection sampling: random numbers that are used twice, and drawn tokens that are dropped."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,11 +17,8 @@ from outrider.inputs.text import TextStream
 from outrider.testing import FakeBackend
 from outrider.tokens.sampling import DraftRows, LogitsSampler
 from outrider.tokens.verifiers import BlockRejection, Greedy, Threshold, TokenRejection, Typical
-from outrider.types import Draft, Noise, Outcome, Sequence
+from outrider.types import Draft, Drafter, Noise, Outcome, Rows, Sequence
 from outrider_bench.modes.ours import Shuffled
-
-if TYPE_CHECKING:
-    from outrider.types import Drafter, Rows
 
 VOCAB_SIZE = 6
 CONFIG = GenerationConfig(temperature=1.0, max_new_tokens=60)

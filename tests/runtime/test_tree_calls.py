@@ -1,19 +1,15 @@
 """Trees in the main model: their rows have the bits of chains, and what is accepted stays in the cache."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
 
 import outrider
+from outrider.bundle import Bundle
 from outrider.testing import FakeBackend, ToyTokenizer
 from outrider.types import Chunk, Draft, Exactness, Prompt, Rounding, RowRule
-
-if TYPE_CHECKING:
-    from outrider.bundle import Bundle
 
 RULES = ("as it is chosen", "separate", "two rows a sequence")
 

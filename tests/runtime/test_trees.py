@@ -4,12 +4,12 @@ For rejection sampling to 1e-12: each accept test is followed both ways, with it
 token against plain decoding.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections import defaultdict
+from collections.abc import Iterator
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from unittest import mock
 
 import numpy as np
@@ -27,10 +27,6 @@ from outrider.tokens.sampling import DraftRows, LogitsSampler
 from outrider.tokens.verifiers import BlockRejection, Coupled, Greedy, TokenRejection
 from outrider.types import NO_DRAFT, Distribution, Draft, LogitsRow, Noise, Outcome, Sequence, TopLogits
 from outrider_bench.verify.exact import chi_square_p_value
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from collections.abc import Sequence as Seq
 
 Law = dict[tuple[int, ...], float]
 
@@ -191,7 +187,7 @@ class Uniform:
     i: int
     scale: float = 1.0
 
-    def __mul__(self, scale: float) -> Uniform:
+    def __mul__(self, scale: float) -> "Uniform":
         return replace(self, scale=self.scale * scale)
 
     def __lt__(self, bound: float) -> bool:

@@ -1,16 +1,16 @@
 """`outrider tune --layers` finds layers to draft with, and adds that drafter."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import shutil
 from contextlib import closing
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 pytest.importorskip("gguf", reason="writes the file that the bundle is made of")
+
+from pathlib import Path
 
 import msgspec
 
@@ -24,9 +24,6 @@ from outrider.models.backends.openvino_layers import OpenVINOLayers
 from outrider.types import Chunk
 from outrider_bench.layers import Found, _Reader, add_layers, check_name, find_layers, probe_engine, search
 from outrider_bench.prompts import Prompt, Task
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 @pytest.fixture(scope="module")

@@ -1,16 +1,16 @@
 """The verifiers' output distributions, to 1e-12. They are found by bisecting the uniform numbers of `verify`."""
 
-from __future__ import annotations
-
 import itertools
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import outrider
 from outrider.config import LOSSY, SAMPLING, GenerationConfig
 from outrider.decoding.reading import verify
 from outrider.decoding.request import Request
@@ -19,11 +19,6 @@ from outrider.inputs.text import TextStream
 from outrider.tokens.sampling import LogitsSampler
 from outrider.tokens.verifiers import SAMPLING_VERIFIERS, BlockRejection, Threshold, TokenRejection, Typical
 from outrider.types import Distribution, Draft, Noise, Outcome, Sequence
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    import outrider
 
 pytestmark = pytest.mark.any_format
 

@@ -1,26 +1,28 @@
 """Images in prompts, with a toy encoder: what is read, cached, drafted and refused."""
 
-from __future__ import annotations
-
 import base64
 import functools
 import io
 import json
 import shutil
+from collections.abc import Sequence as Seq
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 import outrider
 from adapters import write_adapter
 from heads import write_head
-from outrider.bundle import read_bundle
+from outrider.bundle import Bundle, read_bundle
 from outrider.cli import run
-from outrider.inputs.vision import cut_into_tiles, image_text, read_image
+from outrider.inputs.vision import Vision, cut_into_tiles, image_text, read_image
+from outrider.models.backends.adapters import Adapters
 from outrider.models.backends.embeds import EMBED_ROWS, EMBEDS
 from outrider.models.backends.openvino_paged import OpenVINOPaged
 from outrider.models.backends.paged_graph import read_decoder
@@ -28,16 +30,6 @@ from outrider.models.part import adapters_of
 from outrider.types import Chunk, Exactness, Prompt, Span
 from tiny import SHAPE
 from tiny_vision import ROWS, SIDE, TOY_PLACE, add_toy_encoder, asking, picture
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence as Seq
-    from pathlib import Path
-
-    from numpy.typing import NDArray
-
-    from outrider.bundle import Bundle
-    from outrider.inputs.vision import Vision
-    from outrider.models.backends.adapters import Adapters
 
 Image: Any = pytest.importorskip("PIL.Image", reason="the extra [vision]")
 STATES = "hidden_states.0"

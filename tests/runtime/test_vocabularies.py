@@ -1,8 +1,6 @@
 """Draft models with another vocabulary: what they propose and read, and that the text does not change."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -13,7 +11,7 @@ from outrider.config import GenerationConfig
 from outrider.decoding.request import Request
 from outrider.decoding.request_queue import RequestQueue
 from outrider.decoding.scheduler import Scheduler
-from outrider.drafters import DraftModel, Intersection, Text, TokenMap
+from outrider.drafters import DraftModel, Intersection, Text, TokenMap, Vocabulary
 from outrider.drafters.controller import Fixed
 from outrider.drafters.translation import Translation
 from outrider.inputs.text import TextStream
@@ -21,9 +19,6 @@ from outrider.testing import FakeBackend, ToyTokenizer
 from outrider.tokens.sampling import LogitsSampler
 from outrider.tokens.verifiers import Coupled, Greedy
 from outrider.types import Noise, Sequence
-
-if TYPE_CHECKING:
-    from outrider.drafters import Vocabulary
 
 Way = Literal["intersection", "text"]
 WAYS: tuple[Way, ...] = ("intersection", "text")

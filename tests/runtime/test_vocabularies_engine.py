@@ -1,10 +1,10 @@
 """Pairs of different vocabularies through the engine: exactness on real toy models, and bundles that do not fit."""
 
-from __future__ import annotations
-
 import shutil
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, Literal
+from pathlib import Path
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
@@ -13,16 +13,10 @@ import pytest
 import outrider
 from joint import CONFIG, PROMPT, sample_joint
 from manifests import rewrite
-from outrider.bundle import read_bundle
+from outrider.bundle import Bundle, read_bundle
 from outrider.errors import BundleError
 from outrider.testing import ToyTokenizer, save_toy_bundle
 from outrider_bench.modes.make import make_modes
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from outrider.bundle import Bundle
 
 Way = Literal["intersection", "text"]
 LETTERS = [bytes([i]) for i in b"abcdefghijklmnop"]

@@ -1,20 +1,15 @@
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 pytest.importorskip("starlette", reason="the extra [server]")
 pytest.importorskip("openai", reason="the client that the server is tested with")
 
-from serving import TEMPLATE, serving
+from collections.abc import Iterator
+from pathlib import Path
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    import outrider
-    from serving import Live
+import outrider
+from serving import TEMPLATE, Live, serving
 
 
 @pytest.fixture(scope="package")

@@ -1,9 +1,9 @@
 """A served model's adapters: a field of requests, or a part of the model's name."""
 
-from __future__ import annotations
-
 import shutil
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import openai
 import pytest
@@ -11,10 +11,6 @@ import pytest
 from adapters import write_adapter
 from serving import MESSAGES, serving
 from tiny import SHAPE
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 
 @pytest.fixture(scope="module")

@@ -3,8 +3,6 @@
 OUTRIDER_CANCELS says how many, OUTRIDER_CANCELS_BUNDLE on which bundle. By default few, on the tiny one.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import random

@@ -1,19 +1,14 @@
 """The official client: what it gets is what the engine gives for the same options."""
 
-from __future__ import annotations
-
 import math
 import re
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import openai
 import pytest
 
-from serving import MESSAGES, wait_until
-
-if TYPE_CHECKING:
-    import outrider
-    from serving import Live
+import outrider
+from serving import MESSAGES, Live, wait_until
 
 SAMPLED: dict[str, Any] = {"temperature": 1, "seed": 2}
 

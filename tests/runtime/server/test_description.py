@@ -1,10 +1,10 @@
 """/openapi.json, /metrics and the form of streams."""
 
-from __future__ import annotations
-
 import json
 import os
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import httpx
 import jsonschema
@@ -16,15 +16,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from schemathesis.checks import CHECKS, load_all_checks
 from schemathesis.generation import GenerationMode
 
+import outrider
 from outrider.server import Settings
-from serving import CONFIG, MESSAGES, serving
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    import outrider
-    from serving import Live
+from serving import CONFIG, MESSAGES, Live, serving
 
 # A body that follows the schema may be refused: no schema says that a prompt fits, or which fields go together.
 NUM_EXAMPLES = int(os.environ.get("OUTRIDER_EXAMPLES", "25"))

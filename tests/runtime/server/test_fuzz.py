@@ -1,24 +1,18 @@
 """Whatever bytes come, in a body or in place of HTTP: an answer, or a refusal that says why, and the server goes on."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import socket
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 
 from fuzzing import damaged, damaged_json, few_or_many, fuzz
 from outrider.server import Settings
-from serving import CONFIG, MESSAGES, SCHEMA, TEMPLATE, serving, wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from serving import Live
+from serving import CONFIG, MESSAGES, SCHEMA, TEMPLATE, Live, serving, wait_until
 
 pytest.importorskip("llguidance", reason="the extra [structured]")
 pytestmark = few_or_many

@@ -1,11 +1,10 @@
 """Images in the messages of /v1/chat/completions, and in the items of /v1/responses."""
 
-from __future__ import annotations
-
 import base64
 import io
 import threading
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import openai
 import pytest
@@ -14,9 +13,6 @@ from outrider.inputs.vision import Vision
 from outrider.server import Settings
 from serving import serving, wait_until
 from tiny_vision import add_toy_encoder, asking, picture
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 Image: Any = pytest.importorskip("PIL.Image", reason="the extra [vision]")
 
@@ -89,7 +85,7 @@ def test_an_image_is_read_from_a_data_url(tiny: Path, tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def read(monkeypatch: pytest.MonkeyPatch) -> Reading:
+def read(monkeypatch: pytest.MonkeyPatch) -> "Reading":
     """What is read of images."""
     reading = Reading()
     encode = Vision.encode

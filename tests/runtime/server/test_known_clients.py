@@ -1,20 +1,14 @@
 """What clients of others ask of the API, recorded from them: openai 3.54, langchain-openai, llama-index and llm."""
 
-from __future__ import annotations
-
 import json
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 
-from serving import serving
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from serving import Live
+from serving import Live, serving
 
 CHAT, COMPLETIONS, RESPONSES = "chat/completions", "completions", "responses"
 HELLO = [{"role": "user", "content": "Say hi."}]

@@ -1,13 +1,13 @@
 """Limits, keys, hosts, and clients that leave."""
 
-from __future__ import annotations
-
 import json
 import re
 import socket
 import threading
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import httpx
 import openai
@@ -18,10 +18,6 @@ from outrider.engine.engine import Engine
 from outrider.server import Settings
 from outrider.system.progress import report
 from serving import CONFIG, MESSAGES, Live, serving, wait_until
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 EXTRA: dict[str, Any] = {"ignore_eos": True, "drafter": "none"}
 ASKED: dict[str, Any] = {"model": "tiny", "prompt": "The quick", "max_tokens": 6000}

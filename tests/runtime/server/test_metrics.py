@@ -1,7 +1,5 @@
 """What the server counts of an answer."""
 
-from __future__ import annotations
-
 import re
 import time
 

@@ -1,20 +1,16 @@
 """Bodies in which anything is nested so deeply that a library's recursive parser would end the server."""
 
-from __future__ import annotations
-
 import copy
 import json
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 
 from serving import SCHEMA, TEMPLATE, served
 from tiny import write_checkpoint, write_gguf
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 pytest.importorskip("llguidance", reason="the extra [structured]")
 

@@ -1,19 +1,13 @@
 """The page's files as a browser receives them; see test_browser.py for what they do."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import httpx
 import pytest
 
 from outrider.server import Settings, page
-from serving import serving
-
-if TYPE_CHECKING:
-    from serving import Live
+from serving import Live, serving
 
 FOLDER = Path(page.__file__).with_name("page_files")
 FILES = sorted(path.name for path in FOLDER.iterdir())

@@ -1,15 +1,15 @@
 """/v1/responses through the official client."""
 
-from __future__ import annotations
-
 import json
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import httpx
 import jsonschema
 import openai
 import pytest
 
+import outrider
 from outrider.decoding.metrics import Stats
 from outrider.decoding.results import Result, TextChunk
 from outrider.inputs.tools.formats import HERMES
@@ -22,13 +22,7 @@ from outrider.server.options import Choice
 from outrider.server.protocol.reading import read_request
 from outrider.server.responses import Responses
 from outrider.testing import ToyTokenizer
-from serving import MESSAGES, SCHEMA, serving
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    import outrider
-    from serving import Live
+from serving import MESSAGES, SCHEMA, Live, serving
 
 SAMPLED: dict[str, Any] = {"temperature": 1, "extra_body": {"seed": 3}}
 FUNCTIONS: list[Any] = [

@@ -1,14 +1,13 @@
 """`outrider serve`, as a process."""
 
-from __future__ import annotations
-
 import json
 import signal
 import socket
 import subprocess
 import sys
 import threading
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import httpx
 import openai
@@ -19,9 +18,6 @@ from outrider.cli import run
 from outrider.cli.serve import check_access, name_bundles
 from outrider.server.run import listen, listen_all
 from serving import MESSAGES, SERVE, served, wait_until
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 NUM_TOKENS = 7000  # which take longer than the half second until a stream would be cut
 

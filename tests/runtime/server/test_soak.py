@@ -1,7 +1,5 @@
 """Many clients for a while; see tests/soak.py. OUTRIDER_SOAK_MINUTES says how long, less than one by default."""
 
-from __future__ import annotations
-
 import os
 import runpy
 from pathlib import Path

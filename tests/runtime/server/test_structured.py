@@ -1,7 +1,5 @@
 """Answers with a form, and calls of functions, through the official client."""
 
-from __future__ import annotations
-
 import json
 import re
 from typing import Any
