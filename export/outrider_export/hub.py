@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from outrider.errors import ExportError, install
+from outrider.errors import ExportError
 
 if TYPE_CHECKING:
     from outrider_export.progress import Progress
@@ -49,14 +49,9 @@ def download(
     Raises:
         ExportError: if the id is unknown or gated, or the hub cannot be reached.
     """
-    try:
-        import huggingface_hub
-        from huggingface_hub.errors import DryRunError
-    except ImportError as error:
-        raise ExportError(
-            f"Fetching {repo_id} from the hub needs packages that are not installed. "
-            f"Install them with: {install('export')}"
-        ) from error
+    import huggingface_hub
+    from huggingface_hub.errors import DryRunError
+
     options: dict[str, Any] = {
         "revision": revision,
         "allow_patterns": list(only or (ALLOWED_WITH_CODE if trust_remote_code else ALLOWED)),

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from outrider.errors import ExportError, install, one_line
+from outrider.errors import ExportError, needs, one_line
 from outrider_export.keep import link_or_copy
 from outrider_export.onnx_graph import graphs_of
 
@@ -30,10 +30,8 @@ def import_onnx() -> Any:
     Raises:
         ExportError: with the command that installs it.
     """
-    try:
+    with needs("Models in ONNX need onnx, which is not installed", "onnx-export", ExportError):
         import onnx
-    except ImportError as error:
-        raise ExportError(f"Models in ONNX need onnx, which is not installed. Run: {install('onnx-export')}") from error
     return onnx
 
 

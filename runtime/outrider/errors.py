@@ -25,11 +25,11 @@ from __future__ import annotations
 import difflib
 import json
 import re
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
 
 _LONGEST = 2000  # characters of a message
@@ -116,6 +116,18 @@ def one_line(error: BaseException) -> str:
     except BaseException:  # of an app's own class
         text = ""
     return " ".join(_PLACE.sub("", text).split())[:300].rstrip(".") or type(error).__name__
+
+
+@contextmanager
+def needs(what: str, extra: str, kind: type[OutriderError]) -> Iterator[None]:
+    """Raise an error of this kind, with the command that helps, where a package that the block imports is missing.
+
+    what: the message's beginning, such as "Images need the package Pillow".
+    """
+    try:
+        yield
+    except ImportError as error:
+        raise kind(f"{what} ({one_line(error)}). Run: {install(extra)}") from error
 
 
 def install(extra: str) -> str:

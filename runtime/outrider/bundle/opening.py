@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from outrider.bundle.folder import Bundle, as_folder, read_bundle
 from outrider.bundle.manifest import MANIFEST_NAME
-from outrider.errors import ExportError, OptionError, install
+from outrider.errors import ExportError, OptionError, needs
 from outrider.system.files import shown
 
 if TYPE_CHECKING:
@@ -42,13 +42,9 @@ def open_bundle(
         bundle = read_bundle(folder)
         check_no_draft(folder, draft)
         return bundle
-    try:
+    what = f"{shown(model)} is no bundle, and the export half of outrider, which makes one of a model, is not installed"
+    with needs(what, "export", ExportError):
         from outrider_export.cached import cached_bundle
-    except ImportError as error:
-        raise ExportError(
-            f"{shown(model)} is no bundle, and making one of a model needs the export half of outrider, which is not "
-            f"installed ({error}). Run: {install('export')}"
-        ) from error
     return cached_bundle(model, draft, progress=progress)
 
 

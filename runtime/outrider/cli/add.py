@@ -11,7 +11,7 @@ from outrider.cli.export import Bars
 from outrider.cli.opening import open_model
 from outrider.cli.options import json_option
 from outrider.config.files import user_path
-from outrider.errors import ExportError, OptionError, install
+from outrider.errors import ExportError, OptionError, needs
 from outrider.system.files import usable
 
 if TYPE_CHECKING:
@@ -35,12 +35,8 @@ def add(bundle: str, part: str, as_json: bool, name: str | None, weights: str | 
     of a packed drafter, which needs no further packages, or of an adapter in PEFT's format, which requests then choose
     by its name.
     """
-    try:
+    with needs("The export half of outrider is not installed", "export", ExportError):
         from outrider_export import add_adapter, add_drafter
-    except ImportError as error:
-        raise ExportError(
-            f"The export half of outrider is not installed ({error}). Run: {install('export')}"
-        ) from error
     if (usable(user_path(part)) / "adapter_config.json").is_file():
         for option, value in {"weights": weights, **options}.items():
             if value is not None:

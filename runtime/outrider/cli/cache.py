@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from datetime import datetime
-
 import click
 from rich.filesize import decimal
 
-from outrider.cli.console import out, print_json, table
+from outrider.cli.console import day_and_time, out, print_json, table
 from outrider.cli.options import json_option
 from outrider.config.files import user_path
 from outrider.models.kv import PREFIXES
@@ -35,7 +33,7 @@ def cache(context: click.Context, folder: str | None, as_json: bool) -> None:
                 "folder": str(each.path),
                 "tokens": each.num_tokens,
                 "bytes": each.size,
-                "last_used": _time(each.used).isoformat(timespec="seconds"),
+                "last_used": day_and_time(each.used).isoformat(timespec="seconds"),
             }
             for each in found
         ]
@@ -44,11 +42,10 @@ def cache(context: click.Context, folder: str | None, as_json: bool) -> None:
     if not found:
         out.print(f"There is nothing in {store}. Try: outrider chat model.gguf --prefix-store auto", soft_wrap=True)
         return
-    made = table("model", "tokens", "size", "last used", "setting")
-    made.columns[-1].justify, made.columns[-1].no_wrap, made.columns[-1].overflow = "left", False, "fold"
+    made = table("model", "tokens", "size", "last used", "setting", text=1)
     for each in found:
         about = {"bundle": "not known", "model": "", "setting": ""} | each.about
-        used = f"{_time(each.used):%Y-%m-%d %H:%M}"
+        used = f"{day_and_time(each.used):%Y-%m-%d %H:%M}"
         made.add_row(
             f"{about['bundle']}\n{about['model']}", f"{each.num_tokens:,}", decimal(each.size), used, about["setting"]
         )
@@ -67,7 +64,3 @@ def clear(store: object, as_json: bool) -> None:
         print_json({"folder": str(folder), "bytes": size})
         return
     out.print(f"Deleted {decimal(size)} in {folder}.", soft_wrap=True)
-
-
-def _time(seconds: float) -> datetime:
-    return datetime.fromtimestamp(seconds).astimezone()

@@ -6,6 +6,7 @@ import json
 import shutil
 import sys
 from contextlib import contextmanager
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from rich.cells import cell_len
@@ -80,20 +81,29 @@ class _FittingTable(Table):
         return made
 
 
-def table(*columns: str, title: str | None = None) -> _FittingTable:
-    """A table whose first column is text and whose others are numbers."""
+def table(*columns: str, title: str | None = None, text: int = 0) -> _FittingTable:
+    """A table whose first column is text and whose others are numbers.
+
+    text: how many of the last columns are text, too. The last one then has as many lines as it needs.
+    """
     made = _FittingTable(header_style="bold", box=None, pad_edge=False)
     made.heading = title
     for i, column in enumerate(columns):
-        made.add_column(column, justify="right" if i else "left", no_wrap=True)
+        behind = len(columns) - i  # a text that has no spaces, such as a path, is folded
+        is_text, wraps = not i or behind <= text, behind == 1 and text > 0
+        made.add_column(column, justify="left" if is_text else "right", no_wrap=not wraps, overflow="fold")
     return made
+
+
+def day_and_time(seconds: float) -> datetime:
+    """When that was, on this machine's clock."""
+    return datetime.fromtimestamp(seconds).astimezone()
 
 
 def print_setting(setting: Mapping[str, Any]) -> None:
     """What a measurement was taken with, a line each."""
-    made = table("", "")
+    made = table("", "", text=1)
     made.show_header, made.style = False, "dim"
-    made.columns[-1].justify, made.columns[-1].no_wrap = "left", False
     for name, value in setting.items():
         made.add_row(name, str(value))
     out.print(made)

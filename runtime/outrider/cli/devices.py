@@ -135,9 +135,9 @@ def _cache_precision(part: Part, device: Device, config: Config) -> str | None:
 
 
 def _print_devices(found: list[Device], processor: Processor) -> None:
-    made = table("device", "runtime", "name", "memory", "free", "precisions", "driver", "main model", "draft model")
-    for column in made.columns:
-        column.justify = "left"
+    made = table(
+        "device", "runtime", "name", "memory", "free", "precisions", "driver", "main model", "draft model", text=9
+    )
     for device in (each for each in found if each.full_name):
         made.add_row(
             device.name,
@@ -164,9 +164,7 @@ def _print_devices(found: list[Device], processor: Processor) -> None:
 
 def _print_models(rows: list[dict[str, Any]]) -> None:
     headings = ("model", "weights", "size", "device", "runtime", "runs", "cache", "per token", "free memory holds")
-    made = table(*headings)
-    for column in made.columns:
-        column.justify = "left"
+    made = table(*headings, text=len(headings))
     for row in rows:
         per_token, free = row["cache_bytes_per_token"], row["free"]
         room = (free - row["size"]) / per_token if free and per_token else None

@@ -11,7 +11,7 @@ from outrider.cli.console import err, out, print_json
 from outrider.cli.export import Bars, terminable
 from outrider.cli.options import json_option
 from outrider.config.files import user_path
-from outrider.errors import ExportError, install
+from outrider.errors import ExportError, needs
 
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
@@ -48,14 +48,10 @@ def distill(main: str, output: str, num_tokens: str, into: str | None, as_json: 
     itself, and the drafter learns to say what it says. All of it is in the folder OUTPUT.work until it is done, with
     logs for TensorBoard. The same command goes on after Ctrl-C or a kill.
     """
-    try:
+    with needs("Training needs packages that are not installed", "distill", ExportError):
         from outrider_export.distill.plan import Options, parse_count
         from outrider_export.distill.run import distill as run
         from outrider_export.train.fit import Stopped
-    except ImportError as error:
-        raise ExportError(
-            f"Training needs packages that are not installed ({error}). Run: {install('distill')}"
-        ) from error
     asked = Options(
         main,
         user_path(output).absolute(),

@@ -17,9 +17,8 @@ from outrider.bundle.folder import read_bundle
 from outrider.bundle.manifest import MANIFEST_NAME
 from outrider.cli.console import err, out, print_json
 from outrider.cli.options import json_option
-from outrider.cli.serving import pop_serving, served_options
 from outrider.config.files import user_path
-from outrider.errors import ExportError, OptionError, install
+from outrider.errors import ExportError, OptionError, nearest, needs
 from outrider.system import saved
 from outrider.system.files import usable
 
@@ -29,6 +28,51 @@ if TYPE_CHECKING:
     from rich.progress import TaskID
 
     from outrider.bundle.folder import Bundle
+
+
+SERVERS = ("ovms",)
+
+_SERVED = {
+    "server": click.option("--for", "server", metavar="SERVER", help="Make a model repository for a server: ovms."),
+    "drafter": click.option(
+        "--drafter", metavar="NAME", help="For ovms: a drafter of the bundle, ngram or none.  [default: auto]"
+    ),
+    "main_device": click.option("--main-device", metavar="DEVICE", help="For ovms: of the main model.  [default: CPU]"),
+    "draft_device": click.option(
+        "--draft-device", metavar="DEVICE", help="For ovms: of the draft model.  [default: the same]"
+    ),
+    "cache_size": click.option(
+        "--cache-size", type=int, help="For ovms: GB for keys and values; 0 grows.  [default: 0]"
+    ),
+    "draft_cache_size": click.option(
+        "--draft-cache-size", type=int, help="For ovms: the same of the draft model.  [default: the same]"
+    ),
+}
+
+
+def served_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options of a model repository."""
+    for option in reversed(_SERVED.values()):
+        function = option(function)
+    return function
+
+
+def pop_serving(options: dict[str, Any]) -> tuple[str | None, dict[str, Any]]:
+    """Take these options out of all: the server, and what was given of the others, for `outrider_export.Serving`.
+
+    Raises:
+        OptionError: for an unknown server, or other options without one.
+    """
+    given = {name: value for name in _SERVED if (value := options.pop(name)) is not None}
+    server = given.pop("server", None)
+    if server is not None and server not in SERVERS:
+        raise OptionError(f"--for {server} is not a server that we export for. {nearest(server, SERVERS)}")
+    if server is None and given:
+        name = next(iter(given)).replace("_", "-")
+        raise OptionError(f"--{name} is an option of a model repository. Give it with --for ovms, or leave it out.")
+    if given.get("drafter") == "none":
+        given["drafter"] = None
+    return server, given
 
 
 _WEIGHTS = "int8, int4, fp16, fp32, or keep for a GGUF file's own; for ONNX int8, int4 or fp32"
@@ -60,14 +104,10 @@ def export(main: str, draft: str | None, output: str | None, as_json: bool, **op
     Server is made instead; then MAIN may be a bundle, too.
     """
     server, serving = pop_serving(options)
-    try:
+    with needs("The export half of outrider is not installed", "export", ExportError):
         from outrider_export import default_output, export_bundle
         from outrider_export.bundle_cache import BundleCache
         from outrider_export.find_draft import find_draft
-    except ImportError as error:
-        raise ExportError(
-            f"The export half of outrider is not installed ({error}). Run: {install('export')}"
-        ) from error
     if draft == "auto":
         with Bars(quiet=as_json) as bars:
             found = find_draft(main, BundleCache(saved.FOLDER), bars, options["format"])

@@ -8,7 +8,7 @@ import click
 
 from outrider.cli.export import make
 from outrider.cli.options import json_option
-from outrider.errors import ExportError, install
+from outrider.errors import ExportError, needs
 
 
 @click.command(name="import")
@@ -27,11 +27,7 @@ def import_(main: str, draft: str | None, output: str | None, as_json: bool, **o
     MAIN is a folder as onnxruntime-genai reads it, or one like those of onnx-community on the Hugging Face hub, or the
     hub id of such a one.
     """
-    try:
+    with needs("The export half of outrider is not installed", "onnx-export", ExportError):
         from outrider_export import default_output, import_bundle
-    except ImportError as error:
-        raise ExportError(
-            f"The export half of outrider is not installed ({error}). Run: {install('onnx-export')}"
-        ) from error
     output = output or str(default_output(main, draft))
     make(lambda bars: import_bundle(main, draft, output=output, progress=bars, **options), output, as_json)

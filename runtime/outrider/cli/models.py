@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from datetime import datetime
 from typing import TYPE_CHECKING
 
 import click
 from rich.filesize import decimal
 
-from outrider.cli.console import out, print_json, table
+from outrider.cli.console import day_and_time, out, print_json, table
 from outrider.cli.options import json_option
-from outrider.errors import ExportError, install
+from outrider.errors import ExportError, needs
 from outrider.system import saved
 
 if TYPE_CHECKING:
@@ -59,12 +58,8 @@ def open_cache() -> BundleCache:
     Raises:
         ExportError: when the export half is not installed.
     """
-    try:
+    with needs("The export half of outrider is not installed", "export", ExportError):
         from outrider_export.bundle_cache import BundleCache
-    except ImportError as error:
-        raise ExportError(
-            f"The export half of outrider is not installed ({error}). Run: {install('export')}"
-        ) from error
     return BundleCache(saved.FOLDER)
 
 
@@ -81,7 +76,7 @@ def _list(cache: BundleCache, as_json: bool) -> None:
                     {"role": each.role, "kind": each.kind, "name": each.name, "state": cache.state_of(each)}
                     for each in entry.sources
                 ],
-                "last_used": _time(entry.last_used).isoformat(timespec="seconds"),
+                "last_used": day_and_time(entry.last_used).isoformat(timespec="seconds"),
             }
             for entry in entries
         ]
@@ -90,11 +85,10 @@ def _list(cache: BundleCache, as_json: bool) -> None:
     if not entries:
         out.print(f"There are none in {cache.folder}. Try: outrider chat model.gguf")
         return
-    made = table("name", "size", "last used", "made of")
-    made.columns[-1].justify, made.columns[-1].no_wrap, made.columns[-1].overflow = "left", False, "fold"
+    made = table("name", "size", "last used", "made of", text=1)
     for entry in entries:
         made_of = [each.name + _remark(cache.state_of(each)) for each in entry.sources]
-        used = f"{_time(entry.last_used):%Y-%m-%d %H:%M}"
+        used = f"{day_and_time(entry.last_used):%Y-%m-%d %H:%M}"
         made.add_row(entry.name, decimal(entry.size), used, "\n".join(made_of) or "not known")
     out.print(made)
     out.print(f"{decimal(size)} in {cache.folder}", soft_wrap=True)
@@ -102,7 +96,3 @@ def _list(cache: BundleCache, as_json: bool) -> None:
 
 def _remark(state: str) -> str:
     return "" if state == "there" else f" ({state})"
-
-
-def _time(seconds: float) -> datetime:
-    return datetime.fromtimestamp(seconds).astimezone()

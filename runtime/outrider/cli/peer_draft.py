@@ -7,7 +7,7 @@ import click
 from outrider.cli.console import out
 from outrider.cli.opening import open_model
 from outrider.config.files import user_path
-from outrider.errors import ExportError, install
+from outrider.errors import ExportError, needs
 from outrider.system.files import usable
 
 
@@ -20,12 +20,8 @@ def peer_draft(bundle: str, name: str, output: str) -> None:
 
     It loads the folder with openvino_genai.draft_model, and outrider bench compares with it.
     """
-    try:
+    with needs("The export half of outrider is not installed", "export", ExportError):
         from outrider_export.heads.genai import write_for_genai
-    except ImportError as error:
-        raise ExportError(
-            f"The export half of outrider is not installed ({error}). Run: {install('export')}"
-        ) from error
     opened, folder = open_model(bundle, None, quiet=False), usable(user_path(output))
     write_for_genai(opened, name, folder)
     entry = next(entry for entry in opened.manifest.drafters if entry.name == name)

@@ -16,7 +16,7 @@ from outrider.cli.opening import draft_option, open_model
 from outrider.cli.options import FiniteRange, generation_options, json_option, load_options, read_options
 from outrider.cli.progress import progress_line, shown_in_background
 from outrider.config import COPYING
-from outrider.errors import OptionError, OutriderError, install, nearest
+from outrider.errors import OptionError, OutriderError, nearest, needs
 
 if TYPE_CHECKING:
     from outrider.bundle import Bundle
@@ -66,11 +66,9 @@ def serve(
     NAME is that of the bundle's folder unless given, or of the bundle that is made of a model. A single model is loaded
     at once, several when requests ask for them. Options of generation are the defaults of requests.
     """
-    try:
+    with needs("The server is not installed", "server", OutriderError):
         from outrider.server import Settings, make_app
         from outrider.server.run import listen_all, run, url_of
-    except ImportError as error:
-        raise OutriderError(f"The server is not installed ({error}). Run: {install('server')}") from error
     check_access(host, api_key, no_api_key)
     named = name_bundles(bundles, draft)
     settings = Settings(

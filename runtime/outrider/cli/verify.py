@@ -13,15 +13,21 @@ from outrider.cli.console import err, out, print_json, print_setting, progress_b
 from outrider.cli.opening import load_model, model_argument, open_model
 from outrider.cli.options import FiniteRange, json_option, load_options, read_options
 from outrider.cli.progress import progress_line
-from outrider.errors import OptionError, OutriderError, nearest
+from outrider.config import GenerationConfig
+from outrider.errors import ExportError, OptionError, OutriderError, nearest, needs
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
+    from outrider.bundle.folder import Bundle
     from outrider.bundle.manifest import Format
+    from outrider.config import Config
     from outrider.engine.engine import Engine
     from outrider_bench.prompts import Prompt
     from outrider_bench.verify.certify import Check, Subject
+    from outrider_export.fidelity import Fidelity
+    from outrider_export.sources import Located
+
 
 OWN_CHECKS = ("batching", "greedy", "coupled", "sampling")
 CHECKS = (*OWN_CHECKS, "fidelity")
@@ -98,8 +104,6 @@ def verify(
     chosen = read_prompts(prompts, per_category)
     opened = open_model(bundle, draft, quiet=as_json)
     if "fidelity" in checks:
-        from outrider.cli.fidelity import check_fidelity, fetch_checkpoints
-
         fetched = fetch_checkpoints(opened, config, checkpoints, quiet=as_json)
     engine = load_model(opened, config)
     made: list[Check] = []
@@ -191,11 +195,97 @@ def _identity(
 
 def _print(checks: list[Check]) -> None:
     several = len({check.subject for check in checks}) > 1
-    made = table(*(["runtime"] if several else []), "check", "result", "detail")
-    for column in made.columns[1:]:
-        column.justify = "left"
-    made.columns[-1].no_wrap = False
+    made = table(*(["runtime"] if several else []), "check", "result", "detail", text=3)
     for check in checks:
         result = {True: "passed", False: "FAILED", None: "no promise"}[check.passed]
         made.add_row(*([check.subject] if several else []), check.name, result, check.detail)
     out.print(made)
+
+
+def fetch_checkpoints(
+    bundle: Bundle, config: Config, checkpoints: Mapping[str, str], *, quiet: bool
+) -> dict[str, Located]:
+    """Find the checkpoints by their names, by role. Called before models are loaded, which takes longer.
+
+    Raises:
+        OptionError: for a model that is not there.
+        ExportError: when a checkpoint is not there, or the export half is not installed.
+    """
+    with needs("The export half of outrider is not installed", "export", ExportError):
+        from outrider_export.fidelity import fetch_checkpoint, find_holder
+    progress = _Steps(lambda: None, quiet)
+    for role in checkpoints:
+        find_holder(bundle, role, config)
+    return {role: fetch_checkpoint(bundle, role, name, progress) for role, name in checkpoints.items()}
+
+
+def check_fidelity(
+    engine: Engine,
+    checkpoints: Mapping[str, Located],
+    prompts: list[Prompt],
+    max_new_tokens: int,
+    min_cosine: float | None,
+    *,
+    quiet: bool,
+) -> list[Check]:
+    """One check per role of `checkpoints`: compares its model's logits for prompts and the main model's answers.
+
+    Raises:
+        ExportError: when a checkpoint cannot be read.
+    """
+    from outrider_export.fidelity import compare_with_checkpoint
+
+    with progress_bar("answering", len(prompts), quiet=quiet) as advance:
+        texts = []
+        for prompt in prompts:
+            token_ids = engine.tokenizer.encode_prompt(prompt.text)
+            answer = engine.generate(token_ids, GenerationConfig(max_new_tokens=max_new_tokens))
+            texts.append([*token_ids, *answer.token_ids])
+            advance()
+    checks = []
+    for role, checkpoint in checkpoints.items():
+        with progress_bar(f"comparing {role}", len(texts), quiet=quiet) as advance:
+            found = compare_with_checkpoint(
+                engine.bundle, role, checkpoint, texts, engine.config, progress=_Steps(advance, quiet)
+            )
+        checks.append(_check_cosine(role, found, min_cosine))
+    return checks
+
+
+def _check_cosine(role: str, found: Fidelity, min_cosine: float | None) -> Check:
+    """How close a model is to the checkpoint that it came from.
+
+    role: "main" or a drafter's name. min_cosine: the least median that passes; None: report only.
+    """
+    from outrider_bench.verify.certify import Check
+
+    detail = (
+        f"{found.setting}, against {found.checkpoint} in float32, {found.num_rows:,} rows: cosine median "
+        f"{found.median:.5f}, first percentile {found.first_percentile:.5f}, minimum {found.minimum:.5f}; the same "
+        f"token on top in {found.top1_agreement:.1%}"
+    )
+    passed = None if min_cosine is None else found.median >= min_cosine
+    if min_cosine is not None:
+        detail += f"; fails where the median is below {min_cosine:g}"
+    return Check(f"fidelity, {role} model", passed, detail, asdict(found))
+
+
+class _Steps:
+    """A `Progress` of outrider_export for a bar that counts texts."""
+
+    def __init__(self, advance: Callable[[], None], quiet: bool) -> None:
+        self._advance = advance
+        self._quiet = quiet
+
+    def phase(self, name: str, total: int | None = None) -> None:
+        """The bar has one phase."""
+
+    def advance(self, count: int) -> None:
+        """Advance the bar by `count` texts."""
+        for _ in range(count):
+            self._advance()
+
+    def note(self, text: str) -> None:
+        """Print a line of its own."""
+        if not self._quiet:
+            err.print(text)

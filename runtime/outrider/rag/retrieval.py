@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from outrider.errors import OptionError, RequestError, install
+from outrider.errors import OptionError, RequestError, needs
 
 if TYPE_CHECKING:
     from collections.abc import Sequence as Seq
@@ -18,10 +18,8 @@ class Retriever:
     """
 
     def __init__(self, documents: Seq[str]) -> None:
-        try:
+        with needs("Searching documents needs bm25s", "rag", OptionError):
             import bm25s
-        except ImportError as error:
-            raise OptionError(f"Searching documents needs bm25s. Run: {install('rag')}") from error
         if not any(each.strip() for each in documents):
             raise OptionError(f"There are {len(documents)} documents, and none has words. Pass their texts.")
         self._documents = [*documents]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from outrider.errors import OptionError, install
+from outrider.errors import OptionError, needs
 
 if TYPE_CHECKING:
     from collections.abc import Sequence as Seq
@@ -50,11 +50,9 @@ def check_numbers(**numbers: int) -> None:
 
 def _clusters(documents: Seq[str], count: int, seed: int) -> list[list[int]]:
     """The indices of `count` clusters, none of them empty; fewer if documents are equal."""
-    try:
+    with needs("Splitting documents needs scikit-learn", "rag", OptionError):
         from sklearn.cluster import KMeans
         from sklearn.feature_extraction.text import TfidfVectorizer
-    except ImportError as error:
-        raise OptionError(f"Splitting documents needs scikit-learn. Run: {install('rag')}") from error
     try:
         rows = TfidfVectorizer().fit_transform(documents)
     except ValueError:  # no document has a word

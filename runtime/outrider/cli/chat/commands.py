@@ -68,15 +68,8 @@ def reply_to(session: Session, line: str) -> Reply:
     return command.run(session, argument)
 
 
-def _named(title: str) -> Table:
-    """A table of names and what there is to say about each, in as many lines as that takes."""
-    made = table(title, "")
-    made.columns[1].justify, made.columns[1].no_wrap = "left", False
-    return made
-
-
 def _help(_session: Session, _argument: str) -> Reply:
-    made = _named("command")
+    made = table("command", "", text=1)
     for name, command in COMMANDS.items():
         made.add_row(f"/{name} {command.argument}", command.help)
     made.add_row("Alt-Enter, or \\ at the end", "Go on in a new line.")
@@ -102,7 +95,7 @@ def _stats(session: Session, _argument: str) -> Reply:
         "seed": "none, as it is greedy" if result.seed is None else str(result.seed),
         "text": _promise(result.lossless, result.exact),
     }
-    made = _named("last answer")
+    made = table("last answer", "", text=1)
     for label, value in rows.items():
         made.add_row(label, value)
     return Reply(shown=made)
@@ -118,7 +111,7 @@ def _drafts(session: Session, argument: str) -> Reply:
     session.drafts = _switched("drafts", argument, session.drafts)
     if not session.drafts:
         return Reply("Answers are shown as Markdown.")
-    made = _named("tokens")
+    made = table("tokens", "", text=1)
     for source, look in LOOKS.items():
         made.add_row(f"{look.mark} {source}", look.meaning, style=look.style)
     return Reply("Answers are shown as they are, with the source of each token.", made)
@@ -149,7 +142,7 @@ def _seed(session: Session, argument: str) -> Reply:
 def _set(session: Session, argument: str) -> Reply:
     name, _, value = argument.partition(" ")
     if not argument:
-        made = _named("option")
+        made = table("option", "", text=1)
         for key, each in session.options.items():
             made.add_row(key, repr(each))
         return Reply("" if session.options else "No option was set here. As in: /set temperature 0.7", made)

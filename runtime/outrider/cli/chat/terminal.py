@@ -2,27 +2,30 @@
 
 from __future__ import annotations
 
+import dataclasses
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from prompt_toolkit import PromptSession
 from prompt_toolkit.application import get_app
-from prompt_toolkit.completion import Completer, Completion
+from prompt_toolkit.completion import Completer, Completion, PathCompleter
+from prompt_toolkit.document import Document
 from prompt_toolkit.filters import Condition
 from prompt_toolkit.history import FileHistory, InMemoryHistory
 from prompt_toolkit.key_binding import KeyBindings
 
 from outrider.cli.chat.answering import do
-from outrider.cli.chat.completion import completions
+from outrider.cli.chat.commands import COMMANDS, SWITCH
 from outrider.cli.chat.keyboard import on_interrupt
+from outrider.config import GenerationConfig
+from outrider.config.option import options_of
 from outrider.errors import OutriderError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
     from pathlib import Path
 
     from prompt_toolkit.completion import CompleteEvent
-    from prompt_toolkit.document import Document
     from prompt_toolkit.history import History
     from prompt_toolkit.key_binding import KeyPressEvent
     from rich.console import Console
@@ -37,7 +40,7 @@ def run_terminal(session: Session, console: Console, history: Path | None = None
     """
     prompts: PromptSession[str] = PromptSession(
         history=open_history(history),
-        completer=_Completer(session),
+        completer=Commands(session),
         complete_while_typing=Condition(lambda: get_app().current_buffer.text.startswith("/")),
         key_bindings=_bindings(),
         multiline=True,
@@ -89,14 +92,47 @@ def status(session: Session) -> str:
     return " | ".join(parts)
 
 
-class _Completer(Completer):
+class Commands(Completer):
+    """What the last word of a command can be. Nothing for messages."""
+
     def __init__(self, session: Session) -> None:
         self._session = session
 
-    def get_completions(self, document: Document, complete_event: CompleteEvent) -> Iterator[Completion]:  # noqa: ARG002
+    def get_completions(self, document: Document, complete_event: CompleteEvent) -> Iterator[Completion]:
         """What the text before the cursor can go on with."""
-        for each in completions(self._session, document.text_before_cursor):
-            yield Completion(each.text, -each.length, display_meta=each.help)
+        line = document.text_before_cursor
+        if not line.startswith("/") or "\n" in line:
+            return
+        name, space, argument = line[1:].partition(" ")
+        if not space:
+            yield from _of(line, {f"/{each}": command.help for each, command in COMMANDS.items()})
+        elif name in ("save", "load"):
+            yield from PathCompleter(expanduser=True).get_completions(Document(argument), complete_event)
+        elif name == "set":
+            option, space, value = argument.partition(" ")
+            if not space:
+                yield from _of(option, {each.name: str(each.type) for each in dataclasses.fields(GenerationConfig)})
+            else:
+                yield from _of(value, dict.fromkeys(_values(self._session, option), ""))
+        elif name in ("drafts", "plain"):
+            yield from _of(argument, dict.fromkeys(SWITCH, ""))
+        elif name in ("seed", "system"):
+            yield from _of(argument, {"off": ""})
+
+
+def _of(word: str, known: dict[str, str]) -> Iterator[Completion]:
+    return (Completion(each, -len(word), display_meta=says) for each, says in known.items() if each.startswith(word))
+
+
+def _values(session: Session, option: str) -> Iterable[str]:
+    """Values of an option that has few."""
+    if option == "drafter":
+        return ("auto", "none", *session.engine.drafters, "default")
+    described = options_of(GenerationConfig).get(option)
+    if described is None:
+        return ()
+    words = ("true", "false") if described.values.kind is bool else described.values.choices
+    return (*words, *(("auto",) if described.default == "auto" else ()), "default")
 
 
 def _bindings() -> KeyBindings:

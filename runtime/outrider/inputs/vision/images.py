@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from outrider.errors import OptionError, RequestError, install, one_line
+from outrider.errors import OptionError, RequestError, needs, one_line
 from outrider.system.files import shown
 
 if TYPE_CHECKING:
@@ -87,10 +87,8 @@ def _bytes_of(path: str | Path) -> bytes:
 
 
 def _pillow() -> tuple[Any, ModuleType]:
-    try:
+    with needs("Images need the package Pillow", "vision", OptionError):
         from PIL import Image, ImageOps
-    except ImportError as error:
-        raise OptionError(f"Images need the package Pillow. Run: {install('vision')}") from error
     return Image, ImageOps
 
 

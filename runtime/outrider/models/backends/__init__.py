@@ -6,7 +6,7 @@ import functools
 from typing import TYPE_CHECKING
 
 from outrider.bundle.architectures import refusal_of
-from outrider.errors import BundleError, DeviceError, install
+from outrider.errors import BundleError, DeviceError, needs
 from outrider.models.backends.attention import SLIDING, describe_windows
 
 if TYPE_CHECKING:
@@ -33,12 +33,8 @@ def load_model(spec: ModelSpec) -> CompiledModel:
     if support.paged:
         return _load_paged(spec)
     shared = spec.shared
-    try:
+    with needs(f"The model {spec.path} is in ONNX, and onnxruntime cannot be imported", "onnx", DeviceError):
         from outrider.models.backends.onnxruntime import OnnxRuntime
-    except ImportError as error:
-        raise DeviceError(
-            f"The model {spec.path} is in ONNX, and onnxruntime cannot be imported: {error}. Run: {install('onnx')}"
-        ) from error
     return OnnxRuntime(spec.path, **shared, features=spec.features)
 
 

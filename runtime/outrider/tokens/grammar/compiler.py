@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from threading import Lock
 from typing import TYPE_CHECKING, TypeVar
 
-from outrider.errors import BundleError, OptionError, install
+from outrider.errors import BundleError, OptionError, needs
 from outrider.system.files import reading
 from outrider.system.guard import is_interrupt
 from outrider.tokens.grammar.dates import with_real_dates
@@ -110,12 +110,8 @@ class Grammars:
             return GrammarState(entry.base, executor, self._vocab_size, self._eos_token_ids, source.option)
 
     def _load(self, option: str) -> tuple[LLTokenizer, LLExecutor]:
-        try:
+        with needs(f"{option} needs the package llguidance", "structured", OptionError):
             from llguidance import LLExecutor, LLTokenizer
-        except ImportError as error:
-            raise OptionError(
-                f"{option} needs the package llguidance ({error}). Run: {install('structured')}"
-            ) from error
         if not self._path.is_file():
             raise BundleError(
                 f"{option} needs the tokenizer as {self._path}, and the bundle has no such file. Export it again from "
