@@ -22,8 +22,8 @@ from outrider.system.files import shown, usable
 from outrider.system.progress import report
 from outrider_export.bundle_cache import BundleCache, Source
 from outrider_export.content import absolute, check_unchanged, content_of, stamps_of
-from outrider_export.defaults import DEFAULT_WEIGHTS
 from outrider_export.find_draft import AUTO, find_draft
+from outrider_export.plan import DEFAULT_WEIGHTS
 from outrider_export.progress import ForModel, Silent
 from outrider_export.sources import default_name, fetch, locate
 
@@ -33,23 +33,14 @@ if TYPE_CHECKING:
     from outrider_export.sources import Located
 
 
-def cached_bundle(
-    main: str | Path,
-    draft: str | Path | None = None,
-    *,
-    weights: str | None = None,
-    draft_weights: str | None = None,
-    folder: Path | None = None,
-    progress: Progress | None = None,
-) -> Bundle:
-    """The bundle of a model, and of a draft model for it. weights, draft_weights: as of `export_bundle`.
+def cached_bundle(main: str | Path, draft: str | Path | None = None, *, progress: Progress | None = None) -> Bundle:
+    """The bundle of a model, and of a draft model for it, with the weights that an export gives them unless told.
 
-    draft: "auto" looks for one; see `outrider_export.find_draft`. folder: the cache; by default the user's. `main` may
-    also be the name of a bundle in it.
+    draft: "auto" looks for one; see `outrider_export.find_draft`. `main` may also be the name of a bundle in the cache.
 
     Raises as `export_bundle`, and BundleError when there is nothing of this name.
     """
-    cache, progress = BundleCache(folder or saved.FOLDER), progress or _Reported()
+    cache, progress = BundleCache(saved.FOLDER), progress or _Reported()
     if (named := cache.named(str(main))) is not None:
         check_no_draft(named.folder, draft)
         return named
@@ -59,8 +50,8 @@ def cached_bundle(
     sources = tuple(_source(role, name, cache, ForModel(progress, role)) for role, name in names.items())
     key = {
         "version": __version__,
-        "main": [sources[0].content, weights or DEFAULT_WEIGHTS["main"]],
-        "draft": [sources[1].content, draft_weights or DEFAULT_WEIGHTS["draft"]] if draft is not None else None,
+        "main": [sources[0].content, DEFAULT_WEIGHTS["main"]],
+        "draft": [sources[1].content, DEFAULT_WEIGHTS["draft"]] if draft is not None else None,
     }
 
     def make(output: Path) -> Bundle:
@@ -80,8 +71,6 @@ def cached_bundle(
             main,
             draft,
             output=output,
-            weights=weights,
-            draft_weights=draft_weights,
             revision=commits[0],
             draft_revision=commits[-1] if draft is not None else None,
             progress=progress,

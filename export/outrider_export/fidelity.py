@@ -48,7 +48,6 @@ def compare_with_checkpoint(
     texts: Seq[Seq[int]],
     config: Config,
     *,
-    trust_remote_code: bool = False,
     progress: Progress | None = None,
 ) -> Fidelity:
     """Compare the logits for every token of `texts`, token ids of the bundle.
@@ -63,11 +62,7 @@ def compare_with_checkpoint(
     holder = find_holder(bundle, role, config)
     told = progress or Silent()
     device = config.device.main_device if role == "main" else config.device.draft_device or config.device.main_device
-    source = (
-        checkpoint
-        if isinstance(checkpoint, Located)
-        else fetch_checkpoint(bundle, role, checkpoint, told, trust_remote_code=trust_remote_code)
-    )
+    source = checkpoint if isinstance(checkpoint, Located) else fetch_checkpoint(bundle, role, checkpoint, told)
     if source.path is None:
         raise AssertionError("a fetched source has a path")
     with tempfile.TemporaryDirectory(prefix="outrider-", ignore_cleanup_errors=True) as scratch:
@@ -79,7 +74,7 @@ def compare_with_checkpoint(
             "model": str(source.path.resolve()),
             "gguf": source.kind == "gguf",
             "scratch": scratch,
-            "trust_remote_code": trust_remote_code,
+            "trust_remote_code": False,
             "texts": [list(token_ids) for token_ids in texts],
         }
         what = f"The {role} model cannot be compared with {source.id}"
@@ -98,14 +93,7 @@ def compare_with_checkpoint(
     )
 
 
-def fetch_checkpoint(
-    bundle: Bundle,
-    role: str,
-    checkpoint: str | Path,
-    progress: Progress | None = None,
-    *,
-    trust_remote_code: bool = False,
-) -> Located:
+def fetch_checkpoint(bundle: Bundle, role: str, checkpoint: str | Path, progress: Progress | None = None) -> Located:
     """Locate a checkpoint to compare a model with, and download it if necessary.
 
     Raises:
@@ -113,7 +101,7 @@ def fetch_checkpoint(
         ExportError: if it does not exist, or the export extra is missing.
     """
     check_extra(f"Comparing with {checkpoint}", bundle.manifest.main.format)
-    source = fetch(locate(checkpoint), trust_remote_code, ForModel(progress or Silent(), role))
+    source = fetch(locate(checkpoint), False, ForModel(progress or Silent(), role))
     if source.path is not None and source.kind != "gguf" and not (source.path / "config.json").is_file():
         raise ExportError(f"{source.path} is not a checkpoint: it has no config.json. Name the folder that has it.")
     return source

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import msgspec
 
 from outrider.errors import ExportError, OptionError, install, nearest
-from outrider_export.defaults import DEFAULT_WEIGHTS
 from outrider_export.direct.describe import NotDirect, describe
 from outrider_export.direct.gguf_config import decoder_of
 from outrider_export.encoder_decoder.checkpoint import describe_encoder, geometry_of, is_encoder_decoder
@@ -25,6 +24,13 @@ if TYPE_CHECKING:
 
     from outrider.bundle.manifest import EncoderEntry, Format, Geometry, VisionEntry
     from outrider_export.sources import Located
+
+
+# GGUF files are converted, too, unless "keep" is set: a target pass takes 276 ms in Q4_K_M against 123 in int8 (Intel
+# Xeon), and more for every draft token. A draft model has to be fast rather than right: in 4 bits, the 0.5B of the
+# Qwen2.5-Coder pair drafts in 11 ms per token instead of 15, and 83 % instead of 85 % of its first tokens are accepted.
+DEFAULT_WEIGHTS = {"main": "int8", "draft": "int4"}
+
 
 # In ONNX a model computes in float32, and GGUF's blocks are unknown.
 WEIGHTS: dict[str, tuple[str, ...]] = {

@@ -24,7 +24,7 @@ from outrider.errors import BundleError, ExportError, OptionError
 from outrider.system import saved
 from outrider_export import content
 from outrider_export.bundle_cache import BundleCache
-from outrider_export.defaults import DEFAULT_WEIGHTS
+from outrider_export.plan import DEFAULT_WEIGHTS
 from outrider_export.sources import Located
 from tiny import write_checkpoint, write_gguf
 

@@ -25,9 +25,8 @@ from outrider.errors import ExportError, OptionError
 from outrider_export.distill import progress
 from outrider_export.distill.answers import Progress as Written
 from outrider_export.distill.card import card, command, find_license
-from outrider_export.distill.kinds import Trial, choose, table
 from outrider_export.distill.plan import Options, check_options, freeze, make_the_plan, parse_count
-from outrider_export.distill.prediction import Costs, Prediction, needed, predict, shortfall
+from outrider_export.distill.prediction import Costs, Prediction, Trial, choose, needed, predict, shortfall, table
 from outrider_export.distill.progress import Live
 from outrider_export.distill.run import distill
 from outrider_export.distill.stopping import Stopping, signals_elsewhere

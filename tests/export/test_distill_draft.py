@@ -14,9 +14,9 @@ import outrider
 from outrider.bundle import read_bundle
 from outrider.errors import ExportError, OptionError, VocabularyMismatch
 from outrider_export import Silent, export_bundle
-from outrider_export.diet import ALL, TRAINED_NAME, plan_diet
+from outrider_export.diet import ALL, TRAINED_NAME, choose_by_counts, plan_diet
 from outrider_export.distill.data import Batch
-from outrider_export.distill.draft.files import load_torch, open_source, save_draft
+from outrider_export.distill.draft.files import load_torch, open_source, restore_draft, save_draft, start_draft
 from outrider_export.distill.draft.layers import (
     Walk,
     by_angle,
@@ -27,11 +27,10 @@ from outrider_export.distill.draft.layers import (
     logits_of,
 )
 from outrider_export.distill.draft.model import NUM_PLACES, DraftModel
-from outrider_export.distill.draft.start import restore_draft, start_draft
-from outrider_export.distill.draft.vocabulary import choose_vocabulary
 from outrider_export.pairing import pair_vocabularies
 from outrider_export.plan import Plan, make_plan
 from outrider_export.sources import locate
+from outrider_export.special_tokens import eos_of
 from outrider_export.train.places import Accuracy, Targets, kl_of_top
 from outrider_export.vocabulary import Vocabulary
 
@@ -71,7 +70,7 @@ def vocabulary(checkpoint: Path) -> Vocabulary:
 
 @pytest.fixture(scope="module")
 def source(checkpoint: Path, vocabulary: Vocabulary) -> Plan:
-    return open_source(checkpoint, vocabulary, "main")
+    return open_source(checkpoint, vocabulary, "main", Silent())
 
 
 @pytest.fixture(scope="module")
@@ -205,14 +204,17 @@ def test_other_layouts_are_refused() -> None:
 def test_the_tokens_that_answers_have_are_proposed_with_the_special_ones(source: Plan) -> None:
     counts = np.zeros(448, dtype=np.int64)
     counts[[7, 300, 301]] = 50
-    chosen = choose_vocabulary(source, counts, 10, Silent())
+
+    def choose(num_tokens: int | None) -> Any:
+        return choose_by_counts(source.vocabulary, eos_of(source), num_tokens, counts, Silent())
+
+    chosen = choose(10)
     assert chosen is not None
-    assert chosen.dtype == np.int64
     assert chosen.tolist() == [0, 1, 2, 7, 300, 301, *SPECIAL]
-    assert choose_vocabulary(source, counts, 0, Silent()) is None
-    assert choose_vocabulary(source, counts, None, Silent()) is None  # a small vocabulary stays whole
+    assert choose(0) is None
+    assert choose(None) is None  # a small vocabulary stays whole
     with pytest.raises(OptionError, match="leaves no room for text: 4 special tokens"):
-        choose_vocabulary(source, counts, 4, Silent())
+        choose(4)
 
 
 def test_another_vocabulary_is_refused(
@@ -221,10 +223,10 @@ def test_another_vocabulary_is_refused(
     tokenizer = build_tokenizer(special=("<|endoftext|>", "<|start|>", "<|im_end|>"))
     other = make_checkpoint("draft-other", tokenizer=tokenizer)
     with pytest.raises(VocabularyMismatch, match=r"401 is '<\|im_start\|>' and '<\|start\|>'.*--draft draft-other"):
-        open_source(other, vocabulary, "main")
+        open_source(other, vocabulary, "main", Silent())
     shorter = Vocabulary(vocabulary.tokens[:-1], vocabulary.special_token_ids)
     with pytest.raises(VocabularyMismatch, match="they have 403 and 404 tokens"):
-        open_source(make_checkpoint("draft-plain"), shorter, "main")
+        open_source(make_checkpoint("draft-plain"), shorter, "main", Silent())
 
 
 def test_kl_is_over_the_tokens_that_both_have(model: Any) -> None:
@@ -265,13 +267,6 @@ def test_training_brings_the_main_models_distribution_nearer(model: Any, loaded:
     train(head, batches, 40)
     assert kl_of(head, batches[0]) < 0.8 * before
     assert torch.equal(embedding, model.get_input_embeddings().weight)
-
-
-def test_embeddings_are_trained_if_asked_for(model: Any, batch: Batch) -> None:
-    head = DraftModel(model, train_embeddings=True)
-    embedding = model.get_input_embeddings().weight.clone()
-    train(head, [batch], 1)
-    assert not torch.equal(embedding, model.get_input_embeddings().weight)
 
 
 def test_the_loss_is_of_answers_alone(model: Any, batch: Batch) -> None:
@@ -391,14 +386,14 @@ def test_a_saved_draft_model_is_a_checkpoint(saved: tuple[DraftModel, Path], bat
 def test_a_gguf_file_gives_the_same_model(
     make_gguf: Any, checkpoint: Path, vocabulary: Vocabulary, loaded: Any, batch: Batch, tmp_path: Path
 ) -> None:
-    source = open_source(make_gguf("draft-source", checkpoint), vocabulary, "main")
+    source = open_source(make_gguf("draft-source", checkpoint), vocabulary, "main", Silent())
     assert source.vocabulary.tokens == vocabulary.tokens
     read = load_torch(source)
     with torch.no_grad():
         found, expected = (each(input_ids=batch.token_ids).logits for each in (read, loaded))
     assert float((found.argmax(-1) == expected.argmax(-1)).float().mean()) > 0.9
     make(read, source, tmp_path / "drafter", TOKEN_IDS)
-    again = open_source(tmp_path / "drafter", vocabulary, "main")
+    again = open_source(tmp_path / "drafter", vocabulary, "main", Silent())
     assert again.vocabulary.tokens == vocabulary.tokens
     assert load_torch(again).generation_config.eos_token_id == [400, 402]
 

@@ -17,9 +17,8 @@ from outrider.errors import DeviceError, ExportError
 from outrider.models.backends.taps import LAST
 from outrider_export.distill import writer as writer_module
 from outrider_export.distill.data import feature_names, tap_names
-from outrider_export.distill.loops import is_loop
 from outrider_export.distill.rows import NUM_KEPT, draw, likeliest, near_best
-from outrider_export.distill.texts import Task, Text
+from outrider_export.distill.texts import Task, Text, is_loop
 from outrider_export.distill.writer import Writer, _fastest
 
 MOST = 40

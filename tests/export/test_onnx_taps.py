@@ -25,9 +25,9 @@ from outrider.testing import ToyTokenizer, save_toy_bundle
 from outrider_export.drafters import add_drafter
 from outrider_export.heads import onnx_main
 from outrider_export.heads.formats import EMBEDDING, MATRIX, Head
+from outrider_export.heads.onnx_main import add_outputs, hidden_states_of
 from outrider_export.onnx_files import Weights, load
 from outrider_export.onnx_matrices import dequantise
-from outrider_export.onnx_taps import add_outputs, hidden_states_of
 
 IDS = np.arange(3, 27)[None]
 

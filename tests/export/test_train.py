@@ -15,7 +15,7 @@ from outrider_export.train.files import KINDS, load, save
 from outrider_export.train.fit import PATIENCE, Stopped, evaluate, find_device, fit, held_out, schedule, start_head
 from outrider_export.train.layers import Teacher
 from outrider_export.train.places import TEXT_WEIGHT, Accuracy, Candidates, Reach, Step, Targets, draft_loss
-from outrider_export.train.status import Status
+from outrider_export.train.status import Status, Watch
 from shards import counting, write_shard
 
 VOCAB_SIZE, HIDDEN_SIZE = 96, 32
@@ -286,7 +286,7 @@ def test_training_lowers_the_loss_and_raises_acceptance(kind: str, teacher: Teac
     assert report["held_out_tokens_per_round"] >= max(each["tokens_per_round"] for each in report["curve"]) - 0.01
 
 
-class Remembered:
+class Remembered(Watch):
     """Keeps what it is told."""
 
     def __init__(self) -> None:

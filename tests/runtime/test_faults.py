@@ -39,7 +39,7 @@ from outrider.decoding.observer import Observer
 from outrider.decoding.request_queue import Submitted
 from outrider.errors import OutriderError
 from outrider.inputs.text import Tokenizer
-from outrider.inputs.text import own as own_tokenizer
+from outrider.inputs.text import tokenizer as own_tokenizer
 from outrider.tokens.grammar import GrammarState
 from outrider.types import ChatTokenizer
 from tiny import SHAPE

@@ -13,7 +13,7 @@ import outrider
 from outrider.bundle import Bundle
 from outrider.errors import OptionError, RequestError
 from outrider.rag import Retriever, SpeculativeRAG, answer_from, choose_subsets, draft_engine, speculative
-from outrider.rag.prompts import ANSWER, RATIONALE, to_draft
+from outrider.rag.speculative import ANSWER, RATIONALE, to_draft
 from outrider.types import Prompt
 
 pytest.importorskip("bm25s")

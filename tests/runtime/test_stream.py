@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.inputs.text import TextStream
-from outrider.inputs.text.stop_strings import StopStrings
+from outrider.inputs.text.stream import StopStrings
 
 Decode = "Callable[[Seq[int]], str]"
 

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from outrider.config import GenerationConfig
 from outrider.drafters import References, Suffix
-from outrider.drafters.next_tokens import NextTokens
-from outrider.drafters.suffix import MOST_INDEXED
+from outrider.drafters.suffix import MOST_INDEXED, NextTokens
 from outrider.drafters.suffix_automaton import Followers, SuffixAutomaton
 from outrider.tokens.sampling import LogitsSampler
 from outrider.tokens.verifiers import Coupled, Greedy

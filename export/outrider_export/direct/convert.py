@@ -14,9 +14,8 @@ from outrider_export.adapters.peft_format import read_adapter
 from outrider_export.direct.describe import Decoder, describe
 from outrider_export.direct.gguf_config import decoder_of
 from outrider_export.direct.graph import build
-from outrider_export.direct.merged import Merged
 from outrider_export.direct.pack import matrices_of, pack
-from outrider_export.direct.weights import HEAD, CheckpointWeights, Weights
+from outrider_export.direct.weights import HEAD, CheckpointWeights, Merged, Weights
 from outrider_export.gguf_file import read_header
 from outrider_export.sources import read_config
 from outrider_export.tokenizer_job import add_tokenizer

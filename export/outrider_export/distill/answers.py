@@ -27,11 +27,10 @@ import numpy as np
 from outrider.errors import ExportError, RequestError
 from outrider.system.files import reading
 from outrider_export.distill.data import NUM_TAPS, bytes_per_token, feature_names, find_shards
-from outrider_export.distill.loops import is_loop
 from outrider_export.distill.prompts import Filter, Prompt, is_refusal, make_follow_ups, make_prompts
 from outrider_export.distill.recipe import LEAST_ANSWER, Recipe, Stored, read_stored, write_stored
 from outrider_export.distill.shards import Conversation, Shard
-from outrider_export.distill.texts import Task, Text
+from outrider_export.distill.texts import Task, Text, is_loop
 from outrider_export.distill.writer import Writer
 
 if TYPE_CHECKING:

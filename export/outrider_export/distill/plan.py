@@ -23,12 +23,11 @@ from outrider.config.files import user_path
 from outrider.errors import ExportError, OptionError, nearest
 from outrider.models.backends.memory import system_memory
 from outrider.system.files import reading, usable, write_whole
-from outrider_export.defaults import DEFAULT_WEIGHTS
 from outrider_export.distill.data import bytes_per_token, needs_of, tap_names
 from outrider_export.distill.recipe import USUAL_ANSWER
 from outrider_export.distill.writer import check_format
 from outrider_export.drafters import check_name
-from outrider_export.plan import make_plan
+from outrider_export.plan import DEFAULT_WEIGHTS, make_plan
 from outrider_export.progress import Silent
 from outrider_export.sources import fetch, locate
 

@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import shutil
 from dataclasses import dataclass
+from itertools import accumulate
+from operator import mul
 from typing import TYPE_CHECKING
 
 import outrider
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
     from outrider.drafters import DraftModel
     from outrider.engine.engine import Engine
     from outrider_export.progress import Progress
+
 
 _UNREAD = 2  # committed tokens that a drafter reads before it drafts: about a round's
 _WORTH, _GOOD = 1.05, 1.2  # speed-ups from which a drafter is worth using, and worth the work
@@ -134,3 +137,62 @@ def _costs(main: Engine, drafter: DraftModel) -> Costs:
     first, step = drafter.seconds_for([_UNREAD], NEAR), drafter.seconds_for([1], NEAR)
     longest = min(drafter.most_tokens or LONGEST, LONGEST)
     return Costs(check, [first if drafter.at_once else first + k * step for k in range(longest)])
+
+
+SHARE = 0.1  # of the training data
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A kind after training on a part of the data.
+
+    acceptance: on held-out text, of place 1, 2, … hours: of this training. hours_in_all: training on all data takes.
+    """
+
+    kind: str
+    acceptance: list[float]
+    prediction: Prediction
+    hours: float
+    hours_in_all: float
+
+    @property
+    def gain(self) -> float:
+        """Speed-up over plain decoding, less 1."""
+        return self.prediction.speed_up - 1
+
+    def worth(self, hours: float) -> float:
+        """The gain, less where these hours are too few for all data: then kinds compare by their gain per hour."""
+        return self.gain * min(hours / max(self.hours_in_all, 1e-6), 1.0)
+
+
+def choose(trials: Sequence[Trial], hours: float) -> Trial:
+    """The kind that gains most in the hours that are left; if none gains yet, the one that drafts most tokens."""
+    gaining = [each for each in trials if each.gain > 0]
+    if gaining:
+        return max(gaining, key=lambda each: each.worth(hours))
+    return max(trials, key=lambda each: _tokens(each.acceptance))
+
+
+def table(trials: Sequence[Trial], hours: float) -> list[list[str]]:
+    """Why: the head of the table and its rows, the chosen kind marked."""
+    chosen = choose(trials, hours)
+    return [
+        ["kind", "acceptance by place", "draft tokens", "expected", "hours", "hours for all data", ""],
+        *(
+            [
+                each.kind,
+                " ".join(f"{share:.0%}" for share in each.acceptance[:4]),
+                str(each.prediction.num_draft_tokens),
+                f"{each.prediction.speed_up:.2f}×",
+                f"{each.hours:.2f}",
+                f"{each.hours_in_all:.2f} of {hours:.2f}",
+                "taken" if each is chosen else "",
+            ]
+            for each in trials
+        ),
+    ]
+
+
+def _tokens(acceptance: Sequence[float]) -> float:
+    """Tokens a round, if as many are drafted as there are places."""
+    return sum(accumulate(acceptance, mul), 1.0)

@@ -14,18 +14,18 @@ from typing import TYPE_CHECKING, Any
 
 from outrider.errors import install
 from outrider_export.distill.prediction import Costs, predict
+from outrider_export.train.status import Status, Watch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from outrider_export.distill.answers import Progress as Written
-    from outrider_export.train.status import Status
 
 _LINE_EVERY = 30.0  # seconds
 
 
-class Live:
+class Live(Watch):
     """Shows where the work is. A `Watch` of training.
 
     folder: gets tensorboard/. lines: the plan. tell: prints a line. costs: for the expected speed-up.

@@ -13,7 +13,7 @@ import shutil
 import time
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
@@ -27,9 +27,18 @@ from outrider.system.files import reading, write_whole
 from outrider_export.distill.answers import write_data
 from outrider_export.distill.card import card, describe
 from outrider_export.distill.data import Data
-from outrider_export.distill.kinds import SHARE, Trial, choose, table
 from outrider_export.distill.plan import check_options, freeze, make_the_plan
-from outrider_export.distill.prediction import Costs, Prediction, predict, shortfall, writing_speed
+from outrider_export.distill.prediction import (
+    SHARE,
+    Costs,
+    Prediction,
+    Trial,
+    choose,
+    predict,
+    shortfall,
+    table,
+    writing_speed,
+)
 from outrider_export.distill.progress import Live
 from outrider_export.distill.prompts import read_prompts, texts_in
 from outrider_export.distill.recipe import Recipe
@@ -153,8 +162,6 @@ class _Run:
     def __init__(self, options: Options, bundle: Bundle, live: Live, progress: Progress) -> None:
         self._options, self._work = options, options.work
         self._bundle, self._live, self._progress = bundle, live, progress
-        self._data: Data | None = None
-        self._drafters: Drafters | None = None
         self.trials: list[Trial] = []
         self.hours: dict[str, float] = self._stored("hours", dict[str, float], dict)
 
@@ -178,8 +185,6 @@ class _Run:
                 self._work / "data", self._bundle, recipe, prompts=prompts, excluded=excluded, progress=wrote
             )
         self._live.wrote(state)
-        self._data = Data(self._work / "data")
-        self._drafters = Drafters(self._bundle, self._data, options, self._work, self._progress)
 
     def choose_kind(self) -> str:
         """The kind to train: the only one, or the best of a comparison."""
@@ -211,21 +216,18 @@ class _Run:
     def finish(self, head: Any, training: dict[str, Any]) -> Path:
         """The result's folder, still in the work folder, with its card."""
         folder = self._work / "result"
-        self._made.save(head, folder, training)
+        self._drafters.save(head, folder, training)
         (folder / "README.md").write_text(card(training), encoding="utf-8")
         return folder
 
-    @property
-    def _written(self) -> Data:
-        if self._data is None:
-            raise AssertionError("data comes first")
-        return self._data
+    @cached_property
+    def _data(self) -> Data:
+        """What `write_data` has written."""
+        return Data(self._work / "data")
 
-    @property
-    def _made(self) -> Drafters:
-        if self._drafters is None:
-            raise AssertionError("data comes first")
-        return self._drafters
+    @cached_property
+    def _drafters(self) -> Drafters:
+        return Drafters(self._bundle, self._data, self._options, self._work, self._progress)
 
     def _num_tokens(self) -> int:
         """As many tokens as were asked for, or as the hours allow."""
@@ -244,14 +246,14 @@ class _Run:
         self._live.stage(f"Trying {kind} on {SHARE:.0%} of the data")
         _, report = self._fit(kind, SHARE, hours, "trials")
         acceptance, took = report["held_out_acceptance_by_place"], report["hours"]
-        in_all = took / report["steps"] * _planned_steps(report["kind"], self._written)
+        in_all = took / report["steps"] * _planned_steps(report["kind"], self._data)
         return Trial(kind, acceptance, predict(acceptance, self.costs), took, in_all)
 
     def _fit(self, kind: str, share: float, hours: float, stage: str) -> tuple[Any, dict[str, Any]]:
         """Train a drafter on a share of the data for these hours at most."""
-        data, head = self._written, self._made.start(kind)
+        data, head = self._data, self._drafters.start(kind)
         name = kind if share == 1 else f"{kind}-trial"
-        self._live.costs = self._stored(f"costs-{kind}", Costs, lambda: self._made.measure(head))
+        self._live.costs = self._stored(f"costs-{kind}", Costs, lambda: self._drafters.measure(head))
         steps = self._stored(f"steps-{name}", int, lambda: _num_steps(head, data, share, hours))
         if (planned := _planned_steps(head.kind, data, share)) > steps:
             left = f"{hours:.1f} hours" if hours >= 1 else f"{60 * hours:.0f} minutes"

@@ -12,8 +12,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from outrider.system.files import reading, write_whole
-from outrider_export.distill.draft.files import open_source, save_draft
-from outrider_export.distill.draft.start import restore_draft, start_draft
+from outrider_export.distill.draft.files import open_source, restore_draft, save_draft, start_draft
 from outrider_export.distill.main_model import read_teacher
 from outrider_export.distill.prediction import Costs, measure_draft, measure_head
 from outrider_export.train.files import save
@@ -74,7 +73,7 @@ class Drafters:
         if self._options.source is None:
             raise AssertionError("the options were checked")
         main = Vocabulary.of_folder(self._bundle.tokenizer_path)
-        return open_source(self._options.source, main, self._bundle.manifest.main.source.id, progress=self._progress)
+        return open_source(self._options.source, main, self._bundle.manifest.main.source.id, self._progress)
 
     def _start_draft(self) -> Any:
         path = self._work / "draft.json"

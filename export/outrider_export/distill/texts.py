@@ -8,13 +8,33 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from outrider.types import Noise
-from outrider_export.distill.loops import is_loop
 from outrider_export.distill.rows import NUM_KEPT, draw, likeliest, near_best
 
 if TYPE_CHECKING:
     from collections.abc import Container, Sequence
 
     from numpy.typing import NDArray
+
+
+_LEAST, _DISTINCT = 64, 0.25  # tokens, and the share of them that are different
+_REPEATED, _TIMES = 24, 3
+
+
+def is_loop(token_ids: Sequence[int]) -> bool:
+    """Whether a text has few different tokens, or ends in 24 tokens that were there twice before.
+
+    Any drafter gets such a text right, so that it teaches nothing.
+    """
+    count = len(token_ids)
+    if count < _LEAST:
+        return False
+    if len(set(token_ids)) < _DISTINCT * count:
+        return True
+    array = np.asarray(token_ids)
+    windows = np.lib.stride_tricks.sliding_window_view(array, _REPEATED)
+    same = np.flatnonzero(windows[:, -1] == array[-1])  # few: the others need not be compared
+    return int((windows[same] == array[-_REPEATED:]).all(1).sum()) >= _TIMES
+
 
 _LOOK = 16  # tokens between two looks for loops
 

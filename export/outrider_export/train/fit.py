@@ -21,7 +21,7 @@ from outrider.errors import ExportError
 from outrider_export.train.checkpoint import Checkpoint
 from outrider_export.train.files import build, new_config
 from outrider_export.train.places import Accuracy, Candidates, Reach, Step
-from outrider_export.train.status import Evaluation, Status, Unwatched, Watch
+from outrider_export.train.status import Evaluation, Status, Watch
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -84,7 +84,7 @@ def fit(
         Stopped: when `stopped` was true after a step.
         ExportError: for a checkpoint of another training, data without a batch, or a loss that is no number.
     """
-    watch = watch or Unwatched()
+    watch = watch or Watch()
     file = None if checkpoint is None else Checkpoint(checkpoint)
     training = Training(head, data, num_steps, seed, share, learning_rate)
     if file is not None and (found := file.read()) is not None:

@@ -47,6 +47,13 @@ class ParallelHeads(Module):
         self.register_buffer("embedding", embedding, persistent=False)
         self.register_buffer("main_lm_head", lm_head, persistent=False)
 
+    def start(self, teacher: Teacher, token_map: Any) -> None:
+        """Start output matrices from the main model's. token_map: int64 [draft vocab]."""
+        self.token_map.copy_(token_map)
+        with torch.no_grad():
+            for index in range(self.num_heads):
+                self.get_parameter(f"{index}.1.weight").copy_(teacher.lm_head[token_map])
+
     def head(self, index: int, last: Any, following: Any) -> Any:
         """Head `index`: last [..., h], following int64 [..., index + 1] to logits [..., draft vocab]."""
         raise NotImplementedError
@@ -129,13 +136,6 @@ class Medusa(ParallelHeads):
             self.add_module(str(index), torch.nn.Sequential(block, matrix))
         self.register_buffer("token_map", torch.zeros(draft_vocab_size, dtype=torch.int64))
 
-    def start(self, teacher: Teacher, token_map: Any) -> None:
-        """Start from the main model's output matrix. token_map: int64 [draft vocab]."""
-        self.token_map.copy_(token_map)
-        with torch.no_grad():
-            for index in range(self.num_heads):
-                self._modules[str(index)][1].weight.copy_(teacher.lm_head[token_map])
-
     def head(self, index: int, last: Any, following: Any) -> Any:
         """See ParallelHeads."""
         del following
@@ -154,13 +154,6 @@ class Hydra(ParallelHeads):
             parts = {"in": linear((index + 2) * size, size, bias=True), "0": ResBlock(size)}
             self.add_module(str(index), torch.nn.ModuleDict(parts | {"1": linear(size, draft_vocab_size)}))
         self.register_buffer("token_map", torch.zeros(draft_vocab_size, dtype=torch.int64))
-
-    def start(self, teacher: Teacher, token_map: Any) -> None:
-        """Start from the main model's output matrix. token_map: int64 [draft vocab]."""
-        self.token_map.copy_(token_map)
-        with torch.no_grad():
-            for index in range(self.num_heads):
-                self._modules[str(index)]["1"].weight.copy_(teacher.lm_head[token_map])
 
     def head(self, index: int, last: Any, following: Any) -> Any:
         """See ParallelHeads."""
@@ -182,9 +175,8 @@ class Blockwise(ParallelHeads):
             parts = {"up": linear(size, 2 * size, bias=True), "down": linear(2 * size, size, bias=True)}
             self.add_module(str(index), torch.nn.ModuleDict(parts))
 
-    def start(self, teacher: Teacher) -> None:
+    def start(self, teacher: Teacher, token_map: Any = None) -> None:  # noqa: ARG002
         """Start as the main model's own prediction of the token before."""
-        del teacher
         for index in range(self.num_heads):
             torch.nn.init.zeros_(self._modules[str(index)]["down"].weight)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
 
 
 @dataclass(frozen=True)
@@ -36,21 +35,11 @@ class Status:
         return self.seconds / max(self.step, 1) * (self.num_steps - self.step)
 
 
-class Watch(Protocol):
-    """Is told how training goes on."""
+class Watch:
+    """Is told how training goes on. This one tells nobody."""
 
     def stepped(self, status: Status) -> None:
         """After every step."""
 
     def evaluated(self, status: Status) -> None:
         """After every evaluation, the last in `status.evaluations`."""
-
-
-class Unwatched:
-    """Tells nobody."""
-
-    def stepped(self, status: Status) -> None:
-        """Ignored."""
-
-    def evaluated(self, status: Status) -> None:
-        """Ignored."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from outrider.bundle.folder import draft_models_of
 from outrider.bundle.opening import open_bundle
@@ -19,13 +19,21 @@ from outrider.config.files import user_path
 from outrider.decoding.admission import Admission
 from outrider.decoding.request_queue import RequestQueue
 from outrider.decoding.scheduler import Scheduler
-from outrider.drafters import AnswerStore
-from outrider.drafters.draft_models import as_drafter, check_tokenizers
+from outrider.drafters import (
+    AnswerStore,
+    DraftModel,
+    HiddenModel,
+    MarkovHead,
+    MaskTokens,
+    SelfModel,
+    Subset,
+    load_vocabulary,
+)
 from outrider.drafters.drafter_registry import DrafterRegistry, records_of
 from outrider.engine.preparation import Preparation, check_adapter
 from outrider.errors import OptionError
 from outrider.inputs.text import Tokenizer, check_tokenizer, pieces_of
-from outrider.inputs.text.own import guarded
+from outrider.inputs.text.tokenizer import guarded
 from outrider.inputs.vision import Vision
 from outrider.models.costs import contention_of, cost_of
 from outrider.models.kv import PREFIXES, PrefixStore, Stored
@@ -37,7 +45,10 @@ from outrider.system.files import shown, why
 from outrider.tokens.grammar import Grammars
 
 if TYPE_CHECKING:
-    from outrider.bundle.folder import Bundle
+    from collections.abc import Iterable
+
+    from outrider.bundle import Bundle
+    from outrider.bundle.manifest import DrafterEntry
     from outrider.config import DeviceConfig, SchedulerConfig
     from outrider.models.loading import Placement
     from outrider.types import TextTokenizer
@@ -209,3 +220,57 @@ def _tokenizers_of(bundle: Bundle, given: TextTokenizer | None) -> tuple[TextTok
     context_length = max(main.geometry.context_length, main.encoder.context_length if main.encoder else 0)
     own = Tokenizer(bundle.tokenizer_path, context_length)
     return own, own
+
+
+def check_tokenizers(bundle: Bundle, entries: Iterable[DrafterEntry]) -> None:
+    """Raise BundleError if a draft model's own tokenizer is missing. Called before models are loaded."""
+    for entry in entries:
+        if entry.vocabulary != "same" and entry.tokenizer:
+            check_tokenizer(bundle.folder / entry.tokenizer.folder)
+
+
+def as_drafter(
+    entry: DrafterEntry,
+    loaded: LoadedModel,
+    bundle: Bundle,
+    scheduler: SchedulerConfig,
+    tokenizer: TextTokenizer,
+    own: TextTokenizer | None = None,
+) -> DraftModel | MaskTokens:
+    """Make a drafter of a bundle's draft model. Its cache must be allocated.
+
+    loaded: the draft model, or for mask tokens the main model. tokenizer: the main model's. own: the draft model's own
+    tokenizer; by default the bundle's.
+    """
+    if entry.kind == "masks":
+        return MaskTokens(entry.num_places or 1)
+    vocabulary = subset = None
+    if entry.vocabulary != "same" and entry.tokenizer:
+        own = own or Tokenizer(bundle.folder / entry.tokenizer.folder)
+        vocabulary = load_vocabulary(bundle, entry, tokenizer, own)
+    if entry.num_proposed_tokens:
+        subset = Subset(bundle.read_proposed(entry), entry.model.vocab_size)
+    shared: dict[str, Any] = {
+        "context_length": min(entry.model.geometry.context_length, loaded.backend.max_tokens),
+        "max_num_batched_tokens": scheduler.max_num_batched_tokens,
+        "max_round_seconds": scheduler.max_round_seconds,
+        "subset": subset,
+        "reuse": scheduler.enable_prefix_caching,
+        "cost": loaded.cost,
+    }
+    backend, features, num_places = loaded.backend, entry.features, entry.num_places or 1
+    if entry.kind == "draft_model":
+        masks = [] if entry.mask_token_id is None else [entry.mask_token_id] * (num_places - 1)
+        return DraftModel(backend, vocabulary=vocabulary, mask_token_ids=masks, **shared)
+    if entry.kind == "self":
+        return SelfModel(backend, **shared)
+    if entry.kind == "dspark":
+        head = MarkovHead.read(bundle.model_path(entry.model), shared.pop("subset"), entry.model.vocab_size)
+        return HiddenModel.block(backend, features, [entry.mask_token_id or 0] * num_places, head, **shared)
+    if entry.mask_token_id is not None:
+        return HiddenModel.block(backend, features, [entry.mask_token_id] * num_places, **shared)
+    if entry.num_places:
+        return HiddenModel.places(backend, features, num_places, at_once=entry.kind != "hydra", **shared)
+    # EAGLE-3 has its own hidden states behind the main model's; EAGLE and MTP have them in their place.
+    num_states = len(features) + (entry.kind == "eagle3")
+    return HiddenModel.module(backend, features, num_states * entry.model.geometry.hidden_size, **shared)

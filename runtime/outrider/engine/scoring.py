@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from outrider.config import GenerationConfig
 from outrider.config.checks import are_ids, shown_value
-from outrider.drafters.controller.base import BasePolicy
 from outrider.errors import OptionError, RequestError
-from outrider.types import Draft, Outcome, Turn
+from outrider.types import Draft, DraftPolicy, Outcome, Turn
 
 if TYPE_CHECKING:
     from collections.abc import Sequence as Seq
@@ -77,7 +76,7 @@ def give(request: Request, token_ids: Seq[int]) -> None:
 
 
 @dataclass(frozen=True)
-class _Given(BasePolicy):
+class _Given(DraftPolicy):
     """A policy whose drafts are the tokens to score."""
 
     begin: int

@@ -13,10 +13,7 @@ main model only chooses.
 
 from __future__ import annotations
 
-from outrider.rag.engines import draft_engine
-from outrider.rag.prompts import answer_from
-from outrider.rag.retrieval import Retriever
-from outrider.rag.speculative import RagAnswer, RagDraft, SpeculativeRAG
-from outrider.rag.subsets import choose_subsets
+from outrider.rag.retrieval import Retriever, choose_subsets
+from outrider.rag.speculative import RagAnswer, RagDraft, SpeculativeRAG, answer_from, draft_engine
 
 __all__ = ["RagAnswer", "RagDraft", "Retriever", "SpeculativeRAG", "answer_from", "choose_subsets", "draft_engine"]

@@ -9,20 +9,65 @@ from __future__ import annotations
 
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, cast
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, cast
 
-from outrider.errors import RequestError
-from outrider.rag.prompts import ANSWER, FORM, RATIONALE, REFLECTION, YES, check_asked, to_draft
-from outrider.rag.subsets import check_numbers, choose_subsets
+import msgspec
+
+from outrider.bundle.folder import read_bundle
+from outrider.config.files import load_config
+from outrider.engine.engine import Engine
+from outrider.errors import OptionError, RequestError, nearest
+from outrider.rag.retrieval import check_numbers, choose_subsets
 from outrider.types import Prompt
 
 if TYPE_CHECKING:
     from collections.abc import Sequence as Seq
+    from pathlib import Path
 
     from outrider.decoding.results import Result
-    from outrider.engine.engine import Engine
     from outrider.types import ChatTokenizer
+
+
+RATIONALE, ANSWER = "Rationale: ", "Answer: "
+# The draft model's whole answer. Small models do not keep to a form that they are merely told.
+FORM = rf"{RATIONALE}[^\n]{{1,280}}\n{ANSWER}[^\n]{{1,140}}"
+REFLECTION = "Does the rationale support the answer? Say yes or no."
+YES = "Yes"
+
+
+def check_asked(question: str, documents: Seq[str]) -> None:
+    """Raise RequestError when the question or a document is empty, or there is no document."""
+    if not question.strip():
+        raise RequestError("The question is empty. Ask one.")
+    if isinstance(documents, str) or not documents:
+        raise RequestError(f"documents={documents!r} is not a list of texts with one at least. Retrieve some.")
+    if empty := [i for i, each in enumerate(documents) if not each.strip()]:
+        raise RequestError(f"Document {empty[0]} is empty. Leave it out.")
+
+
+def from_documents(question: str, documents: Seq[str]) -> str:
+    """A question with numbered documents to answer it from. Raises as `check_asked`."""
+    check_asked(question, documents)
+    listed = "\n\n".join(f"[{i}] {each.strip()}" for i, each in enumerate(documents, 1))
+    return f"Answer the question from these documents.\n\n{listed}\n\nQuestion: {question.strip()}"
+
+
+def to_draft(question: str, documents: Seq[str]) -> str:
+    """The same, for an answer in the form of `FORM`."""
+    return (
+        f"{from_documents(question, documents)}\n\nFirst quote what supports your answer, as one line that begins with "
+        f"'{RATIONALE.strip()}'. Then give a short answer, as a line that begins with '{ANSWER.strip()}'."
+    )
+
+
+def answer_from(engine: Engine, question: str, documents: Seq[str], **options: Any) -> Result:
+    """The main model's own answer, from all documents at once. Drafts are copied from them, so the text is lossless.
+
+    options: of `GenerationConfig`. Raises as `Engine.generate`, and RequestError without documents.
+    """
+    return engine.generate(from_documents(question, documents), **({"references": tuple(documents)} | options))
+
 
 _MARK = "OUTRIDER"  # stands for a draft in the chat template
 
@@ -137,3 +182,25 @@ class SpeculativeRAG:
         scores = self._main.score(Prompt(tokenizer.encode_rendered(before)), given)
         num_draft = len(parts[0])
         return sum(drafting) / len(drafting), sum(scores[:num_draft]) / num_draft, sum(scores[-len(parts[2]) :])
+
+
+def draft_engine(bundle: str | Path, name: str = "draft", **options: Any) -> Engine:
+    """An engine whose main model is the draft model `name` of a bundle. options: as those of `outrider.load`.
+
+    Raises:
+        OptionError: when there is no such draft model, or it cannot write: its output matrix is cut.
+        BundleError, DeviceError: as `outrider.load`.
+    """
+    found = read_bundle(bundle)
+    models = {each.name: each for each in found.manifest.drafters if each.kind == "draft_model"}
+    if name not in models:
+        raise OptionError(f"The bundle has no draft model {name!r}. {nearest(name, models)}")
+    entry = models[name]
+    if entry.num_proposed_tokens is not None:
+        raise OptionError(
+            f"The draft model {name!r} proposes {entry.num_proposed_tokens:,} of {entry.model.vocab_size:,} tokens, so "
+            "it cannot write everything. Export the bundle with --draft-vocab all."
+        )
+    tokenizer = entry.tokenizer or found.manifest.tokenizer
+    manifest = msgspec.structs.replace(found.manifest, main=entry.model, drafters=(), tokenizer=tokenizer)
+    return Engine(replace(found, manifest=manifest), load_config(None).replace(**options))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from contextlib import asynccontextmanager, suppress
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -12,7 +13,8 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.responses import Response
-from starlette.routing import Route
+from starlette.routing import BaseRoute, Mount, Route
+from starlette.staticfiles import StaticFiles
 
 from outrider.config import Config
 from outrider.errors import OutriderError
@@ -25,7 +27,6 @@ from outrider.server.limits import Queue
 from outrider.server.metrics import Metrics
 from outrider.server.models import Models
 from outrider.server.openapi import describe
-from outrider.server.page import page_routes
 from outrider.server.protocol.responses import Health, ModelList
 from outrider.server.responses import Responses
 from outrider.server.security import Guard
@@ -33,9 +34,11 @@ from outrider.server.settings import Settings
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
-    from pathlib import Path
+    from os import PathLike, stat_result
 
     from starlette.requests import Request
+    from starlette.types import Scope
+
 
 _METRICS_TYPE = "text/plain; version=1.0.0; charset=utf-8"
 
@@ -124,3 +127,46 @@ async def _model(service: Service, request: Request) -> Response:
 
 def _json(body: Any) -> Response:
     return Response(msgspec.json.encode(body), media_type="application/json")
+
+
+_FOLDER = Path(__file__).with_name("page_files")
+_HEADERS = {
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self'; "
+        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
+        "require-trusted-types-for 'script'; trusted-types 'none'"
+    ),
+    "Cache-Control": "no-cache",  # browsers ask each time, and are told that nothing has changed
+}
+_TYPES = {  # Python asks the system for them, which may know others, and browsers run no script of another
+    ".css": "text/css; charset=utf-8",
+    ".html": "text/html; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".svg": "image/svg+xml",
+}
+
+
+class _Files(StaticFiles):
+    """The files of the page for browsers at /, a chat that shows which tokens were drafted.
+
+    Scripts and styles come from these files alone, without inline code, and talk to this server only. No script can
+    make HTML of a text: the page has no Trusted Types.
+    """
+
+    def file_response(
+        self, full_path: str | PathLike[str], stat_result: stat_result, scope: Scope, status_code: int = 200
+    ) -> Response:
+        response = super().file_response(full_path, stat_result, scope, status_code)
+        kind = {} if response.status_code == 304 else {"Content-Type": _TYPES[Path(full_path).suffix]}
+        response.headers.update(_HEADERS | kind)
+        return response
+
+
+def page_routes() -> list[BaseRoute]:
+    """The page at /, and its files below /page."""
+    files = _Files(directory=_FOLDER)
+    return [Route("/", partial(_index, files)), Mount("/page", files)]
+
+
+async def _index(files: _Files, request: Request) -> Response:
+    return await files.get_response("index.html", request.scope)

@@ -19,13 +19,13 @@ from starlette.responses import Response
 from outrider.server.answers import Answer, Head
 from outrider.server.errors import as_api_error, out_of_time
 from outrider.server.limits import Gone, read_body
-from outrider.server.merging import merge
 from outrider.server.options import with_adapter
 from outrider.server.protocol.items import ResponseEvent
 from outrider.server.protocol.reading import read_request
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Coroutine
+    from collections.abc import Sequence as Seq
 
     from starlette.types import Message, Receive, Scope, Send
 
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from outrider.server.options import Choice
     from outrider.server.protocol.requests import Asked
     from outrider.server.settings import Settings
+
 
 log = logging.getLogger("outrider.server")
 
@@ -224,3 +225,35 @@ def _json(body: msgspec.Struct) -> Response:
 def _event(body: msgspec.Struct) -> dict[str, str]:
     name = {"event": body.type} if isinstance(body, ResponseEvent) else {}
     return name | {"data": msgspec.json.encode(body).decode()}
+
+
+async def merge(streams: Seq[AsyncGenerator[TextChunk, None]]) -> AsyncGenerator[tuple[int, TextChunk], None]:
+    """The pieces of several streams as they come, with the number of the stream. An error of one ends all."""
+    if len(streams) == 1:  # without tasks, which cost time for each piece
+        async with aclosing(streams[0]) as stream:
+            async for chunk in stream:
+                yield 0, chunk
+        return
+    news: asyncio.Queue[tuple[int, TextChunk | Exception]] = asyncio.Queue()
+
+    async def pump(number: int, stream: AsyncGenerator[TextChunk, None]) -> None:
+        try:
+            async with aclosing(stream):
+                async for chunk in stream:
+                    news.put_nowait((number, chunk))
+        except Exception as error:
+            news.put_nowait((number, error))
+
+    pumps = [asyncio.create_task(pump(number, stream)) for number, stream in enumerate(streams)]
+    try:
+        left = len(pumps)
+        while left:
+            number, each = await news.get()
+            if isinstance(each, Exception):
+                raise each
+            yield number, each
+            left -= each.result is not None
+    finally:
+        for task in pumps:
+            task.cancel()
+        await asyncio.gather(*pumps, return_exceptions=True)

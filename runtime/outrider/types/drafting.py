@@ -246,23 +246,22 @@ class Turn:
         return self.copier if self.drafter is None else self.drafter
 
 
-class DraftPolicy(Protocol):
-    """Chooses in each round which drafter drafts for each request, and how far.
+class DraftPolicy:
+    """Chooses in each round which drafter drafts for each request, and how far. A subclass implements `choose`.
 
     Requests with equal policies are handled together. A policy is not a drafter: the loop calls the drafters that it
     chooses, and tells them before the policy what is committed.
+
+    drafters: all that it may choose; a request reserves room with each. goes_ahead: whether `go_ahead` may draft during
+    target passes.
     """
 
-    @property
-    def drafters(self) -> Seq[Drafter]:
-        """All drafters that it may choose. A request reserves room with each."""
-
-    @property
-    def goes_ahead(self) -> bool:
-        """Whether `go_ahead` may draft during target passes."""
+    drafters: Seq[Drafter] = ()
+    goes_ahead = False
 
     def choose(self, requests: Seq[DraftRequest]) -> Seq[Turn]:
         """A turn for each request, in order."""
+        raise NotImplementedError
 
     def drafted(self) -> None:
         """Take in that the chosen turns have their drafts. Called before the target pass."""

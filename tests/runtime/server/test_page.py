@@ -6,10 +6,10 @@ from pathlib import Path
 import httpx
 import pytest
 
-from outrider.server import Settings, page
+from outrider.server import Settings, app
 from serving import Live, serving
 
-FOLDER = Path(page.__file__).with_name("page_files")
+FOLDER = Path(app.__file__).with_name("page_files")
 FILES = sorted(path.name for path in FOLDER.iterdir())
 PATHS = ["/", *(f"/page/{name}" for name in FILES)]
 POLICY = {
@@ -53,7 +53,7 @@ def test_files_that_have_not_changed_are_not_sent_again(path: str, live: Live) -
 
 
 @pytest.mark.parametrize(
-    "path", ["/page/nothing.js", "/page/", "/page", "/index.html", "/page/..%2fpage.py", "/page/%2e%2e/page.py"]
+    "path", ["/page/nothing.js", "/page/", "/page", "/index.html", "/page/..%2fapp.py", "/page/%2e%2e/app.py"]
 )
 def test_nothing_else_is_a_file(path: str, live: Live) -> None:
     answer = httpx.get(f"{live.url}{path}", follow_redirects=True)

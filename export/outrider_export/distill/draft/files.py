@@ -13,19 +13,27 @@ import shutil
 import tempfile
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import torch
+
+from outrider.errors import VocabularyMismatch
 from outrider_export.convert import load_model
 from outrider_export.convert_model import copy_tokenizer
-from outrider_export.diet import TRAINED_NAME
-from outrider_export.distill.draft.vocabulary import check_vocabulary
+from outrider_export.diet import TRAINED_NAME, choose_by_counts
+from outrider_export.distill.draft.layers import Cut, choose_layers, cut_layers
+from outrider_export.distill.draft.model import DraftModel
 from outrider_export.plan import check_route, make_plan
-from outrider_export.progress import Silent
 from outrider_export.sources import fetch, locate
 from outrider_export.special_tokens import eos_of
+from outrider_export.train.fit import find_device
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
-    from outrider_export.distill.draft.model import DraftModel
+    from numpy.typing import NDArray
+
+    from outrider_export.distill.data import Batch
     from outrider_export.plan import Plan
     from outrider_export.progress import Progress
     from outrider_export.vocabulary import Vocabulary
@@ -35,10 +43,7 @@ def open_source(
     name: str | Path,
     main: Vocabulary,
     main_id: str,
-    *,
-    revision: str | None = None,
-    trust_remote_code: bool = False,
-    progress: Progress | None = None,
+    progress: Progress,
 ) -> Plan:
     """The model `name` that layers are taken out of: fetched and looked at, not loaded.
 
@@ -46,21 +51,21 @@ def open_source(
         ExportError: if it cannot be found or read.
         VocabularyMismatch: if its vocabulary is not the main model's.
     """
-    located = locate(name, revision)
+    located = locate(name)
     check_route("draft", located, "openvino", "fp32")
-    plan = make_plan("draft", fetch(located, trust_remote_code, progress or Silent()), "openvino", "fp32")
+    plan = make_plan("draft", fetch(located, False, progress), "openvino", "fp32")
     check_vocabulary(main, main_id, plan.vocabulary, located.id)
     return plan
 
 
-def load_torch(source: Plan, *, trust_remote_code: bool = False) -> Any:
+def load_torch(source: Plan) -> Any:
     """The source as a transformers model, in float32."""
     from transformers.utils import logging
 
     logging.disable_progress_bar()  # its bars would be written through ours
     with tempfile.TemporaryDirectory() as scratch:
         job = {"model": str(source.path), "gguf": source.header is not None, "scratch": scratch, "weights": "fp32"}
-        return load_model(job | {"trust_remote_code": trust_remote_code}).eval()
+        return load_model(job | {"trust_remote_code": False}).eval()
 
 
 def save_draft(head: DraftModel, source: Plan, folder: Path, training: dict[str, Any]) -> None:
@@ -68,11 +73,15 @@ def save_draft(head: DraftModel, source: Plan, folder: Path, training: dict[str,
 
     Beside the usual files there are draft_vocab.json, the tokens that export has it propose, and training.json.
     """
+    from transformers import GenerationConfig
+
     new = folder.with_name(folder.name + ".new")
     shutil.rmtree(new, ignore_errors=True)
     folder.parent.mkdir(parents=True, exist_ok=True)
     copy_tokenizer(source, new)
-    _save_weights(head.model, new, list(eos_of(source)))
+    half = copy.deepcopy(head.model).half()
+    half.generation_config = GenerationConfig(eos_token_id=list(eos_of(source)))
+    half.save_pretrained(new)
     if head.token_ids is not None:
         _write_json(new / TRAINED_NAME, {"token_ids": head.token_ids.tolist()})
     _write_json(new / "training.json", training)
@@ -80,14 +89,58 @@ def save_draft(head: DraftModel, source: Plan, folder: Path, training: dict[str,
     new.rename(folder)
 
 
-def _save_weights(model: Any, folder: Path, eos_token_ids: list[int]) -> None:
-    """Weights, config.json and generation_config.json."""
-    from transformers import GenerationConfig
-
-    half = copy.deepcopy(model).half()
-    half.generation_config = GenerationConfig(eos_token_id=eos_token_ids)
-    half.save_pretrained(folder)
-
-
 def _write_json(path: Path, content: dict[str, Any]) -> None:
     path.write_text(json.dumps(content) + "\n", encoding="utf-8")
+
+
+def check_vocabulary(main: Vocabulary, main_id: str, draft: Vocabulary, draft_id: str) -> None:
+    """Check that two models have the same tokens: distributions of one are to be learned by the other.
+
+    Raises:
+        VocabularyMismatch: with the first token that differs.
+    """
+    if main.tokens == draft.tokens:
+        return
+    pairs = enumerate(zip(main.tokens, draft.tokens, strict=False))
+    differs = next((f"token {i} is {a!r} and {b!r}" for i, (a, b) in pairs if a != b), None)
+    differs = differs or f"they have {len(main):,} and {len(draft):,} tokens"
+    raise VocabularyMismatch(
+        f"{draft_id} cannot learn from {main_id}: their vocabularies differ ({differs}). Choose a smaller model of the "
+        f"same family with --from, or pair them as they are: outrider export {main_id} --draft {draft_id}"
+    )
+
+
+def start_draft(
+    source: Plan,
+    counts: NDArray[np.int64],
+    batches: Sequence[Batch],
+    *,
+    num_layers: int,
+    num_tokens: int | None,
+    progress: Progress,
+) -> tuple[DraftModel, Cut]:
+    """The source, cut to `num_layers` layers and the tokens that the main model says.
+
+    counts: int64 [n], how often it says each. batches: some thousand tokens of its answers, to choose layers by.
+    num_tokens: 0 for all, None for export's default with a corpus.
+
+    Raises:
+        OptionError: for more layers than there are, or fewer tokens than are always proposed.
+        ExportError: for a source whose layers cannot be taken out, or whose logits are scaled or capped.
+    """
+    chosen = choose_by_counts(source.vocabulary, eos_of(source), num_tokens, counts, progress)
+    token_ids = None if chosen is None else torch.from_numpy(chosen.astype(np.int64))
+    model = load_torch(source)
+    device, half = find_device()
+    proposed, read = None if token_ids is None else token_ids.to(device), [each.to(device) for each in batches]
+    with half():
+        cut = choose_layers(model.to(device), read, num_layers, token_ids=proposed, tell=progress.note)
+    cut_layers(model.to("cpu"), cut.kept)
+    return DraftModel(model, token_ids), cut
+
+
+def restore_draft(source: Plan, kept: Sequence[int], token_ids: Sequence[int] | None) -> DraftModel:
+    """What `start_draft` has made of the source, with the source's weights."""
+    model = load_torch(source)
+    cut_layers(model, kept)
+    return DraftModel(model, None if token_ids is None else torch.tensor(token_ids))

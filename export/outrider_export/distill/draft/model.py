@@ -31,11 +31,11 @@ class DraftModel(Module):
     kind = "draft"
     num_places = NUM_PLACES
 
-    def __init__(self, model: Any, token_ids: Any = None, *, train_embeddings: bool = False) -> None:
+    def __init__(self, model: Any, token_ids: Any = None) -> None:
         """token_ids: int64 [V], ascending, in the vocabulary of both models; None for all.
 
-        train_embeddings: the embedding and the output matrix, too. They are most of a small model's weights, and the
-        rows of rare tokens learn little from one main model's answers.
+        Embedding and output matrix stay as they are: they are most of a small model's weights, and the rows of rare
+        tokens would learn little from one main model's answers.
 
         Raises:
             ExportError: if its logits are more than the product with its output matrix.
@@ -45,7 +45,7 @@ class DraftModel(Module):
         self.register_buffer("token_ids", token_ids, persistent=False)
         self.register_buffer("columns", columns_of(model, token_ids), persistent=False)
         for matrix in (model.get_input_embeddings(), model.get_output_embeddings()):
-            matrix.requires_grad_(train_embeddings)
+            matrix.requires_grad_(False)
         self._check_logits()
 
     @property

@@ -20,7 +20,7 @@ from outrider.drafters.controller.lookahead import Lookahead
 from outrider.drafters.controller.records import Records, confidences_of
 from outrider.drafters.controller.rules import WorthCopying, WorthIt
 from outrider.models.measure import ALONE, LONGEST, NEAR
-from outrider.types import NO_DRAFT
+from outrider.types import NO_DRAFT, DraftPolicy
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -36,7 +36,7 @@ _QUICKLY_READ = 1.0  # rounds of plain decoding: a prompt that is read in less i
 _PER_MATCHED, _LONGEST_REST = 1.5, 4
 
 
-class Controller:
+class Controller(DraftPolicy):
     """Chooses in each round copies, one of several models, or neither, by which gives the most tokens per second.
 
         Controller(main, main_cost, copier=Suffix())                              # copies only

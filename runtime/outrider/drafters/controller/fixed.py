@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from outrider.drafters.controller.base import BasePolicy
-from outrider.types import Turn
+from outrider.types import DraftPolicy, Turn
 
 if TYPE_CHECKING:
     from collections.abc import Sequence as Seq
@@ -13,7 +12,7 @@ if TYPE_CHECKING:
     from outrider.types import Drafter, DraftRequest, Pending
 
 
-class Fixed(BasePolicy):
+class Fixed(DraftPolicy):
     """Lets one drafter propose as many tokens as a request may have, whether that pays or not.
 
         request.policy = Fixed(Ngram())

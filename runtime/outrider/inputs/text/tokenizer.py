@@ -1,4 +1,4 @@
-"""The bundle's tokenizer, through openvino-genai's."""
+"""The bundle's tokenizer, through openvino-genai's, and apps' own, whose values are checked where they enter."""
 
 from __future__ import annotations
 
@@ -7,16 +7,22 @@ import re
 from collections.abc import Iterable, Mapping
 from functools import cached_property
 from numbers import Integral
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
 
 from outrider.errors import BundleError, OptionError, RequestError, TooLong, one_line
 from outrider.system.forks import spare
+from outrider.system.guard import Guarded, Rule
 from outrider.system.nesting import TooDeep, check_json, check_levels
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from collections.abc import Sequence as Seq
     from pathlib import Path
+
+    from outrider.types import TextTokenizer
+
 
 FILES = tuple(f"openvino_{which}.{kind}" for which in ("tokenizer", "detokenizer") for kind in ("xml", "bin"))
 
@@ -262,3 +268,47 @@ def _check_text(text: str) -> None:
     except UnicodeEncodeError as error:
         message = "The prompt has characters that are not text (lone surrogates). Give it as UTF-8."
         raise RequestError(message) from error
+
+
+class _WithoutTemplate:
+    """What a `TextTokenizer` lacks of a `ChatTokenizer`."""
+
+    has_chat_template = False
+
+
+def guarded(tokenizer: TextTokenizer) -> TextTokenizer:
+    """An app's tokenizer, whose errors and wrong values are RequestErrors."""
+    what = f"the tokenizer, a {type(tokenizer).__name__},"
+    return cast("TextTokenizer", Guarded(tokenizer, what, RULES, RequestError, "Mend it.", _WithoutTemplate()))
+
+
+def _are_token_ids(values: Any) -> bool:
+    return isinstance(values, list) and {*map(type, values)} <= {int}
+
+
+def _are_integers(values: Any) -> bool:
+    if isinstance(values, np.ndarray):
+        return values.ndim == 1 and values.dtype.kind in "iu"
+    is_list = isinstance(values, list | tuple)
+    return is_list and all(issubclass(kind, Integral) and not issubclass(kind, bool) for kind in {*map(type, values)})
+
+
+def _are_prompt(values: Any) -> bool:
+    return _are_integers(values) and len(values) > 0
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+# By member of `TextTokenizer` and `ChatTokenizer`.
+RULES = {
+    "prefix": Rule("a list of integers", _are_integers),
+    "encode": Rule("a list of integers", _are_token_ids, of_call=True),
+    "chat_template": Rule("a text", _is_text),
+    "encode_prompt": Rule("a list of integers, with one at least", _are_prompt, of_call=True),
+    "decode": Rule("a text", _is_text, of_call=True),
+    "has_chat_template": Rule("True or False", lambda value: isinstance(value, bool)),
+    "render": Rule("a text", _is_text, of_call=True),
+    "encode_rendered": Rule("a list of integers", _are_integers, of_call=True),
+}

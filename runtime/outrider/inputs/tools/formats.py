@@ -2,18 +2,62 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from outrider.inputs.tools.arguments import Tags
-from outrider.inputs.tools.heads import head_by_name, head_in_json
 from outrider.inputs.tools.stream import ToolCall, ToolCallStream, joined
 
 if TYPE_CHECKING:
-    import re
     from collections.abc import Mapping
     from collections.abc import Sequence as Seq
+
+
+_BLANK = [r"\s*"]
+
+
+def head_in_json(opener: str) -> tuple[re.Pattern[str], re.Pattern[str]]:
+    """Patterns for the head of a call in JSON: for all of it, whose group 1 is the name as JSON, and for any part.
+
+    opener: what may come before the call.
+    """
+    name = [r'(?:[^"\\]|\\.)*\\?']
+    first = [*_BLANK, f"(?:{re.escape(opener)})?", *_BLANK] if opener else _BLANK
+    keys = "(?:arguments|parameters)"
+    whole = rf'{"".join(first)}\{{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"{keys}"\s*:\s*(?=\{{)'
+    parts = []
+    for key in ("arguments", "parameters"):
+        rest = [*first, r"\{", *_BLANK, *'"name"', *_BLANK, ":", *_BLANK, '"', *name, '"']
+        rest += [*_BLANK, ",", *_BLANK, *f'"{key}"', *_BLANK, ":", *_BLANK]
+        parts.append(_part(rest))
+    return re.compile(whole), re.compile("|".join(parts))
+
+
+def head_by_name(before: str, behind: str, *ahead: str) -> tuple[re.Pattern[str], re.Pattern[str]]:
+    """Patterns for a name between two texts, before one of those ahead: for all of it, and for any part.
+
+    Group 1 is the name. Mistral's models may write "[CALL_ID]…" behind it.
+    """
+    name, call_id = r"[^\s<>\[\]{}]+", [*map(re.escape, "[CALL_ID]"), r"[^\[\]]*"]
+    ends = "|".join(map(re.escape, ahead))
+    whole = rf"\s*{re.escape(before)}({name})(?:{''.join(call_id)})?\s*{re.escape(behind)}\s*(?={ends})"
+    head = [*_BLANK, *map(re.escape, before), name]
+    parts = [
+        _part([*head, *middle, *_BLANK, *map(re.escape, behind), *_BLANK, *map(re.escape, end)])
+        for end in ahead
+        for middle in ([], call_id)
+    ]
+    return re.compile(whole), re.compile("|".join(parts))
+
+
+def _part(atoms: list[str]) -> str:
+    """A pattern for any beginning of what these match one after the other."""
+    part = ""
+    for atom in reversed(atoms):
+        part = f"(?:{atom}{part})?"
+    return part
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,7 @@ from outrider.system.files import reading
 from outrider.system.guard import is_interrupt
 from outrider.tokens.grammar.dates import with_real_dates
 from outrider.tokens.grammar.limits import check_lark, check_schema
-from outrider.tokens.grammar.messages import first_line
-from outrider.tokens.grammar.state import GrammarState
+from outrider.tokens.grammar.state import GrammarState, first_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from contextlib import contextmanager, suppress
 from itertools import accumulate
 from typing import TYPE_CHECKING
@@ -11,7 +12,6 @@ import numpy as np
 
 from outrider.errors import NoTokenLeft, one_line
 from outrider.system.guard import is_interrupt
-from outrider.tokens.grammar.messages import first_line
 from outrider.types import num_common_tokens
 
 if TYPE_CHECKING:
@@ -22,6 +22,18 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from outrider.types import Draft, Logits
+
+
+_LONGEST = 160  # characters
+
+
+def first_line(message: str) -> str:
+    """The gist of a message: its first line without the position, and what a parser of regular expressions adds."""
+    lines = [line.strip() for line in message.splitlines() if line.strip()] or ["it gives no reason"]
+    told = re.sub(r"^at \d+\(\d+\): ", "", lines[0]).rstrip(":")
+    added = next((line for line in lines[1:] if line.startswith("error: ")), "")
+    return " ".join(filter(None, (told, added)))[:_LONGEST].rstrip(". ")
+
 
 log = logging.getLogger("outrider")
 
