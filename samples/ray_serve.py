@@ -33,7 +33,7 @@ try:
     from ray.serve.request_router import RequestRouter
 except ImportError as error:
     sys.exit(f'{error}. Run: pip install ".[server]" "ray[serve]"')
-from starlette.requests import Request  # noqa: TC002 - Ray reads the annotation
+from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from outrider import Config

@@ -6,21 +6,16 @@ found["modes"][0]["with"]["acceptance_rate"]
 
 from __future__ import annotations
 
-from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
-from outrider.config import COPYING
+from outrider.bundle.folder import Bundle
+from outrider.config import COPYING, Config
+from outrider.decoding.metrics import Stats
 from outrider.engine.engine import Engine
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from collections.abc import Sequence as Seq
-    from contextlib import AbstractContextManager
-
-    from outrider.bundle.folder import Bundle
-    from outrider.config import Config
-    from outrider.decoding.metrics import Stats
-    from outrider_bench.prompts import Prompt
+from outrider_bench.prompts import Prompt
 
 
 def compare_adapter(

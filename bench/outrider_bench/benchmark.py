@@ -10,35 +10,28 @@ import hashlib
 import json
 import tempfile
 from collections import Counter
-from contextlib import ExitStack, nullcontext
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import asdict, fields, replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from outrider.config import GenerationConfig
 from outrider.errors import OptionError, OutriderError
 from outrider.inputs.text import Tokenizer
+from outrider_bench.modes.mode import Mode
 from outrider_bench.modes.name import ModeName
 from outrider_bench.modes.peers.check import check_peer
 from outrider_bench.modes.peers.known import PEERS
-from outrider_bench.prompts import encode_prompts
+from outrider_bench.modes.setup import Setup
+from outrider_bench.prompts import Prompt, Task, encode_prompts
 from outrider_bench.report import page
 from outrider_bench.report.summary import collect, profile, summarize, summarize_prompts
-from outrider_bench.runs.measure import QUICK_SECONDS, Budget, layers, measure, warm_up
+from outrider_bench.runs.measure import QUICK_SECONDS, Budget, Record, layers, measure, warm_up
 from outrider_bench.runs.run_folder import RunFolder
-from outrider_bench.runs.workers import start_workers
+from outrider_bench.runs.workers import RemoteMode, start_workers
 from outrider_bench.setting import describe_machine, describe_models, describe_versions
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from collections.abc import Sequence as Seq
-    from contextlib import AbstractContextManager
-    from pathlib import Path
-
-    from outrider_bench.modes.mode import Mode
-    from outrider_bench.modes.setup import Setup
-    from outrider_bench.prompts import Prompt, Task
-    from outrider_bench.runs.measure import Record
-    from outrider_bench.runs.workers import RemoteMode
 
 
 def run(

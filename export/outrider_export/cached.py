@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import contextlib
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from outrider import __version__
+from outrider.bundle.folder import Bundle
 from outrider.bundle.opening import check_no_draft
 from outrider.config.files import user_path
 from outrider.errors import BundleError, ExportError, OptionError
@@ -24,13 +24,8 @@ from outrider_export.bundle_cache import BundleCache, Source
 from outrider_export.content import absolute, check_unchanged, content_of, stamps_of
 from outrider_export.find_draft import AUTO, find_draft
 from outrider_export.plan import DEFAULT_WEIGHTS
-from outrider_export.progress import ForModel, Silent
-from outrider_export.sources import default_name, fetch, locate
-
-if TYPE_CHECKING:
-    from outrider.bundle.folder import Bundle
-    from outrider_export.progress import Progress
-    from outrider_export.sources import Located
+from outrider_export.progress import ForModel, Progress, Silent
+from outrider_export.sources import Located, default_name, fetch, locate
 
 
 def cached_bundle(main: str | Path, draft: str | Path | None = None, *, progress: Progress | None = None) -> Bundle:

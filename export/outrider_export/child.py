@@ -19,14 +19,11 @@ import sys
 import tempfile
 import threading
 import traceback
-from typing import IO, TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import IO, Any
 
 from outrider.errors import ExportError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from outrider_export.progress import Progress
+from outrider_export.progress import Progress
 
 _QUIET = {
     "HF_HUB_OFFLINE": "1",  # everything was downloaded before

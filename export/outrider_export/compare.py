@@ -11,25 +11,20 @@ the `cosines` and whether the `top` tokens are the same, row by row, and the bun
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence as Seq
+from typing import Any
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from outrider.bundle.folder import Bundle, read_bundle
 from outrider.config import Config
 from outrider.engine.engine import Engine
 from outrider.errors import ExportError
-from outrider.types import Chunk
+from outrider.types import Backend, Chunk
 from outrider_export.convert import load_model
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence as Seq
-
-    from numpy.typing import NDArray
-
-    from outrider.types import Backend
-    from outrider_export.progress import Progress
+from outrider_export.progress import Progress
 
 PIECE = 64  # rows; at 152,000 logits, 40 MB each side
 

@@ -10,16 +10,13 @@ distances between tokens, they may drop without a word.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from outrider.errors import ExportError
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from outrider.types import CompiledModel
+from outrider.types import CompiledModel
 
 _NUM_TOKENS = 64  # at least
 _BEYOND = 16  # tokens behind a sliding window

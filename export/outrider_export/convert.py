@@ -18,20 +18,17 @@ import shutil
 import struct
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from outrider.errors import ExportError, one_line
 from outrider.system.core import new_core
-from outrider_export.adapters.peft_format import check_fits, read_adapter
+from outrider_export.adapters.peft_format import LoraAdapter, check_fits, read_adapter
 from outrider_export.architectures import ARCHITECTURES, LAST_TRANSFORMERS, describe_layers, settle_positions
 from outrider_export.comparison import Comparison
 from outrider_export.gguf_file import aligned, is_array, read_header
 from outrider_export.keep import move_model
+from outrider_export.progress import Progress
 from outrider_export.tokenizer_job import add_tokenizer
-
-if TYPE_CHECKING:
-    from outrider_export.adapters.peft_format import LoraAdapter
-    from outrider_export.progress import Progress
 
 INT4_GROUP_SIZE = 64
 _TASK = "text-generation-with-past"

@@ -5,37 +5,30 @@ from __future__ import annotations
 import shutil
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from outrider.bundle.hashes import sha256_of
-from outrider.bundle.manifest import MODEL_NAMES, DrafterEntry, Geometry, ModelEntry, Source, TokenizerEntry
+from outrider.bundle.manifest import MODEL_NAMES, DrafterEntry, Format, Geometry, ModelEntry, Source, TokenizerEntry
 from outrider.errors import ExportError
 from outrider.system.together import start
 from outrider_export.adapters.peft_format import WEIGHTS
 from outrider_export.child import run_child
-from outrider_export.diet import put_on_diet
+from outrider_export.diet import Diet, put_on_diet
 from outrider_export.encoder_decoder import job as encoder_decoder
 from outrider_export.geometry import check_ir
 from outrider_export.gguf_tokenizer import write_tokenizer
 from outrider_export.marian_tokenizer import is_marian
 from outrider_export.marian_tokenizer import write_tokenizer as write_marian_tokenizer
 from outrider_export.onnx_check import check_onnx
-from outrider_export.plan import PARALLEL_PLACES, parallel_mask
+from outrider_export.pairing import Pairing
+from outrider_export.plan import PARALLEL_PLACES, Plan, parallel_mask
+from outrider_export.progress import Progress
 from outrider_export.sources import CHAT_TEMPLATES, TOKENIZER_FILES, read_json
 from outrider_export.special_tokens import eos_of, token_of_config
-from outrider_export.target import NoRoom
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from outrider.bundle.manifest import Format
-    from outrider_export.diet import Diet
-    from outrider_export.pairing import Pairing
-    from outrider_export.plan import Plan
-    from outrider_export.progress import Progress
-    from outrider_export.target import Target
+from outrider_export.target import NoRoom, Target
 
 _CONVERTERS = {"openvino": "convert", "onnx": "convert_onnx"}
 _FULL = 50_000_000  # bytes; with less free space than this, a failure is reported as a full disk

@@ -22,7 +22,7 @@ import gc
 import runpy
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -38,10 +38,8 @@ from outrider_export.gguf_tokenizer import write_tokenizer
 from outrider_export.onnx_files import MODEL, Weights, load
 from outrider_export.onnx_inputs import add_extra_rows, add_rows, write_shape
 from outrider_export.onnx_matrices import compress_embedding, share_embedding
+from outrider_export.progress import Progress
 from outrider_export.tokenizer_job import add_tokenizer
-
-if TYPE_CHECKING:
-    from outrider_export.progress import Progress
 
 _ROUNDED = "accuracy_level=4"
 _OPTIONS = {

@@ -10,12 +10,10 @@ only, so it is traced here: whole square tiles, without the mask for padding tha
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from outrider_export.convert import convert_loaded
-
-if TYPE_CHECKING:
-    from outrider_export.progress import Progress
+from outrider_export.progress import Progress
 
 
 def convert(job: dict[str, Any], progress: Progress) -> dict[str, Any]:

@@ -14,13 +14,10 @@ import sys
 import tempfile
 import zipfile
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from outrider.bundle.hashes import sha256_of
 from outrider.errors import ExportError
-
-if TYPE_CHECKING:
-    from outrider_export.progress import Progress
+from outrider_export.progress import Progress
 
 FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"  # Apache-2.0, https://huggingface.co/HuggingFaceTB/SmolLM2-135M-Instruct
 SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"

@@ -11,39 +11,28 @@ from __future__ import annotations
 import dataclasses
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
 
 from outrider import __version__
 from outrider.bundle.folder import Bundle, read_bundle
-from outrider.bundle.manifest import NAME, RESERVED_NAMES
+from outrider.bundle.manifest import NAME, RESERVED_NAMES, DrafterEntry, ModelEntry
 from outrider.errors import ExportError, OptionError, VocabularyMismatch
 from outrider_export.convert_model import convert_model, describe_drafter
-from outrider_export.diet import check_diet, choose_from, plan_diet
+from outrider_export.diet import Diet, check_diet, choose_from, plan_diet
 from outrider_export.heads.checks import check_draft_vocab, check_main
-from outrider_export.heads.formats import kind_of, read_head
-from outrider_export.heads.packed import is_packed, read_packed
+from outrider_export.heads.formats import Head, kind_of, read_head
+from outrider_export.heads.packed import Packed, is_packed, read_packed
 from outrider_export.heads.write import check_head_weights, write_head
 from outrider_export.pairing import Pairing
 from outrider_export.plan import Plan, check_extra, check_route, check_weights, make_plan, space_needed
-from outrider_export.progress import Silent
+from outrider_export.progress import Progress, Silent
 from outrider_export.rewrite import rewrite
-from outrider_export.sources import architectures_of, fetch, locate, read_json
-from outrider_export.target import check_space
+from outrider_export.sources import Located, architectures_of, fetch, locate, read_json
+from outrider_export.target import Target, check_space
 from outrider_export.vocabulary import Vocabulary
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    import numpy as np
-    from numpy.typing import NDArray
-
-    from outrider.bundle.manifest import DrafterEntry, ModelEntry
-    from outrider_export.diet import Diet
-    from outrider_export.heads.formats import Head
-    from outrider_export.heads.packed import Packed
-    from outrider_export.progress import Progress
-    from outrider_export.sources import Located
-    from outrider_export.target import Target
 
 
 def add_drafter(

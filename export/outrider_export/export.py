@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence as Seq
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from outrider import __version__
 from outrider.bundle.folder import Bundle, read_bundle
@@ -21,10 +21,10 @@ from outrider.errors import ExportError, OptionError
 from outrider.system.files import usable
 from outrider_export.adapters.peft_format import read_adapter
 from outrider_export.convert_model import convert_model, describe_drafter, describe_tokenizer
-from outrider_export.diet import check_diet, plan_diet
+from outrider_export.diet import Diet, check_diet, plan_diet
 from outrider_export.encoder_decoder import job as encoder_decoder
 from outrider_export.heads.plan import HeadPlan, is_head
-from outrider_export.pairing import pair_vocabularies
+from outrider_export.pairing import Pairing, pair_vocabularies
 from outrider_export.plan import (
     Plan,
     check_format,
@@ -33,16 +33,9 @@ from outrider_export.plan import (
     make_plan,
     space_needed,
 )
-from outrider_export.progress import ForModel, Silent
+from outrider_export.progress import ForModel, Progress, Silent
 from outrider_export.sources import fetch, locate
 from outrider_export.target import NoRoom, Target, check_space
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence as Seq
-
-    from outrider_export.diet import Diet
-    from outrider_export.pairing import Pairing
-    from outrider_export.progress import Progress
 
 
 def export_bundle(

@@ -7,25 +7,19 @@ found.median, found.top1_agreement
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Sequence as Seq
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import numpy as np
 
-from outrider.bundle.folder import draft_models_of, read_bundle
+from outrider.bundle.folder import Bundle, draft_models_of, read_bundle
+from outrider.config import Config
 from outrider.errors import ExportError, OptionError, nearest
 from outrider_export.child import run_child
 from outrider_export.plan import check_extra
-from outrider_export.progress import ForModel, Silent
+from outrider_export.progress import ForModel, Progress, Silent
 from outrider_export.sources import Located, fetch, locate
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence as Seq
-    from pathlib import Path
-
-    from outrider.bundle.folder import Bundle
-    from outrider.config import Config
-    from outrider_export.progress import Progress
 
 
 @dataclass(frozen=True, slots=True)

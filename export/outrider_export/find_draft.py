@@ -13,25 +13,21 @@ from __future__ import annotations
 import contextlib
 import re
 import tomllib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache as cached
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from outrider.bundle.manifest import Format
 from outrider.errors import OutriderError
+from outrider_export.bundle_cache import BundleCache
 from outrider_export.heads.checks import check_main
 from outrider_export.heads.formats import kind_of, read_head
-from outrider_export.plan import make_plan
+from outrider_export.plan import Plan, make_plan
+from outrider_export.progress import Progress
 from outrider_export.sources import Located, locate
 from outrider_export.vocabulary import Vocabulary
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from outrider.bundle.manifest import Format
-    from outrider_export.bundle_cache import BundleCache
-    from outrider_export.plan import Plan
-    from outrider_export.progress import Progress
 
 AUTO = "auto"
 _MOST = 0.6  # of the main model's bytes: a draft model that is as large cannot pay

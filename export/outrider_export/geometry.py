@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -11,14 +12,8 @@ from outrider.bundle.manifest import Geometry
 from outrider.errors import BundleError, ExportError
 from outrider.models.backends.attention import describe_windows, windows_of
 from outrider.system.core import new_core
-from outrider_export.gguf_file import is_array
+from outrider_export.gguf_file import GGUFHeader, is_array
 from outrider_export.sources import configuring
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from outrider_export.gguf_file import GGUFHeader
-
 
 # Names of the same numbers in config.json, the commonest first.
 _NAMES = {

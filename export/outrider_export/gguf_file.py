@@ -17,15 +17,13 @@ import mmap
 import reprlib
 import struct
 from collections import Counter
+from collections.abc import Sequence as Seq
+from collections.abc import Set
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from outrider.errors import ExportError
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence as Seq
-    from collections.abc import Set
-    from pathlib import Path
 
 # id: name, weights per block, bytes per block
 TENSOR_TYPES = {

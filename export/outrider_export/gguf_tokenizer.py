@@ -13,14 +13,11 @@ from __future__ import annotations
 
 import json
 import re
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from outrider.errors import ExportError
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from outrider_export.gguf_file import GGUFHeader
+from outrider_export.gguf_file import GGUFHeader
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6  # tokenizer.ggml.token_type
 

@@ -14,12 +14,10 @@ import shutil
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from outrider.errors import ExportError
-
-if TYPE_CHECKING:
-    from outrider_export.progress import Progress
+from outrider_export.progress import Progress
 
 # An allow-list: pickled weights (*.bin, *.pt, *.pth, *.ckpt) are never downloaded.
 ALLOWED = ("*.json", "*.jinja", "*.model", "*.spm", "*.safetensors")

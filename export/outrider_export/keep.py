@@ -12,16 +12,13 @@ from __future__ import annotations
 import os
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from outrider.system.core import new_core
-from outrider_export.gguf_file import read_header
+from outrider_export.gguf_file import GGUFHeader, read_header
 from outrider_export.gguf_minima import has_minima, restore_minima
+from outrider_export.progress import Progress
 from outrider_export.tokenizer_ir import write_tokenizer_ir
-
-if TYPE_CHECKING:
-    from outrider_export.gguf_file import GGUFHeader
-    from outrider_export.progress import Progress
 
 
 def keep(job: dict[str, Any], progress: Progress) -> dict[str, Any]:

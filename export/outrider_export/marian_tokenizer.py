@@ -17,14 +17,12 @@ from __future__ import annotations
 import base64
 import json
 import struct
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 from outrider.errors import ExportError
 from outrider_export.sources import read_json
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 MODEL, VOCABULARY = "source.spm", "vocab.json"
 _SPECIAL = _EOS, _UNKNOWN, _PAD = "</s>", "<unk>", "<pad>"

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
+from outrider.bundle.manifest import Geometry
 from outrider.errors import ExportError
 from outrider.models.backends.attention import SLIDING, describe_windows
 from outrider_export.onnx_files import data_files, load
@@ -13,18 +15,13 @@ from outrider_export.onnx_graph import (
     FLOAT,
     INT64,
     ROWS,
+    Shape,
     attribute_of,
     dim_of,
     is_past,
     shape_of,
     type_name,
 )
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from outrider.bundle.manifest import Geometry
-    from outrider_export.onnx_graph import Shape
 
 _INPUTS = ("input_ids", "attention_mask", "position_ids")
 _CACHE = ("key", "value")

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from pathlib import PurePosixPath
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from pathlib import Path, PurePosixPath
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from outrider.errors import ExportError, needs, one_line
 from outrider_export.keep import link_or_copy
 from outrider_export.onnx_graph import graphs_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
-    from numpy.typing import NDArray
 
 MODEL = "model.onnx"
 PIECE = 1 << 24  # bytes of weights that are read or written at a time

@@ -14,13 +14,11 @@ tensor as past and as present, which only GroupQueryAttention allows.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from outrider.errors import ExportError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 ROWS = ("rows_begin", "rows_end")
 EXTRA = "extra_rows"

@@ -14,20 +14,15 @@ operators. Weights are read and written in pieces.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from outrider.errors import ExportError
-from outrider_export.onnx_files import PIECE
+from outrider_export.onnx_files import PIECE, Weights
 from outrider_export.onnx_graph import find_head
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from numpy.typing import NDArray
-
-    from outrider_export.onnx_files import Weights
 
 BLOCK = 32
 _ZERO = 128  # the middle of 8 bits

@@ -17,18 +17,13 @@ import json
 import re
 import shutil
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
 
-from outrider.bundle.manifest import MODEL_NAMES
+from outrider.bundle.folder import Bundle
+from outrider.bundle.manifest import MODEL_NAMES, DrafterEntry, ModelEntry
 from outrider.errors import ExportError, OptionError, nearest
 from outrider_export.heads.genai import write_for_genai
 from outrider_export.target import Target
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from outrider.bundle.folder import Bundle
-    from outrider.bundle.manifest import DrafterEntry, ModelEntry
 
 GRAPH_NAME = "graph.pbtxt"
 _DRAFT = "draft"  # folder of the draft model, in the main model's

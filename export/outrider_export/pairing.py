@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from pathlib import Path
+from typing import Literal
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from outrider.bundle.manifest import BYTES_NAME, MAP_NAME
 from outrider.errors import VocabularyMismatch
-from outrider_export.vocabulary import BYTE_PIECE
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from numpy.typing import NDArray
-
-    from outrider_export.plan import Plan
-    from outrider_export.progress import Progress
-    from outrider_export.vocabulary import Vocabulary
+from outrider_export.plan import Plan
+from outrider_export.progress import Progress
+from outrider_export.vocabulary import BYTE_PIECE, Vocabulary
 
 # From this share of the main model's tokens on, the intersection is used.
 # Measured with drafts of 3, six prompts, tokens per round greedy / coupled / rejection:

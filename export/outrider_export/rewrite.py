@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
+from pathlib import Path
 
 import msgspec
 
@@ -11,13 +12,8 @@ from outrider.bundle.hashes import list_files
 from outrider.bundle.manifest import MANIFEST_NAME, write_manifest
 from outrider.errors import ExportError
 from outrider_export.keep import link_or_copy
+from outrider_export.progress import Progress
 from outrider_export.target import Target
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-    from pathlib import Path
-
-    from outrider_export.progress import Progress
 
 
 def rewrite(old: Bundle, change: Callable[[Target], Mapping[str, object]], progress: Progress) -> Bundle:

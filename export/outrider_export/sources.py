@@ -11,27 +11,23 @@ from __future__ import annotations
 import json
 import re
 import struct
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
-from outrider.bundle.manifest import NonNegative  # noqa: TC001 - msgspec reads it
+from outrider.bundle.manifest import NonNegative
 from outrider.config.files import user_path
 from outrider.errors import ExportError, OptionError, OutriderError
 from outrider.system.files import FAULTS, shown, usable, why
 from outrider_export.hub import download
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from numpy.typing import NDArray
-
-    from outrider_export.progress import Progress
+from outrider_export.progress import Progress
 
 CHAT_TEMPLATES = ("chat_template.jinja", "chat_template.json")
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", *CHAT_TEMPLATES)

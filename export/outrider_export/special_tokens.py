@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
+from outrider_export.gguf_file import GGUFHeader
+from outrider_export.plan import Plan
 from outrider_export.sources import read_json
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from outrider_export.gguf_file import GGUFHeader
-    from outrider_export.plan import Plan
-    from outrider_export.vocabulary import Vocabulary
+from outrider_export.vocabulary import Vocabulary
 
 # End of turn and end of text under the names that chat models use. As special tokens they end an answer, even if the
 # configuration does not list them (many list one and use two). Not <|end|>: it ends a turn for Phi-3, which lists it,

@@ -14,7 +14,7 @@ import shutil
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
@@ -31,14 +31,10 @@ from outrider_export.onnx_graph import weights_of
 from outrider_export.onnx_inputs import add_default, add_extra_rows, add_rows, rename, write_shape
 from outrider_export.pairing import pair_vocabularies
 from outrider_export.plan import Plan, check_width
-from outrider_export.progress import ForModel, Silent
-from outrider_export.sources import TOKENIZER_FILES, fetch, locate, read_json
+from outrider_export.progress import ForModel, Progress, Silent
+from outrider_export.sources import TOKENIZER_FILES, Located, fetch, locate, read_json
 from outrider_export.target import Target, check_space
 from outrider_export.vocabulary import Vocabulary
-
-if TYPE_CHECKING:
-    from outrider_export.progress import Progress
-    from outrider_export.sources import Located
 
 _CONFIGS = ("config.json", "generation_config.json", "genai_config.json")
 _TOKENIZER_BYTES = 40_000_000

@@ -12,13 +12,11 @@ from __future__ import annotations
 import shutil
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from types import TracebackType
+from typing import Self
 
 from outrider.bundle.manifest import MANIFEST_NAME
 from outrider.errors import ExportError
-
-if TYPE_CHECKING:
-    from types import TracebackType
 
 
 class NoRoom(ExportError):

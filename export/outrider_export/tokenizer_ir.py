@@ -15,12 +15,10 @@ not.
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from outrider_export.sources import read_json
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def write_tokenizer_ir(folder: Path) -> bool:

@@ -8,15 +8,12 @@ tokenizer.json, which gets openvino_tokenizer and openvino_detokenizer; and, if 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from outrider.errors import ExportError
 from outrider_export.plan import check_extra
+from outrider_export.progress import Progress
 from outrider_export.tokenizer_ir import write_tokenizer_ir
-
-if TYPE_CHECKING:
-    from outrider_export.progress import Progress
-
 
 # Contractions, spaces before digits and line ends, scripts without spaces, composed and decomposed accents, emoji of
 # several code points, code, marks: pre-tokenizers and normalisers differ in these.

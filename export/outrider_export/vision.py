@@ -7,17 +7,14 @@ Llama with plain positions, where a tile's embeddings take the place of the imag
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from outrider.bundle.manifest import VisionEntry
 from outrider.errors import ExportError
 from outrider.system.files import shown
 from outrider_export.sources import IMAGE_MODELS, architectures_of, read_json
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from outrider_export.vocabulary import Vocabulary
+from outrider_export.vocabulary import Vocabulary
 
 FOLDER = "vision"
 _LANCZOS = 1

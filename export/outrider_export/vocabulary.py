@@ -12,18 +12,15 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from outrider.bundle.hashes import vocabulary_sha256
 from outrider.errors import ExportError
 from outrider.system.files import FAULTS, why
+from outrider_export.gguf_file import GGUFHeader
 from outrider_export.gguf_tokenizer import CONTROL, UNKNOWN, USER_DEFINED, check_tokenizer, is_padding, is_sentencepiece
 from outrider_export.marian_tokenizer import is_marian, tokenizer_of
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from outrider_export.gguf_file import GGUFHeader
 
 BYTE_PIECE = re.compile("<0x([0-9A-F]{2})>")  # SentencePiece's spelling of a byte
 _SPACE = "\u2581"  # and of a space

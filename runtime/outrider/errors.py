@@ -25,12 +25,8 @@ from __future__ import annotations
 import difflib
 import json
 import re
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
 
 _LONGEST = 2000  # characters of a message
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
-if TYPE_CHECKING:
-    from outrider.config import GenerationConfig
+from outrider.config import GenerationConfig
 
 
 @dataclass(frozen=True, slots=True)

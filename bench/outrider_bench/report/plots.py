@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from collections.abc import Sequence as Seq
+from typing import Any
 
 from outrider_bench.report.svg import Canvas
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from collections.abc import Sequence as Seq
 
 WIDTH = 900.0
 NUM_COLOURS = 8

@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from outrider.config import GenerationConfig
+from outrider_bench.modes.mode import Mode, Run
+from outrider_bench.prompts import Task
 from outrider_bench.runs.workers import RunFailed
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from collections.abc import Sequence as Seq
-
-    from outrider.config import GenerationConfig
-    from outrider_bench.modes.mode import Mode, Run
-    from outrider_bench.prompts import Task
-
 
 QUICK_SECONDS = 600.0
 FEWEST_TOKENS = 16

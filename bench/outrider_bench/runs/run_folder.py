@@ -13,16 +13,14 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from outrider.config.files import user_path
 from outrider.errors import OptionError
 from outrider.system.files import FAULTS, shown, why
 from outrider_bench.modes.mode import Run
 from outrider_bench.runs.measure import Record
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 class RunFolder:

@@ -22,19 +22,16 @@ from __future__ import annotations
 
 import math
 import tomllib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import msgspec
 
 from outrider.errors import OptionError
 from outrider.models.measure import Contention, PassCost
 from outrider.system.files import reading
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 _LONGEST = 1e9  # milliseconds
 _MOST = 8  # far / near: beyond this, a call without context would take less than 0 seconds

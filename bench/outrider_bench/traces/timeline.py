@@ -8,21 +8,18 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
+from collections.abc import Iterator
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from itertools import pairwise
+from pathlib import Path
 from statistics import fmean, median
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import msgspec
 
 from outrider.errors import OptionError
 from outrider.system.files import reading, why
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from collections.abc import Sequence as Seq
-    from pathlib import Path
-
 
 # What no trace goes beyond: three years, and more tokens than a round has.
 _Micros = Annotated[float, msgspec.Meta(ge=-1e14, le=1e14)]

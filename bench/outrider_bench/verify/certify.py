@@ -11,35 +11,31 @@ from __future__ import annotations
 
 import tempfile
 from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Sequence as Seq
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import numpy as np
 
+from outrider.bundle.manifest import Format
 from outrider.config import COPYING, Config, GenerationConfig, format_of_property
 from outrider.engine.engine import Engine
 from outrider.inputs.audio import log_mel
 from outrider.models.measure.adapted import Adapted
 from outrider.models.measure.exactness import compare_readings, read
 from outrider.testing import ToyTokenizer, save_toy_bundle
+from outrider.types import Backend, Source
 from outrider.types import Prompt as Input
-from outrider.types import Source
 from outrider_bench.modes.make import make_modes
+from outrider_bench.modes.mode import Mode, Run
 from outrider_bench.modes.setup import Setup
+from outrider_bench.prompts import Prompt
 from outrider_bench.verify.exact import chi_square_p_value, exact_joint, expected_total_variation, total_variation
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
-    from collections.abc import Sequence as Seq
-
-    from outrider.bundle.manifest import Format
-    from outrider.types import Backend
-    from outrider_bench.modes.mode import Mode, Run
-    from outrider_bench.prompts import Prompt
 
 FALSE_ALARM = 1e-4  # the chance that a correct sampler fails one chi-square test
 LENGTHS = (1, 3, 8)  # draft tokens per round

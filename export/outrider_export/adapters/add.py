@@ -7,9 +7,10 @@ outrider.load("my-bundle").generate("Hello", adapter="pirate")
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from outrider import __version__
 from outrider.bundle.folder import Bundle, read_bundle
@@ -21,19 +22,11 @@ from outrider.models.backends.projections import NAMES, projections_of
 from outrider.models.backends.taps import read_ir
 from outrider.system.core import new_core
 from outrider.system.files import usable
-from outrider_export.adapters.peft_format import layer_of, read_adapter
+from outrider_export.adapters.peft_format import LoraAdapter, layer_of, read_adapter
 from outrider_export.heads import container
-from outrider_export.progress import Silent
+from outrider_export.progress import Progress, Silent
 from outrider_export.rewrite import rewrite
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from numpy.typing import NDArray
-
-    from outrider_export.adapters.peft_format import LoraAdapter
-    from outrider_export.progress import Progress
-    from outrider_export.target import Target
+from outrider_export.target import Target
 
 
 def add_adapter(

@@ -8,7 +8,7 @@ it, if any; and, for the model that brings the tokenizer, `tokenizer`: see `outr
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from outrider_export.adapters.peft_format import read_adapter
 from outrider_export.direct.describe import Decoder, describe
@@ -17,11 +17,9 @@ from outrider_export.direct.graph import build
 from outrider_export.direct.pack import matrices_of, pack
 from outrider_export.direct.weights import HEAD, CheckpointWeights, Merged, Weights
 from outrider_export.gguf_file import read_header
+from outrider_export.progress import Progress
 from outrider_export.sources import read_config
 from outrider_export.tokenizer_job import add_tokenizer
-
-if TYPE_CHECKING:
-    from outrider_export.progress import Progress
 
 
 def convert(job: dict[str, Any], progress: Progress) -> dict[str, Any]:

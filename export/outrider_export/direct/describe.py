@@ -5,15 +5,13 @@ Source: Transformers 5.5, configuration_*.py.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from outrider.bundle.manifest import MOST_LAYERS, MOST_WIDTH
 from outrider_export.direct.forms import FORMS, Form
 from outrider_export.direct.rope import Rope, rope_of
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 SLIDING, FULL = "sliding_attention", "full_attention"
 ACTIVATIONS = {

@@ -8,20 +8,15 @@ Source: the GGUF specification; keys as llama.cpp's convert_hf_to_gguf.py writes
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from outrider_export.direct.describe import FULL, NotDirect, describe
+from outrider_export.direct.describe import FULL, Decoder, NotDirect, describe
 from outrider_export.direct.forms import BY_GGUF
 from outrider_export.direct.rope import Rope
-from outrider_export.gguf_file import is_array
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from outrider_export.direct.describe import Decoder
-    from outrider_export.gguf_file import GGUFHeader
+from outrider_export.gguf_file import GGUFHeader, is_array
 
 # config.json's names of what the metadata has under the architecture's name.
 _KEYS = {

@@ -7,19 +7,14 @@ Source: names as llama.cpp's convert_hf_to_gguf.py writes them. Blocks of weight
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import gguf
 import numpy as np
 from gguf.quants import _type_traits as _UNPACKED  # noqa: N812 - the types that `gguf.dequantize` knows, by their number
 
 from outrider.errors import ExportError
-from outrider_export.direct.weights import EMBEDDING, FINAL_NORM, HEAD, Stored, Weights
-
-if TYPE_CHECKING:
-    from outrider_export.direct.describe import Decoder
-    from outrider_export.direct.weights import Indices, Rows
-    from outrider_export.gguf_file import GGUFHeader, TensorInfo
+from outrider_export.direct.describe import Decoder
+from outrider_export.direct.weights import EMBEDDING, FINAL_NORM, HEAD, Indices, Rows, Stored, Weights
+from outrider_export.gguf_file import GGUFHeader, TensorInfo
 
 _MODULES = {EMBEDDING: "token_embd", FINAL_NORM: "output_norm", HEAD: "output"}
 _PARTS = {

@@ -10,25 +10,18 @@ the embedding and the residual stream by their names.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
 
 import numpy as np
 import openvino as ov
+from numpy.typing import ArrayLike
 from openvino import opset13 as ops
 from openvino.op import util
 
-from outrider_export.direct.weights import EMBEDDING, FINAL_NORM, HEAD, layer_name
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from numpy.typing import ArrayLike
-
-    from outrider_export.direct.describe import Decoder, Layer
-    from outrider_export.direct.pack import Packed
-    from outrider_export.direct.rope import Rope
-    from outrider_export.direct.weights import Weights
-
+from outrider_export.direct.describe import Decoder, Layer
+from outrider_export.direct.pack import Packed
+from outrider_export.direct.rope import Rope
+from outrider_export.direct.weights import EMBEDDING, FINAL_NORM, HEAD, Weights, layer_name
 
 _LOWEST = -65504.0  # of float16, as in optimum-intel's graphs
 

@@ -10,23 +10,17 @@ apart, and rows of queries and keys that are stored for rotating neighbours are 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from outrider.errors import ExportError
-from outrider_export.adapters.peft_format import check_fits
+from outrider_export.adapters.peft_format import LoraAdapter, check_fits
+from outrider_export.direct.describe import Decoder
 from outrider_export.sources import tensors_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from outrider_export.adapters.peft_format import LoraAdapter
-    from outrider_export.direct.describe import Decoder
-
 
 Rows = NDArray[np.float32]
 Indices = NDArray[np.int64]

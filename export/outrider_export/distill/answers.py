@@ -19,12 +19,18 @@ import math
 import shutil
 import time
 from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
+from outrider.bundle import Bundle
+from outrider.config import DeviceConfig
 from outrider.errors import ExportError, RequestError
+from outrider.inputs.text import Tokenizer
 from outrider.system.files import reading
 from outrider_export.distill.data import NUM_TAPS, bytes_per_token, feature_names, find_shards
 from outrider_export.distill.prompts import Filter, Prompt, is_refusal, make_follow_ups, make_prompts
@@ -32,16 +38,6 @@ from outrider_export.distill.recipe import LEAST_ANSWER, Recipe, Stored, read_st
 from outrider_export.distill.shards import Conversation, Shard
 from outrider_export.distill.texts import Task, Text, is_loop
 from outrider_export.distill.writer import Writer
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from pathlib import Path
-
-    from numpy.typing import NDArray
-
-    from outrider.bundle import Bundle
-    from outrider.config import DeviceConfig
-    from outrider.inputs.text import Tokenizer
 
 TEMPERATURE = 0.7  # of every second answer; the others are greedy
 _FOLLOW_UP_SHARE = 0.1  # of the prompts

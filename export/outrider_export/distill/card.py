@@ -7,18 +7,16 @@ import re
 import shlex
 from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from outrider import __version__
+from outrider.bundle import Bundle
 from outrider.bundle.manifest import MANIFEST_NAME
 from outrider.config.files import user_path
 from outrider_export.distill.data import find_shards
+from outrider_export.distill.plan import Options, Plan
 from outrider_export.gguf_file import read_header
 from outrider_export.sources import locate
-
-if TYPE_CHECKING:
-    from outrider.bundle import Bundle
-    from outrider_export.distill.plan import Options, Plan
 
 UNKNOWN = "unknown"
 

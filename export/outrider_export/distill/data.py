@@ -20,19 +20,16 @@ behind the other,
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from outrider.errors import ExportError, nearest
 from outrider.models.backends.taps import LAST, after_layers
 from outrider_export.distill.rows import NUM_KEPT
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
-    from pathlib import Path
-
-    from numpy.typing import NDArray
 
 HELD_OUT = 20  # every 20th conversation is never trained on
 NUM_TAPS = 3

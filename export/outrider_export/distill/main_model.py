@@ -8,25 +8,21 @@ unpacked to float32. Only the ends of the model are read: embedding, output matr
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import openvino as ov
+from numpy.typing import NDArray
 from openvino import opset13 as ops
 
+from outrider.bundle import Bundle
 from outrider.errors import BundleError, ExportError
 from outrider.models.backends.heads.weights import MainWeights
-from outrider.models.backends.projections import backwards, projections_of
+from outrider.models.backends.projections import Projection, backwards, projections_of
 from outrider.models.backends.taps import LAST, hidden_states_of, multiplied_by, output_matrix_of, read_ir
 from outrider.system.core import new_core
 from outrider_export.distill.writer import check_format
 from outrider_export.train.layers import NUM_LAYERS, Shape, Teacher
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from outrider.bundle import Bundle
-    from outrider.models.backends.projections import Projection
 
 _ROWS = 4096  # embeddings that one call reads
 _EXACT = {"INFERENCE_PRECISION_HINT": "f32", "DYNAMIC_QUANTIZATION_GROUP_SIZE": "0"}

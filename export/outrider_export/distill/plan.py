@@ -12,13 +12,12 @@ import re
 import shutil
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import msgspec
 
 from outrider.bundle.folder import read_bundle
 from outrider.bundle.hashes import sha256_of
-from outrider.bundle.manifest import MANIFEST_NAME
+from outrider.bundle.manifest import MANIFEST_NAME, Geometry
 from outrider.config.files import user_path
 from outrider.errors import ExportError, OptionError, nearest
 from outrider.models.backends.memory import system_memory
@@ -28,12 +27,8 @@ from outrider_export.distill.recipe import USUAL_ANSWER
 from outrider_export.distill.writer import check_format
 from outrider_export.drafters import check_name
 from outrider_export.plan import DEFAULT_WEIGHTS, make_plan
-from outrider_export.progress import Silent
+from outrider_export.progress import Progress, Silent
 from outrider_export.sources import fetch, locate
-
-if TYPE_CHECKING:
-    from outrider.bundle.manifest import Geometry
-    from outrider_export.progress import Progress
 
 KINDS = ("eagle3", "dspark", "medusa", "draft")
 _USUAL_PROMPT = 128  # tokens

@@ -10,27 +10,22 @@ leaves out: drafts from trees, the choice of draft length round by round, and sa
 from __future__ import annotations
 
 import shutil
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from operator import mul
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import Any
 
 import outrider
+from outrider.bundle import Bundle
+from outrider.drafters import DraftModel
+from outrider.engine.engine import Engine
 from outrider.models.measure.cost import LONGEST, NEAR
 from outrider_export.drafters import add_drafter
 from outrider_export.export import export_bundle
 from outrider_export.keep import link_or_copy
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from pathlib import Path
-    from typing import Any
-
-    from outrider.bundle import Bundle
-    from outrider.drafters import DraftModel
-    from outrider.engine.engine import Engine
-    from outrider_export.progress import Progress
-
+from outrider_export.progress import Progress
 
 _UNREAD = 2  # committed tokens that a drafter reads before it drafts: about a round's
 _WORTH, _GOOD = 1.05, 1.2  # speed-ups from which a drafter is worth using, and worth the work

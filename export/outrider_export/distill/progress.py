@@ -9,18 +9,15 @@ fit(..., watch=live)
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from outrider.errors import install
+from outrider_export.distill.answers import Progress as Written
 from outrider_export.distill.prediction import Costs, predict
 from outrider_export.train.status import Status, Watch
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from pathlib import Path
-
-    from outrider_export.distill.answers import Progress as Written
 
 _LINE_EVERY = 30.0  # seconds
 

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import msgspec
 
+from outrider.bundle import Bundle
 from outrider.errors import ExportError
 from outrider.system.files import reading, write_whole
 from outrider_export.distill.data import find_shards
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
-    from outrider.bundle import Bundle
-    from outrider_export.distill.prompts import Prompt
+from outrider_export.distill.prompts import Prompt
 
 LEAST_ANSWER = 4  # tokens
 USUAL_ANSWER = 200

@@ -6,16 +6,13 @@ expensive works on the few tokens that are near the likeliest.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from outrider.errors import DeviceError
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from outrider.types import Logits
+from outrider.types import Logits
 
 NUM_KEPT = 32
 # Nats below the likeliest token. Those farther away count as 0: each has less than 1.2e-7 of its probability.

@@ -11,23 +11,27 @@ from __future__ import annotations
 
 import shutil
 import time
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from pathlib import Path
+from typing import Any, TypeVar
 
 import msgspec
 from filelock import FileLock, Timeout
 
+from outrider.bundle import Bundle
 from outrider.bundle.folder import read_bundle
 from outrider.bundle.manifest import MANIFEST_NAME
 from outrider.config.files import user_path
 from outrider.errors import ExportError
 from outrider.system.files import reading, write_whole
+from outrider_export.distill.answers import Progress as Written
 from outrider_export.distill.answers import write_data
 from outrider_export.distill.card import card, describe
 from outrider_export.distill.data import Data
-from outrider_export.distill.plan import check_options, freeze, make_the_plan
+from outrider_export.distill.plan import Options, Plan, check_options, freeze, make_the_plan
 from outrider_export.distill.prediction import (
     SHARE,
     Costs,
@@ -47,17 +51,8 @@ from outrider_export.distill.stopping import Stopping, signals_elsewhere
 from outrider_export.drafters import add_drafter
 from outrider_export.export import export_bundle
 from outrider_export.plan import check_extra
-from outrider_export.progress import Silent
+from outrider_export.progress import Progress, Silent
 from outrider_export.train.fit import Stopped, Training, fit, num_batches
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
-    from outrider.bundle import Bundle
-    from outrider_export.distill.answers import Progress as Written
-    from outrider_export.distill.plan import Options, Plan
-    from outrider_export.progress import Progress
 
 T = TypeVar("T")
 

@@ -8,22 +8,19 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Collection, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, BinaryIO, Self
+from pathlib import Path
+from types import TracebackType
+from typing import Any, BinaryIO, Self
 
 import numpy as np
+from numpy.typing import NDArray
 
 from outrider.errors import ExportError
 from outrider.system.files import why
 from outrider_export.distill.data import columns
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
-    from pathlib import Path
-    from types import TracebackType
-
-    from numpy.typing import NDArray
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,25 +9,22 @@ from __future__ import annotations
 
 import functools
 import json
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
+from outrider.bundle import Bundle
 from outrider.system.files import reading, write_whole
+from outrider_export.distill.data import Data
 from outrider_export.distill.draft.files import open_source, restore_draft, save_draft, start_draft
 from outrider_export.distill.main_model import read_teacher
+from outrider_export.distill.plan import Options
 from outrider_export.distill.prediction import Costs, measure_draft, measure_head
+from outrider_export.plan import Plan as Source
+from outrider_export.progress import Progress
 from outrider_export.train.files import save
 from outrider_export.train.fit import start_head
+from outrider_export.train.layers import Teacher
 from outrider_export.vocabulary import Vocabulary
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from outrider.bundle import Bundle
-    from outrider_export.distill.data import Data
-    from outrider_export.distill.plan import Options
-    from outrider_export.plan import Plan as Source
-    from outrider_export.progress import Progress
-    from outrider_export.train.layers import Teacher
 
 _LAYER_TOKENS, _LAYER_BATCH = 2048, 1024  # of the training data, to choose layers by
 

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from outrider.types import Noise
 from outrider_export.distill.rows import NUM_KEPT, draw, likeliest, near_best
-
-if TYPE_CHECKING:
-    from collections.abc import Container, Sequence
-
-    from numpy.typing import NDArray
-
 
 _LEAST, _DISTINCT = 64, 0.25  # tokens, and the share of them that are different
 _REPEATED, _TIMES = 24, 3

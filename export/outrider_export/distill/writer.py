@@ -14,27 +14,22 @@ from __future__ import annotations
 
 import itertools
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
+from outrider.bundle import Bundle
 from outrider.config import DeviceConfig
 from outrider.errors import BundleError, DeviceError, ExportError
 from outrider.inputs.text import Tokenizer
 from outrider.models.backends.memory import system_memory
 from outrider.models.backends.openvino_paged import OpenVINOPaged
+from outrider.models.backends.paged_step import PagedStep
 from outrider.models.part import Part
 from outrider.models.settled import choice_of
 from outrider.types import Chunk, Exactness
 from outrider_export.distill.texts import Running, Task, Text
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Container, Iterable, Iterator, Sequence
-
-    from numpy.typing import NDArray
-
-    from outrider.bundle import Bundle
-    from outrider.models.backends.paged_step import PagedStep
 
 BATCH_SIZES = (16, 32, 64, 128)
 PROMPT_TOKENS = 256  # of prompts, that one call reads

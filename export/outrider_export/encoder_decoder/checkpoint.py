@@ -9,16 +9,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from outrider.bundle.manifest import AudioEntry, EncoderEntry, Geometry
 from outrider.errors import ExportError
 from outrider_export.sources import ENCODER_DECODERS, architectures_of, read_json, tensors_of
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from outrider_export.vocabulary import Vocabulary
+from outrider_export.vocabulary import Vocabulary
 
 ENCODER_FOLDER = "encoder"
 TASKS = {

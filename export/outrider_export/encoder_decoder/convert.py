@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
@@ -17,10 +17,8 @@ from outrider.system.core import new_core
 from outrider_export.convert import compress, lift
 from outrider_export.encoder_decoder.checkpoint import TASKS
 from outrider_export.encoder_decoder.graphs import cross_model, decoder_model, encoder_model
+from outrider_export.progress import Progress
 from outrider_export.tokenizer_job import add_tokenizer
-
-if TYPE_CHECKING:
-    from outrider_export.progress import Progress
 
 MODEL = "openvino_model.xml"
 _SPARE_POSITIONS = 64  # behind the model's context, for the padding of calls

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import msgspec
 
-from outrider.bundle.manifest import CROSS_NAME, MODEL_NAMES
+from outrider.bundle.manifest import CROSS_NAME, MODEL_NAMES, EncoderEntry, Geometry
 from outrider.errors import ExportError, OptionError
 from outrider.system.core import new_core
 from outrider_export.encoder_decoder.checkpoint import ENCODER_FOLDER, kind_of
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from outrider.bundle.manifest import EncoderEntry, Geometry
-    from outrider_export.plan import Plan
-    from outrider_export.progress import Progress
+from outrider_export.plan import Plan
+from outrider_export.progress import Progress
 
 MODULE = "outrider_export.encoder_decoder.convert"
 

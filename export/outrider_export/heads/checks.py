@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Container
 
 from outrider.errors import ExportError, OptionError
 from outrider.models.backends.taps import after_layers
-
-if TYPE_CHECKING:
-    from collections.abc import Container
-
-    from outrider_export.heads.formats import Head
+from outrider_export.heads.formats import Head
 
 
 def check_main(head: Head, format: str) -> None:  # noqa: A002

@@ -8,11 +8,15 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
+from outrider.bundle.manifest import Geometry
 from outrider.errors import ExportError
 from outrider.models.backends.heads.recurrent import NORM_FIRST
 from outrider.models.backends.masks import EMBEDDINGS
@@ -21,14 +25,6 @@ from outrider_export.diet import read_trained
 from outrider_export.direct.rope import rope_of
 from outrider_export.heads import dspark
 from outrider_export.sources import architectures_of, configuring, read_json, tensors_in
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from numpy.typing import NDArray
-
-    from outrider.bundle.manifest import Geometry
 
 EMBEDDING, MATRIX = "embed_tokens.weight", "lm_head.weight"  # where they are a drafter's own
 # By `architectures` in config.json, or `speculators_model_type`.

@@ -12,13 +12,16 @@ DFlash, its output matrix are not stored, as it takes them from the main model.
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import openvino as ov
 from openvino import opset13 as ops
 
-from outrider.bundle.manifest import MODEL_NAMES, PROPOSED_NAME
+from outrider.bundle.folder import Bundle
+from outrider.bundle.manifest import MODEL_NAMES, PROPOSED_NAME, DrafterEntry
 from outrider.errors import ExportError, OptionError, nearest
 from outrider.models.backends.heads.layers import (
     Rotation,
@@ -35,13 +38,6 @@ from outrider.models.backends.heads.weights import Weights
 from outrider.models.backends.taps import LAST, after_layers, ints
 from outrider.system.core import new_core
 from outrider_export.target import Target
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from outrider.bundle.folder import Bundle
-    from outrider.bundle.manifest import DrafterEntry
 
 _INT, _FLOAT = ov.Type.i64, ov.Type.f32
 _NUM_TAPS = 3  # of EAGLE-3 in openvino-genai

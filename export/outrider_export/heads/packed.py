@@ -10,22 +10,17 @@ from __future__ import annotations
 
 import shutil
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import msgspec
 
+from outrider.bundle import Bundle
 from outrider.bundle.hashes import list_files, sha256_of
-from outrider.bundle.manifest import DrafterEntry, FileEntry, Geometry, Sha256  # noqa: TC001 - read at run time
+from outrider.bundle.manifest import DrafterEntry, FileEntry, Geometry, ModelEntry, Sha256
 from outrider.errors import ExportError, OptionError, nearest
 from outrider.system.files import reading, write_whole
 from outrider_export.heads.write import check_drafter
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from outrider.bundle import Bundle
-    from outrider.bundle.manifest import ModelEntry
-    from outrider_export.target import Target
+from outrider_export.target import Target
 
 PACKED_NAME = "drafter.json"
 

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
 
+from outrider.bundle.manifest import DrafterEntry, ModelEntry
 from outrider_export.diet import choose_from
 from outrider_export.heads.checks import check_draft_vocab, check_main
 from outrider_export.heads.formats import Head, kind_of, read_head
 from outrider_export.heads.write import check_head_weights, write_head
+from outrider_export.plan import Plan
+from outrider_export.progress import Progress
+from outrider_export.sources import Located
 from outrider_export.special_tokens import eos_of
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from outrider.bundle.manifest import DrafterEntry, ModelEntry
-    from outrider_export.plan import Plan
-    from outrider_export.progress import Progress
-    from outrider_export.sources import Located
 
 
 def is_head(source: Located) -> bool:

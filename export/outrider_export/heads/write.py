@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import numpy as np
 import openvino as ov
+from numpy.typing import NDArray
 from openvino import opset13 as ops
 
 from outrider.bundle.manifest import MODEL_NAMES, PROPOSED_NAME, DrafterEntry, Geometry, ModelEntry, Source
@@ -18,16 +19,9 @@ from outrider.models.backends.taps import hidden_states_of, multiplied_by, outpu
 from outrider.system.core import new_core
 from outrider_export.heads import container, dspark, onnx_main
 from outrider_export.heads.checks import check_features
-from outrider_export.heads.formats import MATRIX
+from outrider_export.heads.formats import MATRIX, Head
 from outrider_export.output_matrix import cut_output
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from numpy.typing import NDArray
-
-    from outrider_export.heads.formats import Head
-    from outrider_export.sources import Located
+from outrider_export.sources import Located
 
 WEIGHTS = ("int8", "fp16", "fp32")
 _GROUPS = "DYNAMIC_QUANTIZATION_GROUP_SIZE"

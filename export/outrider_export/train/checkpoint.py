@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import os
 import pickle
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import torch
 
 from outrider.errors import ExportError, one_line
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 class Checkpoint:

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import json
 import shutil
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -22,9 +23,6 @@ from outrider_export.train.heads import Blockwise, Hydra, Medusa
 from outrider_export.train.layers import Shape
 from outrider_export.train.masks import MaskTokens
 from outrider_export.train.recurrent import Eagle, Eagle3, Mtp
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 KINDS = ("eagle3", "eagle", "mtp", "medusa", "hydra", "blockwise", "dflash", "dspark", "masks")
 NUM_PLACES = 4  # heads of Medusa and its like, and masks

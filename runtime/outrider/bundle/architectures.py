@@ -6,10 +6,7 @@ and values, one pair for each token. A state that every token changes has nothin
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
+from collections.abc import Iterable
 
 STATES = (
     "its layers keep a state that every token changes, and rejected draft tokens cannot be dropped from a state as "

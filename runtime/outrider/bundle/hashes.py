@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable, Iterable
 from functools import partial
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from outrider.bundle.manifest import MANIFEST_NAME, FileEntry
 from outrider.system.together import together
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-    from pathlib import Path
 
 
 def list_files(folder: Path, progress: Callable[[int], None] | None = None) -> tuple[FileEntry, ...]:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Literal, TypeAlias
 
 import msgspec
 
 from outrider.errors import BundleError
 from outrider.system.files import why, write_whole
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
 
 MANIFEST_NAME = "outrider.json"
 MAP_NAME = "to_main.npy"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping  # noqa: TC003  (msgspec reads the types)
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 

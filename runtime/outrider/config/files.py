@@ -7,16 +7,14 @@ from __future__ import annotations
 
 import importlib.resources
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from outrider.config import SECTION_OF, SECTIONS, Config, without_word
 from outrider.config.checks import shown_value
 from outrider.errors import OptionError, nearest, one_line
 from outrider.system.files import reading
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 
 def load_config(source: str | Path | Config | None) -> Config:

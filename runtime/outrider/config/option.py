@@ -8,16 +8,13 @@ server's requests, its row in the docs, and its use by the benchmark's peers fol
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from numbers import Integral, Real
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from outrider.config.checks import are_ids, are_named, are_texts, as_texts, as_tuple, plain, shown_value
 from outrider.errors import OptionError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
 
 T = TypeVar("T")
 

@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from collections.abc import Sequence as Seq
 
-from outrider.config import DEFAULT_MAX_NEW_TOKENS
+from outrider.bundle import Manifest
+from outrider.config import DEFAULT_MAX_NEW_TOKENS, GenerationConfig
 from outrider.errors import OptionError, RequestError, TooLong
 from outrider.models.costs import least_tokens
 from outrider.models.loading import check_room
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence as Seq
-
-    from outrider.bundle import Manifest
-    from outrider.config import GenerationConfig
-    from outrider.types import CompiledModel
+from outrider.types import CompiledModel
 
 
 class Admission:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Seq
 from numbers import Real
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from outrider.types import Distribution, Draft
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence as Seq
 
 _ROUNDING = 1e-6  # of probabilities, which may have been float32
 _INT = {int}

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from collections.abc import Sequence as Seq
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from outrider.decoding.checks import copied, fault_of
+from outrider.decoding.observer import DraftStage, Observer
 from outrider.decoding.own import REMEDY, inner
+from outrider.decoding.request import Request
 from outrider.errors import DrafterError, OutriderError, one_line
 from outrider.system.guard import Guard, is_interrupt
-from outrider.types import NO_DRAFT, Draft, Turn
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from collections.abc import Sequence as Seq
-
-    from outrider.decoding.observer import DraftStage, Observer
-    from outrider.decoding.request import Request
-    from outrider.types import Drafter, DraftPolicy, Pending
+from outrider.types import NO_DRAFT, Draft, Drafter, DraftPolicy, Pending, Turn
 
 
 def propose(requests: Seq[Request], vocab_size: int, observer: Observer | None = None) -> list[Turn | None]:

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Sequence as Seq
 
 from outrider.decoding.drafting import draft_ahead, propose
+from outrider.decoding.observer import Observer
 from outrider.decoding.reading import Reading, draft_of, observe
+from outrider.decoding.request import Request
+from outrider.decoding.scheduler import Scheduler
 from outrider.models.calls import submit
 from outrider.tokens.grammar import fill_masks
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence as Seq
-
-    from outrider.decoding.observer import Observer
-    from outrider.decoding.request import Request
-    from outrider.decoding.scheduler import Scheduler
-    from outrider.types import Backend, Turn
+from outrider.types import Backend, Turn
 
 
 def step(main: Backend, requests: Seq[Request], scheduler: Scheduler, observer: Observer | None = None) -> None:

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, cast
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
+from typing import Any, Literal, Protocol, TypeAlias, cast
 
+from outrider.decoding.request import Request
 from outrider.errors import OutriderError
 from outrider.system.guard import Guard
-from outrider.types import CallObserver
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from collections.abc import Sequence as Seq
-
-    from outrider.decoding.request import Request
-    from outrider.types import Draft, Outcome
+from outrider.types import CallObserver, Draft, Outcome
 
 log = logging.getLogger("outrider")
 

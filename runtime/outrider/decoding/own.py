@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import math
 from numbers import Integral, Real
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import numpy as np
 
 from outrider.errors import DrafterError
 from outrider.system.guard import Guarded, Rule
-from outrider.types import Drafter, Guess, Prompt, Requirements
-
-if TYPE_CHECKING:
-    from outrider.types import Proposer
+from outrider.types import Drafter, Guess, Prompt, Proposer, Requirements
 
 REMEDY = "Mend it, or choose another drafter."
 _MOST = 64  # draft tokens a round, as of the option

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from outrider.decoding.observer import Observer
+from outrider.decoding.request import Request
 from outrider.errors import NoTokenLeft
 from outrider.tokens.sampling import DraftRows
-from outrider.types import NO_DRAFT, Chunk, Committed, Outcome
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence as Seq
-
-    from outrider.decoding.observer import Observer
-    from outrider.decoding.request import Request
-    from outrider.types import Draft, Drafter, Step, Turn
+from outrider.types import NO_DRAFT, Chunk, Committed, Draft, Drafter, Outcome, Step, Turn
 
 
 @dataclass(slots=True)

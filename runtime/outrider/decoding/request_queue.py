@@ -9,28 +9,23 @@ import time
 import warnings
 import weakref
 from collections import deque
+from collections.abc import Callable, Generator
 from functools import partial
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 from outrider.decoding.drafting import seconds_of
 from outrider.decoding.loop import step
-from outrider.decoding.observer import guarded
+from outrider.decoding.observer import Observer, guarded
+from outrider.decoding.request import Request
 from outrider.decoding.rereading import Rereading
+from outrider.decoding.results import TextChunk
+from outrider.decoding.scheduler import Scheduler
 from outrider.decoding.slots import admit, release
 from outrider.errors import RequestError
+from outrider.models.kv import PrefixStore
 from outrider.system.forks import check_process
-from outrider.types import CallCancelled
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
-
-    from outrider.decoding.observer import Observer
-    from outrider.decoding.request import Request
-    from outrider.decoding.results import TextChunk
-    from outrider.decoding.scheduler import Scheduler
-    from outrider.models.kv import PrefixStore
-    from outrider.types import Backend
+from outrider.types import Backend, CallCancelled
 
 log = logging.getLogger("outrider")
 

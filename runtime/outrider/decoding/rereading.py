@@ -9,12 +9,8 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from typing import TYPE_CHECKING
 
-from outrider.types import Chunk, Prompt
-
-if TYPE_CHECKING:
-    from outrider.types import Backend, Sequence, Slot
+from outrider.types import Backend, Chunk, Prompt, Sequence, Slot
 
 log = logging.getLogger("outrider")
 

@@ -11,16 +11,11 @@ al. 2024, "Taming throughput-latency tradeoff in LLM inference with Sarathi-Serv
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from collections.abc import Sequence as Seq
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
-from outrider.models.measure import NEAR
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-    from collections.abc import Sequence as Seq
-
-    from outrider.models.measure import PassCost
+from outrider.models.measure import NEAR, PassCost
 
 SMOOTH = 0.1  # seconds: ten tokens a second are more than anyone reads
 TIMES = 2.0  # a round with a piece of a prompt may take so many times as long as one without

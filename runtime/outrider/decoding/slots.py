@@ -4,14 +4,10 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
+from outrider.decoding.request import Request
 from outrider.errors import RequestError
-from outrider.types import Prompt
-
-if TYPE_CHECKING:
-    from outrider.decoding.request import Request
-    from outrider.types import Backend, Drafter
+from outrider.types import Backend, Drafter, Prompt
 
 
 def admit(request: Request, main: Backend) -> bool:

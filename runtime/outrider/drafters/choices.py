@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence as Seq
 
 from outrider.errors import DeviceError, NoTokenLeft
 from outrider.tokens.sampling import DraftRows, probability, without
-from outrider.types import Draft
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence as Seq
-
-    from outrider.types import Distribution, DraftRequest, LogitsRow
+from outrider.types import Distribution, Draft, DraftRequest, LogitsRow
 
 
 class Choices:

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
 from dataclasses import replace
-from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
 
 from outrider.drafters.choices import Choices
 from outrider.models.measure import SHORT
-from outrider.types import Chunk, Guess, num_common_tokens
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from collections.abc import Sequence as Seq
-
-    import numpy as np
-    from numpy.typing import NDArray
-
-    from outrider.types import Committed, Draft, DraftRequest, LogitsRow, Sequence, Slot
+from outrider.types import Chunk, Committed, Draft, DraftRequest, Guess, LogitsRow, Sequence, Slot, num_common_tokens
 
 
 class DraftState(Choices):

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Seq
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from outrider.drafters.choices import Choices
-from outrider.types import Draft, Drafter, Requirements
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence as Seq
-
-    from outrider.types import Committed, DraftRequest, LogitsRow, Sequence
+from outrider.types import Committed, Draft, Drafter, DraftRequest, LogitsRow, Requirements, Sequence
 
 
 class MaskTokens(Drafter):

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence as Seq
 
 from outrider.drafters.copier import Copier
-from outrider.types import NO_DRAFT, Draft
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence as Seq
-
-    from outrider.types import DraftRequest, Sequence
+from outrider.types import NO_DRAFT, Draft, DraftRequest, Sequence
 
 
 class Ngram(Copier):

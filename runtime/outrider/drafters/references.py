@@ -5,16 +5,13 @@ from __future__ import annotations
 import struct
 from bisect import bisect_left
 from collections import Counter
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Sequence as Seq
+from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from outrider.drafters.suffix_automaton import Followers
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence as Seq
-
-    from numpy.typing import NDArray
 
 MAX_TOKENS = 16  # longest match, in tokens
 _MAX_POSITIONS = 128  # most occurrences of a match that are read

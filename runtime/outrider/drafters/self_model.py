@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence as Seq
 
 from outrider.drafters.draft_model import DraftModel
 from outrider.drafters.draft_state import DraftState
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence as Seq
-
-    from outrider.models.measure import PassCost
-    from outrider.types import Backend, Draft, DraftRequest, Sequence
+from outrider.models.measure import PassCost
+from outrider.types import Backend, Draft, DraftRequest, Sequence
 
 
 class SelfModel(DraftModel):

@@ -9,7 +9,9 @@ import threading
 import warnings
 import zlib
 from collections import deque
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from collections.abc import Sequence as Seq
+from pathlib import Path
 
 import numpy as np
 
@@ -17,11 +19,6 @@ from outrider.config.files import user_path
 from outrider.drafters.references import References
 from outrider.errors import OptionError, one_line
 from outrider.system.files import shown, why
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from collections.abc import Sequence as Seq
-    from pathlib import Path
 
 _DATABASE = b"SQLite format 3\0"  # the file's first bytes
 _APPLICATION = 0x4F757472  # "Outr": marks the database as ours

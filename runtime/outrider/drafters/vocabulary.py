@@ -3,24 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
 
 import numpy as np
+from numpy.typing import NDArray
 
+from outrider.bundle.folder import Bundle
+from outrider.bundle.manifest import DrafterEntry
 from outrider.drafters.draft_state import DraftState
 from outrider.drafters.translation import TokenMap, Translation, utf8_decoder
 from outrider.tokens.sampling import argmax, probability, whole_row
-from outrider.types import Draft, LogitsRow
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from collections.abc import Sequence as Seq
-
-    from numpy.typing import NDArray
-
-    from outrider.bundle.folder import Bundle
-    from outrider.bundle.manifest import DrafterEntry
-    from outrider.types import Committed, DraftRequest, Logits, Sequence, Slot, TextTokenizer
+from outrider.types import Committed, Draft, DraftRequest, Logits, LogitsRow, Sequence, Slot, TextTokenizer
 
 
 class Vocabulary:

@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from outrider.bundle import Bundle
 from outrider.bundle.folder import draft_models_of
+from outrider.bundle.manifest import DrafterEntry
 from outrider.bundle.opening import open_bundle
-from outrider.config import COPYING, Config
+from outrider.config import COPYING, Config, DeviceConfig, SchedulerConfig
 from outrider.config.files import user_path
 from outrider.decoding.admission import Admission
 from outrider.decoding.request_queue import RequestQueue
@@ -37,21 +40,13 @@ from outrider.inputs.text.tokenizer import guarded
 from outrider.inputs.vision import Vision
 from outrider.models.costs import contention_of, cost_of
 from outrider.models.kv import PREFIXES, PrefixStore, Stored
-from outrider.models.loading import LoadedModel, load_parts
+from outrider.models.loading import LoadedModel, Placement, load_parts
 from outrider.models.measure import pays
 from outrider.models.part import Part, parts_of
 from outrider.system.core import prepare_arrays
 from outrider.system.files import shown, why
 from outrider.tokens.grammar import Grammars
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from outrider.bundle import Bundle
-    from outrider.bundle.manifest import DrafterEntry
-    from outrider.config import DeviceConfig, SchedulerConfig
-    from outrider.models.loading import Placement
-    from outrider.types import TextTokenizer
+from outrider.types import TextTokenizer
 
 
 @dataclasses.dataclass(frozen=True)

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from outrider.decoding.results import Segment, Transcription
+from outrider.bundle.manifest import AudioEntry, EncoderEntry
+from outrider.decoding.results import Result, Segment, Transcription
 from outrider.errors import OptionError, nearest
 from outrider.inputs.audio import log_mel, read_samples
 from outrider.types import Prompt, Source
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from collections.abc import Sequence as Seq
-
-    from outrider.bundle.manifest import AudioEntry, EncoderEntry
-    from outrider.decoding.results import Result
 
 _PRECISION = 0.02  # seconds from one timestamp to the next
 

@@ -9,17 +9,14 @@ from __future__ import annotations
 import wave
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from outrider.config.files import user_path
 from outrider.errors import OptionError, RequestError
 from outrider.system.files import reading
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
 
 _SAVE_IT = "Save it as PCM: ffmpeg -i FILE -ar {rate} -ac 1 -c:a pcm_s16le out.wav"
 

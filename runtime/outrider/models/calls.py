@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
 
-from outrider.types import Call
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from collections.abc import Sequence as Seq
-
-    from outrider.types import Backend, CallObserver, Chunk, Pending, Step
+from outrider.types import Backend, Call, CallObserver, Chunk, Pending, Step
 
 _now = time.perf_counter
 

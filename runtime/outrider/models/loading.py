@@ -4,32 +4,27 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
+from collections.abc import Iterable
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from outrider.config import format_of_property
+from outrider.bundle.folder import Bundle
+from outrider.config import DeviceConfig, format_of_property
 from outrider.errors import BundleError, DeviceError, DeviceWarning, OptionError, OutriderError
 from outrider.models.backends.devices import find_device, find_devices, free_memory, largest_tensor, resolve_auto
 from outrider.models.backends.memory import system_memory
 from outrider.models.backends.probe import Job, Verdict, try_apart
 from outrider.models.backends.processor import may_divide_by_zero
 from outrider.models.backends.support import support_of
-from outrider.models.part import describe, parts_of, this_processor
+from outrider.models.measure import PassCost
+from outrider.models.part import Part, describe, parts_of, this_processor
 from outrider.models.settled import compile_settled, is_settled
 from outrider.system import saved
 from outrider.system.core import new_core
 from outrider.system.together import together
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-    from collections.abc import Sequence as Seq
-
-    from outrider.bundle.folder import Bundle
-    from outrider.config import DeviceConfig
-    from outrider.models.measure import PassCost
-    from outrider.models.part import Part
-    from outrider.types import CompiledModel
+from outrider.types import CompiledModel
 
 _AUTO = "auto takes the first GPU that runs the model, otherwise the CPU"
 

@@ -8,21 +8,17 @@ measured.seconds([(1, 256)])    # of the whole model's calls
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
+from outrider.config import DeviceConfig
+from outrider.models.backends.slices import Slices
 from outrider.models.costs import rows_of
 from outrider.models.measure import TRIAL_TOKENS, PassCost, measure_pass, time_calls
-from outrider.types import RowRule
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from outrider.config import DeviceConfig
-    from outrider.models.backends.slices import Slices
-    from outrider.models.part import Part
-    from outrider.models.setting import Setting
-    from outrider.types import CompiledModel, Exactness
+from outrider.models.part import Part
+from outrider.models.setting import Setting
+from outrider.types import CompiledModel, Exactness, RowRule
 
 Call: TypeAlias = tuple[int, int]  # tokens, and tokens of context
 

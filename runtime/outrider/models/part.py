@@ -6,37 +6,31 @@ import dataclasses
 import functools
 import hashlib
 import json
+from collections.abc import Iterable
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import openvino as ov
 
 from outrider import __version__
-from outrider.bundle.folder import draft_models_of
+from outrider.bundle.folder import Bundle, draft_models_of
+from outrider.bundle.manifest import DrafterEntry, FileEntry, ModelEntry
+from outrider.config import DeviceConfig
 from outrider.config.files import user_path
 from outrider.errors import OptionError, nearest
 from outrider.models.backends import load_model
 from outrider.models.backends.adapters import Adapter, Adapters
 from outrider.models.backends.heads import Head
 from outrider.models.backends.masks import Masks
-from outrider.models.backends.processor import find_processor
-from outrider.models.backends.slices import find_slices
+from outrider.models.backends.processor import Processor, find_processor
+from outrider.models.backends.slices import Slices, find_slices
 from outrider.models.backends.support import ModelSpec, support_of
 from outrider.system import saved
 from outrider.system.core import new_core
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-    from collections.abc import Sequence as Seq
-    from pathlib import Path
-
-    from outrider.bundle.folder import Bundle
-    from outrider.bundle.manifest import DrafterEntry, FileEntry, ModelEntry
-    from outrider.config import DeviceConfig
-    from outrider.models.backends.processor import Processor
-    from outrider.models.backends.slices import Slices
-    from outrider.types import CompiledModel
+from outrider.types import CompiledModel
 
 SMALL = 16_000_000  # bytes of a model's files; below this, trying settings and slices does not pay
 _NPU_SIZES = ("npu_max_prompt_tokens", "npu_max_new_tokens", "npu_window")

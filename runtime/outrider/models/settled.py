@@ -11,24 +11,19 @@ from __future__ import annotations
 import dataclasses
 import gc
 import warnings
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from outrider.config import DeviceConfig
 from outrider.errors import ExactnessWarning
 from outrider.models.costs import save_cost
 from outrider.models.measure import TRIAL_TOKENS, measure_exactness
 from outrider.models.measure.adapted import Adapted
-from outrider.models.part import machine
+from outrider.models.part import Part, machine
 from outrider.models.setting import Choice
-from outrider.models.trials import choose
+from outrider.models.trials import Found, choose
 from outrider.system import saved
 from outrider.system.progress import report
-from outrider.types import Exactness
-
-if TYPE_CHECKING:
-    from outrider.config import DeviceConfig
-    from outrider.models.part import Part
-    from outrider.models.trials import Found
-    from outrider.types import CompiledModel
+from outrider.types import CompiledModel, Exactness
 
 
 def compile_settled(part: Part, device: str, options: DeviceConfig) -> CompiledModel:

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from collections.abc import Sequence as Seq
 
 import numpy as np
 
 from outrider.errors import OptionError, RequestError, needs
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence as Seq
 
 
 class Retriever:

@@ -8,26 +8,21 @@ model's.
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence as Seq
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, cast
+from pathlib import Path
+from typing import Any, cast
 
 import msgspec
 
 from outrider.bundle.folder import read_bundle
 from outrider.config.files import load_config
+from outrider.decoding.results import Result
 from outrider.engine.engine import Engine
 from outrider.errors import OptionError, RequestError, nearest
 from outrider.rag.retrieval import check_numbers, choose_subsets
-from outrider.types import Prompt
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence as Seq
-    from pathlib import Path
-
-    from outrider.decoding.results import Result
-    from outrider.types import ChatTokenizer
-
+from outrider.types import ChatTokenizer, Prompt
 
 RATIONALE, ANSWER = "Rationale: ", "Answer: "
 # The draft model's whole answer. Small models do not keep to a form that they are merely told.

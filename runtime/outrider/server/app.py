@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from functools import partial
+from os import PathLike, stat_result
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
+from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
+from starlette.types import Scope
 
 from outrider.config import Config
 from outrider.errors import OutriderError
@@ -31,14 +35,6 @@ from outrider.server.protocol.responses import Health, ModelList
 from outrider.server.responses import Responses
 from outrider.server.security import Guard
 from outrider.server.settings import Settings
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Mapping
-    from os import PathLike, stat_result
-
-    from starlette.requests import Request
-    from starlette.types import Scope
-
 
 _METRICS_TYPE = "text/plain; version=1.0.0; charset=utf-8"
 

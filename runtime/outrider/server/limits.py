@@ -6,15 +6,12 @@ import asyncio
 import math
 import time
 from collections import deque
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING
+
+from starlette.types import Receive, Scope
 
 from outrider.server.errors import ApiError, overloaded
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
-    from starlette.types import Receive, Scope
 
 _LONGEST_RETRY = 60  # seconds
 

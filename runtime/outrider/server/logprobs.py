@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence as Seq
 
 from outrider.server.protocol.responses import ChatLogprobs, CompletionLogprobs, TokenLogprob, TopLogprob
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence as Seq
-
-    from outrider.types import TextTokenizer, TokenLogprobs
+from outrider.types import TextTokenizer, TokenLogprobs
 
 
 class TokenTexts:

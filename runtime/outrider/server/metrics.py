@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Sequence as Seq
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence as Seq
-
-    from outrider.decoding.metrics import Stats
-    from outrider.decoding.results import TextChunk
+from outrider.decoding.metrics import Stats
+from outrider.decoding.results import TextChunk
 
 _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160, 640)
 _TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000)

@@ -7,14 +7,16 @@ import gc
 import hashlib
 import logging
 import time
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import msgspec
 
 from outrider import __version__
+from outrider.bundle import Bundle
 from outrider.bundle.manifest import MANIFEST_NAME
 from outrider.bundle.opening import open_bundle
 from outrider.config import COPYING, Config
@@ -24,12 +26,6 @@ from outrider.server.errors import ApiError
 from outrider.server.logprobs import TokenTexts
 from outrider.server.protocol.responses import ModelInfo
 from outrider.system.progress import listener
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Mapping
-    from pathlib import Path
-
-    from outrider.bundle import Bundle
 
 log = logging.getLogger("outrider.server")
 

@@ -4,23 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
+from types import FrameType
 
 import uvicorn
 from sse_starlette.sse import AppStatus
+from starlette.applications import Starlette
 
 from outrider.errors import OptionError
+from outrider.server.models import Models
 from outrider.system.files import why
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from collections.abc import Sequence as Seq
-    from types import FrameType
-
-    from starlette.applications import Starlette
-
-    from outrider.server.models import Models
-
 
 _SPARE = 5  # seconds from the end of the grace time, in which answers notice that their clients are gone
 

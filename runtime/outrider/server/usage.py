@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence as Seq
 
+from outrider.decoding.metrics import Stats
 from outrider.server.protocol.items import InputTokensDetails, ResponseUsage
 from outrider.server.protocol.responses import PromptTokensDetails, Timings, Usage
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence as Seq
-
-    from outrider.decoding.metrics import Stats
 
 
 def usage_of(stats: Seq[Stats], n: int) -> Usage:

@@ -12,16 +12,13 @@ import json
 import os
 import stat
 import threading
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import msgspec
 
 from outrider.errors import OptionError, OutriderError, one_line
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 # Errors from reading a file that is missing, damaged or malicious. Before msgspec 0.20, its errors are no ValueErrors.
 FAULTS = (OSError, ValueError, EOFError, OverflowError, RecursionError, MemoryError, msgspec.MsgspecError)

@@ -9,11 +9,8 @@ Python's own recursion ends in a RecursionError; a library's in C++ or Rust ends
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 MOST_LEVELS = 100  # of tables and lists in each other
 

@@ -7,12 +7,9 @@ with listener(print):
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 log = logging.getLogger("outrider")
 _listener: ContextVar[Callable[[str], object] | None] = ContextVar("listener", default=None)

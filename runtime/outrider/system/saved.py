@@ -8,17 +8,15 @@ import hashlib
 import json
 import os
 import shutil
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import msgspec
 import platformdirs
 
 from outrider.system.files import FAULTS, write_whole
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 # The environment variable names another folder, for child processes too.
 FOLDER = Path(os.environ.get("OUTRIDER_CACHE") or platformdirs.user_cache_path("outrider", appauthor=False))

@@ -13,13 +13,11 @@ from __future__ import annotations
 
 import contextvars
 import os
+from collections.abc import Callable, Iterator
+from collections.abc import Sequence as Seq
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, TypeVar
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from collections.abc import Sequence as Seq
+from typing import TypeVar
 
 T = TypeVar("T")
 

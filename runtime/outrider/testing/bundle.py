@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import shutil
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Sequence as Seq
+from pathlib import Path
+from typing import Literal
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from outrider import __version__
 from outrider.bundle.folder import Bundle, read_bundle
@@ -18,6 +21,7 @@ from outrider.bundle.manifest import (
     PROPOSED_NAME,
     SCHEMA_VERSION,
     DrafterEntry,
+    Format,
     Geometry,
     Manifest,
     ModelEntry,
@@ -27,14 +31,6 @@ from outrider.bundle.manifest import (
 )
 from outrider.testing.tokenizer import TOY_ALPHABET, toy_tokens
 from outrider.testing.weights import CONTEXT, HEAD_SIZE, HEADS, HIDDEN, LAYERS, random_weights
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence as Seq
-    from pathlib import Path
-
-    from numpy.typing import NDArray
-
-    from outrider.bundle.manifest import Format
 
 
 def save_toy_bundle(

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from outrider.types import NO_PROMPT, Capabilities, Exactness, LogitsRow, answer_keys, num_common_tokens, prompt_keys
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from collections.abc import Sequence as Seq
-
-    from numpy.typing import NDArray
-
-    from outrider.types import Chunk, Logits, Prompt, RowRule
+from outrider.types import (
+    NO_PROMPT,
+    Capabilities,
+    Chunk,
+    Exactness,
+    Logits,
+    LogitsRow,
+    Prompt,
+    RowRule,
+    answer_keys,
+    num_common_tokens,
+    prompt_keys,
+)
 
 _MAX_TOKENS = 2048
 

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import onnx
+from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
-from outrider.testing.weights import HEAD_SIZE, HEADS
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from outrider.testing.weights import ToyWeights
+from outrider.testing.weights import HEAD_SIZE, HEADS, ToyWeights
 
 _INT64, _FLOAT = TensorProto.INT64, TensorProto.FLOAT
 

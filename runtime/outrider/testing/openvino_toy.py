@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import openvino as ov
+from numpy.typing import NDArray
 from openvino import opset13 as ops
 
-from outrider.testing.weights import HEAD_SIZE, HEADS, HIDDEN
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from outrider.testing.weights import ToyWeights
+from outrider.testing.weights import HEAD_SIZE, HEADS, HIDDEN, ToyWeights
 
 
 def openvino_toy(weights: ToyWeights) -> ov.Model:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence as Seq
+from collections.abc import Sequence as Seq
+from typing import Any
 
 TOY_ALPHABET = "abcdefghijklmnopqrstuvwxyz0123456789 .é\0"
 

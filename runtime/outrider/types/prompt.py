@@ -5,18 +5,15 @@ from __future__ import annotations
 import hashlib
 import itertools
 import operator
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from outrider.errors import RequestError
 from outrider.types.cache_keys import answer_keys
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence as Seq
-
-    from numpy.typing import NDArray
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from collections.abc import Sequence as Seq
+from collections.abc import Mapping
+from collections.abc import Sequence as Seq
+from typing import Any, Protocol
 
 
 class TextTokenizer(Protocol):

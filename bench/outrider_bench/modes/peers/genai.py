@@ -12,31 +12,26 @@ from __future__ import annotations
 import math
 import tempfile
 import time
+from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import openvino as ov
 import openvino_genai
 
-from outrider.config import GenerationConfig
+from outrider.config import DeviceConfig, GenerationConfig
 from outrider.decoding.metrics import Stats
 from outrider.errors import OutriderError, one_line
 from outrider.inputs.text import Tokenizer
-from outrider_bench.modes.mode import Batch, Run
+from outrider_bench.modes.mode import Batch, BatchMode, Mode, Run
+from outrider_bench.modes.name import ModeName
 from outrider_bench.modes.peers.check import default_precision, follow_options, precisions_of
 from outrider_bench.modes.peers.known import DFLASH, DRAFT, EAGLE3, FASTEST, GENAI_DRAFTS, PEERS
 from outrider_bench.modes.peers.link import link
+from outrider_bench.modes.setup import Setup
 from outrider_bench.prompts import read_prompts
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from outrider.config import DeviceConfig
-    from outrider_bench.modes.mode import BatchMode, Mode
-    from outrider_bench.modes.name import ModeName
-    from outrider_bench.modes.setup import Setup
 
 _NUM_TOKENS = {DRAFT: 3, EAGLE3: 3}  # draft tokens a round; in other modes 5
 DEFAULT_THRESHOLD = 0.4  # as in its samples

@@ -11,32 +11,27 @@ import copy
 import json
 import shutil
 import tempfile
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from outrider.errors import VocabularyMismatch
 from outrider_export.convert import load_model
 from outrider_export.convert_model import copy_tokenizer
 from outrider_export.diet import TRAINED_NAME, choose_by_counts
+from outrider_export.distill.data import Batch
 from outrider_export.distill.draft.layers import Cut, choose_layers, cut_layers
 from outrider_export.distill.draft.model import DraftModel
-from outrider_export.plan import check_route, make_plan
+from outrider_export.plan import Plan, check_route, make_plan
+from outrider_export.progress import Progress
 from outrider_export.sources import fetch, locate
 from outrider_export.special_tokens import eos_of
 from outrider_export.train.fit import find_device
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
-    from numpy.typing import NDArray
-
-    from outrider_export.distill.data import Batch
-    from outrider_export.plan import Plan
-    from outrider_export.progress import Progress
-    from outrider_export.vocabulary import Vocabulary
+from outrider_export.vocabulary import Vocabulary
 
 
 def open_source(

@@ -11,18 +11,16 @@ import itertools
 import threading
 import time
 from collections import deque
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import numpy as np
 
 from outrider.errors import OptionError, OutriderError, one_line
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-    from pathlib import Path
 
 _PATIENCE = 0.5  # seconds between writes; a program that dies loses events of this time
 

@@ -5,20 +5,17 @@ from __future__ import annotations
 import itertools
 import time
 from collections import deque
+from collections.abc import Iterable, Mapping
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass
+from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from outrider.decoding.observer import DraftStage
+from outrider.decoding.request import Request
 from outrider.decoding.trace.events import REQUESTS, Lane, TraceFile
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-    from collections.abc import Sequence as Seq
-    from pathlib import Path
-
-    from outrider.decoding.observer import DraftStage
-    from outrider.decoding.request import Request
-    from outrider.types import Call, CompiledModel, Draft, Outcome
+from outrider.types import Call, CompiledModel, Draft, Outcome
 
 _LATELY = 16  # commits that tokens per second are counted over
 _now = time.perf_counter

@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence as Seq
 
-from outrider.types import DraftPolicy, Turn
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence as Seq
-
-    from outrider.types import Drafter, DraftRequest, Pending
+from outrider.types import Drafter, DraftPolicy, DraftRequest, Pending, Turn
 
 
 class Fixed(DraftPolicy):

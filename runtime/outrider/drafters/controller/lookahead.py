@@ -6,15 +6,12 @@ the price now and the gain later stand in one sum, which is that of a round in t
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from operator import mul
-from typing import TYPE_CHECKING
 
 from outrider.drafters.controller.batch import best_length
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence as Seq
 
 
 @dataclass(frozen=True, slots=True)

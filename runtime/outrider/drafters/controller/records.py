@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator, Mapping
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
 
 from outrider.drafters.controller.acceptance import Acceptance, Share
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-    from collections.abc import Sequence as Seq
-
-    from outrider.system.saved import SavedValue
-    from outrider.types import Draft, Verifier
+from outrider.system.saved import SavedValue
+from outrider.types import Draft, Verifier
 
 _SECONDS = 5.0  # between two writes of the file
 _HEARSAY = 10.0  # most observations that greedy decoding's share counts for in sampling

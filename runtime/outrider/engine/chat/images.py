@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence as Seq
+from typing import Any
 
-from outrider.inputs.vision import to_data_url
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence as Seq
-
-    from outrider.inputs.vision import EncodedImage, Vision
+from outrider.inputs.vision import EncodedImage, Vision, to_data_url
 
 
 def keep_images(message: Mapping[str, Any]) -> dict[str, Any]:

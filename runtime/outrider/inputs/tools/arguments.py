@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from outrider.inputs.tools.values import as_json, table_of, types_of
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 
 class Arguments(Protocol):

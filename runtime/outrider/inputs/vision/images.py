@@ -6,15 +6,13 @@ import base64
 import binascii
 import io
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import ModuleType
+from typing import Any
 
 import numpy as np
 
 from outrider.errors import OptionError, RequestError, needs, one_line
 from outrider.system.files import shown
-
-if TYPE_CHECKING:
-    from types import ModuleType
 
 MEMORY = 0.5  # GB to decode an image in
 # What Pillow may read a file as. It has decoders for many more, some of which start other programs.

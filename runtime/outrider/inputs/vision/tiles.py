@@ -7,16 +7,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
+from outrider.bundle.manifest import VisionEntry
 from outrider.errors import RequestError
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from outrider.bundle.manifest import VisionEntry
 
 _MOST_EDGE = 4_096  # pixels: no image is larger before it is cut
 

@@ -10,22 +10,19 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import openvino as ov
 from openvino import opset13 as ops
 
+from outrider.bundle.manifest import Format
 from outrider.errors import DeviceError, OptionError, install, nearest, one_line
 from outrider.models.backends.memory import system_memory
 from outrider.system.core import new_core
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
-    from outrider.bundle.manifest import Format
 
 _PRECISIONS = {"FP32": "f32", "BF16": "bf16", "FP16": "f16", "INT8": "int8", "INT4": "int4"}
 _EXACT = "whether it is bit-exact, so that drafts cannot change the text, is measured when a model is loaded"

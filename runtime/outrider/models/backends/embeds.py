@@ -9,19 +9,16 @@ the given one is read.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
+import openvino as ov
+from numpy.typing import NDArray
 from openvino import opset13 as ops
 
 from outrider.errors import BundleError
 from outrider.models.backends.taps import after_layers, hidden_states_of, ints, num_paged_layers
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    import openvino as ov
-    from numpy.typing import NDArray
 
 EMBEDS = "given_embeds"  # float32 [m, hidden], m ≥ 1
 EMBED_ROWS = "given_rows"  # int64 [n]: for each row of the call the row of `EMBEDS` that it reads, −1 for its token's

@@ -5,31 +5,24 @@ CPU: measured. GPU: written against the documented interface; not verified on ha
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping
+from collections.abc import Sequence as Seq
+from pathlib import Path
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
+from outrider.bundle.manifest import EncoderEntry
 from outrider.errors import BundleError, DeviceError, OptionError, RequestError, one_line
 from outrider.models.backends.common import SequentialBackend
 from outrider.models.backends.devices import check_device, compile_error, facts_of, hints_of
-from outrider.models.backends.encoder_states import Encoder
+from outrider.models.backends.encoder_states import Cross, Encoder
 from outrider.models.backends.onnx_step import BufferStep
 from outrider.models.backends.taps import read_ir
 from outrider.models.kv import Unbranched
 from outrider.system.core import new_core
-from outrider.types import NO_PROMPT, CacheUse, Capabilities, Chunk, Exactness
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-    from collections.abc import Sequence as Seq
-    from pathlib import Path
-
-    from numpy.typing import NDArray
-
-    from outrider.bundle.manifest import EncoderEntry
-    from outrider.models.backends.encoder_states import Cross
-    from outrider.types import Prompt
-
+from outrider.types import NO_PROMPT, CacheUse, Capabilities, Chunk, Exactness, Prompt
 
 _KEYS = 64  # numbers of keys are rounded up to multiples of it
 

@@ -9,7 +9,7 @@ decoding for memory-efficient acceleration of LLM inference".
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import numpy as np
 import openvino as ov
@@ -17,9 +17,6 @@ from openvino import opset13 as ops
 
 from outrider.errors import BundleError
 from outrider.models.backends.taps import after_layers, hidden_states_of, ints, num_paged_layers, read_ir
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 EMBEDDINGS = "embeddings"  # the output of the file
 

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import openvino as ov
 
 from outrider.errors import OptionError
 from outrider.models.backends.devices import find_name
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    import openvino as ov
 
 CACHE_KINDS = {"auto": "f16", "f16": "f16", "f32": "f32"}  # of keys and values; NPUW's default is f16
 _ROWS_STEP, _TOKENS_STEP = (

@@ -5,23 +5,18 @@ from __future__ import annotations
 import dataclasses
 import math
 import mmap
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import onnxruntime as ort
+from numpy.typing import NDArray
 
 from outrider.errors import DeviceError
-from outrider.models.kv import Buffer, BufferPool, PrefixCounts, SlotTokens, allocate_zeros
+from outrider.models.kv import Buffer, BufferPool, Opening, PrefixCounts, SlotTokens, allocate_zeros
 from outrider.types import NO_PROMPT, CacheUse, Prompt, prompt_keys
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from collections.abc import Sequence as Seq
-
-    from numpy.typing import NDArray
-
-    from outrider.models.kv import Opening
 
 
 @dataclass(eq=False, slots=True)

@@ -7,29 +7,23 @@ verified on hardware.
 from __future__ import annotations
 
 import platform
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from collections.abc import Sequence as Seq
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnxruntime as ort
+from numpy.typing import NDArray
 
 from outrider.errors import BundleError, DeviceError, OptionError, one_line
 from outrider.models.backends.common import SequentialBackend
 from outrider.models.backends.features import check_features
-from outrider.models.backends.onnx_cache import BufferCache
+from outrider.models.backends.onnx_cache import BufferCache, BufferSlot
 from outrider.models.backends.onnx_providers import find_provider
 from outrider.models.backends.onnx_step import BufferStep
-from outrider.types import NO_PROMPT, Capabilities, Chunk, Exactness
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from collections.abc import Sequence as Seq
-    from pathlib import Path
-
-    from numpy.typing import NDArray
-
-    from outrider.models.backends.onnx_cache import BufferSlot
-    from outrider.models.kv import Prefixes
-    from outrider.types import CacheUse, Prompt
+from outrider.models.kv import Prefixes
+from outrider.types import NO_PROMPT, CacheUse, Capabilities, Chunk, Exactness, Prompt
 
 _KINDS: dict[str, type[np.generic]] = {"tensor(float)": np.float32, "tensor(float16)": np.float16}
 _PRECISIONS: dict[type[np.generic], str] = {np.float32: "f32", np.float16: "f16"}

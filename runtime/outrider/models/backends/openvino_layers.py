@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
 
 from outrider.models.backends.openvino_paged import OpenVINOPaged
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from outrider.types import CacheUse
+from outrider.types import CacheUse
 
 
 class OpenVINOLayers(OpenVINOPaged):

@@ -7,10 +7,14 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from collections.abc import Sequence as Seq
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import openvino as ov
+from numpy.typing import NDArray
 from openvino import opset13 as ops
 
 from outrider.errors import BundleError, DeviceError, OptionError, one_line
@@ -22,16 +26,7 @@ from outrider.models.backends.npu_sizes import CACHE_KINDS, check_npu, find_size
 from outrider.models.backends.npu_window import Window, WindowPending, WindowSlot
 from outrider.models.kv import PrefixCounts
 from outrider.system.core import new_core
-from outrider.types import NO_PROMPT, CacheUse, Capabilities, Chunk, Exactness, FixedShape, num_common_tokens
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from collections.abc import Sequence as Seq
-    from pathlib import Path
-
-    from numpy.typing import NDArray
-
-    from outrider.types import Prompt
+from outrider.types import NO_PROMPT, CacheUse, Capabilities, Chunk, Exactness, FixedShape, Prompt, num_common_tokens
 
 
 class OpenVINONpu(MeasuredBackend):

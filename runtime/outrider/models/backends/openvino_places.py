@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
+from pathlib import Path
+from typing import Any
 
 import numpy as np
+import openvino as ov
+from numpy.typing import NDArray
 
 from outrider.models.backends.openvino_paged import OpenVINOPaged
 from outrider.models.backends.paged_graph import HIDDEN_IN, input_width
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from collections.abc import Sequence as Seq
-    from pathlib import Path
-
-    import openvino as ov
-    from numpy.typing import NDArray
-
-    from outrider.models.backends.paged_step import PagedPending, PagedStep
-    from outrider.types import Chunk, RowRule
+from outrider.models.backends.paged_step import PagedPending, PagedStep
+from outrider.types import Chunk, RowRule
 
 
 class OpenVINOPlaces(OpenVINOPaged):

@@ -7,24 +7,18 @@ from __future__ import annotations
 
 import dataclasses
 import weakref
+from collections.abc import Callable, Mapping
+from collections.abc import Sequence as Seq
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import openvino as ov
+from numpy.typing import NDArray
 
 from outrider.errors import DeviceError, one_line
-from outrider.models.kv import BlockPool, PrefixCounts, SlotTokens, allocate_zeros
-from outrider.types import NO_PROMPT, CacheUse, embed_keys, prompt_keys
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-    from collections.abc import Sequence as Seq
-
-    from numpy.typing import NDArray
-
-    from outrider.models.kv import BlockTable
-    from outrider.types import Prompt
+from outrider.models.kv import BlockPool, BlockTable, PrefixCounts, SlotTokens, allocate_zeros
+from outrider.types import NO_PROMPT, CacheUse, Prompt, embed_keys, prompt_keys
 
 _FIRST_BLOCKS = 16  # of a cache that grows
 SCRATCH = np.zeros(1, dtype=np.int32)  # the block that padding is written to; it belongs to no slot

@@ -6,7 +6,9 @@ All work in place on the stateful IR that optimum-intel and openvino-genai write
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import openvino as ov
@@ -14,11 +16,11 @@ from openvino import opset13 as ops
 from openvino._offline_transformations import paged_attention_transformation
 
 from outrider.errors import BundleError, one_line
-from outrider.models.backends.adapters import add_adapters
+from outrider.models.backends.adapters import Adapters, add_adapters
 from outrider.models.backends.attention import check_states, check_windows
 from outrider.models.backends.embeds import add_embeds
 from outrider.models.backends.features import check_features
-from outrider.models.backends.masks import add_masks
+from outrider.models.backends.masks import Masks, add_masks
 from outrider.models.backends.taps import (
     add_outputs,
     hidden_states_of,
@@ -27,13 +29,6 @@ from outrider.models.backends.taps import (
     output_matrix_of,
     read_ir,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
-    from outrider.models.backends.adapters import Adapters
-    from outrider.models.backends.masks import Masks
 
 ROWS = "rows"  # the input that `gather_rows` adds
 HIDDEN_IN = "hidden_states"  # the input of a drafter that reads hidden states

@@ -21,8 +21,8 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from outrider.bundle.manifest import ModelEntry  # noqa: TC001  (msgspec needs it)
-from outrider.config import DeviceConfig  # noqa: TC001
+from outrider.bundle.manifest import ModelEntry
+from outrider.config import DeviceConfig
 from outrider.errors import DeviceError, OutriderError, one_line
 from outrider.models.backends import load_model
 from outrider.models.backends.support import ModelSpec

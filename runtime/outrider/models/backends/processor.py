@@ -13,18 +13,16 @@ import os
 import platform
 import subprocess
 import sys
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
+
+import openvino as ov
 
 from outrider.errors import DeviceError
 from outrider.models.backends.devices import count_cores
 from outrider.system.core import new_core
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    import openvino as ov
 
 _Answer = TypeVar("_Answer")
 

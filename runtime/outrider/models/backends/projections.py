@@ -9,16 +9,13 @@ They are found by what the graph does with them: names of nodes differ with the 
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+
+import openvino as ov
 
 from outrider.errors import BundleError
 from outrider.models.backends.taps import after_layers, hidden_states_of, multiplied_by
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    import openvino as ov
 
 ATTENTION = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj")
 FEED_FORWARD = ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")

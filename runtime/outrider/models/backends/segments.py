@@ -11,8 +11,10 @@ The hidden states behind each segment are handed to the next. They are those tha
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import openvino as ov
@@ -20,10 +22,6 @@ from openvino import opset13 as ops
 
 from outrider.errors import BundleError
 from outrider.models.backends.taps import after_layers, hidden_states_of, ints, num_paged_layers, rows_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
-    from collections.abc import Sequence as Seq
 
 _FROM, _TO = "from_segment", "to_segment"  # the input and the output for hidden states, float32 [n, width]
 _UNKNOWN = (

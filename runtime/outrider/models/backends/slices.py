@@ -13,18 +13,15 @@ import hashlib
 import itertools
 import math
 from collections import Counter
+from collections.abc import Iterator
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import openvino as ov
 
 from outrider.models.backends.paged_graph import read_decoder
 from outrider.models.backends.taps import after_layers, hidden_states_of, read_ir
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from collections.abc import Sequence as Seq
-    from pathlib import Path
 
 _FEW_VALUES = 16  # constants up to this size are parts of a layer's form: a window, an epsilon, a shape
 _MOST_KINDS = 4

@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import math
 import mmap
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
+from pathlib import Path
 
 import numpy as np
+import openvino as ov
 from openvino import opset13 as ops
 
 from outrider.errors import BundleError, one_line
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-    from pathlib import Path
-
-    import openvino as ov
 
 LAST = "last_hidden_state"  # behind the final norm: what the output matrix reads
 _LAYER = "hidden_states."  # behind so many layers, and before any norm; 0 is the embedding

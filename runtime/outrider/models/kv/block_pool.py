@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import bisect
 from collections import OrderedDict
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
 
 from outrider.errors import DeviceError
 from outrider.types import num_common_tokens
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from collections.abc import Sequence as Seq
 
 
 class BlockPool:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import Generic, TypeVar
 
 from outrider.types import num_common_tokens
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence as Seq
 
 B = TypeVar("B")
 

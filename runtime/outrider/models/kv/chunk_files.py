@@ -12,22 +12,19 @@ import threading
 import time
 import zlib
 from collections import deque
+from collections.abc import Iterator, Mapping
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from outrider.errors import one_line
 from outrider.system.files import FAULTS, write_whole
 from outrider.types import num_common_tokens
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-    from collections.abc import Sequence as Seq
-    from pathlib import Path
-
-    from numpy.typing import NDArray
 
 log = logging.getLogger("outrider")
 

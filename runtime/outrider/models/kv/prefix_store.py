@@ -8,26 +8,22 @@ import threading
 import time
 import weakref
 from collections import deque
+from collections.abc import Callable, Mapping
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
 
 from outrider.errors import one_line
 from outrider.models.kv.chunk_files import Chunk, ChunkFiles, root_of
 from outrider.system import saved
 from outrider.system.files import why
-from outrider.types import embed_keys
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-    from collections.abc import Sequence as Seq
-    from pathlib import Path
-
-    import numpy as np
-    from numpy.typing import NDArray
-
-    from outrider.types import CompiledModel, Prompt
+from outrider.types import CompiledModel, Prompt, embed_keys
 
 log = logging.getLogger("outrider")
 

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from outrider.types import UNKNOWN_KEY, num_common_tokens, prompt_keys
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence as Seq
 
 
 @dataclass(slots=True)

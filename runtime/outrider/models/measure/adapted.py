@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from outrider.types import NO_PROMPT, Prompt
-
-if TYPE_CHECKING:
-    from outrider.types import Backend, Slot
+from outrider.types import NO_PROMPT, Backend, Prompt, Slot
 
 
 class Adapted:

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
-if TYPE_CHECKING:
-    from outrider.types import Backend
+from outrider.types import Backend
 
 
 def random_tokens(backend: Backend, count: int) -> list[int]:

@@ -8,7 +8,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from outrider.server.protocol.requests import Asked, AtLeastOne, FunctionName, JsonObject, PlainText, Text
-from outrider.server.protocol.responses import Count, Timings  # noqa: TC001 - msgspec reads annotations
+from outrider.server.protocol.responses import Count, Timings
 
 Status = Literal["in_progress", "completed", "incomplete"]
 

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import TYPE_CHECKING
+from collections.abc import Collection
+from collections.abc import Sequence as Seq
 
 import numpy as np
 
-if TYPE_CHECKING:
-    from collections.abc import Collection
-    from collections.abc import Sequence as Seq
-
-    from outrider.types import Logits
+from outrider.types import Logits
 
 
 class NoRepeatNgram:

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from collections.abc import Sequence as Seq
 
 import numpy as np
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from collections.abc import Sequence as Seq
-
-    from outrider.config import GenerationConfig
-    from outrider.types import Logits
+from outrider.config import GenerationConfig
+from outrider.types import Logits
 
 
 class LogitBias:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
+from typing import TypeVar
 
 from outrider.errors import NoTokenLeft
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from collections.abc import Sequence as Seq
-
-    from outrider.types import Distribution, Draft, LogitsRow, Sampler, Step, TokenLogprobs
+from outrider.types import Distribution, Draft, LogitsRow, Sampler, Step, TokenLogprobs
 
 _Made = TypeVar("_Made")
 

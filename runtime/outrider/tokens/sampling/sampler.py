@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Collection
+from collections.abc import Sequence as Seq
+from typing import Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
+from outrider.config import GenerationConfig
 from outrider.errors import DeviceError, NoTokenLeft
 from outrider.tokens.sampling.bans import BannedTokens, MinNewTokens, NoRepeatNgram
 from outrider.tokens.sampling.penalties import LogitBias, Penalties
 from outrider.tokens.sampling.top import truncated_softmax_of_top
 from outrider.tokens.sampling.truncate import ranked, truncated_softmax
-from outrider.types import TokenLogprobs
-
-if TYPE_CHECKING:
-    from collections.abc import Collection
-    from collections.abc import Sequence as Seq
-
-    from numpy.typing import NDArray
-
-    from outrider.config import GenerationConfig
-    from outrider.types import Distribution, Logits, LogitsRow
+from outrider.types import Distribution, Logits, LogitsRow, TokenLogprobs
 
 
 class Processor(Protocol):

@@ -8,17 +8,12 @@ same bits. It does not rely on the order of equal logits, in which devices diffe
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from outrider.tokens.sampling.truncate import SMALLEST, k_largest, truncated_softmax
-from outrider.types import Distribution, LogitsRow, TopLogits
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from outrider.types import Logits
+from outrider.types import Distribution, Logits, LogitsRow, TopLogits
 
 # Largest relative error of a device's sum of 150,000 exponentials in single precision (see `add_top_logits`), and of
 # NumPy's exponentials.

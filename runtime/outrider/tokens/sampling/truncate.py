@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from outrider.types import Distribution
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from outrider.types import Logits
-
+from outrider.types import Distribution, Logits
 
 SMALLEST = np.finfo(np.float32).smallest_subnormal
 _PART = 64

@@ -6,16 +6,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 from outrider.tokens.verifiers.lossy import Threshold, Typical
 from outrider.tokens.verifiers.matching import Coupled, Greedy
 from outrider.tokens.verifiers.rejection import BlockRejection, TokenRejection
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from outrider.types import Verifier
+from outrider.types import Verifier
 
 # By their names in `GenerationConfig.sampling`.
 SAMPLING_VERIFIERS: dict[str, Callable[..., Verifier]] = {

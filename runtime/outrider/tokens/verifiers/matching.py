@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from outrider.tokens.sampling import ranked
-from outrider.types import Draft, Noise, Outcome
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from outrider.types import Distribution, Rows
+from outrider.types import Distribution, Draft, Noise, Outcome, Rows
 
 
 @dataclass(frozen=True)

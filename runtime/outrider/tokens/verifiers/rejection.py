@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import numpy as np
+from numpy.typing import NDArray
 
-from outrider.types import Distribution, Draft, Noise, Outcome
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from outrider.types import Rows
+from outrider.types import Distribution, Draft, Noise, Outcome, Rows
 
 
 @dataclass(frozen=True)

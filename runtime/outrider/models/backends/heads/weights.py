@@ -6,19 +6,16 @@ built at load, so that it fits this machine, and the main model's embedding is n
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
+import openvino as ov
+from numpy.typing import NDArray
 from openvino import opset13 as ops
 
 from outrider.errors import BundleError
 from outrider.models.backends.taps import after_layers, hidden_states_of, multiplied_by, output_matrix_of, read_ir
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    import openvino as ov
-    from numpy.typing import NDArray
 
 MATRIX, EMBEDDING = "lm_head", "embed_tokens"
 
