@@ -18,7 +18,7 @@ import openvino as ov
 from numpy.typing import NDArray
 
 from outrider.bundle import read_bundle
-from outrider.models.backends import onnx_cache, paged_cache, taps
+from outrider.models.backends import onnx_cache, paged_tensors, taps
 from outrider.models.backends.onnxruntime import OnnxRuntime
 from outrider.models.backends.openvino_paged import OpenVINOPaged
 from outrider.models.backends.paged_graph import read_decoder
@@ -61,7 +61,7 @@ def read_guarded(core: ov.Core, path: Path, room: int) -> ov.Model:
 def run(folder: str, precision: str, room: int | None) -> None:
     """Make calls of many sizes, which fill the cache to its end. room: in bytes; None: what the runtime leaves."""
     allocate = partial(guarded, room=ROOM if room is None else room)
-    for module in (paged_cache, onnx_cache):
+    for module in (paged_tensors, onnx_cache):
         setattr(module, "allocate_zeros", allocate)  # noqa: B010  (it is not theirs)
     bundle = read_bundle(folder)
     model = bundle.manifest.main

@@ -15,6 +15,7 @@ from openvino import opset13 as ops
 import outrider
 from outrider.models.backends import paged_cache
 from outrider.models.backends.openvino_paged import OpenVINOPaged
+from outrider.models.backends.paged_tensors import HostTensor
 from outrider.models.kv import BlockPool, BlockTable
 from outrider.models.kv.block_pool import _Block, _Root
 from outrider.types import Chunk, Prompt
@@ -223,7 +224,7 @@ def test_a_cache_that_grows_stays_in_its_budget(openvino_bundle: Any, monkeypatc
     alive: weakref.WeakSet[Any] = weakref.WeakSet()
     most = 0
 
-    class Counted(paged_cache._HostTensor):
+    class Counted(HostTensor):
         def __init__(self, *given: Any) -> None:
             nonlocal most
             super().__init__(*given)
@@ -249,7 +250,7 @@ def test_a_cache_that_grows_stays_in_its_budget(openvino_bundle: Any, monkeypatc
         return np.array(found)
 
     whole = rows(4096)
-    monkeypatch.setattr(paged_cache, "_HostTensor", Counted)
+    monkeypatch.setattr(paged_cache, "HostTensor", Counted)
     made: list[Any] = []
 
     class Growing(paged_cache.PagedCache):
@@ -273,7 +274,7 @@ def test_a_device_that_fails_for_a_while_is_used_again(openvino_bundle: Any, mon
     model.allocate(8192)
     fails_at: int | None = 2
 
-    class Failing(paged_cache._HostTensor):
+    class Failing(HostTensor):
         def __init__(self, *given: Any) -> None:
             nonlocal fails_at
             if fails_at is not None:
@@ -287,7 +288,7 @@ def test_a_device_that_fails_for_a_while_is_used_again(openvino_bundle: Any, mon
                 raise RuntimeError("[GPU] CL_OUT_OF_RESOURCES")
             super().copy_block(source, target)
 
-    monkeypatch.setattr(paged_cache, "_HostTensor", Failing)
+    monkeypatch.setattr(paged_cache, "HostTensor", Failing)
     with pytest.raises(outrider.DeviceError, match="no room for a cache"):
         model.open(6000)  # the first tensors have grown by now, and the others have not
     fails_at = None

@@ -18,10 +18,11 @@ from outrider.models.backends.common import MeasuredBackend
 from outrider.models.backends.devices import check_device, compile_error, facts_of, hints_of
 from outrider.models.backends.embeds import EMBED_ROWS, EMBEDS, given_embeds
 from outrider.models.backends.memory import release_pages
-from outrider.models.backends.paged_cache import PagedCache, PagedSlot, blocks_to_allocate, bytes_of
+from outrider.models.backends.paged_cache import PagedCache, PagedSlot, blocks_to_allocate
 from outrider.models.backends.paged_call import PagedCall
 from outrider.models.backends.paged_graph import HIDDEN_IN, add_top_logits, input_width, read_decoder
 from outrider.models.backends.paged_step import Outputs, PagedPending
+from outrider.models.backends.paged_tensors import bytes_of
 from outrider.models.backends.processor import name_of, resolve_precisions
 from outrider.models.backends.segments import Segments
 from outrider.system.core import new_core

@@ -10,14 +10,14 @@ import weakref
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
 from functools import partial
-from typing import Any, Protocol
 
 import numpy as np
 import openvino as ov
 from numpy.typing import NDArray
 
 from outrider.errors import DeviceError, one_line
-from outrider.models.kv import BlockPool, BlockTable, PrefixCounts, SlotTokens, allocate_zeros
+from outrider.models.backends.paged_tensors import DeviceTensor, HostTensor, bytes_of
+from outrider.models.kv import BlockPool, BlockTable, PrefixCounts, SlotTokens
 from outrider.types import NO_PROMPT, CacheUse, Prompt, embed_keys, prompt_keys
 
 _FIRST_BLOCKS = 16  # of a cache that grows
@@ -57,7 +57,7 @@ class PagedCache:
     ) -> None:
         self._ports, self._device, self._context = ports, device, context
         self._requests: list[tuple[ov.InferRequest, frozenset[str]]] = []  # with the cache inputs that each has
-        self._tensors: dict[str, _Tensor] = {}
+        self._tensors: dict[str, HostTensor | DeviceTensor] = {}
         grows = context is not None if grows is None else grows
         # A tensor that is replaced exists twice, in its old and its new size.
         most = max(num_blocks * len(ports) // (len(ports) + 1), 1) if grows else num_blocks
@@ -187,7 +187,8 @@ class PagedCache:
         if old is not None and old.tensor.get_shape()[0] >= num_blocks:
             return  # it grew before, when there was no room for the others
         try:
-            made = _HostTensor(port, num_blocks) if self._context is None else _on(self._context, port, num_blocks)
+            context = self._context
+            made = HostTensor(port, num_blocks) if context is None else DeviceTensor.on(context, port, num_blocks)
             if old is not None:
                 made.begin_with(old)
         except (RuntimeError, MemoryError, OSError, OverflowError, TypeError, ValueError) as error:
@@ -311,92 +312,6 @@ def _numbers(table: BlockTable) -> NDArray[np.int32]:
     return np.array(table.blocks, dtype=np.int32) + np.int32(_NUM_SCRATCH)
 
 
-class _Tensor(Protocol):
-    """A cache tensor [blocks, heads, block size, head size]."""
-
-    tensor: Any
-
-    def copy_block(self, source: int, target: int) -> None:
-        """Copy one block to another."""
-
-    def begin_with(self, other: Any) -> None:
-        """Copy the content of a smaller tensor."""
-
-    def read(self, blocks: NDArray[np.int64]) -> NDArray[np.uint8]:
-        """A copy of these blocks' bytes, one after the other."""
-
-    def write(self, blocks: NDArray[np.int32], content: NDArray[np.uint8]) -> None:
-        """Overwrite these blocks. content: uint8 [blocks, bytes]."""
-
-
-class _HostTensor:
-    def __init__(self, port: ov.ConstOutput, num_blocks: int) -> None:
-        # Zeros: kernels may multiply blocks beyond a sequence's end by 0, and a NaN would stay NaN.
-        self._bytes = allocate_zeros(bytes_of(port, num_blocks))
-        self.tensor = ov.Tensor(self._bytes, shape_of(port, num_blocks), port.get_element_type())
-        self._blocks: NDArray[np.uint8] = self._bytes.reshape(num_blocks, -1)
-
-    def copy_block(self, source: int, target: int) -> None:
-        self._blocks[target] = self._blocks[source]
-
-    def begin_with(self, other: Any) -> None:
-        self._bytes[: len(other._bytes)] = other._bytes
-
-    def read(self, blocks: NDArray[np.int64]) -> NDArray[np.uint8]:
-        return self._blocks[blocks].ravel()
-
-    def write(self, blocks: NDArray[np.int32], content: NDArray[np.uint8]) -> None:
-        self._blocks[blocks] = content
-
-
-class _DeviceTensor:
-    def __init__(self, tensor: ov.RemoteTensor) -> None:
-        self.tensor = tensor
-
-    def part(self, begin: int, end: int) -> ov.RemoteTensor:
-        """Its blocks from `begin` to `end`."""
-        _, *inner = self.tensor.get_shape()
-        return ov.RemoteTensor(self.tensor, ov.Coordinate([begin, 0, 0, 0]), ov.Coordinate([end, *inner]))
-
-    def copy_block(self, source: int, target: int) -> None:
-        self.part(target, target + 1).copy_from(self.part(source, source + 1))
-
-    def begin_with(self, other: Any) -> None:
-        self.part(0, other.tensor.get_shape()[0]).copy_from(other.tensor)
-
-    def read(self, blocks: NDArray[np.int64]) -> NDArray[np.uint8]:
-        made = []
-        for block in blocks.tolist():
-            part = self.part(block, block + 1)
-            host = ov.Tensor(part.get_element_type(), part.get_shape())
-            part.copy_to(host)
-            made.append(np.frombuffer(host.data.tobytes(), dtype=np.uint8))
-        return np.concatenate(made)
-
-    def write(self, blocks: NDArray[np.int32], content: NDArray[np.uint8]) -> None:
-        for block, row in zip(blocks.tolist(), content, strict=True):
-            part = self.part(block, block + 1)
-            part.copy_from(ov.Tensor(np.ascontiguousarray(row), part.get_shape(), part.get_element_type()))
-
-
-def _on(context: ov.RemoteContext, port: ov.ConstOutput, num_blocks: int) -> _DeviceTensor:
-    return _DeviceTensor(context.create_tensor(port.get_element_type(), shape_of(port, num_blocks), {}))
-
-
 def blocks_to_allocate(num_blocks: int, num_tensors: int, *, grows: bool) -> int:
     """The `num_blocks` for a `PagedCache` that is to hold so many blocks."""
     return -(-num_blocks * (num_tensors + 1) // num_tensors) if grows else num_blocks
-
-
-def shape_of(port: ov.ConstOutput, num_blocks: int) -> ov.Shape:
-    """The shape of a cache input with so many blocks."""
-    return ov.Shape([num_blocks, *(port.partial_shape[axis].get_length() for axis in (1, 2, 3))])
-
-
-def bytes_of(port: ov.ConstOutput, num_blocks: int) -> int:
-    """Bytes of so many blocks of a cache input."""
-    elements = num_blocks
-    for axis in (1, 2, 3):
-        elements *= port.partial_shape[axis].get_length()
-    bits: int = elements * port.get_element_type().bitwidth
-    return -(-bits // 8)
