@@ -199,7 +199,7 @@ def test_an_engine_that_is_closed_while_a_round_fails_ends(
             time.sleep(0.001)
         raise RuntimeError("of ours")
 
-    monkeypatch.setattr("outrider.decoding.request_queue._Worker._round", fail)
+    monkeypatch.setattr("outrider.decoding.worker.Worker._round", fail)
     with pytest.raises((RuntimeError, outrider.RequestError)):
         engine.generate("hello")
     closing.join(20)

@@ -7,7 +7,7 @@ from queue import SimpleQueue
 from threading import Event
 from typing import TYPE_CHECKING, TypeVar
 
-from outrider.decoding.request_queue import CLOSED
+from outrider.decoding.worker import CLOSED
 from outrider.errors import RequestError
 
 if TYPE_CHECKING:
