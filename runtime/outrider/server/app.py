@@ -26,7 +26,7 @@ from outrider.server.chat import Chat
 from outrider.server.completions import Completions
 from outrider.server.conversations import Conversations
 from outrider.server.endpoint import Endpoint, Service
-from outrider.server.errors import ApiError, as_api_error
+from outrider.server.errors import ApiError, as_api_error, no_embeddings
 from outrider.server.limits import Queue
 from outrider.server.metrics import Metrics
 from outrider.server.models import Models
@@ -67,6 +67,7 @@ def make_app(
             Route("/v1/chat/completions", Endpoint(service, Chat), methods=["POST"]),
             Route("/v1/responses", Endpoint(service, Responses), methods=["POST"]),
             Route("/v1/completions", Endpoint(service, Completions), methods=["POST"]),
+            Route("/v1/embeddings", _embeddings, methods=["POST"]),
             *page_routes(),
         ],
         middleware=[Middleware(Guard, settings=settings)],
@@ -115,6 +116,10 @@ async def _openapi(service: Service, _: Request) -> Response:
 
 async def _list_models(service: Service, _: Request) -> Response:
     return _json(ModelList([model.info for model in service.models.all]))
+
+
+async def _embeddings(_: Request) -> Response:
+    raise no_embeddings()
 
 
 async def _model(service: Service, request: Request) -> Response:

@@ -24,7 +24,7 @@ from outrider.server.protocol.responses import ErrorBody, ErrorResponse
 log = logging.getLogger("outrider.server")
 
 _OPTION = re.compile(r"[a-z_]+(?==)")  # in our messages about options, the first is the one that is wrong
-_PLACE = re.compile(r"`\$\.([^`]+)`")  # where msgspec found something wrong
+_PLACE = re.compile(r" - at `\$\.?([^`]*)`$")  # where msgspec found something wrong
 _NAME = ("max_new_tokens", "max_tokens")  # the engine's name of an option, and the API's
 
 
@@ -63,7 +63,10 @@ def as_api_error(error: BaseException) -> ApiError:
         return ApiError(400, message, param=found and found[0], code=kind)
     if isinstance(error, HTTPException):
         code = {404: "unknown_url", 405: "method_not_allowed"}.get(error.status_code, "http_error")
-        return ApiError(error.status_code, f"{error.detail}.", code=code, headers=dict(error.headers or {}))
+        message = "There is nothing at this address. /openapi.json describes those there are."
+        if error.status_code != 404:
+            message = f"{error.detail}."
+        return ApiError(error.status_code, message, code=code, headers=dict(error.headers or {}))
     if isinstance(error, OutriderError):  # of the model or its device
         log.error("%s", one_line(error))
         return ApiError(500, str(error), type="server_error")
@@ -73,9 +76,15 @@ def as_api_error(error: BaseException) -> ApiError:
 
 def bad_field(error: msgspec.ValidationError) -> ApiError:
     """A body that does not follow the description: the field is named."""
-    message = str(error)
-    place = _PLACE.search(message)
-    return ApiError(400, f"{message}.", param=place and place[1], code="invalid_type")
+    wrong, place, _ = [*_PLACE.split(str(error)), None, None][:3]
+    message = f"'{place}': {wrong[0].lower()}{wrong[1:]}." if place else f"{wrong}."
+    return ApiError(400, message, param=place or None, code="invalid_type")
+
+
+def no_embeddings() -> ApiError:
+    """Clients' vector stores ask for them by default."""
+    message = "This server makes no embeddings: it runs models that write text. Take them from another server."
+    return ApiError(404, message, code="unknown_url")
 
 
 def overloaded(seconds: int) -> ApiError:

@@ -1,14 +1,13 @@
-"""What clients of others ask of the API, recorded from them: openai 3.54, langchain-openai, llama-index and llm."""
+"""What clients of others ask of the API, recorded from them: openai 3.57, langchain-openai 1.7.4, llama-index-core
+0.14.25, llm 0.36, Continue's command line 1.5.47 and Open WebUI 0.12.4."""
 
 import json
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from serving import Live, serving
+from serving import Live
 
 CHAT, COMPLETIONS, RESPONSES = "chat/completions", "completions", "responses"
 HELLO = [{"role": "user", "content": "Say hi."}]
@@ -27,9 +26,23 @@ STRICT_TEXT = {"format": {"type": "json_schema", "strict": True, "name": "City",
 USAGE = {"stream": True, "stream_options": {"include_usage": True}}
 ITEM = {"content": "Say hi.", "role": "user", "type": "message"}
 BRIEF = {"role": "system", "content": "Be brief"}
+BACK = dict.fromkeys(("refusal", "annotations", "audio", "function_call", "tool_calls"))  # with a message's dump
+PLACE = {"type": "object", "properties": {"open": {"type": "boolean"}}, "required": ["open"]}
+TOOLS = [{"type": "function", "function": {"name": "visit", "description": "Visit it.", "parameters": PLACE}}]
+CALL = {"id": "call_1", "type": "function", "function": {"name": "visit", "arguments": '{"open": true}'}}
+CALLED = [
+    *HELLO,
+    {"role": "assistant", "content": None, **BACK, "tool_calls": [CALL]},
+    {"role": "tool", "tool_call_id": "call_1", "content": [{"type": "text", "text": "Closed."}]},
+]
+SLIDERS = {
+    "temperature": 0.7, "top_k": 40, "top_p": 0.9, "min_p": 0.05, "frequency_penalty": 0.1, "presence_penalty": 0.1,
+}  # fmt: skip
 
 ASKED: dict[str, tuple[str, dict[str, Any]]] = {
     "openai": (CHAT, {"messages": HELLO, "max_tokens": 8}),
+    "openai, its answer back": (CHAT, {"messages": [*HELLO, {"role": "assistant", "content": "Hi", **BACK}, *HELLO]}),
+    "openai, its call back": (CHAT, {"messages": CALLED, "tools": TOOLS, "max_tokens": 8}),
     "openai, parse": (CHAT, {"stream": False, "messages": HELLO, "max_tokens": 90, "response_format": STRICT}),
     "openai, responses": (RESPONSES, {"input": "Say hi.", "max_output_tokens": 8}),
     "openai, responses.parse": (RESPONSES, {"input": "A city", "max_output_tokens": 90, "text": STRICT_TEXT}),
@@ -39,24 +52,30 @@ ASKED: dict[str, tuple[str, dict[str, Any]]] = {
         CHAT,
         {"stream": False, "messages": HELLO, "max_completion_tokens": 90, "response_format": STRICT},
     ),
+    "langchain, functions": (
+        CHAT,
+        {"stream": False, "messages": HELLO, "tools": TOOLS, "tool_choice": "required", "parallel_tool_calls": False},
+    ),
     "langchain, responses": (RESPONSES, {"stream": False, "input": [ITEM], "max_output_tokens": 12}),
     "llama-index, chat": (CHAT, {"stream": True, "messages": HELLO, "max_tokens": 12, "temperature": 0.1}),
+    "llama-index, functions": (
+        CHAT,
+        {"stream": True, "messages": HELLO, "tools": TOOLS, "tool_choice": "required", "parallel_tool_calls": False},
+    ),
     "llama-index, text": (COMPLETIONS, {"stream": False, "prompt": "Say hi", "max_tokens": 8, "temperature": 0.1}),
     "llm": (CHAT, {"messages": [BRIEF, *HELLO], "max_tokens": 8, **USAGE}),
     "llm, completion": (COMPLETIONS, {"prompt": "Say hi", "max_tokens": 8, **USAGE}),
+    "continue": (CHAT, {"messages": [BRIEF, *HELLO], "tools": TOOLS, **USAGE}),
+    "open-webui": (CHAT, {"messages": HELLO, **USAGE}),
+    "open-webui, title": (CHAT, {"stream": False, "messages": HELLO, "max_tokens": 1000}),
+    "open-webui, sliders": (CHAT, {"stream": False, "messages": HELLO, "seed": 1, "stop": ["."], **SLIDERS}),
 }
 
 
-@pytest.fixture(scope="module")
-def live(tiny: Path) -> Iterator[Live]:
-    with serving({"tiny": tiny}) as live:
-        yield live
-
-
 @pytest.mark.parametrize("client", ASKED)
-def test_what_clients_ask_is_answered(live: Live, client: str) -> None:
+def test_what_clients_ask_is_answered(caller: Any, client: str) -> None:
     path, body = ASKED[client]
-    answer = httpx.post(f"{live.url}/v1/{path}", json={"model": "tiny", **body}, timeout=60)
+    answer = httpx.post(f"{caller.base_url}{path}", json={"model": "tiny", **body}, timeout=60)
     assert answer.status_code == 200, answer.text
     if body.get("stream"):
         events = [line.removeprefix("data: ") for line in answer.text.splitlines() if line.startswith("data: ")]
@@ -72,7 +91,7 @@ def test_what_clients_ask_is_answered(live: Live, client: str) -> None:
         text = message["content"][0]["text"]
     else:
         (choice,) = found["choices"]
-        text = choice["message"]["content"] if path == CHAT else choice["text"]
+        text = choice["message"].get("tool_calls") or choice["message"]["content"] if path == CHAT else choice["text"]
     assert text
     if "response_format" in body or "text" in body:
         assert set(json.loads(text)) == {"name", "people"}
@@ -90,3 +109,30 @@ def test_tools_are_refused_in_words_where_the_template_knows_none(live: Live) ->
     answer = httpx.post(f"{live.url}/v1/{CHAT}", json=body, timeout=60)
     assert answer.status_code == 400
     assert "tools need a chat template" in answer.json()["error"]["message"]
+
+
+REFUSED: dict[str, tuple[str, dict[str, Any], int, str | None, str]] = {
+    "embeddings": ("embeddings", {"model": "tiny", "input": "Hi"}, 404, None, "This server makes no embeddings"),
+    "moderations": ("moderations", {"input": "Hi"}, 404, None, "/openapi.json describes those there are"),
+    "model": (CHAT, {"model": "gpt-5", "messages": HELLO}, 404, "model", "There is no model 'gpt-5'. Known: tiny."),
+    "value": (
+        CHAT, {"model": "tiny", "messages": HELLO, "temperature": -1}, 400, "temperature", "'temperature': expected",
+    ),
+    "field": (
+        CHAT, {"model": "tiny", "messages": HELLO, "repeat_penalty": 1.1}, 400, "repeat_penalty", "repetition_penalty",
+    ),
+    "message": (
+        CHAT, {"model": "tiny", "messages": [{**HELLO[0], "cache_control": {}}]}, 400, "messages[0]",
+        "'messages[0]': object contains unknown field `cache_control`.",
+    ),
+    "no body": (CHAT, {}, 400, None, "Object missing required field `model`."),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_is_not_offered_is_said(live: Live, case: str) -> None:
+    path, body, status, param, message = REFUSED[case]
+    answer = httpx.post(f"{live.url}/v1/{path}", json=body, timeout=60)
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"]) == (status, param)
+    assert message in error["message"]

@@ -73,7 +73,7 @@ class MadeCall(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class ChatMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A turn of the conversation. "developer" is another word for "system". A turn with tool_calls needs no content.
 
-    name, tool_call_id: for the chat template.
+    name, tool_call_id: for the chat template. refusal, annotations, audio, function_call: as answers have them.
     """
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
@@ -82,6 +82,9 @@ class ChatMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     tool_calls: list[MadeCall] | None = None
     tool_call_id: str | None = None
     refusal: None = None
+    annotations: Annotated[list[Any], msgspec.Meta(max_length=0)] | None = None
+    audio: None = None
+    function_call: None = None
 
 
 class Function(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
