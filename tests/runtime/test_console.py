@@ -53,3 +53,15 @@ def test_a_path_that_is_longer_than_a_line_stays_whole() -> None:
     made.columns[-1].no_wrap = False
     made.add_row("model", path)
     assert path in "".join("".join(printed(made, 80)).split())
+
+
+def test_descriptions_that_do_not_fit_beside_each_other_stand_one_below_the_other() -> None:
+    keys = [f"key {i}" for i in range(6)]
+    made = table("", *keys, text=6)
+    for name in ("main model", "draft"):
+        made.add_row(name, *(f"{name}, {key}, twenty" for key in keys))
+    beside, below = printed(made, 60), printed(made, 35)
+    assert [line[:7].strip() for line in beside] == ["", *keys]
+    assert beside[1].split("  ")[1:3] == ["main model, key 0, twenty", "draft, key 0, twenty"]
+    assert [line[:7].strip() for line in below] == ["", *keys, "", "", *keys]
+    assert [below[0].strip(), below[8].strip()] == ["main model", "draft"]

@@ -66,7 +66,8 @@ class _FittingTable(Table):
     def _turned(self) -> _FittingTable:
         """The same with a column for each row."""
         first, *others = self.columns
-        made = table(str(first.header), *map(str, first.cells))
+        cells = [*map(str, first.cells)]
+        made = table(str(first.header), *cells, text=len(cells) if others[-1].justify == "left" else 0)
         for column in others:
             made.add_row(str(column.header), *map(str, column.cells))
         return made

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING
 
 import click
@@ -16,8 +17,6 @@ from outrider.cli.options import json_option
 from outrider.models.backends.attention import describe_windows
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from outrider.bundle.folder import Bundle
     from outrider.bundle.manifest import DrafterEntry, EncoderEntry, Geometry, ModelEntry
 
@@ -63,7 +62,7 @@ def _print(bundle: Bundle) -> None:
         if drafter.model.encoder and manifest.main.encoder:
             is_shared = drafter.model.encoder.folder == manifest.main.encoder.folder
             described[drafter.name]["encoder"] = "the main model's" if is_shared else _encoder(drafter.model.encoder)
-    out.print(_side_by_side(described))
+    _print_models(described)
     for adapter in manifest.adapters:
         targets = ", ".join(target.split(".")[-1] for target in adapter.targets)
         out.print(f"\nadapter {adapter.name}", style="bold")
@@ -100,11 +99,20 @@ def _describe(model: ModelEntry) -> dict[str, str]:
         "experts": f"{geometry.num_experts}, {geometry.num_active_experts} per token" if geometry.num_experts else "-",
         **({"encoder": _encoder(model.encoder)} if model.encoder else {}),
         **_images(model),
-    } | {_RECIPE.get(name, name): _ROUTES.get(value, value) for name, value in source.recipe.items()}
+        **{_RECIPE[name]: _ROUTES.get(value, value) for name, value in source.recipe.items() if name in _RECIPE},
+        "made with": ", ".join(f"{name} {value}" for name, value in source.recipe.items() if name not in _RECIPE)
+        or "-",
+    }
 
 
 # What manifests call what an export did, and what users read.
-_RECIPE = {"route": "conversion", "tied_embeddings": "tied embeddings"}
+_RECIPE = {
+    "route": "conversion",
+    "tied_embeddings": "tied embeddings",
+    "file": "file",
+    "adapter": "adapter",
+    "adapter_sha256": "adapter sha256",
+}  # all else are packages and their versions
 _ROUTES = {
     "keep": "none: the GGUF file's own weights",
     "import": "none: an OpenVINO or ONNX model as it was",
@@ -154,16 +162,17 @@ def _way(drafter: DrafterEntry, main: ModelEntry) -> str:
     return way
 
 
-def _side_by_side(models: dict[str, dict[str, str]]) -> Table:
-    """A column for each model. Lines that say nothing of any are left out."""
-    made = table("", *(f"{name} model" if name == "main" else name for name in models))
-    for column in made.columns[1:]:
-        column.justify, column.no_wrap = "left", False
-    for key in dict.fromkeys(key for described in models.values() for key in described):
-        values = [described.get(key, "-") for described in models.values()]
-        if any(value != "-" for value in values):
-            made.add_row(key, *values)
-    return made
+def _print_models(models: dict[str, dict[str, str]]) -> None:
+    """Side by side where the terminal is wide enough, else one below the other. "-" stands for nothing."""
+    said = [key for key in dict.fromkeys(itertools.chain(*models.values())) if _is_said(models, key)]
+    made = table("", *said, text=len(said))
+    for name, described in models.items():
+        made.add_row(f"{name} model" if name == "main" else name, *(described.get(key, "-") for key in said))
+    out.print(made)
+
+
+def _is_said(models: dict[str, dict[str, str]], key: str) -> bool:
+    return any(described.get(key, "-") != "-" for described in models.values())
 
 
 def _or_none(token_id: int | None) -> str:

@@ -116,11 +116,16 @@ def tune(
     _print_settings(engine)
     for role, cost in engine.costs.items():
         headings = (f"after {context:,} tokens" for context in cost.contexts)
-        made = table("tokens per call", *headings, title=f"{role} model: milliseconds of a call")
+        made = table("tokens", *headings, title=f"{role} model: milliseconds of a call that reads so many tokens")
         for count, *seconds in zip(cost.rows, cost.near, cost.far, strict=True):
             made.add_row(str(count), *(f"{1000 * each:.1f}" for each in seconds))
         out.print(made)
         out.print()
+    out.print(
+        "accepted: share of draft tokens that the main model kept. tokens/round: tokens per call of the main model. "
+        "speed-up: tokens/s against plain decoding's; slowest prompt: the lowest of any prompt.\n",
+        style="dim",
+    )
     columns = ("draft tokens", "accepted", "tokens/round", "tokens/s", "speed-up", "slowest prompt")
     made = table(*columns, title=f"Drafter {drafter}; auto chooses among {', '.join(engine.drafters)}")
     for row in rows:
@@ -159,18 +164,22 @@ def _print_settings(engine: Engine) -> None:
         if not choice.trials:
             continue
         counts = sorted({count for trial in choice.trials for count in trial.seconds})
-        title = f"{role} model: settings tried, milliseconds of calls with so many tokens"
-        made = table("setting", *(f"{n}" for n in counts), "KL to f32", "bit-exact", "result", title=title, text=1)
+        tokens = ", ".join(map(str, counts))
+        title = f"{role} model: settings tried, milliseconds to read {tokens} tokens"
+        made = table("setting", *(f"{n}" for n in counts), "KL to f32", "exact", "result", title=title, text=1)
         for trial in choice.trials:
             made.add_row(
                 str(trial.setting),
                 *(f"{1000 * trial.seconds[n]:.1f}" if n in trial.seconds else "-" for n in counts),
                 "-" if trial.kl is None else f"{trial.kl:.4f}",
                 _is_exact(trial.setting.exactness),
-                "chosen" if trial.setting == choice.setting else trial.verdict,
+                "chosen" if trial.setting == choice.setting else _RESULTS.get(trial.verdict, trial.verdict),
             )
         out.print(made)
         out.print()
+
+
+_RESULTS = {"exact": "exact, not faster by a tenth", "close to f32": "not faster by a tenth"}
 
 
 def _is_exact(found: Exactness) -> str:
