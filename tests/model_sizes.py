@@ -118,13 +118,18 @@ def main(tokenizer: str, folder: str, *sizes: str) -> None:
     chosen = sizes or tuple(SHAPES)
     for size in chosen:
         export(Path(tokenizer), place, size)
-    print("| parameters | weights | disk, GB | memory, GB | tokens a second |\n|---|---|---|---|---|")
+    print(
+        "| parameters | int8: disk, GB | memory, GB | tokens a second | int4: disk, GB | memory, GB | tokens a second |"
+    )
+    print("|---|---|---|---|---|---|---|")
     for size in chosen:
+        cells = [size]
         for weights in ("int8", "int4"):
             bundle = place / f"{size}-{weights}"
             disk = sum(path.stat().st_size for path in bundle.rglob("*") if path.is_file()) / 1e9
             memory, speed = measure(bundle)
-            print(f"| {size} | {weights} | {disk:.1f} | {memory:.1f} | {speed:.1f} |", flush=True)
+            cells += [f"{disk:.1f}", f"{memory:.1f}", f"{speed:.1f}"]
+        print(f"| {' | '.join(cells)} |", flush=True)
 
 
 if __name__ == "__main__":

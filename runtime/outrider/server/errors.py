@@ -76,9 +76,12 @@ def as_api_error(error: BaseException) -> ApiError:
 
 def bad_field(error: msgspec.ValidationError) -> ApiError:
     """A body that does not follow the description: the field is named."""
-    wrong, place, _ = [*_PLACE.split(str(error)), None, None][:3]
-    message = f"'{place}': {wrong[0].lower()}{wrong[1:]}." if place else f"{wrong}."
-    return ApiError(400, message, param=place or None, code="invalid_type")
+    message = str(error)
+    place = _PLACE.search(message)
+    if not place or not place[1]:
+        return ApiError(400, f"{_PLACE.sub('', message)}.", code="invalid_type")
+    wrong = message[: place.start()]
+    return ApiError(400, f"'{place[1]}': {wrong[0].lower()}{wrong[1:]}.", param=place[1], code="invalid_type")
 
 
 def no_embeddings() -> ApiError:
