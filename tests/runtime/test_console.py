@@ -2,11 +2,13 @@
 
 import io
 import itertools
+from typing import Any
 
 import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
+from outrider.cli import bench, console
 from outrider.cli.console import table
 
 
@@ -65,3 +67,33 @@ def test_descriptions_that_do_not_fit_beside_each_other_stand_one_below_the_othe
     assert beside[1].split("  ")[1:3] == ["main model, key 0, twenty", "draft, key 0, twenty"]
     assert [line[:7].strip() for line in below] == ["", *keys, "", "", *keys]
     assert [below[0].strip(), below[8].strip()] == ["main model", "draft"]
+
+
+def row_of(mode: str, category: str) -> dict[str, Any]:
+    """A row of a benchmark's summary."""
+    ratios = dict.fromkeys(("speed_up", "slowest", "reading", "end_to_end"), 1.25)
+    times = dict.fromkeys(("tokens_per_second", "first_token_seconds", "seconds", "tokens_per_round"), 12.5)
+    ranges = dict.fromkeys(("tokens_per_second_quartiles", "speed_up_interval", "end_to_end_interval"), (1.0, 1.5))
+    counts = {"num_prompts": 6, "identical": 6, "acceptance_rate": 0.5}
+    return {"mode": mode, "category": category, **ratios, **times, **ranges, **counts}
+
+
+@pytest.mark.parametrize(("width", "is_whole"), [(80, False), (160, True)])
+def test_a_benchmark_keeps_a_line_for_each_row(width: int, is_whole: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = io.StringIO()
+    for module in (bench, console):
+        monkeypatch.setattr(module, "out", Console(file=stream, width=width, markup=False, highlight=False))
+    modes = ("plain", "genai-draft:3/bf16")
+    bench._print(
+        {
+            "reference": "plain", "setting": {"main": "tiny", "quick": False}, "failures": [], "cut": None,
+            "modes": [{"name": mode, "description": "as it is"} for mode in modes],
+            "summary": [row_of(mode, category) for mode in modes for category in ("summarization", "all")],
+        }
+    )  # fmt: skip
+    lines = stream.getvalue().splitlines()
+    assert max(map(cell_len, lines)) <= width
+    assert "quick" not in stream.getvalue()
+    assert sum(line.startswith("  summarization") and "1.25×" in line for line in lines) == 2
+    assert ("quartiles" in stream.getvalue().split("Left out")[0]) == is_whole
+    assert ("Left out, as the terminal is narrow: quartiles" in stream.getvalue()) != is_whole

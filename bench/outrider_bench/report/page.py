@@ -55,7 +55,7 @@ COLUMNS: dict[str, tuple[str, Callable[[Row], str]]] = {
         lambda row: f"{row['tokens_per_second']:.1f}",
     ),
     "quartiles": (
-        "of tokens/s: half of the prompts are between these",
+        "the middle half of the prompts' tokens/s",
         lambda row: _range(*row["tokens_per_second_quartiles"]) if row["num_prompts"] > 1 else "-",
     ),
     "speed-up": (
@@ -63,23 +63,23 @@ COLUMNS: dict[str, tuple[str, Callable[[Row], str]]] = {
         lambda row: times(row["speed_up"]),
     ),
     "95%": (
-        "the interval of the speed-up over repeats; one repeat has none",
+        "95% interval of the speed-up over repeats; one repeat has none",
         lambda row: span(row["speed_up_interval"]),
     ),
-    "slowest": ("the speed-up of the prompt where it is least", lambda row: times(row["slowest"])),
-    "first token": ("seconds up to it, median", lambda row: f"{row['first_token_seconds']:.2f}"),
+    "slowest": ("the lowest speed-up of a prompt", lambda row: times(row["slowest"])),
+    "first token": ("seconds to the first token, median", lambda row: f"{row['first_token_seconds']:.2f}"),
     "reading": (
-        "how fast prompts are read, up to the first token, against the reference",
+        "speed of reading the prompt, against the reference's",
         lambda row: times(row["reading"]),
     ),
-    "seconds": ("of a whole request, median", lambda row: f"{row['seconds']:.2f}"),
+    "seconds": ("seconds of a whole request, median", lambda row: f"{row['seconds']:.2f}"),
     "end to end": (
-        "seconds per token of whole requests, reading included, against the reference, with its interval",
+        "speed of whole requests, reading included, against the reference's, with its interval",
         lambda row: times(row["end_to_end"]) + (f" ({span(given)})" if (given := row["end_to_end_interval"]) else ""),
     ),
-    "identical": ("prompts with the reference's very tokens", lambda row: f"{row['identical']}/{row['num_prompts']}"),
-    "accepted": ("share of the draft tokens", _known("acceptance_rate", ".0%")),
-    "tokens/round": ("tokens that a pass of the main model gives", _known("tokens_per_round", ".2f")),
+    "identical": ("prompts whose tokens equal the reference's", lambda row: f"{row['identical']}/{row['num_prompts']}"),
+    "accepted": ("share of draft tokens that were kept", _known("acceptance_rate", ".0%")),
+    "tokens/round": ("tokens per call of the main model", _known("tokens_per_round", ".2f")),
 }
 _OF_PROMPT: dict[str, Callable[[Row], str]] = {
     "prompt": lambda row: row["id"],

@@ -283,24 +283,39 @@ def _bench_conversations(bundle: Bundle, config: Config, count: int, as_json: bo
     out.print(made)
 
 
+_HEADINGS = {
+    "first token": "first\ntoken",
+    "end to end": "end to\nend",
+    "tokens/round": "tokens/\nround",
+    "identical": "same",
+}
+_LEFT_OUT = ("quartiles", "reading", "seconds", "first token", "tokens/round", "accepted", "95%")  # in this order
+
+
 def _print(results: dict[str, Any]) -> None:
     from outrider_bench.report.page import COLUMNS, cells, notes, verdict
 
     if said := verdict(results):
         out.print(said, style="bold")
     _print_setting(results)
-    headings = {
-        "first token": "first\ntoken",
-        "end to end": "end to\nend",
-        "tokens/round": "tokens/\nround",
-        "identical": "same",
-    }
-    made = table("mode", *(headings.get(column, column) for column in COLUMNS))
-    for mode in results["modes"]:
-        rows = [row for row in results["summary"] if row["mode"] == mode["name"]]
-        for row in reversed(rows):  # all categories first
-            made.add_row(mode["name"] if row["category"] == "all" else f"  {row['category']}", *cells(row))
+    rows = [
+        (mode["name"] if row["category"] == "all" else f"  {row['category']}", *cells(row))
+        for mode in results["modes"]
+        for row in reversed([row for row in results["summary"] if row["mode"] == mode["name"]])  # all categories first
+    ]
+    columns = ["mode", *COLUMNS]
+    for column in (None, *_LEFT_OUT):
+        if column:
+            columns.remove(column)
+        made = table(*(_HEADINGS.get(each, each) for each in columns))
+        for row in rows:
+            made.add_row(*(cell for each, cell in zip(("mode", *COLUMNS), row, strict=True) if each in columns))
+        if made.fits(out.width):
+            break
     out.print(made)
+    if len(columns) < 1 + len(COLUMNS):
+        left_out = ", ".join(column for column in COLUMNS if column not in columns)
+        out.print(f"Left out, as the terminal is narrow: {left_out}. --out DIR writes a report with all.", style="dim")
     for title, sentences in notes(results).items():
         for sentence in sentences:
             err.print(f"{title}: {sentence}")

@@ -40,11 +40,11 @@ class _FittingTable(Table):
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         if self.heading:
             yield Text(self.heading, "bold")
-        if self._fits(options.max_width):
+        if self.fits(options.max_width):
             yield from super().__rich_console__(console, options)
             return
         turned = self._turned()
-        if turned._fits(options.max_width):
+        if turned.fits(options.max_width):
             yield from Table.__rich_console__(turned, console, options)
             return
         for i in range(self.row_count):
@@ -52,14 +52,19 @@ class _FittingTable(Table):
                 yield from console.render("", options)
             yield from Table.__rich_console__(self._row(i), console, options)
 
-    def _fits(self, width: int) -> bool:
+    def fits(self, width: int) -> bool:
+        """Whether its columns, with their words whole, stand beside each other in so many cells."""
         return sum(self._narrowest()) + 2 * (len(self.columns) - 1) <= width
 
     def _narrowest(self) -> list[int]:
         """The width of each column at which its words stay whole."""
         texts = ([str(column.header), *map(str, column.cells)] for column in self.columns)
         return [
-            max(cell_len(part) for text in found for part in ([text] if column.no_wrap else text.split() or [""]))
+            max(
+                cell_len(part)
+                for text in found
+                for part in (text.splitlines() if column.no_wrap else text.split()) or [""]
+            )
             for column, found in zip(self.columns, texts, strict=True)
         ]
 
@@ -106,7 +111,8 @@ def print_setting(setting: Mapping[str, Any]) -> None:
     made = table("", "", text=1)
     made.show_header, made.style = False, "dim"
     for name, value in setting.items():
-        made.add_row(name, str(value))
+        if value not in ({}, None, False):
+            made.add_row(name, str(value))
     out.print(made)
     out.print()
 
