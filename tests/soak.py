@@ -47,7 +47,8 @@ LENGTH = 60
 SERVE = ("--idle-minutes", "0.033", "--max-running", "16", "--max-waiting", "12", "--max-body", "0.2",
          "--cache-size", "0.2")  # fmt: skip
 # OpenVINO keeps kernels for thousands of shapes, which takes minutes to fill. Here for a few: other growth shows.
-KERNELS = ("--property", "CPU_RUNTIME_CACHE_CAPACITY=16")
+# Settings are measured for these properties, too, so the texts are made with them.
+KERNELS = {"CPU_RUNTIME_CACHE_CAPACITY": "16"}
 
 
 @dataclass(frozen=True)
@@ -91,7 +92,7 @@ class Rest:
 def known_texts(bundle: Path) -> list[Asked]:
     """Requests, and the texts that the engine answers them with in this process."""
     found = []
-    with outrider.load(bundle, cache_size=0.2) as engine:
+    with outrider.load(bundle, cache_size=0.2, properties=KERNELS) as engine:
         for prompt in PROMPTS:
             for options in OPTIONS:
                 own = {"max_new_tokens": LENGTH, "ignore_eos": "regex" not in options} | options
@@ -277,7 +278,8 @@ def row(minutes: float, seen: Seen, at_rest: Rest) -> str:
 def soak(bundle: Path, minutes: float, num_clients: int) -> list[str]:
     """Run it, and print its table. Returns what was wrong."""
     known, faults, rests = known_texts(bundle), list[str](), list[Rest]()
-    served_as = (f"one={bundle}", f"two={bundle}", *SERVE, *KERNELS)
+    properties = (text for name, value in KERNELS.items() for text in ("--property", f"{name}={value}"))
+    served_as = (f"one={bundle}", f"two={bundle}", *SERVE, *properties)
     with served(*served_as) as (process, printed):
         url = printed["url"]
         print("| minute | texts right | wrong | left | refused | first token, ms, p50 / p99 | between, ms, p50 / p99 "

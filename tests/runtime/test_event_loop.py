@@ -1,13 +1,17 @@
 """Streams in an event loop."""
 
 import asyncio
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import outrider
 from outrider.bundle import Bundle
+from outrider.tokens.grammar import Source, compiler
 from watching import Watcher, chat_engine, watched
 
 LONG: dict[str, Any] = {"max_new_tokens": 400, "ignore_eos": True}
@@ -96,6 +100,33 @@ def test_errors_reach_the_task(engine: outrider.Engine) -> None:
     engine.add_drafter("failing", Failing())
     with pytest.raises(ValueError, match="no draft today"):
         asyncio.run(ask("hello", drafter="failing"))
+
+
+def test_slow_grammars_keep_each_other_waiting_alone(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A grammar compiles for seconds. As many at a time as the loop has threads, and more, would stop all requests."""
+    pytest.importorskip("llguidance", reason="the extra [structured]")
+    begun, goes_on, compiled = threading.Event(), threading.Event(), compiler._compile
+
+    def compile_slowly(tokenizer: Any, source: Source) -> Any:
+        begun.set()
+        assert goes_on.wait(60)
+        return compiled(tokenizer, source)
+
+    async def ask(engine: outrider.Engine) -> list[outrider.Result]:
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(2))
+        slow = [asyncio.create_task(engine.agenerate("hello", regex=f"a{{{i}}}b")) for i in range(1, 9)]
+        try:
+            await asyncio.to_thread(begun.wait, 60)
+            async with asyncio.timeout(30):
+                await engine.agenerate("hello", max_new_tokens=5)
+        finally:
+            goes_on.set()
+        return await asyncio.gather(*slow)
+
+    monkeypatch.setattr(compiler, "_compile", compile_slowly)
+    with outrider.load(tiny, cache_size=0.02, keep_records=False) as engine:
+        texts = [result.text for result in asyncio.run(ask(engine))]
+    assert texts == ["a" * i + "b" for i in range(1, 9)]
 
 
 def test_a_cancelled_task_ends_its_request(engine: outrider.Engine) -> None:

@@ -222,6 +222,7 @@ def test_a_grammar_that_is_too_complex_to_be_followed(grammars: Grammars) -> Non
         (Source("grammar", "start: foo"), 'grammar=start: foo cannot be followed: unknown name: "foo"'),
         # Found with the first mask, which can take a second: not in the engine's thread, where all would wait for it.
         (Source("json_schema", '{"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a"}}}'), "NoExtensionBias"),
+        (Source("regex", "a" * 500_001), "cannot be followed: it has 500,001 characters, and 500,000 can be followed"),
         (Source("json_schema", '{"not": {}}'), 'Unimplemented keys: \\["not"\\]'),
         (Source("json_schema", '{"type": "strin"}'), "Invalid type: strin"),
         (Source("json_schema", json.dumps({"enum": ["x" * 200], "not": {}})), "xxx…"),

@@ -130,7 +130,7 @@ def test_the_levels_of_references_count(tiny: Path, escaped: bool) -> None:
     for option, before in (("json_schema", ""), ("grammar", "start: %json ")):
         assert grammars.new_state(Source(option, before + schema(300)))
         with pytest.raises(OptionError, match=r"may lead through \d+,\d+ levels, and 4,000 can be followed"):
-            grammars.new_state(Source(option, before + schema(30_000)))
+            grammars.new_state(Source(option, before + schema(8_000)))
 
 
 def test_brackets_in_texts_are_no_levels_of_a_grammar(tiny: Path) -> None:

@@ -18,6 +18,7 @@ from outrider.decoding.trace import Trace
 from outrider.engine import scoring
 from outrider.engine.assembly import assemble
 from outrider.engine.chat import Chat
+from outrider.engine.preparation import Uncompiled
 from outrider.engine.transcription import Transcriber
 from outrider.errors import OptionError
 from outrider.inputs.tools import ToolFormat
@@ -332,20 +333,28 @@ class Engine:
 
         Closing the generator, or cancelling the task that reads it, ends the answer.
         """
-        prompt = await self.aread_images(prompt, config, chat_template=chat_template, **options)
-        make = functools.partial(self.prepare, chat_template=chat_template, cancel=cancel, **options)
-        request = await asyncio.to_thread(make, prompt, config)  # a long prompt takes a while to tokenize
+        request = await self._aprepare(prompt, config, chat_template=chat_template, cancel=cancel, **options)
         async with aclosing(event_loop.run(self._queue, request)) as chunks:
             async for chunk in chunks:
                 yield chunk
 
     async def agenerate(self, prompt: AnyPrompt, config: GenerationConfig | None = None, **options: Any) -> Result:
         """Answer a prompt, in an event loop of asyncio; as `generate`. Cancelling the task ends the answer."""
-        prompt = await self.aread_images(prompt, config, **options)
-        request = await asyncio.to_thread(functools.partial(self.prepare, at_once=True, **options), prompt, config)
+        request = await self._aprepare(prompt, config, at_once=True, **options)
         async with aclosing(event_loop.run(self._queue, request)) as chunks:
             *_, last = [chunk async for chunk in chunks]
         return last.result or request.result()
+
+    async def _aprepare(self, prompt: AnyPrompt, config: GenerationConfig | None, **options: Any) -> Request:
+        """`prepare` in threads: a long prompt takes a while to tokenize, and a grammar may take seconds to compile."""
+        prompt = await self.aread_images(prompt, config, **options)
+        make = functools.partial(self.prepare, prompt, config, **options)
+        try:
+            return await asyncio.to_thread(make, compiles=False)
+        except Uncompiled as unknown:
+            grammars, source = self._preparation.grammars, unknown.source
+        await event_loop.call(grammars.threads, lambda _: grammars.new_state(source))
+        return await asyncio.to_thread(make)
 
     async def aread_images(
         self, prompt: AnyPrompt, config: GenerationConfig | None = None, **options: Any
@@ -427,6 +436,7 @@ class Engine:
         """
         self._queue.close()
         self._registry.close()
+        self._preparation.grammars.close()
         if self._preparation.store is not None:
             self._preparation.store.flush()
         self.loaded.clear()
@@ -494,14 +504,24 @@ class Engine:
         chat_template: bool = True,
         cancel: Event | None = None,
         at_once: bool = False,
+        compiles: bool = True,
         **options: Any,
     ) -> Request:
-        """The request of `generate`, checked and ready for the loop. at_once: its text is only read at the end."""
+        """The request of `generate`, checked and ready for the loop. at_once: its text is only read at the end.
+
+        Raises as `generate`, and Uncompiled as `Preparation.request`.
+        """
         self._queue.check_open()
         config = self._config_of(config, options)
         try:
             request = self._preparation.request(
-                prompt, config, chat_template=chat_template, cancel=cancel, at_once=at_once, overlaps=self.overlaps
+                prompt,
+                config,
+                chat_template=chat_template,
+                cancel=cancel,
+                at_once=at_once,
+                overlaps=self.overlaps,
+                compiles=compiles,
             )
         except Exception:
             self._queue.check_open()  # another thread may have closed the engine meanwhile, and dropped what this needs

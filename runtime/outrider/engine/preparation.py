@@ -41,6 +41,14 @@ if TYPE_CHECKING:
     AnyPrompt: TypeAlias = str | Seq[Mapping[str, Any]] | Seq[int] | Prompt
 
 
+class Uncompiled(Exception):
+    """A request's grammar is yet to be compiled."""
+
+    def __init__(self, source: Source) -> None:
+        super().__init__()
+        self.source = source
+
+
 @dataclass(frozen=True, slots=True)
 class Preparation:
     """Checks a prompt and its options, and makes a request.
@@ -74,10 +82,12 @@ class Preparation:
         cancel: Event | None = None,
         at_once: bool = False,
         overlaps: bool = False,
+        compiles: bool = True,
     ) -> Request:
         """Make a request. at_once: its text is only read at the end. overlaps: draft models draft ahead.
 
         Raises:
+            Uncompiled: for a grammar that is to be compiled first, unless `compiles`.
             OptionError: for a bad value, or one that does not fit the model or the drafter.
             RequestError: when the prompt cannot be tokenized, or does not fit.
         """
@@ -116,6 +126,8 @@ class Preparation:
         eos_token_ids = () if config.ignore_eos else self.special.eos_token_ids
         end_token_ids = frozenset(config.stop_token_ids).union(eos_token_ids)
         source = self._source(config, form)
+        if not (compiles or source is None or self.grammars.is_compiled(source)):
+            raise Uncompiled(source)
         grammar = None if source is None else self.grammars.new_state(source)
         decode = keep_markers(form, self.tokenizer) if form else self.tokenizer.decode
         if encoder is not None:

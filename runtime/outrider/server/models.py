@@ -42,6 +42,7 @@ class Model:
     loading: asyncio.Task[None] | None = None
     progress: str = ""  # of the load that is under way
     given_up: bool = False  # the load ends at its next step
+    closing: asyncio.Lock = field(default_factory=asyncio.Lock)  # while an engine that nobody uses gives up its memory
     num_users: int = 0
     last_used: float = 0.0  # time.monotonic
 
@@ -86,7 +87,7 @@ class Model:
         return ModelInfo(
             id=self.name,
             created=int((self.bundle.folder / MANIFEST_NAME).stat().st_mtime),
-            loaded=self.engine is not None,
+            loaded=self.engine is not None or self.closing.locked(),
             loading=self.progress if self.loading else None,
             drafters=list(drafters),
             adapters=list(self.adapters),
@@ -174,6 +175,8 @@ class Models:
 
     async def _load(self, model: Model) -> None:
         try:
+            async with model.closing:  # there may be no room for a second engine beside the first one
+                pass
             await asyncio.to_thread(model.load)
         finally:
             model.loading, model.progress = None, ""
@@ -207,8 +210,10 @@ class Models:
     async def _unload(self, model: Model) -> None:
         engine, model.engine = model.engine, None
         if engine is not None:
-            await asyncio.to_thread(engine.close)  # waits for the engine's thread
-            # Errors of requests and their frames refer to each other, and to what the engine has had. A server that
-            # has nothing to do collects no garbage by itself.
-            await asyncio.to_thread(gc.collect)
+            async with model.closing:
+                await asyncio.to_thread(engine.close)  # waits for the engine's thread
+                del engine, model.texts
+                # Errors of requests and their frames refer to each other, and to what the engine has had. A server
+                # that has nothing to do collects no garbage by itself.
+                await asyncio.to_thread(gc.collect)
             log.info("Unloaded %s.", model.name)

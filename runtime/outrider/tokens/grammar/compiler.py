@@ -14,7 +14,7 @@ from outrider.errors import BundleError, OptionError, needs
 from outrider.system.files import reading
 from outrider.system.guard import is_interrupt
 from outrider.tokens.grammar.dates import with_real_dates
-from outrider.tokens.grammar.limits import check_lark, check_schema
+from outrider.tokens.grammar.limits import check_lark, check_length, check_schema
 from outrider.tokens.grammar.state import GrammarState, first_line
 
 if TYPE_CHECKING:
@@ -31,6 +31,7 @@ TOKENIZER_FILE = "tokenizer.json"
 # forced, and a model that is unsure cannot write blanks without end.
 JSON_STYLE: JsonCompileOptions = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 _KEPT = 32  # compiled grammars
+_NUM_THREADS = 2  # where event loops have grammars compiled
 _STARTING = Lock()  # a thread whose stack has another size
 _STACK = 64 << 20  # bytes, for as many levels as `outrider.tokens.grammar.limits` allows; a thread has 0.5 to 8 MB
 _LONGEST = 80  # characters of a grammar in a message
@@ -84,6 +85,9 @@ class Grammars:
 
     folder: has the tokenizer as Hugging Face's tokenizer.json, which is read when the first grammar is compiled.
     vocab_size: the main model's. eos_token_ids: every token that ends an answer. From any thread.
+
+    threads: where event loops have grammars compiled. A slow one takes seconds, in which the loop's own threads are
+    for requests without a grammar, and with one that is compiled.
     """
 
     def __init__(self, folder: Path, vocab_size: int, eos_token_ids: tuple[int, ...]) -> None:
@@ -92,6 +96,15 @@ class Grammars:
         self._lock = Lock()
         self._tools: tuple[LLTokenizer, LLExecutor] | None = None
         self._entry = functools.lru_cache(_KEPT)(_Entry)
+        self.threads = ThreadPoolExecutor(_NUM_THREADS, "outrider grammars")
+
+    def close(self) -> None:
+        """End the threads. Grammars that were not begun are not compiled."""
+        self.threads.shutdown(wait=False, cancel_futures=True)
+
+    def is_compiled(self, source: Source) -> bool:
+        """Whether `new_state` has nothing to compile."""
+        return self._entry(source).base is not None
 
     def new_state(self, source: Source) -> GrammarState:
         """The state of an answer that begins.
@@ -143,6 +156,7 @@ def _compile(tokenizer: LLTokenizer, source: Source) -> LLMatcher:
 
     text, option = source.text, source.option
     try:
+        check_length(text)
         if option == "json_schema":
             check_schema(json.loads(text))
         elif option == "grammar":  # one for tools was made here, of schemas that were checked

@@ -1,4 +1,7 @@
-"""Limits of a grammar, before llguidance compiles it recursively: what is too deep would end the process."""
+"""Limits of a grammar, before llguidance compiles it recursively: what is too deep would end the process.
+
+llguidance itself limits the steps of its lexer and the size of what it makes.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ from typing import Any
 
 from outrider.system.nesting import check_levels, levels_of, levels_of_json
 
+MOST_CHARACTERS = 500_000  # which take up to some seconds; tens of seconds more
 MOST_LEVELS = 4_000  # with those that are reached through references; llguidance takes up to 5 kB of stack for each
 
 # What has no rules in it: comments, texts (group 1), and regular expressions, which have a limit of their own.
@@ -24,6 +28,16 @@ class TooManyLevels(ValueError):
             f"{num_references:,} definitions of up to {num_levels:,} levels may lead through "
             f"{num_references * num_levels:,} levels, and {MOST_LEVELS:,} can be followed"
         )
+
+
+def check_length(text: str) -> None:
+    """Check a grammar's length.
+
+    Raises:
+        ValueError: when it is longer than `MOST_CHARACTERS`.
+    """
+    if len(text) > MOST_CHARACTERS:
+        raise ValueError(f"it has {len(text):,} characters, and {MOST_CHARACTERS:,} can be followed")
 
 
 def check_schema(schema: object) -> None:
