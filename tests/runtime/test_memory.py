@@ -4,6 +4,7 @@ import gc
 import json
 import mmap
 import os
+import platform
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -108,3 +109,45 @@ def resident(path: Path) -> int:
         elif ours and line.startswith("Rss:"):
             found += 1024 * int(line.split()[1])
     return found
+
+
+FREED = """
+import ctypes, sys, threading
+from pathlib import Path
+from outrider.system.allocator import return_large_buffers
+
+if sys.argv[1:]:
+    return_large_buffers()
+libc, size = ctypes.CDLL(None), 20 << 20
+libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
+libc.memset.argtypes, libc.free.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t], [ctypes.c_void_p]
+done, end = threading.Barrier(5), threading.Event()
+
+def use():
+    for _ in range(3):
+        buffer = libc.malloc(size)
+        libc.memset(buffer, 1, size)
+        libc.free(buffer)
+    done.wait()
+    end.wait()  # a thread of its own for each, with memory of its own
+
+def held():
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+
+before = held()
+for _ in range(4):
+    threading.Thread(target=use).start()
+done.wait()
+print((held() - before) >> 20)
+end.set()
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="a setting of glibc")
+@pytest.mark.parametrize("returned", [False, True])
+def test_freed_buffers_are_returned_to_the_system(returned: bool) -> None:
+    """By default glibc keeps them for the threads that had them, which is why there is a setting."""
+    done = subprocess.run(
+        [sys.executable, "-c", FREED, *(["returned"] if returned else [])], capture_output=True, text=True, check=True
+    )
+    assert (int(done.stdout) < 20) == returned

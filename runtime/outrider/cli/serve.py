@@ -17,6 +17,7 @@ from outrider.cli.options import FiniteRange, generation_options, json_option, l
 from outrider.cli.progress import progress_line, shown_in_background
 from outrider.config import COPYING
 from outrider.errors import OptionError, OutriderError, nearest, needs
+from outrider.system.allocator import return_large_buffers
 
 if TYPE_CHECKING:
     from outrider.bundle import Bundle
@@ -80,6 +81,8 @@ def serve(
         request_seconds=timeout,
         idle_seconds=None if idle_minutes is None else idle_minutes * 60,
     )
+    if idle_minutes is not None:
+        return_large_buffers()
     config = read_options(options)
     opened = {name: open_model(path, draft, quiet=as_json).folder for name, path in named.items()}
     app = make_app(opened, settings, config)
