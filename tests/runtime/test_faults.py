@@ -66,10 +66,13 @@ EIGHT: dict[str, dict[str, Any]] = {
     "grammar": {"drafter": "suffix", "regex": "[a-z ]{30,40}", "ignore_eos": False},
     "tree": {"drafter": "trees"},
 }
-OF = {
-    "openvino": {"head": {"drafter": "eagle3"}, "adapter": {"drafter": "eagle3", "adapter": "pirate", **SEEDED}},
-    "onnx": {"model": {"drafter": "draft"}, "sampled": {"drafter": "draft", "num_assistant_tokens": 3, **SEEDED}},
-    "pair": {"model": {"drafter": "draft"}, "sampled": {"drafter": "draft", "num_assistant_tokens": 3, **SEEDED}},
+HEAD = {"drafter": "eagle3", "num_assistant_tokens": 3}
+MODEL = {"drafter": "draft", "num_assistant_tokens": 3}
+OF: dict[str, dict[str, dict[str, Any]]] = {
+    "openvino": {"head": HEAD, "adapter": HEAD | SEEDED | {"adapter": "pirate"}},
+    "onnx": {"model": {"drafter": "draft"}, "sampled": MODEL | SEEDED},
+    "pair": {"model": {"drafter": "draft"}, "sampled": MODEL | SEEDED},
+    "onnx heads": {"head": HEAD, "sampled": MODEL | SEEDED},
 }
 
 
@@ -184,24 +187,25 @@ class Drill:
 
 @pytest.fixture(scope="module")
 def folders(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """The bundle of each kind: OpenVINO's with heads and an adapter, or a main and a draft model of either backend."""
-    from outrider_export import add_adapter, add_drafter
+    """The bundle of each kind: with a head, and an adapter or a draft model; or a main and a draft model alone."""
+    from outrider_export import add_adapter, add_drafter, export_bundle
 
     def make(kind: str) -> Path:
         root = tmp_path_factory.mktemp("drill")
-        if kind != "openvino":
-            return save_pair(
-                root / "bundle", tiny / "tokenizer", format="onnx" if kind == "onnx" else "openvino"
-            ).folder
-        shutil.copytree(tiny, root / "bundle")
-        add_drafter(root / "bundle", write_head(root / "eagle3", "eagle3"))
-        add_adapter(root / "bundle", write_adapter(root / "pirate", SHAPE, seed=1))
-        return root / "bundle"
+        bundle, model = root / "bundle", tiny.with_name("tiny.gguf")
+        if kind in ("onnx", "pair"):
+            return save_pair(bundle, tiny / "tokenizer", format="onnx" if kind == "onnx" else "openvino").folder
+        if kind == "openvino":
+            shutil.copytree(tiny, bundle)
+            add_adapter(bundle, write_adapter(root / "pirate", SHAPE, seed=1))
+        else:
+            export_bundle(model, draft=model, output=bundle, weights="int8", format="onnx")
+        return add_drafter(bundle, write_head(root / "eagle3", "eagle3")).folder
 
     return make
 
 
-SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("openvino", "pair")]
+SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in OF if name != "onnx"]
 
 
 @pytest.fixture(scope="module", params=["onnx", *SLOW])
