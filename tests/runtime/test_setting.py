@@ -155,14 +155,14 @@ def test_a_draft_model_has_one_precision_and_its_own_threads(
     assert {each.precision for each in compiled} == {"f32"}
 
 
-def test_no_second_groups_are_tried_in_a_slower_precision(
+def test_narrower_groups_are_not_tried_where_the_wider_can_be_taken(
     part: Part, processor: Callable[..., list[Setting]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     compiled = processor(f32=Kind(FAST), bf16=Kind(SLOW))
     settings = [Setting(name, name, group) for name in ("f32", "bf16") for group in (128, None)]
     monkeypatch.setattr(trials, "_candidates", lambda *_: settings)
     choice = choice_of(part, "CPU", DeviceConfig())
-    assert [trial.setting.precision for trial in choice.trials] == ["f32", "f32", "bf16"]
+    assert [trial.setting.precision for trial in choice.trials] == ["f32", "bf16"]
     assert choice.setting.group_size == 128
     assert len([each for each in compiled if each.precision == "bf16"]) == 1
 

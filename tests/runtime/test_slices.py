@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import openvino as ov
@@ -11,12 +12,10 @@ from openvino import opset13 as ops
 
 from layered import make_layered
 from outrider.config import DeviceConfig
+from outrider.models import measured, trials
 from outrider.models import part as parts
-from outrider.models import trials
 from outrider.models.backends.masks import Masks
-from outrider.models.backends.openvino_paged import OpenVINOPaged
 from outrider.models.backends.paged_graph import read_decoder
-from outrider.models.backends.paged_step import PagedPending
 from outrider.models.backends.slices import Layers, Slices, choose_layers, find_slices, keep_layers
 from outrider.models.backends.taps import after_layers, hidden_states_of
 from outrider.models.costs import cost_of
@@ -147,10 +146,10 @@ def test_the_choice_on_slices_is_the_one_on_the_whole(sliced: Part, monkeypatch:
     assert all(rules[0][name] == rules[1][name] for name in shared)
 
 
-def test_nothing_is_measured_while_something_is_compiled(sliced: Part, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_timed_while_something_is_compiled(sliced: Part, monkeypatch: pytest.MonkeyPatch) -> None:
     """Times would be those of a busy machine. The whole model is compiled once, unless its setting is replaced."""
     compiling, wholes, disturbed = list[int](), list[str](), list[int]()
-    compile_it, submit = Part.compile, OpenVINOPaged.submit
+    compile_it = Part.compile
 
     def spy(part: Part, own: DeviceConfig, device: str, graph: ov.Model | None = None) -> CompiledModel:
         wholes.extend([own.precision] if graph is None else [])
@@ -160,12 +159,20 @@ def test_nothing_is_measured_while_something_is_compiled(sliced: Part, monkeypat
         finally:
             compiling.pop()
 
-    def call(backend: OpenVINOPaged, chunks: list[Chunk]) -> PagedPending:
-        disturbed.extend(compiling)
-        return submit(backend, chunks)
+    def alone(name: str) -> None:
+        measure = vars(measured)[name]
+
+        def timed(*arguments: Any, **options: Any) -> Any:
+            disturbed.extend(compiling)
+            found = measure(*arguments, **options)
+            disturbed.extend(compiling)
+            return found
+
+        monkeypatch.setattr(measured, name, timed)
 
     monkeypatch.setattr(Part, "compile", spy)
-    monkeypatch.setattr(OpenVINOPaged, "submit", call)
+    alone("time_calls")
+    alone("measure_pass")
     monkeypatch.setattr(trials, "_candidates", lambda *_: [Setting("f32", "f32", groups) for groups in (None, 64, 128)])
     backend = compile_settled(sliced, "CPU", OPTIONS)
     assert backend.num_layers == NUM_LAYERS

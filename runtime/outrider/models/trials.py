@@ -11,8 +11,10 @@ smaller gain is within the timings' noise, and another setting is another text.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import gc
+from concurrent.futures import wait
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -20,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from outrider.errors import DeviceError, one_line
 from outrider.models.backends.processor import limit_on, may_divide_by_zero, widens_f16
 from outrider.models.backends.support import support_of
-from outrider.models.measure import groups_of, measure_exactness
+from outrider.models.measure import has_groups, measure_exactness
 from outrider.models.measure.cost import FAR, NEAR
 from outrider.models.measured import Subject
 from outrider.models.part import SMALL, this_processor
@@ -28,7 +30,7 @@ from outrider.models.reference import Reference
 from outrider.models.setting import GROUP_SIZE, Choice, Setting, Trial
 from outrider.system.core import new_core
 from outrider.system.progress import report
-from outrider.system.together import together
+from outrider.system.together import start, together
 from outrider.types import Exactness, Rounding, RowRule
 
 if TYPE_CHECKING:
@@ -88,7 +90,7 @@ def choose(part: Part, device: str, own: DeviceConfig) -> Found:
     if len(candidates) == 1 and (part.is_main or part.size < SMALL or not num_threads):
         return _only(subject, candidates[0])
     search = _Search(subject, candidates)
-    search.compile_ahead()
+    search.prepare()
     best = search.preferred()
     if best is not None:
         best = search.with_fewer_threads(best, num_threads)
@@ -103,8 +105,9 @@ def choose(part: Part, device: str, own: DeviceConfig) -> Found:
 class _Search:
     """The trials of a model's settings, in the order of preference.
 
-    Settings are timed first. Whether one is exact takes longer to measure, so that it is measured of the one that would
-    be taken, and of the next one if that is not exact, or no longer faster with the padding that makes it exact.
+    Whether a setting is exact takes longer to measure than its times. So it is measured of the one that would be taken,
+    and of the next one if that is not exact, or no longer faster with the padding that makes it exact. Where there are
+    slices, it is measured of the first setting while others are compiled: its bits do not depend on the machine's load.
     """
 
     def __init__(self, subject: Subject, settings: Seq[Setting]) -> None:
@@ -114,6 +117,7 @@ class _Search:
         self._trials: dict[str, Trial] = {}
         self._kept: dict[str, Measured] = {}
         self._scores: dict[tuple[str, str], tuple[float, float]] = {}  # of two settings when they had been compared
+        self._examined: dict[str, Trial] = {}  # without times
         self._padded: set[str] = set()
         self._ahead: dict[str, Future[Any]] = {}
         self._whole: tuple[str, Future[Any]] | None = None
@@ -123,24 +127,32 @@ class _Search:
         """All trials so far, in the order of preference."""
         return list(self._trials.values())
 
-    def compile_ahead(self) -> None:
-        """Compile at the same time, before anything is timed, what the trials need, if there are slices.
+    def prepare(self) -> None:
+        """Compile and examine at the same time, before anything is timed, if there are slices.
 
-        That is the whole model in the first of them, which is mostly taken, the slices of all, and the reference.
+        One thread compiles: the reference, slices of the settings that will be tried, and the whole model in the first
+        of them, which is mostly taken. The other one examines the first setting.
         """
         if self._subject.slices is None:
             return
         report(f"{self._part} is compiled.")
-        first = self._settings[0]
+        first, *others = self._settings
+        others = [each for i, each in enumerate(others, 1) if not any(map(each.is_narrower, self._settings[:i]))]
         makes: list[Callable[[], Any]] = [
+            self._reference.prepare,
+            *(partial(self._subject.compile, each, both=True) for each in others),
             partial(self._part.compile, first.options(self._subject.own), self._subject.device),
-            *(partial(self._subject.compile, each, both=each is first) for each in self._settings),
         ]
-        if self._part.is_main:
-            makes.append(self._reference.prepare)
-        whole, *others = together(makes)
-        self._whole = str(first), whole
-        self._ahead = dict(zip(map(str, self._settings), others, strict=False))
+        with start(makes) as (reference, *compiled, whole):
+            self._whole = str(first), whole
+            self._ahead = dict(zip(map(str, others), compiled, strict=True))
+            with contextlib.suppress(DeviceError):  # which the trial will meet, too
+                measured = self._compile(first, both=True)
+                wait([reference])
+                report(f"{self._part} is examined: {first}")
+                examined = self._examined[str(first)] = self._examine(measured)
+                for each in others if examined.verdict == _EXACT else ():
+                    self._pad_as(examined.setting.exactness, self._compile(each))
 
     def whole_in(self, setting: Setting) -> CompiledModel | None:
         """The whole model, if it was compiled in this setting."""
@@ -161,7 +173,7 @@ class _Search:
         """
         while (first := self._fastest()) is not None and first.verdict == _SLOWER:
             if not self._timed_with_padding(first):
-                self._examine(first.setting, f"{self._part} is examined: {first.setting}")
+                self._examined_and_timed(first.setting, f"{self._part} is examined: {first.setting}")
         self._ahead.clear()
         return first
 
@@ -172,7 +184,7 @@ class _Search:
             trial = self._timed(setting, best, f"{self._part} is measured with fewer threads: {setting}")
             trial, best = self._compared(trial, best)
             if self._gains(trial, best):
-                trial = self._examine(setting)
+                trial = self._examined_and_timed(setting)
             if trial.verdict not in _USABLE or not self._gains(trial, best):
                 break
             best = trial
@@ -183,7 +195,7 @@ class _Search:
         best: Trial | None = None
         slower: set[str] = set()  # precisions; other groups do not make up for that
         for i, setting in enumerate(self._settings, 1):
-            if setting.precision in slower:
+            if setting.precision in slower or (best is not None and setting.is_narrower(best.setting)):
                 continue
             what = (
                 f"{self._part} is measured on {self._subject.device}, setting {i} of {len(self._settings)}: {setting}"
@@ -228,31 +240,41 @@ class _Search:
     def _timed_with_padding(self, trial: Trial) -> bool:
         """Time a setting that needs the padding of one that was found exact with it; False: there is none, or twice."""
         exact = next((each.setting.exactness for each in self.trials if each.verdict == _EXACT), Exactness())
-        if exact.rule == RowRule() or str(trial.setting) in self._padded:
-            return False
-        self._padded.add(str(trial.setting))
         found = False
 
         def measure(measured: Measured) -> Trial:
             nonlocal found
-            found = groups_of(measured.main) == exact.groups
-            if not found:
-                return trial
-            measured.use(exact)
-            return self._time(measured)
+            found = self._pad_as(exact, measured)
+            return self._time(measured) if found else trial
 
         self._try(trial.setting, measure)
         return found
+
+    def _pad_as(self, exact: Exactness, measured: Measured) -> bool:
+        """Give a setting the padding of one that is exact with it, if it needs the same; False if not, or if it had it.
+
+        It was not measured yet whether the setting is exact with it. But its times will be those with a padding.
+        """
+        name = str(measured.setting)
+        if exact.rule == RowRule() or name in self._padded or not has_groups(measured.main, exact.groups):
+            return False
+        self._padded.add(name)
+        measured.use(exact)
+        return True
 
     def _gains(self, trial: Trial, best: Trial) -> bool:
         return trial.score < _GAIN * best.score
 
     def _timed(self, setting: Setting, best: Trial | None, what: str) -> Trial:
         """The trial of a setting; if there is none yet, its times alone. what: reported if it is timed now."""
-        if str(setting) not in self._trials:
+        name = str(setting)
+        if name not in self._trials:
             report(what)
-            self._try(setting, lambda measured: (best and self._screen(measured, best)) or self._time(measured))
-        return self._trials[str(setting)]
+            if (examined := self._examined.get(name)) is not None:
+                self._try(setting, partial(self._with_times, examined))
+            else:
+                self._try(setting, lambda measured: (best and self._screen(measured, best)) or self._time(measured))
+        return self._trials[name]
 
     def _try(self, setting: Setting, measure: Callable[[Measured], Trial]) -> None:
         """Measure a setting. A failure of the device is its verdict."""
@@ -265,7 +287,7 @@ class _Search:
             self._kept.pop(name, None)
         gc.collect()
 
-    def _compile(self, setting: Setting) -> Measured:
+    def _compile(self, setting: Setting, *, both: bool = False) -> Measured:
         """The model for measurements, if it was not compiled before. Slices are kept, and one whole model at most."""
         name = str(setting)
         if name not in self._kept:
@@ -273,7 +295,7 @@ class _Search:
                 self._kept.clear()
                 gc.collect()
             ahead = self._ahead.pop(name, None)
-            self._kept[name] = ahead.result() if ahead else self._subject.compile(setting)
+            self._kept[name] = ahead.result() if ahead else self._subject.compile(setting, both=both)
         return self._kept[name]
 
     def _screen(self, measured: Measured, best: Trial) -> Trial | None:
@@ -297,22 +319,32 @@ class _Search:
         score = sum(times * taken[call] for call, times in self._calls.items())
         return Trial(measured.setting, means, score, None, _SLOWER)
 
-    def _examine(self, setting: Setting, what: str = "") -> Trial:
-        """Measure whether a setting is close to f32 and exact, and time it with the padding that makes it exact."""
+    def _examined_and_timed(self, setting: Setting, what: str = "") -> Trial:
+        """The trial of a setting that is examined now, and timed with the padding that makes it exact."""
         if what:
             report(what)
-        self._try(setting, self._examined)
+        self._try(setting, lambda measured: self._with_times(self._examine(measured), measured))
         return self._trials[str(setting)]
 
-    def _examined(self, measured: Measured) -> Trial:
+    def _examine(self, measured: Measured) -> Trial:
+        """Measure whether a setting is close to f32 and exact, and give it the padding that makes it so."""
         setting, is_main = measured.setting, self._part.is_main
         kl = self._reference.kl(measured.main) if is_main else None
         if kl is not None and not kl <= MAX_KL:  # it may be no number
             verdict = f"too far from f32: a KL divergence above {MAX_KL:g}"
         else:
-            setting = dataclasses.replace(setting, exactness=_exactness(self._part, measured))
+            setting = dataclasses.replace(setting, exactness=_needed(self._part, measured))
+            measured.use(setting.exactness)
             verdict = _CLOSE if not is_main else _EXACT if setting.exactness.holds else _INEXACT
-        return dataclasses.replace(self._time(measured), setting=setting, kl=kl, verdict=verdict)
+        return Trial(setting, {}, _NEVER, kl, verdict)
+
+    def _with_times(self, examined: Trial, measured: Measured) -> Trial:
+        """The trial of a setting that was examined, timed with its padding."""
+        setting = examined.setting
+        if examined.verdict in _USABLE:
+            setting = dataclasses.replace(setting, exactness=_cheapest(self._part, measured, setting.exactness))
+        timed = self._time(measured)
+        return dataclasses.replace(examined, setting=setting, seconds=timed.seconds, score=timed.score)
 
 
 def _only(subject: Subject, setting: Setting) -> Found:
@@ -333,14 +365,24 @@ def _only(subject: Subject, setting: Setting) -> Found:
 
 def _exactness(part: Part, measured: Measured) -> Exactness:
     """Find the padding that makes a setting exact, and use it from now on."""
-    if not part.is_main:  # its bits do not matter, and rows read alone are faster behind long texts
-        exactness = Exactness(rule=RowRule(separate=bool(measured.main.separate_rules)))
-        if exactness.rule.separate and part.size >= SMALL:
-            exactness = _faster(measured, exactness, _NO_SLOWER)
-    else:
-        exactness = measure_exactness(measured.main)
-        if exactness.holds and exactness.rule.call == Rounding() and not exactness.rule.dummy_rows:
-            exactness = _faster(measured, exactness)
+    return _cheapest(part, measured, _needed(part, measured))
+
+
+def _needed(part: Part, measured: Measured) -> Exactness:
+    """The padding that makes a setting exact; for a draft model, whose bits do not matter, the one that is fastest."""
+    if part.is_main:
+        return measure_exactness(measured.main)
+    # Rows that are read alone are faster behind long texts.
+    return Exactness(rule=RowRule(separate=bool(measured.main.separate_rules)))
+
+
+def _cheapest(part: Part, measured: Measured, exactness: Exactness) -> Exactness:
+    """This padding, or two rows a call where that takes no longer, for the measurements from now on."""
+    rule = exactness.rule
+    if part.is_main and exactness.holds and rule.call == Rounding() and not rule.dummy_rows:
+        exactness = _faster(measured, exactness)
+    elif not part.is_main and rule.separate and part.size >= SMALL:
+        exactness = _faster(measured, exactness, _NO_SLOWER)
     measured.use(exactness)
     return exactness
 

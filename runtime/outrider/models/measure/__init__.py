@@ -14,7 +14,7 @@ from outrider.models.measure.cost import (
     measure_pass,
     time_calls,
 )
-from outrider.models.measure.exactness import TRIAL_TOKENS, groups_of, measure_exactness
+from outrider.models.measure.exactness import TRIAL_TOKENS, has_groups, measure_exactness
 from outrider.models.measure.overlap import measure_contention, pays
 
 __all__ = [
@@ -29,7 +29,7 @@ __all__ = [
     "PassCost",
     "check_pass",
     "contexts_of",
-    "groups_of",
+    "has_groups",
     "measure_contention",
     "measure_exactness",
     "measure_pass",

@@ -42,6 +42,7 @@ WRONG_DRAFTS = (0, 1, 2, 5, 15)
 ROWS = (*range(1, 18), 20, 23, 24, 31, 32)
 _SQUARE = [(rows, rows) for rows in ROWS]  # calls of as many rows of logits
 _FEW = (1, 2, 8)  # numbers of rows whose bits differ if any padding is needed
+_PROBED = (1, 2, 3, 4, 8, 16, 32)  # numbers of rows that tell two settings' groups apart
 _LOGITS_ROWS = (1, 2, 3, 4, 5, 8, 16)  # numbers of rows of logits
 _BEFORE = 190  # tokens of context before these rows; several blocks, and not a multiple of one
 TRIAL_CONTEXT = 210  # tokens that are read in several ways
@@ -71,7 +72,7 @@ def measure_exactness(backend: PaddedBackend, known: Exactness | None = None) ->
         differences = _try(backend, known, context)
         if not any(differences.values()):
             return Exactness(known.groups, known.rule, differences)
-    groups = groups_of(backend)
+    groups = tuple(_groups(backend, _SQUARE))
     for rule in _rules(backend, groups):
         differences = _try(backend, Exactness(groups, rule), context)
         if not any(differences.values()):
@@ -80,13 +81,14 @@ def measure_exactness(backend: PaddedBackend, known: Exactness | None = None) ->
     return Exactness(groups, RowRule(), _try(backend, Exactness(groups), context))
 
 
-def groups_of(backend: PaddedBackend) -> tuple[tuple[int, ...], ...]:
-    """Numbers of rows, grouped by the bits that a row has in calls of as many, without padding.
+def has_groups(backend: PaddedBackend, groups: Seq[Seq[int]]) -> bool:
+    """Whether a few numbers of rows agree in bits as in these groups, which were measured in another setting.
 
     Two settings of one model with the same groups need the same padding.
     """
     backend.use(Exactness())
-    return tuple(_groups(backend, _SQUARE))
+    known = {tuple(rows for rows in group if rows in _PROBED) for group in groups}
+    return {*_groups(backend, [(rows, rows) for rows in _PROBED])} == known - {()}
 
 
 def _try(backend: PaddedBackend, exactness: Exactness, context: int) -> dict[str, float]:
