@@ -95,7 +95,7 @@ class Plan:
         if self.weights == "keep":
             return self.path.stat().st_size * 2  # the reader's IR, and a copy of the file if no hard link is possible
         if self.direct:
-            return self.final_bytes
+            return 0 if self.role == "main" else self.final_bytes  # before its output matrix is cut
         scratch = int(self.num_weights * _SCRATCH_BYTES[self.format][self.weights])
         return scratch if self.role == "main" else max(scratch, self.final_bytes)  # before its output matrix is cut
 

@@ -25,6 +25,7 @@ from outrider_export.direct.forms import BY_GGUF, FORMS
 from outrider_export.direct.graph import build
 from outrider_export.direct.pack import matrices_of, pack, rounded
 from outrider_export.direct.rope import rope_of
+from outrider_export.direct.save import save
 from outrider_export.gguf_file import read_header
 from shapes import CONFIGS, logits_of, make_model
 
@@ -43,8 +44,8 @@ def graph_of(path: Path, weights: str, scratch: Path) -> ov.Model:
     """The converted model, written and read again."""
     found = open_weights(path, path.suffix == ".gguf")
     scratch.mkdir()
-    packed = pack(found, weights, scratch / "weights", lambda _: None)
-    ov.save_model(build(found.decoder, found, packed), scratch / "model.xml", compress_to_fp16=False)
+    packed = pack(found, weights, scratch / "model.bin", lambda _: None)
+    save(*build(found.decoder, found, packed), scratch / "model.xml")
     return ov.Core().read_model(scratch / "model.xml")
 
 

@@ -1,8 +1,8 @@
 """Child process: a GGUF file or a checkpoint folder of a Llama-like decoder to stateful OpenVINO IR, without PyTorch.
 
 Job: `model`, the checkpoint folder or the GGUF file; `gguf`, whether it is one; `weights`; `output`, the folder for
-openvino_model; `scratch`, a folder for the rounded weights; `adapter`, the folder of a LoRA adapter that is merged into
-it, if any; and, for the model that brings the tokenizer, `tokenizer`: see `outrider_export.tokenizer_job`.
+openvino_model; `adapter`, the folder of a LoRA adapter that is merged into it, if any; and, for the model that brings
+the tokenizer, `tokenizer`: see `outrider_export.tokenizer_job`.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from outrider_export.direct.describe import Decoder, describe
 from outrider_export.direct.gguf_config import decoder_of
 from outrider_export.direct.graph import build
 from outrider_export.direct.pack import matrices_of, pack
+from outrider_export.direct.save import save
 from outrider_export.direct.weights import HEAD, CheckpointWeights, Merged, Weights
 from outrider_export.gguf_file import read_header
 from outrider_export.progress import Progress
@@ -24,21 +25,18 @@ from outrider_export.tokenizer_job import add_tokenizer
 
 def convert(job: dict[str, Any], progress: Progress) -> dict[str, Any]:
     """Convert the model that `job` describes. All files are written when this returns."""
-    import openvino as ov
-
     weights = open_weights(Path(job["model"]), job["gguf"])
     decoder = weights.decoder
     if job.get("adapter"):
         weights = Merged(weights, read_adapter(Path(job["adapter"])))
-    scratch, output = Path(job["scratch"]), Path(job["output"])
-    scratch.mkdir(parents=True, exist_ok=True)
+    output = Path(job["output"])
     output.mkdir(parents=True)
     if decoder.context_length is not None:
         progress.note(f"Its context length is {decoder.context_length:,}: see 'LongRoPE' in docs/models.md.")
     progress.phase("convert", sum(weights.matrix(name).num_bytes for name in matrices_of(weights)))
-    packed = pack(weights, job["weights"], scratch / "weights", progress.advance)
+    packed = pack(weights, job["weights"], output / "openvino_model.bin", progress.advance)
     progress.phase("write")
-    ov.save_model(build(decoder, weights, packed), output / "openvino_model.xml", compress_to_fp16=False)
+    save(*build(decoder, weights, packed), output / "openvino_model.xml")
     if "tokenizer" in job:
         progress.phase("tokenizer")
         add_tokenizer(job)

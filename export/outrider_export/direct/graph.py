@@ -1,6 +1,6 @@
 """Writes a decoder's graph: stateful, in the form that optimum-intel gives it.
 
-    model = build(decoder, weights, packed)
+    model, stored = build(decoder, weights, packed)
 
 Inputs are input_ids, attention_mask, position_ids (int64 [batch, tokens]) and beam_idx (int32 [batch]); the output is
 logits float32 [batch, tokens, vocabulary]. Keys and values are states. OpenVINO's passes find attention, rotation,
@@ -21,14 +21,16 @@ from openvino.op import util
 from outrider_export.direct.describe import Decoder, Layer
 from outrider_export.direct.pack import Packed
 from outrider_export.direct.rope import Rope
+from outrider_export.direct.save import Stored
 from outrider_export.direct.weights import EMBEDDING, FINAL_NORM, HEAD, Weights, layer_name
 
 _LOWEST = -65504.0  # of float16, as in optimum-intel's graphs
 
 
-def build(decoder: Decoder, weights: Weights, packed: Mapping[str, Packed]) -> ov.Model:
-    """The graph of a decoder. The memory of `packed` has to outlive it."""
-    return _Builder(decoder, weights, packed).model()
+def build(decoder: Decoder, weights: Weights, packed: Mapping[str, Packed]) -> tuple[ov.Model, list[Stored]]:
+    """The graph of a decoder, with inputs instead of the constants of `packed`, which `save` replaces."""
+    builder = _Builder(decoder, weights, packed)
+    return builder.model(), builder.stored
 
 
 class _Masks:
@@ -88,6 +90,7 @@ class _Builder:
         self.masks = _Masks(self.input_ids, self.attention_mask)
         self.rotations = {kind: self._rotation(rope) for kind, rope in decoder.ropes.items()}
         self.sinks: list[ov.Node] = []
+        self.stored: list[Stored] = []
 
     def model(self) -> ov.Model:
         """The whole graph."""
@@ -106,7 +109,7 @@ class _Builder:
         result = ops.result(logits)
         result.output(0).set_names({"logits"})
         inputs = [self.input_ids, self.attention_mask, self.position_ids, self.beam_idx]
-        model = ov.Model([result], self.sinks, inputs, "decoder")
+        model = ov.Model([result], self.sinks, [*inputs, *(node for node, _ in self.stored)], "decoder")
         _share_constants(model)
         return model
 
@@ -154,7 +157,7 @@ class _Builder:
         return self._biased(name, ops.matmul(x, self._matrix(name), False, True))
 
     def _matrix(self, name: str) -> ov.Node:
-        made = self.packed[name].node()
+        made = self.packed[name].node(self.stored)
         made.set_friendly_name(f"self.{name}.weight")
         return made
 

@@ -1,17 +1,19 @@
 """Rounds the matrices of a decoder to the weights of its IR, some rows at a time, on all processors.
 
-    packed = pack(weights, "int8", scratch / "weights", advance)
-    packed["model.layers.0.self_attn.q_proj"].node()    # float32 [rows, columns], of constants
+    packed = pack(weights, "int8", output / "openvino_model.bin", advance)
+    packed["model.layers.0.self_attn.q_proj"].node(stored)    # float32 [rows, columns], of constants
 
 int8 is 8 bits, asymmetric, one scale a row. int4 is 4 bits, asymmetric, groups of 64 (or 32, where a row is no multiple
 of 64), with embedding and output matrix in int8. Both are what nncf's `compress_weights` makes, in the same form of
 constants, but that codes are rounded by the scales that are stored, in float16. Zero has a code of its own.
 
-The constants are in a file that is mapped, so that memory holds no more than the rows that are being rounded.
+The file is the IR's own and is mapped, so that weights are written once, and memory holds no more than the rows that
+are being rounded. See `outrider_export.direct.save`.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 from concurrent.futures import ThreadPoolExecutor, as_completed
@@ -30,7 +32,9 @@ if TYPE_CHECKING:
     import openvino as ov
     from numpy.typing import NDArray
 
-    from outrider_export.direct.weights import Stored, Weights
+    from outrider_export.direct.save import Stored
+    from outrider_export.direct.weights import Stored as Matrix
+    from outrider_export.direct.weights import Weights
 
     Numbers = NDArray[Any]
 
@@ -46,7 +50,7 @@ class Packed:
     """A matrix of an IR. kind: "int8", "int4", "fp16" or "fp32". group: columns that share a scale.
 
     codes: uint8 [rows, columns], for int4 two a byte [rows, columns / 2]; or the weights themselves. zero_points:
-    uint8, scales: float16, both [rows, groups].
+    uint8, scales: float16, both [rows, groups]. offsets: of these three in the file.
     """
 
     kind: str
@@ -55,25 +59,26 @@ class Packed:
     codes: Numbers
     zero_points: Numbers
     scales: Numbers
+    offsets: tuple[int, ...]
 
-    def node(self) -> ov.Node:
-        """The matrix float32 [rows, columns] of constants that share the memory of `codes`."""
-        import openvino as ov
+    def node(self, stored: list[Stored]) -> ov.Node:
+        """The matrix float32 [rows, columns] of constants. What they have in the file is appended to `stored`."""
         from openvino import opset13 as ops
 
-        if self.kind == "fp32":
-            return _constant(self.codes)
-        if self.kind == "fp16":
-            return ops.convert(_constant(self.codes), "f32")
         rows, columns = self.shape
-        grouped = [rows, columns // self.group, self.group]
+        at_codes, at_zero_points, at_scales = self.offsets
+        if self.kind in _FLOATS:
+            codes = _stored(stored, [rows, columns], self.codes.dtype, at_codes)
+            return codes if self.kind == "fp32" else ops.convert(codes, "f32")
+        grouped, groups = [rows, columns // self.group, self.group], [*self.scales.shape]
         if self.kind == "int8":
-            codes, zero_points, scales = _constant(self.codes), _constant(self.zero_points), _constant(self.scales)
+            codes = _stored(stored, [rows, columns], self.codes.dtype, at_codes)
+            zero_points = _stored(stored, groups, self.zero_points.dtype, at_zero_points)
+            scales = _stored(stored, groups, self.scales.dtype, at_scales)
         else:
-            tensor = ov.Tensor(self.codes.reshape(-1), ov.Shape(grouped), ov.Type.u4)
-            codes = ov.op.Constant(tensor, shared_memory=True)
+            codes = _stored(stored, grouped, "u4", at_codes)
             zero_points = pack_codes(self.zero_points[..., None])
-            scales = _constant(self.scales[..., None])
+            scales = _stored(stored, [*groups, 1], self.scales.dtype, at_scales)
         centred = ops.subtract(ops.convert(codes, "f16"), ops.convert(zero_points, "f16"))
         scaled = ops.multiply(centred, scales)
         if self.kind == "int4":
@@ -81,14 +86,16 @@ class Packed:
         return ops.convert(scaled, "f32")
 
 
-def _constant(array: Numbers) -> ov.Node:
-    import openvino as ov
+def _stored(stored: list[Stored], shape: list[int], kind: Any, offset: int) -> ov.Node:
+    from openvino import opset13 as ops
 
-    return ov.op.Constant(ov.Tensor(array, shared_memory=True), shared_memory=True)
+    made = ops.parameter(shape, kind)
+    stored.append((made, offset))
+    return made
 
 
 def pack(weights: Weights, kind: str, path: Path, advance: Callable[[int], None]) -> dict[str, Packed]:
-    """Round all matrices of a decoder, by their names. path: a new file for them. advance: called with bytes read.
+    """Round all matrices of a decoder, by their names. path: a new file of them. advance: called with bytes read.
 
     Raises:
         ExportError: when one is missing, or of a type that cannot be read.
@@ -144,12 +151,13 @@ def _allocate(path: Path, wanted: dict[str, tuple[tuple[int, int], str, int]]) -
     data = np.memmap(path, dtype=np.uint8, mode="r+")
     made, at = {}, 0
     for name, layout in layouts.items():
-        arrays = []
-        for (dtype, shape), size in zip(layout, sizes[name], strict=True):
-            arrays.append(np.ndarray(shape, dtype, data, at))
-            at += size
+        *offsets, end = itertools.accumulate(sizes[name], initial=at)
+        codes, zero_points, scales = (
+            np.ndarray(each, dtype, data, offset) for (dtype, each), offset in zip(layout, offsets, strict=True)
+        )
         shape, kind, group = wanted[name]
-        made[name] = Packed(kind, shape, group, *arrays)
+        made[name] = Packed(kind, shape, group, codes, zero_points, scales, tuple(offsets))
+        at = end
     return made
 
 
@@ -168,7 +176,7 @@ def _aligned(dtype: type[np.generic], shape: tuple[int, int]) -> int:
     return -(-size // _ALIGNMENT) * _ALIGNMENT
 
 
-def _parts(matrix: Stored) -> Iterator[tuple[slice, int]]:
+def _parts(matrix: Matrix) -> Iterator[tuple[slice, int]]:
     """Slices of rows, with their bytes in the file."""
     rows, columns = matrix.shape
     step = max(1, _CHUNK // columns)
@@ -177,7 +185,7 @@ def _parts(matrix: Stored) -> Iterator[tuple[slice, int]]:
         yield slice(first, first + count), matrix.num_bytes * count // rows
 
 
-def _round(matrix: Stored, packed: Packed, part: slice) -> None:
+def _round(matrix: Matrix, packed: Packed, part: slice) -> None:
     """Round some rows of a matrix."""
     values = matrix.read(part)
     if packed.kind in _FLOATS:

@@ -1,0 +1,61 @@
+"""Writes an IR whose weights are in its file already.
+
+    packed = pack(weights, "int8", path.with_suffix(".bin"), advance)
+    save(*build(decoder, weights, packed), path)
+
+OpenVINO writes all constants of a model into a new file. So the graph has inputs in place of those that are in the
+file, of their shapes and types. In the XML, these become constants again. The others are appended to the file.
+"""
+
+from __future__ import annotations
+
+import math
+import shutil
+from typing import TYPE_CHECKING, TypeAlias
+from xml.etree import ElementTree
+
+from outrider.models.backends.taps import ROOM, has_room
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import openvino as ov
+
+# An input in place of a constant, and the constant's offset in the file, in bytes.
+Stored: TypeAlias = "tuple[ov.Node, int]"
+
+
+def save(model: ov.Model, stored: list[Stored], path: Path) -> None:
+    """Write a model to `path`, and what is missing of its constants to the file beside it.
+
+    Raises:
+        OSError, RuntimeError: when the disk is full.
+    """
+    import openvino as ov
+
+    weights, others = path.with_suffix(".bin"), path.with_suffix(".others")
+    ov.serialize(model, path, others)
+    places = {node.get_friendly_name(): (offset, _num_bytes(node)) for node, offset in stored}
+    tree, begin = ElementTree.parse(path), weights.stat().st_size  # noqa: S314  (it was just written)
+    for layer in tree.iter("layer"):
+        data, name = layer.find("data"), layer.get("name", "")
+        if data is None:
+            continue
+        if layer.get("type") == "Const":
+            data.set("offset", str(begin + int(data.get("offset", ""))))
+        elif name in places:
+            layer.set("type", "Const")
+            for key, value in zip(("offset", "size"), places[name], strict=True):
+                data.set(key, str(value))
+    tree.write(path, encoding="utf-8", xml_declaration=True)
+    with weights.open("ab") as file, others.open("rb") as source:
+        shutil.copyfileobj(source, file)
+    others.unlink()
+    if not has_room(weights):
+        with weights.open("ab") as file:
+            file.write(bytes(ROOM))
+
+
+def _num_bytes(node: ov.Node) -> int:
+    num_bits: int = math.prod(node.get_output_shape(0)) * node.get_output_element_type(0).bitwidth
+    return num_bits // 8
