@@ -77,7 +77,7 @@ class DeviceConfig(Section):
     `npu_max_prompt_tokens`, while others run without it.
 
     With precision="auto", the CPU's is measured at the first load: f32, or another one if it is exact, near enough to
-    f32 and faster by a tenth. Other devices choose their own. The cache gets the same precision unless you name one.
+    f32 and faster by a fifth. Other devices choose their own. The cache gets the same precision unless you name one.
     With a quantised cache, the text depends on drafts and on earlier texts: 8-bit blocks are quantised again whenever a
     token is written, rejected tokens included.
     """

@@ -124,17 +124,21 @@ def keep_layers(model: ov.Model, num_layers: int, kept: Seq[int]) -> ov.Model:
 
 
 def _form(before: ov.Output, behind: ov.Output, embedding: str) -> tuple[str, int]:
-    """The form of the graph between two hidden states, and the bytes of its weights."""
-    parts, size = list[str](), 0
+    """The form of the graph between two hidden states, and the bytes of its weights.
+
+    Its operations count once each, as all layers but the first depend on the first one's keys, too, for the mask.
+    """
+    parts, size = set[str](), 0
     for node in _above(behind.get_node(), before.get_node().get_name(), embedding):
         said = f"{node.get_type_name()} {node.get_output_element_type(0)}"
         if node.get_type_name() == "Constant":
             said += f" {node.get_output_shape(0)}"
-            size += node.get_byte_size()
             if math.prod(node.get_output_shape(0)) <= _FEW_VALUES:
                 said += f" {node.get_data().tolist()}"
-        parts.append(said)
-    return hashlib.sha256("\n".join(sorted(parts)).encode()).hexdigest(), size
+            else:
+                size += node.get_byte_size()
+        parts.add(said)
+    return hashlib.sha256("\n".join([*sorted(parts), str(size)]).encode()).hexdigest(), size
 
 
 def _above(node: ov.Node, *ends: str) -> Iterator[ov.Node]:
