@@ -1,6 +1,7 @@
 """What the README shows is what there is."""
 
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -37,6 +38,12 @@ def test_the_options_it_names_exist(openvino_engine: outrider.Engine) -> None:
     drafters = {name for row in table("## Which drafter", START) for name in re.findall(r'`"?(\w+)"?`', row[0])}
     assert drafters == {*openvino_engine.drafters, "auto", "None", "eagle3", "dflash", "masks", "self"}
     assert {"eagle3", "dflash", "masks"} <= {*KINDS.values()}
+
+
+def test_the_table_of_extras_is_whole() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    named = {row[0].strip("| `") for row in table("## Install", START)}
+    assert named == {"none", *(f".[{name}]" for name in project["optional-dependencies"])}
 
 
 def test_its_program_runs(

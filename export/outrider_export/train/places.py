@@ -80,8 +80,8 @@ def mean_over(losses: Any) -> Any:
 class Reach:
     """The chance that a place is reached: the running acceptance of the places before it, multiplied.
 
-    A draft token counts only where all before it were accepted, so a place's loss weighs as much as that is likely
-    (D-PACE; LK losses). What is counted is the training text itself.
+    A draft token counts only where all before it were accepted, so the loss of a position is weighted by that
+    probability (D-PACE; LK losses). What is counted is the training text itself.
     """
 
     def __init__(self, num_places: int) -> None:
