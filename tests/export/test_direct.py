@@ -123,6 +123,13 @@ def test_variants(variant: str, tmp_path: Path) -> None:
     assert error_of(found, logits_of(model, TOKENS)) < 5e-6
 
 
+@pytest.mark.parametrize(("weights", "most"), [("fp16", 1e-5), ("int8", 5e-3), ("int4", 0.5)])
+def test_logits_are_close_with_fewer_bits(weights: str, most: float, tmp_path: Path) -> None:
+    model, folder = saved("llama", tmp_path / "llama", hidden_size=128, intermediate_size=256)
+    found = logits(graph_of(folder, weights, tmp_path / "scratch"))
+    assert divergence(found, logits_of(model, TOKENS)) < most
+
+
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_half_precision_and_several_files(dtype: str, tmp_path: Path) -> None:
     """Weights in half precision are widened exactly."""

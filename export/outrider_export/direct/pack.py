@@ -63,6 +63,7 @@ class Packed:
 
     def node(self, stored: list[Stored]) -> ov.Node:
         """The matrix float32 [rows, columns] of constants. What they have in the file is appended to `stored`."""
+        import openvino as ov
         from openvino import opset13 as ops
 
         rows, columns = self.shape
@@ -76,7 +77,7 @@ class Packed:
             zero_points = _stored(stored, groups, self.zero_points.dtype, at_zero_points)
             scales = _stored(stored, groups, self.scales.dtype, at_scales)
         else:
-            codes = _stored(stored, grouped, "u4", at_codes)
+            codes = _stored(stored, grouped, ov.Type.u4, at_codes)
             zero_points = pack_codes(self.zero_points[..., None])
             scales = _stored(stored, [*groups, 1], self.scales.dtype, at_scales)
         centred = ops.subtract(ops.convert(codes, "f16"), ops.convert(zero_points, "f16"))
