@@ -367,8 +367,8 @@ def test_of_two_processes_one_exports_and_the_other_waits(start: Callable[..., A
     lines_until(first, "convert main")
     second = start()
     assert lines_until(second, "Another")[-2:] != ["Making", "Another"]
-    told, _ = first.communicate("\n", timeout=60)
-    others, _ = second.communicate(timeout=60)
+    told, _ = first.communicate("\n", timeout=300)
+    others, _ = second.communicate(timeout=300)
     assert told.splitlines()[-1] == others.splitlines()[-1]
     assert "convert main" not in others
     assert len(shown_files(folder)) == 2
@@ -381,7 +381,7 @@ def test_what_a_killed_process_left_is_cleared_away(start: Callable[..., Any], f
     lines_until(waiting, "Another")
     first.kill()
     first.wait()
-    others, _ = waiting.communicate(timeout=60)  # it takes over
+    others, _ = waiting.communicate(timeout=300)  # it takes over
     assert others.splitlines()[0] == "Making"
     name = Path(others.splitlines()[-1]).name
     assert shown_files(folder) == [name, f"{name}.json"]
@@ -399,7 +399,7 @@ def test_leftovers_of_other_models_are_cleared_away_unless_they_are_being_made(
     (partial,) = (folder / "bundles").glob(".*.partial")
     other, _ = opened(files[1])
     assert shown_files(folder) == [partial.name, other.folder.name, f"{other.folder.name}.json"]
-    told, _ = first.communicate("\n", timeout=60)
+    told, _ = first.communicate("\n", timeout=300)
     assert is_whole(read_bundle(told.splitlines()[-1]))
 
 

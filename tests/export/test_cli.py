@@ -172,7 +172,7 @@ def test_a_polite_kill_leaves_nothing(make_checkpoint: Any, tmp_path: Path) -> N
         time.sleep(0.02)
     assert parts
     running.terminate()
-    _, errors = running.communicate(timeout=20)
+    _, errors = running.communicate(timeout=300)
     assert running.returncode == 130
     assert errors == "outrider: Cancelled.\n"
     assert list(tmp_path.iterdir()) == []

@@ -184,7 +184,7 @@ def test_ctrl_c_leaves_nothing_and_no_process(make_checkpoint: Any, tmp_path: Pa
     children = _children_of(running.pid)
     assert children
     running.send_signal(signal.SIGINT)
-    _, errors = running.communicate(timeout=20)
+    _, errors = running.communicate(timeout=300)
     assert running.returncode != 0
     assert "KeyboardInterrupt" in errors
     assert list(tmp_path.iterdir()) == []
@@ -219,7 +219,7 @@ def _is_running(pid: int) -> bool:
         return False
 
 
-def _wait_for(condition: Callable[[], Any], seconds: float = 20) -> Any:
+def _wait_for(condition: Callable[[], Any], seconds: float = 300) -> Any:
     end = time.monotonic() + seconds
     while not (value := condition()):
         assert time.monotonic() < end

@@ -75,7 +75,7 @@ class Live:
 
     def stop(self) -> None:
         self.leave()
-        self._thread.join(30)
+        self._thread.join(300)
         assert not self._thread.is_alive()
 
     def client(self, **options: Any) -> Any:
@@ -95,7 +95,7 @@ class Live:
         return not (busy or self.service.queue.running or self.service.queue.waiting)
 
 
-def wait_until(true: Callable[[], bool], seconds: float = 30.0) -> None:
+def wait_until(true: Callable[[], bool], seconds: float = 300) -> None:
     end = time.monotonic() + seconds
     while not true():
         assert time.monotonic() < end, "this took too long"

@@ -700,7 +700,7 @@ def test_what_was_interrupted_goes_on(tiny: Path, tmp_path: Path, capsys: pytest
     assert not (folder / "results.json").exists()
     process = start(whole.count(b"\n") + 2)
     process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=30)
+    _, errors = process.communicate(timeout=300)
     assert process.returncode == 130
     assert f"The runs so far are in {folder}; the same command continues from there.\n" in errors
     assert errors.endswith("outrider: Cancelled.\n")

@@ -150,8 +150,8 @@ def test_an_answer_that_has_not_begun_is_ended_too() -> None:
 
     def chunks() -> Iterator[TextChunk]:
         _thread.interrupt_main(signal.SIGINT)
-        assert begun.wait(30)
-        assert cancelled.wait(30)
+        assert begun.wait(300)
+        assert cancelled.wait(300)
         yield TextChunk("end", Stats())
 
     def cancel() -> None:
@@ -168,7 +168,7 @@ def test_an_answer_that_is_left_is_ended() -> None:
 
     def chunks() -> Iterator[TextChunk]:
         yield TextChunk("one", Stats())
-        assert cancelled.wait(30)
+        assert cancelled.wait(300)
 
     with interruptible(chunks(), cancelled.set) as pieces:
         assert next(pieces).text == "one"
@@ -265,7 +265,7 @@ def test_the_program_in_a_pseudo_terminal(model: Path, tmp_path: Path) -> None:
         os.write(main, b"jumps\r")
         wait_for("Ended after 5 tokens.", "›")
         os.write(main, CTRL_D.encode())
-        assert process.wait(timeout=60) == 0
+        assert process.wait(timeout=300) == 0
     finally:
         process.kill()
         process.wait()

@@ -331,7 +331,7 @@ def test_ctrl_c_is_one_line(model: Path) -> None:
     assert process.stdout.read(5)
     time.sleep(0.2)
     process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=30)
+    _, errors = process.communicate(timeout=300)
     assert process.returncode == 130
     assert errors == f"Loading {model}.\noutrider: Cancelled.\n"
 
@@ -346,7 +346,7 @@ def test_a_reader_that_leaves_is_no_error(tiny: Path) -> None:
     assert process.stderr is not None
     process.stdout.read(5)
     process.stdout.close()
-    assert process.wait(timeout=60) == 0
+    assert process.wait(timeout=300) == 0
     assert process.stderr.read() == f"Loading {tiny}.\n"
 
 

@@ -87,7 +87,7 @@ def test_a_summary_is_what_one_gets_by_hand() -> None:
 
 
 def test_our_requests_run_at_the_same_time(toy_engine: outrider.Engine) -> None:
-    barrier = threading.Barrier(3, timeout=20)
+    barrier = threading.Barrier(3, timeout=300)
 
     class Mode:
         name, runtime, description, num_parallel = "m", "outrider", "", 8
@@ -105,7 +105,7 @@ def test_our_requests_run_at_the_same_time(toy_engine: outrider.Engine) -> None:
 LLAMA_SERVER = """#!{python}
 import http.server, json, sys, threading
 options = dict(zip(sys.argv[1:], sys.argv[2:]))
-meeting = threading.Barrier(2, timeout=20)
+meeting = threading.Barrier(2, timeout=300)
 class Handler(http.server.BaseHTTPRequestHandler):
     def answer(self, status, body):
         made = json.dumps(body).encode()

@@ -51,7 +51,7 @@ class Failing:
 
 
 async def until_left(watcher: Leaving, count: int = 1) -> list[tuple[str | None, int]]:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(300):
         while len(watcher.reasons) < count:
             await asyncio.sleep(0.001)
     return [*watcher.reasons.values()]
@@ -190,7 +190,7 @@ def test_a_slow_task_pauses_its_request_alone(engine: outrider.Engine) -> None:
     async def slow() -> tuple[int, outrider.Result, list[Any]]:
         stream = engine.astream("hello", **LONG)
         chunks = [await anext(stream)]
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(300):
             while not engine._queue._worker._is_far_ahead:
                 await asyncio.sleep(0.001)
         paused_at = chunks[0].stats.num_generated_tokens

@@ -108,7 +108,7 @@ class Drill:
         """Whether one of the eight has ended, with the right text."""
         while True:
             try:
-                news = self._begun[name].get(wait, timeout=60)
+                news = self._begun[name].get(wait, timeout=300)
             except Empty:
                 assert not wait, f"{name} has not ended"
                 return False
@@ -140,7 +140,7 @@ class Drill:
         Submitted(self.engine._queue, request, news.put)
         self.engine._queue.submit(request)
         while True:
-            each: outrider.TextChunk | BaseException = news.get(timeout=60)
+            each: outrider.TextChunk | BaseException = news.get(timeout=300)
             if isinstance(each, BaseException):
                 return each
             if each.result:

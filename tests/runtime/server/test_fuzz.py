@@ -55,7 +55,7 @@ def told(tiny: Path) -> Iterator[Live]:
 @pytest.mark.parametrize("path", BODIES)
 def test_bodies(told: Live, path: str, num_examples: int) -> None:
     body = {"model": "tiny", "seed": 1, "temperature": 0.5, **BODIES[path]}
-    with httpx.Client(base_url=told.url, timeout=60) as client:
+    with httpx.Client(base_url=told.url, timeout=300) as client:
 
         def send(content: bytes) -> int:
             headers = {"Content-Type": "application/json"}
@@ -78,7 +78,7 @@ def test_bytes_in_place_of_http(told: Live, num_examples: int) -> None:
     )
 
     def send(content: bytes) -> None:
-        connection = socket.create_connection(("127.0.0.1", told.port), timeout=10)
+        connection = socket.create_connection(("127.0.0.1", told.port), timeout=300)
         with connection, contextlib.suppress(ConnectionError):
             connection.sendall(content)
             connection.shutdown(socket.SHUT_WR)

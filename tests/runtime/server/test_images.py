@@ -93,7 +93,7 @@ def read(monkeypatch: pytest.MonkeyPatch) -> "Reading":
     def watched(self: Vision, image: Any) -> Any:
         reading.count += 1
         reading.begun.set()
-        assert reading.go_on.wait(30)
+        assert reading.go_on.wait(300)
         return encode(self, image)
 
     monkeypatch.setattr(Vision, "encode", watched)

@@ -75,7 +75,7 @@ ASKED: dict[str, tuple[str, dict[str, Any]]] = {
 @pytest.mark.parametrize("client", ASKED)
 def test_what_clients_ask_is_answered(caller: Any, client: str) -> None:
     path, body = ASKED[client]
-    answer = httpx.post(f"{caller.base_url}{path}", json={"model": "tiny", **body}, timeout=60)
+    answer = httpx.post(f"{caller.base_url}{path}", json={"model": "tiny", **body}, timeout=300)
     assert answer.status_code == 200, answer.text
     if body.get("stream"):
         events = [line.removeprefix("data: ") for line in answer.text.splitlines() if line.startswith("data: ")]
@@ -106,7 +106,7 @@ def test_tools_are_refused_in_words_where_the_template_knows_none(live: Live) ->
         "tool_choice": "required",
         "tools": [{"type": "function", "function": tool}],
     }
-    answer = httpx.post(f"{live.url}/v1/{CHAT}", json=body, timeout=60)
+    answer = httpx.post(f"{live.url}/v1/{CHAT}", json=body, timeout=300)
     assert answer.status_code == 400
     assert "tools need a chat template" in answer.json()["error"]["message"]
 
@@ -132,7 +132,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any], int, str | None, str]] = {
 @pytest.mark.parametrize("case", REFUSED)
 def test_what_is_not_offered_is_said(live: Live, case: str) -> None:
     path, body, status, param, message = REFUSED[case]
-    answer = httpx.post(f"{live.url}/v1/{path}", json=body, timeout=60)
+    answer = httpx.post(f"{live.url}/v1/{path}", json=body, timeout=300)
     error = answer.json()["error"]
     assert (answer.status_code, error["param"]) == (status, param)
     assert message in error["message"]

@@ -344,13 +344,13 @@ def test_health_waits_for_the_first_model(tiny: Path, monkeypatch: pytest.Monkey
         def wait(*arguments: Any) -> Engine:
             report("It is measured.")
             loading.set()
-            assert go_on.wait(30)
+            assert go_on.wait(300)
             return Engine(*arguments)
 
         monkeypatch.setattr("outrider.server.models.Engine", wait)
         with ThreadPoolExecutor(1) as pool:
             asked = pool.submit(live.client().completions.create, model="tiny", prompt="Hi")
-            assert loading.wait(30)
+            assert loading.wait(300)
             busy = httpx.get(f"{live.url}/health")
             go_on.set()
             assert asked.result().choices

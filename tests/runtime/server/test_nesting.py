@@ -91,7 +91,7 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
     write_gguf(root / "tiny.gguf", root / "checkpoint", "Q4_1", "qwen2", {"tokenizer.chat_template": TEMPLATE})
     folder: Path = export_bundle(root / "tiny.gguf", output=root / "bundle", weights="keep").folder
     with served(f"tiny={folder}") as (process, ready):
-        with httpx.Client(base_url=ready["url"], timeout=10) as client:
+        with httpx.Client(base_url=ready["url"], timeout=300) as client:
             yield client
         assert process.poll() is None
 
