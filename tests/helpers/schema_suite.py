@@ -9,7 +9,7 @@ import random
 import re
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ import numpy as np
 from outrider.config import GenerationConfig
 from outrider.errors import OptionError
 from outrider.tokens.grammar import Grammars, Source
-from outrider.types import Distribution, Draft
+from outrider.types import Distribution, Draft, Drafter
 
 # A schema that does not name its draft is taken for 2020-12.
 DRAFTS: dict[str, dict[str, str]] = {
@@ -171,26 +171,20 @@ def _with_integers(value: Any) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() and abs(value) < 2**60 else value
 
 
-@dataclass
-class Wrong:
+class Wrong(Drafter):
     """A drafter whose every draft has a random token, among those of `answer`, and behind it.
 
     Every other draft has probabilities, with which it is not cut where the grammar forbids a token.
     """
 
-    vocab_size: int
-    answer: list[int] = field(default_factory=list)
-    num_assistant_tokens: int = 4
-    seconds: float = 0.0
+    num_assistant_tokens = 4
 
-    def reserve(self, sequence: Any, max_tokens: int, num_cached: int) -> bool:
-        return True
+    def __init__(self, vocab_size: int) -> None:
+        self.vocab_size = vocab_size
+        self.answer: list[int] = []
 
     def propose(self, requests: Seq[Any]) -> list[Draft]:
         return [self._draft(len(request.sequence.generated_token_ids), request.limit) for request in requests]
-
-    def observe(self, sequence: Any, committed: Any) -> None: ...
-    def release(self, sequence: Any) -> None: ...
 
     def _draft(self, done: int, limit: int) -> Draft:
         rng, known = random.Random(done), self.answer[done : done + limit]

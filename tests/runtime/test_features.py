@@ -9,21 +9,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import outrider
+from in_the_loop import new_request, run
 from outrider.bundle import Bundle
-from outrider.config import GenerationConfig
-from outrider.decoding.loop import step
 from outrider.decoding.request import Request
-from outrider.decoding.scheduler import Scheduler
-from outrider.decoding.slots import admit, release
+from outrider.decoding.slots import admit
 from outrider.drafters import DraftModel, Suffix
-from outrider.drafters.controller import Controller, Fixed
+from outrider.drafters.controller import Controller
 from outrider.errors import BundleError, RequestError
-from outrider.inputs.text import TextStream
 from outrider.models.measure import PassCost
 from outrider.testing import FakeBackend, ToyTokenizer
-from outrider.tokens.sampling import LogitsSampler
-from outrider.tokens.verifiers import Greedy, Threshold
-from outrider.types import Chunk, Committed, Draft, Drafter, DraftRequest, Noise, Requirements, Sequence
+from outrider.tokens.verifiers import Threshold
+from outrider.types import Chunk, Committed, Draft, Drafter, DraftRequest, Requirements, Sequence
 
 pytestmark = pytest.mark.any_format
 
@@ -65,33 +61,6 @@ class Reading(Drafter):
             assert committed.features is None
 
 
-def make_request(prompt: Seq[int], drafter: Any, max_new_tokens: int = 20) -> Request:
-    return Request(
-        sequence=Sequence(list(prompt), len(prompt)),
-        sampler=LogitsSampler(GenerationConfig(), list(prompt)),
-        verifier=Greedy(),
-        noise=Noise(0),
-        text=TextStream(lambda ids: "".join("abcdef"[i] for i in ids), ()),
-        max_new_tokens=max_new_tokens,
-        eos_token_ids=frozenset(),
-        policy=Fixed(drafter) if drafter else None,
-        num_assistant_tokens=4,
-    )
-
-
-def run(main: FakeBackend, *requests: Request, max_num_batched_tokens: int = 32) -> None:
-    """Answer requests together."""
-    running = list(requests)
-    for request in requests:
-        assert admit(request, main)
-    while running:
-        step(main, running, Scheduler(max_num_batched_tokens))
-        for request in [request for request in running if request.ended]:
-            assert request.error is None
-            release(request)
-            running.remove(request)
-
-
 def check(request: Request, drafter: Reading) -> None:
     """Check that a drafter got the states of all tokens from `begin` on, except the newest, which is not read yet."""
     token_ids, begin = request.sequence.token_ids, drafter.begins[request.sequence]
@@ -113,8 +82,8 @@ def test_each_row_is_of_its_token(seed: int, prompt: list[int], other: list[int]
     """Also for prompts that are read in pieces, and beside requests for other hidden states, or none."""
     main = FakeBackend(VOCAB_SIZE, seed=seed, features=NAMES)
     reading, beside, none = (Reading(main, Requirements(each)) for each in (names, NAMES[1:], ()))
-    requests = [make_request(prompt, reading), make_request(other, beside), make_request([*other, 3], none)]
-    run(main, *requests, make_request(prompt, None))
+    requests = [new_request(prompt, reading), new_request(other, beside), new_request([*other, 3], none)]
+    run(main, *requests, new_request(prompt, None))
     assert requests[0].stats.num_accepted_tokens > 0
     check(requests[0], reading)
     check(requests[1], beside)
@@ -125,9 +94,9 @@ def test_what_was_found_in_the_cache_has_none() -> None:
     """The main model does not read cached tokens, so they have no states. The drafter is told where states begin."""
     main = FakeBackend(VOCAB_SIZE, features=NAMES)
     reading = Reading(main, Requirements(NAMES))
-    first = make_request([1, 2, 3] * 20, reading)
+    first = new_request([1, 2, 3] * 20, reading)
     run(main, first)
-    second = make_request([*first.sequence.token_ids, 4, 5], reading)
+    second = new_request([*first.sequence.token_ids, 4, 5], reading)
     run(main, second)
     assert reading.begins[first.sequence] == 0
     assert reading.begins[second.sequence] == len(first.sequence) - 1 == second.stats.num_cached_tokens
@@ -138,7 +107,7 @@ def test_a_controller_asks_for_what_its_draft_model_needs() -> None:
     main = FakeBackend(VOCAB_SIZE, features=NAMES)
     cost = PassCost((1, 16), (1.0, 1.1), (1.0, 1.1))
     model = DraftModel(FakeBackend(VOCAB_SIZE), context_length=99, cost=cost)
-    request = make_request([1, 2], None)
+    request = new_request([1, 2], None)
     request.policy = Controller(main, cost, copier=Suffix(), models={"draft": model})
     assert admit(request, main)
     assert not request.features
@@ -158,7 +127,7 @@ def test_a_main_model_without_them_refuses_the_request(toy_bundle: Bundle) -> No
 
 def test_a_drafter_that_needs_trees_is_refused_by_a_verifier_of_chains() -> None:
     main = FakeBackend(VOCAB_SIZE)
-    request = make_request([1], Reading(main, Requirements(trees=True)))
+    request = new_request([1], Reading(main, Requirements(trees=True)))
     assert admit(request, main)
     request.verifier = Threshold()
     with pytest.raises(RequestError, match="needs drafts to be verified as trees, and Threshold verifies chains only"):

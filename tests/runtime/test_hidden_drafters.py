@@ -7,7 +7,7 @@ one made from scratch, from the committed tokens and the main model's hidden sta
 import itertools
 from collections import Counter, defaultdict
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, cast
 
 import numpy as np
@@ -15,6 +15,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import in_the_loop
+from in_the_loop import InTurns, new_request
 from outrider.config import GenerationConfig
 from outrider.decoding.loop import step
 from outrider.decoding.request import Request
@@ -23,11 +25,10 @@ from outrider.decoding.slots import admit, release
 from outrider.drafters import HiddenModel, MarkovHead, hidden_model
 from outrider.drafters.controller import Fixed
 from outrider.drafters.draft_state import DraftState
-from outrider.inputs.text import TextStream
 from outrider.testing import FakeBackend, FakeHead, FakeSlot
 from outrider.tokens.sampling import LogitsSampler
-from outrider.tokens.verifiers import BlockRejection, Greedy, TokenRejection
-from outrider.types import Committed, Draft, DraftRequest, Noise, Pending, Sequence, Turn
+from outrider.tokens.verifiers import BlockRejection, TokenRejection
+from outrider.types import Committed, Draft, DraftRequest, Noise, Sequence
 
 VOCAB_SIZE = 3  # a third of all draft tokens are right
 WIDTH = FakeBackend.width
@@ -204,52 +205,14 @@ class Checked(HiddenModel):
         assert sequence not in self._states
 
 
-@dataclass(eq=False)
-class InTurns:
-    """A policy that lets drafters take turns, as `order` says."""
-
-    drafters: Seq[Checked]
-    order: Seq[int]
-    goes_ahead: bool = False
-    num_rounds: int = 0
-
-    def choose(self, requests: Seq[DraftRequest]) -> list[Turn]:
-        self.num_rounds += 1
-        chosen = self.order[self.num_rounds % len(self.order)] % (len(self.drafters) + 1)
-        return [Turn(each, self.drafters[chosen - 1] if chosen else None) for each in requests]
-
-    def drafted(self) -> None: ...
-    def go_ahead(self, turns: Seq[Turn], check: Pending) -> None: ...
-    def observe(self, sequence: Sequence, committed: Committed) -> None: ...
-    def release(self, sequence: Sequence) -> None: ...
-
-
 def make_request(prompt: Seq[int], policy: Any, max_new_tokens: int = 16, scope: bytes = b"") -> Request:
-    return Request(
-        sequence=Sequence(list(prompt), len(prompt), scope=scope),
-        sampler=LogitsSampler(GenerationConfig(), list(prompt)),
-        verifier=Greedy(),
-        noise=Noise(0),
-        text=TextStream(lambda ids: "".join("abc"[i] for i in ids), ()),
-        max_new_tokens=max_new_tokens,
-        eos_token_ids=frozenset(),
-        policy=policy,
-        num_assistant_tokens=4,
-    )
+    sequence = Sequence([*prompt], len(prompt), scope=scope)
+    return new_request(prompt, policy, sequence=sequence, max_new_tokens=max_new_tokens)
 
 
 def run(main: FakeBackend, *requests: Request, piece: int = 32) -> None:
     """Answer requests together; the text is that of plain decoding."""
-    running = list(requests)
-    for request in requests:
-        assert admit(request, main)
-    while running:
-        step(main, running, Scheduler(piece))
-        for request in [request for request in running if request.ended or request.error]:
-            if request.error:
-                raise request.error
-            release(request)
-            running.remove(request)
+    in_the_loop.run(main, *requests, rows=piece)
     for request in requests:
         token_ids = request.sequence.token_ids
         for i in range(request.sequence.num_prompt_tokens, len(token_ids)):

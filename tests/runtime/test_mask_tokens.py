@@ -6,32 +6,29 @@ compared with one made from scratch, from the committed tokens and the masks beh
 
 import itertools
 from collections import defaultdict
-from collections.abc import Iterator
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field, replace
 from typing import Any
-from unittest import mock
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outrider.config import GenerationConfig
+from enumeration import largest_difference, ways
+from in_the_loop import InTurns, new_request, run
 from outrider.decoding.loop import step
 from outrider.decoding.request import Request
 from outrider.decoding.scheduler import Scheduler
-from outrider.decoding.slots import admit, release
+from outrider.decoding.slots import admit
 from outrider.drafters import MaskTokens, Suffix
 from outrider.drafters.controller import ConfidenceThreshold, Controller, Fixed
 from outrider.drafters.controller.lookahead import Lookahead
 from outrider.errors import NoTokenLeft, RequestError
-from outrider.inputs.text import TextStream
 from outrider.testing import FakeBackend
 from outrider.testing.fake import FakeSlot
-from outrider.tokens.sampling import DraftRows, LogitsSampler
+from outrider.tokens.sampling import DraftRows
 from outrider.tokens.verifiers import BlockRejection, Coupled, Greedy, TokenRejection
-from outrider.types import Chunk, Distribution, Draft, DraftRequest, Logits, LogitsRow, Noise, Sequence
+from outrider.types import Chunk, Draft, DraftRequest, Logits, LogitsRow, Noise, Sequence
 from outrider.types.backend import path_to
 from virtual_time import ClockedBackend, World, cost_of, speed_up
 
@@ -79,31 +76,7 @@ def make_request(policy: Any, prompt: Seq[int] = (0, 1, 2), verifier: Any = None
     sampling: dict[str, Any] = {} if type(verifier) is Greedy else {"temperature": 1.0}
     names = ("repetition_penalty", "no_repeat_ngram_size")
     sampling |= {name: options.pop(name) for name in names if name in options}
-    chosen: dict[str, Any] = {"max_new_tokens": 20, "eos_token_ids": frozenset(), "num_assistant_tokens": 4}
-    return Request(
-        sequence=Sequence(list(prompt), len(prompt)),
-        sampler=LogitsSampler(GenerationConfig(**sampling), list(prompt)),
-        verifier=verifier,
-        noise=Noise(5),
-        text=TextStream(lambda ids: "".join("abc"[i] for i in ids), ()),
-        policy=policy,
-        **chosen | options,
-    )
-
-
-def run(main: FakeBackend, *requests: Request, piece: int = 32) -> list[list[int]]:
-    """Answer requests together."""
-    running = list(requests)
-    for request in requests:
-        assert admit(request, main)
-    while running:
-        step(main, running, Scheduler(piece))
-        for request in [request for request in running if request.ended or request.error]:
-            release(request)
-            if request.error and not isinstance(request.error, NoTokenLeft):
-                raise request.error
-            running.remove(request)
-    return [request.sequence.token_ids for request in requests]
+    return new_request(prompt, policy, sampling, **{"verifier": verifier, "noise": Noise(5)} | options)
 
 
 verifiers = st.sampled_from([Greedy(), Coupled()])
@@ -138,7 +111,9 @@ def test_drafts_are_those_of_the_masks_and_do_not_show(
         mixed = [policy if i != 1 else None for i in range(len(texts))]
         asked: Any = {"num_assistant_tokens": most, "eos_token_ids": eos, **options}
         requests = [make_request(p, text, verifier, **asked) for p, text in zip(mixed, texts, strict=True)]
-        made.append((run(main, *requests, piece=piece), [request.finish_reason for request in requests]))
+        made.append(
+            (run(main, *requests, rows=piece, spared=(NoTokenLeft,)), [request.finish_reason for request in requests])
+        )
     assert made[0] == made[1]
 
 
@@ -218,24 +193,9 @@ def test_an_answer_that_pauses_goes_on() -> None:
 def test_copies_and_masks_take_turns() -> None:
     """A round with another drafter's draft has no masks, and the next one nothing to propose."""
 
-    @dataclass(eq=False)
-    class InTurns:
-        drafters: Any
-        goes_ahead: bool = False
-        count: int = 0
-
-        def choose(self, requests: Seq[DraftRequest]) -> list[Any]:
-            self.count += 1
-            return Fixed(self.drafters[self.count % 5 == 0]).choose(requests)
-
-        def drafted(self) -> None: ...
-        def go_ahead(self, turns: Any, check: Any) -> None: ...
-        def observe(self, sequence: Any, committed: Any) -> None: ...
-        def release(self, sequence: Any) -> None: ...
-
     main = FakeBackend(VOCAB_SIZE, num_masks=NUM_MASKS)
     drafter = Checked(main, has_all=False)
-    request = make_request(InTurns((drafter, Suffix())), max_new_tokens=80)
+    request = make_request(InTurns((drafter, Suffix()), [2, 1, 1, 1, 1]), max_new_tokens=80)
     plain, drafted = run(main, make_request(None, max_new_tokens=80)), run(main, request)
     assert drafted == plain
     lengths = drafter.lengths[request.sequence]
@@ -289,76 +249,6 @@ def test_what_is_read_for_a_draft(parents: tuple[int, ...], counts: list[int], i
 # Rejection sampling, by enumeration
 
 
-@dataclass
-class Way:
-    """One way through all that is drawn in an answer: each choice as scripted, later ones the first."""
-
-    script: list[int]
-    odds: list[list[float]] = field(default_factory=list)
-
-    def choose(self, probs: Seq[float]) -> int:
-        self.odds.append([*probs])
-        at = len(self.odds) - 1
-        if at == len(self.script):
-            self.script.append(next(i for i, p in enumerate(probs) if p > 0))
-        return self.script[at]
-
-    @property
-    def probability(self) -> float:
-        return float(np.prod([probs[i] for probs, i in zip(self.odds, self.script, strict=True)]))
-
-    def next(self) -> list[int] | None:
-        """The script of the next way; None after the last."""
-        for at in reversed(range(len(self.script))):
-            for i in range(self.script[at] + 1, len(self.odds[at])):
-                if self.odds[at][i] > 0:
-                    return [*self.script[:at], i]
-        return None
-
-
-@dataclass(frozen=True)
-class Uniform:
-    """A random number, times `scale`, that is compared once."""
-
-    way: Way
-    scale: float = 1.0
-
-    def __mul__(self, scale: float) -> "Uniform":
-        return replace(self, scale=self.scale * scale)
-
-    def __lt__(self, bound: float) -> bool:
-        accepted = min(1.0, bound / self.scale)
-        return not self.way.choose([accepted, 1 - accepted])
-
-    def __ge__(self, bound: float) -> bool:
-        return not self < bound
-
-
-@dataclass(frozen=True)
-class Open(Noise):
-    """Noise whose numbers are not drawn yet."""
-
-    way: Way = field(default_factory=lambda: Way([]))
-
-    def uniforms(self, position: int, purpose: str, count: int) -> Any:
-        return [Uniform(self.way) for _ in range(count)]
-
-
-def ways(answer: Any) -> Iterator[tuple[float, Any]]:
-    """Each answer that may be drawn, with its probability. answer: makes one with some noise."""
-    script: list[int] | None = []
-    while script is not None:
-        way = Way(script)
-
-        def draw(left: Distribution, uniform: Uniform) -> int:
-            return int(left.token_ids[uniform.way.choose(left.probs.tolist())])
-
-        with mock.patch.object(Distribution, "draw", draw):
-            made = answer(Open(0, way=way))
-        yield way.probability, made
-        script = way.next()
-
-
 @pytest.mark.parametrize("verifier", [TokenRejection(), BlockRejection()], ids=str)
 @pytest.mark.parametrize("most", [1, 2])
 @pytest.mark.parametrize("seed", range(3))
@@ -377,13 +267,13 @@ def test_rejection_gives_the_main_models_joint_distribution(verifier: Any, most:
             run(FakeBackend(2, num_masks=2, seed=seed), request)
             return request
 
-        for probability, request in ways(answer):
-            law[tuple(request.sequence.generated_token_ids)] += probability
+        for way, request in ways(answer):
+            law[tuple(request.sequence.generated_token_ids)] += way.probability
             num_accepted += request.stats.num_accepted_tokens
         laws.append(law)
     plain, drafted = laws
     assert abs(sum(plain.values()) - 1) < 1e-12
-    assert max(abs(plain.get(cell, 0) - drafted.get(cell, 0)) for cell in {*plain, *drafted}) < 1e-12
+    assert largest_difference(plain, drafted) < 1e-12
     assert num_accepted > 10
 
 

@@ -13,23 +13,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import outrider
+from in_the_loop import new_request
 from outrider.bundle import Bundle
-from outrider.config import GenerationConfig
 from outrider.decoding.request import Request
 from outrider.decoding.request_queue import RequestQueue
 from outrider.decoding.scheduler import Scheduler
 from outrider.drafters import DraftModel, Suffix
-from outrider.drafters.controller import Controller, Fixed
+from outrider.drafters.controller import Controller
 from outrider.errors import DeviceError, OptionError
-from outrider.inputs.text import TextStream
 from outrider.models.backends.call_end import CallEnd
 from outrider.models.backends.openvino_paged import OpenVINOPaged
 from outrider.models.measure import Contention, PassCost, pays
 from outrider.models.measure.overlap import rate
 from outrider.testing import FakeBackend, ToyTokenizer
-from outrider.tokens.sampling import LogitsSampler
 from outrider.tokens.verifiers import BlockRejection, Coupled, Greedy, TokenRejection
-from outrider.types import Chunk, Noise, Sequence
+from outrider.types import Chunk, Noise
 
 VOCAB_SIZE = 6
 MEMORY = 12  # tokens that a logit depends on: what is left in a cache by mistake shows
@@ -80,19 +78,15 @@ def make_request(
     eos: Seq[int] = (),
     **options: Any,
 ) -> Request:
-    config = GenerationConfig(temperature=0.0 if sampling == "greedy" else 1.0, max_new_tokens=30, **options)
-    return Request(
-        sequence=Sequence(list(prompt), len(prompt)),
-        sampler=LogitsSampler(config, list(prompt)),
-        verifier=VERIFIERS[sampling],
-        noise=Noise(3),
-        text=TextStream(lambda ids: "".join("abcdef"[i] for i in ids), ()),
-        max_new_tokens=30,
-        eos_token_ids=frozenset(eos),
-        policy=Fixed(drafter) if drafter else None,
-        ahead=overlap,
-        num_assistant_tokens=n if drafter else 0,
-    )
+    options |= {"temperature": 0.0 if sampling == "greedy" else 1.0}
+    fields: dict[str, Any] = {
+        "verifier": VERIFIERS[sampling],
+        "noise": Noise(3),
+        "max_new_tokens": 30,
+        "ahead": overlap,
+    }
+    fields |= {"num_assistant_tokens": n} if drafter else {}
+    return new_request(prompt, drafter, options, eos_token_ids=frozenset(eos), **fields)
 
 
 def run(main: FakeBackend, *requests: Request) -> None:

@@ -10,20 +10,15 @@ import numpy as np
 import pytest
 
 import outrider
+from in_the_loop import new_request, run
 from outrider.bundle import Bundle, read_bundle
 from outrider.bundle.manifest import write_manifest
-from outrider.config import GenerationConfig
-from outrider.decoding.loop import step
 from outrider.decoding.request import Request
-from outrider.decoding.scheduler import Scheduler
-from outrider.decoding.slots import admit
 from outrider.drafters import DraftModel
-from outrider.drafters.controller import Fixed
-from outrider.inputs.text import TextStream
 from outrider.testing import FakeBackend, ToyTokenizer
-from outrider.tokens.sampling import DraftRows, LogitsSampler
+from outrider.tokens.sampling import DraftRows
 from outrider.tokens.verifiers import Coupled, Greedy
-from outrider.types import Chunk, Draft, DraftRequest, LogitsRow, Noise, Sampler, Sequence, Verifier
+from outrider.types import Chunk, Draft, DraftRequest, LogitsRow, Noise, Verifier
 
 pytestmark = pytest.mark.any_format
 
@@ -56,24 +51,10 @@ class Checked(DraftModel):
 
 
 def answer(main: FakeBackend, drafter: Any, verifier: Verifier, most: int, num: int = 40) -> Request:
-    prompt, sampled = [0, 1, 2, 1], type(verifier) is not Greedy
-    sampler: Sampler = LogitsSampler(GenerationConfig(temperature=float(sampled)), prompt)
-    request = Request(
-        sequence=Sequence([*prompt], len(prompt)),
-        sampler=sampler,
-        verifier=verifier,
-        noise=Noise(3),
-        text=TextStream(lambda ids: "".join("abc"[i] for i in ids), ()),
-        max_new_tokens=num,
-        eos_token_ids=frozenset(),
-        policy=Fixed(drafter) if drafter else None,
-        num_assistant_tokens=most,
-    )
-    assert admit(request, main)
-    while not request.ended:
-        step(main, [request], Scheduler(32))
-        if request.error:
-            raise request.error
+    sampling = {"temperature": float(type(verifier) is not Greedy)}
+    fields: dict[str, Any] = {"verifier": verifier, "noise": Noise(3), "max_new_tokens": num}
+    request = new_request([0, 1, 2, 1], drafter, sampling, num_assistant_tokens=most, **fields)
+    run(main, request)
     return request
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from outrider.config import GenerationConfig
+from in_the_loop import new_request
 from outrider.decoding.loop import step
 from outrider.decoding.request import Request
 from outrider.decoding.request_queue import RequestQueue
@@ -17,28 +17,15 @@ from outrider.decoding.slots import admit, release
 from outrider.drafters import DraftModel, Ngram, Suffix
 from outrider.drafters.controller import Controller, Fixed, Records
 from outrider.drafters.drafter_registry import DrafterRegistry
-from outrider.inputs.text import TextStream
 from outrider.models.measure import PassCost
 from outrider.testing import FakeBackend
-from outrider.tokens.sampling import LogitsSampler
-from outrider.tokens.verifiers import Greedy
-from outrider.types import Committed, Draft, Drafter, DraftPolicy, DraftRequest, Noise, Sequence
+from outrider.types import Committed, Draft, Drafter, DraftPolicy, DraftRequest, Sequence
 
 COST = PassCost((1, 16), (1.0, 1.1), (1.0, 1.1))
 
 
 def make_request(policy: DraftPolicy | None, prompt: Seq[int] = (1, 2)) -> Request:
-    return Request(
-        sequence=Sequence(list(prompt), len(prompt)),
-        sampler=LogitsSampler(GenerationConfig(), prompt),
-        verifier=Greedy(),
-        noise=Noise(0),
-        text=TextStream(lambda ids: "".join("abcdef"[i] for i in ids), ()),
-        max_new_tokens=12,
-        eos_token_ids=frozenset(),
-        policy=policy,
-        num_assistant_tokens=3,
-    )
+    return new_request(prompt, policy, max_new_tokens=12, num_assistant_tokens=3)
 
 
 class Counting(Drafter):

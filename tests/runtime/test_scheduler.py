@@ -8,18 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outrider.config import GenerationConfig
+from in_the_loop import new_request
 from outrider.decoding.loop import step
-from outrider.decoding.request import Request
 from outrider.decoding.scheduler import LEAST_PIECE, LEAST_ROWS, SHORTEST_SHARE, SMOOTH, TIMES, Scheduler
 from outrider.decoding.slots import admit
 from outrider.engine.scoring import give
-from outrider.inputs.text import TextStream
 from outrider.models.measure import PassCost
 from outrider.testing import FakeBackend
-from outrider.tokens.sampling import LogitsSampler
-from outrider.tokens.verifiers import Greedy
-from outrider.types import Noise, Rounding, RowRule, Sequence
+from outrider.types import Rounding, RowRule
 
 VOCAB_SIZE = 6
 RULES = (
@@ -220,28 +216,16 @@ def test_calls_that_take_no_longer_than_their_answers_should(scale: float) -> No
     assert seconds[-1] > 0.46
 
 
-def request_of(prompt: list[int], max_new_tokens: int) -> Request:
-    return Request(
-        sequence=Sequence(prompt, len(prompt)),
-        sampler=LogitsSampler(GenerationConfig(), prompt),
-        verifier=Greedy(),
-        noise=Noise(0),
-        text=TextStream(lambda token_ids: "".join(map(str, token_ids)), ()),
-        max_new_tokens=max_new_tokens,
-        eos_token_ids=frozenset(),
-    )
-
-
 @pytest.mark.parametrize("num_decoding", [1, 7, 31])
 def test_a_newcomers_prompt_is_not_shared_with_decoders(num_decoding: int) -> None:
     """3,000 tokens in calls of 512 rows. Shared evenly, they took 12, 48 and 189 rounds."""
     backend = FakeBackend(VOCAB_SIZE)
-    decoding = [request_of([i % VOCAB_SIZE], 500) for i in range(num_decoding)]
+    decoding = [new_request([i % VOCAB_SIZE], max_new_tokens=500) for i in range(num_decoding)]
     scheduler = Scheduler(512)
     for request in decoding:
         assert admit(request, backend)
     step(backend, decoding, scheduler)
-    newcomer = request_of([1] * 3000, 2)
+    newcomer = new_request([1] * 3000, max_new_tokens=2)
     assert admit(newcomer, backend)
     rounds = 0
     while not newcomer.stats.num_generated_tokens:
@@ -255,7 +239,7 @@ def test_a_newcomers_prompt_is_not_shared_with_decoders(num_decoding: int) -> No
 def test_a_piece_that_ends_at_an_answer_leaves_its_rows_to_others() -> None:
     """A chat of 40 turns that is no longer in the cache: answers are read alone, so a call reads one part of it."""
     backend, scheduler = FakeBackend(VOCAB_SIZE), Scheduler(512)
-    chat, other = request_of([1] * 1600, 1), request_of([2] * 4800, 1)
+    chat, other = new_request([1] * 1600, max_new_tokens=1), new_request([2] * 4800, max_new_tokens=1)
     chat.sequence.answers = [(begin, begin + 20) for begin in range(20, 1600, 40)]
     for request in (chat, other):
         assert admit(request, backend)
@@ -272,9 +256,9 @@ def test_a_piece_that_ends_at_an_answer_leaves_its_rows_to_others() -> None:
 def test_answers_that_are_scored_get_the_rows_that_others_leave(num_decoding: int) -> None:
     """They took 64 rows a round each, whatever a round may take."""
     backend = FakeBackend(VOCAB_SIZE)
-    decoding = [request_of([i % VOCAB_SIZE], 500) for i in range(num_decoding)]
+    decoding = [new_request([i % VOCAB_SIZE], max_new_tokens=500) for i in range(num_decoding)]
     given = [[i % VOCAB_SIZE for i in range(k, k + 150)] for k in range(4)]
-    scored = [request_of([1, 2], 150) for _ in given]
+    scored = [new_request([1, 2], max_new_tokens=150) for _ in given]
     for request, token_ids in zip(scored, given, strict=True):
         give(request, token_ids)
     for request in (*decoding, *scored):
@@ -290,7 +274,7 @@ def test_answers_that_are_scored_get_the_rows_that_others_leave(num_decoding: in
 
 def test_prompts_that_wait_are_no_part_of_the_call() -> None:
     backend = FakeBackend(VOCAB_SIZE)
-    requests = [request_of([1] * 300, 1) for _ in range(4)]
+    requests = [new_request([1] * 300, max_new_tokens=1) for _ in range(4)]
     for request in requests:
         assert admit(request, backend)
     scheduler, rounds = Scheduler(64), list[list[int]]()

@@ -15,21 +15,20 @@ import pytest
 
 import outrider
 from grammars import EOS, SCHEMAS, VOCAB_SIZE, new_grammars, save_pair
+from in_the_loop import new_request, run
 from outrider.config import GenerationConfig
 from outrider.decoding.drafting import _allowed
 from outrider.decoding.loop import step
 from outrider.decoding.request import Request
 from outrider.decoding.scheduler import Scheduler
-from outrider.decoding.slots import admit, release
+from outrider.decoding.slots import admit
 from outrider.drafters import DraftModel, HiddenModel, MarkovHead
-from outrider.drafters.controller import Fixed
 from outrider.errors import RequestError
-from outrider.inputs.text import TextStream
 from outrider.testing import FakeBackend, FakeHead
 from outrider.tokens.grammar import Grammars, Source
 from outrider.tokens.sampling import LogitsSampler
 from outrider.tokens.verifiers import BlockRejection, Coupled, Greedy, TokenRejection
-from outrider.types import Distribution, Draft, Drafter, LogitsRow, Noise, Sequence, Verifier
+from outrider.types import Distribution, Draft, Drafter, LogitsRow, Noise, Verifier
 from outrider_bench.verify.exact import chi_square_p_value
 from tiny import train_tokenizer
 
@@ -176,34 +175,21 @@ def make_request(
     grammars: Grammars, source: Source, drafter: Drafter | None = None, verifier: Verifier | None = None, seed: int = 0
 ) -> Request:
     state = grammars.new_state(source)
-    config = GenerationConfig(temperature=1.0)
-    return Request(
-        sequence=Sequence([7, 8], 2),
-        sampler=LogitsSampler(config, [7, 8], grammar=state),
+    return new_request(
+        [7, 8],
+        drafter,
+        sampler=LogitsSampler(GenerationConfig(temperature=1.0), [7, 8], grammar=state),
         verifier=verifier or Coupled(),
         noise=Noise(seed),
-        text=TextStream(lambda ids: "." * len(ids)),
         max_new_tokens=200,
         eos_token_ids=frozenset(EOS),
         grammar=state,
-        policy=None if drafter is None else Fixed(drafter),
-        num_assistant_tokens=4,
         reuse=False,
     )
 
 
 def answer(main: FakeBackend, *requests: Request) -> list[list[int]]:
-    running = [*requests]
-    for request in requests:
-        assert admit(request, main)
-    while running:
-        step(main, running, Scheduler(64))
-        for request in [request for request in running if request.ended]:
-            if request.error:
-                raise request.error
-            release(request)
-            running.remove(request)
-    return [request.sequence.generated_token_ids for request in requests]
+    return [token_ids[2:] for token_ids in run(main, *requests, rows=64)]
 
 
 @pytest.mark.parametrize("kind", ["module", "block", "corrected block", "places"])

@@ -16,23 +16,19 @@ import numpy as np
 import pytest
 
 import outrider
+from in_the_loop import new_request
 from outrider.bundle import Bundle
 from outrider.cli import run
-from outrider.config import GenerationConfig
 from outrider.decoding.loop import step
 from outrider.decoding.request import Request
 from outrider.decoding.scheduler import Scheduler
 from outrider.decoding.slots import admit
 from outrider.decoding.trace import Trace
 from outrider.decoding.trace.events import REQUESTS
-from outrider.drafters.controller import Fixed
 from outrider.errors import DeviceError, OptionError, OutriderError
-from outrider.inputs.text import TextStream
 from outrider.models.calls import submit
 from outrider.testing import FakeBackend, ToyTokenizer
-from outrider.tokens.sampling import LogitsSampler
-from outrider.tokens.verifiers import Greedy
-from outrider.types import Chunk, Draft, Drafter, Noise, Sequence
+from outrider.types import Chunk, Draft, Drafter
 from outrider_bench.traces.timeline import Span, Timeline, read_timeline, summarise
 
 pytestmark = pytest.mark.any_format
@@ -208,17 +204,7 @@ def test_traces_begin_and_end_while_requests_run(openvino_bundle: Bundle, tmp_pa
 
 def make_request(main: FakeBackend, drafter: Any) -> Request:
     """A request that has been admitted."""
-    request = Request(
-        sequence=Sequence([1, 2], 2),
-        sampler=LogitsSampler(GenerationConfig(), [1, 2]),
-        verifier=Greedy(),
-        noise=Noise(0),
-        text=TextStream(str, ()),
-        max_new_tokens=40,
-        eos_token_ids=frozenset(),
-        policy=Fixed(drafter) if drafter else None,
-        num_assistant_tokens=2,
-    )
+    request = new_request([1, 2], drafter, max_new_tokens=40, num_assistant_tokens=2)
     assert admit(request, main)
     return request
 

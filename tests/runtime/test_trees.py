@@ -5,10 +5,8 @@ token against plain decoding.
 """
 
 import itertools
-from collections import defaultdict
-from collections.abc import Iterator
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 from unittest import mock
 
@@ -17,18 +15,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from draft_laws import Law, Models, output_law, plain_law, tokens_before, trees
+from enumeration import largest_difference
 from outrider.config import GenerationConfig
 from outrider.decoding.metrics import Stats
 from outrider.decoding.reading import verify
 from outrider.decoding.request import Request
 from outrider.errors import DrafterError, NoTokenLeft
-from outrider.inputs.text import TextStream
-from outrider.tokens.sampling import DraftRows, LogitsSampler
+from outrider.tokens.sampling import LogitsSampler
 from outrider.tokens.verifiers import BlockRejection, Coupled, Greedy, TokenRejection
-from outrider.types import NO_DRAFT, Distribution, Draft, LogitsRow, Noise, Outcome, Sequence, TopLogits
+from outrider.types import NO_DRAFT, Distribution, Draft, LogitsRow, Noise, TopLogits
 from outrider_bench.verify.exact import chi_square_p_value
-
-Law = dict[tuple[int, ...], float]
 
 # For each token the one that it follows. The last two are not in order of depth.
 SHAPES = [
@@ -44,65 +41,6 @@ MATCHING = [Greedy(), Coupled()]
 REJECTION = [TokenRejection(), BlockRejection()]
 
 
-def tokens_before(draft: Draft, row: int) -> tuple[int, ...]:
-    """The draft tokens before a row, by definition."""
-    if draft.parents is None:
-        return tuple(draft.token_ids[:row])
-    return () if row == 0 else (*tokens_before(draft, draft.parents[row - 1] + 1), draft.token_ids[row - 1])
-
-
-@dataclass
-class Models:
-    """A main and a draft model (roles 0 and 1), whose logits depend on all tokens before; some are −inf."""
-
-    seed: int
-    sharpness: float = 1.0
-    vocab_size: int = 3
-    options: dict[str, Any] = field(default_factory=dict)
-    rows: dict[Any, LogitsRow] = field(default_factory=dict)
-
-    def rng(self, *key: int) -> np.random.Generator:
-        return np.random.default_rng([self.seed, len(key), *key])
-
-    def row(self, role: int, context: Seq[int]) -> LogitsRow:
-        key = (role, *context)
-        if key not in self.rows:
-            rng = self.rng(*key)
-            logits = self.sharpness * rng.normal(size=self.vocab_size)
-            hidden = rng.random(self.vocab_size) < 0.15
-            hidden[rng.integers(self.vocab_size)] = False
-            self.rows[key] = LogitsRow.of(np.where(hidden, -np.inf, logits).astype(np.float32))
-        return self.rows[key]
-
-    def sampler(self) -> LogitsSampler:
-        return LogitsSampler(GenerationConfig(**{"temperature": 1.0} | self.options), [])
-
-    def rows_of(self, draft: Draft, role: int = 0, context: Seq[int] = (), sampler: Any = None) -> DraftRows:
-        def row(i: int) -> LogitsRow:
-            return self.row(role, (*context, *tokens_before(draft, i)))
-
-        return DraftRows(row, sampler or self.sampler(), draft)
-
-    def distribution(self, role: int, prefix: tuple[int, ...]) -> Distribution | None:
-        """None if the options leave no token."""
-        try:
-            return self.sampler().distribution(self.row(role, prefix), prefix)
-        except NoTokenLeft:
-            return None
-
-    def request(self, verifier: Any, seed: int = 0, **options: Any) -> Request:
-        chosen: dict[str, Any] = {"max_new_tokens": 9, "eos_token_ids": frozenset()}
-        return Request(
-            sequence=Sequence([], 0),
-            sampler=self.sampler(),
-            verifier=verifier,
-            noise=Noise(seed),
-            text=TextStream(lambda _: ""),
-            reuse=False,
-            **chosen | options,
-        )
-
-
 OPTIONS: list[dict[str, Any]] = [
     {},
     {"top_k": 2},
@@ -111,157 +49,16 @@ OPTIONS: list[dict[str, Any]] = [
     {"no_repeat_ngram_size": 2, "temperature": 0.5},
 ]
 models = st.builds(
-    Models, st.integers(0, 2**31), st.sampled_from([0.3, 1.0, 3.0]), st.just(3), st.sampled_from(OPTIONS)
+    Models,
+    st.integers(0, 2**31),
+    st.sampled_from([0.3, 1.0, 3.0]),
+    st.just(3),
+    st.sampled_from(OPTIONS),
+    st.sampled_from([0.0, 0.25]),
 )
 
 
 # Rejection sampling, in closed form
-
-
-def trees(
-    models: Models, shape: list[int], certain: bool, probability: float = 1.0, made: tuple[Any, ...] = ()
-) -> Iterator[tuple[float, Draft]]:
-    """Every tree of this shape that may be drawn, with its probability. A row may have too few tokens for the shape.
-
-    made: for each node so far its token, draft_probs and prefix; None if there was no token for it.
-    """
-    if len(made) == len(shape):
-        kept = [i for i, node in enumerate(made) if node]
-        index = {-1: -1} | {i: n for n, i in enumerate(kept)}
-        parents = [index[shape[i]] for i in kept]
-        probs = None if certain else [made[i][1] for i in kept]
-        yield probability, Draft([made[i][0] for i in kept], probs, parents=parents)
-        return
-    parent = shape[len(made)]
-    above = made[parent] if parent >= 0 else None
-    if parent >= 0 and above is None:
-        yield from trees(models, shape, certain, probability, (*made, None))
-        return
-    prefix: tuple[int, ...] = (*above[2], above[0]) if above else ()
-    siblings = [node[0] for i, node in enumerate(made) if shape[i] == parent and node]
-    if certain:  # in an order that depends on the prefix
-        order = models.rng(2, *prefix).permutation(models.vocab_size).tolist()
-        pairs = [(order[len(siblings)], 1.0)] if len(siblings) < len(order) else []
-    else:
-        row = models.distribution(1, prefix) or Distribution(np.arange(0), np.ones(0))
-        left = {x: p for x, p in zip(row.token_ids.tolist(), row.probs.tolist(), strict=True) if x not in siblings}
-        pairs = [(x, p / sum(left.values())) for x, p in left.items()]
-    drawn = Distribution(np.array([x for x, _ in pairs]), np.array([p for _, p in pairs]))
-    for x, p in pairs:
-        yield from trees(models, shape, certain, probability * p, (*made, (x, drawn, prefix)))
-    if not pairs:
-        yield from trees(models, shape, certain, probability, (*made, None))
-
-
-@dataclass
-class Way:
-    """One way through the accept tests of `verify`: the first as scripted, the others to wherever is possible."""
-
-    script: list[bool]
-    taken: list[bool] = field(default_factory=list)
-    odds: list[float] = field(default_factory=list)
-    used: set[int] = field(default_factory=set)
-    last: Distribution | None = None
-
-    def accepts(self, probability: float) -> bool:
-        n = len(self.taken)
-        self.odds.append(probability)
-        self.taken.append(self.script[n] if n < len(self.script) else probability > 0)
-        return self.taken[-1]
-
-    @property
-    def probability(self) -> float:
-        return float(np.prod([p if taken else 1 - p for p, taken in zip(self.odds, self.taken, strict=True)]))
-
-    def others(self) -> Iterator[list[bool]]:
-        for n in range(len(self.script), len(self.taken)):
-            if 0 < self.odds[n] < 1:
-                yield [*self.taken[:n], not self.taken[n]]
-
-
-@dataclass(frozen=True)
-class Uniform:
-    """A random number, times `scale`: all that it may be asked is whether it is below something, and that once."""
-
-    way: Way
-    i: int
-    scale: float = 1.0
-
-    def __mul__(self, scale: float) -> "Uniform":
-        return replace(self, scale=self.scale * scale)
-
-    def __lt__(self, bound: float) -> bool:
-        assert self.i not in self.way.used, "a random number serves two tests"
-        self.way.used.add(self.i)
-        return self.way.accepts(min(1.0, bound / self.scale))
-
-    def __ge__(self, bound: float) -> bool:
-        return not self < bound
-
-
-@dataclass(frozen=True)
-class Open(Noise):
-    """Noise whose numbers are not drawn yet."""
-
-    way: Way = field(default_factory=lambda: Way([]))
-
-    def uniforms(self, position: int, purpose: str, count: int) -> Any:
-        return [Uniform(self.way, i if purpose == "accept" else -1) for i in range(count)]
-
-
-def outcomes(verifier: Any, draft: Draft, models: Models) -> Iterator[tuple[float, Outcome, Distribution | None]]:
-    """Every outcome of a draft with its probability, and what its last token is drawn from; None if it is not drawn."""
-    scripts: list[list[bool]] = [[]]
-    while scripts:
-        way = Way(scripts.pop())
-        request = models.request(verifier)
-        request.noise = Open(0, way=way)
-
-        def draw(left: Distribution, uniform: Any, way: Way = way) -> int:
-            assert way.last is None
-            way.last = left
-            return -1
-
-        with mock.patch.object(Distribution, "draw", draw):
-            outcome = verify(request, draft, models.rows_of(draft))
-        scripts += way.others()
-        yield way.probability, outcome, way.last
-
-
-def output_law(verifier: Any, models: Models, shape: list[int], certain: bool, length: int) -> tuple[Law, float]:
-    """The law of the first tokens after one round and plain sampling, and the accepted tokens on average."""
-    starts: Law = defaultdict(float)
-    accepted = 0.0
-    for p_draft, draft in trees(models, shape, certain):
-        for p, outcome, last in outcomes(verifier, draft, models):
-            accepted += p_draft * p * outcome.num_accepted
-            path = tuple(draft.token_ids[i] for i in outcome.path)
-            pairs = (
-                zip(last.token_ids.tolist(), last.probs.tolist(), strict=True)
-                if last
-                else [(outcome.next_token_id, 1.0)]
-            )
-            for token_id, q in pairs:
-                starts[(*path, token_id)] += p_draft * p * q
-    law: Law = defaultdict(float)
-    for start, p in starts.items():
-        for end, rest in plain_law(models, length, start).items():
-            law[end] += p * rest
-    return law, accepted
-
-
-def plain_law(models: Models, length: int, start: tuple[int, ...] = ()) -> Law:
-    row = models.distribution(0, start) if len(start) < length else None
-    if row is None:
-        return {start: 1.0}
-    law: Law = {}
-    for token_id, p in zip(row.token_ids.tolist(), row.probs.tolist(), strict=True):
-        law |= {end: p * rest for end, rest in plain_law(models, length, (*start, token_id)).items()}
-    return law
-
-
-def largest_difference(a: Law, b: Law) -> float:
-    return max(abs(a.get(cell, 0.0) - b.get(cell, 0.0)) for cell in {*a, *b})
 
 
 @settings(max_examples=60)
