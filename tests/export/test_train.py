@@ -302,7 +302,7 @@ class Remembered(Watch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("num_threads", "num_kills"), [(1, 10), (2, 3)])
+@pytest.mark.parametrize(("num_threads", "num_kills"), [(1, 3), (2, 2)])
 def test_killed_many_times_it_ends_in_the_same_weights(
     num_threads: int, num_kills: int, teacher: Teacher, data: Data, tmp_path: Path
 ) -> None:

@@ -241,6 +241,7 @@ def test_a_drafter_s_faults_end_its_request_alone(drill: Drill) -> None:
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:A drafter failed to release")
 @pytest.mark.parametrize("base", SOUND)
+@pytest.mark.parametrize("drill", ["onnx"], indirect=True, scope="module")  # checked on the host, for any backend
 def test_all_faults_of_a_drafter_end_its_request_alone(drill: Drill, base: str) -> None:
     """All errors, all values, and all drafts, greedy and sampled by rejection."""
     for fault in (*faults_of(drill.used(base)), *proposals()):

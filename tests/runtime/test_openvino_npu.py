@@ -14,7 +14,7 @@ from outrider.models.backends.openvino_npu import OpenVINONpu
 from outrider.models.backends.openvino_paged import OpenVINOPaged
 from outrider.models.backends.probe import Job, Verdict, _try
 from outrider.models.measure import LONGEST, MAIN_ROWS, measure_pass
-from outrider.models.measure.exactness import compare_readings, measure_exactness
+from outrider.models.measure.exactness import compare_readings, measure_exactness, open_slot
 from outrider.testing import ToyTokenizer
 from outrider.types import Chunk, CompiledModel, Prompt, RowRule, Span
 from outrider_bench.modes.make import make_modes
@@ -39,8 +39,7 @@ def load(bundle: Bundle, **options: Any) -> OpenVINONpu:
 
 def rows_of(backend: CompiledModel, sizes: Seq[int], wanted: Seq[int]) -> np.ndarray:
     """The last rows of a text read in chunks of these sizes, as many of each chunk as are `wanted`."""
-    slot = backend.open(sum(sizes))
-    assert slot is not None
+    slot = open_slot(backend, sum(sizes))
     rows = []
     for size, num_rows in zip(sizes, wanted, strict=True):
         step = backend.submit([Chunk(slot, TOKEN_IDS[slot.length : slot.length + size], num_rows)]).wait()
@@ -73,8 +72,7 @@ def test_rejected_tokens_leave_no_trace(backend: OpenVINONpu, num_prompt: int) -
     """Three times: a draft that is much too long, then a token. Across windows' ends, and directly after the prompt."""
     count = num_prompt + 30
     whole = rows_of(backend, [num_prompt, *[1] * 30], [1] * 31)
-    slot = backend.open(count + 20)
-    assert slot is not None
+    slot = open_slot(backend, count + 20)
     backend.submit([Chunk(slot, TOKEN_IDS[:num_prompt], 1)]).wait()
     for i in range(num_prompt, count):
         for wrong in ([7] * 17, [3, 4], []):
@@ -91,8 +89,7 @@ def test_a_prompt_that_was_cut_short_is_read_again(backend: OpenVINONpu) -> None
         expected = rows_of(backend, [count], [1])
         for kept in (0, 1, 5, 140, 199):
             if kept < count:
-                slot = backend.open(300)
-                assert slot is not None
+                slot = open_slot(backend, 300)
                 backend.submit([Chunk(slot, [*TOKEN_IDS[:kept], *[9] * (290 - kept)], 0)]).wait()
                 slot.trim(kept)
                 step = backend.submit([Chunk(slot, TOKEN_IDS[kept:count], 1)]).wait()
@@ -141,8 +138,7 @@ def test_embeds_and_trees_are_refused(backend: OpenVINONpu) -> None:
     span = Span(3, np.zeros((2, 4), np.float32), b"cat")
     with pytest.raises(outrider.RequestError, match="embeds for 2 tokens .* OpenVINONpu reads token ids only"):
         backend.open(300, Prompt(TOKEN_IDS[:9], embeds=(span,)))
-    slot = backend.open(300)
-    assert slot is not None
+    slot = open_slot(backend, 300)
     with pytest.raises(outrider.RequestError, match="OpenVINONpu evaluates chains only"):
         backend.submit([Chunk(slot, [1, 2], 2, parents=[-1, -1])])
     assert slot.length == 0
@@ -189,16 +185,14 @@ def test_a_small_model_can_be_tried_apart(openvino_bundle: Bundle) -> None:
 
 def test_there_is_one_slot_with_room_to_its_end(backend: OpenVINONpu) -> None:
     assert backend.max_tokens == 400
-    slot = backend.open(400)
-    assert slot is not None
+    slot = open_slot(backend, 400)
     assert backend.open(1) is None
     backend.submit([Chunk(slot, TOKEN_IDS[:399], 1)]).wait()
     backend.submit([Chunk(slot, TOKEN_IDS[399:], 1)]).wait()  # the last window is written whole
     slot.close()
     slot.close()
     assert backend.open(401) is None
-    again = backend.open(1)
-    assert again is not None
+    again = open_slot(backend, 1)
     again.close()
 
 
@@ -216,8 +210,7 @@ def test_a_row_more_costs_the_chance_of_another_window(backend: OpenVINONpu) -> 
 
 def test_a_measurement_after_a_prompt_does_not_meet_it(backend: OpenVINONpu) -> None:
     expected = rows_of(backend, [200], [1])
-    slot = backend.open(300)
-    assert slot is not None
+    slot = open_slot(backend, 300)
     backend.submit([Chunk(slot, TOKEN_IDS[:200], 0)]).wait()  # cancelled here
     slot.close()
     measure_pass(backend, MAIN_ROWS)
@@ -258,14 +251,14 @@ def engine(request: pytest.FixtureRequest, openvino_bundle: Bundle) -> outrider.
 
 @pytest.mark.slow
 @pytest.mark.parametrize("sampling", [{}, {"temperature": 0.8, "seed": 3}], ids=["greedy", "coupled"])
-@pytest.mark.parametrize("prompt", ["a", "hello world", "0123456789" * 30])
+@pytest.mark.parametrize("prompt", ["a", "0123456789" * 30])
 def test_a_pair_on_two_devices_says_what_its_main_model_says(
     engine: outrider.Engine, prompt: str, sampling: dict[str, Any]
 ) -> None:
     options = {"max_new_tokens": 60, "ignore_eos": True, **sampling}
     plain = engine.generate(prompt, drafter=None, **options)
     for drafter in ("draft", "suffix"):
-        for count in (1, 3, 8, 20):  # the last is more than a window holds
+        for count in (1, 8, 20):  # the last is more than a window holds
             drafted = engine.generate(prompt, drafter=drafter, num_assistant_tokens=count, **options)
             assert drafted.token_ids == plain.token_ids
             assert drafted.stats.num_draft_tokens > 0
