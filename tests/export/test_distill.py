@@ -327,6 +327,13 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
+@pytest.fixture
+def prompts(tmp_path: Path) -> Path:
+    path = tmp_path / "prompts.txt"
+    path.write_text("".join(f"Count from {i} to {i + 9}, please.\n" for i in range(400)), encoding="utf-8")
+    return path
+
+
 class StopAt:
     """Raises the signal of Ctrl-C once, when a line of these words is told."""
 
@@ -341,9 +348,9 @@ class StopAt:
 
 
 @pytest.mark.slow
-def test_a_draft_model_is_cut_healed_and_added(main_model: Path, make_checkpoint: Any, tmp_path: Path) -> None:
-    prompts = tmp_path / "prompts.txt"
-    prompts.write_text("".join(f"Count from {i} to {i + 9}, please.\n" for i in range(400)), encoding="utf-8")
+def test_a_draft_model_is_cut_healed_and_added(
+    main_model: Path, make_checkpoint: Any, prompts: Path, tmp_path: Path
+) -> None:
     source = make_checkpoint("six", num_hidden_layers=6, seed=3)
     asked = Options(
         str(main_model), tmp_path / "cut", kind="draft", source=str(source), num_layers=2, num_tokens=2000, hours=0.1,
@@ -365,9 +372,9 @@ def test_a_draft_model_is_cut_healed_and_added(main_model: Path, make_checkpoint
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("one_thread")
-def test_a_drafter_is_made_stopped_and_gone_on_with_and_drafts_losslessly(main_model: Path, tmp_path: Path) -> None:
-    prompts = tmp_path / "prompts.txt"
-    prompts.write_text("".join(f"Count from {i} to {i + 9}, please.\n" for i in range(400)), encoding="utf-8")
+def test_a_drafter_is_made_stopped_and_gone_on_with_and_drafts_losslessly(
+    main_model: Path, prompts: Path, tmp_path: Path
+) -> None:
     asked = Options(
         str(main_model), tmp_path / "drafter", num_tokens=3000, hours=0.2, prompts=prompts, into=main_model,
         main_license="mit", keep_work=True,
@@ -399,10 +406,10 @@ def test_a_drafter_is_made_stopped_and_gone_on_with_and_drafts_losslessly(main_m
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="there is no SIGKILL")
-def test_what_is_killed_at_a_random_moment_ends_in_the_same_weights(main_model: Path, tmp_path: Path) -> None:
+def test_what_is_killed_at_a_random_moment_ends_in_the_same_weights(
+    main_model: Path, prompts: Path, tmp_path: Path
+) -> None:
     """OUTRIDER_KILLS: how often, by default once. Each stage is stopped in the process in tests of its own."""
-    prompts = tmp_path / "prompts.txt"
-    prompts.write_text("".join(f"Count from {i} to {i + 9}, please.\n" for i in range(400)), encoding="utf-8")
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}  # PyTorch's sums depend on the number of threads
 
     def start(name: str) -> subprocess.Popen[str]:
@@ -433,22 +440,21 @@ def test_what_is_killed_at_a_random_moment_ends_in_the_same_weights(main_model: 
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="there is no SIGTERM to send")
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_before_the_first_step_ends_it_in_words(main_model: Path, tmp_path: Path, number: int) -> None:
+@pytest.mark.parametrize(("number", "delay"), [(signal.SIGTERM, 1.5), (signal.SIGINT, 0.0)])
+def test_a_signal_before_the_first_step_ends_it_in_words(
+    main_model: Path, prompts: Path, tmp_path: Path, number: int, delay: float
+) -> None:
     """While the drafter's costs are measured, in the process that has made several models."""
-    prompts = tmp_path / "prompts.txt"
-    prompts.write_text("".join(f"Count from {i} to {i + 9}, please.\n" for i in range(400)), encoding="utf-8")
     asked = ["--kind", "eagle3", "--tokens", "3k", "--hours", "2", "--prompts", str(prompts)]
     command = [sys.executable, "-u", "-m", "outrider", "distill", str(main_model), "-o", str(tmp_path / "made"), *asked]
-    for delay in (0.0, 0.5, 1.5):
-        running = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-        assert running.stdout
-        said = list(itertools.takewhile(lambda line: "Training eagle3" not in line, running.stdout))
-        time.sleep(delay)
-        running.send_signal(number)
-        rest, _ = running.communicate(timeout=300)
-        assert running.returncode == 130, (running.returncode, said, rest)
-        assert "Traceback" not in rest
+    running = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    assert running.stdout
+    said = list(itertools.takewhile(lambda line: "Training eagle3" not in line, running.stdout))
+    time.sleep(delay)
+    running.send_signal(number)
+    rest, _ = running.communicate(timeout=300)
+    assert running.returncode == 130, (running.returncode, said, rest)
+    assert "Traceback" not in rest
 
 
 @pytest.mark.slow

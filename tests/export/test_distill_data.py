@@ -358,36 +358,19 @@ def test_prompts_are_removed_by_reason() -> None:
     assert fragments.removed == {"fragment of a prompt": 1, "loop in a prompt": 1}
 
 
-@pytest.mark.parametrize(
-    "answer",
-    [
-        "I'm sorry, but I can't help with that.",
-        " I\u2019m sorry, but I cannot do so",
-        "As an AI language model, I do not have feelings",
-        "Sorry, I can't write that",
-        "I cannot provide a list",
-        "I'm unable to access files",
-        "Unfortunately, I don't know",
-        "I apologize, but I was not made for this",
-        "I don't have personal opinions",
-    ],
-)
-def test_refusals_are_known(answer: str) -> None:
-    assert is_refusal(answer)
+REFUSALS = (
+    "I'm sorry, but I can't help with that.", " I\u2019m sorry, but I cannot do so", "Sorry, I can't write that",
+    "As an AI language model, I do not have feelings", "I cannot provide a list", "I'm unable to access files",
+    "Unfortunately, I don't know", "I apologize, but I was not made for this", "I don't have personal opinions",
+)  # fmt: skip
+ANSWERS = (
+    "The fox says: I'm sorry, but I can't.", "Sorry means to regret.", "I can help with that.", "As a fox, I run.", "",
+)  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "answer",
-    [
-        "The fox says: I'm sorry, but I can't.",
-        "Sorry means to regret.",
-        "I can help with that.",
-        "As a fox, I run.",
-        "",
-    ],
-)
-def test_answers_are_no_refusals(answer: str) -> None:
-    assert not is_refusal(answer)
+@pytest.mark.parametrize("answer", [*REFUSALS, *ANSWERS])
+def test_refusals_are_told_from_answers(answer: str) -> None:
+    assert is_refusal(answer) == (answer in REFUSALS)
 
 
 def test_the_model_makes_up_prompts(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import outrider
+from exports import Recorder
 from outrider.bundle import read_bundle
 from outrider.errors import ExportError, OptionError, VocabularyMismatch
 from outrider_export import Silent, export_bundle
@@ -37,16 +38,6 @@ from outrider_export.vocabulary import Vocabulary
 NUM_LAYERS, TOP = 6, 32
 IDENTITY = (2, 3)  # layers that change nothing
 SPECIAL = [400, 401, 402, 403]
-
-
-class Recorder(Silent):
-    """A progress that keeps the notes."""
-
-    def __init__(self) -> None:
-        self.notes: list[str] = []
-
-    def note(self, text: str) -> None:
-        self.notes.append(text)
 
 
 @pytest.fixture(scope="module")

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from exports import Recorder
 from outrider.bundle import read_bundle
 from outrider.bundle.opening import open_bundle
 from outrider.cli import run
@@ -13,23 +14,6 @@ from outrider_export.bundle_cache import BundleCache
 from outrider_export.find_draft import find_draft, published_for
 from outrider_export.sources import locate
 from tiny import train_tokenizer, write_checkpoint, write_gguf
-
-
-class Notes:
-    """Keeps an export's notes."""
-
-    def __init__(self) -> None:
-        self.notes: list[str] = []
-
-    def phase(self, name: str, total: int | None = None) -> None:
-        """Not kept."""
-
-    def advance(self, count: int) -> None:
-        """Not kept."""
-
-    def note(self, text: str) -> None:
-        """Keep it."""
-        self.notes.append(text)
 
 
 @pytest.fixture
@@ -49,7 +33,7 @@ def models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_the_cheapest_that_fits_is_taken(models: Path, tmp_path: Path) -> None:
-    told = Notes()
+    told = Recorder()
     assert find_draft(models / "main.gguf", BundleCache(tmp_path / "none"), told) == models / "smallest.gguf"
     (note,) = told.notes
     assert "smallest.gguf: a draft model" in note
@@ -59,7 +43,7 @@ def test_the_cheapest_that_fits_is_taken(models: Path, tmp_path: Path) -> None:
 def test_sources_of_bundles_and_the_hubs_cache_are_looked_at(
     models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    other, told = tmp_path / "other", Notes()
+    other, told = tmp_path / "other", Recorder()
     other.mkdir()
     main = (models / "main.gguf").rename(other / "main.gguf")
     assert find_draft(main, BundleCache(saved.FOLDER), told) is None
@@ -71,7 +55,7 @@ def test_sources_of_bundles_and_the_hubs_cache_are_looked_at(
 def test_published_drafters_are_named_and_used_where_the_hub_is_reached(
     models: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told = Notes()
+    told = Recorder()
     assert find_draft("Qwen/Qwen3-8B", BundleCache(saved.FOLDER), told) is None
     assert "AngelSlim/Qwen3-8B_eagle3 (eagle3)" in told.notes[-1]
     assert "not tested here" in told.notes[-1]
@@ -88,7 +72,7 @@ def test_published_drafters_are_named_and_used_where_the_hub_is_reached(
 def test_a_bundle_is_made_with_the_drafter_that_was_found(
     models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    bundle = open_bundle(models / "main.gguf", "auto", progress=Notes())
+    bundle = open_bundle(models / "main.gguf", "auto", progress=Recorder())
     assert [each.model.source.id for each in bundle.manifest.drafters] == ["smallest.gguf"]
     assert open_bundle(bundle.folder, "auto").folder == bundle.folder  # it has its own
     assert run(["export", str(models / "main.gguf"), "--draft", "auto", "-o", str(tmp_path / "pair")]) == 0

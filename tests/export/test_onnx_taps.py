@@ -16,6 +16,7 @@ from safetensors.numpy import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 import outrider
+from exports import content
 from onnx_decoder import decoder
 from outrider.bundle import Bundle
 from outrider.bundle.hashes import list_files
@@ -108,10 +109,6 @@ def write_head(folder: Path, main: Geometry, kind: str, *, own_matrix: bool = Tr
     save_file(tensors, folder / "model.safetensors")
     (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
     return folder
-
-
-def content(folder: Path) -> dict[Path, bytes]:
-    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 # Outputs of hidden states

@@ -115,11 +115,6 @@ def test_inspect_says_whose_encoder_it_is(listener: Engine, capsys: pytest.Captu
     assert [listener.loaded[role].backend.num_layers for role in roles] == [2, 1]
 
 
-def test_certificate_is_green(listener: Engine) -> None:
-    checks = ["--checks", "batching,greedy,coupled", "--modes", "draft:3", "--max-new-tokens", "8"]
-    assert run(["verify", str(listener.bundle.folder), *checks]) == 0
-
-
 def test_other_features_are_refused(whisper: Path, tmp_path: Path) -> None:
     from outrider_export import export_bundle
 

@@ -33,7 +33,6 @@ from outrider_bench.modes.mode import Mode, Run
 from outrider_bench.modes.name import ModeName, split_modes
 from outrider_bench.modes.peers import genai
 from outrider_bench.modes.peers.check import check_peer, follow_options
-from outrider_bench.modes.peers.known import PEERS
 from outrider_bench.modes.setup import Setup
 from outrider_bench.prompts import Prompt, Task, encode_prompts, read_prompts
 from outrider_bench.report import page as report
@@ -78,13 +77,6 @@ def test_an_interval_is_students() -> None:
     assert ratio_interval([2.0, 2.0, 2.0]) == pytest.approx((2, 2))
     low, high = ratio_interval([1.0, 2.0] * 20) or (0, 0)
     assert 1.0 < low < math.sqrt(2) < high < 2.0
-
-
-def test_an_interval_covers_what_it_says() -> None:
-    rng = np.random.default_rng(0)
-    draws = np.exp(rng.normal(math.log(1.3), 0.1, size=(1000, 3))).tolist()
-    covered = sum(low <= 1.3 <= high for low, high in (ratio_interval(draw) or (0, 0) for draw in draws))
-    assert 920 <= covered <= 975  # of 950; four deviations are 28
 
 
 def test_a_run_that_was_held_up_counts_for_little() -> None:
@@ -517,30 +509,11 @@ def test_a_peer_is_not_asked_for_what_it_lacks() -> None:
         follow_options("genai", "peer", "m", config, but="temperature")
     with pytest.raises(OptionError, match="peer has no sampling='typical' here"):
         follow_options("genai", "peer", "m", config.replace(sampling="typical"))
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"adapter": "a"},
-        {"json_schema": True},
-        {"regex": "a"},
-        {"grammar": "start: /a/"},
-        {"tools": [{"type": "function", "function": {"name": "f"}}]},
-    ],
-    ids=lambda options: next(iter(options)),
-)
-def test_no_peer_follows_what_makes_another_text(options: dict[str, Any]) -> None:
-    with pytest.raises(OptionError, match=f"peer has no {next(iter(options))} here"):
-        follow_options("genai", "peer", "m", GenerationConfig(**options))
-
-
-def test_every_peer_is_documented() -> None:
-    import outrider_bench.modes.peers as module
-
-    for kind, peer in PEERS.items():
-        assert kind in (module.__doc__ or "")
-        assert kind.startswith(peer.module)
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    texts = {"adapter": "a", "json_schema": True, "regex": "a", "grammar": "start: /a/", "tools": tools}
+    for name, value in texts.items():  # what makes another text
+        with pytest.raises(OptionError, match=f"peer has no {name} here"):
+            follow_options("genai", "peer", "m", GenerationConfig().replace(**{name: value}))
 
 
 # --- workers -----------------------------------------------------------------------------------------------------

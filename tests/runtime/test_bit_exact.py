@@ -16,7 +16,7 @@ import outrider
 from outrider.bundle import Bundle, Format
 from outrider.config import DeviceConfig
 from outrider.models.backends.openvino_paged import OpenVINOPaged
-from outrider.models.measure.exactness import compare_readings
+from outrider.models.measure.exactness import compare_readings, open_slot, read
 from outrider.models.part import Part
 from outrider.models.settled import choice_of, compile_settled
 from outrider.testing import save_toy_bundle
@@ -66,31 +66,17 @@ def token_ids(backend: CompiledModel) -> list[int]:
 @pytest.fixture(scope="module")
 def whole(backend: CompiledModel, token_ids: list[int]) -> np.ndarray:
     """The rows of a prompt read in one call: float32 [LENGTH, vocab_size]."""
-    return rows_of(backend, token_ids, [LENGTH])
+    return read(backend, token_ids, [LENGTH], LENGTH)
 
 
 @pytest.fixture(scope="module")
 def answer(backend: CompiledModel, token_ids: list[int]) -> np.ndarray:
     """The rows of an answer to the first 90 tokens, read in one call: float32 [LENGTH - 90, vocab_size]."""
-    slot = backend.open(LENGTH)
-    assert slot is not None
+    slot = open_slot(backend, LENGTH)
     backend.submit([Chunk(slot, token_ids[:90], num_rows=0)]).wait()
     step = backend.submit([Chunk(slot, token_ids[90:], LENGTH - 90, generated=True)]).wait()
     slot.close()
     return np.array([step.row(i).full() for i in range(LENGTH - 90)])
-
-
-def rows_of(backend: CompiledModel, token_ids: list[int], sizes: list[int]) -> np.ndarray:
-    """All rows of a prompt read in chunks of these sizes."""
-    slot = backend.open(LENGTH)
-    assert slot is not None
-    rows = []
-    for size in sizes:
-        chunk = token_ids[slot.length : slot.length + size]
-        step = backend.submit([Chunk(slot, chunk, num_rows=size)]).wait()
-        rows += [step.row(i).full().copy() for i in range(size)]
-    slot.close()
-    return np.array(rows)
 
 
 @pytest.mark.parametrize(
@@ -99,7 +85,7 @@ def rows_of(backend: CompiledModel, token_ids: list[int], sizes: list[int]) -> n
 def test_a_prompt_in_pieces_ends_in_the_same_bits(
     backend: CompiledModel, token_ids: list[int], whole: np.ndarray, sizes: list[int]
 ) -> None:
-    np.testing.assert_array_equal(rows_of(backend, token_ids, sizes), whole)
+    np.testing.assert_array_equal(read(backend, token_ids, sizes, LENGTH), whole)
 
 
 @pytest.mark.parametrize("num_draft", [0, 1, 2, 3, 5, 8, 15])
@@ -107,8 +93,7 @@ def test_rejected_tokens_leave_no_trace(
     backend: CompiledModel, token_ids: list[int], answer: np.ndarray, num_draft: int
 ) -> None:
     """Decode with a wrong draft after each token, which is then trimmed, also across a block's end."""
-    slot = backend.open(LENGTH)
-    assert slot is not None
+    slot = open_slot(backend, LENGTH)
     backend.submit([Chunk(slot, token_ids[:90], num_rows=0)]).wait()
     wrong = [5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19][:num_draft]
     for i in range(90, 110):

@@ -10,7 +10,7 @@ import pytest
 
 import outrider
 from outrider.bundle import Bundle
-from outrider.types import Draft
+from outrider.types import Draft, Drafter
 from watching import Watcher, chat_engine, watched
 
 pytestmark = pytest.mark.any_format
@@ -207,21 +207,13 @@ def test_an_error_leaves_the_conversation_as_it_was(engine: outrider.Engine) -> 
 
 
 def test_an_answer_that_fails_half_way_is_no_turn(engine: outrider.Engine) -> None:
-    class FailingLater:
+    class FailingLater(Drafter):
         num_assistant_tokens = 2
-        seconds = 0.0
-
-        def reserve(self, sequence: Any, max_tokens: int, num_cached: int) -> bool:
-            return True
 
         def propose(self, requests: Any) -> list[Draft]:
             if len(requests[0].sequence) > requests[0].sequence.num_prompt_tokens + 10:
                 raise ValueError("no draft any more")
             return [Draft([]) for _ in requests]
-
-        def observe(self, sequence: Any, committed: Any) -> None: ...
-
-        def release(self, sequence: Any) -> None: ...
 
     engine.add_drafter("failing later", FailingLater())
     chat = engine.chat(max_new_tokens=40, ignore_eos=True)

@@ -237,12 +237,6 @@ def test_what_cannot_be_compared_is_said_before_anything_runs(
         concurrency.run(changed, PROMPTS, ["plain", mode], [1])
 
 
-def test_without_a_mode_there_is_nothing_to_measure(setup: Setup, tmp_path: Path) -> None:
-    broken = replace(setup, bundle=replace(setup.bundle, folder=tmp_path / "gone"))
-    with pytest.raises(OutriderError, match="No mode can be loaded; plain: "):
-        concurrency.run(broken, PROMPTS, ["plain"], [1])
-
-
 def device_with(*precisions: str) -> Any:
     return lambda name, _: Device(name=name, format="openvino", full_name=name, precisions=precisions)
 

@@ -71,16 +71,6 @@ def test_the_answer_ends_with_the_end_of_sequence(toy_engine: outrider.Engine) -
     assert "\0" not in result.text
 
 
-def test_stop_strings_are_cut(toy_engine: outrider.Engine) -> None:
-    whole = toy_engine.generate("hello", max_new_tokens=40, ignore_eos=True)
-    stop = whole.text[10:12]
-    result = toy_engine.generate("hello", max_new_tokens=40, ignore_eos=True, stop=stop)
-    assert result.text == whole.text[: whole.text.find(stop)]
-    assert result.token_ids == whole.token_ids[: len(result.token_ids)]
-    assert ToyTokenizer().decode(result.token_ids) == result.text
-    assert result.finish_reason == "stop"
-
-
 @pytest.mark.every_format
 def test_threads_get_what_they_would_get_alone(toy_engine: outrider.Engine) -> None:
     prompts = ["hello", "world", "abc abc", "0123", "é", "zzz", "a b c", "9876543210"]
@@ -229,12 +219,6 @@ def test_a_model_that_is_not_what_the_manifest_says_is_refused(tmp_path: Path) -
         outrider.Engine(outrider.read_bundle(bundle.folder), tokenizer=ToyTokenizer())
 
 
-def test_unknown_devices_are_named(openvino_bundle: Bundle) -> None:
-    for name, message in (("XPU", "no device 'XPU' here. Found: .*CPU"), ("NPU", "no device 'NPU' here.*npu-emulated")):
-        with pytest.raises(outrider.OptionError, match=message):
-            outrider.Engine(openvino_bundle, outrider.Config().replace(main_device=name), tokenizer=ToyTokenizer())
-
-
 @pytest.mark.every_format
 def test_padding_is_never_generated(toy_engine: outrider.Engine) -> None:
     """The toy's logits above its vocabulary are the largest by far."""
@@ -374,32 +358,6 @@ def test_a_stream_can_be_cancelled(toy_engine: outrider.Engine) -> None:
 def test_what_is_no_event_does_not_cancel(toy_engine: outrider.Engine, cancel: Any) -> None:
     with pytest.raises(outrider.OptionError, match=r"^cancel=.* has no is_set\(\) to ask. Pass a threading.Event.$"):
         toy_engine.generate("hello", cancel=cancel)
-
-
-@pytest.mark.parametrize("error", [KeyError("no flag"), SystemExit("no flag")])
-@pytest.mark.parametrize("at_call", [1, 7])
-def test_a_cancel_that_fails_ends_its_request_alone(
-    toy_engine: outrider.Engine, error: BaseException, at_call: int
-) -> None:
-    class Failing(threading.Event):
-        num_calls = 0
-
-        def is_set(self) -> bool:
-            self.num_calls += 1
-            if self.num_calls >= at_call:
-                raise error
-            return False
-
-    options: dict[str, Any] = {"max_new_tokens": 300, "ignore_eos": True}
-    beside = toy_engine.stream("world", **options)
-    first = next(beside).text
-    with pytest.raises(
-        outrider.RequestError, match="is_set.*, of a Failing, raised .*no flag.*threading.Event"
-    ) as caught:
-        toy_engine.generate("hello", cancel=Failing(), **options)
-    assert caught.value.__cause__ is error
-    whole = first + "".join(chunk.text for chunk in beside)
-    assert whole == toy_engine.generate("world", drafter=None, **options).text
 
 
 def test_properties_reach_the_device(openvino_bundle: Bundle) -> None:

@@ -12,6 +12,7 @@ import pytest
 import outrider
 from outrider.bundle import Bundle
 from outrider.tokens.grammar import Source, compiler
+from outrider.types import Drafter
 from watching import Watcher, chat_engine, watched
 
 LONG: dict[str, Any] = {"max_new_tokens": 400, "ignore_eos": True}
@@ -33,21 +34,13 @@ class Leaving(Watcher):
         self.reasons[request] = request.finish_reason, request.stats.num_generated_tokens
 
 
-class Failing:
+class Failing(Drafter):
     """A drafter that fails in the engine's thread."""
 
     num_assistant_tokens = 4
-    seconds = 0.0
-
-    def reserve(self, sequence: Any, max_tokens: int, num_cached: int) -> bool:
-        return True
 
     def propose(self, requests: Any) -> list[Any]:
         raise ValueError("no draft today")
-
-    def observe(self, sequence: Any, committed: Any) -> None: ...
-
-    def release(self, sequence: Any) -> None: ...
 
 
 async def until_left(watcher: Leaving, count: int = 1) -> list[tuple[str | None, int]]:

@@ -183,13 +183,6 @@ def test_with_a_devices_largest_logits(grammars: Grammars) -> None:
         assert sampler.distribution(row, []).probs.tolist() == sampler.distribution(plain, []).probs.tolist()
 
 
-def test_a_grammar_that_leaves_no_token(grammars: Grammars) -> None:
-    config = GenerationConfig(banned_token_ids=tuple(encode("a")))
-    sampler = LogitsSampler(config, [], grammar=grammars.new_state(Source("regex", "a")))
-    with pytest.raises(NoTokenLeft, match="or a grammar"):
-        sampler.best(LogitsRow.of(np.zeros(VOCAB_SIZE, dtype=np.float32)), [])
-
-
 def test_a_draft_that_breaks_the_matcher_does_not_break_the_answer(grammars: Grammars) -> None:
     """llguidance's matcher stays in an error for good; the answer goes on with another."""
     state = grammars.new_state(Source("regex", "a(b|c)d+"))

@@ -94,9 +94,6 @@ class RandomDrafter(Drafter):
             for request in requests
         ]
 
-    def observe(self, sequence: Sequence, committed: Committed) -> None:
-        pass
-
     def release(self, sequence: Sequence) -> None:
         self.open.discard(id(sequence))
 
@@ -315,18 +312,20 @@ def test_an_answer_that_is_cancelled_at_any_moment_ends(at_call: int, error: Exc
 
     request = make_request([1], max_new_tokens=1000)
     request.cancel = Cancel()
-    ended: list[object] = []
+    ended, said = list[object](), list[str]()
 
     def read() -> None:
         try:
             ended.append(finish(RequestQueue(FakeBackend(VOCAB_SIZE), Scheduler(512)), request).finish_reason)
         except RequestError as caught:
             ended.append(caught.__cause__)
+            said.append(str(caught))
 
     reader = threading.Thread(target=read, daemon=True)
     reader.start()
     reader.join(timeout=300)
     assert ended == [error or "cancelled"]
+    assert not error or said[0].startswith("cancel.is_set(), of a Cancel, raised")
 
 
 def test_asking_whether_a_request_has_ended_changes_nothing() -> None:

@@ -33,7 +33,7 @@ def by_scanning(context: list[int], max_ngram_size: int, limit: int) -> list[int
     st.lists(st.integers(0, 3), min_size=1, max_size=60),
     st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=4), max_size=6),
     st.integers(1, 4),
-    st.integers(1, 8),
+    st.integers(0, 8),
 )
 def test_an_index_that_grows_finds_what_a_scan_finds(
     prompt: list[int], rounds: list[list[int]], max_ngram_size: int, limit: int
@@ -48,32 +48,8 @@ def test_an_index_that_grows_finds_what_a_scan_finds(
         assert propose(drafter, sequence, limit) == expected
 
 
-def test_the_longest_match_wins_and_then_the_latest() -> None:
-    drafter = Ngram(max_ngram_size=2)
-    longest, latest = Sequence([1, 2, 7, 9, 2, 8, 1, 2], 8), Sequence([1, 2, 7, 1, 2, 8, 1, 2], 8)
-    for sequence in (longest, latest):
-        drafter.reserve(sequence, 100)
-    assert propose(drafter, longest, 2) == [7, 9]
-    assert propose(drafter, latest, 1) == [8]
-
-
-def test_a_repetition_is_drafted_at_full_length() -> None:
-    drafter = Ngram()
-    sequence = Sequence([5, 1, 2, 1, 2], 5)
-    drafter.reserve(sequence, 100)
-    assert propose(drafter, sequence, 6) == [1, 2, 1, 2, 1, 2]
-
-
 def test_nothing_is_copied_behind_an_end() -> None:
     drafter = Ngram()
     sequence = Sequence([1, 2, 9, 3, 1, 2], 6)
     drafter.reserve(sequence, 100)
     assert propose(drafter, sequence, 5, frozenset({9})) == [9]
-
-
-def test_without_a_match_there_is_no_draft() -> None:
-    drafter = Ngram()
-    sequence = Sequence([1, 2, 3], 3)
-    drafter.reserve(sequence, 100)
-    assert propose(drafter, sequence, 5) == []
-    assert propose(drafter, sequence, 0) == []

@@ -16,7 +16,7 @@ from outrider.models.backends import onnx_providers
 from outrider.models.backends.onnx_cache import BufferCache
 from outrider.models.backends.onnxruntime import OnnxRuntime
 from outrider.models.measure import TRIAL_TOKENS, PassCost, measure_exactness
-from outrider.models.measure.exactness import compare_readings
+from outrider.models.measure.exactness import compare_readings, open_slot, read
 from outrider.testing import ToyTokenizer, save_toy_bundle, save_toy_model
 from outrider.types import Chunk, Exactness, Rounding, RowRule
 
@@ -36,19 +36,6 @@ def load(path: Path, **options: Any) -> OnnxRuntime:
     return made
 
 
-def rows_of(backend: OnnxRuntime, token_ids: list[int], sizes: list[int]) -> np.ndarray:
-    """All rows of a text read in chunks of these sizes: float32 [len(token_ids), 40]."""
-    slot = backend.open(len(token_ids))
-    assert slot is not None
-    rows = []
-    for size in sizes:
-        chunk = token_ids[slot.length : slot.length + size]
-        step = backend.submit([Chunk(slot, chunk, num_rows=size)]).wait()
-        rows += [step.row(i).full().copy() for i in range(size)]
-    slot.close()
-    return np.array(rows)
-
-
 def test_both_backends_calculate_the_same(model: Path, tmp_path: Path) -> None:
     from outrider.models.backends.openvino_paged import OpenVINOPaged
 
@@ -56,12 +43,9 @@ def test_both_backends_calculate_the_same(model: Path, tmp_path: Path) -> None:
     other = OpenVINOPaged(tmp_path / "openvino_model.xml", vocab_size=40, precision="f32")
     other.allocate(200)
     token_ids = np.random.default_rng(0).integers(0, 39, 60).tolist()
-    slot = other.open(60)
-    assert slot is not None
-    step = other.submit([Chunk(slot, token_ids, num_rows=60)]).wait()
-    theirs = np.array([step.row(i).full() for i in range(60)])
     backend = load(model)
-    np.testing.assert_allclose(rows_of(backend, token_ids, [60]), theirs, atol=2e-5)
+    theirs, ours = (read(each, token_ids, [60], 60) for each in (other, backend))
+    np.testing.assert_allclose(ours, theirs, atol=2e-5)
     assert (backend.num_layers, backend.logits_width) == (other.num_layers, other.logits_width) == (2, 48)
     assert backend.bytes_per_token == other.bytes_per_token == 2 * 2 * 16 * 4
 
@@ -70,7 +54,7 @@ def test_sequences_run_one_after_another(model: Path) -> None:
     backend = load(model)
     assert not backend.capabilities.one_call
     texts = [[1, 2, 3, 4, 5], [7, 8, 9], [11] * 6]
-    alone = [rows_of(backend, text, [len(text)]) for text in texts]
+    alone = [read(backend, text, [len(text)], len(text)) for text in texts]
     slots = [backend.open(10) for _ in texts]
     step = backend.submit([Chunk(slot, text, n) for slot, text, n in zip(slots, texts, (2, 0, 1), strict=True)]).wait()
     for i, row in enumerate((alone[0][3], alone[0][4], alone[2][5])):
@@ -81,8 +65,7 @@ def test_room_is_given_back_once(model: Path) -> None:
     backend = load(model)
     backend.use(Exactness(rule=RowRule(Rounding(2))))
     assert backend.max_tokens == 199  # one is for padding
-    slot = backend.open(150)
-    assert slot is not None
+    slot = open_slot(backend, 150)
     assert backend.open(60) is None
     slot.close()
     slot.close()
@@ -180,7 +163,7 @@ def test_no_device_is_called_exact_before_it_was_measured(model: Path) -> None:
         backend.allocate(TRIAL_TOKENS)
         backend.use(measure_exactness(backend))
         assert backend.capabilities.bit_exact_batching == (set(compare_readings(backend, 300).values()) == {0.0})
-        assert rows_of(backend, [1, 2, 3], [3]).shape == (3, 40)
+        assert read(backend, [1, 2, 3], [3], 3).shape == (3, 40)
 
 
 @pytest.mark.usefixtures("other_device")

@@ -1,6 +1,5 @@
 """Processors against a plain reading of their definitions, and against Transformers' own."""
 
-from collections import Counter
 from typing import Any
 
 import numpy as np
@@ -111,80 +110,3 @@ def test_extreme_temperatures_stay_finite(temperature: float) -> None:
 def test_greedy_takes_the_lowest_id_among_equals(logits: np.ndarray) -> None:
     best = LogitsSampler(GenerationConfig(), []).best(LogitsRow.of(logits), [])
     assert best == min(i for i in range(VOCAB_SIZE) if logits[i] == logits.max())
-
-
-penalties = st.fixed_dictionaries(
-    {
-        "repetition_penalty": st.sampled_from([1.0, 0.8, 1.3]),
-        "presence_penalty": st.sampled_from([0.0, -0.5, 1.0]),
-        "frequency_penalty": st.sampled_from([0.0, 0.3]),
-    }
-)
-tokens = st.lists(st.integers(0, VOCAB_SIZE - 1), max_size=12)
-
-
-@given(logits_rows, penalties, tokens, tokens, tokens)
-def test_penalties_by_definition(
-    logits: np.ndarray, options: dict[str, Any], prompt: list[int], answer: list[int], prefix: list[int]
-) -> None:
-    """Row i depends on prompt, answer and the draft tokens before it. The model's own row does not change."""
-    sampler = LogitsSampler(GenerationConfig(temperature=1.0, **options), prompt)
-    sampler.commit(answer)
-    before = logits.copy()
-    made = sampler.distribution(LogitsRow.of(logits), prefix)
-    np.testing.assert_array_equal(logits, before)
-
-    expected = logits.astype(np.float64)
-    for i in {*prompt, *answer, *prefix}:
-        factor = options["repetition_penalty"]
-        expected[i] = expected[i] / factor if expected[i] > 0 else expected[i] * factor
-    for i, count in Counter([*answer, *prefix]).items():
-        expected[i] -= options["presence_penalty"] + options["frequency_penalty"] * count
-    weights = np.exp(expected - expected.max())
-    np.testing.assert_allclose(made.probs, (weights / weights.sum())[made.token_ids], rtol=1e-4)
-    assert sampler.best(LogitsRow.of(logits), prefix) in np.flatnonzero(expected >= expected.max() - 1e-5)
-
-
-@given(logits_rows, penalties, tokens, tokens, tokens)
-def test_rejected_tokens_leave_no_trace(
-    logits: np.ndarray, options: dict[str, Any], prompt: list[int], answer: list[int], rejected: list[int]
-) -> None:
-    config = GenerationConfig(temperature=1.0, **options)
-    clean, used = LogitsSampler(config, prompt), LogitsSampler(config, prompt)
-    clean.commit(answer)
-    used.distribution(LogitsRow.of(logits), rejected)
-    used.commit(answer)
-    used.best(LogitsRow.of(logits), rejected)
-    row = LogitsRow.of(logits)
-    np.testing.assert_array_equal(used.distribution(row, []).probs, clean.distribution(row, []).probs)
-
-
-@settings(max_examples=100)
-@given(logits_rows, truncations, st.sampled_from([1.0, 0.8, 1.3]), st.lists(st.integers(0, VOCAB_SIZE - 1), min_size=1))
-def test_the_same_as_transformers(
-    logits: np.ndarray, options: dict[str, Any], repetition_penalty: float, prompt: list[int]
-) -> None:
-    torch = pytest.importorskip("torch")
-    from transformers.generation import logits_process as hf
-
-    processors = [hf.RepetitionPenaltyLogitsProcessor(repetition_penalty)]
-    processors.append(hf.TemperatureLogitsWarper(options["temperature"]))
-    if options["top_k"]:
-        processors.append(hf.TopKLogitsWarper(options["top_k"]))
-    processors.append(hf.TopPLogitsWarper(options["top_p"]))
-    if options["min_p"]:
-        processors.append(hf.MinPLogitsWarper(options["min_p"]))
-    scores = torch.from_numpy(logits.copy())[None]
-    for processor in processors:
-        scores = processor(torch.tensor([prompt]), scores)
-    expected = torch.softmax(scores.double(), -1)[0].numpy()
-
-    sampler = LogitsSampler(GenerationConfig(**options, repetition_penalty=repetition_penalty), prompt)
-    made = sampler.distribution(LogitsRow.of(logits), [])
-    probs = np.zeros(VOCAB_SIZE)
-    probs[made.token_ids] = made.probs
-    if np.count_nonzero(probs) == np.count_nonzero(expected):
-        np.testing.assert_allclose(probs, expected, rtol=1e-4, atol=1e-12)
-    else:  # one token at an edge, by rounding
-        penalised = np.log(np.maximum(expected, 1e-300)).astype(np.float32)
-        assert abs(np.count_nonzero(probs) - np.count_nonzero(expected)) <= 1, penalised

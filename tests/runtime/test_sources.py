@@ -12,7 +12,7 @@ import outrider
 from outrider.bundle import Bundle
 from outrider.decoding.results import AnswerToken, tokens_of_round
 from outrider.testing import ToyTokenizer
-from outrider.types import Draft, Outcome
+from outrider.types import Draft, Drafter, Outcome
 from watching import chat_engine
 
 LONG: dict[str, Any] = {"max_new_tokens": 120, "ignore_eos": True}
@@ -24,17 +24,13 @@ def engine(openvino_bundle: Bundle) -> Iterator[outrider.Engine]:
         yield engine
 
 
-class Knowing:
+class Knowing(Drafter):
     """Proposes the answer that it knows, with a wrong token at every third place of the answer."""
 
     num_assistant_tokens = 4
-    seconds = 0.0
 
     def __init__(self, prompt: int, answer: list[int]) -> None:
         self._begin, self._answer = prompt, answer
-
-    def reserve(self, sequence: Any, max_tokens: int, num_cached: int) -> bool:
-        return True
 
     def propose(self, requests: Any) -> list[Draft]:
         return [self._propose(len(r.sequence) - self._begin, r.limit) for r in requests]
@@ -44,10 +40,6 @@ class Knowing:
 
     def _wrong(self, i: int) -> int:
         return (self._answer[i] + 1) % 39
-
-    def observe(self, sequence: Any, committed: Any) -> None: ...
-
-    def release(self, sequence: Any) -> None: ...
 
 
 def test_every_token_says_where_it_comes_from(engine: outrider.Engine) -> None:

@@ -19,6 +19,7 @@ from outrider.errors import DeviceError, NoTokenLeft, OptionError
 from outrider.models.backends.openvino_paged import OpenVINOPaged
 from outrider.models.backends.paged_graph import TOP, add_top_logits
 from outrider.models.backends.paged_step import PagedStep
+from outrider.models.measure.exactness import open_slot
 from outrider.testing import ToyTokenizer, save_toy_bundle
 from outrider.tokens.sampling import LogitsSampler, argmax, probability, whole_row
 from outrider.types import Backend, Chunk, Logits, LogitsRow, TopLogits
@@ -394,8 +395,7 @@ def test_a_device_that_lists_others_is_refused(
     made._chooses_top = True  # then it does without
     made.allocate(64)
     assert made.num_top == 0
-    slot = made.open(2)
-    assert slot
+    slot = open_slot(made, 2)
     assert made.submit([Chunk(slot, [1, 2], 2)]).wait().row(0).top is None
 
 
@@ -404,8 +404,7 @@ def check_real_rows(whole: Backend, reduced: Backend) -> None:
     token_ids = np.random.default_rng(0).integers(20, 49_000, 40).tolist()
     steps = []
     for backend in (whole, reduced):
-        slot = backend.open(40)
-        assert slot
+        slot = open_slot(backend, 40)
         steps.append(backend.submit([Chunk(slot, token_ids, num_rows=40)]).wait())
     for i in range(40):
         row, top = steps[1].row(i).full(), steps[1].row(i).top
@@ -428,16 +427,6 @@ REAL_OPTIONS: list[dict[str, Any]] = [
     {"temperature": 0.8, "top_p": 0.9},
     {"temperature": 1.0},
 ]
-
-
-def test_a_real_model_in_single_precision_has_the_same_rows_and_lists_the_largest(smollm2: Path) -> None:
-    bundle = outrider.read_bundle(smollm2)
-    main = bundle.manifest.main
-    path, vocab_size = bundle.model_path(main), main.vocab_size
-    whole, reduced = (OpenVINOPaged(path, vocab_size=vocab_size, precision="f32", top_logits=k) for k in (0, 128))
-    for backend in (whole, reduced):
-        backend.allocate(64)
-    check_real_rows(whole, reduced)
 
 
 def test_a_real_model_has_the_same_rows_and_says_the_same(smollm2: Path) -> None:

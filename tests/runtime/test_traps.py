@@ -7,13 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from in_the_loop import new_request
 from outrider.config import GenerationConfig
-from outrider.decoding.request import Request
 from outrider.decoding.request_queue import RequestQueue
 from outrider.decoding.scheduler import Scheduler
 from outrider.drafters import DraftModel, Ngram
-from outrider.drafters.controller import Fixed
-from outrider.inputs.text import TextStream
 from outrider.testing import FakeBackend
 from outrider.tokens.sampling import DraftRows, LogitsSampler
 from outrider.tokens.verifiers import BlockRejection, Greedy, Threshold, TokenRejection, Typical
@@ -82,33 +80,28 @@ def finish(
     sequence: Sequence, verifier: Any, drafter: Drafter | None, *, noise: Noise | None = None, eos: Any = ()
 ) -> None:
     """Bring an answer to its end."""
-    request = Request(
-        sequence=sequence,
-        sampler=LogitsSampler(CONFIG, sequence.token_ids),
-        verifier=verifier,
-        noise=noise or Noise(0),
-        text=TextStream(lambda ids: "".join("abcdef"[i] for i in ids)),
-        max_new_tokens=60,
-        eos_token_ids=frozenset(eos),
-        policy=Fixed(drafter) if drafter else None,
-        num_assistant_tokens=4,
-    )
+    sampler = LogitsSampler(CONFIG, sequence.token_ids)
+    fields: dict[str, Any] = {"noise": noise or Noise(0), "max_new_tokens": 60, "eos_token_ids": frozenset(eos)}
+    request = new_request([], drafter, sequence=sequence, sampler=sampler, verifier=verifier, **fields)
     for _ in RequestQueue(FakeBackend(VOCAB_SIZE, seed=1, memory=99), Scheduler(512)).run(request):
         pass
 
 
 @pytest.mark.parametrize("kind", ["draft", "shuffled"])
 @pytest.mark.parametrize("verifier", [TokenRejection(), BlockRejection(), Threshold(), Typical()], ids=str)
-def test_no_number_serves_two_rounds(verifier: Any, kind: str) -> None:
+def test_no_number_serves_two_rounds_and_every_drawn_token_is_submitted(verifier: Any, kind: str) -> None:
     """Numbers are keyed by the round's position. Keyed by the token's, they would repeat after a rejection.
 
     In block verification, acceptance depends on later tokens. After a rejection, these would be drawn again with
-    numbers that have already influenced the result.
+    numbers that have already influenced the result. Dropping improbable tokens, or choosing between drafts by what is
+    in them, would bias the output.
     """
+    recording = Recording(verifier)
     for seed in range(8):
-        noise = run(verifier, make_drafter(kind), seed)
+        noise = run(recording, make_drafter(kind), seed)
         assert len(noise.rounds) > 30 or seed % 2
         assert all(len(rounds) == 1 for rounds in noise.rounds.values())
+    assert recording.num_drawn > 100
 
 
 def test_row_i_sees_the_i_draft_tokens_before_it() -> None:
@@ -167,13 +160,3 @@ def test_a_draft_model_forgets_what_was_rejected_though_another_drafts_on() -> N
     assert sequence.token_ids == plain.token_ids
     assert isinstance(drafter, Interrupted)
     assert drafter.num_rounds > 9
-
-
-@pytest.mark.parametrize("kind", ["draft", "shuffled"])
-@pytest.mark.parametrize("verifier", [TokenRejection(), BlockRejection(), Threshold(), Typical()], ids=str)
-def test_every_drawn_token_is_submitted(verifier: Any, kind: str) -> None:
-    """Dropping improbable tokens, or choosing between drafts by what is in them, would bias the output."""
-    recording = Recording(verifier)
-    for seed in range(8):
-        run(recording, make_drafter(kind), seed)
-    assert recording.num_drawn > 100

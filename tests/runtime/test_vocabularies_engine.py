@@ -1,4 +1,4 @@
-"""Pairs of different vocabularies through the engine: exactness on real toy models, and bundles that do not fit."""
+"""Pairs of different vocabularies and cut output matrices in the engine: exact on toys; bundles that do not fit."""
 
 import shutil
 from collections.abc import Callable
@@ -14,6 +14,8 @@ import outrider
 from joint import CONFIG, PROMPT, sample_joint
 from manifests import rewrite
 from outrider.bundle import Bundle, read_bundle
+from outrider.cli import run
+from outrider.drafters import Subset
 from outrider.errors import BundleError
 from outrider.testing import ToyTokenizer, save_toy_bundle
 from outrider_bench.modes.make import make_modes
@@ -25,32 +27,41 @@ DRAFTS = {
     "partial": [*LETTERS[3:12], b"?", b"!", b"p"],
     "longer": [*LETTERS[:9], b"ab", b"abc", b"ba", b"cd", b"p"],
 }
-NUM_SAMPLES = 3000
+PROPOSED = [0, 1, 3, 4, 7, 8, 10, 15]
+PROPOSED_OF_PARTIAL = [0, 2, 3, 6, 8, 9, 11]
+PAIRS: dict[str, dict[str, Any]] = {
+    f"{name}, {way}": {"draft_tokens": draft, "vocabulary": way}
+    for way in ("intersection", "text")
+    for name, draft in DRAFTS.items()
+}
+PAIRS["cut"] = {"vocab_size": 16, "proposed": PROPOSED}
+PAIRS |= {
+    f"cut, {way}": {**PAIRS[f"partial, {way}"], "proposed": PROPOSED_OF_PARTIAL} for way in ("intersection", "text")
+}
+NUM_SAMPLES = 2000
 
 
-def make_engine(bundle: Bundle, draft: list[bytes]) -> outrider.Engine:
+def make_engine(bundle: Bundle, draft: list[bytes] = LETTERS) -> outrider.Engine:
     return outrider.Engine(bundle, CONFIG, tokenizer=ToyTokenizer(LETTERS), draft_tokenizer=ToyTokenizer(draft))
 
 
-ENGINES = [
-    pytest.param((way, name), marks=pytest.mark.slow if name == "permuted" else ())
-    for way in ("intersection", "text")
-    for name in DRAFTS
-]
-
-
-@pytest.fixture(scope="module", params=ENGINES, ids=str)
+@pytest.fixture(
+    scope="module", params=[pytest.param(name, marks=pytest.mark.slow if "permuted" in name else ()) for name in PAIRS]
+)
 def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> outrider.Engine:
-    way, name = request.param
-    folder = tmp_path_factory.mktemp(f"{way}-{name}")
-    bundle = save_toy_bundle(
-        folder, tokens=LETTERS, draft_tokens=DRAFTS[name], vocabulary=way, draft_noise=0.15, seed=1
-    )
-    return make_engine(bundle, DRAFTS[name])
+    pair, folder = PAIRS[request.param], tmp_path_factory.mktemp("pair")
+    bundle = save_toy_bundle(folder, tokens=LETTERS, draft_noise=0.15, seed=1, **pair)
+    return make_engine(bundle, pair.get("draft_tokens", LETTERS))
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"temperature": 1.0, "seed": 2}, {"temperature": 0.7, "top_p": 0.9, "seed": 3}]
+    "options",
+    [
+        {},
+        {"repetition_penalty": 1.3, "banned_token_ids": [3, 4]},
+        {"temperature": 1.0, "seed": 2},
+        {"temperature": 0.7, "top_p": 0.9, "seed": 3},
+    ],
 )
 def test_greedy_and_coupled_text_is_plain_text(engine: outrider.Engine, options: dict[str, Any]) -> None:
     plain = engine.generate(PROMPT, drafter=None, max_new_tokens=60, ignore_eos=True, **options)
@@ -77,10 +88,76 @@ def test_rejection_samples_have_the_joint_distribution_of_the_main_model(engine:
         engine, NUM_SAMPLES, {"temperature": 1.0}, sampling="rejection", num_assistant_tokens=3
     )
     assert sum(each.num_draft_tokens for each in stats) > NUM_SAMPLES / 4
+    assert sum(each.num_accepted_tokens for each in stats) > NUM_SAMPLES / 20
     assert p_value > 1e-4
 
 
+def test_a_twin_is_right_where_it_has_the_token_and_never_elsewhere(tmp_path: Path) -> None:
+    engine = make_engine(save_toy_bundle(tmp_path, vocab_size=16, tokens=LETTERS, draft_noise=0, proposed=PROPOSED))
+    options: dict[str, Any] = {"max_new_tokens": 100, "ignore_eos": True, "temperature": 1.0, "seed": 1}
+    result = engine.generate(PROMPT, num_assistant_tokens=1, **options)
+    token_ids = [0, *result.token_ids]
+    # A round of one draft token is one token, or two where the first of them is proposed.
+    at = num_accepted_tokens = 0
+    while (at := at + 1) < 100:
+        accepted = token_ids[at + 1] in PROPOSED if at > 0 and at < 99 else False
+        num_accepted_tokens += accepted
+        at += accepted
+    assert 0 < num_accepted_tokens < 100
+    assert result.stats.num_accepted_tokens == num_accepted_tokens
+
+
+def test_rows_are_widened() -> None:
+    subset = Subset(np.array([1, 4], dtype=np.int32), 6)
+    for row in ([0.5, -2.0], [3.0, 1.0]):
+        wide = subset.widen(np.array(row, dtype=np.float32))
+        assert wide.dtype == np.float32
+        assert wide.tolist() == [-np.inf, row[0], -np.inf, -np.inf, row[1], -np.inf]
+
+
 # Bundles
+
+
+@pytest.fixture
+def cut(tmp_path: Path) -> Bundle:
+    options: dict[str, Any] = {"tokens": LETTERS, "proposed": PROPOSED, "formats": ("onnx", "onnx")}
+    return save_toy_bundle(tmp_path / "pair", vocab_size=16, **options)
+
+
+@pytest.mark.parametrize(
+    ("token_ids", "message"),
+    [
+        (np.arange(7, dtype=np.int32), r"proposed.npy is int32 \[7\] and has to be int32 \[8\], an id for each logit"),
+        (np.arange(8), r"is int64 \[8\] and has to be int32"),
+        (np.arange(9, 17, dtype=np.int32), "has ids from 9 to 16; they go from 0 to 15"),
+        (np.arange(-1, 7, dtype=np.int32), "has ids from -1 to 6; they go from 0 to 15"),
+        (np.array([0, 1, 2, 3, 4, 5, 6, 6], dtype=np.int32), "has ids that do not ascend"),
+    ],
+    ids=str,
+)
+def test_proposed_ids_that_do_not_fit_are_refused(cut: Bundle, token_ids: Any, message: str) -> None:
+    np.save(cut.folder / "draft" / "proposed.npy", token_ids)
+    rewrite(cut)
+    with pytest.raises(BundleError, match=message):
+        make_engine(read_bundle(cut.folder))
+
+
+def test_a_cut_that_the_manifest_does_not_know_is_refused(cut: Bundle) -> None:
+    rewrite(cut, num_proposed_tokens=7)
+    with pytest.raises(BundleError, match="Drafter 'draft' proposes 7 tokens and gives 8 logits"):
+        read_bundle(cut.folder)
+    rewrite(cut, num_proposed_tokens=None)
+    with pytest.raises(BundleError, match="draft model gives 8 logits for 16 tokens"):
+        read_bundle(cut.folder)
+    (cut.folder / "draft" / "proposed.npy").unlink()
+    rewrite(cut)
+    with pytest.raises(BundleError, match=r"lists no draft/proposed\.npy, which drafter 'draft' needs"):
+        read_bundle(cut.folder)
+
+
+def test_inspect_says_what_is_proposed(cut: Bundle, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["inspect", str(cut.folder)]) == 0
+    assert "the same vocabulary; proposes 8 of its tokens" in " ".join(capsys.readouterr().out.split())
 
 
 @pytest.fixture
