@@ -259,7 +259,7 @@ PARTS = [
         "cost: a change of rows is free",
         "drafters.controller.controller",
         "Controller._batch",
-        "cost.scale * cost.change",
+        "cost.scale * (cost.change or 0.0)",
         "0.0",
     ),
     Part(

@@ -212,8 +212,12 @@ class DraftModel(Drafter):
 
         before: rows of the call before, if they matter.
         """
-        num_masks = len(self._mask_token_ids)
-        return self.cost.together([n + num_masks for n in num_tokens], context, before) if self.cost else 0.0
+        if self.cost is None:
+            return 0.0
+        rows, steady = [n + len(self._mask_token_ids) for n in num_tokens], self.backend.capabilities.steady
+        if steady and before is not None:
+            rows, before = [steady.peek(self.cost.rule.num_rows(rows))], steady.current
+        return self.cost.together(rows, context, before)
 
     @property
     def first_seconds(self) -> float:  # type: ignore[override]

@@ -481,7 +481,7 @@ class Engine:
         self.settle()
         for model in self.loaded.values():
             known, measured = model.cost, cost_of(model.part, model.backend, repeats)
-            known.near, known.far, known.scale = measured.near, measured.far, 1.0
+            known.near, known.far, known.change, known.scale = measured.near, measured.far, measured.change, 1.0
 
     def measure_contention(self, drafter: str) -> Contention:
         """Measure how much slower calls of the main and a draft model are at the same time, and use it from now on.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING
 
 from outrider.models.measure import (
@@ -11,6 +12,7 @@ from outrider.models.measure import (
     PassCost,
     check_pass,
     contexts_of,
+    measure_change,
     measure_contention,
     measure_pass,
 )
@@ -28,9 +30,13 @@ if TYPE_CHECKING:
 def cost_of(part: Part, backend: CompiledModel, repeats: int | None = None, scale: float | None = None) -> PassCost:
     """The cost of a model's calls: saved, or measured now, at the first time or with `repeats`.
 
+    The backend then keeps the number of rows of its calls where that saves time.
+
     It is also measured again if the cache has room for a longer context than it had then. scale: of a saved cost, if
     the machine's speed today is known; by default a few calls are timed.
     """
+    if backend.capabilities.steady:
+        backend.use(backend.exactness)  # calls that are timed keep no rows
     file = _file(part, backend)
     known = file.read()
     rows = rows_of(part.role, backend)
@@ -47,9 +53,14 @@ def cost_of(part: Part, backend: CompiledModel, repeats: int | None = None, scal
             cost.scale = scale
     else:
         cost = measure_pass(backend, rows, repeats, max_tokens=longest)
+        cost.change = measure_change(backend, rows)
         if repeats or known is None or known.contexts[1] <= far:  # a cost that was measured with a larger cache stays
             file.write(cost)
+    if cost.change is None:  # it was measured on slices
+        cost.change = measure_change(backend, rows) / cost.scale
+        file.write(dataclasses.replace(cost, scale=1.0))
     cost.one_call, cost.rule = backend.capabilities.one_call, backend.capabilities.rows
+    backend.keep_rows(cost, cost.scale * cost.change)
     return cost
 
 

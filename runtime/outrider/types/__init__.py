@@ -48,6 +48,7 @@ from outrider.types.drafting import (
 )
 from outrider.types.prompt import NO_PROMPT, Prompt, Source, Span
 from outrider.types.randomness import Distribution, Noise
+from outrider.types.steady_rows import SteadyRows
 from outrider.types.tokenizers import ChatTokenizer, TextTokenizer
 
 __all__ = [
@@ -91,6 +92,7 @@ __all__ = [
     "Slot",
     "Source",
     "Span",
+    "SteadyRows",
     "Step",
     "TextTokenizer",
     "TokenLogprobs",

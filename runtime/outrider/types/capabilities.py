@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from outrider.types.steady_rows import SteadyRows
+
 
 @dataclass(frozen=True, slots=True)
 class FixedShape:
@@ -73,6 +75,10 @@ class RowRule:
         is_padded = not (self.apart or self.separate or self.sequence.is_none)
         return self.call(sum(map(self.sequence, counts) if is_padded else counts))
 
+    def can_add(self, count: int) -> bool:
+        """Whether a call may have so many idle rows besides those of its padding."""
+        return self.separate or self.sequence(count) == count
+
     @property
     def num_spare(self) -> int:
         """Positions behind a sequence's last token that padding may write to."""
@@ -124,6 +130,7 @@ class Capabilities:
     # in the last bits, or by the rounding of a quantised cache. True only if measured.
     bit_exact_batching: bool
     rows: RowRule = field(default_factory=RowRule)  # what calls are padded to
+    steady: SteadyRows | None = None  # pads them further where that saves time; None: it does not
     one_call: bool = True  # sequences share the device's call; otherwise they run one after another
     fixed: FixedShape | None = None  # None: chunks and slots may have any size that fits
     features: tuple[str, ...] = ()  # hidden states that a chunk can ask for

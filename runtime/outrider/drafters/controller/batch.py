@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence as Seq
 
     from outrider.models.measure import PassCost
-    from outrider.types import Drafter
+    from outrider.types import Drafter, SteadyRows
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,8 @@ class Batch:
     cost: of the main model's calls. together: number of answers. context: average tokens. plain: seconds of a round
     without drafts, for all answers. rate: tokens per second of all answers lately. least: rows of a plain call. before:
     rows of the main model's last call. change: extra seconds of a call with another number of rows than the one before.
-    _added: extra seconds of a call against a plain one, by its rows, where changes cost nothing.
+    steady: pads calls further; None: nothing does. _added: extra seconds of a call against a plain one, by its rows,
+    where changes cost nothing.
     """
 
     cost: PassCost
@@ -36,6 +37,7 @@ class Batch:
     least: int
     before: int
     change: float
+    steady: SteadyRows | None = None
     _added: dict[int, float] = field(init=False, default_factory=dict)
 
     def allot(self, chances: Seq[Seq[float]]) -> list[int]:
@@ -74,13 +76,24 @@ class Batch:
     def _added_by(self, total: int, *, stays: bool = False) -> float:
         """Extra seconds of one call with this many rows.
 
-        A call with another number of rows than the one before costs more, and so does the next plain call.
+        A call with another number of rows than the one before costs more, and so does the next plain call. Rows are
+        free up to the number that the plain call is padded to.
         """
+        return max(self._seconds(total, stays=stays) - self._seconds(self.least, stays=stays), 0.0)
+
+    def _seconds(self, total: int, *, stays: bool) -> float:
+        """Seconds of such a call and of changing the number of rows, less those of a plain call without a change."""
+        if self.steady:
+            total = self.steady.peek(total)
         if total not in self._added:  # many lengths make the same number of rows
             self._added[total] = self.cost.together([total], self.context) - self.plain
         returns = 0 if stays else total != self.least
-        changes = (total != self.before) + returns - (self.least != self.before)
-        return max(self._added[total] + self.change * changes, 0.0)
+        return self._added[total] + self.change * ((total != self.before) + returns)
+
+    @property
+    def num_idle(self) -> int:
+        """Rows that a plain call is padded with to those of the call before. Draft tokens have them for nothing."""
+        return min(self.steady.peek(self.least) - self.together, LONGEST) if self.steady else 0
 
     @property
     def cheapest(self) -> float:

@@ -99,8 +99,9 @@ class Controller(DraftPolicy):
         (batch, turns), self._round = self._round, None
         self._price_drafts(turns)
         rows = [turn.draft.num_rows for turn in turns]
-        self._expected_check = self._main_cost.together(rows, batch.context, batch.before)
         self._rows_before = self._main_cost.rule.num_rows(rows)
+        called = [batch.steady.peek(self._rows_before)] if batch.steady else rows
+        self._expected_check = self._main_cost.together(called, batch.context, batch.before)
         for turn, count in zip(turns, rows, strict=True):
             turn.seconds += self._expected_check * count / sum(rows)
             turn.plain = batch.plain / len(turns)
@@ -173,7 +174,9 @@ class Controller(DraftPolicy):
         rate = max(sum(a.tokens for a in answers) / sum(a.seconds for a in answers), together / plain)
         cost = self._main_cost
         least = cost.rule.num_rows([1] * together)
-        return Batch(cost, together, context, plain, rate, least, self._rows_before, cost.scale * cost.change)
+        steady, change = self._main.capabilities.steady, cost.scale * (cost.change or 0.0)
+        before = steady.current if steady else self._rows_before
+        return Batch(cost, together, context, plain, rate, least, before, change, steady)
 
     def _copies(self, copier: Drafter, requests: Seq[DraftRequest], batch: Batch) -> list[Draft]:
         """A copy for each request, as far as a token could be worth its row."""
@@ -181,6 +184,7 @@ class Controller(DraftPolicy):
         if key not in self._row_prices:
             self._row_prices[key] = row_prices(batch)
         prices = [batch.rate * self._main_cost.scale * seconds for seconds in self._row_prices[key]]
+        prices[: batch.num_idle] = [0.0] * batch.num_idle
         answers, asked = [self._answers[request.sequence] for request in requests], []
         for answer, request in zip(answers, requests, strict=True):
             answer.observe_copy(request.sequence)

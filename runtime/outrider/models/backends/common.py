@@ -11,6 +11,7 @@ from outrider.models.backends.onnx_step import BufferPending, BufferStep
 from outrider.types import Capabilities, Exactness, RowRule
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from collections.abc import Sequence as Seq
 
     from outrider.types import Chunk
@@ -36,6 +37,9 @@ class MeasuredBackend:
         self.exactness = exactness
         rows = RowRule() if self.can.fixed else exactness.rule  # in fixed shapes there is nothing to pad
         self.capabilities = dataclasses.replace(self.can, bit_exact_batching=exactness.holds, rows=rows)
+
+    def keep_rows(self, cost: Callable[[int], float], change: float) -> None:
+        """Do nothing: the shapes of calls cost nothing."""
 
     @property
     def num_spare(self) -> int:

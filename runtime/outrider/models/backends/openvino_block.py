@@ -13,6 +13,7 @@ from outrider.models.backends.openvino_paged import OpenVINOPaged
 from outrider.models.backends.paged_graph import HIDDEN_IN, ROWS
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from collections.abc import Sequence as Seq
 
     from numpy.typing import NDArray
@@ -33,6 +34,9 @@ class OpenVINOBlock(OpenVINOPaged):
     def separate_rules(self) -> Seq[RowRule]:
         """None: the rows of a block see each other."""
         return ()
+
+    def keep_rows(self, cost: Callable[[int], float], change: float) -> None:
+        """Do nothing: the rows of a block see each other."""
 
     def _append(self, chunk: Chunk) -> None:
         chunk.slot.append(chunk.token_ids[: _num_context(chunk)])

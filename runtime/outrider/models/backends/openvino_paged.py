@@ -5,6 +5,7 @@ GPU: written against the documented interface and openvino-genai's cache manager
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +27,17 @@ from outrider.models.backends.paged_tensors import bytes_of
 from outrider.models.backends.processor import name_of, resolve_precisions
 from outrider.models.backends.segments import Segments
 from outrider.system.core import new_core
-from outrider.types import NO_PROMPT, CallCancelled, Capabilities, Chunk, Exactness, Rounding, RowRule, answer_keys
+from outrider.types import (
+    NO_PROMPT,
+    CallCancelled,
+    Capabilities,
+    Chunk,
+    Exactness,
+    Rounding,
+    RowRule,
+    SteadyRows,
+    answer_keys,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
@@ -46,6 +57,7 @@ _NUM_TOP = 128
 _TOP_ROWS = 2  # of the call that validates them
 _ANY_SIZE = 32  # of blocks, if there is no cache
 _PATIENCE = 100  # milliseconds until it is asked whether a call is still wanted
+_STEADY_ROWS = 32  # more rows cost more than a change of their number
 _FEW_THREADS = 2  # so many rows of padding are cheap
 
 
@@ -300,7 +312,7 @@ class OpenVINOPaged(MeasuredBackend):
 
     def _inputs_of(self, chunks: Seq[Chunk]) -> tuple[dict[str, NDArray[Any]], dict[int, NDArray[np.int64]]]:
         """The inputs of a call by name, and the rows of each chunk's tokens, by the id of its slot."""
-        call = PagedCall.of(chunks, self.capabilities.rows, self.block_size)
+        call = PagedCall.of(chunks, self.capabilities.rows, self.block_size, self.capabilities.steady)
         inputs = call.inputs()
         if self._hidden_width:
             inputs[HIDDEN_IN] = call.hidden_states(chunks, self._hidden_width)
@@ -310,6 +322,12 @@ class OpenVINOPaged(MeasuredBackend):
             given = given_embeds(call.chains, len(call.token_ids), self._embeds_width)
             inputs |= zip((EMBEDS, EMBED_ROWS), given, strict=True)
         return inputs, call.places
+
+    def keep_rows(self, cost: Callable[[int], float], change: float) -> None:
+        """Pad calls further, as `SteadyRows` says, up to a block of idle rows."""
+        most = min(_STEADY_ROWS, self.block_size)
+        steady = SteadyRows([0.0, *map(cost, range(1, most + 1))], change, self.capabilities.rows)
+        self.capabilities = dataclasses.replace(self.capabilities, steady=steady)
 
     def _append(self, chunk: Chunk) -> None:
         """Record the tokens that a call writes to the cache."""

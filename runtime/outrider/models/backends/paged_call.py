@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from outrider.types import Chunk, RowRule
+    from outrider.types import Chunk, RowRule, SteadyRows
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ class PagedCall:
     chains: list[tuple[Any, int, int, int]] = field(default_factory=list)
 
     @classmethod
-    def of(cls, chunks: Seq[Chunk], rule: RowRule, block_size: int) -> PagedCall:
+    def of(cls, chunks: Seq[Chunk], rule: RowRule, block_size: int, steady: SteadyRows | None = None) -> PagedCall:
         """A call with these chunks and all padding."""
         call = cls(block_size)
         chains = [_Chain(chunk, branch, blocks) for chunk in chunks for branch, blocks in _branches(chunk)]
@@ -84,6 +84,8 @@ class PagedCall:
             num_rows = len(call.token_ids)
             num_dummies = 0 if call._has_several_in_one else rule.dummy_rows
             call._add_dummy(rule.call(num_rows + num_dummies) - num_rows)
+        if steady:
+            call._add_idle(steady.next(len(call.token_ids)) - len(call.token_ids), apart=rule.separate)
         for chunk in chunks:
             call.rows.extend(call.places[id(chunk.slot)][len(chunk.token_ids) - chunk.num_rows :])
         # Not every device takes a call without rows of logits.
@@ -146,6 +148,11 @@ class PagedCall:
             self.adapters.extend([None] * num_rows)
             self.positions.extend(range(num_rows))
             self._add_sequence(0, num_rows, SCRATCH)
+
+    def _add_idle(self, num_rows: int, *, apart: bool) -> None:
+        """Add rows of no slot: each alone, or as one sequence."""
+        for _ in range(num_rows if apart else 1):
+            self._add_dummy(1 if apart else num_rows)
 
     def _add_sequence(self, past: int, num_rows: int, blocks: NDArray[np.int32]) -> None:
         self.past_lens.append(past)

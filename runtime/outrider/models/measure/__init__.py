@@ -11,6 +11,7 @@ from outrider.models.measure.cost import (
     PassCost,
     check_pass,
     contexts_of,
+    measure_change,
     measure_pass,
     time_calls,
 )
@@ -30,6 +31,7 @@ __all__ = [
     "check_pass",
     "contexts_of",
     "has_groups",
+    "measure_change",
     "measure_contention",
     "measure_exactness",
     "measure_pass",

@@ -25,6 +25,7 @@ DRAFT_ROWS = (1, 2, 8, 32, 128)
 SHORT = MAIN_ROWS[-1]  # tokens; draft models read longer pieces like prompts
 NEAR, FAR = 256, 2048  # tokens of context at which calls are measured
 _REPEATS, _PATIENCE = 2, 1.0  # rounds of measurements at a first load; one if it takes this many seconds
+_LEAST_CHANGES, _MOST_CHANGES, _SPENT = 6, 20, 0.4  # measurements of a change of rows; seconds for them
 _OUTLIER = 3.0
 _LEAST_SHARE = 0.01  # least time of a call at any context, as a share of its time at the first context
 # Limits of valid values. No measurement exceeds them; beyond them, calculations may overflow.
@@ -45,8 +46,8 @@ class PassCost:
     interpolated and extrapolated linearly. scale: the machine's current slowness, which `follow` adapts. one_call:
     whether several sequences share one call; otherwise they run one after another. rule: what calls are padded to.
     change: extra seconds of a call with another number of rows than the one before, because a graph in dynamic shapes
-    is prepared again. fork: extra seconds of each branch of a tree, besides its rows. first: extra seconds of the first
-    call after a load, which packs the weights and compiles kernels.
+    is prepared again; None: it was not measured. fork: extra seconds of each branch of a tree, besides its rows. first:
+    extra seconds of the first call after a load, which packs the weights and compiles kernels.
     """
 
     rows: tuple[int, ...]
@@ -56,7 +57,7 @@ class PassCost:
     scale: float = 1.0
     one_call: bool = True
     rule: RowRule = field(default_factory=RowRule)
-    change: float = 0.0
+    change: float | None = None
     fork: float = 0.0
     first: float = 0.0
 
@@ -68,7 +69,7 @@ class PassCost:
             raise ValueError("a cost has seconds for each number of rows")
         if not all(_LEAST_SECONDS <= seconds <= _MOST_SECONDS for seconds in (*self.near, *self.far)):
             raise ValueError(f"a call takes from {_LEAST_SECONDS:g} to {_MOST_SECONDS:g} seconds")
-        if not all(0 <= seconds <= _MOST_SECONDS for seconds in (self.change, self.fork, self.first)):
+        if not all(0 <= seconds <= _MOST_SECONDS for seconds in (self.change or 0.0, self.fork, self.first)):
             raise ValueError(f"what a call takes longer is from 0 to {_MOST_SECONDS:g} seconds")
         if not 0 <= self.contexts[0] <= self.contexts[1] < _MOST_TOKENS:
             raise ValueError(f"contexts of a cost ascend, from 0 to below {_MOST_TOKENS:,} tokens")
@@ -83,8 +84,8 @@ class PassCost:
         """Seconds for several sequences. rows: of each. before: rows of the last call; None: a change costs nothing."""
         if self.one_call:
             total = self.rule.num_rows(rows)
-            changed = self.change if before not in (None, total) else 0.0
-            return self.scale * (self._measured(total, context) + changed)
+            changed = self.change if before not in (None, total) else None
+            return self.scale * (self._measured(total, context) + (changed or 0.0))
         return sum(self(count, context) for count in rows)
 
     def combined(self, larger: PassCost, whole: Callable[[float, float], float], layers: float) -> PassCost:
@@ -95,8 +96,8 @@ class PassCost:
         """
         near = _ascending(map(whole, self.near, larger.near))
         far = [n + layers * (b - a) for n, a, b in zip(near, larger.near, larger.far, strict=True)]
-        change, fork, first = layers * larger.change, layers * larger.fork, max(whole(self.first, larger.first), 0.0)
-        return PassCost(self.rows, tuple(near), tuple(far), self.contexts, change=change, fork=fork, first=first)
+        fork, first = layers * larger.fork, max(whole(self.first, larger.first), 0.0)
+        return PassCost(self.rows, tuple(near), tuple(far), self.contexts, fork=fork, first=first)
 
     def follow(self, expected: float, seconds: float) -> None:
         """Adapt the scale to calls that were expected to take `expected` seconds, and took `seconds`."""
@@ -189,11 +190,10 @@ def measure_pass(
         enough = repeats or _REPEATS
         while not rounds or (len(rounds) < enough and (repeats or time.perf_counter() - began < _PATIENCE)):
             rounds.append([times(n, contexts[0]) for n in rows])
-        changed, near = ([min(taken[i] for taken in each) for each in zip(*rounds, strict=True)] for i in (0, -1))
+        near = [min(taken[-1] for taken in each) for each in zip(*rounds, strict=True)]  # rows as in the call before
         ends = (rows[0], rows[-1])
         far_rounds = [[min(times(n, contexts[1])) for n in ends] for _ in rounds]
         extra = [min(taken) for taken in zip(*far_rounds, strict=True)]
-    change = max(statistics.median(c - n for c, n in zip(changed, near, strict=True)), 0.0) if len(rows) > 1 else 0.0
     near = _ascending(near)
     more = [max(e - n, 0.0) for e, n in zip(extra, (near[0], near[-1]), strict=True)]
     far = [n + _line(r, ends, more) for r, n in zip(rows, near, strict=True)]
@@ -202,10 +202,30 @@ def measure_pass(
         tuple(near),
         tuple(far),
         contexts,
-        change=change,
         fork=_measure_fork(backend),
         first=max(first - near[0], 0.0),
     )
+
+
+def measure_change(backend: Backend, rows: Seq[int]) -> float:
+    """Extra seconds of a call whose number of rows is not that of the call before: the median of a few.
+
+    Takes two numbers in turns, two calls with each. rows: as in `measure_pass`.
+
+    Raises:
+        DeviceError: when the device fails.
+    """
+    if backend.capabilities.fixed or len(rows) == 1:
+        return 0.0
+    extra = list[float]()
+    with _timer(backend, rows[1]) as seconds:
+        for n in rows[:2]:
+            seconds(n, 0)  # compiles kernels
+        began = time.perf_counter()
+        while len(extra) < _LEAST_CHANGES or (len(extra) < _MOST_CHANGES and time.perf_counter() - began < _SPENT):
+            changed, same = (seconds(rows[len(extra) % 2], 0) for _ in range(2))
+            extra.append(changed - same)
+    return max(statistics.median(extra), 0.0)
 
 
 def time_calls(
