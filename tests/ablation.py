@@ -262,6 +262,14 @@ PARTS = [
         "cost.scale * (cost.change or 0.0)",
         "0.0",
     ),
+    Part("cost: a change is paid for in one round", "drafters.controller.batch", "_ROUNDS", "", "1"),
+    Part(
+        "rows: calls do not keep theirs",
+        "types.steady_rows",
+        "SteadyRows._next",
+        "if need >= now",
+        "if True or need >= now",
+    ),
     Part(
         "drafts: early ones are not capped",
         "drafters.controller.controller",

@@ -1,5 +1,6 @@
 """A main and a draft model in virtual time, with a controller between them."""
 
+import dataclasses
 import functools
 from collections.abc import Sequence as Seq
 from typing import Any
@@ -16,7 +17,7 @@ from outrider.models.measure import PassCost
 from outrider.testing import FakeBackend
 from outrider.tokens.sampling import LogitsSampler
 from outrider.tokens.verifiers import Greedy
-from outrider.types import Chunk, Draft, Drafter, DraftRequest, Logits, Noise, Sequence
+from outrider.types import Chunk, Draft, Drafter, DraftRequest, Logits, Noise, RowRule, Sequence, SteadyRows
 
 # Milliseconds as they are on two cores, of a 1.5B main model and its 0.5B draft model.
 MAIN_MS = {2: 39.4, 3: 39.7, 4: 41.8, 5: 43.2, 6: 45.3, 8: 49.9, 12: 60.3, 16: 70.2}
@@ -51,7 +52,8 @@ class ClockedBackend(FakeBackend):
         self._rows_before: int | None = None
 
     def submit(self, chunks: Seq[Chunk]) -> FakeBackend.Step:
-        rows = [max(sum(map(len, chunk.branches)), 1) for chunk in chunks]
+        rows, steady = [max(sum(map(len, chunk.branches)), 1) for chunk in chunks], self.capabilities.steady
+        rows = [steady.next(sum(rows))] if steady else rows
         self.seconds += self.cost.together(rows, before=self._rows_before)
         self._rows_before = sum(rows)
         return super().submit(chunks)
@@ -77,7 +79,8 @@ class World:
 
     noise, periods: see `ClockedBackend`. copies: whether the controller has a drafter that copies; or this one. scale,
     draft_scale: how many times as long as measured the calls take. draft_cost: how many times as long the draft model's
-    were measured to take. change: extra seconds of a call with another number of rows than the one before.
+    were measured to take. change: extra seconds of a call of the main model with another number of rows than the one
+    before. keeps_rows: whether its calls keep their rows where that saves time.
     """
 
     def __init__(
@@ -91,10 +94,14 @@ class World:
         draft_scale: float | None = None,
         draft_cost: float = 1.0,
         change: float = 0.0,
+        keeps_rows: bool = True,
     ) -> None:
         noises = [(0, noise)] if isinstance(noise, float) else noise
         draft_scale = scale if draft_scale is None else draft_scale
         self.main = ClockedBackend(cost_of(MAIN_MS, scale, scale * change), periods=periods)
+        if change and keeps_rows:
+            steady = SteadyRows([0.0, *map(self.main.cost, range(1, 33))], scale * change, RowRule())
+            self.main.capabilities = dataclasses.replace(self.main.capabilities, steady=steady)
         actual = cost_of(DRAFT_MS, draft_cost * draft_scale)
         self.draft = ClockedBackend(actual, noises=noises, periods=periods)
         self.model = DraftModel(self.draft, context_length=4000, cost=cost_of(DRAFT_MS, draft_cost))

@@ -4,6 +4,7 @@ import json
 import math
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import make_dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -189,6 +190,9 @@ class Strict(FakeBackend):
     def open(self, max_tokens: int, prompt: Prompt = NO_PROMPT) -> FakeSlot:
         assert 0 < max_tokens <= self.max_tokens
         return StrictSlot(self, max_tokens)
+
+    def keep_rows(self, cost: Callable[[int], float], change: float) -> None:
+        """Keeps none."""
 
 
 class StrictSlot(FakeSlot):

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from outrider.types import Drafter, SteadyRows
 
 
+_ROUNDS = 4  # that share the price of a change of rows, where later rounds are to have as many
+
+
 @dataclass(frozen=True, slots=True)
 class Batch:
     """The answers of one round, and what draft tokens cost in their batch.
@@ -87,8 +90,8 @@ class Batch:
             total = self.steady.peek(total)
         if total not in self._added:  # many lengths make the same number of rows
             self._added[total] = self.cost.together([total], self.context) - self.plain
-        returns = 0 if stays else total != self.least
-        return self._added[total] + self.change * ((total != self.before) + returns)
+        changes = (total != self.before) / _ROUNDS if stays else (total != self.before) + (total != self.least)
+        return self._added[total] + self.change * changes
 
     @property
     def num_idle(self) -> int:
