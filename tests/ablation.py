@@ -60,7 +60,7 @@ class Scenario:
     together: int = 1
     strangers: bool = False
     known: bool = False
-    options: dict[str, float] = field(default_factory=dict)
+    options: dict[str, Any] = field(default_factory=dict)
 
     def batches(self, drafted: bool) -> list[tuple[list[list[int]], list[float]]]:
         """The texts of each batch, and the seconds until each of them was there."""
