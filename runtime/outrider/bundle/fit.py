@@ -6,11 +6,13 @@ from typing import TYPE_CHECKING
 
 from outrider.bundle.manifest import (
     ADAPTER_NAMES,
+    BLOCK_KINDS,
     BYTES_NAME,
     CROSS_NAME,
     MANIFEST_NAME,
     MAP_NAME,
     MODEL_NAMES,
+    PLACE_KINDS,
     PROPOSED_NAME,
     RESERVED_NAMES,
 )
@@ -109,8 +111,8 @@ def _check_encoder(manifest: Manifest, role: str, model: ModelEntry, listed: set
 
 def _check_kind(drafter: DrafterEntry) -> None:
     """Check that a drafter that reads hidden states says which, and how many tokens it drafts in a call."""
-    block = drafter.kind in ("dflash", "dspark")
-    places = block or drafter.kind in ("medusa", "hydra", "blockwise", "masks")
+    block = drafter.kind in BLOCK_KINDS
+    places = block or drafter.kind in (*PLACE_KINDS, "masks")
     # A draft model may draft in one call, if it says both.
     at_once = drafter.kind == "draft_model" and None not in (drafter.num_places, drafter.mask_token_id)
     for name, value, needed in (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated, Literal, TypeAlias, get_args
 
 import msgspec
 
@@ -132,13 +132,19 @@ class ModelEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     vision: VisionEntry | None = None  # of a model that reads images
 
 
+# Kinds of drafters that read the main model's hidden states: a decoder layer of their own, a block of masks, heads for
+# the tokens behind the next one. Their graphs are in `outrider.models.backends.heads`, under the same names.
+Recurrent = Literal["eagle", "eagle3", "mtp"]
+Block = Literal["dflash", "dspark"]
+Places = Literal["medusa", "hydra", "blockwise"]
+RECURRENT_KINDS, BLOCK_KINDS, PLACE_KINDS = map(get_args, (Recurrent, Block, Places))
+
+
 class DrafterEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A named drafter that needs files, or the main model's. Others (n-gram, suffix) are always available."""
 
     name: Name
-    kind: Literal[
-        "draft_model", "eagle", "eagle3", "mtp", "dflash", "dspark", "medusa", "hydra", "blockwise", "masks", "self"
-    ]
+    kind: Literal["draft_model", "self", "masks"] | Recurrent | Block | Places
     model: ModelEntry
     # "same": the main model's. "intersection": tokens that both have (`outrider.drafters.Intersection`). "text":
     # through the tokens' text (`outrider.drafters.Text`).

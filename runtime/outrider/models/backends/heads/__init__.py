@@ -9,6 +9,7 @@ import functools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from outrider.bundle.manifest import BLOCK_KINDS, RECURRENT_KINDS
 from outrider.models.backends.features import BLOCK_STATES, NEXT_HIDDEN
 from outrider.system.core import new_core
 
@@ -21,8 +22,6 @@ if TYPE_CHECKING:
     from outrider.bundle.manifest import DrafterEntry
     from outrider.models.backends.heads.weights import Weights
     from outrider.models.backends.openvino_paged import OpenVINOPaged
-
-BLOCK_KINDS = ("dflash", "dspark")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +44,9 @@ def graphs_of(head: Head) -> list[Callable[[Weights], ov.Model]]:
 
     if head.kind == "hydra":
         return [functools.partial(places.hydra, place=i) for i in range(head.num_places)]
-    modules = {"eagle": recurrent.eagle, "eagle3": recurrent.eagle3, "mtp": recurrent.mtp}
-    blocks = dict.fromkeys(BLOCK_KINDS, block.dflash)
-    return [{**modules, **blocks, "medusa": places.medusa, "blockwise": places.blockwise}[head.kind]]
+    if head.kind in BLOCK_KINDS:
+        return [block.dflash]
+    return [getattr(recurrent if head.kind in RECURRENT_KINDS else places, head.kind)]
 
 
 def load_head(path: Path, head: Head, options: dict[str, Any]) -> OpenVINOPaged:
@@ -58,7 +57,7 @@ def load_head(path: Path, head: Head, options: dict[str, Any]) -> OpenVINOPaged:
     from outrider.models.backends.openvino_places import OpenVINOPlaces
     from outrider.models.backends.paged_graph import gather_rows
 
-    has_cache = head.kind in ("eagle", "eagle3", "mtp", *BLOCK_KINDS)
+    has_cache = head.kind in (*RECURRENT_KINDS, *BLOCK_KINDS)
 
     def build(core: ov.Core, path: Path, make: Callable[[Weights], ov.Model]) -> ov.Model:
         model = make(Weights.read(core, path, head.main))
