@@ -31,6 +31,11 @@ _ARCHITECTURES = {
     "hydra": "HydraHeads", "blockwise": "BlockwiseHeads", "dflash": "DFlashDraftModel", "dspark": "Qwen3DSparkModel",
     "masks": "MaskTokens",
 }  # fmt: skip
+# Heads without attention: the class, and the name of their number in config.json.
+_PLACES: dict[str, tuple[Any, str]] = {
+    "medusa": (Medusa, "medusa_num_heads"), "hydra": (Hydra, "hydra_num_heads"), "blockwise": (Blockwise, "num_heads"),
+    "masks": (MaskTokens, "num_masks"),
+}  # fmt: skip
 
 
 def new_config(kind: str, shape: Shape, *, draft_vocab_size: int, mask_token_id: int | None = None) -> dict[str, Any]:
@@ -44,25 +49,18 @@ def new_config(kind: str, shape: Shape, *, draft_vocab_size: int, mask_token_id:
         return config | layer | {"draft_vocab_size": draft_vocab_size}
     if kind in ("eagle", "mtp"):
         return config | layer
-    if kind == "medusa":
-        heads = {"medusa_num_heads": NUM_PLACES, "medusa_num_layers": 1}
-        return config | heads | sizes | {"draft_vocab_size": draft_vocab_size}
-    if kind == "hydra":
-        heads = {"hydra_num_heads": NUM_PLACES, "hydra_num_layers": 1}
-        return config | heads | sizes | {"draft_vocab_size": draft_vocab_size}
-    if kind == "blockwise":
-        return config | {"num_heads": NUM_PLACES, **sizes}
-    if kind == "masks":
-        return config | {"num_masks": NUM_PLACES, **sizes}
+    if kind in _PLACES:
+        own = {f"{kind}_num_layers": 1, "draft_vocab_size": draft_vocab_size} if kind in ("medusa", "hydra") else {}
+        return config | {_PLACES[kind][1]: NUM_PLACES, **own, **sizes}
     if mask_token_id is None:
         raise ExportError(f"A head of kind {kind} needs mask_token_id: a token that texts do not have.")
     config |= layer | {"model_type": "qwen3", "num_hidden_layers": 2, "attention_bias": False}
-    own = {"mask_token_id": mask_token_id, "target_layer_ids": [1, shape.num_layers // 2 - 1, shape.num_layers - 4]}
+    block = {"mask_token_id": mask_token_id, "target_layer_ids": [1, shape.num_layers // 2 - 1, shape.num_layers - 4]}
     if kind == "dflash":
-        return config | {"block_size": 8, "dflash_config": own}
+        return config | {"block_size": 8, "dflash_config": block}
     config |= {"markov_head_type": "vanilla", "enable_confidence_head": True, "confidence_head_with_markov": True}
     rank = min(max(shape.hidden_size // 4 // 64, 1), 4) * 64
-    return config | own | {"block_size": 5, "markov_rank": rank, "draft_vocab_size": draft_vocab_size}
+    return config | block | {"block_size": 5, "markov_rank": rank, "draft_vocab_size": draft_vocab_size}
 
 
 def build(config: dict[str, Any], embedding: Any, lm_head: Any) -> Any:
@@ -77,17 +75,10 @@ def build(config: dict[str, Any], embedding: Any, lm_head: Any) -> Any:
             f"The head is for hidden size {config['hidden_size']}, the main model has {embedding.shape[1]}: "
             "give the main model that the head was trained for."
         )
-    if kind in ("medusa", "hydra", "blockwise", "masks"):
-        shape = _bare_shape(config)
-        count = config[
-            {"medusa": "medusa_num_heads", "hydra": "hydra_num_heads", "masks": "num_masks"}.get(kind, "num_heads")
-        ]
-        if kind == "blockwise":
-            return Blockwise(shape, embedding, lm_head, count)
-        if kind == "masks":
-            return MaskTokens(shape, embedding, lm_head, count)
-        draft_vocab_size = config.get("draft_vocab_size") or config["vocab_size"]
-        return (Medusa if kind == "medusa" else Hydra)(shape, embedding, lm_head, count, draft_vocab_size)
+    if kind in _PLACES:
+        made, count = _PLACES[kind]
+        proposed = [config.get("draft_vocab_size") or config["vocab_size"]] if kind in ("medusa", "hydra") else []
+        return made(_bare_shape(config), embedding, lm_head, config[count], *proposed)
     shape = Shape.of(config)
     if kind == "eagle3":
         return Eagle3(shape, embedding, lm_head, config["draft_vocab_size"])

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from outrider.errors import ExportError
+from outrider_export.train.dflash import rows_of
 from outrider_export.train.layers import Module, Shape, Teacher
 from outrider_export.train.places import Targets, blocks_loss
 
@@ -59,7 +60,7 @@ class MaskTokens(Module):
         """A scalar: `blocks_loss`, from masks behind random tokens of answers."""
         out, places, valid = self._masked(batch, step.generator)
         rows = self.main_lm_head[step.candidates.token_ids].float()
-        row = torch.arange(len(places), device=places.device)[:, None, None].expand_as(places)
+        row = rows_of(places)
         logits = torch.nn.functional.linear(out[valid].float(), rows)
         return blocks_loss(logits, Targets.at(batch, row[valid], places[valid]), valid, step)
 
@@ -68,7 +69,7 @@ class MaskTokens(Module):
         out, targets, valid = self._masked(batch, torch.Generator().manual_seed(0))
         found = torch.zeros_like(targets)
         found[valid] = torch.nn.functional.linear(out[valid].float(), self.main_lm_head.float()).argmax(-1)
-        row = torch.arange(len(targets), device=targets.device)[:, None, None].expand_as(targets)
+        row = rows_of(targets)
         return (found == batch.token_ids[row, targets]).flatten(0, 1), valid.flatten(0, 1)
 
     def _masked(self, batch: Batch, generator: Any) -> tuple[Any, Any, Any]:

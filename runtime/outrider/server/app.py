@@ -8,9 +8,7 @@ from contextlib import asynccontextmanager, suppress
 from functools import partial
 from os import PathLike, stat_result
 from pathlib import Path
-from typing import Any
 
-import msgspec
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
@@ -25,7 +23,7 @@ from outrider.errors import OutriderError
 from outrider.server.chat import Chat
 from outrider.server.completions import Completions
 from outrider.server.conversations import Conversations
-from outrider.server.endpoint import Endpoint, Service
+from outrider.server.endpoint import Endpoint, Service, as_json
 from outrider.server.errors import ApiError, as_api_error, no_embeddings
 from outrider.server.limits import Queue
 from outrider.server.metrics import Metrics
@@ -101,7 +99,7 @@ async def _health(service: Service, _: Request) -> Response:
     if service.models.is_starting:
         doing = service.models.progress
         raise ApiError(503, f"Loading model: {doing}" if doing else "Loading model", type="unavailable_error")
-    return _json(Health())
+    return as_json(Health())
 
 
 async def _metrics(service: Service, _: Request) -> Response:
@@ -111,11 +109,13 @@ async def _metrics(service: Service, _: Request) -> Response:
 
 
 async def _openapi(service: Service, _: Request) -> Response:
-    return _json(describe([model.name for model in service.models.all], needs_key=service.settings.api_key is not None))
+    return as_json(
+        describe([model.name for model in service.models.all], needs_key=service.settings.api_key is not None)
+    )
 
 
 async def _list_models(service: Service, _: Request) -> Response:
-    return _json(ModelList([model.info for model in service.models.all]))
+    return as_json(ModelList([model.info for model in service.models.all]))
 
 
 async def _embeddings(_: Request) -> Response:
@@ -123,11 +123,7 @@ async def _embeddings(_: Request) -> Response:
 
 
 async def _model(service: Service, request: Request) -> Response:
-    return _json(service.models.find(request.path_params["name"]).info)
-
-
-def _json(body: Any) -> Response:
-    return Response(msgspec.json.encode(body), media_type="application/json")
+    return as_json(service.models.find(request.path_params["name"]).info)
 
 
 _FOLDER = Path(__file__).with_name("page_files")

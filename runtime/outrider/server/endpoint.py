@@ -98,7 +98,7 @@ class _Job:
                     first = await anext(pieces)
                     answer = self._kind(self._request, self._head(engine), self._choices)
                     if not self._request.stream:
-                        response: Response = _json(answer.whole(await _results(first, pieces, len(self._choices))))
+                        response: Response = as_json(answer.whole(await _results(first, pieces, len(self._choices))))
             except TimeoutError as error:
                 raise out_of_time(self._service.settings.request_seconds) from error
             if self._request.stream:
@@ -218,7 +218,8 @@ async def _never() -> Message:
     raise AssertionError("unreachable")
 
 
-def _json(body: msgspec.Struct) -> Response:
+def as_json(body: Any) -> Response:
+    """The response with this body."""
     return Response(msgspec.json.encode(body), media_type="application/json")
 
 

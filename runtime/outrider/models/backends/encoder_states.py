@@ -34,11 +34,6 @@ class Cross:
 
     arrays: dict[str, NDArray[np.float32]]
 
-    @property
-    def num_positions(self) -> int:
-        """Positions of the source."""
-        return int(next(iter(self.arrays.values())).shape[2])
-
 
 class Encoder:
     """An encoder with one decoder's cross-attention.
