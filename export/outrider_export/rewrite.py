@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Mapping
-from pathlib import Path
 
 import msgspec
 
@@ -27,9 +27,8 @@ def rewrite(old: Bundle, change: Callable[[Target], Mapping[str, object]], progr
     try:
         with Target(old.folder, overwrite=True) as target:
             progress.phase("convert")
-            for path in old.folder.rglob("*"):
-                if path != old.folder / MANIFEST_NAME:  # what is written anew may be no link
-                    _link(path, target.new / path.relative_to(old.folder))
+            shutil.copytree(old.folder, target.new, copy_function=link_or_copy, dirs_exist_ok=True)
+            (target.new / MANIFEST_NAME).unlink()  # what is written anew may be no link
             manifest = msgspec.structs.replace(old.manifest, **change(target))
             progress.phase("hash")
             write_manifest(target.new, msgspec.structs.replace(manifest, files=list_files(target.new)))
@@ -38,12 +37,3 @@ def rewrite(old: Bundle, change: Callable[[Target], Mapping[str, object]], progr
     except OSError as error:
         raise ExportError(f"{old.folder} cannot be written: {error}.") from error
     return read_bundle(old.folder)
-
-
-def _link(old: Path, new: Path) -> None:
-    """Link a file, or copy it where links are impossible. Make a folder."""
-    if old.is_dir():
-        new.mkdir(parents=True, exist_ok=True)
-        return
-    new.parent.mkdir(parents=True, exist_ok=True)
-    link_or_copy(old, new)
