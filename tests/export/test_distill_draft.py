@@ -260,6 +260,14 @@ def test_training_brings_the_main_models_distribution_nearer(model: Any, loaded:
     assert torch.equal(embedding, model.get_input_embeddings().weight)
 
 
+def test_embeddings_stay_as_they_are(model: Any, batch: Batch) -> None:
+    head = DraftModel(model)
+    before = [matrix.weight.clone() for matrix in (model.get_input_embeddings(), model.get_output_embeddings())]
+    train(head, [batch], 1)
+    after = [matrix.weight for matrix in (model.get_input_embeddings(), model.get_output_embeddings())]
+    assert all(map(torch.equal, before, after))
+
+
 def test_the_loss_is_of_answers_alone(model: Any, batch: Batch) -> None:
     """What stands behind a text, or which tokens its prompt would go on with, changes nothing."""
     head = DraftModel(model)
