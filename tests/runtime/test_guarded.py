@@ -52,7 +52,7 @@ def test_a_toy_in_onnx(onnx_toy: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("level", "precision"), zip(LEVELS, ("auto", "f32", "auto"), strict=True))
+@pytest.mark.parametrize(("level", "precision"), list(zip(LEVELS, ("auto", "f32", "auto"), strict=True)))
 def test_a_real_model(smollm2: Path, precision: str, level: str) -> None:
     if level == "AVX2_VNNI" and "avx_vnni" not in find_processor().instructions:
         pytest.skip("this processor has no avx_vnni: OpenVINO then takes AVX2 alone, for which it has no kernels here")

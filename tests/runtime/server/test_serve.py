@@ -29,7 +29,7 @@ def client_of(printed: dict[str, Any], key: str = "none") -> Any:
 def test_serve_answers_and_finishes_streams_when_it_is_ended(tiny: Path) -> None:
     options: dict[str, Any] = {"max_new_tokens": NUM_TOKENS, "ignore_eos": True}
     expected = outrider.load(tiny, cache_size=0.02).generate(MESSAGES, **options).text
-    with served(f"one={tiny}", "--ignore-eos", OUTRIDER_API_KEY="secret") as (process, printed):
+    with served(f"one={tiny}", "--ignore-eos", "--grace", 600, OUTRIDER_API_KEY="secret") as (process, printed):
         assert printed["models"] == ["one"]
         assert httpx.get(f"{printed['url']}/v1/models").status_code == 401
         stream = client_of(printed, "secret").chat.completions.create(
