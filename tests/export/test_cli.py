@@ -168,7 +168,7 @@ def test_a_polite_kill_leaves_nothing(make_checkpoint: Any, tmp_path: Path) -> N
     program = "import sys; from outrider.cli import main; main(sys.argv[1:])"
     arguments = ["export", str(make_checkpoint("plain")), "-o", str(tmp_path / "bundle")]
     running = subprocess.Popen([sys.executable, "-c", program, *arguments], stderr=subprocess.PIPE, text=True)
-    while not (parts := list(tmp_path.glob(".bundle.partial-*/scratch/main"))) and running.poll() is None:
+    while not (parts := list(tmp_path.glob(".bundle.partial-*/bundle/*"))) and running.poll() is None:
         time.sleep(0.02)
     assert parts
     running.terminate()

@@ -219,7 +219,7 @@ class Bars:
         """Print a line of its own."""
         self.notes.append(text)
         if not self._quiet:
-            err.print(text, soft_wrap=not err.is_terminal, overflow="fold")
+            err.print(text, soft_wrap=not err.is_terminal)
 
     def _end(self) -> None:
         if self._task is None:
