@@ -25,6 +25,7 @@ from outrider.errors import OptionError, RequestError, nearest
 from outrider.server.errors import ApiError
 from outrider.server.logprobs import TokenTexts
 from outrider.server.protocol.responses import ModelInfo
+from outrider.system.allocator import return_free_pages
 from outrider.system.progress import listener
 
 log = logging.getLogger("outrider.server")
@@ -216,4 +217,5 @@ class Models:
                 # Errors of requests and their frames refer to each other, and to what the engine has had. A server
                 # that has nothing to do collects no garbage by itself.
                 await asyncio.to_thread(gc.collect)
+                await asyncio.to_thread(return_free_pages)
             log.info("Unloaded %s.", model.name)

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import ctypes
 import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of mallopt(3)
 _LARGE = 4 << 20  # bytes
@@ -16,6 +20,19 @@ def return_large_buffers() -> None:
     had one: a server that unloads models would go on to hold hundreds of megabytes of their weights. Other C libraries
     are left as they are.
     """
-    if sys.platform == "linux" and (mallopt := getattr(ctypes.CDLL(None), "mallopt", None)) is not None:
+    mallopt = _glibc("mallopt")
+    if mallopt is not None:
         mallopt(_M_MMAP_THRESHOLD, _LARGE)
         mallopt(_M_TRIM_THRESHOLD, _LARGE)
+
+
+def return_free_pages() -> None:
+    """Return the pages that are free now, between smaller buffers that are not, to the system."""
+    malloc_trim = _glibc("malloc_trim")
+    if malloc_trim is not None:
+        malloc_trim(0)
+
+
+def _glibc(name: str) -> Callable[..., int] | None:
+    """A function of glibc; None where there is another C library."""
+    return getattr(ctypes.CDLL(None), name, None) if sys.platform == "linux" else None
