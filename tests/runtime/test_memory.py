@@ -114,20 +114,21 @@ def resident(path: Path) -> int:
 FREED = """
 import ctypes, sys, threading
 from pathlib import Path
-from outrider.system.allocator import return_large_buffers
+from outrider.system.allocator import return_free_pages, return_large_buffers
 
 if sys.argv[1:]:
     return_large_buffers()
-libc, size = ctypes.CDLL(None), 20 << 20
+libc = ctypes.CDLL(None)
 libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
 libc.memset.argtypes, libc.free.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t], [ctypes.c_void_p]
 done, end = threading.Barrier(5), threading.Event()
 
 def use():
-    for _ in range(3):
-        buffer = libc.malloc(size)
-        libc.memset(buffer, 1, size)
-        libc.free(buffer)
+    for size, count in ((1 << 20, 20), (20 << 20, 1), (20 << 20, 1)):  # glibc keeps most of it
+        buffers = [(libc.malloc(size), libc.malloc(64))[0] for _ in range(count)]  # each has a neighbour that stays
+        for buffer in buffers:
+            libc.memset(buffer, 1, size)
+            libc.free(buffer)
     done.wait()
     end.wait()  # a thread of its own for each, with memory of its own
 
@@ -138,6 +139,8 @@ before = held()
 for _ in range(4):
     threading.Thread(target=use).start()
 done.wait()
+if sys.argv[1:]:
+    return_free_pages()
 print((held() - before) >> 20)
 end.set()
 """
