@@ -1,15 +1,24 @@
 """Measures how long a long prompt takes beside answers that are being decoded, and what it costs them.
 
-    python tests/newcomer.py BUNDLE [MODE,… [LEVEL,… [TURNS]]]        # modes: plain, auto, genai, genai-whole
+    python tests/newcomer.py BUNDLE [MODE,… [LEVEL,… [TURNS]]]        # modes: plain, auto, genai, genai-whole, …
+    LLAMA_SERVER=llama-server python tests/newcomer.py BUNDLE plain,llama=MODEL.gguf
 
 Some answers are decoded for a while, then a prompt of 3,000 tokens arrives. The table has the seconds to the newcomer's
 first token, and of the others the gaps between tokens, in milliseconds: the median and the 99th percentile before the
 newcomer came, the same while its prompt was read, and their tokens per second then. genai is openvino-genai's
 ContinuousBatchingPipeline with the same files, precision and tokens per call; genai-whole reads prompts in one call
-(dynamic_split_fuse=False). Modes take turns; the table has medians. For an idle machine, so it is run by hand.
+(dynamic_split_fuse=False). llama=MODEL.gguf is llama.cpp's llama-server with a slot for each answer, as many threads as
+processors and else its defaults; this process reads its streams in one thread. Modes take turns; the table has medians.
+For an idle machine, so it is run by hand.
 """
 
+import atexit
+import json
+import os
+import selectors
+import socket
 import statistics
+import subprocess
 import sys
 import threading
 import time
@@ -18,6 +27,7 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any
 
+import httpx
 import numpy as np
 import openvino as ov
 import openvino_genai
@@ -69,7 +79,9 @@ def main() -> None:
     print(f"openvino {ov.get_version()}, openvino-genai {version('openvino-genai')}")
     ways: dict[str, Callable[[list[list[int]], list[int]], Run]] = {}
     for name in names:
-        if name.startswith("genai"):
+        if name.startswith("llama="):
+            ways["llama-server"] = llama_server(name.removeprefix("llama="))
+        elif name.startswith("genai"):
             ways[name] = peer(bundle, precision, split=name == "genai")
         else:
             ways[name] = ours(engine, None if name == "plain" else "auto")
@@ -172,6 +184,72 @@ def peer(bundle: Bundle, precision: str, *, split: bool) -> Callable[[list[list[
             handle.stop()
         while pipeline.has_non_finished_requests():
             pipeline.step()
+        return Run(times[:-1], came, times[-1][0])
+
+    return run
+
+
+def llama_server(model: str) -> Callable[[list[list[int]], list[int]], Run]:
+    """llama.cpp's server, which reads the streams' prompts as token ids."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    slots, program = max(LEVELS) + 1, os.environ.get("LLAMA_SERVER", "llama-server")
+    context = max(LEVELS) * (NEW_TOKENS + 100) + PROMPT_TOKENS + 100  # of all slots together
+    sizes = ["-c", context, "-np", slots, "--kv-unified", "-t", os.cpu_count(), "--port", port]
+    process = subprocess.Popen(
+        [program, "-m", model, *map(str, sizes)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    atexit.register(process.kill)
+    url = f"http://127.0.0.1:{port}"
+
+    def is_ready() -> bool:
+        try:
+            return httpx.get(f"{url}/health").status_code == 200
+        except httpx.TransportError:
+            return False
+
+    while not is_ready():
+        assert process.poll() is None, "llama-server has ended"
+        time.sleep(0.1)
+
+    def begin(prompt: list[int], num_tokens: int) -> socket.socket:
+        asked = {"prompt": prompt, "n_predict": num_tokens, "stream": True, "ignore_eos": True, "cache_prompt": False}
+        body = json.dumps(asked | {"temperature": 0}).encode()
+        head = f"POST /completion HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n"
+        connection = socket.create_connection(("127.0.0.1", port))
+        connection.sendall(f"{head}Content-Type: application/json\r\n\r\n".encode() + body)
+        return connection
+
+    def run(prompts: list[list[int]], newcomer: list[int]) -> Run:
+        times: list[list[float]] = [[] for _ in range(len(prompts) + 1)]
+        with selectors.DefaultSelector() as streams:
+
+            def add(number: int, prompt: list[int], num_tokens: int) -> None:
+                streams.register(begin(prompt, num_tokens), selectors.EVENT_READ, times[number])
+
+            def read() -> None:
+                for key, _ in streams.select(0.1):
+                    assert isinstance(key.fileobj, socket.socket)
+                    received = key.fileobj.recv(1 << 16)
+                    assert received, "llama-server has ended a stream"
+                    key.data.extend([time.perf_counter()] * received.count(b'"content":'))
+
+            for number, prompt in enumerate(prompts):
+                add(number, prompt, NEW_TOKENS)
+            while not all(times[:-1]):
+                read()
+            began = time.perf_counter()
+            while time.perf_counter() - began < STEADY:
+                read()
+            came = time.perf_counter()
+            add(len(prompts), newcomer, 2)
+            while not times[-1]:
+                read()
+            for key in [*streams.get_map().values()]:
+                assert isinstance(key.fileobj, socket.socket)
+                key.fileobj.close()
+        while any(slot["is_processing"] for slot in httpx.get(f"{url}/slots").json()):
+            time.sleep(0.1)
         return Run(times[:-1], came, times[-1][0])
 
     return run

@@ -32,8 +32,9 @@ from collections.abc import Callable, Coroutine
 import outrider
 from serving import served, wait_until
 
-# Bounds of what the server holds at rest, as compared with the rest after the parts that warm it up.
-MOST_MEMORY = 1.2  # times as much: in minutes, the caches of kernels and allocators still fill
+# Bounds of what the server holds at rest, with all models unloaded, as compared with the rest after the parts that warm
+# it up. No model and no cache of one is part of it.
+MOST_MEMORY = 1.2  # times as much: allocators do not return all that is free
 MOST_THREADS, MOST_FILES = 2, 2  # more
 NUM_PARTS, NUM_WARM = 10, 3
 PROMPTS = ("The quick brown fox", "def quicksort(items):", "It's 2024, isn't it?", "abc abc abc abc abc abc")
