@@ -37,8 +37,13 @@ OPTIONS: list[tuple[dict[str, Any], dict[str, Any]]] = [
         {"temperature": 0.8, "seed": 1, "top_k": 5, "min_p": 0.01, "repetition_penalty": 1.2},
     ),
     (
-        {"temperature": 1, "seed": 1, "extra_body": {"sampling": "rejection", "drafter": "ngram"}},
-        {"temperature": 1, "seed": 1, "sampling": "rejection", "drafter": "ngram"},
+        # Rejection's text depends on how much is drafted, and that on measured costs where it is not said.
+        {
+            "temperature": 1,
+            "seed": 1,
+            "extra_body": {"sampling": "rejection", "drafter": "ngram", "num_assistant_tokens": 3},
+        },
+        {"temperature": 1, "seed": 1, "sampling": "rejection", "drafter": "ngram", "num_assistant_tokens": 3},
     ),
     (
         {"extra_body": {"no_repeat_ngram_size": 2, "ignore_eos": True, "banned_token_ids": [300], "typical_p": 0.9}},
