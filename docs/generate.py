@@ -87,77 +87,78 @@ MODELS_HEAD = """\
 
 <!-- Made by docs/generate.py from export/outrider_export/architectures.py. Change it there, and run the script. -->
 
-A main model or a draft model has to be a decoder with attention in all layers: what it keeps of a text are keys and
-values, from which rejected draft tokens are dropped. `config.json` names the architecture as `model_type`.
+A main model or a draft model has to be a decoder with attention in all layers: it keeps only keys and values of a text, so
+rejected draft tokens can be dropped. `config.json` names the architecture as `model_type`.
+[T5, MarianMT and Whisper](encoder-decoder.md) have a page of their own.
 
-Of each architecture in this table, a small model of random weights is exported and run by the slow tests
+The slow tests export and run a small model with random weights of each architecture in this table
 (`tests/export/test_architectures.py`, Transformers 5.5, optimum-intel 2.2, OpenVINO 2026.4). Its logits are those of
 Transformers in float32 (cosine of every row above 0.9999, with texts six times as long as the sliding window), and so
-is its greedy text. Texts drafted by copies and by a draft model of the same architecture are those of plain decoding,
-greedy and sampled; rejected drafts are trimmed behind the end of the sliding window, and prefixes come from the cache.
-*Bit-exact* was measured on a CPU in f32 (each row has the same bits however the text is read), and is measured again on
-each machine ([Exactness](exactness.md)).
+is its greedy text. With drafts from copies and from a draft model of the same architecture, greedy and sampled texts are
+those of plain decoding, also after rejected drafts beyond the sliding window and with cached prefixes.
 
-*Without PyTorch* are those that the plain installation converts to OpenVINO ([export](export.md#without-pytorch)). GGUF
-files of Mistral name the architecture `llama`.
+- *Without PyTorch*: what the plain installation converts to OpenVINO ([export](export.md#without-pytorch)). GGUF
+  files of Mistral name the architecture `llama`.
+- *Bit-exact*: in f32 on a CPU, each row has the same bits however the text is divided into calls. This is measured again on
+  each machine ([exactness](exactness.md)).
+- *Copies* are the drafters `suffix` and `ngram`. *Heads* are the [drafters that read hidden states](drafters.md): they need a
+  graph in which Outrider finds these states.
 
-Models with sliding windows are not run in ONNX: ONNX Runtime's attention needs a cache as long as the window, and gives
-rows other bits with other numbers of rows. Not tried: sliding windows and mixtures of experts on GPU and NPU.
-
-*Heads* are the drafters that read hidden states ([drafters](drafters.md)): they need a graph in which Outrider finds
-them. *Copies* are `suffix` and `ngram`.
+Models with sliding windows are not supported in ONNX: ONNX Runtime's attention needs a cache as long as the window, and
+the bits of its rows depend on the number of rows. Sliding windows and mixtures of experts were not tried on GPU and NPU.
 
 """
 
 MODELS_TAIL = """\
 
-Real checkpoints may have what random weights of the same architecture lack. `outrider verify my-pair --against
-CHECKPOINT` compares a bundle with its own checkpoint.
+A published checkpoint may still differ from what was tested. `outrider verify my-pair --against CHECKPOINT` compares a bundle
+with its own checkpoint.
 
 ## Architectures that are not in the table
 
-If optimum-intel exports an architecture that is not in the table, the export compares the converted model with the
-checkpoint on a random text, and refuses what differs: OpenVINO finds attention by the form of the graph, and drops a
-mask of another form without a word. A bundle records the sliding window of each layer; loading refuses a graph with
-others.
+If optimum-intel can export an architecture that is not in the table, Outrider compares the converted model with the
+checkpoint on a random text, and refuses it if they differ. This is necessary because OpenVINO finds attention by the pattern of
+the graph, and silently drops masks that it does not recognise. A bundle records the sliding window of each layer; a graph with
+other windows is refused at load.
 
-These are refused before anything is converted, and again at load:
+These architectures are refused before anything is converted, and again at load:
 
 | architectures | why |
 |---|---|
 {refused}
 
-State-space and hybrid models keep a state that every token changes. To take a draft back, the state would have to be
-saved before it and the accepted tokens read again. OpenVINO 2026.4 has paged states (`PagedCausalConv1D`,
-`PagedSelectiveSSM`) that could be kept for several positions; Outrider does not use them yet.
+To drop a draft, a model with a state (state-space and hybrid models) would have to save the state before the draft and read
+the accepted tokens again. OpenVINO 2026.4 has paged states (`PagedCausalConv1D`, `PagedSelectiveSSM`) that could be kept for
+several positions; Outrider does not use them yet.
 
 ## LongRoPE
 
-Phi 3.5, Phi 4 mini and others rotate by one set of frequencies up to a length, such as 4,096 tokens, and by another as
-soon as any position of a call is behind it. A draft that passes that length would change the rows before it, and so
-would another request in the same call. So an export takes the first set for all, and the bundle's context ends there:
-up to that length the text is Transformers' own. In ONNX such models are refused.
+Phi 3.5, Phi 4 mini and others use one set of rotary frequencies up to a length, such as 4,096 tokens, and another
+set if any position of a call is beyond that length. So a draft beyond that length would change the rows before it, and so
+would another request in the same call. The export therefore uses the first set only, and limits the bundle's context to that
+length. Up to there the text is that of Transformers. In ONNX such models are refused.
 
 ## Mixtures of experts
 
-A mixture of experts reads the weights of those experts that any token of a call activates. So a target pass of several
-rows costs more than in a dense model, until the rows activate nearly all experts. Outrider measures calls with tokens
-that differ, so this is in the costs that the controller decides by ([how drafting is decided](controller.md)).
+A call of a mixture of experts reads the weights of all experts that any of its tokens activates. So verifying several tokens
+costs more than in a dense model, until the tokens activate nearly all experts. Outrider measures calls with
+different tokens, so the [controller](controller.md) knows these costs.
 
-Six layers of 16 experts, two of them active for a token, hidden size 512 (Qwen3 MoE, random weights): processor time
-of a call by its rows, as multiples of a call of one row (one thread, f32, OpenVINO 2026.4, median of 40; the machine
-was busy). The first two are what measuring sees, with an empty cache; the third is a call behind a text of 256 tokens.
+The table shows the processor time of a call by its number of tokens, as a multiple of a call of one token: six layers of 16
+experts, two of them active per token, hidden size 512 (Qwen3 MoE, random weights, one thread, f32, OpenVINO 2026.4, median
+of 40, busy machine). Rows "equal" and "different" are calls with an empty cache and equal or different random tokens;
+"after a text" is a call after a text of 256 tokens.
 
 | weights | tokens | 1 | 2 | 3 | 4 | 6 | 8 |
 |---|---|---|---|---|---|---|---|
 | fp32 | equal | 1 | 1.49 | 1.87 | 2.09 | 2.46 | 2.83 |
 | fp32 | **different, as measured** | 1 | 1.61 | 2.03 | 2.56 | 3.40 | 4.13 |
-| fp32 | behind a text | 1 | 1.65 | 2.20 | 2.64 | 3.52 | 4.22 |
+| fp32 | after a text | 1 | 1.65 | 2.20 | 2.64 | 3.52 | 4.22 |
 | int8 | equal | 1 | 1.46 | 1.92 | 2.38 | 3.26 | 4.13 |
 | int8 | **different, as measured** | 1 | 1.52 | 2.03 | 2.55 | 3.52 | 4.51 |
-| int8 | behind a text | 1 | 1.54 | 2.04 | 2.50 | 3.43 | 4.35 |
+| int8 | after a text | 1 | 1.54 | 2.04 | 2.50 | 3.43 | 4.35 |
 
-Random tokens are less alike than those of a text, so the price is rather too high than too low.
+Random tokens activate more experts than the tokens of a text, so the measured costs are rather too high than too low.
 """
 
 
