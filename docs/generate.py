@@ -87,39 +87,40 @@ MODELS_HEAD = """\
 
 <!-- Made by docs/generate.py from export/outrider_export/architectures.py. Change it there, and run the script. -->
 
-A main model or a draft model has to be a decoder with attention in all layers: it keeps only keys and values of a text, so
-rejected draft tokens can be dropped. `config.json` names the architecture as `model_type`.
-[T5, MarianMT and Whisper](encoder-decoder.md) have a page of their own.
+A main model or a draft model has to be a decoder with attention in all layers: it keeps only keys and values of a
+text, so rejected draft tokens can be dropped. `config.json` names the architecture as `model_type`. [T5, MarianMT
+and Whisper](encoder-decoder.md) have a page of their own.
 
 The slow tests export and run a small model with random weights of each architecture in this table
 (`tests/export/test_architectures.py`, Transformers 5.5, optimum-intel 2.2, OpenVINO 2026.4). Its logits are those of
-Transformers in float32 (cosine of every row above 0.9999, with texts six times as long as the sliding window), and so
-is its greedy text. With drafts from copies and from a draft model of the same architecture, greedy and sampled texts are
-those of plain decoding, also after rejected drafts beyond the sliding window and with cached prefixes.
+Transformers in float32 (cosine of every row above 0.9999, with texts six times as long as the sliding window), and
+so is its greedy text. With drafts from copies and from a draft model of the same architecture, greedy and sampled
+texts are those of plain decoding, also after rejected drafts beyond the sliding window and with cached prefixes.
 
 - *Without PyTorch*: what the plain installation converts to OpenVINO ([export](export.md#without-pytorch)). GGUF
   files of Mistral name the architecture `llama`.
-- *Bit-exact*: in f32 on a CPU, each row has the same bits however the text is divided into calls. This is measured again on
-  each machine ([exactness](exactness.md)).
-- *Copies* are the drafters `suffix` and `ngram`. *Heads* are the [drafters that read hidden states](drafters.md): they need a
-  graph in which Outrider finds these states.
+- *Bit-exact*: in f32 on a CPU, each row has the same bits however the text is divided into calls. This is measured
+  again on each machine ([exactness](exactness.md)).
+- *Copies* are the drafters `suffix` and `ngram`. *Heads* are the [drafters that read hidden states](drafters.md):
+  they need a graph in which Outrider finds these states.
 
-Models with sliding windows are not supported in ONNX: ONNX Runtime's attention needs a cache as long as the window, and
-the bits of its rows depend on the number of rows. Sliding windows and mixtures of experts were not tried on GPU and NPU.
+Models with sliding windows are not supported in ONNX: ONNX Runtime's attention needs a cache as long as the window,
+and the bits of its rows depend on the number of rows. Sliding windows and mixtures of experts were not tried on GPU
+and NPU.
 
 """
 
 MODELS_TAIL = """\
 
-A published checkpoint may still differ from what was tested. `outrider verify my-pair --against CHECKPOINT` compares a bundle
-with its own checkpoint.
+A published checkpoint may still differ from what was tested. `outrider verify my-pair --against CHECKPOINT` compares
+a bundle with its own checkpoint.
 
 ## Architectures that are not in the table
 
 If optimum-intel can export an architecture that is not in the table, Outrider compares the converted model with the
-checkpoint on a random text, and refuses it if they differ. This is necessary because OpenVINO finds attention by the pattern of
-the graph, and silently drops masks that it does not recognise. A bundle records the sliding window of each layer; a graph with
-other windows is refused at load.
+checkpoint on a random text, and refuses it if they differ. This is necessary because OpenVINO finds attention by the
+pattern of the graph, and silently drops masks that it does not recognise. A bundle records the sliding window of
+each layer; a graph with other windows is refused at load.
 
 These architectures are refused before anything is converted, and again at load:
 
@@ -127,27 +128,27 @@ These architectures are refused before anything is converted, and again at load:
 |---|---|
 {refused}
 
-To drop a draft, a model with a state (state-space and hybrid models) would have to save the state before the draft and read
-the accepted tokens again. OpenVINO 2026.4 has paged states (`PagedCausalConv1D`, `PagedSelectiveSSM`) that could be kept for
-several positions; Outrider does not use them yet.
+To drop a draft, a model with a state (state-space and hybrid models) would have to save the state before the draft
+and read the accepted tokens again. OpenVINO 2026.4 has paged states (`PagedCausalConv1D`, `PagedSelectiveSSM`) that
+could be kept for several positions; Outrider does not use them yet.
 
 ## LongRoPE
 
 Phi 3.5, Phi 4 mini and others use one set of rotary frequencies up to a length, such as 4,096 tokens, and another
-set if any position of a call is beyond that length. So a draft beyond that length would change the rows before it, and so
-would another request in the same call. The export therefore uses the first set only, and limits the bundle's context to that
-length. Up to there the text is that of Transformers. In ONNX such models are refused.
+set if any position of a call is beyond that length. So a draft beyond that length would change the rows before it,
+and so would another request in the same call. The export therefore uses the first set only, and limits the bundle's
+context to that length. Up to there the text is that of Transformers. In ONNX such models are refused.
 
 ## Mixtures of experts
 
-A call of a mixture of experts reads the weights of all experts that any of its tokens activates. So verifying several tokens
-costs more than in a dense model, until the tokens activate nearly all experts. Outrider measures calls with
-different tokens, so the [controller](controller.md) knows these costs.
+A call of a mixture of experts reads the weights of all experts that any of its tokens activates. So verifying
+several tokens costs more than in a dense model, until the tokens activate nearly all experts. Outrider measures
+calls with different tokens, so the [controller](controller.md) knows these costs.
 
-The table shows the processor time of a call by its number of tokens, as a multiple of a call of one token: six layers of 16
-experts, two of them active per token, hidden size 512 (Qwen3 MoE, random weights, one thread, f32, OpenVINO 2026.4, median
-of 40, busy machine). Rows "equal" and "different" are calls with an empty cache and equal or different random tokens;
-"after a text" is a call after a text of 256 tokens.
+The table shows the processor time of a call by its number of tokens, as a multiple of a call of one token: six
+layers of 16 experts, two of them active per token, hidden size 512 (Qwen3 MoE, random weights, one thread, f32,
+OpenVINO 2026.4, median of 40, busy machine). Rows "equal" and "different" are calls with an empty cache and equal or
+different random tokens; "after a text" is a call after a text of 256 tokens.
 
 | weights | tokens | 1 | 2 | 3 | 4 | 6 | 8 |
 |---|---|---|---|---|---|---|---|
@@ -158,8 +159,8 @@ of 40, busy machine). Rows "equal" and "different" are calls with an empty cache
 | int8 | **different, as measured** | 1 | 1.52 | 2.03 | 2.55 | 3.52 | 4.51 |
 | int8 | after a text | 1 | 1.54 | 2.04 | 2.50 | 3.43 | 4.35 |
 
-Random tokens activate more experts than the tokens of a text, so the measured costs are rather too high than too low.
-"""
+Random tokens activate more experts than the tokens of a text, so the measured costs are rather too high than too
+low. """
 
 
 def options_page() -> str:
