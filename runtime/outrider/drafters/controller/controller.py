@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from outrider.types import Backend, Committed, Draft, Drafter, DraftRequest, Pending, Sequence, Turn
 
 _QUICKLY_READ = 1.0  # rounds of plain decoding: a prompt that is read in less is read at once
+_CLEARLY = 4.0  # times the price of reading a prompt: where drafts are expected to gain as much, it is read at once
 # Considering copies takes time, too. Where a draft has to bring n tokens to be worth its cost, each needs a chance of
 # n / (1 + n), and a match of m tokens has one of 1 − (2 / 3)^m (see `Suffix`). So where nothing was worth it, nothing
 # is until a match is that long. Other answers may have longer ones, so that copies do not rest for long.
@@ -282,15 +283,16 @@ class Controller(DraftPolicy):
         own.reading = own.reading or unread == 1  # there is nothing to read before
         if not own.reading:
             # Reading the prompt pays later, if the answer goes on (estimated: as long again as so far) and copies do
-            # worse. For a long prompt, the estimated loss without the model first has to reach the cost of reading.
-            # So does the first call after a load, which takes longer. All answers' losses count against that.
+            # worse. Unless it clearly pays, the estimated loss without the model first has to reach the cost of
+            # reading. So does the first call after a load, which takes longer. All answers' losses count against that.
             missed = max(value - by_copy, 0.0) / rate
             own.regret += missed
             self._missed[name] += missed
             left = min(request.num_left, max(generated, answer.record.length.mean))
             is_missed = own.regret >= first - _QUICKLY_READ * plain
             price_left = first + max(model.first_seconds - self._missed[name], 0.0)
-            own.reading = is_missed and value * left / (1 + own.share.mean) > rate * price_left
+            gain = value * left / (1 + own.share.mean)
+            own.reading = gain > (1 if is_missed else _CLEARLY) * rate * price_left
             value = value if own.reading else 0.0
         known, _ = best_length([own.record.share.careful] * (len(costs) - 1), costs)
         least = 0.0 if known > 0 else first + price.step + check[min(1, len(check) - 1)]
