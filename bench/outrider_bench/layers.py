@@ -29,7 +29,7 @@ from outrider.engine.engine import Engine
 from outrider.errors import OptionError, RequestError
 from outrider.models.backends.openvino_layers import OpenVINOLayers
 from outrider.models.backends.openvino_paged import OpenVINOPaged
-from outrider.models.measure.exactness import open_slot
+from outrider.models.measure.readings import open_slot
 from outrider.types import Chunk
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from outrider.cli import run
 from outrider.config import DeviceConfig
 from outrider.errors import BundleError, ExportError, OptionError, OutriderError
 from outrider.models.backends.openvino_paged import OpenVINOPaged
-from outrider.models.measure.exactness import read
+from outrider.models.measure.readings import read
 from outrider.models.part import Part, adapters_of
 from outrider.types import Chunk, Prompt
 from outrider_export import add_adapter, export_bundle

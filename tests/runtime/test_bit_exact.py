@@ -16,7 +16,7 @@ import outrider
 from outrider.bundle import Bundle, Format
 from outrider.config import DeviceConfig
 from outrider.models.backends.openvino_paged import OpenVINOPaged
-from outrider.models.measure.exactness import compare_readings, open_slot, read
+from outrider.models.measure.readings import compare_readings, open_slot, read
 from outrider.models.part import Part
 from outrider.models.settled import choice_of, compile_settled
 from outrider.testing import save_toy_bundle

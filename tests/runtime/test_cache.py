@@ -12,7 +12,7 @@ import outrider
 from outrider.bundle import Bundle
 from outrider.decoding.rereading import Rereading
 from outrider.models.backends import openvino_paged
-from outrider.models.measure.exactness import read
+from outrider.models.measure.readings import read
 from outrider.testing import FakeBackend, ToyTokenizer, save_toy_bundle
 from outrider.types import (
     CallCancelled,

@@ -30,7 +30,7 @@ import json, sys, warnings
 from pathlib import Path
 import outrider
 from outrider.system import saved
-from outrider.models.measure.exactness import compare_readings
+from outrider.models.measure.readings import compare_readings
 from outrider.testing import ToyTokenizer
 
 bundle, folder, precision = sys.argv[1:]

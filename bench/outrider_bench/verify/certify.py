@@ -27,7 +27,7 @@ from outrider.config import COPYING, Config, GenerationConfig, format_of_propert
 from outrider.engine.engine import Engine
 from outrider.inputs.audio import log_mel
 from outrider.models.measure.adapted import Adapted
-from outrider.models.measure.exactness import compare_readings, read
+from outrider.models.measure.readings import compare_readings, read
 from outrider.testing import ToyTokenizer, save_toy_bundle
 from outrider.types import Backend, Source
 from outrider.types import Prompt as Input

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from outrider.models.measure.exactness import read
+from outrider.models.measure.readings import read
 from outrider.tokens.sampling import LogitsSampler
 from outrider.types import LogitsRow
 

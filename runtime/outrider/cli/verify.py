@@ -90,7 +90,7 @@ def verify(
     logits, for prompts and answers, against the checkpoint (a hub id, a folder or a .gguf file) that a model came from;
     reported, and judged with --min-cosine. The exit code is 1 if a check fails.
     """
-    from outrider.models.measure.exactness import longest_certified
+    from outrider.models.measure.readings import longest_certified
     from outrider_bench.prompts import read_prompts
     from outrider_bench.verify import certify
 
