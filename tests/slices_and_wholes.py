@@ -44,15 +44,15 @@ def compare(bundle: str, *, few: bool) -> None:
     """Print a JSON object for each setting of each model."""
     from outrider.bundle.folder import read_bundle
     from outrider.config import DeviceConfig
+    from outrider.models.candidates import settings_for
     from outrider.models.part import parts_of
-    from outrider.models.trials import _candidates
 
     opened = read_bundle(bundle)
     main_part, drafts = parts_of(opened, opened)
     for part in (main_part, *drafts):
         own = part.options(DeviceConfig(), "CPU")
         seen = set()
-        for setting in _candidates(part, "CPU", own):
+        for setting in settings_for(part, "CPU", own):
             if few and setting.precision in seen:
                 continue
             seen.add(setting.precision)
@@ -76,13 +76,13 @@ def measure(part: Part, own: Any, setting: Any, *, sliced: bool) -> dict[str, An
     from outrider.errors import DeviceError
     from outrider.models.measured import Subject
     from outrider.models.reference import Reference
-    from outrider.models.trials import _exactness, _Search
+    from outrider.models.trials import _Search
 
     subject = Subject(part, "CPU", own, part.slices("CPU") if sliced else None)
     began = time.perf_counter()
     try:
         measured = subject.compile(setting)
-        exactness = _exactness(part, measured)
+        exactness = measured.cheapest(measured.needed())
         search = _Search(subject, [setting])
         score, seconds = search._time(measured).score, time.perf_counter() - began
         measured.use(replace(exactness, rule=type(exactness.rule)()))

@@ -11,7 +11,7 @@ import pytest
 import outrider
 from outrider.bundle import Bundle
 from outrider.config import DeviceConfig
-from outrider.models import measured, trials
+from outrider.models import candidates, measured, trials
 from outrider.models.backends.processor import Processor
 from outrider.models.measure.exactness import measure_exactness
 from outrider.models.measured import Subject
@@ -84,8 +84,8 @@ def processor(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Setting]]:
 
         monkeypatch.setattr(Part, "compile", compile_it)
         monkeypatch.setattr(measured, "time_calls", time_calls)  # else the times would depend on the machine's load
-        monkeypatch.setattr(trials, "_candidates", lambda *_: [Setting(name, name) for name in kinds])
-        monkeypatch.setattr(trials, "this_processor", lambda: Processor("one", cores=cores or {"threads": 2}))
+        monkeypatch.setattr(trials, "settings_for", lambda *_: [Setting(name, name) for name in kinds])
+        monkeypatch.setattr(candidates, "this_processor", lambda: Processor("one", cores=cores or {"threads": 2}))
         return compiled
 
     return has
@@ -100,7 +100,7 @@ def measured_of(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         found.append(backend.precision)
         return measure(backend)
 
-    monkeypatch.setattr(trials, "measure_exactness", count)
+    monkeypatch.setattr(measured, "measure_exactness", count)
     return found
 
 
@@ -146,10 +146,10 @@ def test_a_draft_model_has_one_precision_and_its_own_threads(
     part: Part, processor: Callable[..., list[Setting]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its bits do not matter, and the first load is not to wait for what gains little."""
-    candidates = trials._candidates
+    allowed = candidates.settings_for
     compiled = processor(cores={"cores": 4}, by_threads={2: 0.5}, f32=Kind(SLOW), bf16=Kind(FAST))
-    monkeypatch.setattr(trials, "_candidates", candidates)
-    monkeypatch.setattr(trials, "SMALL", 0)
+    monkeypatch.setattr(trials, "settings_for", allowed)
+    monkeypatch.setattr("outrider.models.part.SMALL", 0)
     setting = choice_of(replace(part, role="draft"), "CPU", DeviceConfig()).setting
     assert (setting.precision, setting.num_threads) == ("f32", 2)
     assert {each.precision for each in compiled} == {"f32"}
@@ -160,7 +160,7 @@ def test_narrower_groups_are_not_tried_where_the_wider_can_be_taken(
 ) -> None:
     compiled = processor(f32=Kind(FAST), bf16=Kind(SLOW))
     settings = [Setting(name, name, group) for name in ("f32", "bf16") for group in (128, None)]
-    monkeypatch.setattr(trials, "_candidates", lambda *_: settings)
+    monkeypatch.setattr(trials, "settings_for", lambda *_: settings)
     choice = choice_of(part, "CPU", DeviceConfig())
     assert [trial.setting.precision for trial in choice.trials] == ["f32", "bf16"]
     assert choice.setting.group_size == 128
@@ -291,7 +291,7 @@ def test_a_draft_model_reads_rows_alone_and_claims_nothing(
     least: int,
 ) -> None:
     """It reads now one token, now two, and a change of rows takes time."""
-    monkeypatch.setattr(trials, "SMALL", 0)
+    monkeypatch.setattr("outrider.models.part.SMALL", 0)
     processor(f32=Kind(milliseconds, separate_rules=(RowRule(separate=True, dummy_rows=2),)))
     found = choice_of(replace(part, role="draft"), "CPU", DeviceConfig()).setting
     assert found.exactness == Exactness(rule=RowRule(separate=True, call=Rounding(least)))
@@ -350,8 +350,8 @@ def test_models_whose_settings_are_known_are_compiled_at_once(
 
 def test_a_load_says_what_it_does(openvino_bundle: Bundle, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(saved, "FOLDER", tmp_path)
-    monkeypatch.setattr(trials, "SMALL", 0)
-    monkeypatch.setattr(trials, "may_divide_by_zero", lambda *_: False)  # tests may have one processor
+    monkeypatch.setattr("outrider.models.part.SMALL", 0)
+    monkeypatch.setattr(candidates, "may_divide_by_zero", lambda *_: False)  # tests may have one processor
     monkeypatch.setattr("outrider.engine.assembly.Tokenizer", lambda *_: ToyTokenizer())
     monkeypatch.setattr("outrider.engine.assembly.check_tokenizer", lambda _: None)
     said: list[str] = []
@@ -386,9 +386,9 @@ def test_precisions_without_kernels_are_not_tried(
         def get_property(self, *_: str) -> list[str]:
             return ["FP32", "BF16", "FP16"]
 
-    monkeypatch.setattr(trials, "new_core", Core)
-    monkeypatch.setattr(trials, "SMALL", 0)
-    monkeypatch.setattr(trials, "this_processor", lambda: Processor("one", instructions))
-    monkeypatch.setattr(trials, "may_divide_by_zero", lambda *_: False)  # tests may have one processor
+    monkeypatch.setattr(candidates, "new_core", Core)
+    monkeypatch.setattr("outrider.models.part.SMALL", 0)
+    monkeypatch.setattr(candidates, "this_processor", lambda: Processor("one", instructions))
+    monkeypatch.setattr(candidates, "may_divide_by_zero", lambda *_: False)  # tests may have one processor
     monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", level)
-    assert {each.precision for each in trials._candidates(part, "CPU", DeviceConfig())} == tried
+    assert {each.precision for each in candidates.settings_for(part, "CPU", DeviceConfig())} == tried

@@ -43,7 +43,6 @@ def part(tmp_path_factory: pytest.TempPathFactory) -> Part:
 def sliced(part: Part, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Part:
     """The same, which counts as large enough for slices."""
     monkeypatch.setattr(parts, "SMALL", 0)
-    monkeypatch.setattr(trials, "SMALL", 0)
     monkeypatch.setattr(saved, "FOLDER", tmp_path)
     return part
 
@@ -173,7 +172,9 @@ def test_nothing_is_timed_while_something_is_compiled(sliced: Part, monkeypatch:
     monkeypatch.setattr(Part, "compile", spy)
     alone("time_calls")
     alone("measure_pass")
-    monkeypatch.setattr(trials, "_candidates", lambda *_: [Setting("f32", "f32", groups) for groups in (None, 64, 128)])
+    monkeypatch.setattr(
+        trials, "settings_for", lambda *_: [Setting("f32", "f32", groups) for groups in (None, 64, 128)]
+    )
     backend = compile_settled(sliced, "CPU", OPTIONS)
     assert backend.num_layers == NUM_LAYERS
     assert backend.exactness.holds

@@ -7,6 +7,7 @@ measured.seconds([(1, 256)])    # of the whole model's calls
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -15,13 +16,16 @@ from typing import TypeAlias
 from outrider.config import DeviceConfig
 from outrider.models.backends.slices import Slices
 from outrider.models.costs import rows_of
-from outrider.models.measure import TRIAL_TOKENS, PassCost, measure_pass, time_calls
+from outrider.models.measure import NEAR, TRIAL_TOKENS, PassCost, measure_exactness, measure_pass, time_calls
 from outrider.models.part import Part
 from outrider.models.setting import Setting
-from outrider.types import CompiledModel, Exactness, RowRule
+from outrider.types import CompiledModel, Exactness, Rounding, RowRule
 
 Call: TypeAlias = tuple[int, int]  # tokens, and tokens of context
 
+_GAIN = 0.9  # two rows' time for one row's, at most, if calls are to be padded to two
+# The same for a draft model, which reads now one token, now two: a change of rows takes time, too.
+_NO_SLOWER = 1.05
 _PATIENCE = 0.01  # seconds that a call is repeated for, at least
 _ROUNDS = 1  # of the measurements of a slice's costs
 
@@ -88,6 +92,35 @@ class Measured:
         self.main.use(exactness)
         if "_small" in self.__dict__:
             self._small.use(exactness)
+
+    def needed(self) -> Exactness:
+        """The padding that makes the setting exact; for a draft model, whose bits do not matter, the fastest one."""
+        if self.subject.part.is_main:
+            return measure_exactness(self.main)
+        # Rows that are read alone are faster behind long texts.
+        return Exactness(rule=RowRule(separate=bool(self.main.separate_rules)))
+
+    def cheapest(self, exactness: Exactness) -> Exactness:
+        """This padding, or two rows a call where that takes no longer, as of some products. It is used from now on.
+
+        Exactness is not affected.
+        """
+        part, rule = self.subject.part, exactness.rule
+        if part.is_main:
+            can_pad, most = exactness.holds and rule.call == Rounding() and not rule.dummy_rows, _GAIN
+        else:
+            can_pad, most = rule.separate and not part.is_small, _NO_SLOWER
+        if can_pad:
+            padded = dataclasses.replace(exactness, rule=dataclasses.replace(rule, call=Rounding(2)))
+            one, two = (self._seconds_with(each) for each in (exactness, padded))
+            exactness = padded if two < most * one else exactness
+        self.use(exactness)
+        return exactness
+
+    def _seconds_with(self, exactness: Exactness) -> float:
+        """Seconds of a call for one token with this padding."""
+        self.use(exactness)
+        return self.seconds_of_slice((1, NEAR))
 
     def seconds(self, calls: Iterable[Call]) -> dict[Call, float]:
         """Seconds of the whole model's calls. calls: as `time_calls`.

@@ -32,7 +32,7 @@ from outrider.system import saved
 from outrider.system.core import new_core
 from outrider.types import CompiledModel
 
-SMALL = 16_000_000  # bytes of a model's files; below this, trying settings and slices does not pay
+SMALL = 16_000_000  # bytes of a model's files
 _NPU_SIZES = ("npu_max_prompt_tokens", "npu_max_new_tokens", "npu_window")
 
 
@@ -61,6 +61,11 @@ class Part:
     def size(self) -> int:
         """Bytes of its files."""
         return sum(entry.size for entry in self._entries)
+
+    @property
+    def is_small(self) -> bool:
+        """Whether trying settings and slices does not pay."""
+        return self.size < SMALL
 
     @property
     def _entries(self) -> list[FileEntry]:
@@ -113,7 +118,7 @@ class Part:
         if self.cuts or self.masks is not None:
             return None
         support = support_of(self.model, device)
-        if not (support.tries_settings and support.paged) or self.size < SMALL:
+        if not (support.tries_settings and support.paged) or self.is_small:
             return None
         if self.drafter is not None and self.drafter.kind != "draft_model":
             return None

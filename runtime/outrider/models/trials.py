@@ -9,41 +9,29 @@ preference. The first setting that is exact and close enough to f32 is taken, un
 or by a fifth in another precision. Times of two loads differ by smaller gains, and another precision is another text.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import gc
-from concurrent.futures import wait
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from outrider.config import DeviceConfig
 from outrider.errors import DeviceError, one_line
-from outrider.models.backends.processor import limit_on, may_divide_by_zero, widens_f16
-from outrider.models.backends.support import support_of
-from outrider.models.measure import has_groups, measure_exactness
+from outrider.models.candidates import fewer_threads, settings_for
+from outrider.models.measure import has_groups
 from outrider.models.measure.cost import FAR, NEAR
-from outrider.models.measured import Subject
-from outrider.models.part import SMALL, this_processor
+from outrider.models.measured import Measured, Subject
+from outrider.models.part import Part
 from outrider.models.reference import Reference
-from outrider.models.setting import GROUP_SIZE, Choice, Setting, Trial
-from outrider.system.core import new_core
+from outrider.models.setting import Choice, Setting, Trial
 from outrider.system.progress import report
 from outrider.system.together import start, together
-from outrider.types import Exactness, Rounding, RowRule
+from outrider.types import CompiledModel, Exactness, RowRule
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from collections.abc import Sequence as Seq
-    from concurrent.futures import Future
-
-    from outrider.config import DeviceConfig
-    from outrider.models.measured import Measured
-    from outrider.models.part import Part
-    from outrider.types import CompiledModel
-
-_THREADS = "INFERENCE_NUM_THREADS"
 # Nats: the mean over a text's tokens of KL(logits in f32 without dynamic quantisation ‖ logits). The loss of 8-bit
 # weights is of this size. Groups of 32 lose 0.001 to 0.003, of 128 0.004 to 0.008, of 512 0.022 to 0.027. On slices
 # these are 0.001, 0.001 to 0.003 and 0.003 to 0.008: there, this limit finds only settings that are far off.
@@ -59,8 +47,6 @@ _NEVER = 1e9  # seconds of a setting that cannot be used
 _GAIN = 0.9  # of the time of the setting before, at most, that another one takes if it is to be preferred
 # The same in another precision. bf16 takes 0.84 to 1.04 of f32's time with SmolLM2 on an AMD processor with AVX-512.
 _GAIN_OF_PRECISION = 0.8
-# The same of two rows and one of a draft model, which reads now one token, now two: a change of rows takes time, too.
-_NO_SLOWER = 1.05
 _TURNS = 4  # more measurements of two settings, before the second one is preferred
 _NUM_SCREENED = 2  # calls that are timed on a slice before all others
 _EXACT, _CLOSE, _INEXACT, _SLOWER = "exact", "close to f32", "not exact", "slower"
@@ -87,9 +73,9 @@ def choose(part: Part, device: str, own: DeviceConfig) -> Found:
         OptionError, BundleError, DeviceError: as `Part.compile`, if there is only one setting.
     """
     subject = Subject(part, device, own, part.slices(device))
-    candidates = list(_candidates(part, device, own))
-    num_threads = _fewer_threads(part, device, own)
-    if len(candidates) == 1 and (part.is_main or part.size < SMALL or not num_threads):
+    candidates = list(settings_for(part, device, own))
+    num_threads = fewer_threads(part, device, own)
+    if len(candidates) == 1 and (part.is_main or part.is_small or not num_threads):
         return _only(subject, candidates[0])
     search = _Search(subject, candidates)
     search.prepare()
@@ -122,7 +108,7 @@ class _Search:
         self._examined: dict[str, Trial] = {}  # without times
         self._padded: set[str] = set()
         self._ahead: dict[str, Future[Any]] = {}
-        self._whole: tuple[str, Future[Any]] | None = None
+        self._whole: tuple[str, Future[CompiledModel]] | None = None
 
     @property
     def trials(self) -> list[Trial]:
@@ -160,8 +146,7 @@ class _Search:
         """The whole model, if it was compiled in this setting."""
         if self._whole is None or self._whole[0] != str(setting):
             return None
-        whole: CompiledModel = self._whole[1].result()
-        return whole
+        return self._whole[1].result()
 
     def kept(self, setting: Setting) -> Measured | None:
         """The slices that were measured in this setting. A whole model takes too much memory to be kept."""
@@ -175,7 +160,8 @@ class _Search:
         """
         while (first := self._fastest()) is not None and first.verdict == _SLOWER:
             if not self._timed_with_padding(first):
-                self._examined_and_timed(first.setting, f"{self._part} is examined: {first.setting}")
+                report(f"{self._part} is examined: {first.setting}")
+                self._examined_and_timed(first.setting)
         self._ahead.clear()
         return first
 
@@ -322,10 +308,8 @@ class _Search:
         score = sum(times * taken[call] for call, times in self._calls.items())
         return Trial(measured.setting, means, score, None, _SLOWER)
 
-    def _examined_and_timed(self, setting: Setting, what: str = "") -> Trial:
+    def _examined_and_timed(self, setting: Setting) -> Trial:
         """The trial of a setting that is examined now, and timed with the padding that makes it exact."""
-        if what:
-            report(what)
         self._try(setting, lambda measured: self._with_times(self._examine(measured), measured))
         return self._trials[str(setting)]
 
@@ -336,7 +320,7 @@ class _Search:
         if kl is not None and not kl <= MAX_KL:  # it may be no number
             verdict = f"too far from f32: a KL divergence above {MAX_KL:g}"
         else:
-            setting = dataclasses.replace(setting, exactness=_needed(self._part, measured))
+            setting = dataclasses.replace(setting, exactness=measured.needed())
             measured.use(setting.exactness)
             verdict = _CLOSE if not is_main else _EXACT if setting.exactness.holds else _INEXACT
         return Trial(setting, {}, _NEVER, kl, verdict)
@@ -345,7 +329,7 @@ class _Search:
         """The trial of a setting that was examined, timed with its padding."""
         setting = examined.setting
         if examined.verdict in _USABLE:
-            setting = dataclasses.replace(setting, exactness=_cheapest(self._part, measured, setting.exactness))
+            setting = dataclasses.replace(setting, exactness=measured.cheapest(setting.exactness))
         timed = self._time(measured)
         return dataclasses.replace(examined, setting=setting, seconds=timed.seconds, score=timed.score)
 
@@ -362,83 +346,5 @@ def _only(subject: Subject, setting: Setting) -> Found:
             partial(part.compile, setting.options(subject.own), subject.device),
         ]
         measured, whole = (made.result() for made in together(makes))
-    setting = dataclasses.replace(setting, exactness=_exactness(part, measured))
+    setting = dataclasses.replace(setting, exactness=measured.cheapest(measured.needed()))
     return Found(Choice(setting), measured, whole)
-
-
-def _exactness(part: Part, measured: Measured) -> Exactness:
-    """Find the padding that makes a setting exact, and use it from now on."""
-    return _cheapest(part, measured, _needed(part, measured))
-
-
-def _needed(part: Part, measured: Measured) -> Exactness:
-    """The padding that makes a setting exact; for a draft model, whose bits do not matter, the one that is fastest."""
-    if part.is_main:
-        return measure_exactness(measured.main)
-    # Rows that are read alone are faster behind long texts.
-    return Exactness(rule=RowRule(separate=bool(measured.main.separate_rules)))
-
-
-def _cheapest(part: Part, measured: Measured, exactness: Exactness) -> Exactness:
-    """This padding, or two rows a call where that takes no longer, for the measurements from now on."""
-    rule = exactness.rule
-    if part.is_main and exactness.holds and rule.call == Rounding() and not rule.dummy_rows:
-        exactness = _faster(measured, exactness)
-    elif not part.is_main and rule.separate and part.size >= SMALL:
-        exactness = _faster(measured, exactness, _NO_SLOWER)
-    measured.use(exactness)
-    return exactness
-
-
-def _faster(measured: Measured, exactness: Exactness, most: float = _GAIN) -> Exactness:
-    """Pad calls to two rows if two take `most` of the time of one, as some products do. Exactness is not affected."""
-    padded = dataclasses.replace(exactness, rule=dataclasses.replace(exactness.rule, call=Rounding(2)))
-    seconds = {}
-    for each in (exactness, padded):
-        measured.use(each)
-        seconds[each.rule] = measured.seconds_of_slice((1, NEAR))
-    return padded if seconds[padded.rule] < most * seconds[exactness.rule] else exactness
-
-
-def _fewer_threads(part: Part, device: str, own: DeviceConfig) -> list[int]:
-    """Numbers of threads to try: the performance cores alone, then halves.
-
-    Threads wait for each other at the end of each operator. In small models, that may take longer than they save.
-    """
-    if not support_of(part.model, device).tries_settings or own.num_threads or _THREADS in own.properties:
-        return []
-    cores = this_processor().cores
-    count = cores["performance"] if "performance" in cores else cores.get("cores", 0) // 2
-    halves = (count >> n for n in range(count.bit_length()))
-    return [each for each in halves if each >= 2]
-
-
-def _candidates(part: Part, device: str, own: DeviceConfig) -> Iterator[Setting]:
-    """The settings that the options allow, in the order of preference.
-
-    On other devices than the CPU, compiling may take minutes: there only the device's own choice.
-    """
-    if not support_of(part.model, device).tries_settings:
-        yield Setting(own.precision, own.cache_precision)
-        return
-    in_f32 = part.model.encoder is not None  # whose cache has one precision
-    known = new_core().get_property(device, "OPTIMIZATION_CAPABILITIES")
-    names = {"f32": "FP32", "bf16": "BF16", "f16": "FP16"}
-    if widens_f16(this_processor()):
-        del names["f16"]
-    precisions = [
-        name for name, capability in names.items() if name == "f32" or (capability in known and not limit_on(name))
-    ]
-    processor, weights = this_processor(), part.model.weights
-    precisions = [name for name in precisions if not may_divide_by_zero(processor, name, weights, own.num_threads)]
-    is_small = part.size < SMALL
-    if own.precision != "auto" or is_small or not part.is_main:  # a draft model's bits do not matter
-        precisions = ["f32" if own.precision == "auto" else own.precision]
-    # Groups of 8-bit weights are whole rows; of 4-bit ones mostly 32 or 64, and wider dynamic groups are slow.
-    groups: tuple[int | None, ...] = (128, None) if part.model.weights == "int8" else (None, 64)
-    if GROUP_SIZE in own.properties or is_small or part.model.weights in ("fp32", "fp16"):
-        groups = (None,)
-    for precision in precisions:
-        for group_size in groups if part.is_main else groups[:1]:
-            cache = "f32" if in_f32 else precision
-            yield Setting(precision, cache if own.cache_precision == "auto" else own.cache_precision, group_size)

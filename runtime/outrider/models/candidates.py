@@ -1,0 +1,55 @@
+"""The settings that a model is tried in on a device, as far as options and processor allow."""
+
+from collections.abc import Iterator
+
+from outrider.config import DeviceConfig
+from outrider.models.backends.processor import limit_on, may_divide_by_zero, widens_f16
+from outrider.models.backends.support import support_of
+from outrider.models.part import Part, this_processor
+from outrider.models.setting import GROUP_SIZE, Setting
+from outrider.system.core import new_core
+
+_THREADS = "INFERENCE_NUM_THREADS"
+
+
+def fewer_threads(part: Part, device: str, own: DeviceConfig) -> list[int]:
+    """Numbers of threads to try: the performance cores alone, then halves.
+
+    Threads wait for each other at the end of each operator. In small models, that may take longer than they save.
+    """
+    if not support_of(part.model, device).tries_settings or own.num_threads or _THREADS in own.properties:
+        return []
+    cores = this_processor().cores
+    count = cores["performance"] if "performance" in cores else cores.get("cores", 0) // 2
+    halves = (count >> n for n in range(count.bit_length()))
+    return [each for each in halves if each >= 2]
+
+
+def settings_for(part: Part, device: str, own: DeviceConfig) -> Iterator[Setting]:
+    """The settings that the options allow, in the order of preference.
+
+    On other devices than the CPU, compiling may take minutes: there only the device's own choice.
+    """
+    if not support_of(part.model, device).tries_settings:
+        yield Setting(own.precision, own.cache_precision)
+        return
+    in_f32 = part.model.encoder is not None  # whose cache has one precision
+    known = new_core().get_property(device, "OPTIMIZATION_CAPABILITIES")
+    names = {"f32": "FP32", "bf16": "BF16", "f16": "FP16"}
+    if widens_f16(this_processor()):
+        del names["f16"]
+    precisions = [
+        name for name, capability in names.items() if name == "f32" or (capability in known and not limit_on(name))
+    ]
+    processor, weights = this_processor(), part.model.weights
+    precisions = [name for name in precisions if not may_divide_by_zero(processor, name, weights, own.num_threads)]
+    if own.precision != "auto" or part.is_small or not part.is_main:  # a draft model's bits do not matter
+        precisions = ["f32" if own.precision == "auto" else own.precision]
+    # Groups of 8-bit weights are whole rows; of 4-bit ones mostly 32 or 64, and wider dynamic groups are slow.
+    groups: tuple[int | None, ...] = (128, None) if part.model.weights == "int8" else (None, 64)
+    if GROUP_SIZE in own.properties or part.is_small or part.model.weights in ("fp32", "fp16"):
+        groups = (None,)
+    for precision in precisions:
+        for group_size in groups if part.is_main else groups[:1]:
+            cache = "f32" if in_f32 else precision
+            yield Setting(precision, cache if own.cache_precision == "auto" else own.cache_precision, group_size)
