@@ -1,50 +1,32 @@
-"""What apps call: requests in several forms, conversations, measurements. `assembly` has made the parts."""
+"""What apps call: requests in several forms, and conversations. `assembly` has made the parts."""
 
 from __future__ import annotations
 
 import asyncio
 import functools
-from contextlib import aclosing, contextmanager
-from threading import Lock
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import AsyncGenerator, Callable, Generator, Mapping
+from collections.abc import Sequence as Seq
+from contextlib import aclosing
+from pathlib import Path
+from threading import Event
+from typing import Any
 
+from outrider.bundle.folder import Bundle
 from outrider.bundle.opening import open_bundle
 from outrider.config import Config, GenerationConfig
-from outrider.config.files import load_config, user_path
+from outrider.config.files import load_config
 from outrider.decoding import event_loop
-from outrider.decoding.own import inner
+from outrider.decoding.request import Request
 from outrider.decoding.request_queue import Submitted
-from outrider.decoding.trace import Trace
+from outrider.decoding.results import Result, TextChunk, Transcription
 from outrider.engine import scoring
-from outrider.engine.assembly import assemble
 from outrider.engine.chat import Chat
-from outrider.engine.preparation import Uncompiled
+from outrider.engine.compiled import CompiledBundle
+from outrider.engine.preparation import AnyPrompt, Uncompiled
 from outrider.engine.transcription import Transcriber
 from outrider.errors import OptionError
-from outrider.inputs.tools import ToolFormat
 from outrider.inputs.vision import has_images
-from outrider.models.costs import cost_of
-from outrider.models.measure import Contention, PassCost, measure_contention
-from outrider.models.settled import choice_of
-from outrider.system.forks import spare
-from outrider.system.progress import listener, report
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Mapping
-    from collections.abc import Sequence as Seq
-    from pathlib import Path
-    from threading import Event
-
-    from outrider.bundle.folder import Bundle
-    from outrider.bundle.manifest import ModelEntry
-    from outrider.decoding.request import Request
-    from outrider.decoding.results import Result, TextChunk, Transcription
-    from outrider.drafters import DraftModel
-    from outrider.engine.preparation import AnyPrompt
-    from outrider.inputs.vision import Vision
-    from outrider.models.setting import Choice
-    from outrider.types import Backend, CacheUse, CompiledModel, Drafter, Proposer, TextTokenizer
-
+from outrider.system.progress import listener
 
 _OF_REQUESTS = ("chat_template", "cancel", "at_once")  # options of `prepare` beside those of generation
 
@@ -85,7 +67,7 @@ def load(
         return Engine(open_bundle(bundle, draft), config)
 
 
-class Engine:
+class Engine(CompiledBundle):
     """A bundle, compiled and ready.
 
         engine.generate("Why is the sky blue?", max_new_tokens=200).text
@@ -95,137 +77,6 @@ class Engine:
     `chat_template=False`. Both calls are thread-safe: requests that run at the same time share the main model's calls.
     `tokenizer` and `draft_tokenizer` take the place of the bundle's own.
     """
-
-    def __init__(
-        self,
-        bundle: Bundle,
-        config: Config | None = None,
-        *,
-        tokenizer: TextTokenizer | None = None,
-        draft_tokenizer: TextTokenizer | None = None,
-    ) -> None:
-        report(f"Loading {bundle.folder}.")
-        self.bundle = bundle
-        self._parts = parts = assemble(bundle, config or Config(), tokenizer=tokenizer, draft_tokenizer=draft_tokenizer)
-        spare(self, parts.admission.backends)
-        self.config = parts.config
-        self.tokenizer = parts.tokenizer
-        self.placement = parts.placement
-        self.loaded = parts.loaded
-        self._registry, self._preparation, self._queue = parts.registry, parts.preparation, parts.queue
-        self._tracing = Lock()
-        self._overlaps = False
-        self.overlaps = parts.pays_to_overlap(self.config.scheduler.overlap)
-
-    @property
-    def _main(self) -> CompiledModel:
-        return self.loaded["main"].backend
-
-    @property
-    def drafters(self) -> tuple[str, ...]:
-        """The names that `drafter` can have, besides "auto" and None."""
-        return self._registry.names
-
-    @property
-    def bundled_drafters(self) -> tuple[str, ...]:
-        """The names of the draft models that come with the bundle."""
-        return self._registry.bundled
-
-    @property
-    def adapters(self) -> tuple[str, ...]:
-        """The LoRA adapters that are loaded, which `adapter` can be, besides None."""
-        return tuple(self._parts.adapters)
-
-    def add_drafter(self, name: str, drafter: Proposer) -> None:
-        """Add a drafter of your own, for requests with `drafter=name`. Its interface is `outrider.types.Drafter`.
-
-        The text is the main model's, whatever the drafter proposes: a bad drafter only costs time.
-
-        Raises:
-            OptionError: for a name that is taken or empty.
-        """
-        self._registry.add(name, drafter)
-
-    def find_drafter(self, name: str, max_ngram_size: int = 3) -> Drafter:
-        """The drafter of this name; "auto" is the bundle's own, else "suffix".
-
-        Raises:
-            OptionError: when there is none, or it was left on disk.
-        """
-        return cast("Drafter", inner(self._registry.find(name, max_ngram_size)))
-
-    def reads_references(self, config: GenerationConfig) -> bool:
-        """Whether drafts for such a request are copied from `references` and the answer store."""
-        return self._registry.reads_references(config)
-
-    @property
-    def tool_format(self) -> ToolFormat | None:
-        """How the model writes calls of functions; None if its chat template has no known format.
-
-        content, calls = engine.tool_format.parse(result.text)
-        """
-        return ToolFormat.of_template(self.tokenizer.chat_template)
-
-    @property
-    def draft_models(self) -> dict[str, DraftModel]:
-        """The bundle's draft models that are loaded, by name; heads and modules among them, but no mask tokens."""
-        own = {name: model for name, model in self._registry.models.items() if name in self.loaded}
-        return cast("dict[str, DraftModel]", own)
-
-    @property
-    def vision(self) -> Vision | None:
-        """The bundle's vision encoder, with the layout of prompts with images; None for a bundle of text."""
-        return self._preparation.vision
-
-    @property
-    def models(self) -> dict[str, ModelEntry]:
-        """The models that are loaded, "main" and by the drafters' names."""
-        return {role: model.part.model for role, model in self.loaded.items()}
-
-    @property
-    def overlaps(self) -> bool:
-        """Whether draft models draft during target passes. Must not be set while requests run."""
-        return self._overlaps
-
-    @overlaps.setter
-    def overlaps(self, wanted: bool) -> None:
-        if wanted != self._overlaps:
-            self.settle()
-            self._main.run_in_background(wanted)
-        self._overlaps = wanted
-
-    @property
-    def main(self) -> Backend:
-        """The main model's backend, for measurements. Must not be called while requests run."""
-        self._queue.check_open()
-        self.settle()
-        return self._main
-
-    @property
-    def setting(self) -> dict[str, str]:
-        """Each model's device and precision; for the main model also whether its rows are exact, and the padding."""
-        return {f"{role}_device": model.setting for role, model in self.loaded.items()}
-
-    @property
-    def choices(self) -> dict[str, Choice]:
-        """Each model's setting, and the settings that it was chosen from."""
-        return {role: choice_of(m.part, m.backend.device, self._parts.device) for role, m in self.loaded.items()}
-
-    @property
-    def costs(self) -> dict[str, PassCost]:
-        """The costs of the models' calls, by role. They adapt to the machine's speed."""
-        return {role: model.cost for role, model in self.loaded.items()}
-
-    @property
-    def cache(self) -> dict[str, CacheUse]:
-        """Each model's prefix-cache occupancy and hit statistics, by role."""
-        return {role: model.backend.cache for role, model in self.loaded.items()}
-
-    @property
-    def max_tokens(self) -> int:
-        """Most tokens of one request's prompt and answer: the model's context, or what fits in the cache."""
-        self._queue.check_open()
-        return self._parts.admission.max_tokens
 
     def generate(
         self,
@@ -273,10 +124,10 @@ class Engine:
         damaged, or has another rate.
         """
         encoder = self.bundle.manifest.main.encoder
-        if encoder is None:
+        if encoder is None or encoder.audio is None:
             raise OptionError("This model reads text, not audio. Use engine.generate, or load a Whisper.")
         eos_token_ids = self.bundle.manifest.tokenizer.eos_token_ids
-        transcriber = Transcriber(encoder, self.generate, self.tokenizer.decode, eos_token_ids)
+        transcriber = Transcriber(encoder, encoder.audio, self.generate, self.tokenizer.decode, eos_token_ids)
         return transcriber.run(
             audio, language=language, task=task, timestamps=timestamps, sampling_rate=sampling_rate, **options
         )
@@ -420,81 +271,6 @@ class Engine:
         """
         self.config.generation.replace(**options)
         return Chat.load(self, path, same_model=same_model, **options)
-
-    def settle(self) -> None:
-        """Wait for work that is done while no request runs: ended answers are read again for the next turns.
-
-        Returns at once while a request runs. Measurements need it, apps do not.
-        """
-        self._queue.settle()
-
-    def close(self) -> None:
-        """End all requests with a RequestError, and drop the models.
-
-        Later calls of the engine raise a RequestError. Closing twice does no harm. An engine that is garbage-collected
-        closes itself.
-        """
-        self._queue.close()
-        self._registry.close()
-        self._preparation.grammars.close()
-        if self._preparation.store is not None:
-            self._preparation.store.flush()
-        self.loaded.clear()
-        self._parts.admission.backends.clear()
-        if self.vision is not None:
-            self.vision.encoder.close()
-
-    def __enter__(self) -> Engine:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    @contextmanager
-    def trace(self, path: str | Path) -> Iterator[None]:
-        """Write a timeline of the requests that begin in the block, for ui.perfetto.dev; see `outrider.decoding.trace`.
-
-            with engine.trace("out.json"):
-                engine.generate("Why is the sky blue?")
-
-        Outside such a block nothing is timed.
-
-        Raises:
-            OptionError: when the file cannot be written, or the engine is being traced already.
-        """
-        if not self._tracing.acquire(blocking=False):
-            raise OptionError(f"{path} gets no trace: this engine is being traced already. End the other trace first.")
-        try:
-            labels = (f"{role}: {where}" for role, where in self.setting.items())
-            models = {role: model.backend for role, model in self.loaded.items()}
-            self._queue.observer = trace = Trace(user_path(path), models, labels)
-            try:
-                yield
-            finally:
-                self._queue.observer = None
-                trace.close()
-        finally:
-            self._tracing.release()
-
-    def measure_costs(self, repeats: int) -> None:
-        """Measure the costs of the models' calls again, and save them. Not while requests run."""
-        self.settle()
-        for model in self.loaded.values():
-            known, measured = model.cost, cost_of(model.part, model.backend, repeats)
-            known.near, known.far, known.change, known.scale = measured.near, measured.far, measured.change, 1.0
-
-    def measure_contention(self, drafter: str) -> Contention:
-        """Measure how much slower calls of the main and a draft model are at the same time, and use it from now on.
-
-        Not while requests run.
-        """
-        self.settle()
-        try:
-            contention = measure_contention(self._main, self.loaded[drafter].backend)
-        finally:
-            self._main.run_in_background(self.overlaps)
-        self._registry.expect(contention)
-        return contention
 
     def prepare(
         self,

@@ -1,44 +1,34 @@
 """Makes requests for the loop from prompts and options."""
 
-from __future__ import annotations
-
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from threading import Event
+from typing import Any, TypeAlias, cast
 
+from outrider.bundle.manifest import TokenizerEntry
+from outrider.config import GenerationConfig
+from outrider.decoding.admission import Admission
 from outrider.decoding.request import Request
+from outrider.drafters import AnswerStore
 from outrider.drafters.controller import ConfidenceThreshold
+from outrider.drafters.drafter_registry import DrafterRegistry
 from outrider.errors import OptionError, RequestError, nearest
 from outrider.inputs.encoder_input import adapt_config, decode_text, read_prompt, rules_of
 from outrider.inputs.text import TextStream
 from outrider.inputs.tools import ToolFormat, keep_markers, source_of_calls
-from outrider.inputs.vision import check_images, has_images
-from outrider.tokens.grammar import Source
+from outrider.inputs.vision import Vision, check_images, has_images
+from outrider.inputs.vision.prompts import PartsTokenizer
+from outrider.models.kv import Fetched, PrefixStore
+from outrider.models.loading import LoadedModel
+from outrider.tokens.grammar import Grammars, Source
 from outrider.tokens.sampling import LogitsSampler
 from outrider.tokens.verifiers import SAMPLING_VERIFIERS, Greedy
-from outrider.types import NO_PROMPT, Noise, Prompt, Sequence
+from outrider.types import NO_PROMPT, Noise, Prompt, Sequence, TextTokenizer, Verifier
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-    from collections.abc import Sequence as Seq
-    from threading import Event
-    from typing import TypeAlias
-
-    from outrider.bundle.manifest import TokenizerEntry
-    from outrider.config import GenerationConfig
-    from outrider.decoding.admission import Admission
-    from outrider.drafters import AnswerStore
-    from outrider.drafters.drafter_registry import DrafterRegistry
-    from outrider.inputs.vision import Vision
-    from outrider.inputs.vision.prompts import PartsTokenizer
-    from outrider.models.kv import Fetched, PrefixStore
-    from outrider.models.loading import LoadedModel
-    from outrider.tokens.grammar import Grammars
-    from outrider.types import TextTokenizer, Verifier
-
-    AnyPrompt: TypeAlias = str | Seq[Mapping[str, Any]] | Seq[int] | Prompt
+AnyPrompt: TypeAlias = str | Seq[Mapping[str, Any]] | Seq[int] | Prompt
 
 
 class Uncompiled(Exception):

@@ -20,10 +20,10 @@ _PRECISION = 0.02  # seconds from one timestamp to the next
 class Transcriber:
     """Transcribes audio with an engine whose model reads it.
 
-        transcriber = Transcriber(encoder, engine.generate, engine.tokenizer.decode, eos_token_ids)
+        transcriber = Transcriber(encoder, encoder.audio, engine.generate, engine.tokenizer.decode, eos_token_ids)
         transcriber.run("talk.wav", language="en", timestamps=True).segments
 
-    generate: answers a prompt. decode: the text of tokens. eos_token_ids: end an answer.
+    audio: the encoder's. generate: answers a prompt. decode: the text of tokens. eos_token_ids: end an answer.
 
     Source: openai/whisper, `transcribe.py`: windows of 30 s, one after the other. With timestamps, the next window
     begins at the last one that was said. Nothing of an earlier window's text is read again, and no window is repeated
@@ -31,15 +31,10 @@ class Transcriber:
     """
 
     encoder: EncoderEntry
+    audio: AudioEntry
     generate: Callable[..., Result]
     decode: Callable[[Seq[int]], str]
     eos_token_ids: Seq[int]
-
-    @property
-    def _audio(self) -> AudioEntry:
-        if self.encoder.audio is None:
-            raise OptionError("This model reads text, not audio. Use engine.generate, or load a Whisper.")
-        return self.encoder.audio
 
     def run(
         self,
@@ -52,7 +47,7 @@ class Transcriber:
         **options: Any,
     ) -> Transcription:
         """The text of audio; see `Engine.transcribe`."""
-        entry = self._audio
+        entry = self.audio
         self._check(language, task)
         samples = read_samples(audio, entry.sampling_rate, sampling_rate)
         size = entry.chunk_seconds * entry.sampling_rate // entry.hop_length  # frames of a window
@@ -90,7 +85,7 @@ class Transcriber:
 
     def _check(self, language: str | None, task: str | None) -> None:
         """Raise OptionError for a language or a task that the model does not know."""
-        entry = self._audio
+        entry = self.audio
         for name, value, known in (("language", language, entry.languages), ("task", task, entry.tasks)):
             if value is None or value in known:
                 continue
@@ -100,7 +95,7 @@ class Transcriber:
 
     def _begin(self, language: str | None, task: str | None, timestamps: bool) -> list[int]:
         """The decoder's first tokens."""
-        entry = self._audio
+        entry = self.audio
         token_ids = [*self.encoder.begin_token_ids]
         if entry.languages and language is not None:
             token_ids.append(entry.languages[language])
@@ -112,7 +107,7 @@ class Transcriber:
         """The likeliest language of a window."""
         prompt = Prompt(self.encoder.begin_token_ids, source=source)
         result = self.generate(prompt, max_new_tokens=1, min_new_tokens=0, temperature=0.0, drafter=None)
-        by_id = {token_id: name for name, token_id in self._audio.languages.items()}
+        by_id = {token_id: name for name, token_id in self.audio.languages.items()}
         return by_id[result.token_ids[0]]
 
     def _cut(self, token_ids: list[int], seconds: float) -> tuple[list[Segment], float]:
@@ -121,7 +116,7 @@ class Transcriber:
         Two timestamps in a row end one segment and begin the next. A text that ends with a single one is complete. If
         the last segment has no end, it is left to the next window, unless it is the only one.
         """
-        first = self._audio.first_timestamp_token_id
+        first = self.audio.first_timestamp_token_id
         if token_ids and token_ids[-1] in self.eos_token_ids:
             token_ids = token_ids[:-1]
         segments = list(self._segments(token_ids, seconds))
@@ -135,7 +130,7 @@ class Transcriber:
         return segments, seconds
 
     def _segments(self, token_ids: list[int], seconds: float) -> Iterator[Segment]:
-        first = self._audio.first_timestamp_token_id
+        first = self.audio.first_timestamp_token_id
         begin, text = 0.0, list[int]()
         for token_id in token_ids:
             if token_id < first:

@@ -6,41 +6,35 @@ import re
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
-from threading import Lock
-from typing import TYPE_CHECKING, Any, Protocol
+from threading import Event, Lock
+from typing import Any, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
-from outrider.bundle.manifest import MODEL_NAMES
+from outrider.bundle.folder import Bundle
+from outrider.bundle.manifest import MODEL_NAMES, VisionEntry
 from outrider.errors import OptionError, RequestError, TooLong
 from outrider.inputs.vision.encoder import VisionEncoder
 from outrider.inputs.vision.images import MEMORY, read_image
 from outrider.inputs.vision.tiles import cut_into_tiles, image_text
-from outrider.types import Prompt, Span
+from outrider.types import ChatTokenizer, CompiledModel, Prompt, Span
 
 _READS_PARTS = re.compile(r"""(\[['"]type['"]\]|\.type)\s*==\s*['"](image|text)['"]""")
 
-if TYPE_CHECKING:
-    from threading import Event
 
-    from numpy.typing import NDArray
+class PartsTokenizer(ChatTokenizer, Protocol):
+    """A tokenizer whose template may be given contents in parts."""
 
-    from outrider.bundle.folder import Bundle
-    from outrider.bundle.manifest import VisionEntry
-    from outrider.types import ChatTokenizer, CompiledModel
-
-    class PartsTokenizer(ChatTokenizer, Protocol):
-        """A tokenizer whose template may be given contents in parts."""
-
-        def render(
-            self,
-            messages: Seq[Mapping[str, Any]],
-            *,
-            tools: Seq[Mapping[str, Any]] = (),
-            answering: bool = True,
-            parts: bool = False,
-        ) -> str:
-            """The text of chat messages. parts: whether their contents may be lists of parts."""
+    def render(
+        self,
+        messages: Seq[Mapping[str, Any]],
+        *,
+        tools: Seq[Mapping[str, Any]] = (),
+        answering: bool = True,
+        parts: bool = False,
+    ) -> str:
+        """The text of chat messages. parts: whether their contents may be lists of parts."""
 
 
 @dataclass(frozen=True, slots=True)
